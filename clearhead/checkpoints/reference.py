@@ -1,6 +1,6 @@
-"""References to models: a text is parsed into a folder and a label; a name on the Hugging Face hub is downloaded.
+"""References to models: parsing of a text into a folder and a label, and download of names on the Hugging Face hub.
 
-Nothing here needs torch, which takes seconds to load.
+This module does not import torch, which takes seconds to load.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from clearhead.base.files import explain_absent, file_inside, names_in, runs_nea
 
 CONFIG = "config.json"
 READ = (".json", ".txt", ".model", ".spm", ".jinja", ".safetensors")
-"""Suffixes of the files that are read from the folder of a Hugging Face checkpoint."""
+"""Suffixes of the files of a Hugging Face checkpoint that clearhead reads."""
 SPEC_FILE = "spec.json"
 ORIGIN = "origin"
-"""Folder of a run or a saved model with the other files of the Hugging Face checkpoint that it came from."""
+"""Folder of a run or a saved model for the other files of the Hugging Face checkpoint that it came from."""
 LONGEST_NAME = 255
 _NAME = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*")
 _FILES = (".json", ".toml", ".safetensors", ".bin")
@@ -30,11 +30,11 @@ _UNWANTED = ("onnx/*", "openvino/*", "original/*", "coreml/*", "flax/*", "tf/*")
 
 @dataclass(frozen=True)
 class ModelReference:
-    """A reference to a trained model: the folder of its files, and a label that chooses a checkpoint.
+    """A reference to a trained model: the folder of its files, and a label that selects a checkpoint.
 
     Attributes:
-        folder: folder of a run, a saved model or a Hugging Face checkpoint.
-        label: label of a checkpoint of a run, such as "last" or "step-100"; None means the default checkpoint.
+        folder: the folder of a run, a saved model or a Hugging Face checkpoint.
+        label: the label of a checkpoint of a run, such as "last" or "step-100". None means the default checkpoint.
     """
 
     folder: Path
@@ -42,7 +42,7 @@ class ModelReference:
 
     @classmethod
     def parse(cls, text: str) -> ModelReference:
-        """Parse `FOLDER` or `FOLDER@LABEL`; an existing folder may have "@" in its name. The hub is not asked."""
+        """Parse `FOLDER` or `FOLDER@LABEL` without asking the hub; an existing folder may have "@" in its name."""
         name, sign, label = text.rpartition("@")
         if not (sign and name) or Path(text).exists():
             return cls(Path(text))
@@ -50,21 +50,21 @@ class ModelReference:
 
     @classmethod
     def locate(cls, text: str) -> ModelReference:
-        """Parse the reference of a user; a name on the hub becomes the folder of its downloaded files.
+        """Parse a user's reference; for a name on the hub, download the files and return their folder.
 
         Args:
-            text: a folder, optionally with a label; if there is no such folder, a name on the hub, optionally with a
+            text: a folder, optionally with a label. If there is no such folder, a name on the hub, optionally with a
                 revision.
 
         Raises:
-            InputError: the text is empty, no file can have such a name, or the download fails.
+            InputError: the text is empty, a name in it is too long, or the download fails.
         """
         if not text:
             raise InputError(
                 "the reference is empty: name a run directory, a checkpoint's folder or a model on the hub"
             )
         if any(len(os.fsencode(name)) > LONGEST_NAME for name in Path(text).parts):
-            raise InputError(f"{text[:60]}... has a name of more than {LONGEST_NAME} bytes, which no file can have")
+            raise InputError(f"{text[:60]}... has a name that is too long: expected at most {LONGEST_NAME} bytes")
         reference = cls.parse(text)
         if not reference.folder.exists() and looks_like_hub_name(text):
             return cls(fetch(text))
@@ -77,7 +77,7 @@ class ModelReference:
             InputError: a file of the checkpoint is a link out of the folder.
         """
         folder = self.folder
-        # A damaged link to a config.json counts, so that the message is about the link.
+        # A broken link config.json counts as well: the message is then about the link.
         if self.label is not None or not os.path.lexists(folder / CONFIG) or (folder / SPEC_FILE).is_file():
             return None
         for path in sorted(folder.iterdir()):
@@ -87,38 +87,41 @@ class ModelReference:
 
 
 def looks_like_hub_name(reference: str) -> bool:
-    """Return whether a reference can be a repository: owner/name, or an old one without an owner; with or without @."""
+    """Return whether a text can name a repository: owner/name or name, with or without @ and a revision."""
     name = reference.partition("@")[0]
     return _NAME.fullmatch(name) is not None and ".." not in name and not name.endswith(_FILES)
 
 
 def repository_of(folder: Path) -> str | None:
-    """Return OWNER/NAME for a folder models--OWNER--NAME/snapshots/COMMIT in the hub's cache, or None."""
+    """Return OWNER/NAME for a folder models--OWNER--NAME/snapshots/COMMIT of the hub's cache, else None."""
     prefix = "models--"
     names = [name.removeprefix(prefix).replace("--", "/") for name in folder.parts if name.startswith(prefix)]
     return names[-1] if names else None
 
 
 def fetch(reference: str, *, with_bin: bool = False) -> Path:
-    """Return the folder of a repository's files, downloaded where they are not in the cache.
+    """Return the folder of a repository's files, after downloading files that the cache lacks.
 
-    Hub, cache, token and offline mode are those of huggingface_hub's environment variables: HF_ENDPOINT, HF_HOME,
-    HF_TOKEN and HF_HUB_OFFLINE.
+    The environment variables of huggingface_hub set the hub, the cache, the token and the offline mode: HF_ENDPOINT,
+    HF_HOME, HF_TOKEN and HF_HUB_OFFLINE.
 
     Args:
         reference: the name of a repository, optionally with @ and a branch, a tag or a commit.
-        with_bin: also download pickled weights, for a conversion that reads them.
+        with_bin: True to download pickled weights as well, for conversion.
 
     Raises:
-        InputError: no such repository or revision, no permission, no network and nothing in the cache, or pickled
-            weights only.
+        InputError: the repository or revision does not exist, access is denied, or the weights are only pickled. Or the
+            hub cannot be reached and the cache lacks the files.
     """
     import huggingface_hub
     from huggingface_hub import errors
 
     name, _, revision = reference.partition("@")
     wanted = [*_WANTED, "*.bin"] if with_bin else list(_WANTED)
-    message_start = f"{reference}: {explain_absent(Path(name), 'folder', [*runs_nearby(), *_list_cached_names()])}; and the Hugging Face hub"
+    message_start = (
+        f"{reference}: {explain_absent(Path(name), 'folder', [*runs_nearby(), *_list_cached_names()])}; "
+        "and the Hugging Face hub"
+    )
     try:
         folder = huggingface_hub.snapshot_download(
             name, revision=revision or None, allow_patterns=wanted, ignore_patterns=list(_UNWANTED)
@@ -140,12 +143,12 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
         is_off = huggingface_hub.constants.HF_HUB_OFFLINE
         obstacle = "is switched off by HF_HUB_OFFLINE" if is_off else "cannot be reached"
         raise InputError(
-            f"{message_start} {obstacle}, and its cache lacks it: {'unset that' if is_off else 'connect'}, or name a run "
-            "directory, a saved model or a checkpoint's folder"
+            f"{message_start} {obstacle}, and its cache lacks it: {'unset that' if is_off else 'connect'}, or name a "
+            "run directory, a saved model or a checkpoint's folder"
         ) from None
     except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:
         raise InputError(f"{message_start} cannot deliver it: {str(error).splitlines()[0]}") from None
-    except Exception as error:  # noqa: BLE001 what the client raises depends on what a server answers
+    except Exception as error:  # noqa: BLE001 the client may raise anything on a foreign answer
         raise InputError(f"{message_start} {describe_strange_answer(error)}") from None
     if not with_bin and not any(Path(folder).glob("*.safetensors")):
         _refuse_bin(name, revision or None, reference)
@@ -153,7 +156,7 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
 
 
 def describe_strange_answer(error: Exception) -> str:
-    """Return the end of a message about an error that the hub's client raises on a foreign answer."""
+    """Return the end of a message about an error that the hub's client raises if a server answers unlike the hub."""
     reason = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
     return f"answers as no hub does ({reason}): check HF_ENDPOINT and the network's proxies"
 
@@ -167,12 +170,12 @@ def _list_cached_names() -> list[str]:
 
 
 def _refuse_bin(name: str, revision: str | None, reference: str) -> None:
-    """Refuse a repository that has pickled weights only, which were not downloaded."""
+    """Refuse a repository whose weights are only pickled; they were not downloaded."""
     import huggingface_hub
 
     try:
         files = huggingface_hub.list_repo_files(name, revision=revision)
-    except Exception:  # noqa: BLE001 as above; the files are there without this question
+    except Exception:  # noqa: BLE001 as above; the download succeeded without this list
         return
     if any(file.endswith(".bin") for file in files):
         raise InputError(

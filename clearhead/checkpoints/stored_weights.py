@@ -1,6 +1,6 @@
-"""Weights of a model, on disk or in memory, read as a few rows at a time.
+"""Weights of a model on disk or in memory, read a few rows at a time.
 
-A vector of n numbers has n rows of one number; a stack of matrices has the rows of all of them.
+A vector of n numbers has n rows of one number. A stack of matrices counts the rows of all matrices.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Rows = Float[Tensor, "rows columns"]
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the numbers of rows and of columns of a weight, as the module's docstring counts them."""
+    """Return the numbers of rows and columns of a weight, as the module docstring defines them."""
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (math.prod(shape), 1)
 
 
 class StoredWeights(ABC):
-    """Weights of a model: the shape of each by its address, and their rows.
+    """Weights of a model: the shape of each weight by address, and access to their rows.
 
     Args:
-        name: reference of the model, for messages.
-        model: spec of the model.
-        shapes: shape of each weight, by address.
+        name: the reference of the model, for messages.
+        model: the spec of the model.
+        shapes: the shape of each weight by address.
     """
 
     def __init__(self, name: str, model: Model, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -50,7 +50,7 @@ class StoredWeights(ABC):
 
     @abstractmethod
     def read_rows(self, address: str, rows: range) -> Rows:
-        """Return some rows of a weight as float32, low-rank matrices merged and int8 dequantized."""
+        """Return some rows of a weight in float32, with low-rank matrices merged and quantized numbers dequantized."""
 
 
 class ModuleWeights(StoredWeights):
@@ -101,8 +101,8 @@ class FileWeights(StoredWeights):
 class CheckpointWeights(StoredWeights):
     """Weights in the files of a Hugging Face checkpoint.
 
-    Where the rule of a weight only moves rows, the rows are read where they are stored. Otherwise the stored tensor is
-    mapped for each block; a rule that copies has its tensors held until the next weight.
+    If the rule of a weight only moves rows, the stored rows are read directly. Otherwise the stored tensor is mapped
+    for each block of rows. Tensors of a rule that copies stay in memory until the next weight is read.
     """
 
     def __init__(self, name: str, checkpoint: OpenCheckpoint) -> None:
@@ -126,13 +126,14 @@ class CheckpointWeights(StoredWeights):
         if numbers is not None:
             return self._gather_rows(self._sources[address].names, numbers[rows.start : rows.stop])
         matrix = self._read_whole(address).reshape(matrix_shape(self.shapes[address]))
-        # A copy, so that the mapping of the whole tensor ends here.
+        # Copy the rows, so that the mapping of the whole tensor ends here.
         return torch.empty(len(rows), matrix.shape[1]).copy_(matrix[rows.start : rows.stop])
 
     def _number_rows(self, address: str) -> Iterator[tuple[str, Tensor | None]]:
-        """Yield the stored row of each row of the weights of one rule, or None where the rule moves columns.
+        """Yield the address of each weight of one rule, and the number of the stored row for each of its rows.
 
-        Rules only move numbers, so a rule that takes the numbers of stored rows returns where its rows come from.
+        Row numbers of None mean that the rule moves columns. Rules only move entries, so applying a rule to the numbers
+        of the stored rows shows the origin of each row.
         """
         source = self._sources.get(address)
         shapes = self._shapes_in_files(() if source is None else source.names)
@@ -158,7 +159,7 @@ class CheckpointWeights(StoredWeights):
         return [file_tensors.files.headers[file_tensors.names[name]].shape for name in names]
 
     def _gather_rows(self, names: Sequence[str], numbers: Tensor) -> Rows:
-        """Read stored rows by their numbers, consecutive ones together."""
+        """Read stored rows by their numbers; consecutive rows are read together."""
         starts = _starts(self._shapes_in_files(names))
         runs = []
         for run in numbers.tensor_split((numbers.diff() != 1).nonzero().flatten() + 1):
@@ -182,7 +183,7 @@ class CheckpointWeights(StoredWeights):
 
 
 def _starts(shapes: Sequence[tuple[int, ...]]) -> list[int]:
-    """Return the number of the first row of each stored tensor; a gap keeps the rows of two tensors apart."""
+    """Return the number of the first row of each stored tensor; a gap in the numbers separates two tensors."""
     return list(accumulate((math.prod(shape[:-1]) + 1 for shape in shapes[:-1]), initial=0))
 
 
@@ -190,10 +191,10 @@ def open_weights(ref: str) -> StoredWeights:
     """Open the weights that a reference names, without loading them.
 
     Args:
-        ref: a run directory, optionally with a label; a saved model; a Hugging Face checkpoint or its name on the hub.
+        ref: a run directory, optionally with a label, a saved model, or a Hugging Face checkpoint or its hub name.
 
     Raises:
-        InputError: no usable model is there; the message says what was expected.
+        InputError: there is no usable model; the message says what was expected.
     """
     reference = ModelReference.locate(ref)
     folder = reference.checkpoint_folder()

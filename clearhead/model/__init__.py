@@ -1,1 +1,1 @@
-"""The model a user holds, and where it is loaded from."""
+"""`Model`: loading, use, saving and training of a model."""

@@ -1,7 +1,7 @@
-"""Calibration of a model in int4: which matrices stay in 8 bits, measured on a text.
+"""Calibration of a model in int4: choice of the matrices that stay in 8 bits, measured on a text.
 
-A matrix loses the more, the larger the error of its outputs is beside the outputs themselves. Its inputs on the text
-weight the error of each column.
+Matrices with a large relative error of their outputs stay in 8 bits. The squared inputs of a matrix on the text weight
+the error of each column.
 
 Legend: N rows, K columns.
 """
@@ -33,25 +33,25 @@ from clearhead.fast.stored import (
 from clearhead.model.facade import Model
 
 MOST_LOSS: Final = 0.01
-"""Calibration ends where int4 adds at most so much to the loss, in nats per label: 1 % of the perplexity."""
+"""Loss in nats per label that int4 may add; calibration stops below it. It is 1 % of the perplexity."""
 _NUM_TRIALS: Final = 4
-"""Steps in which matrices move to 8 bits, up to the share of the weights that may have them."""
+"""Number of steps in which matrices move to 8 bits, up to the largest share of weights in 8 bits."""
 
 Powers = dict[str, Float[Tensor, " columns"]]
-"""The sums of the squared inputs of each column, by the address of a linear layer."""
+"""Sums of squared inputs per column, by the address of a linear layer."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A model in int4 that was calibrated.
+    """Result of a calibration: the model in int4, and its losses.
 
     Args:
-        model: the model, some of whose matrices have 8 bits.
+        model: the model, with some matrices in 8 bits.
         exact_loss: the loss of the original weights on the text, in nats per label.
-        first_loss: the loss with every matrix in 4 bits that can have them.
-        loss: the loss of the model.
-        num_in_8_bits: linear layers that calibration moved to 8 bits.
-        num_matrices: linear layers that could have 4 bits.
+        first_loss: the loss with all matrices in 4 bits that can have 4 bits, in nats per label.
+        loss: the loss of the model, in nats per label.
+        num_in_8_bits: the number of linear layers that calibration moved to 8 bits.
+        num_matrices: the number of linear layers that can have 4 bits.
     """
 
     model: Model
@@ -62,7 +62,7 @@ class Calibration:
     num_matrices: int
 
     def lines(self) -> Iterator[str]:
-        """Yield the result for the terminal."""
+        """Yield the lines of the result for the terminal."""
         yield f"loss on the text: {self.exact_loss:.4f} with the original weights, {self.first_loss:.4f} in int4"
         if self.num_in_8_bits:
             yield f"{self.num_in_8_bits} of {self.num_matrices} matrices stay in 8 bits: loss {self.loss:.4f}"
@@ -71,14 +71,14 @@ class Calibration:
 
 
 def calibrate(model: Model, text: Path) -> Calibration:
-    """Return a model in int4, in which the matrices that lose most on a text stay in 8 bits.
+    """Return a model in int4 in which the matrices with the largest errors on a text stay in 8 bits.
 
     Args:
-        model: a language model with its original weights; it stays as it is.
-        text: a file of texts, as for `clearhead evaluate --text`.
+        model: a language model with its original weights, which do not change.
+        text: a file of texts, same as in `clearhead evaluate --text`.
 
     Raises:
-        InputError: the text cannot be used, the model predicts no text, or it cannot have int4.
+        InputError: the text cannot be used, the model does not predict text, or it cannot be quantized to int4.
     """
     plain = build(model.spec, device="meta")
     formats = choose_int4(plain)
@@ -109,13 +109,13 @@ def _measure_loss(model: Model, text: Path) -> float:
     measures = model.evaluate({"text": str(text)})
     loss = measures.get("loss")
     if not isinstance(loss, float):
-        raise InputError(f"--text needs a model that predicts text, and this model's task is to {model.task.kind}")
+        raise InputError(f"--text needs a model that predicts text; the task of this model is {model.task.kind}")
     return loss
 
 
 @contextmanager
 def _sum_squares(module: nn.Module, addresses: list[str]) -> Iterator[Powers]:
-    """Sum up the squared inputs of linear layers while the model runs."""
+    """Yield sums of the squared inputs of linear layers, which grow while the model runs in the block."""
     powers: Powers = {}
     handles = []
     for address in addresses:
@@ -133,7 +133,7 @@ def _sum_squares(module: nn.Module, addresses: list[str]) -> Iterator[Powers]:
 
 
 def _relative_error(module: nn.Module, address: str, powers: Powers) -> float:
-    """Return the energy of the error of a matrix's outputs in 4 bits, as a share of the energy of the outputs."""
+    """Return the energy of the error that 4 bits make in a matrix's outputs, divided by the energy of the outputs."""
     weight_NK = module.get_submodule(address).weight
     assert isinstance(weight_NK, Tensor)
     weight_NK = weight_NK.detach().float()
@@ -144,7 +144,7 @@ def _relative_error(module: nn.Module, address: str, powers: Powers) -> float:
 
 
 def _count_within(order: list[str], sizes: dict[str, int], budget: float) -> int:
-    """Return how many matrices, in their order, have at most so many weights."""
+    """Return the number of matrices, in their order, that together have at most `budget` weights."""
     count, used = 0, 0
     while count < len(order) and used + sizes[order[count]] <= budget:
         used += sizes[order[count]]
@@ -153,7 +153,7 @@ def _count_within(order: list[str], sizes: dict[str, int], budget: float) -> int
 
 
 def _quantize(model: Model, formats: dict[str, StorageFormat]) -> Model:
-    """Return a copy of a model with matrices in these formats."""
+    """Return a copy of a model with matrices in the given formats."""
     plan = WeightPlan(torch.float32, formats)
     state: dict[str, Tensor] = {}
     for address, tensor in widen_weights(model.module.state_dict()):

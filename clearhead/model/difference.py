@@ -1,4 +1,4 @@
-"""The difference between two models: `clearhead.diff`."""
+"""Difference between two models: `clearhead.diff`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def diff(
     device: str = "auto",
     precision: str = "fp32",
 ) -> Difference:
-    """Return what changed from one model to another: weights, and with texts also heads and predictions.
+    """Return the changes from one model to another: weights, and with texts also heads and predictions.
 
-    Weights are compared where addresses and shapes agree; a grown table is compared on its common rows. Without texts
-    the weights of a reference are read a few rows at a time and no model is loaded.
+    Weights are compared where addresses and shapes agree. A table with more rows is compared on the common rows.
+    Without texts, weights of a reference are read a few rows at a time, and no model is loaded.
 
     Args:
-        a, b: the model before and the model after: a model, or a reference as for `load`.
-        texts: texts that both models read; a decoder after an encoder reads what A writes for the text.
-        device, precision: as for `load`, for the models that read texts.
+        a, b: the model before and the model after, each a `Model` or a reference for `load`.
+        texts: texts that both models read. A decoder after an encoder reads the text that model A generates.
+        device, precision: same as in `load`, for models that read texts.
 
     Raises:
         InputError: a model is missing, no weight can be compared, the models read different tokens, or a text cannot
@@ -58,7 +58,7 @@ def _open(model: ModelOrReference, name: str) -> StoredWeights:
 
 
 def _compare_on_texts(a: Model, b: Model, texts: Sequence[str]) -> TextChanges:
-    """Let both models read the texts; the model with fewer entries makes the tokens, which the other one knows."""
+    """Compare both models on the texts, with the tokens of the smaller vocabulary, which both models know."""
     check_same_inputs(a, b)
     reader = min((a, b), key=lambda model: model.tokenizers.source.vocab_size)
     tell = counter("texts")

@@ -1,4 +1,4 @@
-"""`Model`: a module with its tokenizers, and everything they do together."""
+"""`Model`: a module with its tokenizers, and methods to use, inspect and save them."""
 
 from __future__ import annotations
 
@@ -63,12 +63,14 @@ class Model(Predictions, Saving):
     """A trained model with its tokenizers.
 
     Args:
-        module: the network, in evaluation mode.
-        tokenizers: of source and target; the same for both if they share a vocabulary.
-        task: the task it was trained for.
-        checkpoint: the Hugging Face checkpoint that it came from; None: it was trained here.
-        runner: gives each request the tree that computes it fastest; None: one that multiplies as the weights are.
-        weights_file: of the run or the saved model that it was loaded from, which knows how it was trained; or None.
+        module: the network in evaluation mode.
+        tokenizers: the tokenizers of source and target; the same for both if they share a vocabulary.
+        task: the task that the model was trained for.
+        checkpoint: the Hugging Face checkpoint that the model came from. None means that it was trained with clearhead.
+        runner: the object that chooses the fastest module tree for each request. None means one that multiplies in the
+            precision of the weights.
+        weights_file: the weights file of the run or saved model, which contains facts about the training. None means
+            that the model was not loaded from one.
     """
 
     def __init__(
@@ -93,17 +95,17 @@ class Model(Predictions, Saving):
 
     @property
     def exact(self) -> Model:
-        """The model with products in the precision of its weights: for numbers that depend on no processor."""
+        """Same model with products in the precision of its weights, so results do not depend on the processor."""
         return Model(self.module, self.tokenizers, self.task, self.hf_checkpoint, self.runner.exact, self.weights_file)
 
     @property
     def is_batch_invariant(self) -> bool:
-        """Whether a result depends, to the last bit, on its own request alone: not on what shares its batch."""
+        """True if a result is the same, bit for bit, whatever other requests are in its batch."""
         return self.runner.is_batch_invariant
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """The special tokens of the model's input and output.
+        """Special tokens of the model's input and output.
 
         Raises:
             InputError: the model has several languages.
@@ -112,7 +114,7 @@ class Model(Predictions, Saving):
 
     @property
     def spec(self) -> ModelSpec:
-        """The specification of the module."""
+        """Spec of the module."""
         return self.module.spec
 
     @overload
@@ -123,19 +125,21 @@ class Model(Predictions, Saving):
     def translate(self, texts: Iterator[str], **options: Unpack[TranslateKwargs]) -> Iterator[str]: ...
 
     def translate(self, texts: object, **options: Unpack[TranslateKwargs]) -> str | list[str] | Iterator[str]:
-        """Return the best translation of a text, or of each of several texts; an empty text gives an empty one.
+        """Return the best translation of a text, or of each of several texts; an empty text gives an empty translation.
+
+        The settings of the checkpoint are the defaults of beam size (else 5) and length penalty (else 1).
 
         Args:
-            texts: one sentence, or a list of them; or an iterator, which gives an iterator of translations: the first
-                are there after a few texts. Long texts are truncated.
-            options: `beam_size`: unfinished hypotheses kept for each sentence; 1 is greedy. `length_penalty`: exponent
-                alpha in score = log-probability / length ** alpha. `max_length`: longest translation in tokens with the
-                end token; by default it follows the source. `batch_size`: most sentences decoded together; by default
-                a token budget decides. `from_language`, `to_language`: codes, for a multilingual checkpoint. The
-                checkpoint's own settings are the defaults of beam size (else 5) and length penalty (else 1).
+            texts: one sentence, a list of sentences, or an iterator. An iterator gives an iterator of translations,
+                which begins after a few texts. Long texts are truncated.
+            options: `beam_size`: the number of unfinished hypotheses per sentence; 1 is greedy. `length_penalty`: the
+                exponent alpha in score = log-probability / length ** alpha. `max_length`: the longest translation in
+                tokens, with the end token; the default follows the source. `batch_size`: the maximum number of
+                sentences that are decoded together; the default is a token budget. `from_language`, `to_language`:
+                language codes for a multilingual checkpoint.
 
         Raises:
-            InputError: options out of range, or a language that is missing, not known or not wanted.
+            InputError: an option is out of range, or a language is missing, not known or without effect.
         """
         translator, search_options = self._prepare_translation(options, 1)
         translate = partial(translator.translate_best, options=search_options)
@@ -157,17 +161,18 @@ class Model(Predictions, Saving):
     def translate_n_best(
         self, texts: object, *, n: int = 5, alignments: Alignments = False, **options: Unpack[TranslateKwargs]
     ) -> list[Hypothesis] | list[list[Hypothesis]] | Iterator[list[Hypothesis]]:
-        """Return the n best translations of a text, or of each of several, best first, with their scores.
+        """Return the n best translations of a text, or of each of several texts, best first, with their scores.
 
         Args:
-            texts: as for `translate`.
-            n: hypotheses for each text.
-            alignments: whether each has the `alignment` of its words to those of the text: by the heads that align best
-                in the first texts of this call, see `WordAligner`, or by those named here, as (layer, head).
-            options: as for `translate`; `beam_size` is at least n, and by default n, but not below that of `translate`.
+            texts: same as in `translate`.
+            n: the number of hypotheses for each text.
+            alignments: True to add the `alignment` of words in translation and text, or the heads to use, as
+                (layer, head). True uses the heads that align best in the first texts of this call: see `WordAligner`.
+            options: same as in `translate`. `beam_size` is at least n; its default is n or that of `translate`,
+                whichever is larger.
 
         Raises:
-            InputError: as for `translate`, or the attention to the source has no such head.
+            InputError: same cases as in `translate`, or the attention to the source has no such head.
         """
         languages = options.get("from_language"), options.get("to_language")
         aligner = None if alignments is False else self.word_aligner(alignments, *languages)
@@ -191,22 +196,23 @@ class Model(Predictions, Saving):
     def generate(
         self, prompt: object, *, chat: bool = False, schema: Schema | None = None, **options: Unpack[GenerateKwargs]
     ) -> list[Generation] | list[list[Generation]] | Iterator[list[Generation]]:
-        """Continue a text; a list of texts gives one list for each, and an iterator an iterator of them.
+        """Generate continuations of a prompt; a list or an iterator of prompts gives one list of them for each prompt.
 
         Args:
-            prompt: one text, or a list of them; an empty one starts a text.
-            chat: the prompt is a message, which the checkpoint's chat template formats.
-            schema: a JSON schema, or its file: a text that ended ("end") is JSON under it; "length": the start of one.
-            options: those of `GenerateOptions`, by name; its docstring says which method follows from them. The
-                checkpoint's own settings are the defaults; where they do not say how, text is sampled: see
-                `GenerateOptions.usual`. temperature=0 is greedy; a `seed` gives the same text again.
+            prompt: one text, or a list of texts. An empty prompt starts a new text.
+            chat: True if the prompt is a message, which the checkpoint's chat template formats.
+            schema: a JSON schema, or the path of its file. A text with the stop reason "end" is JSON under the schema;
+                "length" means an incomplete JSON text. None means no schema.
+            options: the options of `GenerateOptions` by name, which choose the decoding method. The settings of the
+                checkpoint are the defaults. If they choose no method, text is sampled: see `GenerateOptions.usual`.
+                temperature=0 is greedy. The same `seed` gives the same text.
 
         Returns:
             The generated sequences, without the prompt.
 
         Raises:
-            InputError: options out of range or without effect, or a prompt or a schema that the model cannot follow.
-            RunFailure: the model's output is not a number, or the options ban every token.
+            InputError: an option is out of range or has no effect, or the model cannot follow the prompt or the schema.
+            RunFailure: the model's output is NaN, or the options ban every token.
         """
         chosen = drop_unset_options(options, GenerateKwargs)
         writer = make_writer(self, self.runner.tree(), chosen, chat=chat)
@@ -217,44 +223,44 @@ class Model(Predictions, Saving):
     def stream(
         self, prompt: str, *, chat: bool = False, schema: Schema | None = None, **options: Unpack[StreamKwargs]
     ) -> Iterator[str]:
-        """Continue a text and yield its parts as soon as they are final; together they are the text.
+        """Generate a continuation of a prompt, and yield each piece of text once it is final.
 
         Args:
             prompt: one text.
-            chat, schema, options: as for `generate`, without the options of several sequences and of beam search.
+            chat, schema, options: same as in `generate`, without options for several sequences and beam search.
 
         Raises:
-            InputError: as for `generate`.
-            RunFailure: as for `generate`.
+            InputError: same cases as in `generate`.
+            RunFailure: same cases as in `generate`.
         """
         chosen = drop_unset_options(options, StreamKwargs)
         writer = make_writer(self, self.runner.tree(), chosen, chat=chat)
         return writer.stream(prompt, self._resolve_options(GenerateOptions, chosen), schema)
 
     def generate_options(self, **options: Unpack[GenerateKwargs]) -> GenerateOptions:
-        """Return all options of a call of `generate`: those given, the checkpoint's settings, and the defaults.
+        """Return all options of a call of `generate`: from the arguments, else the checkpoint, else the defaults.
 
         Args:
-            options: as for `generate`; without a seed, sampling has a new one.
+            options: same as in `generate`. Without a seed, sampling gets a new one.
 
         Raises:
-            InputError: options out of range or without effect.
+            InputError: an option is out of range or has no effect.
         """
         return self._resolve_options(GenerateOptions, drop_unset_options(options, GenerateKwargs))
 
     def search_options(self, **options: Any) -> SearchOptions:
-        """Return all options of a search for translations: those given, the checkpoint's settings, and the defaults.
+        """Return all options of a search for translations: from the arguments, else the checkpoint, else the defaults.
 
         Args:
-            options: those of `SearchOptions`, by name.
+            options: the options of `SearchOptions` by name.
 
         Raises:
-            InputError: options out of range or in conflict.
+            InputError: an option is out of range, or options contradict each other.
         """
         return self._resolve_options(SearchOptions, options)
 
     def _resolve_options(self, kind: type[OptionsT], options: Mapping[str, Any]) -> OptionsT:
-        """Return all options of a call; the checkpoint's settings are the defaults."""
+        """Return all options of a call, with the checkpoint's settings as defaults."""
         if self.hf_checkpoint is None:
             return resolve_options(kind, options, {})
         has_encoder, config = self.module.encoder is not None, self.hf_checkpoint.generation_config
@@ -266,18 +272,18 @@ class Model(Predictions, Saving):
         if self.hf_checkpoint is not None:
             return self.hf_checkpoint.language_settings(source, target)
         if source is not None or target is not None:
-            raise InputError("the model was trained here on one pair of languages: leave the languages out")
+            raise InputError("the model was trained with clearhead on one pair of languages: leave the languages out")
         special_tokens = self.tokenizers.source.special_tokens
         return special_tokens.with_target(self.tokenizers.target.special_tokens.for_target), None
 
     def word_aligner(
         self, heads: Alignments = True, from_language: str | None = None, to_language: str | None = None
     ) -> WordAligner:
-        """Return an aligner of the words of translations and of their texts, for several calls.
+        """Return an object that aligns the words of translations with those of their sources, for several calls.
 
         Args:
-            heads: those named, as (layer, head); True: those that align best in the first translations.
-            from_language, to_language: as for `translate`.
+            heads: the heads to use, as (layer, head). True means the heads that align best in the first translations.
+            from_language, to_language: same as in `translate`.
 
         Raises:
             InputError: the model does not translate, or the attention to the source has no such head.
@@ -289,7 +295,7 @@ class Model(Predictions, Saving):
     def for_task(self, task: str) -> tuple[Model, str]:
         """Return the model with its checkpoint's settings for a listed task, and the prefix of that task's prompts."""
         if self.hf_checkpoint is None:
-            raise InputError("the model was trained here and lists no tasks: leave the task out")
+            raise InputError("the model was trained with clearhead and lists no tasks: leave the task out")
         hf_checkpoint, prefix = self.hf_checkpoint.for_task(task, self.module)
         return Model(self.module, self.tokenizers, self.task, hf_checkpoint, self.runner, self.weights_file), prefix
 
@@ -297,13 +303,13 @@ class Model(Predictions, Saving):
         """Return the model with fixed source and target languages.
 
         Args:
-            from_language, to_language: codes; None: the one that the checkpoint's files name.
+            from_language, to_language: the language codes. None means the language that the checkpoint's files name.
 
         Raises:
-            InputError: a language that is missing, not known or not wanted.
+            InputError: a language is missing, not known or without effect.
         """
         if self.hf_checkpoint is None:
-            raise InputError("the model was trained here on one pair of languages: leave the languages out")
+            raise InputError("the model was trained with clearhead on one pair of languages: leave the languages out")
         hf_checkpoint = self.hf_checkpoint.for_languages(from_language, to_language)
         pair = hf_checkpoint.tokenizers.pair
         return Model(self.module, pair, self.task, hf_checkpoint, self.runner, self.weights_file)
@@ -328,14 +334,14 @@ class Model(Predictions, Saving):
         """Return the log-probability of each target given its source, with the score that search reports.
 
         Args:
-            source: one text, or a list of them.
-            target: as many; None: a decoder-only model scores the sources themselves.
-            length_penalty: exponent alpha of the score.
-            batch_size: most texts, or pairs, of a batch; None: a token budget decides.
+            source: one text, or a list of texts.
+            target: one target per source. None means that a decoder-only model scores the sources.
+            length_penalty: the exponent alpha of the length in the score.
+            batch_size: the maximum number of texts or pairs in a batch. None means a token budget.
 
         Raises:
-            InputError: the counts differ, a target is missing or not wanted, or a text is longer than the model's
-                positions.
+            InputError: the numbers of sources and targets differ, a target is missing or without effect, or a text is
+                longer than the model's positions.
         """
         source, target = (list(texts) if isinstance(texts, Iterator) else texts for texts in (source, target))
         tree = self.runner.exact.tree()
@@ -354,15 +360,16 @@ class Model(Predictions, Saving):
         data: Mapping[str, Any] | Sequence[Any],
         **options: Unpack[EvaluateKwargs],
     ) -> Measures:
-        """Return the numbers that `clearhead evaluate` gives for data with known answers, by name.
+        """Return the metrics that `clearhead evaluate` computes on data with known answers, by name.
 
         Args:
-            data: the entry of a run file's [data], such as {"source": "test.de", "target": "test.en"}; or a list of
-                examples: (source, target) for translate and embed; a text for generate, fill and denoise;
-                (text, label) or (text, second text, label) for classify; (words, tags) for tag; (question, context,
-                answer, start) for answer, both None where the context holds none.
-            options: those of `EvaluateOptions`, by name; `from_language`, `to_language`: codes, for a multilingual
-                checkpoint.
+            data: an entry of a run file's [data], such as {"source": "test.de", "target": "test.en"}, or a list of
+                examples. Examples are (source, target) for translate and embed. They are texts for generate, fill and
+                denoise, (text, label) or (text, second text, label) for classify, and (words, tags) for tag. For
+                answer they are (question, context, answer, start), with None for answer and start if the context has
+                no answer.
+            options: the options of `EvaluateOptions` by name. `from_language`, `to_language`: language codes for a
+                multilingual checkpoint.
 
         Raises:
             InputError: the data cannot be used, or an option is out of range or has no effect on this task.
@@ -381,20 +388,21 @@ class Model(Predictions, Saving):
         precision: str = "fp32",
         **options: Unpack[ReadKwargs],
     ) -> AttentionMaps:
-        """Return what every head attends to while the model reads a text.
+        """Return the attention weights of every head while the model reads a text.
 
-        The text is read as for the model's predictions: with its special tokens, blanks as mask tokens, a prompt as for
-        `generate`. Two stacks read text and target together, as in training.
+        The model reads the text in the same form as for predictions. Special tokens are added, blanks become mask
+        tokens, and a prompt is formatted as in `generate`. Encoder and decoder read text and target together, as in
+        training.
 
         Args:
-            text: one text, or a pair where the model reads pairs.
-            target: what the decoder of a two-stack model reads; None: what the model generates from the text.
-            generate: most new tokens that are generated; for a decoder-only model 0 generates nothing, for two stacks 0
-                is the limit of `translate`.
-            precision: of the run: fp32, so that its numbers do not depend on the machine, bf16, or auto for that of the
-                loaded weights.
-            options: `beam_size`: of the generation; 1 is greedy. `chat`: the text is a message, which the checkpoint's
-                chat template formats. `from_language`, `to_language`: codes, for a multilingual checkpoint.
+            text: one text, or a pair of texts if the model reads pairs.
+            target: the text that the decoder of an encoder-decoder reads. None means the text that the model generates.
+            generate: the maximum number of new tokens. For a decoder-only model 0 generates nothing; for an
+                encoder-decoder 0 means the limit of `translate`.
+            precision: fp32, so that results do not depend on the machine; bf16; or auto for that of the loaded weights.
+            options: `beam_size`: the beam size of the generation; 1 is greedy. `chat`: True if the text is a message,
+                which the checkpoint's chat template formats. `from_language`, `to_language`: language codes for a
+                multilingual checkpoint.
 
         Raises:
             InputError: the text is empty or longer than the model's positions, or an argument is out of range or has no
@@ -414,23 +422,24 @@ class Model(Predictions, Saving):
         notify: Notify | None = None,
         **options: Unpack[ReadKwargs],
     ) -> list[HeadStatistics]:
-        """Return what each head does over many texts, with the spread over them: see `HeadStatistics`.
+        """Return statistics of each head over many texts, with their spread: see `HeadStatistics`.
 
         Args:
-            texts: at least one; read one by one, as by `attention`.
-            targets: as many, for two stacks; None: what the model generates.
-            precision, options: as for `attention`.
-            seed: of the random tokens on which induction and duplicate tokens are scored.
-            notify: called with the numbers of texts that are done, and of all.
+            texts: at least one text; each is read alone, as in `attention`.
+            targets: one target per text for an encoder-decoder. None means the texts that the model generates.
+            precision, options: same as in `attention`.
+            seed: the seed of the random tokens on which induction and duplicate tokens are scored.
+            notify: the function that gets the number of finished texts and of all texts. None means a progress line.
 
         Raises:
-            InputError: there is no text, the counts differ, or a text cannot be read; its number is named.
+            InputError: there is no text, the numbers of texts and targets differ, or a text cannot be read; its number
+                is named.
         """
         every: Sequence[str | tuple[str, str]] = [texts] if isinstance(texts, str) else texts
         if not every:
             raise InputError("there is no text; expected at least one")
         if targets is not None and (isinstance(targets, str) or len(targets) != len(every)):
-            raise InputError(f"expected as many targets as texts, {len(every)}, in a list: give one for each text")
+            raise InputError(f"`targets` must be a list with as many targets as texts, {len(every)}")
         module, chosen = in_precision(self.module, precision), drop_unset_options(options, ReadKwargs)
         tree, tell = Runner(module).tree(), counter("texts", notify)
 
@@ -449,18 +458,18 @@ class Model(Predictions, Saving):
         return capture(self.module, patterns)
 
     def edit(self, edits: Mapping[str, Edit]) -> AbstractContextManager[None]:
-        """Put something else in the place of activations while a `with` block is open: see `clearhead.edit`."""
+        """Replace activations while a `with` block is open: see `clearhead.edit`."""
         return edit(self.module, edits)
 
     def with_module(
         self, module: Transformer, *, tokenizers: TokenizerPair | None = None, task: TaskRecord | None = None
     ) -> Model:
-        """Return the model with another module, and the settings of its checkpoint.
+        """Return the model with another module, and with the settings of its checkpoint.
 
         Args:
-            module: the module.
-            tokenizers: of the module; None: the same.
-            task: of the module; None: the same.
+            module: the new module.
+            tokenizers: the tokenizers of the new module. None means those of the model.
+            task: the task of the new module. None means that of the model.
         """
         record = self.task if task is None else task
         hf_checkpoint = (
@@ -471,12 +480,12 @@ class Model(Predictions, Saving):
     def read(
         self, text: str | tuple[str, str], target: str | None = None, generate: int = 0, **options: Unpack[ReadKwargs]
     ) -> MapInputs:
-        """Return what the stacks of the model read for a text; the arguments are those of `attention`."""
+        """Return the inputs of the model's stacks for a text; the arguments are those of `attention`."""
         read_options = ReadOptions(target=target, generate=generate, **drop_unset_options(options, ReadKwargs))
         return self._read(Runner(self.module).tree(), text, read_options)
 
     def _read(self, module: Transformer, text: str | tuple[str, str], read_options: ReadOptions) -> MapInputs:
-        """Return what the stacks of a module with this model's architecture read for a text."""
+        """Return the inputs of a module's stacks for a text; the module has the architecture of this model."""
         check_read_options(module, self.task, text, read_options)
         if not predicts_text(module, self.task) or not isinstance(text, str):
             return read_input(module, self.tokenizer, self.task, text)
@@ -495,7 +504,7 @@ class Model(Predictions, Saving):
         return read_translation(translator, text, target)
 
     def _prepare_translation(self, options: TranslateKwargs, n: int) -> tuple[Decoder, SearchOptions]:
-        """Return the decoder between the languages of a call, and its search options for n translations."""
+        """Return the `Decoder` for the languages of a call, and the search options for n translations."""
         chosen = drop_unset_options(options, TranslateKwargs)
         languages = chosen.pop("from_language", None), chosen.pop("to_language", None)
         translator = make_translator(self, self.runner.tree(), *languages)
@@ -505,35 +514,35 @@ class Model(Predictions, Saving):
 def make_translator(
     model: Model, module: Transformer, from_language: str | None = None, to_language: str | None = None
 ) -> Decoder:
-    """Return the decoder that translates between two languages.
+    """Return the `Decoder` that translates between two languages.
 
     Args:
         model: the model.
         module: the module that runs, with the architecture of the model.
-        from_language, to_language: as for `Model.translate`.
+        from_language, to_language: same as in `Model.translate`.
 
     Raises:
-        InputError: a language that is missing, not known or not wanted.
+        InputError: a language is missing, not known or without effect.
     """
     special_tokens, config = model.languages(from_language, to_language)
     return Decoder(module, model.tokenizers, special_tokens, config, model.task.max_length)
 
 
 def make_writer(model: Model, module: Transformer, options: Collection[str], *, chat: bool = False) -> Decoder:
-    """Return the decoder that continues prompts.
+    """Return the `Decoder` that continues prompts.
 
     Args:
         model: the model.
         module: the module that runs, with the architecture of the model.
-        options: names of the options of a call; its lengths replace those of the checkpoint.
-        chat: whether a prompt is a message, which the checkpoint's chat template formats.
+        options: the names of the options of a call; its lengths replace those of the checkpoint.
+        chat: True if a prompt is a message, which the checkpoint's chat template formats.
 
     Raises:
         InputError: there is no chat template.
     """
     checkpoint = model.hf_checkpoint
     if chat and checkpoint is None:
-        raise InputError("the model was trained here and has no chat template: leave chat out")
+        raise InputError("the model was trained with clearhead and has no chat template: leave chat out")
     return Decoder(
         module,
         model.tokenizers,

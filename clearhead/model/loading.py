@@ -59,20 +59,21 @@ def load(
 ) -> Model:
     """Load a trained model.
 
+    With precision "auto", weights are bf16 on a GPU that supports it. On a CPU, they keep the 16 bits of a checkpoint
+    that has 16 bits, and are fp32 otherwise. Predictions and generated text multiply in bf16 if the weights have 16
+    bits or if bf16 is faster. Scores, metrics and attention are computed in fp32. A model that was saved in int8 or
+    int4 stays quantized.
+
     Args:
-        ref: a run directory, optionally with @best, @last, @averaged or @step-N; a folder that `save` wrote, or one in
-            the layout of the Hugging Face hub; or, where there is no such folder, a name on the hub, optionally with
-            @revision.
+        ref: a run directory, optionally with @best, @last, @averaged or @step-N; a folder that `save` wrote; or a
+            Hugging Face checkpoint. If there is no such folder, a name on the hub, optionally with @revision.
         device: auto, cpu, cuda, cuda:N or mps.
-        precision: fp32, bf16, or for a CPU int8 or int4: weights in 8 bits, or most of them in 4. auto: bf16 on a GPU
-            that has it; on a CPU the 16 bits of a checkpoint that has them, and otherwise fp32. Predictions and
-            generated text then multiply in bf16 if the weights have 16 bits or that is faster; scores, measures and
-            attention are computed in fp32. A model that was saved in int8 or int4 stays so.
-        parts: files of your own with the parts that the model needs; None: they are imported already, or installed.
+        precision: auto, fp32, bf16, or on a CPU int8 or int4: weights in 8 bits, or most of them in 4 bits.
+        parts: the files with custom modules that the model needs. None means that they are imported or installed.
 
     Raises:
-        InputError: no usable model is there, its weights are not numbers, or a part that it needs is not there or from
-            a file that has changed; the message says what was expected.
+        InputError: there is no usable model, or its weights are NaN or infinite. Or a custom module that it needs is
+            missing or comes from a changed file. The message says what was expected.
     """
     if parts is not None:
         load_parts(parts)
@@ -87,35 +88,35 @@ def load(
 
 
 def load_exact(ref: str | Path, *, device: str = "auto", precision: str = "fp32") -> Model:
-    """Load a model whose module computes in fp32, from weights in the form of their files.
+    """Load a model that computes in fp32 while its weights keep the form of their files.
 
-    One matrix at a time is widened, so the model takes no more memory than its files.
+    The model converts one matrix at a time to fp32, so it takes no more memory than its files.
 
     Args:
-        ref, device: as for `load`.
-        precision: as for `load`. Another precision than fp32, and a GPU, have weights in that precision.
+        ref, device: same as in `load`.
+        precision: same as in `load`. With a precision other than fp32, or on a GPU, weights have this precision.
 
     Raises:
-        InputError: as for `load`.
+        InputError: same cases as in `load`.
     """
     if precision != "fp32" or choose_device(device).type != "cpu":
         return load(ref, device=device, precision=precision)
     model = load(ref, device="cpu")
     if is_quantized(model.module):
-        # Kernels round the inputs of quantized matrices.
+        # Kernels for quantized matrices round their inputs.
         model.module = replica_in_dtype(model.module, torch.float32)
     model.runner = Runner(model.module)
     return model
 
 
 def load_unchecked(ref: str | Path, *, device: str = "auto") -> Model:
-    """Load a model that computes in fp32, whether its weights are numbers and fit its tokenizer or not.
+    """Load a model that computes in fp32 without checking for NaN or for a tokenizer with too many entries.
 
     Args:
-        ref, device: as for `load`. On a CPU the weights keep the form of their files.
+        ref, device: same as in `load`. On a CPU, weights keep the form of their files.
 
     Raises:
-        InputError: no model is there, or the device is none of this machine.
+        InputError: there is no model, or this machine does not have the device.
     """
     return _load(ref, device, "auto" if choose_device(device).type == "cpu" else "fp32", check_rows=False)
 
@@ -124,10 +125,10 @@ def load_as_stored(ref: str | Path) -> Model:
     """Load a model for conversion: every weight in the dtype of its file, on the CPU.
 
     Args:
-        ref: as for `load`.
+        ref: same as in `load`.
 
     Raises:
-        InputError: as for `load`.
+        InputError: same cases as in `load`.
     """
     folder = ModelReference.locate(str(ref)).checkpoint_folder()
     if folder is None:
@@ -142,7 +143,7 @@ def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = Tr
     form = _choose_form(precision, torch_device)
     reason = ""
     if needs_check(torch_device):
-        from clearhead.fast.device_check import find_eager_reason  # not needed on most machines
+        from clearhead.fast.device_check import find_eager_reason  # most machines do not need it
 
         reason = find_eager_reason(torch_device, choose_precision(precision, torch_device))
     reference = ModelReference.locate(str(ref))
@@ -159,14 +160,14 @@ def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = Tr
 
 
 def _choose_form(precision: str, device: torch.device) -> WeightForm:
-    """Return the form of the weights of a precision.
+    """Return the form of weights for a precision.
 
     Raises:
         InputError: the device cannot use weights in this form.
     """
     if precision in ("int8", "int4"):
         if device.type != "cpu":
-            raise InputError(f"precision {precision} is for a CPU, and the device is {device.type}; use bf16")
+            raise InputError(f"precision {precision} needs a CPU, got the device {device.type}; use bf16")
         choose = choose_int4 if precision == "int4" else partial(require_formats, kind=INT8)
         return WeightForm(choose=lambda module, _: choose(module))
     if precision == "auto" and device.type == "cpu":
@@ -196,10 +197,10 @@ def load_saved(
 
     Args:
         reference: a run directory, optionally with the label of a checkpoint, or the folder of a saved model.
-        form: the form in which the module holds weights; None means fp32.
-        device: device of the module.
-        keep_quantized: the formats in which weights that were saved quantized stay; others are widened.
-        check_rows: whether a tokenizer with more entries than the model has rows is refused.
+        form: the form in which the module holds its weights. None means fp32.
+        device: the device of the module.
+        keep_quantized: the formats of quantized weights that stay quantized; other formats are dequantized.
+        check_rows: True to refuse a tokenizer with more entries than the model has rows.
 
     Raises:
         InputError: the folder holds no usable model; the message says what was expected.
@@ -209,7 +210,7 @@ def load_saved(
         tensors = load_merged(weights)
         module = load_module_from(spec, tensors, source=str(weights), form=form, keep_quantized=keep_quantized)
         if form is not None and form.dtype != torch.float32:
-            module.to(form.dtype)  # computed buffers of custom modules
+            module.to(form.dtype)  # converts computed buffers of custom modules
         return module.to(device)
 
     return read_saved(reference, fill, check_rows=check_rows)
@@ -222,7 +223,7 @@ def read_saved(
 
     Args:
         reference: same as in `load_saved`.
-        fill: returns the module of a spec with the weights of a file.
+        fill: the function that returns the module of a spec with the weights of a file.
         check_rows: same as in `load_saved`.
 
     Raises:
@@ -234,7 +235,9 @@ def read_saved(
         folder, weights = files.folder, files.weights
         task = read_task(folder)
         if find_task(task.kind).learns_head and weights.parent.name == "step-0":
-            raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
+            raise InputError(
+                f"{weights.parent} is the start of a run, whose head is untrained; use a later checkpoint, or train on"
+            )
         spec = ModelSpec.from_file(folder / SPEC_FILE)
         _refuse_other_task(spec, task, folder)
         try_parts(spec)
@@ -246,14 +249,19 @@ def read_saved(
         hf_checkpoint = None if origin is None else HFCheckpoint.from_origin(origin, module, task, tokenizers)
         return Model(module.eval(), tokenizers, task, hf_checkpoint, weights_file=weights)
 
-    # A run in training deletes old checkpoints, perhaps this one.
+    # A run in training deletes old checkpoints, so this one may be gone.
     return retry_while_checkpoints_change(reference.folder, read)
 
 
 def _refuse_other_task(model: ModelSpec, task: TaskRecord, folder: Path) -> None:
-    """Refuse a record whose task does not fit the outputs of the model."""
+    """Refuse a task record that does not fit the outputs of the model."""
     outputs = model.num_outputs
     if find_task(task.kind).outputs != "vector" and outputs is None:
-        raise InputError(f"{folder / SPEC_FILE} has no outputs, but the task is to {task.kind}; restore both files")
+        raise InputError(
+            f"{folder / SPEC_FILE} has no outputs, but the task {task.kind} needs them; restore spec.json and task.json"
+        )
     if find_task(task.kind).has_labels and outputs != max(1, len(task.labels)):
-        raise InputError(f"{folder / TASK_FILE} has {len(task.labels)} labels, but the model has {outputs} outputs")
+        raise InputError(
+            f"{folder / TASK_FILE} has {len(task.labels)} labels, but the model has {outputs} outputs; "
+            "restore spec.json and task.json"
+        )

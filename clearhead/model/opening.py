@@ -1,4 +1,4 @@
-"""Models of which only the headers are read: for inspection, and for conversion tensor by tensor."""
+"""Models without their weights, from the headers of files: for inspection, and for conversion tensor by tensor."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model without its weights, and its files, from which they are read one at a time.
+    """A model without its weights, and its files, from which weights are read one at a time.
 
     Args:
-        model: the model; its module is on the meta device.
-        dtypes: the dtypes of the files, by the addresses of weights.
-        read: yields the weights by address, each in a mapping of its own; quantized ones are widened to fp32.
-        saved: the tensors of a model that was saved quantized, as its file has them; None if it was not.
-        is_mapped: whether a load leaves weights that need no conversion in their mapped files.
+        model: the model, with its module on the meta device.
+        dtypes: the dtypes in the files, by the addresses of weights.
+        read: the function that yields weights by address, each in a separate mapping; quantized weights become fp32.
+        saved: the tensors in the file of a quantized model. None means that the model is not quantized.
+        is_mapped: True if loading leaves weights that need no conversion in their mapped files.
     """
 
     model: Model
@@ -49,7 +49,7 @@ def open_model(reference: ModelReference) -> OpenModel:
         reference: a run, a saved model, or a Hugging Face checkpoint.
 
     Raises:
-        InputError: as for `load`.
+        InputError: same cases as in `load`.
     """
     folder = reference.checkpoint_folder()
     if folder is None:
@@ -82,12 +82,12 @@ def _open_saved(reference: ModelReference) -> OpenModel:
 
 
 def change_form(opened: OpenModel, form: WeightForm, name: str) -> tuple[Model, Callable[[], Stream]]:
-    """Return a model without weights in another form, and a function that starts to read its weights in that form.
+    """Return a model for weights in another form, and a function that yields the weights in this form.
 
     Args:
-        opened: the model.
-        form: the form of the weights. A model that was saved quantized in this form keeps the entries of its file.
-        name: the name of the model, for messages about weights that are no numbers.
+        opened: the model without its weights.
+        form: the new form of the weights. If the file is quantized in this form, its tensors are used unchanged.
+        name: the name of the model, for messages about NaN and infinite weights.
 
     Raises:
         InputError: the model has no matrix for the form.
@@ -109,7 +109,7 @@ def change_form(opened: OpenModel, form: WeightForm, name: str) -> tuple[Model, 
 
 
 def lossless_form(opened: OpenModel) -> WeightForm:
-    """Return the form with one dtype that represents all weights of the files; fp32 for a quantized model."""
+    """Return the form with the narrowest dtype that represents all weights of the files; fp32 for a quantized model."""
     dtypes = {torch.float32} if opened.saved is not None else set(opened.dtypes.values())
     return WeightForm(functools.reduce(torch.promote_types, sorted(dtypes, key=str)))
 
@@ -117,17 +117,17 @@ def lossless_form(opened: OpenModel) -> WeightForm:
 def outline_load(
     model: ModelSpec, dtypes: Mapping[str, torch.dtype], formats: Mapping[str, StorageFormat]
 ) -> Transformer:
-    """Return the module that a load on the CPU makes, with weights in memory that is never touched.
+    """Return the module that loading on the CPU would return, with weights in memory that is never read or written.
 
-    The module shows how its parts would run; it cannot compute.
+    The module shows which kernels would run; it cannot compute.
 
     Args:
         model: the spec of the model.
-        dtypes: the dtypes of the files, by the addresses of weights.
+        dtypes: the dtypes in the files, by the addresses of weights.
         formats: the formats of matrices that are quantized in the files, by the addresses of their modules.
     """
     module = build(model, device="meta")
-    # Kernels read both kinds of 16 bits alike.
+    # Kernels read bf16 and fp16 in the same way.
     store(module, formats or dict.fromkeys(keep_16_bits(module, dtypes), BF16))
     memory = torch.empty(max(weight.nbytes for weight in (*module.parameters(), *module.buffers())), dtype=torch.uint8)
 

@@ -1,4 +1,4 @@
-"""What models with an encoder predict: masked words, labels, tags, vectors and answers."""
+"""Predictions of models: masked words, labels, tags, vectors and answers."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from clearhead.text.tokenizer import Tokenizer
 
 @check_types
 class Predictions:
-    """The predictions of a `Model`.
+    """Methods of `Model` for predictions.
 
     Attributes:
-        module, runner, tokenizers, task: as in `Model`.
+        module, runner, tokenizers, task: same as in `Model`.
     """
 
     module: Transformer
@@ -38,25 +38,25 @@ class Predictions:
 
     @property
     def tree(self) -> Transformer:
-        """The tree of modules that computes a request, in evaluation mode; see `Runner.tree`."""
+        """Module tree that computes a request, in evaluation mode; see `Runner.tree`."""
         return self.runner.tree()
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer of the model's input."""
+        """Tokenizer of the model's input."""
         return self.tokenizers.source
 
     def predict(self, texts: Any, *, batch_size: int | None = None) -> Any:
-        """Return what the model was trained to predict for a text, or for each text of a list or an iterator.
+        """Return the prediction of the model's task for a text, or for each text of a list or an iterator.
 
-        Every task has this method; a task of this package has one of its own name too, with its options.
+        Every task has this method. The tasks of clearhead also have a method with the name of the task and its options.
 
         Args:
             texts: one text or several; (question, context) for answer, and pairs for a model trained on pairs.
-            batch_size: most texts of a batch; None: a token budget decides.
+            batch_size: the maximum number of texts in a batch. None means a token budget.
 
         Raises:
-            InputError: a text is not of the form that the task reads.
+            InputError: a text does not have the form that the task reads.
         """
         use = find_task(self.task.kind).module("use")
         return answer_each(
@@ -82,14 +82,14 @@ class Predictions:
         """Return the most probable tokens for the blanks of a text, or of each of several texts.
 
         Args:
-            texts: one text, a list or an iterator, each with blanks written "___" or as the tokenizer's own mask token;
-                a blank is one token.
-            top_k: candidates for each blank.
-            batch_size: most texts of a batch; None: a token budget decides.
+            texts: one text, a list or an iterator. A blank is "___" or the tokenizer's mask token, and stands for one
+                token.
+            top_k: the number of candidates for each blank.
+            batch_size: the maximum number of texts in a batch. None means a token budget.
 
         Returns:
-            For each blank the candidates, most probable first; for several texts a list of these for each. A text that
-            is too long is truncated, and blanks behind have no candidates.
+            A list of candidates for each blank, most probable first; for several texts, one list of blanks for each
+            text. A text that is too long is truncated, and blanks after the cut have no candidates.
 
         Raises:
             InputError: a text has no blank that the model reads, or the model was not trained to fill blanks.
@@ -118,12 +118,12 @@ class Predictions:
         """Return the label of a text, or of each text of a list or an iterator.
 
         Args:
-            texts: one text or several; a model trained on pairs takes a tuple of two texts in place of a text. Long
-                ones are truncated.
-            batch_size: most texts of a batch; None: a token budget decides.
+            texts: one text or several; a model trained on pairs takes a tuple of two texts instead of a text. Long
+                texts are truncated.
+            batch_size: the maximum number of texts in a batch. None means a token budget.
 
         Raises:
-            InputError: the model was not trained to classify, or a text is empty, or not paired as in training.
+            InputError: the model was not trained to classify, a text is empty, or pairs were expected or not expected.
         """
         tree = self.tree
         return answer_each(
@@ -149,8 +149,8 @@ class Predictions:
         """Return the entities of a text, or of each text of a list or an iterator, with character offsets.
 
         Args:
-            texts: one text; or several, each a text or a list of words. Long ones are read in chunks.
-            batch_size: most chunks of a batch; None: a token budget decides.
+            texts: one text; or several, each a text or a list of words. Long texts are read in chunks.
+            batch_size: the maximum number of chunks in a batch. None means a token budget.
 
         Raises:
             InputError: the model was not trained to tag.
@@ -177,12 +177,12 @@ class Predictions:
     def embed(
         self, texts: object, *, batch_size: int | None = None
     ) -> Float32[ndarray, "*texts width"] | Iterator[Float32[ndarray, " width"]]:
-        """Return the vector of a text, or one for each text of a list, pooled and normalised as the model's head says.
+        """Return the vector of a text, or one per text of a list; the model's head defines pooling and normalization.
 
         Args:
-            texts: one text, a list, or an iterator, which gives an iterator of vectors. A pair of texts in it is read
-                as one. Long texts are truncated.
-            batch_size: most texts of a batch; None: a token budget decides.
+            texts: one text, a list, or an iterator, which gives an iterator of vectors. A pair of texts in a list is
+                read as one text. Long texts are truncated.
+            batch_size: the maximum number of texts in a batch. None means a token budget.
 
         Raises:
             InputError: the model's head does not pool.
@@ -208,10 +208,10 @@ class Predictions:
         """Return the spans of a context that answer a question, best first.
 
         Args:
-            question, context: neither empty; a long context is read in overlapping windows.
-            top_k: number of answers.
-            allow_no_answer: an answer with an empty text stands for "no answer".
-            batch_size: most windows of a batch; None: a token budget decides.
+            question, context: texts that are not empty; a long context is read in overlapping windows.
+            top_k: the number of answers.
+            allow_no_answer: True to allow "no answer", which is an answer with an empty text.
+            batch_size: the maximum number of windows in a batch. None means a token budget.
 
         Raises:
             InputError: the model was not trained to answer, or a text or a number is out of range.

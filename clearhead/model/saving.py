@@ -1,4 +1,4 @@
-"""Saved models: folders with spec, weights, tokenizers and model card, and their upload to the hub."""
+"""Saving of models into folders with spec, weights, tokenizers and model card, and upload to the hub."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ from clearhead.text.pair import TokenizerPair
 README: Final = "README.md"
 DRAWING: Final = "architecture.svg"
 CARD_FILES: Final = (README, DRAWING)
-"""What people may change in a saved model: its manifest does not list them."""
+"""Files of a saved model that people may edit: its manifest does not list them."""
 FACTS_FILE: Final = "card.json"
 
 _TEMPLATE: Final = """\
@@ -85,7 +85,7 @@ _TEMPLATE: Final = """\
 
 
 class ReportedMeasure(BaseModel):
-    """A number of a model, and the command that made it."""
+    """A validation result of a model, and the command that computed it."""
 
     name: str
     value: float
@@ -93,12 +93,12 @@ class ReportedMeasure(BaseModel):
 
 
 class TrainingFacts(BaseModel):
-    """What is known of how a model was trained.
+    """Facts about the training of a model, for its card.
 
     Args:
-        step: optimizer steps taken, in words.
-        recipe: the run file with every default filled in, as TOML, without the paths of the machine.
-        measured: the validation of these weights.
+        step: a phrase for the step of the weights, such as "step 1,000" or "the mean of steps 1, 2".
+        recipe: the run file with all defaults filled in, as TOML, without paths of the machine.
+        measured: the validation results of exactly these weights.
     """
 
     step: str
@@ -107,16 +107,16 @@ class TrainingFacts(BaseModel):
 
 
 def find_training_facts(weights: Path | None) -> TrainingFacts | None:
-    """Return what is known of the training of weights, by the run or the saved model that has them; None: nothing.
+    """Return the facts about the training of weights, from their run or saved model; None if there are no facts.
 
     Args:
-        weights: the file that they were loaded from; None: they were made in memory.
+        weights: the file that the weights were loaded from. None means that they were made in memory.
     """
     if weights is None:
         return None
     try:
         if (weights.parent / FACTS_FILE).is_file():
-            facts = read_typed(weights.parent / FACTS_FILE, TrainingFacts, what="what is known of a model")
+            facts = read_typed(weights.parent / FACTS_FILE, TrainingFacts, what="the facts about a model")
             tables = tomllib.loads(facts.recipe)
             return facts if isinstance(tables["data"], dict) and isinstance(tables["task"], dict) else None
         run = next(folder for folder in weights.parents if folder.name == "checkpoints").parent
@@ -128,7 +128,7 @@ def find_training_facts(weights: Path | None) -> TrainingFacts | None:
         ValueError,
         LookupError,
         TypeError,
-    ):  # a card is no reason to refuse to save a model
+    ):  # a missing fact in a card must not prevent saving
         return None
 
 
@@ -152,7 +152,7 @@ def _read_run_facts(run: Path, checkpoint: str) -> TrainingFacts:
 
 
 def _hide_paths(line: str) -> str:
-    """Return a line of a run file with the last name alone in place of a path from the root of this machine."""
+    """Return a line of a run file with each absolute path replaced by its last name."""
     return re.sub(
         r'"((?:/|[A-Za-z]:(?:/|\\\\))[^"]*)"', lambda match: f'"{PurePath(match[1].replace(chr(92), "/")).name}"', line
     )
@@ -171,17 +171,17 @@ def write_card(
     """Write the card into the folder of a saved model.
 
     Args:
-        folder: with all other files of the model.
-        name: by which it will be loaded: of a repository, or of the folder.
-        module, task, hf_checkpoint: of the model.
-        known: of its training.
-        is_own: whether the folder is in our own layout.
+        folder: the folder with all other files of the model.
+        name: the name by which the model will be loaded, of a repository or of the folder.
+        module, task, hf_checkpoint: same as in `Model`.
+        facts: the facts about the training. None means that they are not known.
+        is_clearhead_format: True if the folder has clearhead's layout, False for that of the hub.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
-    from clearhead.interpret.view.architecture import draw_architecture  # pictures take a library that loading does not
+    from clearhead.interpret.view.architecture import draw_architecture  # loading needs no drawing library
 
-    # Of a user's choice, and read as Markdown.
+    # The user chooses the name, and Markdown would interpret it.
     name = re.sub(r"[^\w./@+-]", "_", name)
     data = {} if facts is None else tomllib.loads(facts.recipe)
     base, datasets = (
@@ -213,9 +213,9 @@ def write_card(
 
 
 def _describe_training(facts: TrainingFacts | None, *, is_int8: bool) -> dict[str, str]:
-    """Return what the card says of data, recipe and metrics."""
+    """Return the sections of the card about data, recipe and metrics."""
     if facts is None:
-        unknown = "The model was saved without a run that knows it."
+        unknown = "Not known: the model was saved without its run."
         return {"data": unknown, "recipe": unknown, "metrics": unknown}
     data, rows = tomllib.loads(facts.recipe)["data"], facts.measured
     tables = [
@@ -223,7 +223,7 @@ def _describe_training(facts: TrainingFacts | None, *, is_int8: bool) -> dict[st
     ]
     table = [f"| {_escape(row.name)} | {row.value:.4g} | {_format_code(row.command)} |" for row in rows]
     if is_int8 and table:
-        table.append("\nThese are of the weights before they were rounded to fewer bits.")
+        table.append("\nThese results were measured before the weights were rounded to fewer bits.")
     return {
         "data": _fence("\n".join(tables)),
         "recipe": "`clearhead train run.toml`, with this `run.toml`; "
@@ -239,7 +239,7 @@ def _tables(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _base_model(hf_checkpoint: HFCheckpoint | None, data: Mapping[str, Any]) -> str | None:
-    """Return the repository of the checkpoint that the model came from; None: it came from none, or from a folder."""
+    """Return the hub repository of the checkpoint that the model came from; None if there is none."""
     init = str(data.get("task", {}).get("init", ""))
     if init and looks_like_hub_name(init) and not Path(init).exists():
         return init
@@ -254,7 +254,7 @@ def _pipeline_tag(task: TaskRecord) -> str | None:
 
 
 def _describe_loading(folder: Path, name: str, *, is_clearhead_format: bool) -> tuple[str, str]:
-    """Return the library that the files are for, and how the model is loaded, as Markdown."""
+    """Return the library that reads the files, and Markdown text with the code that loads the model."""
     here = _fence(f'import clearhead as ch\n\nmodel = ch.load("{name}")', "python")
     if is_clearhead_format:
         command = f"clearhead convert {name} OUT --to hf"
@@ -278,7 +278,7 @@ def _describe_loading(folder: Path, name: str, *, is_clearhead_format: bool) -> 
 
 
 def _escape(text: str) -> str:
-    """Escape a text for Markdown, in one line: HTML, links and table cells in it have no effect."""
+    """Return a text escaped for one line of Markdown: HTML, links and table cells in it have no effect."""
     return re.sub(r"([^\w\s,'()%/])", r"\\\1", " ".join(text.split()))
 
 
@@ -288,16 +288,16 @@ def _format_code(text: str) -> str:
 
 
 def _fence(text: str, language: str = "") -> str:
-    """Return text that Markdown shows as it is."""
+    """Return a Markdown code block that shows a text unchanged."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 class Saving:
-    """How a `Model` is written into a folder, and uploaded.
+    """Methods of `Model` that write it into a folder or upload it.
 
     Attributes:
-        module, tokenizers, task, hf_checkpoint, weights_file: as in `Model`.
+        module, tokenizers, task, hf_checkpoint, weights_file: same as in `Model`.
     """
 
     module: Transformer
@@ -311,9 +311,9 @@ class Saving:
         """Write the model into a new folder that `load` reads, with a card: README.md and a drawing of its spec.
 
         Args:
-            path: the folder.
-            format: "clearhead": spec, tokenizers and weights; "hf": the layout of the Hugging Face hub.
-            max_shard_size: bytes of tensors in a file of that layout.
+            path: the new folder.
+            format: "clearhead" for spec, tokenizers and weights, or "hf" for the layout of the Hugging Face hub.
+            max_shard_size: the maximum size of the tensors in a file of that layout, in bytes.
 
         Raises:
             InputError: the folder exists, the format is not known, or no Hugging Face family can express the model.
@@ -326,19 +326,19 @@ class Saving:
     ) -> str:
         """Upload the model with its card to the Hugging Face hub, from where `load` and transformers load it.
 
-        The token is that of huggingface_hub: HF_TOKEN, or what `hf auth login` keeps.
+        The token is that of huggingface_hub: HF_TOKEN, or the token that `hf auth login` stored.
 
         Args:
-            repo_id: OWNER/NAME; made where it is missing, else it gets another commit.
-            format, max_shard_size: as for `save`.
-            private: whether a new repository can be seen by its owner alone.
+            repo_id: the repository, OWNER/NAME. A missing repository is created; an existing one gets a new commit.
+            format, max_shard_size: same as in `save`.
+            private: True if only the owner may see a new repository.
 
         Returns:
             The address of the commit.
 
         Raises:
-            InputError: the name cannot be one, there is no token, the hub refuses or cannot be reached; or as for
-                `save`.
+            InputError: the name is not valid, there is no token, the hub refuses the upload or cannot be reached; or
+                same cases as in `save`.
         """
         return push_model(self, repo_id, format, max_shard_size, private=private)
 
@@ -349,15 +349,15 @@ def push_model(
     """Upload a model with its card to the Hugging Face hub.
 
     Args:
-        model, weights: as for `write_model`.
-        name: of the repository, OWNER/NAME.
-        format, max_shard_size, private: as for `Saving.push_to_hub`.
+        model, weights: same as in `write_model`.
+        name: the repository, OWNER/NAME.
+        format, max_shard_size, private: same as in `Saving.push_to_hub`.
 
     Returns:
         The address of the commit.
 
     Raises:
-        InputError: as for `Saving.push_to_hub`.
+        InputError: same cases as in `Saving.push_to_hub`.
     """
     refuse_bad_repository(name)
     with tempfile.TemporaryDirectory() as temporary:
@@ -369,23 +369,23 @@ def push_model(
 def write_model(
     model: Saving, folder: Path, name: str, format: str, max_shard_size: int, weights: Stream | None = None
 ) -> None:
-    """Write a model into a new folder; its card says how to load it by a name.
+    """Write a model with its card into a new folder.
 
     Args:
         model: the model.
         folder: the new folder.
-        name: by which the model will be loaded.
-        format, max_shard_size: as for `Saving.save`.
-        weights: the weights by address, one after the other; None means those of the module. With them, the module may
-            be on the meta device.
+        name: the name by which the card loads the model.
+        format, max_shard_size: same as in `Saving.save`.
+        weights: a stream of weights by address; the module may then be on the meta device. None means the weights of
+            the module.
 
     Raises:
-        InputError: as for `Saving.save`.
+        InputError: same cases as in `Saving.save`.
     """
     if format not in ("clearhead", "hf"):
         raise InputError(f"format '{format}' is not known; expected 'clearhead' or 'hf'")
     if max_shard_size < 1:
-        raise InputError(argument("max_shard_size") + f" is {max_shard_size}; expected a number of bytes")
+        raise InputError(argument("max_shard_size") + f" must be at least 1 byte, got {max_shard_size}")
     if folder.exists():
         raise InputError(f"{folder} exists already; give a new folder")
     with write_folder(folder, unlisted=CARD_FILES) as temporary:
@@ -417,15 +417,15 @@ def _write_clearhead_format(model: Saving, folder: Path, weights: Stream | None)
 
 
 def refuse_bad_repository(name: str) -> None:
-    """Refuse a name that no repository can have, or uploads where the hub is switched off, before a model is written.
+    """Refuse an invalid name of a repository, or any upload in offline mode, before a model is written.
 
     Raises:
-        InputError: it is such a name, or HF_HUB_OFFLINE is set.
+        InputError: the name is not OWNER/NAME, or HF_HUB_OFFLINE is set.
     """
     from huggingface_hub import constants
 
     if "@" in name or name.count("/") != 1 or not looks_like_hub_name(name):
-        raise InputError(f"'{name}' is no repository of the Hugging Face hub; expected OWNER/NAME")
+        raise InputError(f"'{name}' is not a repository of the Hugging Face hub; expected OWNER/NAME")
     if constants.HF_HUB_OFFLINE:
         raise InputError(f"{name}: the Hugging Face hub is switched off by HF_HUB_OFFLINE: unset that")
 
@@ -434,9 +434,9 @@ def upload(folder: Path, name: str, *, private: bool = False) -> str:
     """Upload the files of a folder as one commit.
 
     Args:
-        folder: whose files are uploaded.
-        name: of the repository, OWNER/NAME; made where it is missing.
-        private: whether a new one is.
+        folder: the folder with the files.
+        name: the repository, OWNER/NAME, created if it is missing.
+        private: True if only the owner may see a new repository.
 
     Returns:
         The address of the commit.
@@ -458,7 +458,7 @@ def upload(folder: Path, name: str, *, private: bool = False) -> str:
         status = error.response.status_code
         if status in (401, 403):
             raise InputError(
-                f"{name}: the Hugging Face hub refuses it: set HF_TOKEN to a token that may write there"
+                f"{name}: the Hugging Face hub refuses the upload: set HF_TOKEN to a token that may write there"
             ) from None
         raise InputError(f"{name}: the Hugging Face hub answers with the error {status}; try later") from None
     except (errors.HFValidationError, errors.LocalTokenNotFoundError, ValueError) as error:
@@ -466,12 +466,12 @@ def upload(folder: Path, name: str, *, private: bool = False) -> str:
     except OSError as error:
         reason = _without_token(str(error).splitlines()[0] if str(error) else type(error).__name__)
         raise InputError(f"{name}: the Hugging Face hub cannot be reached: {reason}") from None
-    except Exception as error:  # noqa: BLE001 what the client raises depends on what a server answers
+    except Exception as error:  # noqa: BLE001 the client may raise anything on a foreign answer
         raise InputError(f"{name}: the Hugging Face hub {_without_token(describe_strange_answer(error))}") from None
 
 
 def _without_token(text: str) -> str:
-    """Return the text of a library's message without the token, whatever it put there."""
+    """Return a message of a library with the token replaced by ***."""
     import huggingface_hub
 
     token = huggingface_hub.get_token()

@@ -1,4 +1,4 @@
-"""Training from Python: a run file or its tables as a dictionary, with data in files or in lists."""
+"""Training from Python, with a run file or a dictionary of its tables, and with data in files or lists."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _PARTS = ("train", "valid")
 
 @dataclass(frozen=True, repr=False)
 class TrainResult(RunResult):
-    """The result of a run, which loads its model."""
+    """Result of a run; its `load` method loads the trained model."""
 
     def load(self, *, device: str = "auto", precision: str = "auto") -> Model:
-        """Load the trained model: its best weights, as `clearhead.load` does."""
+        """Load the trained model with its best weights; the arguments are those of `clearhead.load`."""
         return load(self.run, device=device, precision=precision)
 
 
@@ -53,19 +53,17 @@ def train(
 
     Args:
         run_file: the path of a run file, or its tables: {"task": {...}, "data": {...}, "train": {...}}.
-        overrides: dotted key -> value, such as {"train.steps": 100}.
-        resume: whether to continue from the newest undamaged checkpoint of the run directory.
-        data: examples in place of files: "train" and, where `valid` of the run file is no share, "valid". An example is
-            (source, target) for translate and embed; a text for generate, fill and denoise; (text, label)
-            or (text, second text, label) for classify; (words, tags) for tag; (question, context, answer, start) for
-            answer, both None where the context holds none; the page of a task of another package says its own. They are
-            written into the run directory, so a resumed run needs them no more.
+        overrides: values by dotted key, such as {"train.steps": 100}. None means no overrides.
+        resume: True to continue from the newest undamaged checkpoint of the run directory.
+        data: lists of examples instead of files: "train", and "valid" unless `valid` of the run file is a share.
+            Examples are those of `Model.evaluate`; a task of another package defines its own. They are written into the
+            run directory, so a resumed run does not need them. None means the files that the run file names.
 
     Returns:
-        where the run is and how it ended; its `load()` gives the model.
+        The run directory, the number of steps, the best checkpoint and the time. Its `load()` returns the model.
 
     Raises:
-        InputError: the run file or the data cannot be used; every fault of the run file is in one report.
+        InputError: the run file or the data cannot be used; all faults of the run file are in one report.
         RunFailure: training failed; the last checkpoint is complete.
     """
     if isinstance(run_file, Mapping):
@@ -81,9 +79,9 @@ def train(
     if data is None:
         return TrainResult(**vars(train_run(_check(text, name, changes, where), resume=resume)))
     if Process.here().size > 1:
-        raise InputError("each of several processes would write the lists of data; write them to files and name those")
+        raise InputError("lists of data work in one process only: write them to files, and name the files in [data]")
     if resume:
-        raise InputError("a resumed run reads the data in its run directory; leave data out")
+        raise InputError("a resumed run reads the data from its run directory: leave `data` out")
     tables = parse_tables(text, name, changes)
     kind, folder = str(tables.get("task", {}).get("kind")), Path(str(tables.get("train", {}).get("run", ""))) / "data"
     form = data_of(kind).forms[0] if kind in task_kinds() else TextTable
@@ -96,7 +94,7 @@ def train(
 
 
 def _check(text: str, name: str, changes: list[str], folder: Path | None) -> RunFile:
-    """Check a run file, and report its faults to the other processes of the training."""
+    """Parse a run file, and report its faults to the other processes of the training."""
     process = Process.here()
     if process.size == 1:
         return parse_run_file(text, name, changes, folder=folder)
@@ -105,7 +103,7 @@ def _check(text: str, name: str, changes: list[str], folder: Path | None) -> Run
 
 
 def _hold_out(parts: dict[str, Examples], kind: str, tables: Mapping[str, Any]) -> dict[str, Examples]:
-    """Divide the training examples by the run file's share, where no validation examples are given."""
+    """Split validation examples off the training examples if the run file's `valid` is a share."""
     share = tables.get("data", {}).get("valid")
     if parts.keys() != {"train"} or kind not in task_kinds() or not isinstance(share, float) or not 0.0 < share < 1.0:
         return parts
@@ -117,15 +115,15 @@ def _hold_out(parts: dict[str, Examples], kind: str, tables: Mapping[str, Any]) 
 
 
 def _examples(split: str, examples: Any, kind: str) -> Examples:
-    """Read a list of examples; an unknown kind is left to the check of the run file."""
+    """Read a list of examples; the check of the run file refuses an unknown kind."""
     if split not in _PARTS:
-        raise InputError(f"data has no part '{split}'{did_you_mean(split, _PARTS)}; it has train and valid")
+        raise InputError(f"`data` has an unknown key '{split}'{did_you_mean(split, _PARTS)}; expected train and valid")
     listed = data_of(kind).examples if kind in task_kinds() else TEXT_EXAMPLES
     return listed.parse(examples, name=f"data['{split}']")
 
 
 def _train_on(run_file: RunFile, files: Mapping[Path, Examples], progress: TrainingProgress) -> TrainResult:
-    """Write the data into the run directory and train; what cannot be used leaves nothing behind."""
+    """Write the data into the run directory and train; delete the directory if training fails before step 1."""
     run = Path(run_file.train.run)
     if run.exists():
         raise InputError(f"{run} exists: name a new run directory with train.run, or continue it with resume=True")

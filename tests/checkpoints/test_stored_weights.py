@@ -1,4 +1,4 @@
-"""Weights are read row by row: the same numbers as loading gives, in memory that follows no tensor."""
+"""Weights read row by row equal those of loading, and memory does not grow with the size of a tensor."""
 
 from __future__ import annotations
 

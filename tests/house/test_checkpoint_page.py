@@ -38,11 +38,20 @@ def tables() -> str:
 
 
 def lines_of(title: str, records: list[Family]) -> Iterator[str]:
-    yield from (f"## {title}", "", "| `model_type` | used to | refused where its config asks for it |", "|---|---|---|")
+    yield from (
+        f"## {title}",
+        "",
+        "| `model_type` | tasks | config keys of which clearhead refuses some values |",
+        "|---|---|---|",
+    )
     for record in sorted(records, key=lambda record: record.model_type):
         uses = list(dict.fromkeys(variant.task for variant in record.variants))
-        refused = [f"`{only.name}`: {only.reason}" for only in record.fixed if only.name not in EVERYWHERE]
-        yield f"| {record.model_type} | {', '.join(uses)} | {'; '.join(refused)} |"
+        names_by_reason: dict[str, list[str]] = {}
+        for key in record.fixed:
+            if key.name not in EVERYWHERE:
+                names_by_reason.setdefault(key.reason, []).append(f"`{key.name}`")
+        refused = [f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]
+        yield f"| {record.model_type} | {', '.join(uses)} | {'. '.join(refused)} |"
     yield ""
 
 

@@ -1,4 +1,4 @@
-"""A model ready to use: what it answers, that its answers agree with one another, and where it is found."""
+"""Use of a `Model`: its answers, their agreement with one another, and the references that load it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXTS = ["a m u", "e q y b n", "c", "zzz a"]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a real training of six steps, with checkpoints 3 and 6."""
+    """Return the folder of a training of six steps, with checkpoints 3 and 6."""
     folder = tmp_path_factory.mktemp("model")
     assert main(["train", str(write_run_file(folder))]) == 0
     return folder / "run"
@@ -135,7 +135,7 @@ def test_references_name_checkpoints(run: Path) -> None:
     assert torch.equal(weights(f"{run}@best"), weights(f"{run}@{best}"))
     assert torch.equal(weights(f"{run}@last"), weights(f"{run}@step-6"))
     assert not torch.equal(weights(f"{run}@step-3"), weights(f"{run}@step-6"))
-    with pytest.raises(InputError, match="no checkpoint of step 4; the steps it kept are: 0, 1, 2, 3, 5, 6"):
+    with pytest.raises(InputError, match="no checkpoint of step 4; existing steps: 0, 1, 2, 3, 5, 6"):
         ch.load(f"{run}@step-4")
 
 
@@ -191,7 +191,7 @@ def test_a_file_with_holes_is_not_hashed(saved: Path) -> None:
 
 @pytest.fixture
 def edited(saved: Path) -> Path:
-    """The saved model, whose files may be changed."""
+    """Return the saved model without its manifest, so that tests may change its files."""
     (saved / "manifest.json").unlink()
     return saved
 

@@ -1,4 +1,4 @@
-"""Peak memory of a load, in a child process: the weights in their precision, and little more."""
+"""Peak memory of loading, in a child process: the weights in their precision, and little more."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ ROWS, WIDTH = 8_000, 768
 
 @pytest.fixture(scope="module")
 def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
-    """What a child process measures of each precision, with 63 million random weights in bf16."""
+    """Return the memory that a child process measures for each precision, with 63 million random weights in bf16."""
     root = tmp_path_factory.mktemp("peaks")
     tiny, big = hf_models.rotary_model(root / "tiny"), hf_models.rotary_model(root / "big")
     config = transformers.LlamaConfig(

@@ -1,4 +1,4 @@
-"""A checkpoint's folder as a model: what it writes is what its own library writes, and its files are honoured."""
+"""Models loaded from checkpoint folders generate the text of transformers and follow the settings in their files."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_translations_are_those_of_the_other_library(translator: Path) -> None:
 )
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_translation_follows_the_settings_too(settings: dict[str, float], beams: int, tmp_path: Path) -> None:
-    """They once held for generated text alone, and a translation or a summary passed them over."""
+    """Guard against translations and summaries that ignore the generation settings."""
     folder = hf_models.translator(tmp_path / "model")
     path = folder / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings, "num_beams": beams}))
@@ -133,7 +133,7 @@ def test_saved_for_others_it_is_the_same(folder: Path, translator: Path, tmp_pat
 
 
 def test_saved_in_our_own_layout_it_is_the_same_and_goes_back(folder: Path, translator: Path, tmp_path: Path) -> None:
-    """Text, generation, languages and unused tensors survive, and the family is written as it came."""
+    """Check tokenizers, generation settings, languages and unused tensors, and that the family stays the same."""
     for source in (folder, translator):
         came = ch.load(source, device="cpu", precision="fp32")
         came.save(tmp_path / source.parent.name / "own")

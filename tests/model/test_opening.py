@@ -1,4 +1,4 @@
-"""Inspection reads headers only, and conversion one tensor at a time: bits, memory in child processes, full disks."""
+"""Inspection reads headers only, and conversion one tensor at a time: exact bits, little memory, and full disks."""
 
 from __future__ import annotations
 
@@ -155,11 +155,11 @@ def test_an_exact_model_of_quantized_weights_computes_with_the_widened_ones(tmp_
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process cannot be reset")
 def test_the_peak_of_each_command(tmp_path: Path) -> None:
-    """0.3 billion weights in bf16: 569 MB in all, and the largest tensor has 66 MB."""
+    """Convert 0.3 billion weights in bf16: 569 MB in all, 66 MB in the largest tensor."""
     from large_models import SHAPES, write_checkpoint  # type: ignore[import-not-found]
 
     model = str(write_checkpoint(SHAPES["0.3"], tmp_path / "model"))
-    # Two tensors, beside tokenizers and pages of code.
+    # Memory for two tensors, plus tokenizers and pages of code.
     converted = 2 * 66 + 100
     bounds = {
         ("inspect", model): 100,

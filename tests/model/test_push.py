@@ -1,4 +1,4 @@
-"""A model that leaves: its card, and what the real client of the hub uploads and loads again."""
+"""Model cards, and uploads with the real client of the hub, which are loaded again."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def test_a_pushed_model_is_loaded_by_its_name_and_the_token_is_never_shown(tmp_p
     assert TOKEN not in done.stdout + done.stderr
     assert f"/someone/own/commit/{COMMITS['main']}" in done.stdout
     for sentence in (
-        "someone/refused -> someone/refused: the Hugging Face hub refuses it: set HF_TOKEN",
+        "someone/refused -> someone/refused: the Hugging Face hub refuses the upload: set HF_TOKEN",
         "someone/broken -> someone/broken: the Hugging Face hub answers with the error 500",
-        "own -> 'own' is no repository of the Hugging Face hub; expected OWNER/NAME",
-        "someone/own@main -> 'someone/own@main' is no repository",
+        "own -> 'own' is not a repository of the Hugging Face hub; expected OWNER/NAME",
+        "someone/own@main -> 'someone/own@main' is not a repository",
         "someone/new -> someone/new: the Hugging Face hub needs a token that may write: set HF_TOKEN",
     ):
         assert sentence in done.stdout
@@ -46,7 +46,7 @@ def test_a_pushed_model_is_loaded_by_its_name_and_the_token_is_never_shown(tmp_p
     assert "validation BLEU" in card.text and "`clearhead train run.toml`" in card.text
     assert theirs["architecture.svg"].startswith(b"<svg") and "config.json" not in ours
     int8 = hub.files["someone/int8", COMMITS["main"]]
-    assert b"before they were rounded to fewer bits" in int8["README.md"] and b"clearhead" in int8["format.json"]
+    assert b"before the weights were rounded to fewer bits" in int8["README.md"] and b"clearhead" in int8["format.json"]
     listed = json.loads(ours["manifest.json"])["files"]
     assert "weights.safetensors" in listed and "README.md" not in listed, "people edit cards on the hub"
     copy = hub.files["someone/copy", COMMITS["main"]]
@@ -71,7 +71,7 @@ def test_a_card_keeps_paths_and_tricks_of_names_to_itself(model: ch.Model, tmp_p
 def test_a_model_made_in_memory_has_a_card_that_says_so(model: ch.Model, tmp_path: Path) -> None:
     model.with_module(model.module).save(tmp_path / "bare")
     card = ModelCard.load(tmp_path / "bare" / "README.md")
-    assert card.text.count("without a run that knows it") == 3 and not (tmp_path / "bare" / "card.json").exists()
+    assert card.text.count("saved without its run") == 3 and not (tmp_path / "bare" / "card.json").exists()
     ch.load(tmp_path / "bare", device="cpu")
     (tmp_path / "bare" / "README.md").write_text("mine")
     ch.load(tmp_path / "bare", device="cpu")
@@ -91,7 +91,7 @@ http://evil.example www.evil.example ` ``` {{ title }} <!-- &lt; **b** ~~~
 
 
 def test_what_a_stranger_wrote_into_a_card_is_shown_as_it_is(model: ch.Model, tmp_path: Path) -> None:
-    """Every text of card.json is text in README.md: no HTML, no link, no cell, no heading, no end of a code block."""
+    """Check that texts of card.json stay text in README.md, without HTML, links, cells, headings or code fences."""
     model.save(tmp_path / "saved")
     known = json.loads((tmp_path / "saved" / "card.json").read_text())
     known["step"] = TRICKS
@@ -117,4 +117,4 @@ def test_a_recipe_that_is_no_run_file_is_left_out(model: ch.Model, tmp_path: Pat
     (tmp_path / "saved" / "card.json").write_text(json.dumps({**known, "recipe": recipe}))
     (tmp_path / "saved" / "manifest.json").unlink()
     ch.load(tmp_path / "saved", device="cpu").save(tmp_path / "again")
-    assert "saved without a run that knows it" in (tmp_path / "again" / "README.md").read_text()
+    assert "saved without its run" in (tmp_path / "again" / "README.md").read_text()

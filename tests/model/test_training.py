@@ -1,4 +1,4 @@
-"""Training from Python: lists in place of files give the same run, for every task."""
+"""Training from Python: lists instead of files give the same run, for every task."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_task_learns_from_lists(kind: str, tmp_path: Path) -> None:
 
 
 def test_lists_are_files(tmp_path: Path) -> None:
-    """The same examples, in lists and in files of lines, train the same weights."""
+    """Compare the weights of runs with the same examples in lists and in files of lines."""
     (tmp_path / "source.txt").write_text("".join(f"{a}\n" for a, _ in PAIRS), encoding="utf-8")
     (tmp_path / "target.txt").write_text("".join(f"{b}\n" for _, b in PAIRS), encoding="utf-8")
     run_file = tables("translate", tmp_path / "files")
@@ -88,7 +88,7 @@ def test_a_run_continues_without_its_lists(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"train": PAIRS, "vald": PAIRS}, r"data has no part 'vald' \(did you mean 'valid'\?\)"),
+        ({"train": PAIRS, "vald": PAIRS}, r"`data` has an unknown key 'vald' \(did you mean 'valid'\?\)"),
         (
             {"train": [("a", "b"), "ab"], "valid": PAIRS},
             r"data\['train'\], example 2: expected \(source, target\), got 'ab'",
@@ -122,7 +122,7 @@ def test_faults_of_the_tables_are_reported_together(tmp_path: Path) -> None:
 
 
 def test_warmup_and_validation_are_given_in_steps_or_as_shares(tmp_path: Path) -> None:
-    """Half of 6 steps is 3 steps: the same learning rates and the same validations."""
+    """Compare 0.5 of 6 steps with 3 steps: learning rates and validations are equal."""
     rows = []
     for name, count in (("share", 0.5), ("steps", 3)):
         run_file = tables("fill", tmp_path / name, steps=6, schedule="cosine", warmup=count, validate_every=count)
@@ -148,7 +148,7 @@ def test_warmup_and_validation_are_given_in_steps_or_as_shares(tmp_path: Path) -
 def test_a_share_of_a_sorted_list_has_every_label(
     kind: str, examples: list[Any], field: str, expected: set[str] | None, tmp_path: Path
 ) -> None:
-    """The list in memory and the same rows in a file give the same weights, and no row is lost."""
+    """Compare the weights of a list in memory and of the same rows in a file; no row is lost."""
     result = ch.train(tables(kind, tmp_path / "run"), data={"train": examples})
     rows = {name: _records(result.run / "data" / f"{name}.jsonl") for name in ("train", "valid")}
     assert len(rows["valid"]) == round(0.25 * len(examples))
@@ -177,7 +177,7 @@ def _first(example: Any, kind: str) -> str:
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_resuming_without_a_sound_checkpoint_does_not_blame_the_precision(tmp_path: Path, is_damaged: bool) -> None:
-    """The run file keeps the precision that "auto" turned out to be, which the checkpoints hold as well."""
+    """Check that run file and checkpoints contain the precision that "auto" chose."""
     content = tables("generate", tmp_path / "run")
     ch.train(content, data={"train": TEXTS})
     for checkpoint in (tmp_path / "run" / "checkpoints").glob("step-*"):

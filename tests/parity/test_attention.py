@@ -18,7 +18,7 @@ B, T, S, D, H = 3, 7, 11, 26, 2
 
 
 def torch_twin(ours: MultiHeadAttention, bias: bool) -> nn.MultiheadAttention:
-    """The same weights in torch's layout."""
+    """Return torch's module with the same weights."""
     theirs = nn.MultiheadAttention(D, H, bias=bias, batch_first=True)
     state = {"in_proj_weight": torch.cat([ours.query.weight, ours.key.weight, ours.value.weight])}
     state["out_proj.weight"] = ours.out.weight
@@ -44,7 +44,7 @@ def gradients_in_torch_layout(ours: MultiHeadAttention, bias: bool) -> dict[str,
 
 
 def masks(kind: str, keys: int) -> tuple[dict[str, Tensor], Tensor, spec.Full | spec.Causal]:
-    """Return our arguments, the allowed pairs [B, T, keys] that they mean, and our mask of construction."""
+    """Return our mask arguments, the pairs [B, T, keys] that they allow, and the mask for the constructor."""
     padding = torch.arange(keys) < torch.tensor([keys, 5, 3])[:, None]
     causal = torch.ones(T, keys, dtype=torch.bool).tril()
     arbitrary = torch.rand(B, T, keys) > 0.4
@@ -121,7 +121,7 @@ def test_a_mask_of_as_many_texts_as_tokens_is_one_of_queries_and_keys() -> None:
 
 @pytest.mark.parametrize("queries", [1, 4, 5])
 def test_more_queries_than_keys_or_fewer(queries: int) -> None:
-    """Fewer queries are the last tokens of the keys; where there are more, both begin at the first."""
+    """Check that fewer queries are the last tokens of the keys, and that more queries begin at the first key."""
     ours, x, memory = MultiHeadAttention(D, H, mask=spec.Causal()), torch.randn(B, queries, D), torch.randn(B, 3, D)
     first = max(0, 3 - queries)
     hidden = torch.arange(3) > torch.arange(first, first + queries)[:, None]

@@ -1,4 +1,4 @@
-"""A checkpoint's generation settings in random combinations: the tokens that transformers' `generate` writes."""
+"""Random combinations of generation settings give the tokens of `generate` in transformers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SIZE, COMBINATIONS = 41, 50
 PAD, BOS, EOS = 0, 1, 2
 WORDS = ["<pad>", "<s>", "</s>", *(f"w{index}" for index in range(3, SIZE))]
 PROMPTS = [[7, 9], [5], [8, 7, 9, 12, 8, 7, 30, 31], [6, 4, 6]]
-"""Two, one, eight and three tokens."""
+"""Prompts of two, one, eight and three tokens."""
 WIDE = {"hidden_size": 16, "intermediate_size": 22, "num_hidden_layers": 1, "num_attention_heads": 2}
 CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 61, "initializer_range": 0.9},
@@ -131,7 +131,7 @@ def theirs_of(theirs: Any, prompt: list[int], settings: dict[str, Any]) -> tuple
 @pytest.mark.filterwarnings("ignore:Unfeasible length constraints")
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_random_combinations_give_the_tokens_of_transformers(model_type: str, tmp_path: Path) -> None:
-    """All prompts in one batch here, each alone there."""
+    """Compare all prompts in one batch in clearhead with single prompts in transformers."""
     folder = folder_of(model_type, tmp_path / model_type)
     loaded = ch.load(folder, device="cpu", precision="fp32")
     assert loaded.hf_checkpoint is not None
@@ -161,7 +161,7 @@ def test_random_combinations_give_the_tokens_of_transformers(model_type: str, tm
 
 
 def test_every_setting_is_read_or_refused_or_has_no_effect() -> None:
-    """A key that a later version of transformers adds fails here."""
+    """Fail if a later version of transformers adds a key."""
     keys = {key for key in vars(transformers.GenerationConfig()) if not key.startswith("_")}
     unknown = keys - INERT - _Settings.model_fields.keys() - _UNSUPPORTED.keys()
     assert not unknown

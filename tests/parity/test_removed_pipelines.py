@@ -50,7 +50,7 @@ def words_of(script: str) -> tuple[str, ...]:
 
 @cache
 def texts() -> tuple[str, ...]:
-    """Fifty texts, ten in each script."""
+    """Return fifty texts, ten in each script."""
     draw = random.Random(7)
     return tuple(
         " ".join(draw.choices(words_of(script), k=draw.randint(2, 7))) for script in SCRIPTS for _ in range(PER_SCRIPT)
@@ -59,7 +59,7 @@ def texts() -> tuple[str, ...]:
 
 @cache
 def pieces(*, is_t5: bool = False) -> bytes:
-    """A unigram model of the five scripts."""
+    """Return a unigram model of the five scripts."""
     written = io.BytesIO()
     ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1} if is_t5 else {}
     sentences = [" ".join(words_of(script)[start : start + 6]) for script in SCRIPTS for start in range(0, 60, 3)]
@@ -114,8 +114,8 @@ def mbart(folder: Path) -> type:
 def t5(folder: Path) -> type:
     content = pieces(is_t5=True)
     config = transformers.T5Config(
-        vocab_size=tokenizer_folders.processor(content).get_piece_size() + 100, d_model=24, d_kv=8, d_ff=31, num_layers=1,
-        num_heads=2, initializer_factor=3.0, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
+        vocab_size=tokenizer_folders.processor(content).get_piece_size() + 100, d_model=24, d_kv=8, d_ff=31,
+        num_layers=1, num_heads=2, initializer_factor=3.0, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
     )  # fmt: skip
     checkpoints.save(transformers.T5ForConditionalGeneration(config), folder)
     tokenizer_config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100}
@@ -177,7 +177,7 @@ def languages_of(tokenizer: Any) -> frozenset[int]:
 
 
 def pipeline_texts(folder: Path, kind: Any, languages: tuple[str, str] | None) -> list[str]:
-    """What the pipelines of transformers 4 returned: tokenizer, generate, tokenizer."""
+    """Return the texts of the pipelines in transformers 4: tokenizer, generate, tokenizer."""
     read = {} if languages is None else dict(zip(("src_lang", "tgt_lang"), languages, strict=True))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **read)
     model = kind.from_pretrained(folder).eval()

@@ -48,7 +48,7 @@ def attention_tensors(name: str, module: Attention, field: str) -> dict[str, Ten
 
 
 def in_torch_layout(module: Transformer, field: str) -> dict[str, Tensor]:
-    """Our weights, or their gradients, under torch's names."""
+    """Return our weights, or their gradients, by torch's names."""
 
     def plain(prefix: str, owner: nn.Module) -> dict[str, Tensor]:
         return {
@@ -75,7 +75,7 @@ def in_torch_layout(module: Transformer, field: str) -> dict[str, Tensor]:
 
 
 def embed_tokens(table_VD: Tensor, ids: Tensor) -> Tensor:
-    """Section 3.4 and 3.5 of the paper, written out."""
+    """Return embeddings plus positions, as in sections 3.4 and 3.5 of the paper."""
     angles = torch.tensor(
         [[p / 10000 ** (2 * (i // 2) / D) for i in range(D)] for p in range(ids.shape[1])], dtype=torch.float64
     )

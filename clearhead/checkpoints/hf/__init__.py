@@ -1,1 +1,1 @@
-"""Hugging Face checkpoints: configs and tensors into specs and modules, and back."""
+"""Hugging Face checkpoints: conversion of configs and tensors to specs and modules, and back."""

@@ -1,6 +1,7 @@
 """A Hugging Face checkpoint: a module of a family with its tokenizers and generation settings.
 
-A model that is trained further, or saved in our layout, keeps the other files of its checkpoint in a folder `origin`.
+A model that is trained further or saved in clearhead's layout keeps the other files of its checkpoint in a folder
+`origin`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
 from clearhead.text.tokenizer_files import has_tokenizer
 
-# Files of a tokenizer or of generation, which are copied unchanged when a checkpoint is saved again.
+# Tokenizer files: copied unchanged, with those for generation, when a checkpoint is saved again.
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
     "target_vocab.json", "merges.txt", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "spm.model",
@@ -54,14 +55,14 @@ _PROBLEM_TYPES = {
 
 @dataclass(frozen=True, repr=False)
 class HFCheckpoint(Printed):
-    """A Hugging Face checkpoint.
+    """A Hugging Face checkpoint: module, tokenizers and settings.
 
     Args:
-        folder: where it was read.
-        tokenizers: with the special tokens of its decoder.
-        generation_config: its generation settings.
-        config: config.json.
-        loaded: its module and the class of its family; None: the family can no longer express the module.
+        folder: the folder that the checkpoint was read from.
+        tokenizers: the tokenizers, with the special tokens of the decoder.
+        generation_config: the generation settings.
+        config: the content of config.json.
+        loaded: the module and the class of its family. None means that the family cannot express the module any more.
     """
 
     folder: Path
@@ -75,11 +76,11 @@ class HFCheckpoint(Printed):
         """Load a checkpoint.
 
         Args:
-            folder: with config.json, safetensors and the files of a tokenizer.
+            folder: the folder with config.json, safetensors and the files of a tokenizer.
             form: the form in which the module holds its weights; None means float32.
 
         Raises:
-            InputError: anything that is not supported, or a tokenizer that does not fit the model.
+            InputError: the checkpoint needs something that is not supported, or its tokenizer does not fit the model.
         """
         return cls._read(folder, lambda config: load_module(folder, config=config, form=form))
 
@@ -88,13 +89,13 @@ class HFCheckpoint(Printed):
         """Read a checkpoint without its weights; its module is on the meta device.
 
         Args:
-            folder: as for `load`.
+            folder: same as in `load`.
 
         Returns:
-            The checkpoint, and its files, from which tensors are read one at a time.
+            The checkpoint, and its open files, from which tensors are read one at a time.
 
         Raises:
-            InputError: as for `load`.
+            InputError: same cases as in `load`.
         """
         opened: list[OpenCheckpoint] = []
 
@@ -106,7 +107,7 @@ class HFCheckpoint(Printed):
 
     @classmethod
     def _read(cls, folder: Path, read: Callable[[Mapping[str, Any]], LoadedModule]) -> HFCheckpoint:
-        # Before its tokenizer, which a model of another kind may have in files of its own.
+        # Refuse an unknown family first: its tokenizer may have other files.
         config = read_config(folder)
         registry.find_family(config)
         if not has_tokenizer(folder):
@@ -128,9 +129,9 @@ class HFCheckpoint(Printed):
 
         Args:
             folder: the folder `origin` of a run or a saved model.
-            module: the model.
-            task: the task of the model's outputs.
-            tokenizers: tokenizers of the model, used instead of the checkpoint's.
+            module: the module of the model.
+            task: the task of the module's outputs.
+            tokenizers: the tokenizers of the model, which replace those of the checkpoint.
 
         Raises:
             InputError: files are missing or damaged.
@@ -159,9 +160,9 @@ class HFCheckpoint(Printed):
         """Return the checkpoint with another module, such as one that was trained further.
 
         Args:
-            module: the module.
-            task: what its outputs are for.
-            tokenizers: of the module; None: the same.
+            module: the new module.
+            task: the task of the module's outputs.
+            tokenizers: the tokenizers of the module. None means those of the checkpoint.
         """
         unused = {} if self.loaded is None else self.loaded.unused
         checkpoint_tokenizers = self.tokenizers if tokenizers is None else replace(self.tokenizers, pair=tokenizers)
@@ -169,11 +170,11 @@ class HFCheckpoint(Printed):
         return replace(self, tokenizers=checkpoint_tokenizers, loaded=loaded)
 
     def for_task(self, task: str, module: Transformer) -> tuple[HFCheckpoint, str]:
-        """Return the checkpoint with its settings for a task, and the prefix of its texts.
+        """Return the checkpoint with its settings for a task, and the prefix of that task's texts.
 
         Args:
-            task: a name that config.json lists, or the prefix of one.
-            module: of the model.
+            task: the name of a task that config.json lists, or its prefix.
+            module: the module of the checkpoint.
 
         Raises:
             InputError: config.json lists no such task.
@@ -202,7 +203,7 @@ class HFCheckpoint(Printed):
         """Return the generation settings for prompts.
 
         Args:
-            options: names of the options of a call. A number of new tokens replaces the checkpoint's length, which
+            options: the names of the options of a call. `max_new_tokens` replaces the checkpoint's length, which
                 counts the prompt.
         """
         config = self.generation_config
@@ -214,7 +215,7 @@ class HFCheckpoint(Printed):
         """Return the special tokens and generation settings for two languages.
 
         Args:
-            source, target: codes of languages; None where the model has none, or for the one that its files name.
+            source, target: the language codes. None means the language that the checkpoint's files name, if any.
 
         Raises:
             InputError: a language is missing, unknown, or without effect.
@@ -228,7 +229,7 @@ class HFCheckpoint(Printed):
             return replace(source_tokens, target=target_tokens.target), config
         ids, known = set(tokenizers.languages.values()), ", ".join(tokenizers.languages)
         if source is None and ids.isdisjoint((*source_tokens.for_source.prefix, *source_tokens.for_source.suffix)):
-            raise InputError(f"the model reads several languages: name the one of the text; it has: {known}")
+            raise InputError(f"the model reads several languages: name the language of the text; it has: {known}")
         # After training between two languages, the second is in the decoder's prefix.
         trained = () if target_tokens.target is None else target_tokens.target.prefix
         trained = () if ids.isdisjoint(trained) else trained
@@ -242,7 +243,7 @@ class HFCheckpoint(Printed):
             forced = trained[1] if len(trained) > 1 else config.forced_bos_id
             config = replace(config, decoder_start_id=trained[0], forced_bos_id=forced)
         elif config.forced_bos_id is None:
-            raise InputError(f"the model writes several languages: name the one that you want; it has: {known}")
+            raise InputError(f"the model writes several languages: name the target language; it has: {known}")
         special_tokens = source_tokens if source is None else tokenizers.special_tokens_for(source)
         return special_tokens.with_target(_decoder_affixes(config, (), tokenizers.pair.target.eos_id)), config
 
@@ -250,10 +251,10 @@ class HFCheckpoint(Printed):
         """Return the checkpoint for one pair of languages.
 
         Args:
-            source, target: as for `between`.
+            source, target: same as in `language_settings`.
 
         Raises:
-            InputError: as for `between`.
+            InputError: same cases as in `language_settings`.
         """
         special_tokens, _ = self.language_settings(source, target)
         pair = self.tokenizers.pair
@@ -268,9 +269,9 @@ def with_decoder_tokens(
     """Return the tokenizers of a checkpoint with the special tokens of its decoder.
 
     Args:
-        tokenizers: with the special tokens of their files, which do not depend on the model.
+        tokenizers: the tokenizers, with the special tokens of their files, which do not depend on the model.
         config: the generation settings.
-        module: of the checkpoint.
+        module: the module of the checkpoint.
     """
     pair = tokenizers.pair
     special_tokens = pair.target.special_tokens
@@ -279,7 +280,7 @@ def with_decoder_tokens(
     if module.encoder is None:
         opening = pair.target.bos_id if config.bos_id is None else config.bos_id
         end = config.eos_ids[0] if config.eos_ids else pair.target.eos_id
-        # Without a prefix of its tokenizer, a text begins where another one could have ended.
+        # Where the tokenizer adds no prefix, a text begins with BOS.
         target: PrefixSuffix | None = PrefixSuffix(special_tokens.prefix or (opening,), (end,))
     else:
         # The language in the tokenizer's prefix is that of the source.
@@ -294,7 +295,7 @@ def with_decoder_tokens(
 
 
 def _decoder_affixes(config: GenerationConfig, prefix: tuple[int, ...], eos: int) -> PrefixSuffix | None:
-    """Return prefix and suffix of a decoder after an encoder; None where the files do not name its start token."""
+    """Return the prefix and suffix of the decoder's text; None if the checkpoint names no start token."""
     start = config.decoder_start_id
     if start is None:
         return None
@@ -308,7 +309,7 @@ def copy_files(source: Path, target: Path) -> None:
     """Copy the files of a checkpoint's tokenizer and generation unchanged.
 
     Args:
-        source: of the checkpoint.
+        source: the folder of the checkpoint.
         target: an empty folder.
     """
     for name in (*TOKENIZER_FILES, *_OTHER_FILES):
@@ -319,14 +320,14 @@ def copy_files(source: Path, target: Path) -> None:
 def find_variant(
     config: Mapping[str, Any], module: Transformer, task: TaskRecord, unused: Mapping[str, Tensor], *, pad: int
 ) -> LoadedModule | None:
-    """Return a module as a class of its checkpoint's family; None where the family cannot express it.
+    """Find the class of a checkpoint's family that can express a module; None if there is none.
 
     Args:
-        config: of the checkpoint that it came from.
+        config: the config.json of the checkpoint that the module came from.
         module: the module.
-        task: what its outputs are for.
-        unused: tensors of the checkpoint that its class does not use.
-        pad: the padding id, which the classes that classify need to find the end of a text.
+        task: the task of the module's outputs.
+        unused: the tensors of the checkpoint that its class does not use.
+        pad: the padding id, by which classes for classification find the end of a text.
     """
     family = registry.find_family(config)
     task_config = {key: value for key, value in config.items() if key not in ("architectures", "problem_type")}
@@ -336,7 +337,7 @@ def find_variant(
     variants = sorted(family.variants, key=lambda variant: variant.task != task.kind)
     stacks = module
     if find_task(task.kind).outputs == "vector" and makes_vectors(module.spec):
-        # The pooling is not part of a class, but in files beside the checkpoint.
+        # No class contains the pooling: other files of the folder describe it.
         stacks, variants = with_head(module, None, {}), [registry.headless_variant(family)]
     variant = next((variant for variant in variants if _is_expressible(family, variant, task_config, stacks)), None)
     if variant is None:
@@ -351,7 +352,7 @@ def find_variant(
 def label_config(task: TaskRecord) -> dict[str, Any]:
     """Return the keys of a config for the labels of a task."""
     if find_task(task.kind).outputs == "span":
-        # The classes that find answers count their two scores by the labels of the config.
+        # Classes for question answering take the number of their scores, two, from the labels of the config.
         return configs.label_names(("LABEL_0", "LABEL_1"))
     if not find_task(task.kind).has_labels:
         return {}
@@ -360,7 +361,7 @@ def label_config(task: TaskRecord) -> dict[str, Any]:
 
 
 def _is_expressible(family: Family, variant: Variant, config: Mapping[str, Any], module: Transformer) -> bool:
-    """Whether a class of a family can be this module, with its config or another one."""
+    """Return whether a class of a family can express a module, with this config or another one."""
     try:
         parsed = configs.parse(family, config)
         if not parsed.faults and not configs.differences(family.spec_of(parsed.values, variant), module.spec):
@@ -374,7 +375,7 @@ def _is_expressible(family: Family, variant: Variant, config: Mapping[str, Any],
 def spec_up_to_dropout(
     family: Family, variant: Variant, config: Mapping[str, Any], module: Transformer
 ) -> Model | None:
-    """Return the spec of a config, if a module differs from it only in dropout, which does not change its outputs."""
+    """Return the spec of a config if it differs from that of a module in dropout alone, else None."""
     try:
         expressed = family.spec_of(configs.parse(family, config).values, variant)
     except InputError:
@@ -387,7 +388,7 @@ def task_kind(folder: Path) -> str:
     """Return the task of a checkpoint, without loading its weights.
 
     Raises:
-        InputError: an unknown family or class.
+        InputError: the family or the class is not known.
     """
     config = read_config(folder)
     return registry.choose_variant(registry.find_family(config), config, frozenset(TensorFiles(folder))).task

@@ -1,9 +1,12 @@
-"""Family that a module is exported as: the first that can express its spec or an equivalent spec, or a refusal.
+"""Export family of a module: the first family that can express its spec or an equivalent spec.
 
-An equivalent spec computes the same, and is tried if no config of a family can express a spec. The channels of the
-residual stream have no order: if all its writers and readers are permuted alike, only the order of sums changes, so
-interleaved sines and cosines can become halves. An absent bias is a bias of zeros. The scale of the embedding can be
-multiplied into its table, and the scale of attention scores into the projection of the queries.
+An equivalent spec computes the same outputs. It is tried if no config of a family can express the spec.
+
+- The channels of the residual stream can be permuted, if all modules that write or read them are permuted alike. Only
+  the order of sums changes. So interleaved sines and cosines can become halves.
+- An absent bias can become a bias of zeros.
+- The scale of the embedding can be multiplied into its table.
+- The scale of attention scores can be multiplied into the projection of the queries.
 
 Dimension: D width.
 """
@@ -33,7 +36,7 @@ from clearhead.spec.tasks.record import TaskRecord
 from clearhead.spec.tasks.registry import find_task
 
 _MOST_LINES = 6
-# The fields that an equivalent spec can have otherwise; where another differs, no change helps.
+# Fields that an equivalent spec may change. If any other field differs, no change helps.
 _CHANGEABLE = re.compile(r"\.(?:dropout|scale|layout)$|^head\.layers\.\d+\.(?:bias|weight\b.*)$")
 
 
@@ -41,11 +44,11 @@ Tensors = Mapping[str, Tensor]
 Equivalent = tuple[spec.Model, Callable[[Tensors], dict[str, Tensor]]]
 """An equivalent spec, and the function from the tensors of the first spec to the tensors of the equivalent one."""
 Change = Callable[[spec.Model], Equivalent | None]
-"""Function from a spec to an equivalent one; None means that the change does not apply."""
+"""Function from a spec to an equivalent spec; it returns None if the change does not apply."""
 
 
 def apply_changes(module: Transformer, changes: Iterable[Change]) -> Transformer:
-    """Return a module after changes that apply to it, one after the other; tensors are copied where they change."""
+    """Return a module with changes applied in order; only tensors that change are copied."""
     model, tensors = module.spec, plain_state(module)
     for change in changes:
         equivalent = change(model)
@@ -56,7 +59,7 @@ def apply_changes(module: Transformer, changes: Iterable[Change]) -> Transformer
 
 
 def without_dropout(model: spec.Model) -> Equivalent | None:
-    """Dropout, which changes training only, is left out; None: there is none."""
+    """Return the spec without dropout, which changes training only; None if it has no dropout."""
 
     def change(_path: str, node: spec.Node) -> spec.Node:
         return node.model_copy(update={"dropout": 0.0}) if getattr(node, "dropout", 0.0) else node
@@ -66,9 +69,9 @@ def without_dropout(model: spec.Model) -> Equivalent | None:
 
 
 def with_scaled_output(model: spec.Model) -> Equivalent | None:
-    """The scale of the embedding becomes part of its table, and an output that is tied to it is scaled down again.
+    """Return the spec with the embedding's scale in its table, and the tied output scaled by the inverse.
 
-    None: nothing is scaled, or not every use of a table alike, or no output is tied to it.
+    The result is None if no table is scaled, if the uses of a table have different scales, or if no output is tied.
     """
     scales = _table_scales(model)
     head = model.head
@@ -87,9 +90,9 @@ def with_scaled_output(model: spec.Model) -> Equivalent | None:
 
 
 def with_folded_scale(model: spec.Model) -> Equivalent | None:
-    """The scale of the embedding becomes part of its table, and an output that was tied to it has its own weight.
+    """Return the spec with the embedding's scale in its table, and a separate weight for a tied output.
 
-    None: nothing is scaled, or not every use of a table alike.
+    The result is None if no table is scaled, or if the uses of a table have different scales.
     """
     scales = _table_scales(model)
     if not scales:
@@ -110,7 +113,7 @@ def with_folded_scale(model: spec.Model) -> Equivalent | None:
 
 
 def _table_scales(model: spec.Model) -> dict[str, float]:
-    """The scale of each table that is scaled; none where its uses differ, or where a scale is rounded."""
+    """Return the scale of each scaled table; empty if the uses of a table differ or a scale is rounded."""
     scales: dict[str, set[float]] = {}
     for name, stack in model.stacks.items():
         table = stack.embedding.table
@@ -137,9 +140,9 @@ def _scale_tables(tensors: Tensors, scales: Mapping[str, float]) -> dict[str, Te
 
 
 def with_unscaled_scores(model: spec.Model) -> Equivalent | None:
-    """The scale of the attention scores becomes part of the projection of queries.
+    """Return the spec with the scale of the attention scores in the query projection.
 
-    None: no scores are scaled, or what follows that projection is not linear.
+    The result is None if no scores are scaled, or if a norm, a clip or disentangled scores follow the projection.
     """
     scales: dict[str, float] = {}
 
@@ -166,7 +169,7 @@ def with_unscaled_scores(model: spec.Model) -> Equivalent | None:
 
 
 def with_output_bias(model: spec.Model) -> Equivalent | None:
-    """The head's last linear layer has a bias of zeros; None: there is none without a bias."""
+    """Return the spec with a bias of zeros in the head's last layer; None if it is not linear or has a bias."""
     head = model.head
     last = head.layers[-1] if head is not None else None
     if head is None or not isinstance(last, spec.Linear) or last.bias:
@@ -182,9 +185,9 @@ def with_output_bias(model: spec.Model) -> Equivalent | None:
 
 
 def with_halves(model: spec.Model) -> Equivalent | None:
-    """All sines of sinusoidal positions come before all cosines.
+    """Return the spec whose sinusoidal positions have all sines before all cosines.
 
-    None: a stack has other positions than interleaved ones, or a part that depends on the order of the stream.
+    The result is None if a stack has no interleaved positions, or a module that depends on the order of the channels.
     """
     stacks = model.stacks
     if not all(_is_plain(stack) for stack in stacks.values()) or len({stack.width for stack in stacks.values()}) > 1:
@@ -209,7 +212,7 @@ def with_halves(model: spec.Model) -> Equivalent | None:
 
 
 def _is_plain(stack: spec.Stack) -> bool:
-    """Whether the stream of a stack has the width of its table, and no part depends on its order."""
+    """Return whether a stack has interleaved positions, no projection, and no module that depends on channel order."""
     position = stack.embedding.position
     functions = [branch.function for layer in stack.layers for step in layer.steps for branch in step.branches]
     return (
@@ -225,7 +228,7 @@ def _is_plain(stack: spec.Stack) -> bool:
 
 
 def _stream_axes(model: spec.Model, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Return, for each tensor that reads or writes the stream, the axes of the stream."""
+    """Return the axes of the residual stream for each tensor that reads or writes it."""
     axes = _head_axes(model)
     for name in names:
         *owner, leaf = name.split(".")
@@ -234,13 +237,13 @@ def _stream_axes(model: spec.Model, names: Iterable[str]) -> dict[str, tuple[int
         if owner[-1] in ("table", "segments", "query", "key", "value", "up", "gate"):
             axes |= {name: (1,)} if leaf == "weight" else {}
         else:
-            # The last linear layers of branches, and norms on the stream.
+            # Last linear layers of branches, and norms on the stream.
             axes[name] = (0,)
     return axes
 
 
 def _head_axes(model: spec.Model) -> dict[str, tuple[int, ...]]:
-    """The same for a head: up to its first linear layer, and where a later one is tied, up to that."""
+    """Return the axes of the residual stream in a head: up to its first linear layer, or to its tied one."""
     axes: dict[str, tuple[int, ...]] = {}
     layers = model.head.layers if model.head else ()
     last = max((i for i, layer in enumerate(layers) if isinstance(layer, spec.Linear) and layer.weight), default=-1)
@@ -261,20 +264,20 @@ CHANGES: tuple[Change, ...] = (
     with_unscaled_scores,
     without_dropout,
 )
-"""In the order in which they are tried; those that change least come first."""
+"""Changes in the order in which they are tried: the smallest changes come first."""
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A class of a family, and a spec, equivalent to that of the module, that it may express.
+    """A class of a family, and an equivalent spec that it may express.
 
     Args:
         family, variant: the class.
         model: the equivalent spec.
-        changes: that lead to it.
-        config: that expresses it; None: there is none.
-        expressed: the nearest spec that the class can express; None: the values of its config do not fit at all.
-        error: why there is no config.
+        changes: the changes that lead to the equivalent spec.
+        config: the config that expresses the spec. None means that there is no such config.
+        expressed: the nearest spec that the class can express. None means that no config values fit.
+        error: the reason why there is no config.
     """
 
     family: Family
@@ -287,16 +290,16 @@ class _Candidate:
 
     @cached_property
     def differing(self) -> dict[str, tuple[Any, Any]]:
-        """The fields that the class cannot express: what it can, and what the spec has."""
+        """Fields that the class cannot express, with the value that it can express and the value of the spec."""
         return {} if self.expressed is None else configs.differing_fields(self.expressed, self.model)
 
     @property
     def may_become_expressible(self) -> bool:
-        """Whether an equivalent spec may fit."""
+        """True if an equivalent spec may still fit."""
         return self.expressed is not None and all(map(_CHANGEABLE.search, self.differing))
 
     def try_config(self) -> _Candidate:
-        """Return the candidate with its config, or with what prevents one."""
+        """Return the candidate with its config, or with the error that prevents a config."""
         try:
             return replace(self, config=configs.to_config(self.family, self.variant, self.model))
         except InputError as error:
@@ -304,7 +307,7 @@ class _Candidate:
             return replace(self, expressed=expressed, error=error)
 
     def apply_best_change(self) -> _Candidate | None:
-        """Return the candidate after the change that removes most of the differences; None: no change removes any."""
+        """Return the candidate after the change that removes most differences; None if no change removes any."""
         best, fewest = None, len(self.differing)
         for change in CHANGES:
             other = None if self.expressed is None else _find_equivalent(change, self.model)
@@ -317,7 +320,7 @@ class _Candidate:
         return best
 
     def apply_best_changes(self) -> _Candidate:
-        """Return the candidate after every change that removes differences."""
+        """Return the candidate after all changes that remove differences."""
         nearer = self.apply_best_change()
         return self if nearer is None else nearer.apply_best_changes()
 
@@ -331,21 +334,22 @@ def _find_equivalent(change: Change, model: spec.Model) -> spec.Model | None:
 def choose_family(
     module: Transformer, model_type: str | None, task: TaskRecord | None
 ) -> tuple[Transformer, Family, Variant, dict[str, Any]]:
-    """Return the family to save a module as, and an equivalent module that this family can express.
+    """Return an equivalent module, and the family, class and config that express it.
 
-    The fewer changes lead to the equivalent module the better; among the same number, the earlier family.
+    The module with the fewest changes is chosen; with equally many changes, the earlier family.
 
     Args:
         module: the module.
-        model_type: of the only family that is tried; None: all are.
-        task: of the module's outputs.
+        model_type: the model type of the only family to try. None means all families.
+        task: the task of the module's outputs. None means any task.
 
     Raises:
-        InputError: there is none; the report is of the nearest.
+        InputError: no family can express the module; the report describes the nearest one.
     """
     for _, node in spec.own_parts(module.spec):
         raise InputError(
-            f"no Hugging Face architecture has the part '{node.kind}'; a run directory and Model.save(path) keep it"
+            f"no Hugging Face architecture has the custom module '{node.kind}'; "
+            "save the model with Model.save(path), which keeps it"
         )
     families = registry.list_export_families() if model_type is None else [registry.all_families()[model_type]]
     candidates, stuck = list[_Candidate](), list[_Candidate]()
@@ -368,12 +372,12 @@ def choose_family(
 
 
 def _matching_variants(family: Family, task: TaskRecord | None, model: spec.Model) -> list[Variant]:
-    """The variants that a module may be, those of its task first."""
+    """Return the classes of a family that may express a module, those of its task first."""
     if model.head is None:
         return [variant for variant in family.variants if variant.head is no_head]
     if task is None:
         return list(family.variants)
-    # A class whose outputs are of another form never fits.
+    # A class whose outputs have another form never fits.
     fitting = [
         variant for variant in family.variants if find_task(variant.task).outputs == find_task(task.kind).outputs
     ]
@@ -381,11 +385,11 @@ def _matching_variants(family: Family, task: TaskRecord | None, model: spec.Mode
 
 
 def _make_report(stuck: Sequence[_Candidate], *, is_free: bool) -> InputError:
-    """Describe what the nearest family cannot express."""
+    """Return the error that describes what the nearest family cannot express."""
     known = [candidate for candidate in stuck if candidate.expressed is not None]
     if not known:
         errors = (candidate.error for candidate in stuck if candidate.error is not None)
-        return next(errors, InputError("no family has such a model"))
+        return next(errors, InputError("no Hugging Face family has such a model"))
     nearest = min(known, key=lambda candidate: len(candidate.differing)).apply_best_changes()
     name = f"{nearest.family.model_type} ({nearest.variant.classes[0]})"
     lines = _difference_lines(nearest)
@@ -398,7 +402,7 @@ def _make_report(stuck: Sequence[_Candidate], *, is_free: bool) -> InputError:
 
 
 def _difference_lines(candidate: _Candidate) -> list[str]:
-    """Return one line for each name of a field that the class cannot express."""
+    """Return one line per field name that the class cannot express, with the values on both sides."""
     differing = candidate.differing
     paths_by_field: dict[str, list[str]] = {}
     for path in [path for path in differing if not _CHANGEABLE.search(path)] or differing:
@@ -406,11 +410,13 @@ def _difference_lines(candidate: _Candidate) -> list[str]:
         if name == "kind":
             paths_by_field.setdefault(f"{node.rpartition('.')[2]}.kind", []).append(path)
         elif f"{node}.kind" not in differing:
-            # Nodes of two kinds have other fields anyway.
+            # Nodes of different kinds have different fields anyway.
             paths_by_field.setdefault(name, []).append(path)
     lines = []
     for first, *others in paths_by_field.values():
         theirs, ours = differing[first]
         more = f" (and {len(others)} more like it)" if others else ""
-        lines.append(f"{first}: {configs.format_value(ours)} here, {configs.format_value(theirs)} there{more}")
+        lines.append(
+            f"{first}: {configs.format_value(ours)} in this model, {configs.format_value(theirs)} in the family{more}"
+        )
     return lines

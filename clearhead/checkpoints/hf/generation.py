@@ -1,4 +1,4 @@
-"""Generation settings of a checkpoint: generation_config.json, or the same keys of config.json and of its class."""
+"""Generation settings of a checkpoint, from generation_config.json or the same keys of config.json."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def _default_ids(
     return MappingProxyType({key: index for key, index in ids.items() if index is not None})
 
 
-# The ids of an encoder-decoder's config class: a library that writes a config leaves out the class's defaults, so that
-# an absent key is not an absent token. Source: the configuration classes of the transformers library 5.23.
+# Default ids of the config classes of encoder-decoders. When transformers writes a config, it leaves defaults out. So
+# an absent key does not mean an absent token. Source: the configuration classes of the transformers library 5.23.
 DEFAULT_IDS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
         "bart": _default_ids(2, 1, 0, 2, 2),
@@ -52,16 +52,16 @@ def read_generation_config(
 ) -> GenerationConfig:
     """Read the generation settings of a checkpoint: generation_config.json, else the same keys of config.json.
 
-    A start or an end that the vocabulary of the decoder lacks is left out, and a warning names it.
+    A start or end token outside the decoder's vocabulary is left out, and a warning names it.
 
     Args:
-        folder: folder of the checkpoint.
-        config: content of config.json.
-        module: module of the checkpoint; it may be on the meta device.
-        task: one of the config's `task_specific_params`, which take precedence.
+        folder: the folder of the checkpoint.
+        config: the content of config.json.
+        module: the module of the checkpoint; it may be on the meta device.
+        task: the name of one of the config's `task_specific_params`, which take precedence. None means no task.
 
     Raises:
-        InputError: a file is no JSON object, or has values of a wrong type, or other ids beyond the vocabulary.
+        InputError: a file is not a JSON object, has values of a wrong type, or has other ids outside the vocabulary.
     """
     read = _read(folder, config, task)
     if module.decoder is None:
@@ -69,7 +69,8 @@ def read_generation_config(
     generation_config = read.within(module.num_target_ids, str(folder))
     if generation_config.left_out and task is None:
         warnings.warn(
-            f"{folder}: {' and '.join(generation_config.left_out)} {'is' if len(generation_config.left_out) == 1 else 'are'} beyond the "
+            f"{folder}: {' and '.join(generation_config.left_out)} "
+            f"{'is' if len(generation_config.left_out) == 1 else 'are'} beyond the "
             f"vocabulary of {module.num_target_ids} entries and left out",
             stacklevel=2,
         )
@@ -83,7 +84,7 @@ def _read(folder: Path, config: Mapping[str, Any], task: str | None) -> Generati
     path, settings = folder / GENERATION_CONFIG, dict(config)
     if os.path.lexists(path):
         settings = read_json_object(path, what="a generation_config.json")
-        # Special token ids that the settings lack are those of the model.
+        # config.json provides the special token ids that the settings lack.
         ids = ("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id")
         settings |= {key: config[key] for key in ids if key in config and settings.get(key) is None}
     else:

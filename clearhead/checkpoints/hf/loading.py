@@ -1,4 +1,7 @@
-"""A Hugging Face checkpoint to a module: config to spec, tensors to slots, or one report of every fault."""
+"""Loading of a Hugging Face checkpoint into a module: config to spec and tensors to slots, or one report of all faults.
+
+A slot is an entry of the module's state dict. Names of the checkpoint's tensors are spelled as the family spells them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from clearhead.fast.stored import WeightForm, store
 from clearhead.spec.tasks.record import LabelKind, TaskRecord
 from clearhead.spec.tasks.registry import find_task
 
-# Of a table that is computed again to compare it.
+# Most rows of a table that is computed again for comparison.
 MOST_ROWS = 2**16
 KeepMapped = Callable[[str, torch.dtype], bool]
 
@@ -37,14 +40,14 @@ class LoadedModule:
     """A module that was loaded from a checkpoint.
 
     Args:
-        module: with its weights, in evaluation mode.
-        task: what its outputs are for.
-        config: config.json.
-        family, variant: the family, and which of its classes.
-        prefix: of the stacks' tensors in the file.
-        notes: for the user, though nothing is wrong.
-        unused: tensors that the class does not use and its files may hold; they are saved again.
-        pooling: the modules of sentence-transformers; None: there are none.
+        module: the module in evaluation mode.
+        task: the task of the module's outputs.
+        config: the content of config.json.
+        family, variant: the family, and its class.
+        prefix: the prefix of the stacks' tensors in the file.
+        notes: remarks for the user that are not faults.
+        unused: tensors that files of the class may hold and the class does not use; they are saved again.
+        pooling: the modules of sentence-transformers. None means that there are none.
     """
 
     module: Transformer
@@ -60,11 +63,11 @@ class LoadedModule:
 
 @dataclass(frozen=True)
 class OpenCheckpoint:
-    """A checkpoint of which the headers were read and checked; tensors are read one at a time.
+    """A checkpoint whose headers were read and checked, and from which tensors are read one at a time.
 
     Args:
-        loaded: the checkpoint with its module on the meta device.
-        found: the tensors of the files.
+        loaded: the checkpoint, with its module on the meta device.
+        file_tensors: the tensors of the files.
         sources: the tensors that fill each slot of the module.
     """
 
@@ -73,7 +76,7 @@ class OpenCheckpoint:
     sources: tuple[_SlotSource, ...]
 
     def dtypes(self) -> dict[str, torch.dtype]:
-        """Return the dtype that the file has for each slot of the module, by address."""
+        """Return the dtype in the files for each slot of the module, by address."""
         pooled = {} if self.loaded.pooling is None else self.loaded.pooling.tensors
         return {
             **{address: self.file_tensors.dtype(source) for source in self.sources for address in source.bound.ours},
@@ -81,13 +84,13 @@ class OpenCheckpoint:
         }
 
     def tensors(self, keep: KeepMapped = lambda *_: False) -> Iterator[tuple[str, Tensor]]:
-        """Yield the tensor of each slot of the module, by its address, in the dtype of the file.
+        """Yield the address and the tensor of each slot of the module, in the dtype of the file.
 
-        A tensor lies in a mapping of its own, whose pages leave memory with the tensor, or was just made.
+        Each tensor is a new tensor or has a separate memory mapping, whose pages are freed with the tensor.
 
         Args:
-            keep: whether the caller keeps the tensor of an address in its dtype. It then lies in the mapping of the
-                whole file, if the rule of its slot moves no bytes.
+            keep: function that returns True if the caller keeps the tensor of an address in its dtype. If the rule of
+                the slot moves no bytes, such a tensor stays in the mapping of the whole file.
         """
         for source in self.sources:
             dtype = self.file_tensors.dtype(source)
@@ -101,22 +104,22 @@ def open_checkpoint(directory: Path, *, config: Mapping[str, Any] | None = None)
     """Read the headers of a checkpoint, and find the tensors that fill the slots of its module.
 
     Args:
-        directory: folder with config.json and safetensors.
-        config: content of config.json; None means that the file is read.
+        directory: the folder with config.json and safetensors.
+        config: the content of config.json. None means that the file is read.
 
     Raises:
-        InputError: config keys that are not supported, tensors without a slot, slots without a tensor, other shapes:
-            all in one report.
+        InputError: a config key is not supported, a tensor has no slot, a slot has no tensor, or shapes differ. All
+            faults are in one report.
     """
     config = dict(config or read_config(directory))
     family = registry.find_family(config)
     files = TensorFiles(directory)
     if is_packed(config):
-        # Tensors are dequantized as they are read, and saved as they are held.
+        # Tensors are dequantized while they are read, and saved dequantized.
         files, config = PackedFiles(directory), {key: config[key] for key in config if key != "quantization_config"}
     parsed = configs.parse(family, config)
     _refuse_quantized(directory, config, files)
-    # The modules of sentence-transformers take the place of the class's head.
+    # The modules of sentence-transformers replace the head of the class.
     is_pooled = has_pooling(directory)
     variant = (
         registry.headless_variant(family) if is_pooled else registry.choose_variant(family, config, frozenset(files))
@@ -132,7 +135,7 @@ def open_checkpoint(directory: Path, *, config: Mapping[str, Any] | None = None)
         except InputError as error:
             faults.append(error.as_fault)
         except (RuntimeError, OverflowError, ArithmeticError) as error:
-            faults.append(f"config.json: no model has these sizes: {str(error).splitlines()[0]}")
+            faults.append(f"config.json: no model can have these sizes: {str(error).splitlines()[0]}")
     if module is None:
         raise InputError.from_faults(faults, subject=str(directory))
     sources = file_tensors.sources(module, is_tied=bool(values.get("tie_word_embeddings")), faults=faults)
@@ -152,12 +155,12 @@ def load_module(
     """Load a checkpoint, tensor by tensor.
 
     Args:
-        directory: folder with config.json and safetensors.
-        config: content of config.json; None means that the file is read.
-        form: the form in which the module holds its weights; None means float32, for files of any dtype.
+        directory: the folder with config.json and safetensors.
+        config: the content of config.json. None means that the file is read.
+        form: the form in which the module holds its weights. None means float32, whatever the dtype of the files.
 
     Raises:
-        InputError: as for `open_checkpoint`, or the weights do not fit into memory.
+        InputError: same cases as in `open_checkpoint`, or the weights do not fit into memory.
     """
     checkpoint = open_checkpoint(directory, config=config)
     module = checkpoint.loaded.module
@@ -177,7 +180,7 @@ def _refuse_quantized(directory: Path, config: Mapping[str, Any], files: TensorF
     if kind is not None:
         raise InputError(
             f"{directory}: the weights are quantized as {kind}, which is not supported; "
-            "use the checkpoint from before quantization"
+            "use the original checkpoint without quantization"
         )
 
 
@@ -186,7 +189,7 @@ def _with_pooling(loaded: LoadedModule, directory: Path) -> LoadedModule:
     top = model.encoder or model.decoder
     assert top is not None, "a validated model has a stack"
     if model.encoder is not None and model.decoder is not None:
-        raise InputError(f"{directory}: pooling needs a model of one stack, and this checkpoint has two")
+        raise InputError(f"{directory}: pooling needs a model with one stack, got an encoder and a decoder")
     positions = loaded.config.get("max_position_embeddings", loaded.config.get("n_positions"))
     pooling = read_pooling(directory, width=top.width, positions=positions)
     task = TaskRecord(kind="embed", max_length=pooling.max_length, prompt=pooling.prompt)
@@ -195,14 +198,14 @@ def _with_pooling(loaded: LoadedModule, directory: Path) -> LoadedModule:
 
 
 def bind_rules(family: Family, variant: Variant, prefix: str, module: Transformer) -> tuple[list[BoundRule], list[str]]:
-    """Bind the rules of a family to a module; also return the addresses without a rule."""
+    """Return the rules of a family bound to a module, and the addresses that have no rule."""
     stacks = (replace(rule, theirs=tuple(prefix + name for name in rule.theirs)) for rule in family.rules)
     return bind((*stacks, *variant.rules), module.state_dict(), module.spec)
 
 
 @dataclass(frozen=True)
 class _SlotSource:
-    """A rule with the tensors of the files that it reads, by our spelling of their names; none: zeros."""
+    """A rule, and the names of the tensors that it reads; without names the slots are filled with zeros."""
 
     bound: BoundRule
     names: tuple[str, ...]
@@ -210,7 +213,7 @@ class _SlotSource:
 
 @dataclass(frozen=True)
 class _FileTensors:
-    """The tensors of a file as the family spells their names, and which of them have been used."""
+    """Tensors of the files by the family's spelling of their names, with a record of the tensors that were used."""
 
     family: Family
     variant: Variant
@@ -223,7 +226,7 @@ class _FileTensors:
 
     @staticmethod
     def of(family: Family, variant: Variant, files: TensorFiles) -> _FileTensors:
-        """Find out whether the names of the stacks have their prefix, and how norms are spelled."""
+        """Create the record; find out whether names have the family's prefix, and map old names of norms."""
         prefix = family.prefix_of(variant)
         prefixed = bool(prefix) and any(name.startswith(prefix) for name in files)
         spelled = {re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name): name for name in files}
@@ -234,16 +237,16 @@ class _FileTensors:
         return self.files[self.names[name]]
 
     def are_equal(self, first: str, second: str) -> bool:
-        """Whether two tensors of the file are equal."""
+        """Return whether two tensors of the files are equal bit for bit."""
         return self.files.is_same(self.names[first], self.names[second])
 
     def table_names(self, is_tied: bool) -> list[str]:
-        """Every name that the token embedding may have."""
+        """Return all names that the token embedding may have."""
         names = [self.prefix + name for name in (self.family.table, *self.family.table_copies)]
         return [*names, self.variant.output] if is_tied and self.variant.output else names
 
     def sources(self, module: Transformer, *, is_tied: bool, faults: list[str]) -> list[_SlotSource]:
-        """Return the tensors that fill each slot of a module; faults are added to the list."""
+        """Return the tensors that fill each slot of a module, and append faults to the list."""
         bounds, without_rule = bind_rules(self.family, self.variant, self.prefix, module)
         assert not without_rule, f"{self.family.model_type} has no rule for {without_rule}"
         sources = []
@@ -260,7 +263,7 @@ class _FileTensors:
         return sources
 
     def _check_shapes(self, source: _SlotSource, shown: str, faults: list[str]) -> None:
-        """Add a fault if the tensors of a rule do not have the shapes that its slots need."""
+        """Append a fault if the tensors of a rule do not have the shapes that its slots need."""
         theirs = [torch.empty(self._shape(name), device="meta") for name in source.names]
         try:
             tensors = source.bound.load(theirs)
@@ -272,18 +275,18 @@ class _FileTensors:
             faults.append(f"'{shown}' has the shape {self._shape(shown)}, the config needs {needs}")
 
     def dtype(self, source: _SlotSource) -> torch.dtype:
-        """Return the dtype of the tensors that a rule makes."""
+        """Return the dtype of the tensors that a rule returns."""
         dtypes = [FLOATS[self.files.headers[self.names[name]].dtype] for name in source.names]
         return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
     def read(self, source: _SlotSource, *, is_kept: bool) -> list[Tensor]:
-        """Return the tensors of a rule; kept ones lie in the mapping of their whole file."""
+        """Return the tensors of a rule; tensors that are kept stay in the mapping of their whole file."""
         dtype, bound = self.dtype(source), source.bound
         if not source.names:
             return list(map(torch.zeros, bound.slots.shapes))
         read = self.files.__getitem__ if is_kept else self.files.read
         tensors = bound.load([read(self.names[name]).to(dtype) for name in source.names])
-        # Kernels read a matrix row by row. Views of a mapped file stay there, whatever their strides.
+        # Kernels read matrices row by row. Views stay in the mapped file, whatever their strides.
         return tensors if bound.is_view else [tensor.contiguous() for tensor in tensors]
 
     def _shape(self, name: str) -> list[int]:
@@ -292,7 +295,7 @@ class _FileTensors:
     def _alternatives(self, group: tuple[str, ...], is_tied: bool) -> list[str]:
         tables = self.table_names(is_tied)
         wanted: Sequence[str] = tables if group[0] == tables[0] else group
-        # Where each stack has a token embedding of its own, the output may be tied to the last.
+        # If the stacks have separate token embeddings, the output may be tied to the last one.
         if (
             is_tied
             and self.variant.output
@@ -303,13 +306,13 @@ class _FileTensors:
         return [name for name in wanted if name in self.names]
 
     def _take(self, names: Sequence[str], faults: list[str]) -> str:
-        """Choose among the names of a tensor: token embeddings must all be equal, else the last counts."""
+        """Choose one of several names of a tensor: the last one; copies of a token embedding must be equal."""
         self.used.update(names)
         chosen = names[0] if names[0] == self.prefix + self.family.table else names[-1]
         for name in names:
             if name != chosen and not self.are_equal(chosen, name):
                 if name in self.table_names(True):
-                    faults.append(f"'{name}' and '{chosen}' should be the same token embedding, but differ")
+                    faults.append(f"'{name}' and '{chosen}' must be the same token embedding, but differ")
                 else:
                     self.notes.append(f"'{name}' differs from '{chosen}' and is not used")
                     self.overruled[name] = self[name]
@@ -319,7 +322,7 @@ class _FileTensors:
         return chosen
 
     def account_for_unused(self, model: spec.Model, faults: list[str]) -> dict[str, Tensor]:
-        """Account for the tensors that were not used; return those that files of the class may hold."""
+        """Append faults for tensors without a slot; return the unused tensors that files of the class may hold."""
         unused, computed = dict(self.overruled), dict[str, Tensor]()
         known = [name for name in self.used if name in self.names]
         constants = {constant.name: constant for constant in self.family.constants}
@@ -334,12 +337,12 @@ class _FileTensors:
                 if table.shape != self[name].shape or not torch.allclose(
                     table, self[name].float(), rtol=0.0, atol=1e-6
                 ):
-                    faults.append(f"'{name}' differs from the table that is computed here")
+                    faults.append(f"'{name}' differs from the table that clearhead computes")
                 computed[name] = self[name]
             elif self.variant.leaves_unused(name):
                 unused[name] = self[name]
             else:
-                # A search for the nearest name takes a while: not for names that the report leaves out.
+                # Searching for the nearest name is slow: skip names that the report leaves out.
                 hint = did_you_mean(name, known) if len(faults) < MOST_FAULTS else ""
                 faults.append(f"'{name}' has no slot in {self.variant.classes[0]}{hint}")
         if unused:
@@ -349,7 +352,7 @@ class _FileTensors:
 
 
 def _decide_tying(file_tensors: _FileTensors, values: Values) -> Values:
-    """Let the tensors decide whether the output is tied to the token embedding."""
+    """Return the config values with the tying of output and token embedding that the tensors show."""
     output = file_tensors.variant.output
     tables = [
         file_tensors.prefix + name for name in (file_tensors.family.table, *reversed(file_tensors.family.table_copies))
@@ -379,6 +382,6 @@ def _read_task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskR
 
 
 def hf_tensors(bounds: Sequence[BoundRule], tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield their tensors for ours by address: the names of each, and the tensor."""
+    """Yield the checkpoint's tensors for a module's tensors by address: the names of each tensor, and the tensor."""
     for bound in bounds:
         yield from zip(bound.theirs, bound.save([tensors[address] for address in bound.ours]), strict=True)

@@ -1,7 +1,9 @@
-"""The pooling of a sentence-transformers checkpoint: `modules.json` to a head, and back.
+"""Pooling of a sentence-transformers checkpoint: conversion of `modules.json` to a head, and back.
 
-The first module is the checkpoint itself; those after it are a pool, linear layers and a normalization, each with a
-folder of settings. Source: arXiv 1908.10084, section 3; the layout is that of released checkpoints.
+The first module is the checkpoint itself. The next modules are pools, linear layers and normalizations, each with a
+folder for its settings.
+
+Source: arXiv 1908.10084, section 3; the layout is that of released checkpoints.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ from clearhead.spec.base import Count
 MODULES, LIMITS, PROMPTS, SETTINGS = (
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "config.json",
 )  # fmt: skip
-# The first module is read from the first of these files that is there.
+# Settings of the first module are in the first existing file sentence_KIND_config.json.
 _KINDS = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 _TOKENIZER = "tokenizer_config.json"
 _TYPE = "sentence_transformers.models."
-# Their names, and the pools of a spec, in the order in which the library joins the vectors of several.
+# Names of pooling modes and their modes in a spec, in the order in which sentence-transformers joins several vectors.
 _MODES: Mapping[str, spec.PoolMode] = MappingProxyType(
     {
         "cls": "first", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "root", "weightedmean": "weighted",
@@ -40,7 +42,7 @@ _MODES: Mapping[str, spec.PoolMode] = MappingProxyType(
     }
 )  # fmt: skip
 _NAMES = {mode: name for name, mode in _MODES.items()}
-# The older keys, one for each kind.
+# Older keys, one for each pooling mode.
 _FLAGS = {
     f"pooling_mode_{name}" + {"cls": "_token", "lasttoken": "", "mean_sqrt_len_tokens": ""}.get(name, "_tokens"): name
     for name in _MODES
@@ -75,7 +77,7 @@ class _PoolSettings(BaseModel):
 
     @property
     def modes(self) -> list[str]:
-        """The kinds of pooling, in the order of their vectors; the mean where none is named."""
+        """Pooling modes in the order of their vectors; the mean if none is named."""
         if isinstance(self.pooling_mode, str):
             return [self.pooling_mode]
         return self.pooling_mode or [name for flag, name in _FLAGS.items() if getattr(self, flag)] or ["mean"]
@@ -104,7 +106,7 @@ class _ProcessingSettings(BaseModel):
 
 
 class _TokenizerSettings(BaseModel):
-    # A tokenizer without a limit has a number beyond any text.
+    # A tokenizer without a limit has a huge number.
     model_max_length: Annotated[float, Field(ge=3)] | None = None
     max_len: Annotated[float, Field(ge=3)] | None = None
 
@@ -118,7 +120,7 @@ class _LengthSettings(BaseModel):
 
     @property
     def longest(self) -> int | float | None:
-        """The longest text that the settings name, in tokens: the library reads the most special one."""
+        """Longest text that the settings name, in tokens: the first one in the order of sentence-transformers."""
         texts = (self.processing_kwargs.common, self.processing_kwargs.text)
         named: list[int | float | None] = [text.max_length for text in texts if text is not None]
         named += [self.tokenizer_args.model_max_length, self.processor_kwargs.model_max_length, self.max_seq_length]
@@ -132,14 +134,14 @@ class _PromptSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Pooling:
-    """The modules after the first.
+    """Modules of sentence-transformers after the first, as a head.
 
     Args:
-        head: of the model that embeds texts.
-        tensors: of the head's linear layers, by their addresses.
-        max_length: texts are truncated to so many tokens, special ones included; None: they are not.
-        prompt: text in front of every text.
-        files: the settings by their path in the folder.
+        head: the head that makes vectors.
+        tensors: the tensors of the head's linear layers, by address.
+        max_length: the longest text in tokens, with special tokens. Longer texts are truncated. None means no limit.
+        prompt: the text in front of every text.
+        files: the settings by their paths in the folder.
     """
 
     head: spec.Head
@@ -150,20 +152,20 @@ class Pooling:
 
 
 def has_pooling(directory: Path) -> bool:
-    """Whether a checkpoint is one of sentence-transformers."""
+    """Return whether a folder is a sentence-transformers checkpoint."""
     return os.path.lexists(directory / MODULES)
 
 
 def read_pooling(directory: Path, *, width: int, positions: int | None) -> Pooling:
-    """Read the modules behind the first.
+    """Read the modules after the first.
 
     Args:
-        directory: of the checkpoint.
-        width: of its states.
-        positions: `max_position_embeddings` of its config; None: it has none.
+        directory: the folder of the checkpoint.
+        width: the width of the hidden states.
+        positions: `max_position_embeddings` of the config. None means that the config has no such key.
 
     Raises:
-        InputError: a module, a setting or a size that is not supported; every fault is named.
+        InputError: a module, a setting or a size is not supported; every fault is named.
     """
     modules = read_json(file_inside(directory, MODULES), what="a list of modules")
     reader = _ModuleReader(directory, width)
@@ -171,7 +173,7 @@ def read_pooling(directory: Path, *, width: int, positions: int | None) -> Pooli
         reader.add_module(index, module.type, module.path)
     reader.read_limits(positions)
     if not any(isinstance(layer, spec.Pool) for layer in reader.layers):
-        reader.faults.append(f"{MODULES} has no Pooling, so there would be no embedding of a text")
+        reader.faults.append(f"{MODULES} has no Pooling module, which a vector for a text needs")
     if reader.faults:
         raise InputError.from_faults(reader.faults, subject=str(directory))
     files = {MODULES: modules} | reader.files
@@ -180,7 +182,7 @@ def read_pooling(directory: Path, *, width: int, positions: int | None) -> Pooli
 
 @dataclass
 class _ModuleReader:
-    """Reads the modules in their order into the layers of a head."""
+    """Reader of the modules, in order, into the layers of a head."""
 
     directory: Path
     width: int
@@ -196,7 +198,9 @@ class _ModuleReader:
         """Add a module to the head."""
         name = kind.rpartition(".")[2]
         if (index == 0) != (name == "Transformer") or (index == 0 and path):
-            self.faults.append(f"{MODULES}: entry {index} is {kind} in '{path}'; the first is a Transformer in ''")
+            self.faults.append(
+                f"{MODULES}: entry {index} is {kind} in '{path}'; expected a Transformer in '' as the first entry only"
+            )
         elif name == "Pooling":
             self._add_pool(path)
         elif name == "Dense":
@@ -205,14 +209,14 @@ class _ModuleReader:
             self.layers.append(spec.L2Normalize())
         elif index:
             self.faults.append(
-                f"{MODULES}: a module of the type {kind} is not supported; Pooling, Dense and Normalize are"
+                f"{MODULES}: a module of the type {kind} is not supported; expected Pooling, Dense or Normalize"
             )
 
     def read_limits(self, positions: int | None) -> None:
-        """Read the greatest length of texts, and refuse settings that would change them.
+        """Read the maximum length of texts and the prompt, and refuse settings that would change texts.
 
         Args:
-            positions: as for `read_pooling`.
+            positions: same as in `read_pooling`.
         """
         names = [f"sentence_{kind}_config.json" for kind in _KINDS]
         name = next((name for name in names if os.path.lexists(self.directory / name)), None)
@@ -225,7 +229,7 @@ class _ModuleReader:
             self._read_prompt()
 
     def _tokenizer_limit(self, positions: int | None) -> int | float:
-        """Return the longest text of the tokenizer's settings and of the positions, in tokens."""
+        """Return the longest text in tokens that both the tokenizer's settings and the positions allow."""
         path = self.directory / _TOKENIZER
         bounds: list[int | float] = [] if positions is None or positions == -1 else [positions]
         if os.path.lexists(path):
@@ -234,7 +238,7 @@ class _ModuleReader:
         return min(bounds, default=math.inf)
 
     def _read_prompt(self) -> None:
-        """Read the prompt in front of every text."""
+        """Read the prompt that is put in front of every text."""
         settings = self._read_settings("", PROMPTS, _PromptSettings)
         prompts, name = settings.prompts or {}, settings.default_prompt_name
         if name is not None and name not in {"query", "document", *prompts}:
@@ -260,14 +264,14 @@ class _ModuleReader:
         others += [mode for mode in modes if mode not in _MODES]
         if others:
             self.faults.append(
-                f"{path}/{SETTINGS}: {', '.join(others)} is not supported; the kinds of pooling are {', '.join(_MODES)}"
+                f"{path}/{SETTINGS}: {', '.join(others)} is not supported; supported pooling modes: {', '.join(_MODES)}"
             )
             return
         self.includes_prompt = settings.include_prompt
         size = settings.word_embedding_dimension or settings.embedding_dimension or self.width
         if size != self.width:
             self.faults.append(
-                f"{path}/{SETTINGS}: the pool is for a width of {size}, but hidden states have {self.width}"
+                f"{path}/{SETTINGS}: the pool has a width of {size}; expected {self.width}, that of hidden states"
             )
         chosen = tuple(_MODES[mode] for mode in modes)
         self.layers.append(spec.Pool(by=chosen if len(chosen) > 1 else chosen[0]))
@@ -281,7 +285,7 @@ class _ModuleReader:
         )  # fmt: skip
         if width != self.width:
             self.faults.append(
-                f"{path}/{SETTINGS}: a linear layer from {width} to {size} cannot follow a width of {self.width}"
+                f"{path}/{SETTINGS}: a linear layer has {width} inputs and {size} outputs; expected {self.width} inputs"
             )
             return
         if function not in _ACTIVATIONS:
@@ -310,12 +314,12 @@ class _ModuleReader:
 
 
 def with_head(module: Transformer, head: spec.Head | None, tensors: Mapping[str, Tensor]) -> Transformer:
-    """Return the same stacks with another head; the tensors of the stacks are shared, not copied.
+    """Return a module with the same stacks and another head; the tensors of the stacks are shared, not copied.
 
     Args:
-        module: with a head or without one.
-        head: the new one; None: none.
-        tensors: of the new head, by address.
+        module: the module, with or without a head.
+        head: the new head. None means no head.
+        tensors: the tensors of the new head, by address.
 
     Raises:
         InputError: the head does not fit.
@@ -326,7 +330,7 @@ def with_head(module: Transformer, head: spec.Head | None, tensors: Mapping[str,
 
 
 def makes_vectors(model: spec.Model) -> bool:
-    """Whether a head pools the states of one stack, and sentence-transformers has modules for all of its layers."""
+    """Return whether a head pools one stack and sentence-transformers has modules for all layers of the head."""
     layers = model.head.layers if model.head and (model.encoder is None or model.decoder is None) else ()
     kinds = (spec.Pool, spec.Linear, spec.Activation, spec.L2Normalize)
     return any(isinstance(layer, spec.Pool) for layer in layers) and all(isinstance(layer, kinds) for layer in layers)
@@ -335,17 +339,17 @@ def makes_vectors(model: spec.Model) -> bool:
 def write_pooling(
     directory: Path, module: Transformer, loaded: Pooling | None, *, max_length: int | None, prompt: str
 ) -> None:
-    """Write the modules of a head beside its checkpoint.
+    """Write the head of a model as modules into the folder of its checkpoint.
 
     Args:
-        directory: of the checkpoint.
-        module: with a head that embeds texts.
-        loaded: the head as it was loaded; None, or another head: new settings are written.
-        max_length: the longest text, in tokens.
-        prompt: text in front of every text.
+        directory: the folder of the checkpoint.
+        module: the module with a head that makes vectors.
+        loaded: the pooling that was loaded. If it is None or has another head, new settings are written.
+        max_length: the longest text in tokens. None means no limit.
+        prompt: the text in front of every text.
 
     Raises:
-        InputError: sentence-transformers has no module for a part of the head.
+        InputError: sentence-transformers has no module for a layer of the head.
     """
     assert module.spec.head is not None and makes_vectors(module.spec), "a head that embeds texts"
     files, linear_folders = _pooling_files(module.spec, max_length)
@@ -365,7 +369,7 @@ def write_pooling(
 
 
 def _pooling_files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings by their paths, and the folder of each linear layer of the head."""
+    """Return the settings by their paths, and the folder of each linear layer of the head by its address."""
     top = model.decoder or model.encoder
     assert top is not None and model.head is not None, "a validated model has a stack"
     width, layers = top.width, list(model.head.layers)

@@ -1,4 +1,4 @@
-"""The registry of families: every one in `families/`, found by walking that package."""
+"""Registry of families: all records of the modules in `families/`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from clearhead.checkpoints.hf import families
 from clearhead.checkpoints.hf.mapping import blocks
 from clearhead.checkpoints.hf.mapping.family import Family, Variant
 
-# The families that most libraries read are tried first when a model is saved.
+# Families that most libraries read; saving tries them first.
 _FIRST = ("llama", "gpt2", "bert", "modernbert", "marian", "bart", "t5")
 
 
 @cache
 def all_families() -> Mapping[str, Family]:
-    """Every family by its model type."""
+    """Return all families by model type."""
     by_type: dict[str, Family] = {}
     for info in pkgutil.iter_modules(families.__path__):
         for family in importlib.import_module(f"{families.__name__}.{info.name}").FAMILIES:
@@ -31,7 +31,7 @@ def all_families() -> Mapping[str, Family]:
 
 
 def list_export_families() -> list[Family]:
-    """Return every family, those that most libraries read before the others."""
+    """Return all families in the order in which saving tries them: first those that most libraries read."""
     known = all_families()
     return [known[name] for name in dict.fromkeys((*_FIRST, *known))]
 
@@ -40,12 +40,12 @@ def find_family(config: Mapping[str, Any]) -> Family:
     """Return the family of a config.
 
     Raises:
-        InputError: the config has no model type, or one that is not known; the nearest known ones are named.
+        InputError: the config has no model type, or its model type is not known.
     """
     model_type = config.get("model_type")
     known = all_families()
     if not isinstance(model_type, str):
-        raise InputError("config.json has no model_type")
+        raise InputError("config.json has no model_type: add the one of the model's family, such as llama")
     if model_type not in known:
         raise InputError(
             f"config.json: model_type '{model_type}' is not known{did_you_mean(model_type, known)}; "
@@ -55,9 +55,9 @@ def find_family(config: Mapping[str, Any]) -> Family:
 
 
 def choose_variant(family: Family, config: Mapping[str, Any], names: frozenset[str]) -> Variant:
-    """Return the variant that a config names; where it names none, the first whose own tensors are all in the file.
+    """Return the variant that a config names, or else the first whose head tensors are all in the file.
 
-    A class of two forms is two variants, which are told apart by their tensors.
+    A class with two forms has two variants, and its tensors decide between them.
 
     Raises:
         InputError: the class is not supported.
@@ -92,14 +92,14 @@ def choose_variant(family: Family, config: Mapping[str, Any], names: frozenset[s
 
 
 def headless_variant(family: Family) -> Variant:
-    """Return the class without a head, of the encoder alone where there is one; other heads are unused in it.
+    """Return the class without a head, if possible of the encoder alone; tensors of other heads are unused in it.
 
     Raises:
         InputError: the family has no such class.
     """
     bare_variants = [candidate for candidate in family.variants if candidate.head is blocks.no_head]
     if not bare_variants:
-        raise InputError(f"config.json: {family.model_type} has no class without a head")
+        raise InputError(f"config.json: {family.model_type} has no class without a head, which pooling needs")
     chosen = next((candidate for candidate in bare_variants if not candidate.has_decoder), bare_variants[0])
     heads = (
         rf"{re.escape(name)}(\..+)?"
@@ -111,7 +111,7 @@ def headless_variant(family: Family) -> Variant:
 
 
 def _is_held(variant: Variant, names: frozenset[str]) -> bool:
-    """Whether a file has a tensor for every rule of a variant's head that it must have."""
+    """Return whether a file has all tensors that the head of a variant needs."""
     needed = [rule.theirs for rule in variant.rules if rule.theirs[0] != variant.output and not rule.zeros]
     return bool(needed) and all(
         any(stored == name or stored.startswith(f"{name}.") for name in theirs for stored in names) for theirs in needed

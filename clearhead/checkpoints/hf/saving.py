@@ -1,4 +1,4 @@
-"""Saving of Hugging Face checkpoints: the rules of loading reversed, and the files of the tokenizer."""
+"""Saving of Hugging Face checkpoints: reversed loading rules, and the files of the tokenizer."""
 
 from __future__ import annotations
 
@@ -51,27 +51,26 @@ def save_checkpoint(
     """Write a model as a Hugging Face checkpoint.
 
     Args:
-        module: whose weights are written.
-        folder: an empty one.
-        tokenizers: of the model.
-        task: what its outputs are for.
-        hf_checkpoint: the checkpoint that it came from; None: a model that was trained here.
-        max_shard_size: bytes of tensors in a file.
-        weights: the weights by address, one after the other, for a model that `can_stream`; None means those of the
-            module.
+        module: the module to save.
+        folder: an empty folder.
+        tokenizers: the tokenizers of the model.
+        task: the task of the module's outputs.
+        hf_checkpoint: the checkpoint that the model came from. None means a model trained with clearhead.
+        max_shard_size: the maximum size of the tensors in a file, in bytes.
+        weights: a stream of weights by address, for a model that `can_stream`. None means the weights of the module.
 
     Returns:
         The model type of the family that was written.
 
     Raises:
-        InputError: no family can express the model, or it has two tokenizers.
+        InputError: no family can express the model, or source and target have different tokenizers.
     """
     refuse_quantized(module, "the layout of the hub")
     module = _without_standardization(module, task)
     if hf_checkpoint is not None:
         return _save_again(module, folder, tokenizers, task, hf_checkpoint, max_shard_size, weights)
     if not tokenizers.joint:
-        raise InputError("a Hugging Face checkpoint has one tokenizer, and this model two: train with joint = true")
+        raise InputError("a Hugging Face checkpoint has one tokenizer, this model has two: train with joint = true")
     roles = tokenizers.target.roles
     ids = _token_ids(module, roles)
     family = save_module(module, folder, task=task, token_ids=ids, max_shard_size=max_shard_size)
@@ -81,21 +80,21 @@ def save_checkpoint(
     )
     _write_tokenizer(tokenizers.source, folder, special_tokens)
     if module.decoder is not None:
-        # Our own generation never returns start and padding tokens either.
+        # clearhead's generation never returns start and padding tokens either.
         settings = ids | {"suppress_tokens": sorted({roles.bos, roles.pad} - {roles.eos})}
         write_json(folder / GENERATION_CONFIG, settings, is_indented=True)
     return family.model_type
 
 
 def can_stream(module: Transformer, task: TaskRecord, hf_checkpoint: HFCheckpoint | None) -> bool:
-    """Return whether the weights of a model can be written one after the other, each as its family has it.
+    """Return whether the weights of a model can be written as a stream, without the whole model in memory.
 
-    They can if the model is still one of the family of its checkpoint. Otherwise an equivalent model is searched, which
-    may change any of the weights.
+    They can if the family of the model's checkpoint can still express the model. Otherwise saving looks for an
+    equivalent model, in which any weight may change.
 
     Args:
-        module: the model; on any device.
-        task, hf_checkpoint: as for `save_checkpoint`.
+        module: the module, on any device.
+        task, hf_checkpoint: same as in `save_checkpoint`.
     """
     is_of_family = hf_checkpoint is not None and hf_checkpoint.loaded is not None
     is_unscaled = (task.number_mean, task.number_scale) == (0.0, 1.0)
@@ -112,7 +111,7 @@ def _save_again(
     max_shard_size: int,
     weights: Stream | None,
 ) -> str:
-    """Write a model in the family of its checkpoint, with the files of its tokenizer if that is unchanged."""
+    """Write a model in the family of its checkpoint; the tokenizer files are copied if the tokenizer is unchanged."""
     model_type, loaded = str(hf_checkpoint.config.get("model_type")), hf_checkpoint.loaded
     module = _with_expressible_dropout(module, loaded)
     save_module(
@@ -127,7 +126,10 @@ def _save_again(
     copy_files(hf_checkpoint.folder, folder)
     if _fingerprints(tokenizers) != _fingerprints(load_tokenizers(hf_checkpoint.folder).pair):
         if not tokenizers.joint:
-            raise InputError("the two tokenizers differ from the checkpoint's, and a checkpoint has one file for both")
+            raise InputError(
+                "a Hugging Face checkpoint has one tokenizer.json, but this model has two changed tokenizers: "
+                "train with joint = true"
+            )
         for name in TOKENIZER_FILES:
             (folder / name).unlink(missing_ok=True)
         _write_tokenizer(tokenizers.source, folder, tokenizers.source.special_tokens)
@@ -135,10 +137,10 @@ def _save_again(
 
 
 def _without_standardization(module: Transformer, task: TaskRecord) -> Transformer:
-    """Return a module that predicts numbers without standardization, because a config has no place for the scale.
+    """Return a module with the mean and scale of its predicted numbers in the last layer: a config cannot hold them.
 
     Raises:
-        InputError: the last layer has no bias for the mean.
+        InputError: the last layer has no bias, which the mean needs.
     """
     if (task.number_mean, task.number_scale) == (0.0, 1.0):
         return module
@@ -147,8 +149,8 @@ def _without_standardization(module: Transformer, task: TaskRecord) -> Transform
     tensors = plain_state(module)
     if f"{last}.bias" not in tensors:
         raise InputError(
-            f"the outputs of this model are differences from {task.number_mean:g}, and its last layer has no bias to "
-            "add it to"
+            f"this model predicts differences from the mean {task.number_mean:g}, and its last layer needs a bias for "
+            "the mean: save it with Model.save(path)"
         )
     tensors[f"{last}.weight"] = tensors[f"{last}.weight"] * task.number_scale
     tensors[f"{last}.bias"] = tensors[f"{last}.bias"] * task.number_scale + task.number_mean
@@ -156,7 +158,7 @@ def _without_standardization(module: Transformer, task: TaskRecord) -> Transform
 
 
 def _with_expressible_dropout(module: Transformer, loaded: LoadedModule | None) -> Transformer:
-    """Return the module with the dropout of its config, where the family cannot express that of the last training."""
+    """Return the module with the dropout of its config if the family cannot express its own dropout."""
     if loaded is None:
         return module
     try:
@@ -169,7 +171,7 @@ def _with_expressible_dropout(module: Transformer, loaded: LoadedModule | None) 
 
 
 def _fingerprints(tokenizers: TokenizerPair) -> list[str]:
-    """Return the fingerprints of tokenizers, whatever their special tokens."""
+    """Return the fingerprints of tokenizers, without regard to special tokens."""
     return [
         tokenizer.with_special_tokens(SpecialTokens()).fingerprint
         for tokenizer in (tokenizers.source, tokenizers.target)
@@ -180,13 +182,16 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path, special_tokens: Special
     """Write a tokenizer.json with a template for special tokens.
 
     Raises:
-        InputError: the tokenizer is of a kind that no tokenizer.json can hold.
+        InputError: a tokenizer.json cannot contain this kind of tokenizer.
     """
     path = folder / "tokenizer.json"
     tokenizer.save(path)
     document = read_json_object(path, what="a tokenizer.json")
     if "added_tokens" not in document:
-        raise InputError("the tokenizer runs a SentencePiece model, which a changed tokenizer.json cannot hold")
+        raise InputError(
+            "the tokenizer runs a SentencePiece model, which a tokenizer.json cannot contain: save it with "
+            "Model.save(path)"
+        )
     entries = {token["id"]: token["content"] for token in document["added_tokens"]}
     single, pair = special_tokens.single, special_tokens.pair or (*special_tokens.single, ("B", 1))
     ids = {item for item, _ in (*single, *pair) if not isinstance(item, str)}
@@ -212,7 +217,7 @@ def _template_item(item: int | str, segment: int, entries: Mapping[int, str]) ->
 
 
 def _token_ids(module: Transformer, roles: TokenRoles) -> dict[str, int]:
-    """Return the ids that a config names; a class that labels texts finds their ends by that of the padding."""
+    """Return the special token ids for a config; classes that label texts find their ends by the padding id."""
     ids = {"bos_token_id": roles.bos, "eos_token_id": roles.eos, "pad_token_id": roles.pad}
     has_both = module.encoder is not None and module.decoder is not None
     return ids | ({"decoder_start_token_id": roles.bos} if has_both else {})
@@ -229,17 +234,18 @@ def save_module(
     max_shard_size: int = LARGEST_SHARD,
     weights: Stream | None = None,
 ) -> Family:
-    """Write config.json and model.safetensors, or several files and an index of them.
+    """Write config.json and model.safetensors, or several shards and their index.
 
     Args:
-        module: whose weights are written, in the dtype that they have.
-        directory: made where it is missing.
-        loaded: the module as it was loaded; brings settings that are not in the spec, and unused tensors.
-        task: names the labels of a head.
-        model_type: the family to save as, for a module that was not loaded; None: the first that can express the spec.
-        token_ids: of padding, start and end by their keys of a config, for a module that was not loaded.
-        max_shard_size: bytes of tensors in a file.
-        weights: the weights by address, one after the other; None means those of the module.
+        module: the module to save; weights keep their dtype.
+        directory: the folder, created if it is missing.
+        loaded: the module as it was loaded, with settings that are not in the spec, and unused tensors. None means that
+            the module was not loaded.
+        task: the task of the module, whose labels are written. None means the task of `loaded`.
+        model_type: the family to save as if the module was not loaded. None means the first that can express the spec.
+        token_ids: the ids of padding, start and end by their config keys, if the module was not loaded.
+        max_shard_size: the maximum size of the tensors in a file, in bytes.
+        weights: a stream of weights by address. None means the weights of the module.
 
     Returns:
         The family that was written.
@@ -256,7 +262,7 @@ def save_module(
     else:
         module, family, variant, config = choose_family(module, model_type, task)
         prefix = family.prefix_to_save(variant)
-        # Where positions begin after the padding id, the spec decides it.
+        # If positions begin after the padding id, the spec determines this id.
         config |= {name: index for name, index in token_ids.items() if name not in {key.name for key in family.keys}}
     if task is not None and task.labels:
         config |= label_names(task.labels)
@@ -289,7 +295,7 @@ def _save_pooled(
     token_ids: Mapping[str, int],
     max_shard_size: int,
 ) -> Family:
-    """Write the stacks as a checkpoint without a head, and the head as the modules beside it."""
+    """Write the stacks as a checkpoint without a head, and the head as modules of sentence-transformers."""
     stacks, pooling = with_head(module, None, {}), None
     if loaded is not None:
         pooling = loaded.pooling
@@ -305,15 +311,15 @@ def _save_pooled(
 def module_to_hf_tensors(
     module: Transformer, family: Family, variant: Variant, prefix: str, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return tensors by a module's addresses (weights, or their gradients) by the family's names.
+    """Convert weights or gradients by a module's addresses to tensors by the family's names.
 
     Raises:
-        InputError: the family has no name for some of them.
+        InputError: the family has no name for some addresses.
     """
     named: dict[str, Tensor] = {}
     bounds, is_tied = _bind_all(module, family, variant, prefix)
     for names, tensor in hf_tensors(bounds, tensors):
-        # Where the output is not tied, the classes have a separate tensor for each name.
+        # If the output is not tied, the classes have a separate tensor for each name.
         for name in names[:1] if is_tied else names:
             named[name] = tensor.clone() if name != names[0] else tensor
     return named
@@ -340,12 +346,12 @@ def _rename_stream(
     prefix: str,
     tensors: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a checkpoint for weights that come one after the other.
+    """Convert a stream of weights to a stream of the checkpoint's tensors.
 
     Args:
-        weights: the weights by address. Those of one rule wait for each other, so they should be neighbours.
-        module, family, variant, prefix: as for `module_to_hf_tensors`.
-        tensors: all tensors by their names; those that come from no weight are yielded at the end.
+        weights: a stream of weights by address. Weights of one rule should be neighbors: the first waits for the last.
+        module, family, variant, prefix: same as in `module_to_hf_tensors`.
+        tensors: all tensors by name; those that no weight fills are yielded at the end.
     """
     bounds, is_tied = _bind_all(module, family, variant, prefix)
     rules = {address: bound for bound in bounds for address in bound.ours}

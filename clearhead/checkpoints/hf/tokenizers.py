@@ -1,4 +1,4 @@
-"""The tokenizers of a checkpoint, with their special tokens, languages and chat templates."""
+"""Tokenizers of a checkpoint, with their special tokens, languages and chat templates."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from clearhead.text.tokenizer_files import TokenizerFiles, read_files
 
 @dataclass(frozen=True)
 class CheckpointTokenizers:
-    """The tokenizers of a checkpoint.
+    """Tokenizers of a checkpoint.
 
     Args:
         pair: the tokenizers of source and target, each with its special tokens.
-        chat: its chat templates; None: there are none.
-        languages: the id of each language code; empty where texts have none.
-        max_length: `model_max_length`, in tokens with special ones; None: unknown.
-        templates: for single texts and for pairs, where they hold a language.
-        language_is_start: a target begins with its language in place of the start token, not after it.
+        chat: the chat templates. None means that there are none.
+        languages: the id of each language code; empty if texts have no language token.
+        max_length: `model_max_length` in tokens, with special tokens. None means unknown.
+        templates: the templates for single texts and for pairs. None means that they contain no language.
+        language_is_start: True if the language token replaces the start token of a target; False if it follows.
     """
 
     pair: TokenizerPair
@@ -39,10 +39,10 @@ class CheckpointTokenizers:
     language_is_start: bool = False
 
     def special_tokens_for(self, language: str) -> SpecialTokens:
-        """Return the special tokens of a text in some language.
+        """Return the special tokens of a text in a language.
 
         Raises:
-            InputError: a language that the checkpoint does not have.
+            InputError: the checkpoint does not have the language.
         """
         assert self.templates is not None, "only a checkpoint with languages has special tokens for one"
         named, roles = {"language": self.language_id(language)}, self.pair.source.roles
@@ -53,7 +53,7 @@ class CheckpointTokenizers:
         """Return the id of a language.
 
         Raises:
-            InputError: a language that the checkpoint does not have.
+            InputError: the checkpoint does not have the language.
         """
         if language not in self.languages:
             known = ", ".join(self.languages) or "none"
@@ -66,16 +66,16 @@ def load_tokenizers(folder: Path) -> CheckpointTokenizers:
     """Load the tokenizers of a checkpoint.
 
     Args:
-        folder: of the checkpoint.
+        folder: the folder of the checkpoint.
 
     Raises:
-        InputError: files are missing or unusable, or disagree.
+        InputError: files are missing, cannot be used, or contradict each other.
     """
     files = read_files(folder)
     source = _load_tokenizer(folder, files, files.document)
     target = source if files.target is None else _load_tokenizer(folder, files, files.target)
     longest = files.config.get("model_max_length")
-    # A checkpoint without a limit has a number beyond any text.
+    # A tokenizer without a limit has a huge number.
     limit = int(longest) if isinstance(longest, int | float) and 0 < longest < 2**31 else None
     known = files.tokenizer_class
     languages = {} if known is None else _read_languages(files, known)
@@ -99,14 +99,14 @@ def _load_tokenizer(folder: Path, files: TokenizerFiles, document: Mapping[str, 
 def _read_special_tokens(
     folder: Path, files: TokenizerFiles, document: Mapping[str, Any], roles: TokenRoles
 ) -> SpecialTokens:
-    """Return the special tokens of the file, or of the class where the configuration decides them."""
+    """Return the special tokens from tokenizer.json, or from the tokenizer class if the configuration decides them."""
     known, config = files.tokenizer_class, files.config
     has_document = (folder / "tokenizer.json").is_file()
     named = _role_ids(backend_of(document).vocabulary(), config)
     switches = {
         role: config[key] for role, key in (("bos", "add_bos_token"), ("eos", "add_eos_token")) if key in config
     }
-    # The template of the file is kept, unless the configuration switches its ends.
+    # The template of the file stays, unless the configuration switches BOS or EOS on or off.
     if has_document and not (known is not None and _has_language(known)) and not switches:
         return read_special_tokens(document)
     if known is None or known.adds_start is not None or known.adds_end is not None:
@@ -129,13 +129,13 @@ def _read_special_tokens(
 
 
 def _has_other_tokens(special_tokens: SpecialTokens, named: Mapping[str, int]) -> bool:
-    """Whether there are special tokens besides BOS and EOS, which the configuration's switches do not cover."""
+    """Return whether there are special tokens besides BOS and EOS, which the configuration cannot switch."""
     ends = {named.get("bos"), named.get("eos")}
     return any(item not in ends for item in (*special_tokens.prefix, *special_tokens.suffix))
 
 
 def _role_ids(entries: Mapping[str, int], config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the id of each role that the configuration names."""
+    """Return the id of each special token that the configuration names: bos, eos, cls and sep."""
     texts = {role: content_of(config.get(f"{role}_token")) for role in ("bos", "eos", "cls", "sep")}
     return {role: entries[text] for role, text in texts.items() if text is not None and text in entries}
 
@@ -143,7 +143,7 @@ def _role_ids(entries: Mapping[str, int], config: Mapping[str, Any]) -> dict[str
 def _fill_template(
     template: Template, roles: TokenRoles, named: Mapping[str, int], second: int = 0
 ) -> tuple[TemplateItem, ...]:
-    """Return a template with ids for its names; the second text and what follows it are of the segment `second`."""
+    """Return a template with ids in place of names; the second text and the tokens after it have segment `second`."""
     known = {"bos": roles.bos, "eos": roles.eos, "cls": roles.bos, "sep": roles.eos} | dict(named)
     parts: list[TemplateItem] = []
     segment = 0
@@ -167,7 +167,7 @@ def _choose_templates(files: TokenizerFiles, known: TokenizerClass) -> tuple[Tem
 
 
 def _read_languages(files: TokenizerFiles, known: TokenizerClass) -> dict[str, int]:
-    """Return the ids of the class's languages, or of those that the configuration adds."""
+    """Return the ids of the languages of the class, or of those that the configuration adds."""
     if not _has_language(known):
         return {}
     entries = backend_of(files.document).vocabulary()
@@ -179,7 +179,7 @@ def _read_languages(files: TokenizerFiles, known: TokenizerClass) -> dict[str, i
 
 
 def _read_source_language(files: TokenizerFiles, known: TokenizerClass, document: Mapping[str, Any]) -> dict[str, int]:
-    """Return the id of the configuration's source language, if it names one."""
+    """Return the id of the source language in the configuration; empty if it names none."""
     code = files.config.get("src_lang")
     entries = backend_of(document).vocabulary() if isinstance(code, str) else {}
     entry = known.language_form.format(code)

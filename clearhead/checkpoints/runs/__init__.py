@@ -1,1 +1,1 @@
-"""A run directory: its layout, lock, checkpoints and metrics, and how a model is loaded from it."""
+"""Run directories: layout, lock, checkpoints and metrics, and the files of the model in a run."""

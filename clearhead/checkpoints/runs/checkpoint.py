@@ -1,8 +1,8 @@
 """Checkpoints: folders of safetensors and JSON, written atomically.
 
-A checkpoint is written under a temporary name, synced to the disk and renamed, so a process that dies at any moment
-leaves the earlier checkpoints as they were. The manifest, written last, holds the size and the SHA-256 of every file,
-by which damage is detected. Tensors go to safetensors files and everything else to JSON; nothing is pickled.
+A checkpoint is written under a temporary name, synced to the disk and renamed. So a process that dies at any moment
+leaves the earlier checkpoints intact. The manifest, written last, has the size and SHA-256 of every file to detect
+damage. Tensors go to safetensors files and everything else to JSON. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _OS_ERROR_NUMBER: Final = re.compile(r"os error (\d+)")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of training after one step, for exact resumption.
+    """State of training after one step, for exact resumption.
 
     Attributes:
-        step: optimizer steps taken.
+        step: the number of optimizer steps.
         weights: the module's state dict; tied tensors may appear under several names.
         optimizer: the optimizer's state dict.
-        ema: the exponential average of the weights, or None.
-        state: JSON values: counters, random states, the position in the data, choices.
+        ema: the exponential moving average of the weights. None means that there is none.
+        state: JSON values, such as counters, random states, the position in the data and automatic choices.
     """
 
     step: int
@@ -64,21 +64,21 @@ class Checkpoint:
 
 @dataclass
 class Tally:
-    """The counters of a run, saved in every checkpoint.
+    """Counters of a run, saved in every checkpoint.
 
     Attributes:
-        step: optimizer steps taken.
-        tokens: source and target tokens seen.
-        seconds: wall-clock seconds, over all resumptions.
-        best_step: the step of the best validation, None before the first.
-        best_value: its loss or score.
-        misses: validations since the best one.
+        step: the number of optimizer steps.
+        tokens: the number of source and target tokens seen.
+        seconds: the wall-clock time in seconds, over all resumptions.
+        best_step: the step of the best validation. None means that there was no validation yet.
+        best_value: the loss or score of the best validation.
+        misses: the number of validations since the best one.
         validated_step: the last step that was validated.
-        logged_step: the last step that has a line of metrics.
+        logged_step: the last step with a line of metrics.
         recent: the last validated steps, for averaging.
-        loss_sum, loss_count: training loss and labels since the last line of metrics.
-        window_tokens, window_seconds: tokens and training time since the last line of metrics.
-        validation_seconds: of the last validation; before the first, the forecast of one.
+        loss_sum, loss_count: the sum of the training loss and the number of labels since the last line of metrics.
+        window_tokens, window_seconds: the tokens and the training time in seconds since the last line of metrics.
+        validation_seconds: the duration of the last validation; before the first one, its forecast.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
@@ -105,7 +105,7 @@ def checkpoint_folder(run: Path, step: int) -> Path:
 
 
 def recent_folder(run: Path) -> Path:
-    """Return the folder of a run's recent weights, which are kept for averaging."""
+    """Return the folder of a run's recent weights, which are used for averaging."""
     return run / "checkpoints" / "recent"
 
 
@@ -120,10 +120,10 @@ def checkpoint_steps(run: Path) -> list[int]:
 
 
 def steps_in(folder: Path) -> list[int]:
-    """Return the steps that have a folder inside one of a run, in ascending order; links are none.
+    """Return the steps with a subfolder in a folder of a run, in ascending order; links do not count.
 
     Raises:
-        InputError: it is itself a link out of the run.
+        InputError: the folder is a link out of the run.
     """
     if not folder.is_dir():
         return []
@@ -140,8 +140,8 @@ def save_checkpoint(
 
     Args:
         run: the run directory.
-        checkpoint: replaces an earlier checkpoint of the same step.
-        save: writes named tensors to a safetensors file.
+        checkpoint: the checkpoint; it replaces an earlier one of the same step.
+        save: the function that writes named tensors to a safetensors file.
 
     Returns:
         The checkpoint's folder.
@@ -161,7 +161,7 @@ def save_checkpoint(
 
 
 def tensor_files(checkpoint: Checkpoint) -> list[tuple[str, Mapping[str, Tensor]]]:
-    """Return the names of the safetensors files of a checkpoint and what is in them, in the order of writing."""
+    """Return the names of a checkpoint's safetensors files and their tensors, in the order of writing."""
     files = [(WEIGHTS, checkpoint.weights), (OPTIMIZER, _split_optimizer(checkpoint.optimizer)[1])]
     return files + ([(AVERAGED_WEIGHTS, checkpoint.ema)] if checkpoint.ema is not None else [])
 
@@ -175,9 +175,10 @@ def load_checkpoint(
     """Load a checkpoint after checking every file against the manifest.
 
     Args:
-        folder: of the checkpoint.
-        load: reads the named tensors of a safetensors file.
-        read: reads the state, and whether there is an average, after the check; None means `read_checked_state`.
+        folder: the folder of the checkpoint.
+        load: the function that reads the named tensors of a safetensors file.
+        read: the function that checks the files and returns the state, and True if there is an average. None means
+            `read_checked_state`.
 
     Raises:
         InputError: the checkpoint is damaged, or its format is not supported.
@@ -197,7 +198,7 @@ def load_checkpoint(
 
 
 def read_checked_state(folder: Path) -> tuple[dict[str, Any], bool]:
-    """Check every file of a checkpoint, and return its state and whether it has an average of the weights.
+    """Check every file of a checkpoint, and return its state, and True if it has an average of the weights.
 
     Raises:
         InputError: the checkpoint is damaged, or its format is not supported.
@@ -213,7 +214,7 @@ def read_checked_state(folder: Path) -> tuple[dict[str, Any], bool]:
 
 @contextlib.contextmanager
 def convert_foreign_errors(folder: Path) -> Iterator[None]:
-    """Turn what a checkpoint of something else, or an altered one, makes libraries raise into an `InputError`."""
+    """Convert errors that libraries raise on a foreign or altered checkpoint to `InputError`."""
     try:
         yield
     except (InputError, RunFailure):
@@ -245,10 +246,11 @@ class _CheckpointState(BaseModel):
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """Read the state of a checkpoint: JSON values, those of `Checkpoint` with those of the training loop.
+    """Read the JSON values of a checkpoint: fields of `Checkpoint` and the state of the training loop.
 
     Raises:
-        InputError: the file cannot be read, its format is not, or what every state has is missing or of another type.
+        InputError: the file cannot be read, its format is not supported, or a required value is missing or has a wrong
+            type.
     """
     state = read_json_object(folder / STATE, what="the state of a run")
     FORMAT.check(state, folder)
@@ -257,23 +259,23 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 
 def checkpoint_damage(folder: Path) -> str | None:
-    """Return a message about the damage of a checkpoint; None if it can be resumed from."""
+    """Return a message about the damage of a checkpoint; None if training can resume from it."""
     return _find_damage(folder, (WEIGHTS, OPTIMIZER, STATE), read=None)
 
 
 def weights_damage(folder: Path) -> str | None:
-    """Return a message about the damage of the validated weights in a folder of a checkpoint, or of weights alone."""
+    """Return a message about damaged validated weights in the folder of a checkpoint; None if they are intact."""
     return _find_damage(folder, (WEIGHTS,), read=(find_validated_weights(folder).name,))
 
 
 def _find_damage(folder: Path, needed: Collection[str], *, read: Collection[str] | None) -> str | None:
-    # A checkpoint has an average or has none: a file that nobody wrote would be taken for one.
+    # The manifest must list an average: a foreign file of this name would be taken for one.
     present = [path for path in (folder / AVERAGED_WEIGHTS,) if path.exists()]
     return manifest_damage(folder, needed=needed, read=read, name=folder.name, present=present)
 
 
 def find_validated_weights(folder: Path) -> Path:
-    """Return the validated weights of a checkpoint: the exponential average if there is one."""
+    """Return the file of a checkpoint's validated weights: the exponential average if there is one."""
     average = folder / AVERAGED_WEIGHTS
     return average if average.exists() else folder / WEIGHTS
 
@@ -285,10 +287,10 @@ def find_newest_undamaged(
 
     Args:
         run: the run directory.
-        damage_of: what must be undamaged: all of it, or its weights.
+        damage_of: the function that checks a checkpoint, such as `weights_damage`, which checks the weights only.
 
     Returns:
-        Its folder, or None, and one message for each newer damaged checkpoint.
+        The folder or None, and one message for each newer damaged checkpoint.
     """
     skipped: list[str] = []
     for step in reversed(checkpoint_steps(run)):
@@ -296,7 +298,7 @@ def find_newest_undamaged(
         damage = damage_of(folder)
         if damage is None:
             return folder, skipped
-        # One that training deleted meanwhile is not damaged.
+        # A checkpoint that training has just deleted is not damaged.
         if folder.exists():
             skipped.append(damage)
     return None, skipped
@@ -319,10 +321,10 @@ def prune_checkpoints(run: Path, *, newest: int, keep: int, best: int | None, re
 
     Args:
         run: the run directory.
-        newest: the step just saved; later (damaged) checkpoints are neither counted nor deleted.
-        keep: number of checkpoints to keep, at least 1.
-        best: the step of the best checkpoint.
-        resumed_best: the step that is the best one for a run that goes on.
+        newest: the step just saved; later, damaged checkpoints are neither counted nor deleted.
+        keep: the number of checkpoints to keep, at least 1.
+        best: the step of the best checkpoint. None means that there is none.
+        resumed_best: the step of the best checkpoint for a resumed run. None means that there is none.
     """
     past = [step for step in checkpoint_steps(run) if step <= newest]
     for step in past[:-keep]:
@@ -336,7 +338,7 @@ def write_best(run: Path, step: int) -> None:
 
 
 def read_best(run: Path) -> int | None:
-    """Return the step in the file `best`, or None."""
+    """Return the step that the file `best` names; None if there is no file or no step in it."""
     if not (run / "best").exists():
         return None
     match = _STEP_NAME.fullmatch(read_model_text(run / "best", what="the name of a checkpoint").strip())
@@ -350,9 +352,9 @@ def write_folder(
     """Yield a temporary folder to fill; on success it gets a manifest, is synced and renamed to `folder`.
 
     Args:
-        folder: the folder.
-        otherwise: what a message says about the state after a failure.
-        unlisted: names of files that the manifest leaves out, as they may be changed or missing.
+        folder: the folder to write.
+        otherwise: the end of the error message, about the state after a failure.
+        unlisted: the names of files that may be changed or missing; the manifest leaves them out.
 
     Raises:
         RunFailure: the disk is full or refuses the write; the temporary folder is removed, an earlier `folder` stays.
@@ -387,11 +389,11 @@ def write_text(path: Path, text: str) -> None:
         with replacing(path) as temporary:
             temporary.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise RunFailure(f"{path} could not be saved: {_describe_error(error)}.") from error
+        raise RunFailure(f"{path} could not be saved: {_describe_error(error)}") from error
 
 
 def link_weights(run: Path, step: int, folder: Path) -> None:
-    """Keep the validated weights of a checkpoint in a folder of their own, after the checkpoint is deleted as well.
+    """Link or copy the validated weights of a checkpoint to a folder that stays after the checkpoint is deleted.
 
     Raises:
         RunFailure: the disk is full or refuses the write.
@@ -409,7 +411,7 @@ def find_undamaged_weights(*parents: Path) -> dict[int, Path]:
     """Return the undamaged validated weights of every step in ascending order.
 
     Args:
-        parents: folders of a run that hold checkpoints, or weights alone; a later one is preferred.
+        parents: the folders of a run with checkpoints, or with weights alone; a later folder takes precedence.
     """
     folders = [(step, parent / f"step-{step}") for parent in parents for step in steps_in(parent)]
     undamaged = {step: find_validated_weights(folder) for step, folder in folders if weights_damage(folder) is None}
@@ -432,7 +434,7 @@ def remove_folder(folder: Path) -> None:
     """Delete a folder, if it exists."""
     doomed = folder.with_name(f".{folder.name.lstrip('.')}.removing")
     try:
-        # Renamed first: a process killed while deleting must not leave part of a checkpoint under a valid name.
+        # Rename first: a process that is killed must not leave a part of a checkpoint under a valid name.
         folder.rename(doomed)
     except OSError:
         doomed = folder
@@ -440,7 +442,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return an optimizer's state dict without its tensors, as JSON values, and the tensors as "parameter.name"."""
+    """Split an optimizer's state dict into JSON values and tensors, which get names such as "3.exp_avg"."""
     values: dict[int, dict[str, Any]] = {}
     tensors: dict[str, Tensor] = {}
     for index, parameter in state["state"].items():
@@ -450,12 +452,12 @@ def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 
 def _join_optimizer(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the state dict that `_split_optimizer` split; JSON knows neither integer keys nor tuples."""
+    """Reverse `_split_optimizer`, and restore the integer keys and tuples that JSON lacks."""
     state = {int(index): dict(parameter) for index, parameter in values["state"].items()}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
         if index not in values["state"]:
-            raise InputError(f"{STATE} knows no parameter of the optimizer's tensor '{name}'")
+            raise InputError(f"{STATE} has no parameter for the optimizer's tensor '{name}'")
         state[int(index)][key] = tensor
     groups = [
         {key: tuple(value) if isinstance(value, list) and key != "params" else value for key, value in group.items()}
@@ -475,7 +477,7 @@ def _put_in_place(temporary: Path, folder: Path) -> None:
 
 
 def _describe_error(error: OSError | SafetensorError) -> str:
-    """Return the cause; safetensors has the system's error number only inside its message."""
+    """Return the cause of an error in words; safetensors has the system's error number in its message only."""
     match = _OS_ERROR_NUMBER.search(str(error))
     number = int(match[1]) if match else None
     if isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""Run directories: creation, lock and configuration; and the files of the model that a reference chooses."""
+"""Run directories: creation, lock and configuration, and the files of the model that a reference selects."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ TASK_FILE: Final = "task.json"
 WEIGHTS_FILE: Final = "weights.safetensors"
 LOCK: Final = "lock"
 JOB_FILE: Final = "job"
-"""File with the random word of the torchrun job that began or resumed the run, so that its restarts go on with it."""
+"""File with the random word of the torchrun job that began or resumed the run; its restarts recognize the run."""
 # Specs of format 1 have `projection_out` in each stack.
 RUN_FORMAT: Final = FileFormat("a run directory", 2, "train again", oldest=1)
 SAVED_FORMAT: Final = FileFormat("a saved model", 2, "save the model again", oldest=1)
@@ -61,14 +61,14 @@ T = TypeVar("T")
 
 
 class RunDirectory:
-    """A run directory that is locked by this process until it is closed.
+    """A run directory that this process has locked until it is closed.
 
     An error inside its `with` block deletes the files of a new run that has no checkpoint yet.
 
     Args:
         path: the folder.
-        lock: held by this process.
-        is_new: whether the folder was missing or empty before.
+        lock: the lock that this process holds.
+        is_new: True if the folder was missing or empty before.
     """
 
     def __init__(self, path: Path, lock: BaseFileLock, *, is_new: bool) -> None:
@@ -81,14 +81,14 @@ class RunDirectory:
         write_text(self.path / name, text)
 
     def seal(self) -> None:
-        """Write the manifest of the files that say what the weights mean, once all are written."""
+        """Write the manifest of the spec, task, tokenizers and origin, once all are written."""
         seal(self.path, self.path.name, list_files_to_seal(self.path))
 
     def close(self) -> None:
         """Release the lock."""
         if self._lock.is_locked:
-            # Removed while still locked, so that no other process's lock is removed. Windows refuses to remove an open
-            # file; there the lock removes its file itself.
+            # Remove the file while it is locked, so that no lock of another process is removed. Windows refuses to
+            # remove an open file; there, releasing the lock removes it.
             with contextlib.suppress(OSError):
                 (self.path / LOCK).unlink()
             self._lock.release()
@@ -115,13 +115,15 @@ def open_run(
 
     Args:
         path: the folder.
-        configuration: the resolved run file as TOML; compared with an existing `run.toml`, then written there.
-        resume: whether the run continues from a checkpoint.
-        may_differ: dotted keys, such as "train.run", that may change when a run is resumed.
+        configuration: the resolved run file as TOML, which is compared with an existing `run.toml` and then written
+            there. None means that the file stays.
+        resume: True if the run continues from a checkpoint.
+        may_differ: the dotted keys that may change when a run is resumed, such as "train.run".
 
     Raises:
-        InputError: the folder is in use, is not a run directory, cannot be written, holds a link or a run of another
-            configuration, holds a run that took a step though `resume` is off, or has no checkpoint though it is on.
+        InputError: the folder is in use, is not a run directory, cannot be written, contains a link, or contains a run
+            with another configuration. Or it contains a trained run and `resume` is False, or it has no checkpoint and
+            `resume` is True.
     """
     _refuse_unsuitable(path, resume=resume)
     is_new = not path.exists() or not any(path.iterdir())
@@ -129,7 +131,7 @@ def open_run(
         path.mkdir(parents=True, exist_ok=True)
         lock = acquire_lock(path)
     except OSError as error:
-        raise InputError(f"The run directory {path} cannot be written: {error.strerror}.") from error
+        raise InputError(f"The run directory {path} cannot be written: {error.strerror}") from error
     run = RunDirectory(path, lock, is_new=is_new)
     try:
         if resume and not checkpoint_steps(path):
@@ -152,14 +154,14 @@ def open_run(
 
 
 def read_job(path: Path) -> str:
-    """Return the random word of the torchrun job that began or resumed the run in a folder; "" if there is none."""
+    """Return the random word of the torchrun job that began or resumed a run; "" if there is none."""
     file = path / JOB_FILE
-    return read_model_text(file, what="the word of a job") if file.is_file() else ""
+    return read_model_text(file, what="the random word of a job") if file.is_file() else ""
 
 
 @contextlib.contextmanager
 def hold_lock(directory: RunDirectory | None, path: Path, *, resume: bool) -> Iterator[Path]:
-    """Yield the path of a directory that is locked already, or lock the one at `path`."""
+    """Yield the path of a run directory that is locked already; if it is None, lock the one at `path`."""
     if directory is not None:
         yield directory.path
         return
@@ -174,11 +176,11 @@ def is_run_directory(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Files of a run or a saved model, as a reference chooses them.
+    """Files of a run or a saved model that a reference selects.
 
     Attributes:
-        folder: folder with the spec, the tokenizers and the task record.
-        weights: safetensors file of the chosen checkpoint.
+        folder: the folder with the spec, the tokenizers and the task record.
+        weights: the safetensors file of the selected checkpoint.
     """
 
     folder: Path
@@ -186,12 +188,12 @@ class ModelFiles:
 
     @property
     def origin(self) -> Path | None:
-        """Folder with the other files of the checkpoint that the model came from, or None."""
+        """Folder with the other files of the Hugging Face checkpoint that the model came from, or None."""
         return origin_of(self.folder)
 
 
 def find_files(reference: ModelReference) -> ModelFiles:
-    """Find the files of a trained model: a run, optionally of one checkpoint, or a saved model.
+    """Find the files of a trained model in a run directory or the folder of a saved model.
 
     Raises:
         InputError: the folder holds no usable model; the message says what was expected.
@@ -203,12 +205,12 @@ def find_files(reference: ModelReference) -> ModelFiles:
     folder_format = _format_of_folder(folder)
     has_format = (folder / FORMAT_FILE).exists()
     if has_format:
-        # Before any other file: another format may have them elsewhere.
+        # Check the format first: another format may have other files.
         folder_format.check_folder(folder)
     if is_run_directory(folder):
         weights = find_weights(reference)
     elif reference.label is not None:
-        raise InputError(f"{folder} is a saved model and has no checkpoint '@{reference.label}'")
+        raise InputError(f"{folder} is a saved model and has no checkpoint '@{reference.label}': leave the label out")
     else:
         weights = folder / WEIGHTS_FILE
     for needed in (folder / SPEC_FILE, weights):
@@ -225,19 +227,19 @@ def find_weights(reference: ModelReference) -> Path:
     """Find the validated weights of a run directory.
 
     Args:
-        reference: a run directory; the label is "best", "last", "averaged" or "step-N". Without a label: the best
-            checkpoint, or the last one if no step was validated yet.
+        reference: a run directory with a label: "best", "last", "averaged" or "step-N". Without a label, the best
+            checkpoint is used, or the last one if no step was validated yet.
 
     Returns:
-        The safetensors file: the exponential average, if the checkpoint has one.
+        The safetensors file: the exponential average if the checkpoint has one.
 
     Raises:
-        InputError: there is no such folder, label or checkpoint, or the checkpoint is damaged.
+        InputError: the folder, label or checkpoint does not exist, or the checkpoint is damaged.
     """
     run = reference.folder
     refuse_absent(run, "run directory")
     if not (run / "checkpoints").is_dir():
-        raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
+        raise InputError(f"{run} is not a run directory: it has no checkpoints folder")
     label, has_best, best = reference.label, (run / "best").exists(), read_best(run)
     if label is None:
         label = "best" if has_best else "last"
@@ -247,23 +249,23 @@ def find_weights(reference: ModelReference) -> Path:
         case "best" if best is not None:
             return _find_at_step(run, best)
         case "best" if has_best:
-            raise InputError(f"{run / 'best'} does not name a checkpoint: restore it, or use {run}@last.")
+            raise InputError(f"{run / 'best'} does not name a checkpoint: restore it, or use {run}@last")
         case "best":
-            raise InputError(f"{run} has no best checkpoint yet, because no step was validated: use {run}@last.")
+            raise InputError(f"{run} has no best checkpoint yet, because no step was validated: use {run}@last")
         case "averaged":
             return _find_averaged(run)
         case text if re.fullmatch("step-[0-9]{1,18}", text):
             return _find_at_step(run, int(text[5:]))
         case text:
             hint = did_you_mean(text, ["best", "last", "averaged"])
-            raise InputError(f"'@{text}' is not a checkpoint of {run}{hint}: use @best, @last, @averaged or @step-N.")
+            raise InputError(f"'@{text}' is not a checkpoint of {run}{hint}: use @best, @last, @averaged or @step-N")
 
 
 def origin_of(folder: Path) -> Path | None:
-    """Return the folder with the other files of the checkpoint that a model came from; None if the model has none.
+    """Return the folder with the other files of the checkpoint that a model came from; None if it came from none.
 
     Raises:
-        InputError: it is a link out of the folder of the model.
+        InputError: the folder is a link out of the folder of the model.
     """
     origin = folder / ORIGIN
     refuse_link_out(origin, folder)
@@ -271,13 +273,13 @@ def origin_of(folder: Path) -> Path | None:
 
 
 def missing_file_error(folder: Path, name: str = SPEC_FILE) -> InputError:
-    """Return the error of a folder without a file that runs and saved models have."""
+    """Return the error about a folder that lacks a file of runs and saved models."""
     lacks = f"{name}, or config.json as in a Hugging Face checkpoint," if name == SPEC_FILE else name
     return InputError(f"{folder} is neither a run directory nor a saved model: {lacks} is missing")
 
 
 def list_files_to_seal(folder: Path) -> list[Path]:
-    """Return the files of a run or a saved model that say what its weights mean: all but checkpoints and records."""
+    """Return the files that a manifest of a run or saved model lists: format, spec, task, tokenizers and origin."""
     paths = [folder / name for name in (FORMAT_FILE, SPEC_FILE, TASK_FILE)]
     paths += [*folder.glob("*tokenizer.json"), *folder.glob("*tokenizer_config.json"), *(folder / ORIGIN).rglob("*")]
     return [path for path in paths if path.is_file()]
@@ -289,10 +291,11 @@ def _format_of_folder(folder: Path) -> FileFormat:
 
 
 def refuse_altered(folder: Path) -> None:
-    """Refuse a run or a saved model of another format, or whose files differ from its manifest.
+    """Refuse a run or saved model with an unsupported format, or with files that differ from its manifest.
 
     Raises:
-        InputError: its format is not read; or a file was altered, is missing or was added, unless there is no manifest.
+        InputError: the format is not supported; or there is a manifest, and a file was altered, is missing or was
+            added.
     """
     _format_of_folder(folder).check_folder(folder)
     _refuse_damage(folder)
@@ -304,15 +307,15 @@ def _refuse_damage(folder: Path) -> None:
         return
     damage = manifest_damage(folder, needed=(SPEC_FILE,), present=list_files_to_seal(folder))
     if damage is not None:
-        raise InputError(f"{damage} Restore it; where you changed it yourself, delete {folder / MANIFEST}.")
+        raise InputError(f"{damage} Restore the file; if you changed it yourself, delete {folder / MANIFEST}.")
 
 
 def retry_while_checkpoints_change(run: Path, read: Callable[[], T]) -> T:
-    """Call a function that reads from a run, again if training replaced checkpoints and the call failed.
+    """Call a function that reads from a run; call it again if it fails because training replaced checkpoints.
 
     Args:
         run: the run directory.
-        read: the function; it fails if training deletes a checkpoint while the function reads it.
+        read: the function, which fails if training deletes the checkpoint that it reads.
     """
     for _ in range(_MOST_READS):
         before = _identify_checkpoints(run)
@@ -325,7 +328,7 @@ def retry_while_checkpoints_change(run: Path, read: Callable[[], T]) -> T:
 
 
 def _identify_checkpoints(run: Path) -> list[tuple[str, int]]:
-    """Return what tells one set of checkpoints from another."""
+    """Return names and inodes of the checkpoints, which change if training replaces a checkpoint."""
     identities = []
     for entry in [run / "best", *_list_entries(run / "checkpoints")]:
         with contextlib.suppress(OSError):
@@ -353,9 +356,9 @@ def _find_last(run: Path) -> Path:
     folder, skipped = find_newest_undamaged(run, _find_damage)
     if folder is None:
         reason = f" ({' '.join(skipped)})" if skipped else ""
-        raise InputError(f"{run} has no undamaged checkpoint{reason}.")
+        raise InputError(f"{run} has no undamaged checkpoint{reason}")
     if skipped:
-        warnings.warn(f"{' '.join(skipped)} {folder.name} is used in its place", stacklevel=2)
+        warnings.warn(f"{' '.join(skipped)} {folder.name} is used instead", stacklevel=2)
     return find_validated_weights(folder)
 
 
@@ -364,7 +367,7 @@ def _find_at_step(run: Path, step: int) -> Path:
     folders = {step: parent / f"step-{step}" for parent in parents for step in steps_in(parent)}
     if step not in folders:
         available = ", ".join(map(str, sorted(folders))) or "none"
-        raise InputError(f"{run} has no checkpoint of step {step}; the steps it kept are: {available}.")
+        raise InputError(f"{run} has no checkpoint of step {step}; existing steps: {available}")
     return _require_undamaged(folders[step])
 
 
@@ -384,13 +387,13 @@ def _require_undamaged(folder: Path) -> Path:
 
 
 def _find_damage(folder: Path) -> str | None:
-    """Return a message about the damage of weights that are loaded next."""
+    """Return a message about damaged weights, before they are loaded; None if they are intact."""
     _refuse_size(find_validated_weights(folder))
     return weights_damage(folder)
 
 
 def _refuse_size(weights: Path) -> None:
-    """Refuse weights that do not fit into memory before they are hashed: a file with holes may have any size."""
+    """Refuse weights that do not fit into memory, before they are hashed: a sparse file may have any size."""
     if weights.is_file():
         refuse_memory(weights.stat().st_size, f"{weights}: to load it")
 
@@ -420,7 +423,7 @@ def _empty_folder(path: Path) -> None:
 
 def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
     if path.exists() and not path.is_dir():
-        raise InputError(f"The run directory {path} is a file: name a folder.")
+        raise InputError(f"The run directory {path} is a file: name a folder")
     if resume and not path.exists():
         raise InputError(
             f"{path}: {explain_absent(path, 'run directory', runs_nearby())}; start the run without --resume"
@@ -428,12 +431,12 @@ def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
     known = {RUN_FILE, FORMAT_FILE, LOCK, "checkpoints", "spec.json", "metrics.jsonl", "best", "plots", "data"}
     entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
     if entries and not entries & known:
-        raise InputError(f"{path} is not empty and holds no run: name a new folder as the run directory.")
-    # What a run writes would change the files that links name, wherever they lie.
+        raise InputError(f"{path} is not empty and holds no run: name a new folder as the run directory")
+    # A run that writes through a link would change files outside its folder.
     for entry in path.rglob("*"):
         if entry.is_symlink():
             raise InputError(
-                f"{entry} is a link, and a run writes into its own folder only: put the file itself there."
+                f"{entry} is a link, and a run writes into its own folder only: replace the link by the file"
             )
 
 
@@ -441,7 +444,7 @@ def refuse_taken_folder(path: Path) -> None:
     """Refuse a folder in which no new run can begin.
 
     Raises:
-        InputError: it holds a run that took a step, or something else, or cannot be written.
+        InputError: the folder contains a trained run or other files, or cannot be written.
     """
     _refuse_unsuitable(path, resume=False)
     refuse_unwritable_place(path)
@@ -450,7 +453,7 @@ def refuse_taken_folder(path: Path) -> None:
 
 
 def _has_trained(path: Path) -> bool:
-    """Return whether a run took a step that it kept; one that failed before that may start anew."""
+    """Return whether a run has a checkpoint after step 0; a run without one may start again."""
     return max(checkpoint_steps(path), default=0) > 0
 
 
@@ -459,7 +462,7 @@ def _refuse_wrong_start(path: Path, *, resume: bool) -> None:
     if _has_trained(path) and not resume:
         raise InputError(
             f"{path} already holds a run that reached step {steps[-1]}: add --resume to continue it, "
-            "or name another run directory."
+            "or name another run directory"
         )
 
 
@@ -471,13 +474,11 @@ def _refuse_other_configuration(path: Path, configuration: str, may_differ: Sequ
     keys = [key for key in differing_keys(before, now) if key not in may_differ]
     if keys:
         ours, theirs = flatten_keys(now), flatten_keys(before)
-        shown = "; ".join(
-            f"{key} is {_format_value(theirs, key)} there and {_format_value(ours, key)} here" for key in keys[:8]
-        )
+        shown = "; ".join(f"{key} was {_format_value(theirs, key)}, now {_format_value(ours, key)}" for key in keys[:8])
         more = f"; and {len(keys) - 8} more" if len(keys) > 8 else ""
         raise InputError(
             f"{path} holds a run of another configuration ({shown}{more}): restore these values, "
-            "or name another run directory."
+            "or name another run directory"
         )
 
 
@@ -485,14 +486,14 @@ def read_configuration(path: Path) -> dict[str, Any]:
     """Read the run file of a run directory, without validation.
 
     Raises:
-        InputError: it is missing or not TOML.
+        InputError: the file is missing or is not TOML.
     """
     text = read_model_text(path, what="a run file")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # numbers of thousands of digits, and deep tables
         raise InputError(
-            f"{path} is not a valid run file ({error}): restore it, or name another run directory."
+            f"{path} is not a valid run file ({error}): restore it, or name another run directory"
         ) from None
 
 
@@ -501,10 +502,10 @@ def _format_value(flat: Mapping[str, Any], key: str) -> str:
 
 
 def acquire_lock(path: Path) -> BaseFileLock:
-    """Lock the folder through its lock file; the operating system releases the lock of a process that dies.
+    """Lock a folder by its lock file; the operating system releases the lock of a process that dies.
 
     Raises:
-        InputError: another process has locked it.
+        InputError: another process has locked the folder.
     """
     file = path / LOCK
     lock = FileLock(file, timeout=0, thread_local=False)
@@ -515,9 +516,9 @@ def acquire_lock(path: Path) -> BaseFileLock:
         with contextlib.suppress(OSError):
             holder = file.read_text(encoding="utf-8", errors="replace").strip()
         raise InputError(
-            f"The run directory {path} is in use by {holder or 'another process'}: wait for it, or name another folder."
+            f"The run directory {path} is in use by {holder or 'another process'}: wait for it, or name another folder"
         ) from None
-    # Only for the message above. Windows lets nobody read or write a locked file.
+    # The text is for the message above. Windows does not allow reading or writing a locked file.
     with contextlib.suppress(OSError):
         file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
     return lock

@@ -1,7 +1,7 @@
 """Weights of a run without the state of training: recent and averaged weights, and snapshots.
 
-Recent weights are those of the last validated checkpoints, kept for averaging after the checkpoints are deleted.
-Snapshots are the weights of a few steps, spaced like a logarithm, which show how the model formed.
+Recent weights are those of the last validated checkpoints. They stay for averaging after the checkpoints are deleted.
+Snapshots are the weights of a few steps with logarithmic spacing, which show how the model developed.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from clearhead.checkpoints.weights.files import load_weights, save_tensors
 
 AVERAGE_FILE: Final = "average.json"
 SNAPSHOT_SPAN: Final = 1000
-"""How many times as late a snapshot is as the one that it replaces."""
+"""Ratio of the step of the newest snapshot to the step of the snapshot that it replaces."""
 
 
 def keep_recent(run: Path, step: int) -> None:
-    """Keep the validated weights of a checkpoint after the checkpoint is deleted.
+    """Link or copy the validated weights of a checkpoint to the recent weights, which stay when it is deleted.
 
     Raises:
         RunFailure: the disk is full or refuses the write.
@@ -54,11 +54,11 @@ def prune_recent(run: Path, *, keep: int) -> None:
 
 
 def restore_recent(run: Path, steps: Sequence[int]) -> list[str]:
-    """Restore the recent weights of a checkpoint: later ones are deleted, missing ones copied from their checkpoints.
+    """Restore the recent weights that a checkpoint lists: delete later ones, and copy missing ones from checkpoints.
 
     Args:
         run: the run directory.
-        steps: whose weights the checkpoint lists as recent.
+        steps: the steps that the checkpoint lists as recent.
 
     Returns:
         One message for each step whose weights are missing or damaged.
@@ -74,15 +74,12 @@ def restore_recent(run: Path, steps: Sequence[int]) -> list[str]:
         if weights_damage(checkpoint_folder(run, step)) is None:
             keep_recent(run, step)
         else:
-            lost.append(
-                f"The weights of step {step}, kept for averaging in {folder}, are missing or damaged; "
-                "they are left out of the average."
-            )
+            lost.append(f"The weights of step {step} in {folder} are missing or damaged; the average leaves them out")
     return lost
 
 
 def load_recent(run: Path, steps: Sequence[int]) -> list[dict[str, Tensor]]:
-    """Load the recent weights that are undamaged, in the order of `steps`."""
+    """Load the undamaged recent weights in the order of `steps`."""
     folders = [_folder(run, step) for step in steps]
     return [load_weights(folder / WEIGHTS) for folder in folders if weights_damage(folder) is None]
 
@@ -93,7 +90,7 @@ def save_averaged(run: Path, weights: Mapping[str, Tensor], record: Mapping[str,
     Args:
         run: the run directory.
         weights: the module's state dict.
-        about: JSON values about the average: its steps and its validation.
+        record: JSON values about the average: its steps and its validation.
 
     Raises:
         RunFailure: the disk is full or refuses the write.
@@ -106,7 +103,7 @@ def save_averaged(run: Path, weights: Mapping[str, Tensor], record: Mapping[str,
 
 
 class AverageRecord(BaseModel):
-    """What is kept about averaged weights: the steps that they are the mean of, and their validation."""
+    """Record of averaged weights: the steps in the mean, and the validation of the average."""
 
     steps: list[int]
     valid_loss: float | None = None
@@ -114,7 +111,7 @@ class AverageRecord(BaseModel):
 
 
 def read_average_record(run: Path) -> AverageRecord | None:
-    """Return what is known about the averaged weights; None if there are none or they are damaged."""
+    """Return the record of the averaged weights; None if there are none or they are damaged."""
     folder = run / "checkpoints" / AVERAGED
     if manifest_damage(folder, needed=(WEIGHTS, AVERAGE_FILE), name=AVERAGED) is not None:
         return None
@@ -135,8 +132,8 @@ def snapshot_folder(run: Path, step: int) -> Path:
 def is_snapshot_step(step: int, count: int) -> bool:
     """Return whether a run that keeps `count` snapshots takes a snapshot at a step.
 
-    Snapshots are taken at step 0 and at the rounded powers of one number, of which `count - 1` make a factor of
-    `SNAPSHOT_SPAN`. They do not depend on the length of the run, so a resumed run takes the same snapshots.
+    Snapshots are taken at step 0 and at rounded powers of the number whose power `count - 1` is `SNAPSHOT_SPAN`. They
+    do not depend on the length of the run, so a resumed run takes the same snapshots.
     """
     if step == 0 or count < 2:
         return step == 0 < count
@@ -145,12 +142,12 @@ def is_snapshot_step(step: int, count: int) -> bool:
 
 
 def prune_snapshots(run: Path, *, newest: int, keep: int) -> None:
-    """Delete all snapshots but that of step 0 and the newest, `keep` in all; and as many up to the last checkpoint.
+    """Delete old snapshots, but keep step 0, the newest ones, and the newest ones up to the last checkpoint.
 
     Args:
         run: the run directory.
-        newest: the step of the last checkpoint: a run that is killed goes back to it, and needs those before.
-        keep: number of snapshots to keep.
+        newest: the step of the last checkpoint. A killed run resumes there and needs the snapshots before it.
+        keep: the number of snapshots to keep, with that of step 0, and again up to the last checkpoint.
     """
     later = [step for step in steps_in(snapshots_folder(run)) if step > 0]
     until = [step for step in later if step <= newest]

@@ -1,6 +1,6 @@
-"""Manifests: the size and the SHA-256 of every file of a folder, written last and checked whenever it is read.
+"""Manifests: size and SHA-256 of every file of a folder, written last and checked whenever the folder is read.
 
-A manifest tells damage and careless edits. It is no signature: who can change a file can change the manifest as well.
+A manifest reveals damage and careless edits. It is not a signature: whoever can change a file can change the manifest.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class _Manifest(BaseModel):
 
 
 def seal(folder: Path, name: str, files: Iterable[Path]) -> None:
-    """Write the manifest of files to the folder that they are in, and flush all to the disk.
+    """Write the manifest of files into their folder, and flush all files to the disk.
 
     Args:
-        folder: where.
-        name: of the folder once it is complete.
-        files: inside it.
+        folder: the folder of the files.
+        name: the final name of the folder.
+        files: the files to list.
     """
     entries = {}
     for path in sorted(files):
@@ -54,14 +54,14 @@ def manifest_damage(
     name: str | None = None,
     present: Iterable[Path] = (),
 ) -> str | None:
-    """Return a sentence about the first difference between a folder and its manifest; None: there is none.
+    """Return a sentence about the first difference between a folder and its manifest; None if there is no difference.
 
     Args:
-        folder: with a manifest.
-        needed: files that the manifest must list.
-        read: the files whose content is compared; None: all. The sizes of all are compared.
-        name: that the manifest must have; None: the folder may have been renamed.
-        present: files that are read where they are there, so that the manifest must list them.
+        folder: the folder with the manifest.
+        needed: the names of files that the manifest must list.
+        read: the names of the files whose content is compared. None means all. The sizes of all files are compared.
+        name: the name that the manifest must have. None means any name, as the folder may have been renamed.
+        present: existing files that will be read, so the manifest must list them.
     """
     if not (folder / MANIFEST).exists():
         return f"{folder} is damaged: it has no {MANIFEST}."
@@ -84,7 +84,7 @@ def manifest_damage(
 def _find_difference(folder: Path, file: str, entry: _FileEntry, *, is_read: bool) -> str | None:
     relative = PurePosixPath(file)
     if relative.is_absolute() or ".." in relative.parts or "\0" in file:
-        return f"its {MANIFEST} lists '{file}', which is outside."
+        return f"its {MANIFEST} lists '{file}', which is outside the folder."
     path = folder / file
     try:
         if not path.is_file():

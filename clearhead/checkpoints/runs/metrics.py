@@ -1,4 +1,4 @@
-"""The metrics of a run: one JSON object per line of `metrics.jsonl`."""
+"""Metrics of a run: one JSON object per line of `metrics.jsonl`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class MetricsRow:
     """One line of `metrics.jsonl`.
 
     Attributes:
-        step: optimizer steps taken.
-        tokens: source and target tokens seen since the run began.
-        seconds: wall-clock time since the run began, over all its resumptions.
-        loss: mean training loss per label since the previous line, in nats.
-        learning_rate: the schedule's learning rate of this step.
-        tokens_per_second: of training without validation, since the previous line.
-        valid_loss: mean validation loss per label in nats, if this step was validated.
-        valid_score: the validation score, if this step was validated and there is one.
+        step: the number of optimizer steps.
+        tokens: the number of source and target tokens seen since the run began.
+        seconds: the wall-clock time in seconds since the run began, over all resumptions.
+        loss: the mean training loss per label since the previous line, in nats.
+        learning_rate: the schedule's learning rate at this step.
+        tokens_per_second: the training speed since the previous line, without validation.
+        valid_loss: the mean validation loss per label, in nats. None means that this step was not validated.
+        valid_score: the validation score. None means that this step was not validated or has no score.
     """
 
     step: int
@@ -43,7 +43,7 @@ class MetricsRow:
 
 
 class MetricsLog:
-    """The file `metrics.jsonl` of one run, appended to as it runs.
+    """File `metrics.jsonl` of one run, to which training appends lines.
 
     Args:
         run: the run directory.
@@ -62,10 +62,10 @@ class MetricsLog:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(row)) + "\n")
         except OSError as error:
-            raise RunFailure(f"{self.path} could not be written: {error.strerror}.") from error
+            raise RunFailure(f"{self.path} could not be written: {error.strerror}") from error
 
     def sync(self) -> None:
-        """Flush the file to the disk, before a checkpoint is written."""
+        """Flush the file to the disk; call this before a checkpoint is written."""
         if self.path.exists():
             sync(self.path)
 
@@ -79,7 +79,7 @@ class MetricsLog:
         return find_damaged_lines(self.path)
 
     def rows(self) -> list[MetricsRow]:
-        """Return every complete line."""
+        """Return all complete lines."""
         return read_metrics(self.path)
 
 
@@ -89,7 +89,7 @@ def read_metrics(path: Path) -> list[MetricsRow]:
 
 
 def find_damaged_lines(path: Path) -> list[int]:
-    """Return the numbers, from 1, of the complete lines of a `metrics.jsonl` that hold no metrics."""
+    """Return the numbers, from 1, of complete lines of a `metrics.jsonl` that cannot be read."""
     return [number for number, row in _parse_lines(path) if row is None]
 
 
@@ -102,6 +102,6 @@ def _parse_lines(path: Path) -> Iterator[tuple[int, MetricsRow | None]]:
         try:
             yield number, kind.validate_json(line, strict=True)
         except ValidationError:
-            # A process that was killed leaves a part of its last line.
+            # The last line of a killed process may be incomplete.
             if number <= len(complete):
                 yield number, None

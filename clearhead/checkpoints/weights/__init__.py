@@ -1,1 +1,1 @@
-"""Tensors in files and in the slots of a module; LoRA."""
+"""Tensors in files and in modules, and LoRA."""

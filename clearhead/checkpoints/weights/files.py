@@ -1,7 +1,7 @@
-"""Weights in safetensors files and in the slots of modules; no other kind of file is read or written.
+"""Weights in safetensors files and in modules; no other kind of file is read or written.
 
-A module is filled whole or not at all: every slot gets a tensor and every tensor a slot, or one report names all
-faults.
+A slot is an entry of a module's state dict. Either every slot gets a tensor and every tensor a slot, or one report
+names all faults.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from clearhead.fast.stored import (
 from clearhead.spec import Model
 
 Stream = Iterable[tuple[str, Tensor]]
-"""Names and tensors, one after the other, so that a model is written without being in memory."""
-# More than any model has, all its files together.
+"""Names and tensors one after the other, to write a model without having all of it in memory."""
+# Limit for damaged files: no model has more tensors in all its files.
 MOST_TENSORS = 2**17
-# Faults in one report.
+# Maximum number of faults of one kind in a report.
 MOST_NAMED = 20
 _BLOCK = 2**16
 _QUANTIZED_NAMES = {name for kind in QUANTIZED for name in kind.names}
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], stream: Stream | None = None) -> None:
-    """Write named tensors to one safetensors file; a tensor that has several names is stored once.
+    """Write named tensors to one safetensors file; a tensor with several names is stored once.
 
     Args:
         path: the file.
-        tensors: the tensors, or tensors on the meta device with their dtypes and shapes.
-        stream: the names and tensors, one after the other in any order; None means those of `tensors`.
+        tensors: the tensors by name, or with a stream, tensors of the same dtypes and shapes on the meta device.
+        stream: the names and tensors one after the other, in any order. None means those of `tensors`.
     """
     _save_files([path], [tensors], stream)
 
@@ -63,14 +63,14 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], stream: Stream | Non
 def save_shards(
     directory: Path, tensors: Mapping[str, Tensor], *, name: str, max_size: int, stream: Stream | None = None
 ) -> list[str]:
-    """Write named tensors to one file, or where they do not fit, to several and an index of them.
+    """Write named tensors to one file, or if they are too large, to several shards and an index.
 
     Args:
-        directory: where.
-        tensors: in the order in which they are written; as for `save_tensors`.
-        name: of the single file, such as `model.safetensors`.
-        max_size: bytes of tensors in a file; one that is larger has a file of its own.
-        stream: as for `save_tensors`.
+        directory: the folder of the files.
+        tensors: same as in `save_tensors`; the shards follow their order.
+        name: the name of a single file, such as `model.safetensors`.
+        max_size: the maximum size of the tensors in a file, in bytes. A larger tensor gets a separate file.
+        stream: same as in `save_tensors`.
 
     Returns:
         The names of the files.
@@ -99,7 +99,7 @@ def save_shards(
 def _save_files(
     paths: Sequence[Path], shards: Sequence[Mapping[str, Tensor]], stream: Stream | None
 ) -> list[dict[str, Tensor]]:
-    """Write tensors to several files, and return the tensors that each file holds under one of their names."""
+    """Write tensors to several files, and return the tensors in each file, each under one of its names."""
     stored, writers = [], dict[str, TensorWriter]()
     with contextlib.ExitStack() as stack:
         for path, shard in zip(paths, shards, strict=True):
@@ -113,7 +113,7 @@ def _save_files(
 
 
 def _split_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return each tensor under its first name, and the first name by every other name."""
+    """Return each tensor under its first name, and the first name of each other name."""
     stored: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first_names: dict[tuple[object, ...], str] = {}
@@ -131,8 +131,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read the named tensors of a safetensors file; names that shared a tensor share it again.
 
     Raises:
-        InputError: it is missing, no regular file, a link out of its folder, or no safetensors file; or it holds too
-            many tensors, or more than fits into memory.
+        InputError: the file is missing, is not a regular safetensors file, or is a link out of its folder. Or it has
+            too many tensors, or does not fit into memory.
     """
     with open_model_file(path, what="weights") as opened:
         refuse_memory(os.fstat(opened.fileno()).st_size, f"{path}: to load it")
@@ -142,18 +142,18 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def map_tensors(path: Path) -> dict[str, Tensor]:
-    """Map the named tensors of a safetensors file; names that shared a tensor share it again.
+    """Map the named tensors of a safetensors file into memory; names that shared a tensor share it again.
 
-    A tensor inside the mapped file may be unaligned, and some kernels for floating-point numbers round by alignment.
+    Tensors in the mapped file may be unaligned, and the rounding of some floating-point kernels depends on alignment.
 
     Raises:
-        InputError: as for `load_tensors`, apart from memory.
+        InputError: same cases as in `load_tensors`, except for memory.
     """
     with open_model_file(path, what="weights"):
         try:
             with safe_open(path, framework="pt") as file:
                 if len(file.keys()) > MOST_TENSORS:
-                    raise InputError(f"{path}: {len(file.keys())} tensors are too many, at most {MOST_TENSORS}")
+                    raise InputError(f"{path} has {len(file.keys())} tensors; expected at most {MOST_TENSORS}")
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 aliases = parse_json((file.metadata() or {}).get("aliases", "{}"))
         except (SafetensorError, json.JSONDecodeError) as error:
@@ -161,18 +161,18 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(aliases, dict) or not all(
         isinstance(first, str) and first in tensors for first in aliases.values()
     ):
-        raise InputError(f"{path}: its aliases must be an object of names of tensors")
+        raise InputError(f"{path}: `aliases` in its metadata must be an object from names to names of tensors")
     return tensors | {name: tensors[first] for name, first in aliases.items()}
 
 
 class SavedTensors(Mapping[str, Tensor]):
-    """The tensors of a safetensors file, each in a mapping of its own, whose pages leave memory with the tensor.
+    """Tensors of a safetensors file, each in a separate memory mapping, whose pages are freed with the tensor.
 
     Args:
         path: the file.
 
     Raises:
-        InputError: as for `map_tensors`, or tensors of a dtype that weights do not have.
+        InputError: same cases as in `map_tensors`, or a tensor has a dtype that weights cannot have.
     """
 
     def __init__(self, path: Path) -> None:
@@ -199,10 +199,10 @@ class SavedTensors(Mapping[str, Tensor]):
 
 
 def load_weights(path: Path) -> dict[str, Tensor]:
-    """Read the weights of a model, as `load_tensors` does.
+    """Read the weights of a model into memory.
 
     Raises:
-        InputError: as there; or tensors of a dtype that weights do not have.
+        InputError: same cases as in `load_tensors`, or a tensor has a dtype that weights cannot have.
     """
     tensors = load_tensors(path)
     refuse_dtypes(tensors, path)
@@ -210,14 +210,14 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def refuse_dtypes(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse weights that would be misread: integers and truth values, or in 8 bits anything but int8 and fp32.
+    """Refuse weights with dtypes that would be misread, such as integers, booleans, or float16 scales of int8.
 
     Args:
-        weights: by name.
-        path: of their file, for the message.
+        weights: the weights by name.
+        path: the file of the weights, for messages.
 
     Raises:
-        InputError: one report of them.
+        InputError: a weight has a wrong dtype; one report names all faults.
     """
     faults = list(itertools.islice(weight_faults(weights), MOST_NAMED))
     if faults:
@@ -225,10 +225,10 @@ def refuse_dtypes(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def load_merged(path: Path) -> dict[str, Tensor]:
-    """Map the weights of a run or of a saved model, with low-rank matrices merged.
+    """Map the weights of a run or a saved model into memory, with low-rank matrices merged.
 
     Raises:
-        InputError: the file cannot be read, or its tensors have other dtypes or do not fit each other.
+        InputError: the file cannot be read, or its tensors have wrong dtypes or do not fit each other.
     """
     tensors = map_tensors(path)
     refuse_dtypes(tensors, path)
@@ -240,29 +240,29 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> No
     """Put named tensors into a module, which may be on the meta device.
 
     Args:
-        module: whose parameters are filled, in place.
-        tensors: one for each entry of its state, by the path of its owner.
-        source: where they come from, for the report.
+        module: the module, changed in place.
+        tensors: one tensor for each entry of the module's state dict.
+        source: the origin of the tensors, for messages.
 
     Raises:
-        InputError: slots without tensor, tensors without slot, or shapes that differ, all in one report.
+        InputError: a slot has no tensor, a tensor has no slot, or shapes differ. All faults are in one report.
     """
     refuse_misfits(module, tensors, source=source)
     module.load_state_dict(dict(tensors), strict=True, assign=True)
 
 
 def refuse_misfits(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
-    """Refuse tensors that do not fill the slots of a module; the arguments are those of `fill`.
+    """Refuse tensors that do not fit the slots of a module; the arguments are those of `fill`.
 
     Raises:
-        InputError: slots without tensor, tensors without slot, or shapes that differ, all in one report.
+        InputError: a slot has no tensor, a tensor has no slot, or shapes differ. All faults are in one report.
     """
     slots = module.state_dict()
     faults = [f"'{name}' is missing" for name in slots if name not in tensors]
     strangers = [name for name in tensors if name not in slots]
-    faults += [f"'{name}' has no place in the model{did_you_mean(name, slots)}" for name in strangers[:MOST_NAMED]]
+    faults += [f"'{name}' has no slot in the model{did_you_mean(name, slots)}" for name in strangers[:MOST_NAMED]]
     if len(strangers) > MOST_NAMED:
-        faults.append(f"{len(strangers) - MOST_NAMED} more have no place in the model")
+        faults.append(f"{len(strangers) - MOST_NAMED} more tensors have no slot in the model")
     faults += [
         f"'{name}' has the shape {list(tensors[name].shape)}, the model needs {list(slot.shape)}"
         for name, slot in slots.items()
@@ -280,17 +280,17 @@ def load_module_from(
     form: WeightForm | None = None,
     keep_quantized: Collection[StorageFormat] = (),
 ) -> Transformer:
-    """Return a module of mapped tensors from a file, which are taken into memory one at a time.
+    """Return a new module with mapped tensors, which are read into memory one at a time.
 
     Args:
-        model: its spec.
-        tensors: of dtypes that weights have, one for each entry of its state.
-        source: where they come from, for the report.
-        form: the form in which the module holds weights; None means fp32.
-        keep_quantized: the formats in which quantized matrices stay, in their mapped file; others are widened first.
+        model: the spec of the module.
+        tensors: one mapped tensor for each entry of the module's state dict, with dtypes of weights.
+        source: the origin of the tensors, for messages.
+        form: the form in which the module holds its weights. None means fp32.
+        keep_quantized: the formats of quantized matrices that stay in their mapped file; other formats are dequantized.
 
     Raises:
-        InputError: as for `fill`, or the weights do not fit into memory.
+        InputError: same cases as in `fill`, or the weights do not fit into memory.
     """
     formats = formats_of(tensors)
     module = store(build(model, device="meta"), formats)
@@ -308,7 +308,7 @@ def load_module_from(
 def _load_in_form(
     module: Transformer, tensors: Mapping[str, Tensor], form: WeightForm, source: str
 ) -> dict[str, Tensor]:
-    """Return mapped tensors in the form of a load, and prepare a module on the meta device for them."""
+    """Return mapped tensors in another form, and prepare a module on the meta device for this form."""
     slots = module.state_dict()
     dtypes = {name: tensors[name].dtype if name in tensors else torch.float32 for name in slots}
     plan = form.plan(module, dtypes)
@@ -319,38 +319,38 @@ def _load_in_form(
     for address, tensor in widen_weights(tensors):
         held = plan.hold(address, tensor)
         if held.get(address) is tensor and address in tensors:
-            # Kernels may round by alignment; tensors that are shared stay so.
+            # Copy the tensor: the rounding of kernels may depend on alignment. Shared tensors stay shared.
             held = {address: copies.setdefault(id(tensor), tensor.clone())}
         state |= held
     return state
 
 
 def refuse_nan(module: nn.Module, name: str) -> None:
-    """Refuse weights that are not numbers, with which every output would be one more.
+    """Refuse a module with NaN or infinite weights, with which every output would be NaN.
 
     Args:
-        module: whose weights are read once.
-        name: of the model, for the message.
+        module: the module; its weights are read once.
+        name: the name of the model, for messages.
 
     Raises:
-        InputError: a weight holds NaN, or a matrix or its scales in 8 bits an infinite number.
+        InputError: a weight contains NaN, or a matrix or its quantization scales contain an infinite number.
     """
     for address, weight in itertools.chain(module.named_parameters(), module.named_buffers()):
         refuse_nan_in(address, weight, name)
 
 
 def refuse_nan_in(address: str, weight: Tensor, name: str) -> None:
-    """Refuse a weight that holds numbers with which no output would be a number.
+    """Refuse a weight with NaN or infinite numbers.
 
     Args:
         address: the address of the weight.
-        weight: the weight, or a tensor that stores it.
-        name: of the model, for the message.
+        weight: the weight, or a tensor of its quantized form.
+        name: the name of the model, for messages.
 
     Raises:
-        InputError: as for `refuse_nan`.
+        InputError: same cases as in `refuse_nan`.
     """
-    # Sums tell in one pass whether a closer look is needed; that of a whole matrix in 16 bits would copy it to fp32.
+    # Sums show in one pass if a closer check is needed. The sum of a whole 16-bit matrix would copy it to fp32.
     rows = max(1, _BLOCK * len(weight) // max(1, weight.numel())) if weight.dim() else 1
     blocks = weight.detach().split(rows) if weight.dim() else (weight.detach(),)
     if weight.is_floating_point() and not all(torch.isfinite(block.sum(dtype=torch.float32)) for block in blocks):
@@ -359,18 +359,18 @@ def refuse_nan_in(address: str, weight: Tensor, name: str) -> None:
         if count:
             raise InputError(
                 f"{name}: {count:,} of {weight.numel():,} numbers in {address} are NaN or infinite, so the "
-                "training of this model diverged; take an earlier checkpoint, as in RUN@step-N, or train with a "
+                "training of this model diverged; use an earlier checkpoint, such as RUN@step-N, or train with a "
                 "smaller learning_rate"
             )
 
 
 def build_from_tensors(model: Model, tensors: Mapping[str, Tensor], *, training: bool = False) -> Transformer:
-    """Return a module of tensors that are known to fit; they become its own and are not copied.
+    """Return a module with tensors that are known to fit; the module uses them without a copy.
 
     Args:
-        model: its spec.
-        tensors: one for each entry of its state, by address.
-        training: whether it is in training mode.
+        model: the spec of the module.
+        tensors: one tensor for each entry of the module's state dict, by address.
+        training: True for training mode, False for evaluation mode.
     """
     module = build(model, device="meta")
     store(module, matching_formats(module, tensors))
@@ -379,11 +379,11 @@ def build_from_tensors(model: Model, tensors: Mapping[str, Tensor], *, training:
 
 
 def with_weights(module: Transformer, weights: Path) -> Transformer:
-    """Return a copy of a model with the weights of another step of its run, on the same device and in the same dtype.
+    """Return a copy of a module with the weights of another step of its run, on the same device and in the same dtype.
 
     Args:
-        module: model of the run.
-        weights: safetensors file of a checkpoint or a snapshot.
+        module: the module of the run.
+        weights: the safetensors file of a checkpoint or a snapshot.
 
     Raises:
         InputError: the weights cannot be read, or belong to another model.

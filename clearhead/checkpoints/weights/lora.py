@@ -1,7 +1,9 @@
-"""LoRA: a linear layer is frozen, and two low-rank matrices beside it learn the difference.
+"""LoRA: a linear layer is frozen, and two low-rank matrices learn the difference.
 
-outputs = x W^T + b + scale * dropout(x) A^T B^T, with A random and B zero, so that the first step computes what the
-initial model does. Checkpoints of a run hold W, A and B; loading adds scale * B A to W.
+    outputs = x W^T + b + scale * dropout(x) A^T B^T.
+
+A begins with random numbers and B with zeros, so the first step computes the same as the initial model. Checkpoints of
+a run contain W, A and B. Loading adds scale * B A to W.
 
 Shape suffixes: R rank, I inputs, O outputs.
 
@@ -22,7 +24,7 @@ from clearhead.base.printing import num_parameters
 from clearhead.spec.addresses import nearest_address, select_addresses
 
 DEFAULT_TARGETS = ("**.query", "**.key", "**.value", "**.function.out")
-"""The projections of attention."""
+"""Address patterns of the projections of attention, which are adapted by default."""
 
 _DOWN, _UP, _SCALE = "lora_down", "lora_up", "lora_scale"
 LOW_RANK = (_DOWN, _UP, _SCALE)
@@ -33,10 +35,10 @@ class AdaptedLinear(nn.Linear):
     """A frozen linear layer plus the trained product of two low-rank matrices.
 
     Args:
-        linear: the layer; its tensors are shared, not copied.
-        rank: of the low-rank matrices.
-        scale: factor of the low-rank output.
-        dropout: on its inputs.
+        linear: the frozen layer; its tensors are shared, not copied.
+        rank: the rank of the low-rank matrices.
+        scale: the factor on the low-rank output.
+        dropout: the dropout rate on the low-rank input.
     """
 
     def __init__(self, linear: nn.Linear, *, rank: int, scale: float, dropout: float) -> None:
@@ -51,7 +53,7 @@ class AdaptedLinear(nn.Linear):
         nn.init.kaiming_uniform_(self.lora_down, a=math.sqrt(5))
 
     def forward(self, x_I: Float[Tensor, "*axes inputs"]) -> Float[Tensor, "*axes outputs"]:
-        """Return the sum of both outputs."""
+        """Return the sum of the frozen and the low-rank output."""
         low_R = F.linear(self.dropout(x_I), self.lora_down)
         return F.linear(x_I, self.weight, self.bias) + self.lora_scale * F.linear(low_R, self.lora_up)
 
@@ -65,15 +67,15 @@ def adapt(
     targets: Sequence[str] | None = None,
     new: Collection[str] = (),
 ) -> list[str]:
-    """Add low-rank matrices to chosen linear layers of a module; only these and new tensors train.
+    """Add low-rank matrices to linear layers of a module; only these matrices and new tensors train.
 
     Args:
-        module: changed in place.
-        rank: of the low-rank matrices.
-        alpha: their product is scaled by alpha / rank; None: 2 * rank.
-        dropout: on the input of the low-rank path.
-        targets: address patterns of linear layers; None: the projections of attention.
-        new: addresses of tensors that the initial model lacks; they train in full.
+        module: the module, changed in place.
+        rank: the rank of the low-rank matrices.
+        alpha: the product of the matrices is scaled by alpha / rank. None means 2 * rank.
+        dropout: the dropout rate on the low-rank input.
+        targets: address patterns of linear layers. None means the projections of attention.
+        new: the addresses of tensors that the initial model lacks; these tensors train in full.
 
     Returns:
         The addresses of the adapted layers.
@@ -99,7 +101,7 @@ def _choose_layers(names: Sequence[str], targets: Sequence[str]) -> list[str]:
     if empty:
         faults = [
             f"[lora] targets: '{target}' matches no linear layer of the model{nearest_address(target, names)}; an "
-            f"address is '{names[0]}', where * can stand for a part and ** for any parts"
+            f"address is '{names[0]}', in which * replaces one name and ** any number of names"
             for target in empty
         ]
         raise InputError.from_faults(faults, subject="[lora]")
@@ -111,10 +113,10 @@ def merge_low_rank(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with the low-rank matrices merged into the weights of their linear layers.
 
     Args:
-        tensors: by address, as a run keeps them.
+        tensors: the tensors of a run's checkpoint, by address.
 
     Raises:
-        InputError: one of them is missing, or they do not fit each other.
+        InputError: a low-rank matrix, scale or weight is missing, or shapes do not fit each other.
     """
     adapted = dict.fromkeys(name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in LOW_RANK)
     result = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in LOW_RANK}
@@ -128,13 +130,16 @@ def merge_low_rank(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             or any(len(shape) != 2 for shape in shapes)
             or shapes != [[shapes[2][0], shapes[1][0]], [shapes[1][0], shapes[2][1]], shapes[2]]
         ):
-            raise InputError(f"'{address}' has low-rank matrices of the shapes {shapes[0]} and {shapes[1]}")
+            raise InputError(
+                f"'{address}' has low-rank matrices of the shapes {shapes[0]} and {shapes[1]}, which do not fit its "
+                "weight"
+            )
         change_OI = up.double() @ down.double()
         result[f"{address}.weight"] = (weight_OI.double() + float(scale) * change_OI).to(weight_OI.dtype)
     return result
 
 
 def describe_adaptation(module: nn.Module, chosen: Sequence[str]) -> str:
-    """Return in words how much of a module trains."""
+    """Return a line about the number of adapted layers and the share of parameters that train."""
     trained = num_parameters(module, only_trained=True)
-    return f"LoRA beside {len(chosen)} linear maps: {trained:,} of {num_parameters(module):,} numbers train"
+    return f"LoRA in {len(chosen)} linear layers: {trained:,} of {num_parameters(module):,} parameters train"

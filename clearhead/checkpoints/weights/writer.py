@@ -1,4 +1,4 @@
-"""A writer of safetensors files that takes one tensor at a time, so that a model is written without being in memory."""
+"""Writer of safetensors files that takes one tensor at a time, so the whole model need not be in memory."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _BLOCK: Final = 2**26
 
 
 class TensorWriter:
-    """One safetensors file, whose tensors are written in any order at the offsets that its header names.
+    """Writer of one safetensors file, whose tensors come in any order.
 
-    The file is the one that `safetensors.torch.save_file` writes, byte by byte.
+    The file equals that of `safetensors.torch.save_file` byte for byte.
 
     Args:
-        path: the file; an earlier one is replaced.
-        outlines: tensors of the dtypes and shapes that will be written, by name; they may be on the meta device.
-        metadata: texts in the header.
+        path: the file; an existing file is replaced.
+        outlines: tensors by name with the dtypes and shapes to write; they may be on the meta device.
+        metadata: the texts for the header by their names.
     """
 
     def __init__(self, path: Path, outlines: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -58,7 +58,7 @@ class TensorWriter:
         self._file.truncate(self._first + end)
 
     def write(self, name: str, tensor: Tensor) -> None:
-        """Write a tensor of the dtype and shape that the header names."""
+        """Write one tensor, with the dtype and shape in the header."""
         start, end = self._ends[name]
         assert tensor.nbytes == end - start, f"{name} has {tensor.nbytes} bytes, its header {end - start}"
         self._missing.remove(name)

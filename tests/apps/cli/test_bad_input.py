@@ -82,7 +82,7 @@ def test_vocabulary_larger_than_the_data_supports(tmp_path: Path, capfd: pytest.
 
 def test_run_directory_of_another_configuration(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     message = run_refused(capfd, "train", f"{trained}/run.toml", "--resume", "model.dropout=0.2")
-    assert "another configuration" in message and "model.dropout is 0.1 there and 0.2 here" in message
+    assert "another configuration" in message and "model.dropout was 0.1, now 0.2" in message
 
 
 def test_run_directory_that_holds_a_run(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:

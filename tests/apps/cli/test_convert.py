@@ -114,7 +114,7 @@ def test_what_to_do_must_be_said(tmp_path: Path, capfd: pytest.CaptureFixture[st
             capfd, tmp_path, out, "--to", "hf", f"--max-shard-size={size}"
         )
     assert "has an effect with --to hf only" in failing(capfd, tmp_path, out, "--from-bin", "--max-shard-size", "5GB")
-    assert "holds neither pytorch_model.bin nor" in failing(capfd, tmp_path, out, "--from-bin")
+    assert "has no pickled weights to convert" in failing(capfd, tmp_path, out, "--from-bin")
     missing = failing(capfd, tmp_path / "no" / "such", out, "--from-bin")
     assert f"{tmp_path} has no 'no'; expected a folder that holds" in missing
 

@@ -248,7 +248,7 @@ def test_every_family_writes_what_it_can_say(name: str, tmp_path: Path) -> None:
     for operation, change in OPERATIONS.items():
         edited = change(module)
         if operation == "neurons" and name in FOURFOLD:
-            with pytest.raises(InputError, match="size: 131 here, 132 there"):
+            with pytest.raises(InputError, match="size: 131 in this model, 132 in the family"):
                 save_module(edited, tmp_path / operation, model_type=case.model_type)
             continue
         save_module(edited, tmp_path / operation, model_type=case.model_type)

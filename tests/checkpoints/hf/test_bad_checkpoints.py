@@ -1,4 +1,4 @@
-"""Every way in which a checkpoint can be wrong ends in one report and exit code 2, whatever command meets it."""
+"""Every fault of a checkpoint ends in one report and exit code 2, in every command."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_an_id_outside_the_vocabulary_is_refused(
 def test_an_option_out_of_range_is_refused_where_it_stands(
     key: str, value: float, original: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And not blamed on the caller, who gave no such option."""
+    """Check that the report does not name an option, which the caller did not use."""
     folder = shutil.copytree(original, tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({key: value, "do_sample": key == "top_p"}))
     assert main(["generate", str(folder), "--prompt", "a"]) == 2
@@ -69,7 +69,7 @@ def tensors(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[Path], None
 
 
 def shards(change: Callable[[Path, dict[str, str]], Any]) -> Callable[[Path], None]:
-    """Cut the file in two, write the index, and damage it."""
+    """Split the weights into two files, write the index, and damage it."""
 
     def change_folder(folder: Path) -> None:
         weights = load_file(folder / TENSORS)
@@ -85,7 +85,7 @@ def shards(change: Callable[[Path, dict[str, str]], Any]) -> Callable[[Path], No
 
 
 def header(change: Callable[[dict[str, Any], bytes], bytes]) -> Callable[[Path], None]:
-    """Write the file anew with a header that lies."""
+    """Rewrite the file with a wrong header."""
 
     def rewrite(folder: Path) -> None:
         content = (folder / TENSORS).read_bytes()
@@ -142,7 +142,7 @@ def long_name(fields: dict[str, Any], data: bytes) -> bytes:
 
 
 def with_holes(folder: Path) -> None:
-    """A file of 4 TB, of which almost nothing is on the disk."""
+    """Make the file 4 TB long and sparse, so that it takes almost no space on the disk."""
     path, size = folder / TENSORS, 2**42
 
     def longer(fields: dict[str, Any], data: bytes) -> bytes:
@@ -210,7 +210,9 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
         f"'{FIRST}' has the shape [25, 104], the config needs [26, 104]",
     ),
     "tensor missing": (tensors(lambda weights: weights.pop(FIRST)), f"'{FIRST}' is missing"),
-    "tensor unknown": (tensors(lambda weights: weights.update({"extra": torch.zeros(2)})), "'extra' has no slot in GPT2"),
+    "tensor unknown": (
+        tensors(lambda weights: weights.update({"extra": torch.zeros(2)})), "'extra' has no slot in GPT2",
+    ),
     "key unknown": (config(n_hed=2), "gpt2 has no key 'n_hed', so it is not supported (did you mean 'n_head'?)"),
     "layers absurd": (config(n_layer=10**9), "config.json: n_layer = 1000000000 is out of range; expected 0 to 1024"),
     "rows absurd": (config(vocab_size=10**15), "config.json: vocab_size = 1000000000000000 is out of range"),
@@ -226,7 +228,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
         "'transformer.wpe.weight' should be in part-0.safetensors, which lacks it",
     ),
     "very many shards": (
-        shards(many_shards), f"{INDEX} names 100,000 files, which are too many for a model (at most 1,024)",
+        shards(many_shards), f"{INDEX} names 100,000 files; expected at most 1,024",
     ),
     "very long name": (header(long_name), f"'{'n' * 77}...' has no slot in GPT2"),
     "holes": (with_holes, "cannot be mapped into memory: it has 4.4 TB"),

@@ -1,4 +1,4 @@
-"""The longest sequence that a config declares is remembered for computed positions, and written again."""
+"""The spec keeps the longest sequence that a config declares for computed positions, and saving writes it again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CASES = [case for case in all_cases() if not case.is_head]
 
 
 def their_length(config: transformers.PreTrainedConfig) -> int | None:
-    """What transformers calls the longest sequence, by the name of its own class."""
+    """Return the longest sequence of a config of transformers; None if its class has no such attribute."""
     return getattr(config, "max_position_embeddings", None)
 
 

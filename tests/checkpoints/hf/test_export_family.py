@@ -1,4 +1,4 @@
-"""What was built here saves as a family that can say it, or its equal, and transformers computes the same."""
+"""Models built from specs are saved in a family that expresses them, or an equivalent, and transformers agrees."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def hparams(name: str, **changes: object) -> Hyperparameters:
 
 
 def build_module(model: spec.Model) -> Transformer:
-    """With weights that show what is lost: no norm is one, no bias is zero."""
+    """Build a module in which no norm weight is 1 and no bias is 0, so that lost weights show."""
     torch.manual_seed(11)
     module = build(model).eval()
     with torch.no_grad():
@@ -72,7 +72,8 @@ CASES: dict[str, tuple[spec.Model, str, str]] = {
     ),
     "a modern encoder": (ENCODER, "fill", "EuroBertForMaskedLM"),
     "a modern classifier": (
-        with_head(ENCODER, default_label_head(ENCODER, 5, pool="mean")), "classify", "EuroBertForSequenceClassification",
+        with_head(ENCODER, default_label_head(ENCODER, 5, pool="mean")),
+        "classify", "EuroBertForSequenceClassification",
     ),
     "a modern reader": (with_head(ENCODER, token_head(2)), "answer", "UltrabertForQuestionAnswering"),
     "a modern tagger": (with_head(ENCODER, token_head(5)), "tag", "EuroBertForTokenClassification"),
@@ -156,19 +157,20 @@ def test_every_form_computes_the_same(family: str, style: dict[str, object], tra
             hparams("transformer", positions="rotary", **MODERN),
             "t5 (T5ForConditionalGeneration)",
             [
-                "decoder.{}.position.kind: rotary here, null there (and 3 more like it)",
-                "decoder.{}.score_bias.kind: null here, reference there (and 3 more like it)",
-                "decoder.score_table.kind: null here, relative_buckets there (and 1 more like it)",
+                "decoder.{}.position.kind: rotary in this model, null in the family (and 3 more like it)",
+                "decoder.{}.score_bias.kind: null in this model, reference in the family (and 3 more like it)",
+                "decoder.score_table.kind: null in this model, relative_buckets in the family (and 1 more like it)",
             ],
         ),
         (
             hparams("transformer", family="encoder", positions="rotary", qk_norm=True, **MODERN),
             "eurobert (EuroBertForMaskedLM)",
             [
-                "encoder.{}.query_key_norm.after_rotation: false here, null there (and 1 more like it)",
-                "encoder.{}.query_key_norm.norm.kind: rms_norm here, null there (and 1 more like it)",
-                "encoder.{}.query_key_norm.over: head here, null there (and 1 more like it)",
-                "encoder.{}.query_key_norm.per_head: false here, null there (and 1 more like it)",
+                "encoder.{}.query_key_norm.after_rotation: false in this model, null in the family "
+                "(and 1 more like it)",
+                "encoder.{}.query_key_norm.norm.kind: rms_norm in this model, null in the family (and 1 more like it)",
+                "encoder.{}.query_key_norm.over: head in this model, null in the family (and 1 more like it)",
+                "encoder.{}.query_key_norm.per_head: false in this model, null in the family (and 1 more like it)",
             ],
         ),
     ],

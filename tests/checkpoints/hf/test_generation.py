@@ -1,4 +1,4 @@
-"""Generation settings: those that a class has where a config says nothing, and ids that a vocabulary lacks."""
+"""Generation settings: defaults of a class for keys that a config lacks, and ids that a vocabulary lacks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "smollm3": {**SIZES, "pad_token_id": 0},
     "starcoder2": SIZES,
 }
-"""Configs that name an end which their vocabulary lacks, because the class does."""
+"""Configs with an end token outside their vocabulary, because it is the default of the class."""
 
 
 def small(model_type: str, folder: Path, settings: dict[str, object] | None = None) -> Path:

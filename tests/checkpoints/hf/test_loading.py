@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint's directory is said in one report; nothing outside it is read."""
+"""Faults of a checkpoint's folder are named in one report, and no file outside the folder is read."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def report(folder: Path) -> str:
 
 
 def shard(folder: Path) -> dict[str, str]:
-    """Cut the file in two and write the index."""
+    """Split the weights into two files and write the index."""
     tensors = load_file(folder / TENSORS)
     names = sorted(tensors)
     table = {}
@@ -79,7 +79,7 @@ def test_a_model_that_no_family_can_say_names_what_is_in_the_way(tmp_path: Path)
     module = build(
         build_spec(Hyperparameters(layers=1, width=14, heads=2, positions="alibi"), source_vocab=23, target_vocab=23)
     )
-    with pytest.raises(InputError, match=r"function\.score_bias\.kind: alibi here, null there"):
+    with pytest.raises(InputError, match=r"function\.score_bias\.kind: alibi in this model, null in the family"):
         save_module(module, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -242,4 +242,4 @@ def test_a_computed_table_of_another_size(shape: tuple[int, ...], tmp_path: Path
     translator = hf_models.translator(tmp_path / "model")
     tensors = load_file(translator / TENSORS)
     save_file(tensors | {"model.encoder.embed_positions.weight": torch.zeros(shape)}, translator / TENSORS)
-    assert report(translator) == "'model.encoder.embed_positions.weight' differs from the table that is computed here"
+    assert report(translator) == "'model.encoder.embed_positions.weight' differs from the table that clearhead computes"

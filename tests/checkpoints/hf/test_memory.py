@@ -1,4 +1,4 @@
-"""Loading takes no more memory than the weights: they stay in their mapped files, or are copied without those."""
+"""Loading takes no more memory than the weights: they stay in mapped files, or are copied and the mapping is freed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TENSORS = "model.safetensors"
 
 
 def save_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """A small decoder as GPT-2, whose matrices are stored turned."""
+    """Save a small decoder as GPT-2, whose matrices are stored transposed."""
     hparams = Hyperparameters(
         family="decoder", layers=2, width=14, heads=2, feedforward=19, positions="learned", max_positions=11,
         norm_place="pre", activation="gelu_tanh", embedding_scale=1.0, tie="decoder",
@@ -37,7 +37,7 @@ def save_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
 
 
 def find_mapped_ranges(folder: Path) -> list[range]:
-    """Where the checkpoint's file lies in the memory of this process."""
+    """Return the address ranges at which the checkpoint's file is mapped in this process."""
     lines = Path("/proc/self/maps").read_text("utf-8").splitlines()
     ranges = [line.split()[0].split("-") for line in lines if line.endswith(str(folder / TENSORS))]
     return [range(int(start, 16), int(end, 16)) for start, end in ranges]
@@ -115,7 +115,7 @@ def test_a_file_that_is_cut_off_later_is_said(tmp_path: Path) -> None:
 
 
 def test_peak_memory_is_that_of_the_weights(tmp_path: Path) -> None:
-    """One case here, the others in the benchmark: 592 MB of turned matrices, three of them stored as one."""
+    """Test one case of the benchmark: 592 MB of transposed matrices, with query, key and value in one tensor."""
     arguments = ["--cases", "gpt2", "--sides", "clearhead", "--rounds", "1", "--json", "--folder", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "load_checkpoint.py"), *arguments],

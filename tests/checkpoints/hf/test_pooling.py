@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers make the vectors of their recipe, written out here with transformers alone."""
+"""Folders of sentence-transformers give the vectors of their recipe, computed here with transformers alone."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ DENSE = {"in_features": WIDTH, "out_features": OUT, "bias": True,
 def folder_of(
     folder: Path, mode: str, *, dense: dict[str, Any] | None = None, unit: bool = True, cls: str = "BertModel"
 ) -> Path:
-    """A tiny encoder with the modules asked for."""
+    """Write a tiny encoder with the given modules of sentence-transformers, and return its folder."""
     tokenizer_folders.write(
         folder,
         {"vocab.txt": tokenizer_folders.word_list(), "tokenizer_config.json": {"tokenizer_class": "BertTokenizer"}},
     )
     config = transformers.BertConfig(
-        vocab_size=len(tokenizer_folders.word_list().splitlines()), hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=len(tokenizer_folders.word_list().splitlines()),
+        hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=31, max_position_embeddings=29, initializer_range=0.6,
     )  # fmt: skip
     torch.manual_seed(3)
@@ -64,7 +65,7 @@ def folder_of(
 def recipe(
     folder: Path, mode: str | list[str], *, dense: bool, unit: bool, is_exact: bool = False, prompt: str = ""
 ) -> np.ndarray:
-    """What sentence-transformers does with the same files."""
+    """Return the vectors that sentence-transformers computes from the same files."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     model = model.double() if is_exact else model
@@ -110,7 +111,7 @@ def test_vectors_are_those_of_the_recipe(mode: str, dense: bool, unit: bool, tmp
 
 
 def assert_same_after_saving(folder: Path, expected: np.ndarray) -> None:
-    """As a checkpoint that was loaded, as a run, and as a checkpoint made of that run."""
+    """Check the vectors after saving as a checkpoint, as a run, and as a checkpoint made from this run."""
     again, run, new = (folder.parent / name for name in ("again", "run", "new"))
     clearhead.load(folder, precision="fp32", device="cpu").save(again, format="hf")
     clearhead.load(folder, precision="fp32", device="cpu").save(run)
@@ -134,7 +135,7 @@ def assert_same_after_saving(folder: Path, expected: np.ndarray) -> None:
     ],
 )
 def test_several_kinds_of_pooling_are_joined(settings: dict[str, Any], modes: list[str], tmp_path: Path) -> None:
-    """In the order of a list, or in that of the library for flags; without any the mean."""
+    """Test the order of a list, the library's order for flags, and the mean without either."""
     folder = folder_of(tmp_path / "m", "mean")
     tokenizer_folders.write(folder / "1_Pooling", {"config.json": {"embedding_dimension": WIDTH, **settings}})
     vectors = vectors_of(folder)
@@ -225,7 +226,7 @@ LENGTHS: list[tuple[dict[str, dict[str, Any]], int]] = [
     ({"sentence_roberta_config.json": {"max_seq_length": 12}, TOKENIZER: {"model_max_length": 20}}, 12),
     ({SBERT: {"transformer_task": "feature-extraction"}, "sentence_roberta_config.json": {"max_seq_length": 12}}, 29),
 ]
-"""Files of settings, and the tokens that sentence-transformers 6.2 reads of a longer text."""
+"""Files of settings, and the number of tokens that sentence-transformers 6.2 reads from a longer text."""
 
 
 @pytest.mark.parametrize(("files", "expected"), LENGTHS)
@@ -233,7 +234,7 @@ LENGTHS: list[tuple[dict[str, dict[str, Any]], int]] = [
 def test_a_text_is_cut_where_sentence_transformers_cuts_it(
     files: dict[str, dict[str, Any]], expected: int, truncation: int | None, tmp_path: Path
 ) -> None:
-    """In whichever file the length stands; a truncation in tokenizer.json counts for nothing."""
+    """Test a length in each of the files; a truncation in tokenizer.json has no effect."""
     folder = folder_of(tmp_path / "m", "mean", unit=False)
     (folder / SBERT).unlink()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -273,7 +274,7 @@ def change_module(folder: Path, index: int, **entries: Any) -> None:
 BROKEN = {
     "a pool of another kind": (
         lambda f: change_settings(f, "1_Pooling/config.json", pooling_mode=["mean", "attention"]),
-        "attention is not supported; the kinds of pooling are cls, max, mean",
+        "attention is not supported; supported pooling modes: cls, max, mean",
     ),
     "an unknown flag": (
         lambda f: change_settings(f, "1_Pooling/config.json", pooling_mode_attention=True),
@@ -285,7 +286,7 @@ BROKEN = {
     ),
     "another width": (
         lambda f: change_settings(f, "1_Pooling/config.json", word_embedding_dimension=7),
-        "the pool is for a width of 7, but hidden states have 26",
+        "the pool has a width of 7; expected 26",
     ),
     "an unknown module": (
         lambda f: change_module(f, 1, type="sentence_transformers.models.CNN"),
@@ -293,11 +294,11 @@ BROKEN = {
     ),
     "another first module": (
         lambda f: change_module(f, 0, type="sentence_transformers.models.BoW"),
-        "the first is a Transformer",
+        "expected a Transformer in '' as the first entry only",
     ),
     "a map of another size": (
         lambda f: change_settings(f, "2_Dense/config.json", in_features=7),
-        "a linear layer from 7 to 17 cannot follow a width of 26",
+        "a linear layer has 7 inputs and 17 outputs; expected 26 inputs",
     ),
     "tensors of another size": (
         lambda f: save_file({"linear.weight": torch.zeros(3, 3)}, f / "2_Dense" / "model.safetensors"),
@@ -313,12 +314,16 @@ BROKEN = {
         "do_lower_case = true is not supported",
     ),
     "a prompt without a text": (
-        lambda f: change_settings(f, "config_sentence_transformers.json", prompts={"a": "b"}, default_prompt_name="passage"),
+        lambda f: change_settings(
+            f, "config_sentence_transformers.json", prompts={"a": "b"}, default_prompt_name="passage"
+        ),
         "default_prompt_name is 'passage', but prompts has no entry of this name",
     ),
     "a prompt that is left out of the pool": (
         lambda f: (
-            change_settings(f, "config_sentence_transformers.json", prompts={"query": "q: "}, default_prompt_name="query"),
+            change_settings(
+                f, "config_sentence_transformers.json", prompts={"query": "q: "}, default_prompt_name="query"
+            ),
             change_settings(f, "1_Pooling/config.json", include_prompt=False),
         ),
         "a default prompt is not supported together with include_prompt = false",

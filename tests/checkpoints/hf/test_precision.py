@@ -1,4 +1,4 @@
-"""Half precision: what is stored so stays so, in its mapped file, and its outputs are near those of float32."""
+"""Half precision: half-precision weights stay in their mapped file, and outputs are close to those in float32."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.laws.tiny import difference
 
 
 def save_in_dtype(folder: Path, dtype: torch.dtype) -> Path:
-    """A language model whose file is in half precision."""
+    """Save a language model in half precision."""
     hf_models.language_model(folder)
     model = transformers.GPT2LMHeadModel.from_pretrained(folder).to(dtype)
     model.save_pretrained(folder)
@@ -30,7 +30,7 @@ def test_a_half_file_is_computed_in_bf16_near_float32(dtype: torch.dtype, tmp_pa
     half = ch.load(folder, device="cpu", precision="bf16")
     assert {tensor.dtype for tensor in whole.module.state_dict().values()} == {torch.float32}
     assert {tensor.dtype for tensor in half.module.state_dict().values()} == {torch.bfloat16}
-    # The other half type has numbers of its own, so that it is converted and nothing of its file stays.
+    # float16 cannot hold all bfloat16 numbers, so it is converted and nothing stays in the mapped file.
     assert set(inside(half.module.state_dict(), find_mapped_ranges(folder))) == {dtype == torch.bfloat16}
     ids = torch.randint(whole.module.num_source_ids, (2, 13))
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_what_was_loaded_in_half_precision_is_saved_in_it(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_converting_keeps_the_type_and_cuts_the_file(dtype: torch.dtype, tmp_path: Path) -> None:
-    """A half file once came out as float32, twice as large."""
+    """Guard against saving a half-precision file in float32, twice as large."""
     folder, out = save_in_dtype(tmp_path / "model", dtype), tmp_path / "out"
     most = 10 * dtype.itemsize
     assert main(["convert", str(folder), str(out), "--to", "hf", "--max-shard-size", f"{most}KB"]) == 0

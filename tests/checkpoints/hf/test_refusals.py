@@ -1,4 +1,4 @@
-"""What the families of decoders refuse in place of computing something else, and what they take for granted."""
+"""Families of decoders refuse config values that they cannot compute, and accept values that change nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead.checkpoints.hf.mapping import config as configs
 
 
 def model_of(config: dict[str, Any]) -> spec.Model:
-    """Read a config as loading does, without any tensors."""
+    """Read a config as loading does, but without tensors."""
     record = registry.find_family(config)
     reading = configs.parse(record, config)
     if reading.faults:

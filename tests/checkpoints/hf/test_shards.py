@@ -1,4 +1,4 @@
-"""Large checkpoints are several files, as other libraries read them; saving leaves nothing half-written."""
+"""Large checkpoints are split into files that other libraries read; interrupted saving leaves no partial files."""
 
 from __future__ import annotations
 

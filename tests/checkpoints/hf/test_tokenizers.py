@@ -1,8 +1,7 @@
-"""Tokenizers of checkpoints: ids, templates and roles are those of the files' own library, on any text.
+"""Tokenizers of checkpoints: ids, templates and roles equal those of the original library, on any text.
 
-Where transformers runs the files as they are (vocab.txt, merges, a SentencePiece model looked up by its pieces' texts)
-ids are compared with it. Where it rebuilds a SentencePiece model from class code, they are compared with the model
-itself, run by SentencePiece, and the published rule that makes ids of its numbers.
+Ids are compared with transformers if it runs the files unchanged (vocab.txt, merges, and pieces with a vocabulary). If
+it rebuilds a SentencePiece model in code, ids are compared with those of SentencePiece, mapped by the published rule.
 """
 
 from __future__ import annotations
@@ -116,7 +115,7 @@ def test_merges_mean_what_they_mean_elsewhere(
 
 
 def make_numbering(content: bytes, shift: int, unknown: int) -> Callable[[str], list[int]]:
-    """Ids by the published rule: a piece's number plus a shift."""
+    """Return a function from a text to ids by the published rule: the number of each piece plus a shift."""
     model = tokenizer_folders.processor(content)
     return lambda text: [
         unknown if model.is_unknown(number) else number + shift for number in model.encode(text, out_type=int)
@@ -124,7 +123,7 @@ def make_numbering(content: bytes, shift: int, unknown: int) -> Callable[[str], 
 
 
 LAYOUTS = {
-    # class: (model, shift of the numbers, id of unknown text, ids in front, ids behind)
+    # class: (model, shift of the numbers, id of unknown text, ids before the text, ids after it)
     "T5Tokenizer": (("unigram", True), 0, 2, [], [1]),
     "XLMRobertaTokenizer": (("unigram", False), 1, 3, [0], [2]),
     "CamembertTokenizer": (("unigram", False), 4, 3, [5], [6]),
@@ -177,7 +176,7 @@ def test_bytes_stand_for_what_has_no_piece(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("dummy", [True, False])
 def test_a_model_that_keeps_spaces_gives_back_every_text(kind: str, dummy: bool, tmp_path: Path) -> None:
-    """Spaces at both ends too: whole, and token by token in a stream behind a prompt."""
+    """Test whole texts and streams of tokens after a prompt, with spaces at both ends too."""
     content = tokenizer_folders.pieces_model(kind, bytes_too=True, spaces=True, dummy=dummy)
     tokenizer_folders.write(tmp_path, {"tokenizer.model": content, "config.json": {"model_type": "llama"}})
     tokenizer = load_tokenizers(tmp_path).pair.source
@@ -255,7 +254,7 @@ def test_languages_stand_where_their_class_puts_them(tmp_path: Path) -> None:
 
 
 def strings(content: bytes, *, behind: tuple[str, ...] = ()) -> dict[str, int]:
-    """A vocabulary in another order than the model's, with a few pieces missing."""
+    """Test a vocabulary in a different order than the model's, with a few pieces missing."""
     model = tokenizer_folders.processor(content)
     pieces = [model.id_to_piece(number) for number in range(3, model.get_piece_size())]
     listed = ["<s>", "<pad>", "</s>", "<unk>", *reversed(pieces[:-5]), *behind]
@@ -354,7 +353,7 @@ def test_a_saved_one_is_the_same_one(tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_handed_to_the_library_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was four times: each took half a second with a vocabulary of 50,000."""
+    """Guard against loading a tokenizer four times; each took half a second with a vocabulary of 50,000."""
     vocabulary, merges = tokenizer_folders.merges(("<|endoftext|>",))
     config = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|endoftext|>", "src_lang": "en"}
     tokenizer_folders.write(tmp_path, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config})

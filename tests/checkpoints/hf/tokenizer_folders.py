@@ -1,4 +1,4 @@
-"""Tokenizer files of every kind, made on the spot from a few sentences: nothing is downloaded."""
+"""Tokenizer files of every kind, made from a few sentences: nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SENTENCES = [
     "tabs and   spaces, (brackets) [and] {more} -- 3.14 50%",
 ] * 3
 
-# What trips tokenizers up, beside everything that hypothesis draws.
+# Texts that are hard for tokenizers, in addition to those that hypothesis draws.
 HARD = [
     "",
     " ",
@@ -64,7 +64,7 @@ def pieces_model(
     spaces: bool = False,
     dummy: bool = True,
 ) -> bytes:
-    """A SentencePiece model: "unigram" or "bpe"; with T5's special ids, or with padding and end in front.
+    """Return a SentencePiece model, "unigram" or "bpe", with or without T5's special ids.
 
     With `spaces` it keeps every space of a text; without `dummy` it puts none in front.
     """
@@ -95,7 +95,7 @@ def processor(content: bytes) -> sentencepiece.SentencePieceProcessor:
 
 
 def write(folder: Path, files: Mapping[str, bytes | str | object]) -> Path:
-    """Write files; what is neither text nor bytes is written as JSON."""
+    """Write files into a folder: texts and bytes unchanged, other values as JSON."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         if isinstance(content, bytes):
@@ -108,7 +108,7 @@ def write(folder: Path, files: Mapping[str, bytes | str | object]) -> Path:
 
 @cache
 def word_list() -> str:
-    """A `vocab.txt`."""
+    """Return the content of a `vocab.txt`."""
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=False)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -123,7 +123,7 @@ def word_list() -> str:
 
 @cache
 def merges(special: tuple[str, ...]) -> tuple[str, str]:
-    """A `vocab.json` and a `merges.txt`."""
+    """Return the contents of a `vocab.json` and a `merges.txt`."""
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()

@@ -1,4 +1,4 @@
-"""Checkpoints appear whole or not at all, come back bit by bit, and tell when they were damaged."""
+"""Checkpoints appear completely or not at all, are read back bit for bit, and damage is detected."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_all_files_of_a_checkpoint_have_the_same_rights(tmp_path: Path) -> None:
 
 
 def test_values_of_an_optimizer_that_are_no_tensors_come_back(tmp_path: Path) -> None:
-    """Such as the momentum of SGD that is not there yet, and state under both kinds of names."""
+    """Return optimizer states with a value of None, such as SGD's momentum before its first step."""
     groups = [{"lr": 0.1, "betas": (0.9, 0.98), "params": [0, 2], "matrices": True, "foreach": None}]
     optimizer = {"state": {0: {"momentum_buffer": None, "step": 3}, 2: {"a.b": torch.ones(2)}}, "param_groups": groups}
     saved = files.Checkpoint(1, {"w": torch.zeros(1)}, optimizer, None, {})
@@ -134,7 +134,7 @@ def test_a_damaged_manifest_makes_the_checkpoint_unsound(tmp_path: Path, damage:
         ),
         ("manifest.json", '{"a":' * 500 + "1" + "}" * 500, "cannot be read"),
         ("manifest.json", '{"name": "step-7", "files": {}}', "does not list optimizer.safetensors"),
-        ("ema.safetensors", "a file that nobody saved", "does not list ema.safetensors"),
+        ("ema.safetensors", "a file that no run saved", "does not list ema.safetensors"),
     ],
 )
 def test_a_manifest_lists_all_that_must_be_there_or_the_checkpoint_is_passed_over(
@@ -213,7 +213,7 @@ def test_the_best_step_is_a_word_in_a_file(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_last_checkpoint_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """The disk fills up at the first, second, ... sync of the save."""
+    """Fill the disk at the first, second, ... sync of the save."""
     before = files.save_checkpoint(tmp_path, some_checkpoint(1))
     real, calls = os.fsync, []
 
@@ -255,14 +255,14 @@ for limit in (100, 900):
     try:
         files.save_checkpoint(run, some_checkpoint(2))
     except RunFailure as error:
-        found, skipped = files.newest_sound(run)
+        found, skipped = files.find_newest_undamaged(run)
         assert listing(run / "checkpoints") == ["step-1"] and not skipped, listing(run / "checkpoints")
         print(error)
 """
 
 
 def test_a_write_that_the_system_refuses_leaves_the_last_checkpoint_whole(tmp_path: Path) -> None:
-    """A real refusal by the system, inside the safetensors library (100 bytes) or later, in the JSON files."""
+    """Let the system refuse a write, inside the safetensors library (100 bytes) or later in the JSON files."""
     command = [sys.executable, "-c", REFUSED_WRITE, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""A run directory belongs to one process and one configuration, and its checkpoints are found by reference."""
+"""A run directory has one process and one configuration at a time, and references select its checkpoints."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def test_another_configuration_is_refused_and_every_key_named(tmp_path: Path) ->
     with pytest.raises(InputError) as caught:
         open_run(path, configuration=other)
     message = str(caught.value)
-    assert "model.width is 128 there and 256 here" in message
-    assert "model.heads is 4 there and not set here" in message
-    assert "model.dropout is not set there and 0.1 here" in message
+    assert "model.width was 128, now 256" in message
+    assert "model.heads was 4, now not set" in message
+    assert "model.dropout was not set, now 0.1" in message
     assert "steps" not in message
     assert (path / "run.toml").read_text() == CONFIGURATION
     assert listing(path) == ["checkpoints", "format.json", "run.toml"]
@@ -81,7 +81,7 @@ def test_another_configuration_is_refused_and_every_key_named(tmp_path: Path) ->
 
 @pytest.mark.parametrize("steps", [[], [0]])
 def test_a_run_that_took_no_step_blocks_nothing(tmp_path: Path, steps: list[int]) -> None:
-    """Killed before its first checkpoint, or failed in its first step."""
+    """Start again after a run was killed before its first checkpoint or failed in its first step."""
     path = tmp_path / "run"
     with open_run(path, configuration=CONFIGURATION):
         for step in steps:
@@ -104,7 +104,7 @@ def test_some_keys_may_change(tmp_path: Path) -> None:
     with open_run(path, configuration=CONFIGURATION):
         files.save_checkpoint(path, some_checkpoint(5))
     longer = CONFIGURATION.replace("steps = 100", "steps = 200")
-    with pytest.raises(InputError, match=r"train\.steps is 100 there and 200 here"):
+    with pytest.raises(InputError, match=r"train\.steps was 100, now 200"):
         open_run(path, configuration=longer, resume=True)
     with open_run(path, configuration=longer, resume=True, may_differ=["train.steps"]):
         assert (path / "run.toml").read_text() == longer
@@ -244,7 +244,7 @@ def test_a_name_of_the_best_that_cannot_be_read_is_not_passed_over(run: Path) ->
 
 def test_the_last_one_is_the_newest_sound_one(run: Path) -> None:
     alter(run / "checkpoints" / "step-30" / "weights.safetensors")
-    with pytest.warns(UserWarning, match=r"weights\.safetensors was altered .* step-20 is used in its place"):
+    with pytest.warns(UserWarning, match=r"weights\.safetensors was altered .* step-20 is used instead"):
         assert weights_of(f"{run}@last").parent.name == "step-20"
     with pytest.raises(InputError, match=r"weights\.safetensors was altered"):
         weights_of(f"{run}@step-30")
@@ -254,7 +254,7 @@ def test_the_last_one_is_the_newest_sound_one(run: Path) -> None:
     ("suffix", "words"),
     [
         ("@bset", r"did you mean 'best'.*use @best, @last, @averaged or @step-N"),
-        ("@step-15", "steps it kept are: 10, 20, 30"),
+        ("@step-15", "existing steps: 10, 20, 30"),
         ("@step-x", "is not a checkpoint"),
         (f"@step-{'9' * 60}", "is not a checkpoint"),
         ("@averaged", "no averaged weights yet"),
@@ -279,7 +279,7 @@ def test_a_checkpoint_that_is_a_link_is_none(run: Path) -> None:
     (run / "checkpoints" / "step-30").rename(run.parent / "elsewhere")
     (run / "checkpoints" / "step-30").symlink_to(run.parent / "elsewhere")
     assert weights_of(f"{run}@last").parent.name == "step-20"
-    with pytest.raises(InputError, match="steps it kept are: 10, 20"):
+    with pytest.raises(InputError, match="existing steps: 10, 20"):
         weights_of(f"{run}@step-30")
 
 
@@ -320,7 +320,7 @@ def test_a_file_that_was_put_into_a_sealed_folder_is_refused(tmp_path: Path) -> 
 
 
 def test_reading_while_checkpoints_rotate_never_fails(tmp_path: Path) -> None:
-    """Whatever is deleted while it is read is read again, and a fault that stays is raised at once."""
+    """Test that a checkpoint deleted during reading is read again, and that a permanent fault is raised at once."""
     steps, done = iter(range(1, 400)), threading.Event()
     files.save_checkpoint(tmp_path, some_checkpoint(0))
 

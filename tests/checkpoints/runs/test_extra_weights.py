@@ -1,4 +1,4 @@
-"""Snapshots are of steps that depend on the step alone, and are found like checkpoints."""
+"""Steps of snapshots do not depend on the length of the run, and references select snapshots like checkpoints."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_step_is_its_checkpoint_or_else_its_snapshot(tmp_path: Path) -> None:
     files.remove_folder(files.checkpoint_folder(tmp_path, 3))
     assert weights_of(f"{tmp_path}@step-3") == snapshot_folder(tmp_path, 3) / "weights.safetensors"
     assert weights_of(f"{tmp_path}@step-5") == files.checkpoint_folder(tmp_path, 5) / "ema.safetensors"
-    with pytest.raises(InputError, match=r"no checkpoint of step 4; the steps it kept are: 3, 5"):
+    with pytest.raises(InputError, match=r"no checkpoint of step 4; existing steps: 3, 5"):
         weights_of(f"{tmp_path}@step-4")
 
 

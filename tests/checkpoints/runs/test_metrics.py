@@ -1,4 +1,4 @@
-"""The lines of metrics.jsonl: written, read, and named where they are damaged."""
+"""Lines of metrics.jsonl are written and read, and damaged lines are reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors come back from a file as they went in, tied where they were tied; a module is filled whole or not at all."""
+"""Tensors are read from a file unchanged, and tied tensors stay tied; a module is filled completely or not at all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_loaded_tensors_are_aligned_as_torch_aligns_its_own(tmp_path: Path) -> N
 def test_too_many_tensors_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tensors(tmp_path / "weights", {name: torch.ones(1) for name in "abc"})
     monkeypatch.setattr(files, "MOST_TENSORS", 2)
-    with pytest.raises(InputError, match="3 tensors are too many, at most 2"):
+    with pytest.raises(InputError, match="has 3 tensors; expected at most 2"):
         load_tensors(tmp_path / "weights")
 
 
@@ -75,7 +75,7 @@ def test_all_faults_are_in_one_report_and_nothing_is_filled() -> None:
     assert str(caught.value).splitlines() == [
         "3 faults in weights.safetensors:",
         "  - 'first.bias' is missing",
-        "  - 'frist.bias' has no place in the model (did you mean 'first.bias'?)",
+        "  - 'frist.bias' has no slot in the model (did you mean 'first.bias'?)",
         "  - 'first.weight' has the shape [3, 5], the model needs [5, 3]",
     ]
     assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())

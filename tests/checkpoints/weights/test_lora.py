@@ -1,4 +1,4 @@
-"""Low-rank adaptation: what trains, what stays, and that one merged map computes what the two did."""
+"""Low-rank adaptation: trained and frozen weights, and merged layers with the same outputs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_merged_it_computes_the_same() -> None:
 
 
 def test_gradients_are_those_of_the_formula() -> None:
-    """W + scale B A, written out by hand and put into the module as it was."""
+    """Compare with W + scale B A, computed explicitly and put into the original module."""
     module = build_module()
     other, chosen = adapt_randomly(module)
     other(IDS, TARGET).logits.square().sum().backward()
@@ -100,7 +100,7 @@ def test_a_run_trains_the_narrow_maps_alone(tmp_path: Path) -> None:
     path = fine_tuning.write_run(tmp_path, start, 'kind = "classify"', "classify", steps=20, more=section)
     progress = fine_tuning.MessageLog()
     train_run(load_run_file(path, ["train.validate_every=5"]), resume=False, progress=progress)
-    assert any(line.startswith("LoRA beside 4 linear maps: ") for line in progress.messages)
+    assert any(line.startswith("LoRA in 4 linear layers: ") for line in progress.messages)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if row.get("loss") is not None]
     assert losses[-1] < losses[0]

@@ -1,4 +1,4 @@
-"""Weights of strangers in our own layout: what would be misread is refused by name, at every precision alike."""
+"""Untrusted weights in clearhead's layout: tensors that would be misread are refused by name at every precision."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def refusals(folder: Path, tensors: dict[str, Tensor]) -> str:
-    """Write tensors in place of the weights, and return the message that every precision refuses them with."""
+    """Replace the weights by tensors, and return the message with which every precision refuses them."""
     file = folder / "weights.safetensors"
     original = file.read_bytes()
     save_file(tensors, file)

@@ -1,4 +1,4 @@
-"""A file that is written tensor by tensor is the one that safetensors writes at once."""
+"""A file that is written tensor by tensor equals the one that safetensors writes at once."""
 
 from __future__ import annotations
 

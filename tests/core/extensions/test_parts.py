@@ -223,7 +223,7 @@ def test_layers_are_cut_and_its_linear_layers_adapted() -> None:
     assert [layer.steps[0].branches[0].function.kind for layer in cut.spec.decoder.layers] == ["gated_recurrence"] * 3
     chosen = adapt(plain, rank=2, targets=["**.function.value"])
     assert len(chosen) == 2
-    with pytest.raises(InputError, match="no Hugging Face architecture has the part 'gated_recurrence'"):
+    with pytest.raises(InputError, match="no Hugging Face architecture has the custom module 'gated_recurrence'"):
         choose_family(cut, None, None)
 
 

@@ -1,4 +1,4 @@
-"""The same tiny model here and in transformers: how it is made, run and compared.
+"""The same tiny model in clearhead and in transformers: construction, runs and comparison.
 
 Legend: B batch, T tokens, U target tokens, V outputs.
 """
@@ -37,15 +37,16 @@ class Case:
     """One tiny model of a family.
 
     Args:
-        name: of the family, and what is special.
-        model_type: of its config.
-        config: sizes and choices; distinct primes where the family allows.
-        cls: the class of transformers; None: the record's first.
-        pad: the id at padded places, and nowhere else.
-        reads_ids: whether the class counts positions off the ids, in place of the mask.
-        buffers: names of buffers that hold something learned.
-        attention: which of its forms of attention transformers takes.
-        is_head: another head on stacks that the family's first case has tried.
+        name: the name of the family and of the special choice.
+        model_type: the model type of the config.
+        config: the sizes and choices of the config; sizes are distinct primes where the family allows.
+        cls: the class of transformers. None means the first class of the family.
+        pad: the padding id, which no real token has.
+        reads_ids: True if the class derives positions from the ids instead of the mask.
+        buffers: the names of buffers with learned values.
+        vocab: the size of the vocabulary.
+        attention: the attention implementation that transformers uses.
+        is_head: True for another head on the stacks of the family's first case.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Case:
 
 
 def all_cases() -> list[Case]:
-    """Every case of every module beside this one: the settings as they are, and each class with the first of them."""
+    """Return every case of the modules in `cases/`, and the first case of each family with every other class."""
     cases: list[Case] = []
     for path in sorted((Path(__file__).parent / "cases").glob("*.py")):
         module = importlib.import_module(f"tests.parity.architectures.cases.{path.stem}")
@@ -90,7 +91,7 @@ def class_of(case: Case) -> str:
 
 
 def theirs_of(case: Case) -> nn.Module:
-    """Build the model of transformers with weights that show what is lost: no norm is one, no bias is zero."""
+    """Build the model of transformers; no norm weight is 1 and no bias is 0, so that lost weights show."""
     config = transformers.AutoConfig.for_model(case.model_type, **case.config)
     config._attn_implementation = case.attention
     model = getattr(transformers, class_of(case))(config).eval()
@@ -113,7 +114,7 @@ def theirs_of(case: Case) -> nn.Module:
 
 @dataclass
 class Pair:
-    """Both models, and how each is called."""
+    """Both models of a case, with methods that run them."""
 
     case: Case
     theirs: Any
@@ -147,7 +148,7 @@ class Pair:
         return "position_ids" in inspect.signature(self.theirs.forward).parameters
 
     def ids(self, rows: int = B, length: int = T, mask: Tensor | None = None) -> Tensor:
-        """Ids that never are the padding's; a text that is read twice ends with the id that ends texts."""
+        """Return random ids without the padding id; a text that is read twice ends with the end id."""
         ids = torch.randint(self.case.vocab - 1, (rows, length))
         ids = ids + (ids >= self.case.pad)
         if self.repeats is None:
@@ -159,7 +160,7 @@ class Pair:
         return ids
 
     def targets(self, ids: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-        """What our decoder reads: a text of its own, or the same once more."""
+        """Return the input of our decoder: a separate text, or the source text again."""
         if not self.has_memory:
             return {}
         if self.repeats is None:
@@ -181,12 +182,12 @@ class Pair:
 
 
 def last_real(mask: Tensor) -> Tensor:
-    """The place of the last real token of each row."""
+    """Return the index of the last real token of each row."""
     return torch.where(mask.expand(B, -1), torch.arange(mask.shape[-1]), -1).argmax(1)
 
 
 def outputs_of(theirs: Any) -> Tensor:
-    """What their class gives: scores, or the last states where it has no head."""
+    """Return the outputs of transformers: scores, or the last states of a class without a head."""
     if "start_logits" in theirs:
         return torch.stack([theirs.start_logits, theirs.end_logits], dim=-1)
     names = ("logits", "prediction_logits", "last_hidden_state")
@@ -194,7 +195,7 @@ def outputs_of(theirs: Any) -> Tensor:
 
 
 def outputs(ours: Output) -> Tensor:
-    """What we give in the same shape: a single score of each token has no axis of its own there."""
+    """Return our outputs in the shape of transformers, which has no axis for a single score per token."""
     if ours.logits is None:
         return ours.hidden
     return ours.logits[..., 0] if ours.logits.shape[-1] == 1 else ours.logits
@@ -202,7 +203,7 @@ def outputs(ours: Output) -> Tensor:
 
 @contextmanager
 def layers_seen(stack: nn.Module) -> Iterator[list[Tensor]]:
-    """Collect what the embedding and each layer of a stack give, in the order in which they run."""
+    """Collect the outputs of the embedding and of each layer of a stack, in the order of computation."""
     seen: list[Tensor] = []
     modules = [stack.embedding, *stack.layers]
     handles = [module.register_forward_hook(lambda *call: seen.append(call[2])) for module in modules]
@@ -214,7 +215,7 @@ def layers_seen(stack: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def their_gradients(original: Any, folder: Path) -> dict[str, Tensor]:
-    """Their gradients in the layout of their files: saved as if they were the weights."""
+    """Return the gradients of transformers in the layout of its files, by saving them in place of the weights."""
     theirs = copy.deepcopy(original)
     with torch.no_grad():
         for parameter, source in zip(theirs.parameters(), original.parameters(), strict=True):
@@ -224,7 +225,7 @@ def their_gradients(original: Any, folder: Path) -> dict[str, Tensor]:
 
 
 def our_gradients(loaded: LoadedModule) -> dict[str, Tensor]:
-    """Our gradients under their names; of a tensor with several names the last is what their classes use."""
+    """Return our gradients by the names of transformers; of several names for a tensor, its classes use the last."""
     module = loaded.module
     gradients = {
         name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -241,7 +242,7 @@ def our_gradients(loaded: LoadedModule) -> dict[str, Tensor]:
 
 @contextmanager
 def no_complaints(*, unless: bool = False) -> Iterator[None]:
-    """Fail where transformers logs a warning, unless one is due."""
+    """Fail if transformers logs a warning, unless one is expected."""
     records: list[str] = []
 
     class Keep(logging.Handler):

@@ -1,4 +1,4 @@
-"""Every record equals transformers' eager attention: layers, outputs, gradients, padding, cache, and saving.
+"""Every family equals transformers with eager attention: layers, outputs, gradients, padding, cache and saving.
 
 Legend: B batch, T tokens, V outputs.
 """
@@ -50,13 +50,13 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def decoding() -> pytest.MarkDecorator:
-    """Only the cases that write word after word."""
+    """Return the decorator for tests of cases that generate text."""
     cases = [case for case in CASES if case.variant.task in ("generate", "translate", "denoise")]
     return pytest.mark.parametrize("pair", cases, ids=lambda case: case.name, indirect=True)
 
 
 def stacks() -> pytest.MarkDecorator:
-    """Only the first case of each family and its options: what depends on the stacks and not on the head."""
+    """Return the decorator for tests of the stacks, which run no case with another head on the same stacks."""
     cases = [case for case in CASES if not case.is_head]
     return pytest.mark.parametrize("pair", cases, ids=lambda case: case.name, indirect=True)
 
@@ -66,7 +66,7 @@ def test_every_family_has_a_case() -> None:
 
 
 def segments_of(pair: Pair, ids: Tensor) -> dict[str, Tensor]:
-    """Two kinds of segments where the model tells them apart."""
+    """Return two segments if the model has segments."""
     stack = pair.ours.encoder
     if stack is None or stack.embedding.segments is None or stack.embedding.segments.weight.shape[0] < 2:
         return {}
@@ -78,12 +78,12 @@ def to_their_names(segments: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def their_decoder_inputs(pair: Pair, targets: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What their decoder is given; where it reads a text once more, they make it themselves."""
+    """Return the decoder inputs for transformers; empty if its decoder reads the source text again."""
     return {"decoder_input_ids": targets["target_ids"]} if targets and pair.repeats is None else {}
 
 
 def both(pair: Pair, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None) -> tuple[object, object]:
-    """Run both models on the same."""
+    """Run both models on the same inputs."""
     segments, targets = segments_of(pair, ids), pair.targets(ids, mask)
     more = to_their_names(segments) | their_decoder_inputs(pair, targets)
     if positions is not None:
@@ -92,7 +92,7 @@ def both(pair: Pair, ids: Tensor, mask: Tensor | None = None, positions: Tensor 
 
 
 def comparison_mask(pair: Pair, mask: Tensor) -> Tensor | None:
-    """Where outputs are of real tokens; None: everywhere."""
+    """Return the mask of outputs that belong to real tokens; None if all do."""
     return None if pair.is_pooled or (pair.has_memory and pair.repeats is None) else mask
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint writes is what transformers writes, token by token: greedy, with beams, and with the same chance.
+"""Checkpoints generate the tokens of transformers: greedy, with beams, and sampled with the same random numbers.
 
 Legend: R rows, V vocabulary.
 """
@@ -26,7 +26,7 @@ CHANCE = {"temperature": 0.8, "top_k": 11, "top_p": 0.9}
 
 
 def first_cases() -> list[Case]:
-    """One case of every family that writes."""
+    """Return one case of every family that generates text."""
     cases: dict[str, Case] = {}
     for case in all_cases():
         if case.variant.task in ("generate", "translate", "denoise"):
@@ -44,7 +44,7 @@ def prompts_of(pair: Pair) -> list[list[int]]:
 
 
 def ours(pair: Pair, texts: list[list[int]], end: int, **options: Any) -> list[Continuation]:
-    """All texts in one batch; what an encoder reads, or what a decoder goes on from."""
+    """Return our generated sequences for all texts in one batch: sources of an encoder, or prompts of a decoder."""
     prompts, sources = ([[START]] * len(texts), texts) if pair.has_memory else (texts, None)
     chosen = GenerateOptions(max_new_tokens=NEW, **options)
     request = GenerateRequest(prompts=prompts, options=chosen, eos_id=end, pad_id=pair.case.pad, sources=sources)
@@ -52,7 +52,7 @@ def ours(pair: Pair, texts: list[list[int]], end: int, **options: Any) -> list[C
 
 
 def theirs(pair: Pair, text: list[int], end: int, **options: Any) -> list[int]:
-    """One text on its own and without a cache, so that what drifts or breaks there is not in the way."""
+    """Return the ids that transformers generates for one text, without batch and cache, which may be inexact there."""
     settings = transformers.GenerationConfig(
         max_new_tokens=NEW,
         eos_token_id=end,
@@ -73,7 +73,7 @@ def theirs(pair: Pair, text: list[int], end: int, **options: Any) -> list[int]:
 
 
 def an_end(pair: Pair, texts: list[list[int]]) -> int:
-    """A token that comes by itself somewhere in the middle, so that ending is tried too."""
+    """Return a token that the model generates in the middle of a text, to test ending as well."""
     return ours(pair, texts, end=-1)[0].ids[NEW // 2]
 
 
@@ -86,7 +86,7 @@ def test_greedy_search(pair: Pair) -> None:
 
 
 def test_beam_search(pair: Pair) -> None:
-    """Where both are exact: transformers' own stopping rule is, with early_stopping="never"."""
+    """Compare beam search with early_stopping="never", the exact stopping rule of transformers."""
     texts = prompts_of(pair)
     end = an_end(pair, texts)
     actual = [list(sequence.ids) for sequence in ours(pair, texts, end, beam_size=3, length_penalty=0.4)]
@@ -95,7 +95,7 @@ def test_beam_search(pair: Pair) -> None:
 
 
 def test_sampling_with_the_same_chance(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same stream of numbers for both: then what is drawn depends on the distributions alone."""
+    """Give both libraries the same random numbers, so that samples depend on the distributions alone."""
     stream = torch.rand(NEW, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
 
     class Same(sampling.RandomStream):

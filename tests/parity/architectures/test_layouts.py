@@ -1,4 +1,4 @@
-"""A family whose files come in two layouts is read in both, and written in the one it came in."""
+"""A family with two layouts of its files is read in both, and saved in the layout that was loaded."""
 
 from __future__ import annotations
 

@@ -195,14 +195,14 @@ def test_translations_between_named_languages_are_measured(
         count += labels.shape[1]
     assert record["loss"] == pytest.approx(total / count, rel=1e-4)
     assert main([*arguments[:-4], "--from", source]) == 2
-    assert "name the one that you want" in capfd.readouterr().err
+    assert "name the target language" in capfd.readouterr().err
 
 
 def test_languages_are_asked_for(tmp_path: Path) -> None:
     folder = of_50(tmp_path / "start")
-    with pytest.raises(InputError, match="name the one of the text; it has: ar_AR"):
+    with pytest.raises(InputError, match="name the language of the text; it has: ar_AR"):
         find_initial_model(str(folder), None, WRITES)
-    with pytest.raises(InputError, match="name the one that you want"):
+    with pytest.raises(InputError, match="name the target language"):
         find_initial_model(str(folder), READS, None)
     with pytest.raises(InputError, match=r"no language 'de' \(did you mean 'de_DE'\?\); it has: ar_AR"):
         find_initial_model(str(folder), READS, "de")

@@ -1,1 +1,1 @@
-"""One file of records for each family of Hugging Face checkpoints."""
+"""Families of Hugging Face checkpoints: one module of records for each family, or for several similar families."""

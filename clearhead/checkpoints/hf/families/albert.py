@@ -1,4 +1,4 @@
-"""ALBERT: BERT's layers with shared weights, above an embedding of another width.
+"""ALBERT: BERT's layers with shared weights, after a token embedding of a different width.
 
 Source: arXiv 1909.11942, section 3.1; tensor names are those of released checkpoints.
 """
@@ -18,7 +18,7 @@ def _model(c: Values) -> spec.Model:
     depth, groups = c["num_hidden_layers"], c["num_hidden_groups"]
     if not 1 <= groups <= depth:
         raise InputError(f"config.json: num_hidden_groups must be 1 to num_hidden_layers = {depth}, got {groups}")
-    # The quotient is rounded as in the classes.
+    # The ALBERT classes round the quotient down in the same way.
     order = tuple(int(index / (depth / groups)) for index in range(depth))
     model = bert.model(c, [bert.layer(c, network_dropout=False)] * groups, width=c["embedding_size"])
     assert model.encoder is not None

@@ -1,7 +1,9 @@
-"""BART and its relatives: two stacks of one width, one token embedding, biases everywhere, also of the output.
+"""BART and similar families: two stacks of one width, one token embedding, biases everywhere.
 
-They differ in the places of norms and in the kind of positions. Source: arXiv 1910.13461, section 2.1; mBART arXiv
-2001.08210; Pegasus arXiv 1912.08777; Marian arXiv 1804.00344; M2M-100 arXiv 2010.11125; Blenderbot arXiv 2004.13637.
+The families differ in the places of their norms and in the kind of positions.
+
+Source: arXiv 1910.13461, section 2.1; mBART arXiv 2001.08210; Pegasus arXiv 1912.08777; Marian arXiv 1804.00344;
+M2M-100 arXiv 2010.11125; Blenderbot arXiv 2004.13637.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ SELF = blocks.function("encoder", 0)
 
 @dataclass(frozen=True)
 class StackDesign:
-    """How the families differ.
+    """Choices in which the families differ: places of norms and kind of positions.
 
     Args:
-        norm: after the residual sum ("out"), or before the function ("pre").
-        final_norm, embedding_norm: whether each stack has one.
-        position: makes the positions of the embedding.
+        norm: place of the norm, after the residual sum ("out") or before the function ("pre").
+        final_norm, embedding_norm: True if each stack has a norm after its last layer, or after its embedding.
+        position: function from config values to the positions of the embedding.
     """
 
     norm: Literal["out", "pre"]
@@ -41,7 +43,7 @@ class StackDesign:
     position: Callable[[Values], spec.Learned | spec.Sinusoidal]
 
     def model(self, c: Values) -> spec.Model:
-        """Return the two stacks."""
+        """Return the spec of the two stacks, without a head."""
         encoder, decoder = (self._stack(c, side) for side in SIDES)
         return spec.Model(encoder=encoder, decoder=decoder, initialization=blocks.INITIALIZATION)
 
@@ -75,7 +77,7 @@ class StackDesign:
 
 
 def _has_two_tables(c: Values) -> bool:
-    """Whether each stack has a token embedding of its own."""
+    """Return whether the stacks have separate token embeddings."""
     return not c.get("share_encoder_decoder_embeddings", True)
 
 
@@ -85,7 +87,7 @@ def _rows(c: Values, side: Side) -> int:
 
 
 def _lm_head(bias: bool) -> blocks.MakeHead:
-    """Scores of the decoder's vocabulary."""
+    """Return a function that makes the head for the decoder's vocabulary."""
 
     def head(c: Values) -> spec.Head:
         path = OWN_TABLE if _has_two_tables(c) else TABLE
@@ -100,7 +102,7 @@ def _attention(c: Values, side: Side, source: Literal["self", "memory"]) -> spec
     return blocks.attention(c["d_model"], heads, source=source, mask=mask, dropout=drop)
 
 
-def _learned_positions(offset: int) -> Callable[[Values], spec.Learned]:
+def _make_learned_positions(offset: int) -> Callable[[Values], spec.Learned]:
     return lambda c: spec.Learned(rows=c["max_position_embeddings"] + offset, offset=offset)
 
 
@@ -109,12 +111,12 @@ def _sinusoidal_positions(c: Values) -> spec.Sinusoidal:
 
 
 def _positions_after_padding(c: Values) -> spec.Sinusoidal:
-    """Positions begin after the padding id."""
+    """Return sinusoidal positions that begin after the padding id."""
     return spec.Sinusoidal(layout="fairseq", offset=c["pad_token_id"] + 1)
 
 
 def _num_positions(model: spec.Model) -> int | None:
-    """The number of learned positions, or the declared length of sinusoidal ones."""
+    """Return the number of learned positions, or the declared length of sinusoidal ones."""
     position = model.encoder.embedding.position if model.encoder else None
     return position.rows - position.offset if isinstance(position, spec.Learned) else model.declared_length
 
@@ -170,7 +172,7 @@ def _side_rules(side: Side) -> tuple[Rule, ...]:
     )
 
 
-# Whether the stacks have token embeddings of their own, and the rows of the decoder's.
+# Keys for separate token embeddings, and for the rows of the decoder's table.
 TWO_TABLES = (
     Key("share_encoder_decoder_embeddings", True, lambda model: _own_rows(model) is None),
     Key("decoder_vocab_size", None, lambda model: _own_rows(model), kind=int),
@@ -206,7 +208,7 @@ def _family(
     head = [tensor_rule("lm_head.weight", "head.layers.0.weight")]
     if bias:
         head.append(OUTPUT_BIAS)
-    # The first are settings of the original port, which nothing reads; they must agree with the family.
+    # The classes do not read the first five keys, which come from the original port. They must agree with the family.
     fixed = (
         Fixed("normalize_before", (design.norm == "pre",), "norms in other places are not supported"),
         Fixed("normalize_embedding", (design.embedding_norm,), "norms in other places are not supported"),
@@ -250,7 +252,7 @@ def _family(
 
 
 def _padding_id(model: spec.Model) -> int | None:
-    """The padding id, where positions begin after it."""
+    """Return the padding id if positions begin after it, else None."""
     position = model.encoder.embedding.position if model.encoder else None
     return position.offset - 1 if isinstance(position, spec.Sinusoidal) and position.offset else None
 
@@ -276,15 +278,20 @@ BLENDERBOT_DEFAULTS = {
 }
 
 FAMILIES = (
-    _family("bart", "Bart", StackDesign("out", False, True, _learned_positions(2)), KEYS, repeats="start"),
-    # A text ends with its language, with which the decoder begins.
+    _family("bart", "Bart", StackDesign("out", False, True, _make_learned_positions(2)), KEYS, repeats="start"),
+    # A source text ends with its language code, and the decoder begins with this token.
     _family(
-        "mbart", "MBart", StackDesign("pre", True, True, _learned_positions(2)), KEYS, task="translate", repeats="last"
+        "mbart",
+        "MBart",
+        StackDesign("pre", True, True, _make_learned_positions(2)),
+        KEYS,
+        task="translate",
+        repeats="last",
     ),
     _family(
         "blenderbot",
         "Blenderbot",
-        StackDesign("pre", True, False, _learned_positions(0)),
+        StackDesign("pre", True, False, _make_learned_positions(0)),
         blocks.derive(KEYS, BLENDERBOT_DEFAULTS),
     ),
     _family("pegasus", "Pegasus", StackDesign("pre", True, False, _sinusoidal_positions), KEYS, writes_tables=True),

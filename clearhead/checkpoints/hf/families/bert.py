@@ -1,4 +1,4 @@
-"""BERT and its relatives: post-norm layers, three tables at the embedding, a transform before the output.
+"""BERT and similar families: post-norm layers, an embedding of three tables, and a transform before the output.
 
 Source: arXiv 1810.04805, section 3; RoBERTa arXiv 1907.11692; tensor names are those of released checkpoints.
 """
@@ -19,7 +19,7 @@ TABLE = "encoder.embedding.table"
 def layer(
     c: Values, *, score_bias: spec.ScoreBias | None = None, scale: float | None = None, network_dropout: bool = True
 ) -> spec.Layer:
-    """Attention and a feed-forward network, each with a norm after the residual sum."""
+    """Return a layer of attention and a feed-forward network, each with a norm after the residual sum."""
     drop, norm = c["hidden_dropout_prob"], spec.LayerNorm(eps=c["layer_norm_eps"])
     width, heads, attention_dropout = c["hidden_size"], c["num_attention_heads"], c["attention_probs_dropout_prob"]
     attention = blocks.attention(width, heads, score_bias=score_bias, scale=scale, dropout=attention_dropout)
@@ -38,16 +38,16 @@ def model(
     has_positions: bool = True,
     score_table: spec.ScoreTable | None = None,
 ) -> spec.Model:
-    """An encoder without a final norm.
+    """Return the spec of an encoder without a final norm.
 
     Args:
-        c: the values.
-        layers: its layers; None: BERT's.
-        offset: of positions.
-        width: of the token embedding, where a projection follows.
-        projection: where it is; None: after the norm, with a bias.
-        has_positions: whether the embedding has a table of positions.
-        score_table: the table of its score biases.
+        c: the config values.
+        layers: the layers. None means BERT's layers.
+        offset: the offset of learned positions.
+        width: the width of the token embedding, if a projection follows it. None means no projection.
+        projection: the projection. None means one after the norm, with a bias.
+        has_positions: True if the embedding has a table of positions.
+        score_table: the table of score biases that the layers share. None means no such table.
     """
     encoder_model = blocks.one_stack(
         "encoder",
@@ -68,18 +68,18 @@ def model(
 
 
 def _roberta_model(c: Values) -> spec.Model:
-    """Positions begin after the padding id; no token reads the rows up to it."""
+    """Return RoBERTa's encoder: positions begin after the padding id, and no token reads the rows before."""
     return model(c, offset=c["pad_token_id"] + 1)
 
 
 def lm_head(c: Values, activation: str, *, size: str = "hidden_size", is_tied: bool | None = None) -> spec.Head:
-    """Scores of the vocabulary after one more linear layer, an activation and a norm.
+    """Return the head for masked tokens: a linear layer, an activation, a norm, and scores of the vocabulary.
 
     Args:
-        c: the values.
-        activation: of the inner layer.
-        size: the key for the width of the inner layer.
-        is_tied: whether the last layer is tied to the token embedding; None: as the config says.
+        c: the config values.
+        activation: the activation after the inner layer.
+        size: the config key with the width of the inner layer.
+        is_tied: True if the last layer is tied to the token embedding. None means that the config decides.
     """
     inner = (
         spec.Linear(size=c[size]),
@@ -96,12 +96,12 @@ TANH_HEAD = blocks.mlp_head("first", "hidden_size", "tanh")
 
 
 def _bert_lm_head(c: Values) -> spec.Head:
-    """The inner activation of this head is that of the layers."""
+    """Return BERT's head, which has the activation of the layers."""
     return lm_head(c, c["hidden_act"])
 
 
 def roberta_lm_head(c: Values) -> spec.Head:
-    """The inner activation of this head is exact GELU, whatever that of the layers."""
+    """Return RoBERTa's head, which has exact GELU whatever the activation of the layers."""
     return lm_head(c, "gelu")
 
 
@@ -151,7 +151,7 @@ NEXT_SENTENCE = r"cls\.seq_relationship\.(weight|bias)"
 
 
 def roberta_variants(name: str, unused: tuple[str, ...]) -> tuple[Variant, ...]:
-    """The classes of RoBERTa and those that have its heads."""
+    """Return the classes of RoBERTa and of families with the same heads."""
     return (
         blocks.mask_filling((f"{name}ForMaskedLM",), roberta_lm_head, "lm_head", norm="layer_norm", unused=unused),
         blocks.sequence_classification(name, TANH_HEAD, unused=unused),

@@ -57,7 +57,7 @@ FAMILIES = (
             Fixed("slow_but_exact", (False,), "computation split over tensor-parallel ranks is not supported"),
             Fixed("n_inner", (None,), "another size of the feed-forward networks is not supported"),
         ),
-        # The length and sharding of training, fused kernels, and the dropout of a head.
+        # Length and sharding in training, fused kernels, and the dropout of a head.
         inert=(
             "seq_length", "offset_alibi", "pretraining_tp", "attention_softmax_in_fp32", "masked_softmax_fusion",
             "bias_dropout_fusion", "skip_bias_add", "skip_bias_add_qkv", "classifier_dropout",

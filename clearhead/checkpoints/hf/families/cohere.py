@@ -1,4 +1,4 @@
-"""Command R: attention and feed-forward network in parallel after one norm without bias; adjacent pairs are rotated.
+"""Command R: parallel attention and feed-forward network after one norm without bias; RoPE rotates adjacent pairs.
 
 Source: the model card and code of the release (2024); norms of query and key arXiv 2302.05442, section 2. Tensor names
 are those of released checkpoints.

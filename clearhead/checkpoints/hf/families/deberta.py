@@ -1,4 +1,4 @@
-"""DeBERTa from its second version on: BERT's layers with disentangled attention.
+"""DeBERTa versions 2 and 3: BERT's layers with disentangled attention.
 
 Source: arXiv 2006.03654, section 3.1; the later layout is that of released checkpoints (arXiv 2111.09543).
 """
@@ -23,12 +23,12 @@ TERMS: dict[str, Literal["content_to_position", "position_to_content"]] = {
 
 
 def _terms(c: Values) -> list[str]:
-    """The terms that the config names, in our order."""
+    """Return the score terms that the config names, in the order of `TERMS`."""
     setting = c["pos_att_type"] or []
     names = [name.strip() for name in setting.lower().split("|")] if isinstance(setting, str) else setting
     unknown = sorted(set(names) - TERMS.keys())
     if unknown:
-        raise InputError(f"config.json: pos_att_type {', '.join(unknown)} is not supported; only c2p and p2c are")
+        raise InputError(f"config.json: pos_att_type {', '.join(unknown)} is not supported; expected c2p or p2c")
     return [name for name in TERMS if name in names]
 
 
@@ -37,7 +37,9 @@ def _table(c: Values) -> spec.DistanceTable:
     buckets = c["position_buckets"] if c["position_buckets"] > 0 else None
     norms = [name.strip() for name in c["norm_rel_ebd"].lower().split("|")]
     if set(norms) - {"none", "layer_norm"}:
-        raise InputError(f"config.json: norm_rel_ebd = {c['norm_rel_ebd']} is not supported")
+        raise InputError(
+            f"config.json: norm_rel_ebd = {c['norm_rel_ebd']} is not supported; expected none or layer_norm"
+        )
     return spec.DistanceTable(
         span=buckets or longest,
         buckets=buckets,
@@ -53,7 +55,7 @@ def _check(c: Values, names: list[str]) -> None:
     if c["pooler_hidden_size"] not in (None, width):
         raise InputError("config.json: pooler_hidden_size must be hidden_size")
     if c["relative_attention"] and not names:
-        raise InputError("config.json: relative_attention without a pos_att_type has a table that nothing reads")
+        raise InputError("config.json: relative_attention = true needs a pos_att_type, c2p or p2c")
 
 
 def _model(c: Values) -> spec.Model:
@@ -67,7 +69,7 @@ def _model(c: Values) -> spec.Model:
             terms=tuple(TERMS[name] for name in names),
             shared_projections=c["share_att_key"],
         )
-    # The named terms count in the scale, whether or not there are relative positions.
+    # The terms that the config names change the scale even without relative positions.
     scale = (width // c["num_attention_heads"] * (1 + len(names))) ** -0.5
     return bert.model(
         c,
@@ -84,7 +86,7 @@ def _early_lm_head(c: Values) -> spec.Head:
 
 
 def _late_lm_head(c: Values) -> spec.Head:
-    """The later form has the width of the layers inside and is always tied to the token embedding."""
+    """Return the later form of the LM head: as wide as the layers, and always tied to the token embedding."""
     return bert.lm_head(c, c["hidden_act"], is_tied=True)
 
 
@@ -211,10 +213,10 @@ FAMILIES = (
         ),
         fixed=(
             *bert.FIXED,
-            Fixed("conv_kernel_size", (0,), "a convolution beside the first layer is not supported"),
+            Fixed("conv_kernel_size", (0,), "a convolution next to the first layer is not supported"),
             Fixed("talking_head", (False,), "talking-heads attention is not supported"),
         ),
-        # The tensors tell the form of the LM head, not "legacy", which released checkpoints lack.
+        # The tensors decide the form of the LM head. Released checkpoints lack the key "legacy".
         inert=(*bert.INERT, "legacy", "pooler_dropout", "cls_dropout", "conv_act", "conv_groups"),
         prefix="deberta.",
         table="embeddings.word_embeddings.weight",

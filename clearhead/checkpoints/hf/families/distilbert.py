@@ -1,4 +1,4 @@
-"""DistilBERT: BERT's layers without segments, under names of its own.
+"""DistilBERT: BERT's layers without segments, with different config keys and tensor names.
 
 Source: arXiv 1910.01108, section 3; tensor names are those of released checkpoints.
 """
@@ -74,7 +74,7 @@ FAMILIES = (
             ),
             *blocks.token_tasks("DistilBert"),
         ),
-        # The table of positions is in the file, however it was initialized.
+        # The file holds the table of positions, so its initialization does not matter.
         inert=("sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"),
         prefix="distilbert.",
         table="embeddings.word_embeddings.weight",

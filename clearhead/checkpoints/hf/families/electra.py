@@ -1,4 +1,4 @@
-"""ELECTRA: BERT's layers above an embedding of another width, as a generator of tokens or a discriminator.
+"""ELECTRA: BERT's layers after a token embedding of a different width, as a generator or a discriminator.
 
 Source: arXiv 2003.10555, section 3; tensor names are those of released checkpoints.
 """
@@ -13,17 +13,17 @@ from clearhead.checkpoints.hf.mapping.tensor_rules import module_rule
 
 
 def _model(c: Values) -> spec.Model:
-    # Where the two widths are the same, the classes have no projection.
+    # If the two widths are the same, the classes have no projection.
     return bert.model(c, width=None if c["embedding_size"] == c["hidden_size"] else c["embedding_size"])
 
 
 def _generator_head(c: Values) -> spec.Head:
-    """The inner activation of this head is exact GELU, whatever that of the layers."""
+    """Return the generator's head, which has exact GELU whatever the activation of the layers."""
     return bert.lm_head(c, "gelu", size="embedding_size")
 
 
 def _discriminator_head(c: Values) -> spec.Head:
-    """One score for each token: whether another model has replaced it."""
+    """Return the discriminator's head: one score per token for being replaced by the generator."""
     activation = spec.Activation(function=c["hidden_act"])
     return spec.Head(layers=(spec.Linear(size=c["hidden_size"]), activation, spec.Linear(size=1)))
 

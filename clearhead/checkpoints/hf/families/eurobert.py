@@ -1,4 +1,4 @@
-"""EuroBERT: the layers of the decoders that followed arXiv 2302.13971, with bidirectional attention.
+"""EuroBERT: Llama's layers with bidirectional attention.
 
 Source: arXiv 2503.05500, section 2; tensor names are those of released checkpoints.
 """
@@ -22,12 +22,12 @@ def _model(c: Values) -> spec.Model:
 
 
 def _lm_head(c: Values) -> spec.Head:
-    """The key of the feed-forward networks' biases is also that of the output."""
+    """Return the LM head, which has a bias if the feed-forward networks have one."""
     return blocks.lm_head(TABLE, bias=c["mlp_bias"])(c)
 
 
 def _sequence_head(c: Values) -> spec.Head:
-    """Scores from a pooled state; or, "late", from every state and pooled afterwards."""
+    """Return the head that scores the pooled state, or with "late" scores every state and pools the scores."""
     inner = (spec.Linear(size=c["hidden_size"]), spec.Activation(function="gelu"), spec.Linear(size=c.num_labels))
     if c["classifier_pooling"] == "late":
         return spec.Head(layers=(*inner, spec.Pool(by="mean")))
@@ -95,7 +95,7 @@ FAMILIES = (
             blocks.base_model("EuroBertModel"),
         ),
         fixed=(Fixed("clf_pooling", ("late",), "use classifier_pooling for another pooling"),),
-        # Released checkpoints name code that preceded the classes and computes the same.
+        # Released checkpoints name older code (auto_map) that computes the same as the classes.
         inert=("auto_map", "bos_token", "eos_token", "hidden_dropout", "mask_token", "mask_token_id", "pad_token",
                "pretraining_tp"),
         prefix="model.",

@@ -1,8 +1,9 @@
-"""Falcon: parallel branches, few keys for many queries, and rotary positions or ALiBi.
+"""Falcon: multi-query or grouped-query attention, with rotary positions or ALiBi.
 
-There are four forms of layer: parallel after one shared norm, parallel after two norms, and sequential; the two older
-ones have one key head or as many as queries. Source: arXiv 2311.16867, section 4; tensor names are those of released
-checkpoints.
+The new form of layer has parallel branches after one shared norm or after two norms, and any number of key heads. The
+older forms are parallel after one norm, or sequential. They have one key head, or one for each query head.
+
+Source: arXiv 2311.16867, section 4; tensor names are those of released checkpoints.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ SELF, FEED = blocks.function("decoder", 0), blocks.FEED_FORWARD
 
 
 def _kv_heads(c: Values) -> int:
-    """The number of key heads; the older forms have one, or one for each query.
+    """Return the number of key heads; the older forms have one, or one for each query head.
 
     Raises:
-        InputError: choices that no form of layer has.
+        InputError: no form of layer has this combination of config values.
     """
     heads = c["num_attention_heads"]
     kv_heads = c["num_kv_heads"] or heads
@@ -33,7 +34,7 @@ def _kv_heads(c: Values) -> int:
     if num_norms not in (None, 1):
         raise InputError(f"config.json: num_ln_in_parallel_attn = {num_norms} needs new_decoder_architecture = true")
     if not c["multi_query"] and kv_heads != heads:
-        raise InputError(f"config.json: {heads} queries without multi_query need as many num_kv_heads, got {kv_heads}")
+        raise InputError(f"config.json: num_kv_heads must be {heads} with multi_query = false, got {kv_heads}")
     return 1 if c["multi_query"] else heads
 
 
@@ -56,7 +57,7 @@ def _model(c: Values) -> spec.Model:
         has_two_norms = c["new_decoder_architecture"] and c["num_ln_in_parallel_attn"] != 1
         layer = blocks.parallel(norm, attention, network, dropout=drop, is_shared=not has_two_norms)
     else:
-        # The first branch takes the dropout of attention.
+        # In the classes, the first branch has the dropout rate of the attention weights.
         first = blocks.pre(norm, attention, c["attention_dropout"])
         layer = spec.Layer(steps=(first, blocks.pre(norm, network, drop)))
     return blocks.one_stack("decoder", width, c["vocab_size"], [layer] * c["num_hidden_layers"], norm)
@@ -71,7 +72,7 @@ def _kv_heads_of(model: spec.Model) -> int:
 
 
 def _is_new(model: spec.Model) -> bool:
-    """Whether only the new form has such a layer: two norms, or another number of key heads."""
+    """Return whether only the new form of layer has the two norms, or the number of key heads, of a model."""
     if not blocks.is_parallel(model):
         return False
     return _num_norms(model) == 2 or _kv_heads_of(model) not in (1, llama_like.first_attention(model).num_heads)
@@ -111,7 +112,7 @@ ATTENTION = "h.{layer}.self_attention"
 RULES = (
     module_rule("word_embeddings", "decoder.embedding.table"),
     module_rule("h.{layer}.input_layernorm", "decoder.layers.{layer}.steps.0.pre"),
-    # The first norm of two steps, and of two parallel branches, has one address, but two names.
+    # The first norm has one address in sequential layers and in parallel layers with two norms, but two names.
     module_rule("h.{layer}.input_layernorm", f"{FIRST}.pre", requires=f"{SECOND}.pre.weight"),
     module_rule("h.{layer}.ln_attn", f"{FIRST}.pre"),
     module_rule("h.{layer}.ln_mlp", f"{PARALLEL}.pre"),
@@ -131,7 +132,7 @@ FAMILIES = (
         rules=RULES,
         variants=blocks.decoder_variants("Falcon"),
         fixed=(blocks.CAUSAL, blocks.RESIDUAL_BEFORE_NORM),
-        # The size of the feed-forward networks has another key; and the dropout of a head.
+        # The size of the feed-forward networks is read from another key. The other key is the dropout of a head.
         inert=("ff_factor", "classifier_dropout"),
         prefix="transformer.",
         table="word_embeddings.weight",

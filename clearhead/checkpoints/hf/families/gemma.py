@@ -1,4 +1,4 @@
-"""Gemma, 2 and 3: norms with one plus their weight, a scaled and tied token embedding.
+"""Gemma, Gemma 2 and Gemma 3: norms that multiply by 1 + weight, and a scaled and tied token embedding.
 
 Source: arXiv 2403.08295, section 2; arXiv 2408.00118, section 2; arXiv 2503.19786, section 2; tensor names are those
 of released checkpoints.
@@ -13,7 +13,7 @@ from clearhead.checkpoints.hf.mapping.llama_like import FEED, ROPE_KEYS, SELF
 from clearhead.checkpoints.hf.mapping.tensor_rules import module_rule
 
 TANH = {"gelu_pytorch_tanh": "gelu_tanh"} | blocks.ACTIVATIONS
-# In early files of the first release "gelu" means the tanh form.
+# In early files of the first release, "gelu" means the tanh approximation.
 EARLY = TANH | {"gelu": "gelu_tanh"}
 UNIDIRECTIONAL = Fixed("use_bidirectional_attention", (None, False), "bidirectional attention is not supported")
 

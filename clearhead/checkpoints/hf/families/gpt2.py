@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, pre-norm layers, query, key and value in one projection, matrices stored transposed.
+"""GPT-2: learned positions, pre-norm layers, one fused projection for query, key and value, transposed matrices.
 
 Source: the GPT-2 report, section 2.3; tensor names are those of released checkpoints.
 """
@@ -75,14 +75,14 @@ FAMILIES = (
         prefix="transformer.",
         table="wte.weight",
         variants=blocks.decoder_variants("GPT2", causal_lm="LMHeadModel"),
-        # Numerics in half precision, and settings of a multiple-choice head that none of the variants has.
+        # Settings for half precision, and for a multiple-choice head that no variant has.
         inert=(
             "reorder_and_upcast_attn", "n_ctx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
             "summary_type", "summary_use_proj", "classifier_dropout", "hidden_dropout",
         ),
         fixed=(blocks.CAUSAL,),
         ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
-        # The class's default ids are those of the released vocabulary, which another need not have.
+        # The default ids of the class belong to the released vocabulary; another vocabulary may lack them.
         written_keys={"bos_token_id": None, "eos_token_id": None},
     ),
 )  # fmt: skip

@@ -22,7 +22,7 @@ Pattern = tuple[list[Literal["global", "local"]], Annotated[int, Field(ge=0, le=
 
 
 def _types(c: Values) -> list[str]:
-    """The type of each layer, from a list of patterns and of how often each is repeated."""
+    """Return the type of each layer, from a list of patterns with their numbers of repetitions."""
     patterns = c["attention_types"] or [[["global", "local"], 12]]
     count = sum(len(pattern) * times for pattern, times in patterns)
     if count != c["num_layers"]:
@@ -100,7 +100,7 @@ FAMILIES = (
         rules=RULES,
         variants=blocks.decoder_variants("GPTNeo"),
         fixed=(blocks.CAUSAL,),
-        # The list of layers repeats the types; the rest are settings of heads that no class has.
+        # attention_layers repeats attention_types; the other keys configure heads that no class has.
         inert=(
             "attention_layers", "classifier_dropout", "summary_activation", "summary_first_dropout",
             "summary_proj_to_labels", "summary_type", "summary_use_proj",

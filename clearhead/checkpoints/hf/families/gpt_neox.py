@@ -1,4 +1,4 @@
-"""GPT-NeoX: attention and feed-forward network in parallel, each after its own norm; part of a head is rotated.
+"""GPT-NeoX: parallel attention and feed-forward network with separate norms; RoPE rotates a part of each head.
 
 Source: arXiv 2204.06745, section 2.1; tensor names are those of released checkpoints.
 """
@@ -83,7 +83,7 @@ FAMILIES = (
         rules=RULES,
         variants=blocks.decoder_variants("GPTNeoX", output="embed_out"),
         fixed=(blocks.CAUSAL,),
-        # A theta under its usual name has no effect in this family.
+        # The usual key for theta has no effect in this family.
         inert=("classifier_dropout", "rope_theta", "partial_rotary_factor"),
         prefix="gpt_neox.",
         table="embed_in.weight",

@@ -1,4 +1,4 @@
-"""gpt-oss: mixtures of experts with a clamped gate, a sink for each head, a window in every other layer.
+"""gpt-oss: mixtures of experts with a clamped gate, an attention sink per head, and a window in every other layer.
 
 Source: arXiv 2508.10925, section 2; tensor names are those of released checkpoints.
 """
@@ -14,7 +14,7 @@ from clearhead.checkpoints.hf.mapping.family import Key, Values
 from clearhead.checkpoints.hf.mapping.llama_like import FEED, SELF
 from clearhead.checkpoints.hf.mapping.tensor_rules import InterleavedRows, Transpose, module_rule, tensor_rule
 
-# The class's default where a config has no rope_parameters.
+# Default of the class for a config without rope_parameters.
 DEFAULT_SCALING = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -27,7 +27,7 @@ DEFAULT_SCALING = {
 
 def _model(c: Values) -> spec.Model:
     norm = spec.RMSNorm(eps=c["rms_norm_eps"])
-    # An empty object means rotary positions without scaling.
+    # An empty rope_parameters object means rotary positions without scaling.
     rope_config = c["rope_scaling"] or (DEFAULT_SCALING if c["rope_parameters"] is None else c["rope_parameters"])
     position = rope.rotary(rope_config, c, theta=c["rope_theta"], head_size=llama_like.head_size(c))
     gate = spec.ClampedGate(alpha=c["swiglu_alpha"], limit=c["swiglu_limit"])
@@ -89,7 +89,7 @@ FAMILIES = (
         KEYS,
         _model,
         rules=RULES,
-        # The form of the gate is fixed; the original length is in the object of the scaling; the rest is for training.
+        # The gate is fixed, and rope_scaling contains the original length. The other keys affect training only.
         inert=("hidden_act", "initial_context_length", "output_router_logits", "router_aux_loss_coef"),
     ),
 )

@@ -1,4 +1,4 @@
-"""GPT-J: attention and feed-forward network in parallel after one norm; adjacent pairs of a head are rotated.
+"""GPT-J: parallel attention and feed-forward network after one norm; RoPE rotates adjacent pairs.
 
 Source: the model card of the release (2021) and its code; tensor names are those of released checkpoints.
 """
@@ -68,7 +68,7 @@ FAMILIES = (
             Fixed("rotary", (True,), "a decoder without rotary positions is not supported"),
             Fixed("scale_attn_weights", (True,), "unscaled scores are not supported"),
         ),
-        # Settings of a head that no class has.
+        # Settings for a head that no class has.
         inert=(
             "n_ctx", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
             "summary_use_proj",

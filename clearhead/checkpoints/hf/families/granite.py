@@ -1,4 +1,4 @@
-"""Granite: the Llama layer with four multipliers, of the embedding, the scores, the branches and the outputs.
+"""Granite: Llama's layers with constant factors on the embedding, the scores, the branches and the logits.
 
 Source: arXiv 2408.13359 (maximal-update constants) and the released code; tensor names are those of released
 checkpoints.

@@ -1,4 +1,4 @@
-"""Llama and decoders that differ from it in a few choices: Mistral, Qwen2, Qwen3.
+"""Llama, and decoders that differ from it in a few choices: Mistral, Qwen2 and Qwen3.
 
 Source: arXiv 2302.13971, section 2.2; windows arXiv 2310.06825, section 2; norms of query and key arXiv 2505.09388,
 section 2. Tensor names are those of released checkpoints.
@@ -44,7 +44,7 @@ QWEN = {
 }
 MISTRAL = {"intermediate_size": 14336, "num_key_value_heads": 8, "max_position_embeddings": 131072}
 MISTRAL_WINDOW = Key("sliding_window", 4096, llama_like.window, is_nullable=True)
-# The classes that find answers kept a prefix that the others dropped.
+# Only the classes for question answering still use this prefix.
 OLDER = "transformer."
 
 FAMILIES = (

@@ -1,4 +1,4 @@
-"""Mixtral and Qwen3-MoE: decoders with grouped queries whose feed-forward networks are mixtures of experts.
+"""Mixtral and Qwen3-MoE: decoders with grouped-query attention and mixtures of experts.
 
 Source: arXiv 2401.04088, section 2.1; arXiv 2505.09388, section 2; tensor names are those of released checkpoints.
 """
@@ -78,7 +78,7 @@ def _expert_rules(block: str, names: dict[str, str]) -> tuple[Rule, ...]:
 
 
 EXPERTS = "layers.{layer}.mlp.experts"
-# The layout in which the experts of a layer are one tensor, as newer tools write it.
+# Layout of newer tools, in which all experts of a layer are one tensor.
 STACKED = (
     *llama_like.RULES,
     tensor_rule("layers.{layer}.mlp.gate.weight", f"{FEED}.router.weight"),
@@ -101,7 +101,7 @@ QWEN = {
     "max_position_embeddings": 32768,
 }
 ACTIVATION = Key("hidden_act", "silu", _activation, names=blocks.ACTIVATIONS)
-# They change training only.
+# Keys that change training only.
 INERT = ("output_router_logits", "router_aux_loss_coef")
 
 FAMILIES = tuple(

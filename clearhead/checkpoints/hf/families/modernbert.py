@@ -19,7 +19,7 @@ THETAS = {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
 
 
 def _windows(c: Values) -> list[bool]:
-    """Whether each layer has a window: as listed, else all but every few layers, beginning with the first."""
+    """Return whether each layer has a window: from `layer_types`, else False in every n-th layer from the first on."""
     every = c["global_attn_every_n_layers"]
     if every < 1 and c["layer_types"] is None:
         raise InputError(f"config.json: global_attn_every_n_layers must be at least 1, got {every}")
@@ -32,7 +32,9 @@ def _norm(c: Values) -> spec.LayerNorm:
 
 def _model(c: Values) -> spec.Model:
     if c["layer_norm_eps"] not in (None, c["norm_eps"]):
-        raise InputError(f"config.json: layer_norm_eps is {c['layer_norm_eps']}, but norm_eps {c['norm_eps']} is read")
+        raise InputError(
+            f"config.json: layer_norm_eps is {c['layer_norm_eps']}, but the classes read norm_eps = {c['norm_eps']}"
+        )
     width, heads, norm, drop = c["hidden_size"], c["num_attention_heads"], _norm(c), c["attention_dropout"]
     full, sliding = (c[name] for name in THETAS)
     both = (FULL, SLIDING)
@@ -56,7 +58,7 @@ def _model(c: Values) -> spec.Model:
             bias=blocks.biases(c["attention_bias"]),
             dropout=drop,
         )
-        # The first layer reads the embedding's norm.
+        # The embedding ends with a norm, so the first attention has none.
         return spec.Layer(steps=(blocks.pre(norm if index else None, attention, drop), blocks.pre(norm, network)))
 
     layers = [layer(index, is_window) for index, is_window in enumerate(_windows(c))]

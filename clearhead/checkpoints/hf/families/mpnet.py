@@ -1,4 +1,4 @@
-"""MPNet: BERT's layers without segments, positions that begin at 2, and relative position buckets on the scores.
+"""MPNet: BERT's layers without segments, with positions from 2 on and relative position buckets on the scores.
 
 Source: arXiv 2004.09297, section 2; tensor names are those of released checkpoints.
 """
@@ -16,7 +16,7 @@ from clearhead.checkpoints.hf.mapping.tensor_rules import attention_rules, modul
 def _model(c: Values) -> spec.Model:
     buckets = spec.RelativeBuckets(num_heads=c["num_attention_heads"], count=32, max_distance=128, bidirectional=True)
     layer = bert.layer(c, score_bias=spec.Reference(path="encoder.score_table"))
-    # Positions begin at 2, whatever the padding id.
+    # Positions begin at 2 whatever the padding id.
     return bert.model(c, [layer] * c["num_hidden_layers"], offset=2, score_table=buckets)
 
 
@@ -41,7 +41,7 @@ FAMILIES = (
         variants=bert.roberta_variants("MPNet", POOLER),
         fixed=(
             *bert.FIXED,
-            # The classes use 32 buckets up to a distance of 128, however many rows the table has.
+            # The classes use 32 buckets up to a distance of 128, whatever the rows of the table.
             Fixed("relative_attention_num_buckets", (32,), "another number of buckets is not supported"),
         ),
         inert=bert.INERT,

@@ -1,4 +1,4 @@
-"""MPT: ALiBi in place of positions, no biases, and clipped queries, keys and values.
+"""MPT: ALiBi instead of positions, no biases, and clipped queries, keys and values.
 
 Source: the release of 2023 and its code; tensor names are those of released checkpoints.
 """
@@ -18,7 +18,7 @@ from clearhead.checkpoints.hf.mapping.tensor_rules import SplitRows, module_rule
 from clearhead.spec.base import Rate
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
-# Keys of attn_config of which the classes compute only these values.
+# Keys of attn_config, with the only values that the classes compute.
 ATTENTION_FIXED: dict[str, tuple[Any, ...]] = {
     "alibi": (True,),
     "alibi_bias_max": (8,),
@@ -30,7 +30,7 @@ ATTENTION_FIXED: dict[str, tuple[Any, ...]] = {
 
 
 class AttentionNumbers(BaseModel):
-    """The numbers in attn_config; 0 stands for an absent one."""
+    """Numbers in attn_config; 0 means the same as an absent key."""
 
     attn_pdrop: Rate | None = None
     clip_qkv: Annotated[float, Field(ge=0)] | None = None
@@ -38,10 +38,10 @@ class AttentionNumbers(BaseModel):
 
 
 def _read_numbers(c: Values) -> dict[str, float]:
-    """Account for every key of attn_config, and return the numbers in it."""
+    """Check every key of attn_config, and return its numbers that are not 0."""
     config = c["attn_config"] or {}
     faults = [
-        f"config.json: attn_config.{name} = {value} is not supported; only {ATTENTION_FIXED[name][0]} is"
+        f"config.json: attn_config.{name} = {value} is not supported; expected {ATTENTION_FIXED[name][0]}"
         for name, value in config.items()
         if name in ATTENTION_FIXED and value not in ATTENTION_FIXED[name]
     ]
@@ -104,7 +104,7 @@ FAMILIES = (
         model=_model,
         rules=RULES,
         variants=blocks.decoder_variants("Mpt"),
-        # The classes read none of these, so that another value would be ignored.
+        # The classes read none of these keys: they would ignore another value.
         fixed=(
             blocks.CAUSAL,
             Fixed("expansion_ratio", (4,), "another size of the feed-forward networks is not supported"),
@@ -115,7 +115,7 @@ FAMILIES = (
             Fixed("resid_pdrop", (0.0,), "another dropout of the branches is not supported"),
             Fixed("norm_type", ("low_precision_layernorm", "layernorm"), "other norms are not supported"),
         ),
-        # Learned positions are off with ALiBi, which is always on; the rest is initialization and training.
+        # ALiBi is always on, and turns learned positions off. The other keys affect initialization and training.
         inert=(
             "learned_pos_emb", "max_seq_len", "init_device", "verbose", "init_config", "classifier_dropout",
             "hidden_dropout",

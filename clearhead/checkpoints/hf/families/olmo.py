@@ -1,4 +1,4 @@
-"""OLMo: norms without weights; OLMo 2: norms after the branches and of query and key; OLMo 3: windows as well.
+"""OLMo: norms without weights. OLMo 2: norms after branches, and of query and key. OLMo 3: OLMo 2 with windows.
 
 Source: arXiv 2402.00838, section 2.1; arXiv 2501.00656, section 2.1; the release of OLMo 3 (2025); tensor names are
 those of released checkpoints.
@@ -51,7 +51,7 @@ RULES = (
     module_rule("layers.{layer}.post_feedforward_layernorm", f"{blocks.branch('decoder', 1)}.post"),
 )
 LATER = (
-    # The nested object holds what the older keys do, and what only it can.
+    # rope_parameters replaces the older keys, and also describes each type of layer.
     Key("rope_theta", THETA),
     Key("rope_scaling", None, kind=rope.RopeConfig),
     Key("rope_parameters", None, layer_types.rotation_config, kind=layer_types.Rotations),

@@ -1,4 +1,4 @@
-"""OPT: learned positions from the third row on, pre-norm or post-norm layers.
+"""OPT: learned positions from the third row of the table on, and pre-norm or post-norm layers.
 
 Source: arXiv 2205.01068, section 2.1; tensor names are those of released checkpoints.
 """
@@ -33,7 +33,7 @@ def _model(c: Values) -> spec.Model:
     if c["word_embed_proj_dim"] not in (None, width):
         raise InputError(
             f"word_embed_proj_dim {c['word_embed_proj_dim']} differs from hidden_size {width}: OPT-350m alone projects "
-            "its embedding before the positions and its output after the layers, which clearhead does not"
+            "its embedding before the positions and its output after the layers, which clearhead does not support"
         )
     return blocks.one_stack(
         "decoder",
@@ -103,7 +103,7 @@ FAMILIES = (
         rules=RULES,
         variants=blocks.decoder_variants("OPT", "generate", "classify", "answer", "embed"),
         fixed=(blocks.CAUSAL,),
-        # Initialization, and a dropout that no class applies.
+        # Initialization, and a dropout that no class uses.
         inert=("init_std", "activation_dropout"),
         prefix="model.",
         table="decoder.embed_tokens.weight",

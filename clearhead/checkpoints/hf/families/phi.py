@@ -1,4 +1,4 @@
-"""Phi: attention and feed-forward network in parallel after one norm; part of a head is rotated.
+"""Phi: parallel attention and feed-forward network after one norm; RoPE rotates a part of each head.
 
 Source: arXiv 2309.05463, section 2.2; tensor names are those of released checkpoints.
 """

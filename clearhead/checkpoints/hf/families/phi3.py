@@ -1,4 +1,4 @@
-"""Phi-3: the Llama layer with fused projections, and LongRoPE.
+"""Phi-3: Llama's layers with fused projections and LongRoPE.
 
 Source: arXiv 2404.14219, section 2; tensor names are those of released checkpoints.
 """
@@ -36,7 +36,7 @@ DEFAULTS = {
 }
 KEYS = llama_like.keys(
     DEFAULTS,
-    # It has a default here, which takes precedence over the length in the object of the scaling.
+    # This family has a default, which takes precedence over the length in rope_scaling.
     Key("original_max_position_embeddings", 4096, f"{SELF}.position.scaling.original_length"),
     Key("partial_rotary_factor", 1.0, rope.rotary_share(SELF)),
     Key("sliding_window", None, llama_like.window, kind=int),
@@ -48,7 +48,7 @@ RULES = (
     module_rule("layers.{layer}.mlp.gate_up_proj", (f"{FEED}.gate", f"{FEED}.up"), SplitRows()),
 )
 
-# The class's default padding id is that of the released vocabulary, which another need not have.
+# The default padding id of the class belongs to the released vocabulary; another vocabulary may lack it.
 FAMILIES = (
     replace(
         llama_like.family(
@@ -57,7 +57,7 @@ FAMILIES = (
             KEYS,
             _model,
             rules=RULES,
-            # A dropout that no class applies.
+            # A dropout that no class uses.
             inert=("embd_pdrop",),
             fixed=(
                 Fixed("attention_bias", (False,), "biases of attention are not supported"),

@@ -1,4 +1,4 @@
-"""SmolLM3: the Llama layer, without positions in every fourth layer.
+"""SmolLM3: Llama's layers, without rotary positions in every fourth layer.
 
 Source: arXiv 2501.18795, section 3 (layers without positions) and the release of 2025; tensor names are those of
 released checkpoints.
@@ -58,7 +58,7 @@ DEFAULTS = {
 }
 SHARED_KEYS = llama_like.keys(DEFAULTS)
 
-# The class's default padding id is that of the released vocabulary, which another need not have.
+# The default padding id of the class belongs to the released vocabulary; another vocabulary may lack it.
 FAMILIES = (
     replace(
         llama_like.family(

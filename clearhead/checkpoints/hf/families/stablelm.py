@@ -1,4 +1,4 @@
-"""StableLM: LayerNorm, a rotated quarter of each head, and branches one after the other or in parallel.
+"""StableLM: LayerNorm, RoPE on a quarter of each head, and sequential or parallel branches.
 
 Source: arXiv 2402.17834, section 2.2; tensor names are those of released checkpoints.
 """

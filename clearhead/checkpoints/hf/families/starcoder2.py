@@ -1,4 +1,4 @@
-"""StarCoder2: LayerNorm, biases everywhere and ungated networks in a layer with grouped queries and windows.
+"""StarCoder2: LayerNorm, biases, feed-forward networks without gates, grouped-query attention and windows.
 
 Source: arXiv 2402.19173, section 5.1; tensor names are those of released checkpoints.
 """
@@ -55,7 +55,7 @@ FAMILIES = (
             Fixed("mlp_type", ("default",), "other feed-forward networks are not supported"),
             Fixed("norm_type", ("layer_norm",), "other norms are not supported"),
         ),
-        # Written by the first release; the value that is read has another name.
+        # A key of the first release; the classes read hidden_act instead.
         inert=("activation_function",),
     ),
 )

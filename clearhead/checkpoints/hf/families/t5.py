@@ -1,7 +1,7 @@
 """T5, mT5 and umT5: no biases, pre-norm layers with RMSNorm, relative position buckets, unscaled scores.
 
-Source: arXiv 1910.10683, section 2.1; gated networks without tied outputs arXiv 2002.05202; mT5 arXiv 2010.11934;
-buckets of each layer arXiv 2304.09151.
+Source: arXiv 1910.10683, section 2.1; gated networks and untied outputs arXiv 2002.05202; mT5 arXiv 2010.11934;
+separate buckets in each layer arXiv 2304.09151.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from clearhead.checkpoints.hf.mapping.tensor_rules import Rule, attention_rules,
 
 SELF = blocks.function("encoder", 0)
 STACKS = ("encoder", "decoder")
-# "gated-gelu" means the tanh form, although "gelu" alone is exact.
+# "gated-gelu" means the tanh approximation, although "gelu" alone is exact.
 NETWORKS = {
     "relu": ("relu", False),
     "gated-gelu": ("gelu_tanh", True),
@@ -84,12 +84,15 @@ def _model(c: Values, *, is_shared: bool = True) -> spec.Model:
 
 
 def _umt5_model(c: Values) -> spec.Model:
-    """Every layer has a bucket table of its own."""
+    """Return the spec of umT5, in which every layer has a separate bucket table."""
     return _model(c, is_shared=False)
 
 
 def _output_scale(c: Values) -> float:
-    """The first release scales the input of the output layer; a config of a later one only differs in its tying."""
+    """Return the scale of the output layer's input: width ** -0.5 in the first release, else 1.
+
+    Where the config has no key for the scale, a tied output means the first release.
+    """
     is_scaled = c.get("scale_decoder_outputs")
     if is_scaled is None:
         is_scaled = c.original["tie_word_embeddings"]
@@ -152,7 +155,7 @@ def _feed_forward(stack: str, step: int) -> tuple[Rule, ...]:
     )
 
 
-# The bucket table is stored in the first layer and used by all.
+# The file stores the bucket table in the first layer, and all layers use it.
 SCORES = "{0}.block.0.layer.0.SelfAttention.relative_attention_bias"
 LAYER_SCORES = "{0}.block.{{layer}}.layer.0.SelfAttention.relative_attention_bias"
 RULES = (
@@ -193,7 +196,7 @@ def _family(
         ),
         table="shared.weight",
         table_copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
-        # Cross-attention once had a table that nothing read.
+        # Cross-attention in old files has a table that nothing reads.
         ignored=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
         inert=("n_positions", "initializer_factor", "classifier_dropout"),
         is_tied_by_file=True,
@@ -205,6 +208,6 @@ MT5 = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "fee
 FAMILIES = (
     _family("t5", "T5", _output_scale, (*KEYS, OUTPUT_SCALE_KEY)),
     _family("mt5", "MT5", lambda c: 1.0, blocks.derive(KEYS, MT5)),
-    # Whether the output layer's input is scaled follows from the config's tying, as in the first release of T5.
+    # A tied output means that the output layer's input is scaled, as in the first release of T5.
     _family("umt5", "UMT5", _output_scale, blocks.derive(KEYS, MT5), _umt5_model),
 )

@@ -1,7 +1,7 @@
-"""T5Gemma: two stacks of Gemma 2's layers, the second with cross-attention, each with a config of its own.
+"""T5Gemma: an encoder and a decoder of Gemma 2's layers, each with a separate config.
 
-Its classes for labels are not supported: in the transformers library the state that the label of a text is read from
-depends on padding, so that there is no one answer to agree with.
+The classes for labels are not supported. In transformers, they read the label of a text from a state that depends on
+padding, so no single answer is right.
 
 Source: arXiv 2504.06225, section 2; tensor names are those of released checkpoints.
 """
@@ -30,7 +30,7 @@ def _masks(c: Values, side: Side) -> list[spec.Mask]:
     masks = llama_like.masks(c, [index % 2 == 0 for index in range(c["num_hidden_layers"])])
     if side == "decoder":
         return list(masks)
-    # In the encoder a window reaches as far on both sides, and one token farther.
+    # A window of the encoder reaches equally far to both sides, and one token farther than the decoder's.
     reach = c["sliding_window"]
     return [spec.Window(before=reach, after=reach) if isinstance(mask, spec.Window) else spec.Full() for mask in masks]
 
@@ -64,7 +64,7 @@ def _stack(c: Values, side: Side) -> spec.Stack:
 
 
 def _values(c: Values, side: Side) -> Values:
-    """The values of one stack, with the dropout of the whole model."""
+    """Return the config values of one stack, with the dropout of the whole model."""
     parsed = configs.parse(STACKS[side], c[side] or {})
     if parsed.faults:
         raise InputError.from_faults(parsed.faults, subject=f"config.json: {side}")
@@ -103,7 +103,7 @@ def _scalar(side: Side) -> Callable[[spec.Model], int]:
 
 
 def _config(side: Side) -> Callable[[spec.Model], dict[str, Any]]:
-    """The config of one stack."""
+    """Return the function from a spec to the config of one stack."""
 
     def read_config(model: spec.Model) -> dict[str, Any]:
         kind = {"model_type": "t5_gemma_module", "is_decoder": side == "decoder"}
@@ -141,8 +141,8 @@ STACKS = {
         model=lambda c: spec.Model(),
         rules=(),
         variants=(),
-        fixed=(Fixed("is_decoder", (side == "decoder",), "exchanged stacks are not supported"),),
-        # The config of the whole model decides these.
+        fixed=(Fixed("is_decoder", (side == "decoder",), "swapped stacks are not supported"),),
+        # The config of the whole model sets these.
         inert=("attention_dropout", "cross_attention_hidden_size", "dropout_rate", "tie_word_embeddings"),
     )
     for side in SIDES

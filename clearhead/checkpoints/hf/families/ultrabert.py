@@ -1,6 +1,6 @@
-"""UltraBERT: the layers of EuroBERT, two of three with a window, and each kind of layer with its own rotation.
+"""UltraBERT: EuroBERT's layers, with a window in two of three layers, and a different theta in those layers.
 
-Source: its classes in transformers; tensor names are those of the files that they write.
+Source: the UltraBERT classes of transformers; tensor names are those of the files that they write.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DEFAULTS = {
     "rms_norm_eps": 1e-6,
     "max_position_embeddings": 32768,
 }
-OLDER = "files from before its classes are not supported; save it again with transformers"
+OLDER = "files of older code are not supported; save the model again with transformers"
 
 
 def _model(c: Values) -> spec.Model:
-    # The older object of scalings belongs to no kind of layer.
+    # The older key rope_scaling belongs to no type of layer.
     rotations = layer_types.rotations(
         c.with_values(rope_scaling=None), head_size=llama_like.head_size(c), full=THETAS[FULL], sliding=THETAS[SLIDING]
     )
@@ -45,7 +45,7 @@ def _model(c: Values) -> spec.Model:
 
 
 def _lm_head(c: Values) -> spec.Head:
-    """Two linear layers, each with an activation, in front of the output."""
+    """Return the LM head: two linear layers, each with an activation, before the output layer."""
     activation = spec.Activation(function="gelu_tanh")
     inner = (spec.Linear(size=c["prediction_head_size"], bias=False), activation)
     outer = (spec.Linear(size=c["hidden_size"], bias=False), activation)

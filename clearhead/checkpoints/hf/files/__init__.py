@@ -1,1 +1,1 @@
-"""What is on disk: safetensors files, packed and quantized weights, the hub's cache, pickled weights."""
+"""Files of Hugging Face checkpoints: safetensors, quantized weights and pickled weights."""

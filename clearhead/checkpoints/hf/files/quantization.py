@@ -1,9 +1,15 @@
 """Quantized checkpoints: MXFP4 weights are dequantized while they are read; other formats are detected and refused.
 
-MXFP4 weights are blocks of four-bit numbers with one exponent per block. A file holds two tensors of bytes for the
-matrices of all experts. In NAME_blocks [E, O, G, 16], each byte is two numbers of a row, the first in its lower half.
-NAME_scales [E, O, G] holds the exponents of blocks of 32 numbers. They are read as NAME [E, I, O], as in files that
-were never quantized. Every number is exact, in bfloat16 as in float32.
+MXFP4 weights are blocks of 4-bit numbers with one exponent per block. A file has two tensors of bytes for the matrices
+of all experts.
+
+- NAME_blocks [E, O, G, 16]: each byte is two numbers of a row, the first one in the lower half.
+- NAME_scales [E, O, G]: the exponents of blocks of 32 numbers.
+
+They are read as NAME [E, I, O], the layout of files without quantization. Every number is exact in bfloat16 and in
+float32.
+
+Shape suffixes: E experts, O outputs, G groups, I inputs.
 
 Source: OCP Microscaling Formats (MX) v1.0, sections 5.2, 5.3.3 (E2M1) and 5.4.1 (E8M0); tensor names are those of
 released checkpoints.
@@ -26,10 +32,10 @@ from clearhead.checkpoints.hf.files.tensor_files import FLOATS, TensorFiles, Ten
 
 METHOD = "mxfp4"
 _BLOCKS, _SCALES = "_blocks", "_scales"
-# The codes of E2M1 without sign, in their order.
+# Numbers of the E2M1 codes without sign, in the order of the codes.
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _BIAS = 127
-# The methods of config.json, and their usual names.
+# Names of quantization methods in config.json, and their usual names.
 _METHODS = {
     "gptq": "GPTQ",
     "awq": "AWQ",
@@ -57,13 +63,13 @@ _TENSORS = (
 
 
 def is_packed(config: Mapping[str, Any]) -> bool:
-    """Whether a config says that weights are quantized as MXFP4."""
+    """Return whether a config says that weights are quantized as MXFP4."""
     settings = config.get("quantization_config")
     return isinstance(settings, dict) and settings.get("quant_method") == METHOD
 
 
 class PackedFiles(TensorFiles):
-    """The tensors of a folder, with quantized ones dequantized."""
+    """Tensors of a folder, with MXFP4 tensors dequantized."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
@@ -72,12 +78,14 @@ class PackedFiles(TensorFiles):
         for name in [name for name in self.headers if name.endswith(_BLOCKS)]:
             self._pair_scales(name.removesuffix(_BLOCKS), faults)
         if not self._packed and not faults:
-            faults.append(f"{directory}: config.json says that weights are quantized as MXFP4, but no tensor is")
+            faults.append(
+                f"{directory}: config.json says that weights are quantized as MXFP4, but no tensor is quantized"
+            )
         if faults:
             raise InputError.from_faults(faults, subject=str(directory))
 
     def _pair_scales(self, stem: str, faults: list[str]) -> None:
-        """Replace blocks and scales by the tensor that they encode."""
+        """Replace the headers of blocks and scales by the header of the tensor that they encode."""
         blocks = self.headers.pop(stem + _BLOCKS)
         scales = self.headers.pop(stem + _SCALES, None)
         if scales is None:
@@ -100,7 +108,7 @@ class PackedFiles(TensorFiles):
         return self.read(name) if name in self._packed else super().__getitem__(name)
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor that will be copied; a quantized one is dequantized expert by expert."""
+        """Return a tensor that the caller copies; a quantized tensor is dequantized expert by expert."""
         if name not in self._packed:
             return super().read(name)
         blocks, scales = (self._map_numbers(header, torch.uint8).view(header.shape) for header in self._packed[name])
@@ -110,7 +118,7 @@ class PackedFiles(TensorFiles):
         return result
 
     def is_same(self, first: str, second: str) -> bool:
-        """Whether two tensors are equal bit by bit."""
+        """Return whether two tensors are equal bit for bit."""
         if {first, second} & self._packed.keys():
             return self._packed.get(first) == self._packed.get(second)
         return super().is_same(first, second)
@@ -119,11 +127,11 @@ class PackedFiles(TensorFiles):
 def dequantize(
     packed: UInt8[Tensor, "rows groups bytes"], exponents: UInt8[Tensor, "rows groups"]
 ) -> Float[Tensor, "rows columns"]:
-    """Return the numbers of one matrix, fp32.
+    """Return the numbers of one MXFP4 matrix in fp32.
 
     Args:
-        packed: two numbers in a byte, the first in its lower half.
-        exponents: of each group, with a bias of 127.
+        packed: bytes of two numbers each, the first one in the lower half.
+        exponents: exponent of each group, with a bias of 127.
     """
     numbers = torch.tensor([*_NUMBERS, *(-number for number in _NUMBERS)])
     pairs = torch.stack([packed & 0x0F, packed >> 4], dim=-1).flatten(-2)
@@ -131,11 +139,11 @@ def dequantize(
 
 
 def find_quantization(config: Mapping[str, Any], dtypes: Mapping[str, str]) -> str | None:
-    """Return the format of quantized weights; None: they are not quantized.
+    """Return the name of the quantization format; None if the weights are not quantized.
 
     Args:
-        config: config.json.
-        dtypes: of each tensor by its name, as safetensors names them.
+        config: the content of config.json.
+        dtypes: the safetensors name of the dtype of each tensor, by the name of the tensor.
     """
     settings = config.get("quantization_config")
     if isinstance(settings, dict) and settings:

@@ -1,4 +1,4 @@
-"""The safetensors files of a checkpoint, memory-mapped: nothing outside its folder is read."""
+"""Memory-mapped safetensors files of a checkpoint. No file outside its folder is read."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ PICKLED = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}
 BYTES = {"I8": torch.int8, "U8": torch.uint8}
 BLOCK = 2**22
-# More than any checkpoint has.
+# Limit for damaged indices: no checkpoint has more files.
 MOST_SHARDS = 1024
 
 
 class _TaskSettings(BaseModel):
-    """Generation settings that replace those of the checkpoint, and what stands in front of a prompt."""
+    """Settings for one task in `task_specific_params`, with the prefix of its prompts."""
 
     prefix: str | None = None
 
 
 class _SharedConfig(BaseModel):
-    """The keys of config.json that every family shares; those of its own are in the family's table."""
+    """Keys of config.json that all families share."""
 
     model_type: str | None = None
     architectures: list[str] | None = None
@@ -57,8 +57,8 @@ def read_config(directory: Path, name: str = CONFIG) -> dict[str, Any]:
     """Read a JSON object from a file of a folder.
 
     Raises:
-        InputError: there is no such file, it is a link out of the folder, it is not a JSON object, or a key that all
-            families share has a value of another type.
+        InputError: the file is missing, is a link out of the folder, or is not a JSON object. Or a key that all
+            families share has a value of a wrong type.
     """
     content = read_json_object(file_inside(directory, name), what=f"a {name}")
     if name == CONFIG:
@@ -72,7 +72,7 @@ def read_config(directory: Path, name: str = CONFIG) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """What a file's header says of a tensor: its bytes are those from `start` to `end` of the file."""
+    """Header of one tensor: its file, dtype and shape, and the range of its bytes in the file."""
 
     file: str
     dtype: str
@@ -82,10 +82,10 @@ class TensorHeader:
 
 
 def widest_dtype(directory: Path) -> torch.dtype:
-    """Return the dtype of a checkpoint's floating-point tensors; of several, the one that can represent all.
+    """Return the narrowest dtype that represents all floating-point tensors of a checkpoint.
 
     Args:
-        directory: with safetensors.
+        directory: the folder with the safetensors files.
 
     Raises:
         InputError: the files cannot be read.
@@ -96,11 +96,11 @@ def widest_dtype(directory: Path) -> torch.dtype:
 
 
 class TensorFiles(Mapping[str, Tensor]):
-    """The tensors of one safetensors file, or of all shards that an index names.
+    """Tensors of one safetensors file, or of all shards that an index names.
 
     Args:
-        directory: folder of the files.
-        single: name of the file if one file holds all tensors.
+        directory: the folder of the files.
+        single: the file name if one file holds all tensors.
     """
 
     def __init__(self, directory: Path, single: str = SINGLE) -> None:
@@ -113,7 +113,7 @@ class TensorFiles(Mapping[str, Tensor]):
         for name in dict.fromkeys(index.values()) if index is not None else [single]:
             self._read_headers(name, faults)
             if len(self.headers) > MOST_TENSORS:
-                raise InputError(f"{directory / name}: more than {MOST_TENSORS} tensors are too many for a model")
+                raise InputError(f"{directory / name}: expected at most {MOST_TENSORS} tensors, got more")
         if index is not None:
             faults += [
                 f"{INDEX}: '{name}' should be in {file}, which lacks it"
@@ -128,16 +128,16 @@ class TensorFiles(Mapping[str, Tensor]):
         return tensor
 
     def read(self, name: str) -> Tensor:
-        """Return a floating-point tensor that will be copied, in a mapping of its own.
+        """Return a floating-point tensor in a separate memory mapping, for a caller that copies it.
 
-        The pages of a mapped file that were read stay in memory as long as another tensor of the file lives, so that a
-        copy would take the memory twice. A mapping of its own ends with the tensor.
+        Pages that were read stay in memory as long as any tensor of the same mapping exists. So a tensor in the mapping
+        of the whole file and its copy would take the memory twice. A separate mapping ends with its tensor.
         """
         header = self.headers[name]
         return self._map_numbers(header, FLOATS[header.dtype]).view(header.shape)
 
     def read_rows(self, name: str, rows: range) -> Shaped[Tensor, "rows *columns"]:
-        """Return some rows of a tensor in its stored dtype; a stack of matrices has the rows of all of them.
+        """Return some rows of a tensor in its stored dtype; a stack of matrices counts the rows of all matrices.
 
         Raises:
             InputError: the tensor holds neither floating-point numbers nor bytes.
@@ -151,7 +151,7 @@ class TensorFiles(Mapping[str, Tensor]):
         return self._map_numbers(header, dtype, rows.start * width, len(rows) * width).view(len(rows), *columns)
 
     def is_same(self, first: str, second: str) -> bool:
-        """Whether two tensors are equal bit by bit; neither stays in memory."""
+        """Return whether two tensors are equal bit for bit; neither stays in memory."""
         first_header, second_header = self.headers[first], self.headers[second]
         if (first_header.dtype, first_header.shape) != (second_header.dtype, second_header.shape):
             return False
@@ -168,7 +168,7 @@ class TensorFiles(Mapping[str, Tensor]):
     def _map_numbers(
         self, header: TensorHeader, dtype: torch.dtype, offset: int = 0, count: int | None = None
     ) -> Tensor:
-        """Map a part of a tensor: `count` numbers from `place` on; None: all of them."""
+        """Map `count` numbers of a tensor into memory from `offset` on; a count of None means all numbers."""
         start = header.start + offset * dtype.itemsize
         end = header.end if count is None else start + count * dtype.itemsize
         first = start - start % mmap.ALLOCATIONGRANULARITY
@@ -176,9 +176,11 @@ class TensorFiles(Mapping[str, Tensor]):
             return torch.empty(0, dtype=dtype)
         with (self.directory / header.file).open("rb") as file:
             if os.fstat(file.fileno()).st_size < end:
-                raise InputError(f"{self.directory / header.file}: the file was cut off while it was read")
+                raise InputError(
+                    f"{self.directory / header.file}: the file was cut off while it was read: load the model again"
+                )
             pages = mmap.mmap(file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
-        # Numbers may be unaligned in a file; a copy is aligned.
+        # Copy numbers that are not aligned in the file.
         if start % dtype.itemsize:
             return torch.frombuffer(bytearray(pages[start - first :]), dtype=dtype)
         return torch.frombuffer(pages, dtype=dtype, offset=start - first)
@@ -190,7 +192,7 @@ class TensorFiles(Mapping[str, Tensor]):
         return len(self.headers)
 
     def _index(self) -> dict[str, str] | None:
-        """Return the file of each tensor; None if one file holds all tensors."""
+        """Return the file name of each tensor; None if one file holds all tensors."""
         if file_inside(self.directory, self._single).is_file():
             return None
         index = file_inside(self.directory, INDEX)
@@ -214,7 +216,7 @@ class TensorFiles(Mapping[str, Tensor]):
             faults.append(f"{INDEX} names {name}, which is missing")
             return
         try:
-            # Not a context manager here: the file stays mapped as long as a tensor of it lives.
+            # No context manager: the file stays mapped as long as one of its tensors exists.
             file: Any = safe_open(path, framework="pt")
             for tensor, header in _read_header(path):
                 if tensor in self.headers:
@@ -224,30 +226,28 @@ class TensorFiles(Mapping[str, Tensor]):
             faults.append(f"{name} is damaged or not a safetensors file: {error}")
             return
         except RuntimeError:
-            # Of PyTorch, which maps the file.
+            # PyTorch raises this error if it cannot map the file.
             faults.append(f"{name} cannot be mapped into memory: it has {human_bytes(path.stat().st_size)}")
             return
         self._files[name] = file
 
 
 def check_shards(names: Collection[str], index: Path) -> None:
-    """Refuse an index of very many files.
+    """Refuse an index with too many files.
 
     Args:
-        names: of the files.
-        index: names them.
+        names: the names of the files.
+        index: the index file that names them.
 
     Raises:
-        InputError: there are too many.
+        InputError: there are more than `MOST_SHARDS` files.
     """
     if len(names) > MOST_SHARDS:
-        raise InputError(
-            f"{index} names {len(names):,} files, which are too many for a model (at most {MOST_SHARDS:,})"
-        )
+        raise InputError(f"{index} names {len(names):,} files; expected at most {MOST_SHARDS:,}")
 
 
 def _read_header(path: Path) -> Iterator[tuple[str, TensorHeader]]:
-    """Read the header of a file that the library has opened, and thereby validated."""
+    """Yield the names and headers of the tensors in a file, which `safe_open` has validated."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         content = parse_json(file.read(length).decode("utf-8"))

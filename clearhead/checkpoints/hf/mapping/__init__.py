@@ -1,1 +1,1 @@
-"""How a family is described: config keys to a spec and back, tensor names to the slots of a module and back."""
+"""Descriptions of families: conversion of configs to specs and of tensors to slots, and back."""

@@ -1,4 +1,4 @@
-"""What families share: addresses, layers, heads, and the classes that most of them have."""
+"""Helpers that families share: addresses, layers, heads, and the classes that most families have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MakeHead = Callable[[Values], spec.Head]
 
 
 class AttentionFields(TypedDict, total=False):
-    """Fields of an attention node beside its sizes."""
+    """Fields of an attention node other than its sizes."""
 
     source: Literal["self", "memory"]
     num_kv_heads: int
@@ -35,7 +35,7 @@ class AttentionFields(TypedDict, total=False):
 
 
 class EmbeddingFields(TypedDict, total=False):
-    """Fields of an embedding node beside its table."""
+    """Fields of an embedding node other than its table."""
 
     width: int | None
     projection: spec.Projection | None
@@ -64,7 +64,7 @@ ACTIVATIONS = {
 }
 INITIALIZATION = spec.Normal(scale_branches=False)
 CAUSAL = Fixed("is_causal", (True,), "bidirectional attention is not supported")
-"""What every decoder refuses."""
+"""Key that every decoder refuses with another value."""
 RESIDUAL_BEFORE_NORM = Fixed(
     "apply_residual_connection_post_layernorm", (False,), "branches added to the normed stream are not supported"
 )
@@ -74,41 +74,41 @@ RESIDUAL_BEFORE_NORM = Fixed(
 
 
 def branch(stack: str, step: int, index: int = 0) -> str:
-    """The address of a branch in every layer of a stack."""
+    """Return the address of a branch in every layer of a stack."""
     return f"{stack}.layers.{{layer}}.steps.{step}.branches.{index}"
 
 
 def function(stack: str, step: int, index: int = 0) -> str:
-    """The address of the function of a branch in every layer of a stack."""
+    """Return the address of the function of a branch in every layer of a stack."""
     return f"{branch(stack, step, index)}.function"
 
 
 def out(stack: str, step: int) -> str:
-    """The address of the norm that ends a step in every layer of a stack."""
+    """Return the address of the norm after the residual sum of a step, in every layer of a stack."""
     return f"{stack}.layers.{{layer}}.steps.{step}.out"
 
 
 def step_norm_rules(theirs: str, stack: str, step: int) -> tuple[Rule, ...]:
-    """The norm of a step under one name, whether it comes after the residual sum or before the function."""
+    """Return rules for a norm whose name is the same after the residual sum and before the function."""
     return module_rule(theirs, out(stack, step)), module_rule(theirs, f"{branch(stack, step)}.pre")
 
 
 FEED_FORWARD = "decoder.layers.0.steps.-1.branches.-1.function"
-"""The address of a decoder's feed-forward network, whether it is parallel to attention or follows it."""
+"""Address of a decoder's feed-forward network in the first layer, in parallel with attention or after it."""
 
 
 def count_layers(stack: str) -> Address:
-    """The number of layers of a stack."""
+    """Return a function from a spec to the number of layers of a stack."""
     return lambda model: len(getattr(model, stack).depths)
 
 
 def is_parallel(model: spec.Model) -> bool:
-    """Whether attention and feed-forward network of a decoder's layers are parallel."""
+    """Return whether a decoder's layers compute attention and feed-forward network in parallel."""
     return model.decoder is not None and len(model.decoder.layers[0].steps) == 1
 
 
 def in_head(kind: type[spec.Node], field: str) -> Address:
-    """A field of the first layer of some kind in the head; None without such a layer."""
+    """Return a function from a spec to a field of the head's first layer of a kind; None without such a layer."""
     return lambda model: next((getattr(layer, field) for layer in _layers(model) if isinstance(layer, kind)), None)
 
 
@@ -122,7 +122,7 @@ def _layers(model: spec.Model) -> Sequence[spec.HeadLayer]:
 def derive(
     base: Sequence[Key], defaults: Mapping[str, Any], *others: Key, without: Sequence[str] = ()
 ) -> tuple[Key, ...]:
-    """Return the keys of one family with other defaults, replaced or added ones, and without some."""
+    """Return the keys of a family: those of another family with new defaults, with `others` added, without some."""
     keys = {key.name: key for key in base if key.name not in without}
     for name, default in defaults.items():
         keys[name] = replace(keys[name], default=default, is_nullable=keys[name].default is None)
@@ -130,7 +130,7 @@ def derive(
 
 
 def is_tied(model: spec.Model) -> bool | None:
-    """Whether the head's last linear layer is tied to the token embedding; None where it scores no vocabulary."""
+    """Return whether the head's last linear layer is tied to the token embedding; None if it scores no vocabulary."""
     linears = [layer for layer in _layers(model) if isinstance(layer, spec.Linear)]
     if not linears or any(isinstance(layer, spec.Pool) for layer in _layers(model)):
         return None
@@ -138,7 +138,7 @@ def is_tied(model: spec.Model) -> bool | None:
 
 
 def tying(default: bool) -> Key:
-    """The key for weight tying; when a checkpoint is loaded, its tensors decide."""
+    """Return the key for weight tying. When a checkpoint is loaded, its tensors decide instead."""
     return Key("tie_word_embeddings", default, is_tied)
 
 
@@ -146,34 +146,34 @@ def tying(default: bool) -> Key:
 
 
 def pre(norm: AnyNorm | None, node: AnyFunction, dropout: float = 0.0, post: AnyNorm | None = None) -> spec.Step:
-    """A step of one branch with a norm before its function."""
+    """Return a step of one branch with a norm before its function."""
     return spec.Step(branches=(spec.Branch(function=node, pre=norm, post=post, dropout=dropout),))
 
 
 def after(norm: AnyNorm, node: AnyFunction, dropout: float = 0.0) -> spec.Step:
-    """A step of one branch with a norm after the residual sum."""
+    """Return a step of one branch with a norm after the residual sum."""
     return spec.Step(branches=(spec.Branch(function=node, dropout=dropout),), out=norm)
 
 
 def layer(norm: AnyNorm | None, *nodes: AnyFunction, dropout: float = 0.0, post: AnyNorm | None = None) -> spec.Layer:
-    """A layer of one branch after the other, each with a norm before its function."""
+    """Return a layer of sequential steps, each of one branch with a norm before its function."""
     return spec.Layer(steps=tuple(pre(norm, node, dropout, post) for node in nodes))
 
 
 def parallel(norm: AnyNorm, *nodes: AnyFunction, dropout: float = 0.0, is_shared: bool = True) -> spec.Layer:
-    """A layer of parallel branches, which share one norm or have one each."""
+    """Return a layer of one step with parallel branches, which share one norm or have one norm each."""
     branch_norm, shared_norm = (None, norm) if is_shared else (norm, None)
     branches = tuple(spec.Branch(function=node, pre=branch_norm, dropout=dropout) for node in nodes)
     return spec.Layer(steps=(spec.Step(branches=branches, pre=shared_norm),))
 
 
 def biases(has: bool) -> spec.Biases:
-    """A bias in every projection of attention, or in none."""
+    """Return the biases of attention: in every projection, or in none."""
     return spec.Biases(query=has, key=has, value=has, out=has)
 
 
 def attention(width: int, heads: int, **fields: Unpack[AttentionFields]) -> spec.Attention:
-    """Attention with as many key heads as query heads; `fields` are others of the node."""
+    """Return attention with one key head per query head; `fields` are other fields of the node."""
     sizes: dict[str, Any] = {"num_heads": heads, "num_kv_heads": heads, "head_size": width // heads}
     return spec.Attention(**(sizes | dict(fields)))
 
@@ -186,7 +186,7 @@ def one_stack(
     final_norm: AnyNorm | None = None,
     **fields: Unpack[EmbeddingFields],
 ) -> spec.Model:
-    """A model of one stack, without a head; `fields` are those of its embedding."""
+    """Return a model of one stack without a head; `fields` are fields of its embedding."""
     table: dict[str, Any] = {"table": spec.Table(rows=vocab_size)}
     embedding = spec.Embedding(**(table | dict(fields)))
     stack = spec.Stack(width=hidden_size, embedding=embedding, layers=tuple(layers), final_norm=final_norm)
@@ -197,14 +197,14 @@ def one_stack(
 
 
 def no_head(values: Values) -> None:
-    """No head: the outputs are hidden states."""
+    """Return None for a model without a head, whose outputs are hidden states."""
     return None
 
 
 def lm_head(
     table: str, size: str = "vocab_size", *, bias: bool = False, scale: Callable[[Values], float] | None = None
 ) -> MakeHead:
-    """Scores of the vocabulary by one linear layer, with a soft cap where the config has one."""
+    """Return a function that makes an LM head: one linear layer, with a soft cap if the config has one."""
 
     def head(values: Values) -> spec.Head:
         weight = spec.Reference(path=table) if values["tie_word_embeddings"] else None
@@ -216,7 +216,7 @@ def lm_head(
 
 
 def pooling_head(by: Literal["first", "last"], *inner: spec.HeadLayer, bias: bool = True) -> MakeHead:
-    """Scores of labels for a sequence, by one linear layer on one state."""
+    """Return a function that makes a head for sequence labels: a pool, `inner` layers and one linear layer."""
 
     def head(values: Values) -> spec.Head:
         return spec.Head(layers=(spec.Pool(by=by), *inner, spec.Linear(size=values.num_labels, bias=bias)))
@@ -225,7 +225,10 @@ def pooling_head(by: Literal["first", "last"], *inner: spec.HeadLayer, bias: boo
 
 
 def mlp_head(by: Literal["first", "last"], width: str, activation: str) -> MakeHead:
-    """Scores of labels for a sequence, by two linear layers with an activation between them; `width` is a key."""
+    """Return a function that makes a head for sequence labels: two linear layers with an activation between them.
+
+    `width` is the config key with the width of the first layer.
+    """
 
     def head(values: Values) -> spec.Head:
         inner = spec.Activation.model_validate({"function": activation})
@@ -235,12 +238,12 @@ def mlp_head(by: Literal["first", "last"], width: str, activation: str) -> MakeH
 
 
 def token_head(values: Values) -> spec.Head:
-    """Scores of labels for every token."""
+    """Return the head with scores of labels for every token."""
     return spec.Head(layers=(spec.Linear(size=values.num_labels),))
 
 
 def span_head(values: Values) -> spec.Head:
-    """Two scores for every token: as the start of an answer, and as its end."""
+    """Return the head with two scores for every token: as the start and as the end of an answer."""
     return spec.Head(layers=(spec.Linear(size=2),))
 
 
@@ -248,7 +251,7 @@ def span_head(values: Values) -> spec.Head:
 
 
 def base_model(name: str, *, unused: tuple[str, ...] = ()) -> Variant:
-    """The class without a head, whose tensors have no prefix."""
+    """Return the class without a head, whose tensors have no prefix."""
     return Variant((name,), "embed", no_head, is_bare=True, unused=unused)
 
 
@@ -261,7 +264,7 @@ def mask_filling(
     norm: str = "LayerNorm",
     unused: tuple[str, ...] = (),
 ) -> Variant:
-    """The class that fills in masked tokens, with a linear layer, an activation and a norm before the output."""
+    """Return the class for masked tokens; its head has a linear layer, an activation and a norm before the output."""
     rules = (
         module_rule(f"{prefix}.{dense}", "head.layers.0"),
         module_rule(f"{prefix}.{norm}", "head.layers.2"),
@@ -281,14 +284,14 @@ def sequence_classification(
     prefix: str | None = None,
     repeats: Repeats | None = None,
 ) -> Variant:
-    """The class that classifies texts by two linear layers on a pooled state."""
+    """Return the class for text classification, with two linear layers on a pooled state."""
     rules = (module_rule(dense, "head.layers.1"), module_rule(output, "head.layers.3"))
     classes = (f"{name}ForSequenceClassification",)
     return Variant(classes, "classify", head, rules, unused=unused, prefix=prefix, repeats=repeats)
 
 
 def seq2seq_classification(name: str, repeats: Repeats, prefix: str | None = None) -> Variant:
-    """The class that classifies texts by the last state of a decoder that reads the encoder's input again."""
+    """Return the class for text classification by the last state of a decoder that reads the source text again."""
     names = ("classification_head.dense", "classification_head.out_proj")
     return sequence_classification(name, mlp_head("last", "d_model", "tanh"), *names, prefix=prefix, repeats=repeats)
 
@@ -301,7 +304,7 @@ def token_classification(
     unused: tuple[str, ...] = (),
     has_decoder: bool = True,
 ) -> Variant:
-    """The class that labels every token."""
+    """Return the class that labels every token."""
     rules = (module_rule(output, "head.layers.0"),)
     classes = (f"{name}ForTokenClassification",)
     return Variant(classes, "tag", token_head, rules, prefix=prefix, unused=unused, has_decoder=has_decoder)
@@ -310,14 +313,14 @@ def token_classification(
 def question_answering(
     name: str, *, prefix: str | None = None, unused: tuple[str, ...] = (), repeats: Repeats | None = None
 ) -> Variant:
-    """The class that finds answers in a text."""
+    """Return the class for extractive question answering."""
     rules = (module_rule("qa_outputs", "head.layers.0"),)
     classes = (f"{name}ForQuestionAnswering",)
     return Variant(classes, "answer", span_head, rules, prefix=prefix, unused=unused, repeats=repeats)
 
 
 def token_tasks(name: str, unused: tuple[str, ...] = ()) -> tuple[Variant, ...]:
-    """The classes of an encoder that label tokens, find answers, and have no head."""
+    """Return an encoder's classes for token labels and for question answering, and the class without a head."""
     return (
         token_classification(name, unused=unused),
         question_answering(name, unused=unused),
@@ -335,16 +338,16 @@ def decoder_variants(
     tag_output: str = "classifier",
     answer_prefix: str | None = None,
 ) -> tuple[Variant, ...]:
-    """The classes of a decoder, as most families have them.
+    """Return the classes that most decoder families have.
 
     Args:
-        name: what the names of the classes begin with.
-        tasks: of the classes; none: all.
-        causal_lm: what the name of the class that generates ends with.
-        head: over the vocabulary; None: one linear layer.
-        bias: of that layer.
-        output, tag_output: the tensors that score the vocabulary, and the labels of tokens.
-        answer_prefix: of the class that finds answers; None: that of the family.
+        name: the start of the class names, such as "Bloom".
+        tasks: the tasks of the classes. No task means all five.
+        causal_lm: the end of the name of the class that generates text.
+        head: the function that makes the LM head. None means one linear layer.
+        bias: True if this linear layer has a bias.
+        output, tag_output: the names of the layers that score the vocabulary and the labels of tokens.
+        answer_prefix: the prefix of tensors in the class for question answering. None means the family's prefix.
     """
     vocabulary = head or lm_head("decoder.embedding.table", bias=bias)
     lm_rules = (module_rule(output, "head.layers.0"),)

@@ -1,4 +1,4 @@
-"""config.json parsed by a family, every key accounted for, and written again from a spec."""
+"""Parsing of config.json by a family, with a check of every key, and writing of a config from a spec."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from clearhead.base.files import convert_json
 from clearhead.checkpoints.hf.mapping.family import Address, Family, Fixed, Key, Values, Variant
 from clearhead.spec.tasks.registry import find_task
 
-# Keys of every class that change nothing here: they name files, configure generation (which is read elsewhere) or
-# memory use, or describe how the model was trained.
+# Keys of all classes that do not change the spec: they name files, configure generation (read by hf/generation.py) or
+# memory use, or describe the training.
 INERT = frozenset(
     """
     _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels architectures
@@ -30,7 +30,7 @@ INERT = frozenset(
     """.split()
 )
 
-# Keys of every class that would change what is computed.
+# Keys of all classes that would change the computation.
 FIXED_EVERYWHERE = (
     Fixed("quantization_config", (None,), "this quantization is not supported"),
     Fixed("auto_map", (None,), "code that comes with a checkpoint is never run"),
@@ -48,33 +48,33 @@ class NotExpressible(InputError):
     """A spec that no config of a family can express.
 
     Attributes:
-        expressed: the nearest spec that the family can express; None: there is none.
+        expressed: the nearest spec that the family can express. None means that there is none.
     """
 
     expressed: spec.Model | None = None
 
     @classmethod
     def of(cls, faults: Sequence[str], subject: str, expressed: spec.Model | None = None) -> NotExpressible:
-        """Make one report of all faults."""
+        """Return one error with all faults."""
         error = cls(*InputError.from_faults(faults, subject=subject).lines)
         error.expressed = expressed
         return error
 
 
 class DifferentStacks(NotExpressible):
-    """A family has an encoder or a decoder where a spec has none, or the other way round."""
+    """The family has an encoder or a decoder that the spec lacks, or lacks one that the spec has."""
 
 
 @dataclass(frozen=True)
 class ParsedConfig:
-    """The values of a family's keys in a config, and every fault."""
+    """Values of a family's keys in a config, and all faults of the config."""
 
     values: Values
     faults: tuple[str, ...]
 
 
 def parse(family: Family, config: Mapping[str, Any]) -> ParsedConfig:
-    """Account for every key of a config: supported, without effect, or a fault."""
+    """Parse a config: each key is supported, has no effect, or is a fault."""
     faults: list[str] = []
     values: dict[str, Any] = {}
     known = set(family.inert) | INERT
@@ -96,13 +96,13 @@ def parse(family: Family, config: Mapping[str, Any]) -> ParsedConfig:
 
 
 def label_names(names: Sequence[str]) -> dict[str, Any]:
-    """Return the keys of a config with the names of labels."""
+    """Return the config keys that name labels: `id2label` and `label2id`."""
     label2id = {name: index for index, name in enumerate(names)}
     return {"id2label": {str(index): name for index, name in enumerate(names)}, "label2id": label2id}
 
 
 def num_labels(config: Mapping[str, Any]) -> int:
-    """Return the number of labels of a config; 2 where it has none, as in its classes."""
+    """Return the number of labels of a config; 2 if it names none, which is the default of the classes."""
     names = config.get("id2label")
     if isinstance(names, dict):
         return len(names)
@@ -111,7 +111,7 @@ def num_labels(config: Mapping[str, Any]) -> int:
 
 
 def format_value(value: Any) -> str:
-    """Return a value as JSON writes it, shortened."""
+    """Return a config value as a short text in JSON's spelling."""
     text = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
     return text or (str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}...")
 
@@ -122,7 +122,7 @@ def _value(key: Key, config: Mapping[str, Any], faults: list[str]) -> Any:
         return key.names[key.default] if key.names and key.default is not None else key.default
     value = present[0]
     if any(other != value for other in present[1:]):
-        faults.append(f"config.json: {key.name} is given twice, as {' and '.join(map(format_value, present))}")
+        faults.append(f"config.json: {key.name} has two values, {' and '.join(map(format_value, present))}")
     kind = type(key.default) if key.kind is None else key.kind
     if value is None and (key.default is None or key.is_nullable):
         return None
@@ -171,7 +171,7 @@ def value_at(model: spec.Model, address: Address) -> Any:
 
 
 def config_values(keys: Sequence[Key], model: spec.Model) -> dict[str, Any]:
-    """Return the values of keys as a config has them, without those that a spec says nothing of."""
+    """Return the config values of keys for a spec, without keys that have no value in the spec."""
     values = {}
     for key in keys:
         try:
@@ -186,7 +186,7 @@ def config_values(keys: Sequence[Key], model: spec.Model) -> dict[str, Any]:
 
 
 def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, Any]:
-    """Return the config that expresses a spec, checked by parsing it again.
+    """Return the config that expresses a spec, after a check that parsing it gives the same spec.
 
     Raises:
         InputError: the family cannot express the spec; the report names the differences.
@@ -209,8 +209,10 @@ def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, 
     for name in ("encoder", "decoder"):
         has, can = (getattr(spec_model, name) is not None for spec_model in (model, expressed))
         if has != can:
-            # Other stacks differ everywhere, which need not be listed.
-            raise DifferentStacks.of([f"{name}: this model has {'one' if has else 'none'}"], subject)
+            # Do not list the fields of a stack that exists on one side only.
+            raise DifferentStacks.of(
+                [f"{name}: this model has {'one, the family has none' if has else 'none, the family has one'}"], subject
+            )
     faults = differences(expressed, model)
     if faults:
         raise NotExpressible.of(faults, subject, expressed)
@@ -218,7 +220,7 @@ def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, 
 
 
 def differences(expressed: spec.Model, meant: spec.Model) -> list[str]:
-    """List where two specs differ in what they compute, in sentences; initialization does not count."""
+    """Return one sentence per difference in the computation of two specs; initialization does not count."""
     return [
         f"{path}: this model has {format_value(ours)}, the format can only express {format_value(theirs)}"
         for path, (theirs, ours) in differing_fields(expressed, meant).items()
@@ -226,7 +228,7 @@ def differences(expressed: spec.Model, meant: spec.Model) -> list[str]:
 
 
 def differing_fields(first: spec.Model, second: spec.Model) -> dict[str, tuple[Any, Any]]:
-    """Return the fields in which two specs compute something else, by their paths, with the values of both."""
+    """Return the fields in which the computations of two specs differ: both values by path."""
     first_fields, second_fields = _flat(first), _flat(second)
     pairs = {
         path: (first_fields.get(path), second_fields.get(path))

@@ -1,8 +1,8 @@
-"""What a checkpoint family is: data from which both loading and saving follow.
+"""Description of a checkpoint family: data from which both loading and saving follow.
 
-A family says which config keys there are, with the default of the class that reads them, how they become a spec, and
-which tensor belongs in which slot. A config is written by reading the address beside each key off the spec, and is
-checked by parsing it again: a spec that does not come back is not expressible in this family.
+A family lists the config keys with their defaults, the function from config values to a spec, and the slot of each
+tensor. A config is written by reading the value at the address of each key from the spec. Then the config is parsed
+again: a family cannot express a spec if the result differs.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class Key:
     """A supported config key.
 
     Args:
-        name: in config.json.
-        default: of the config class where the key is absent; never a copy of some checkpoint's value.
-        address: of the value in the spec ({layer} stands for the first layer), or a function that finds it there.
-        kind: the type of the value, where the default is null: one of Python's, or one of pydantic with its ranges.
-        is_nullable: whether null is allowed although the default is not null.
-        names: the config's values and what they are in a spec; the first of several is written.
-        aliases: other names of the key.
+        name: the name of the key in config.json.
+        default: the default of the config class for an absent key; never the value of a released checkpoint.
+        address: the address of the value in the spec, with {layer} for the first layer, or a function from a spec to
+            the value. None means that the spec has no such value.
+        kind: the Python type or pydantic type of the value. None means the type of the default.
+        is_nullable: True if null is allowed although the default is not null.
+        names: the spec's value for each value in a config; of several names for a value, the first is written.
+        aliases: other names of the key in config.json.
     """
 
     name: str
@@ -46,23 +47,23 @@ class Key:
 
     @property
     def least(self) -> int:
-        """The least whole number: 0, or the default where that is less and stands for none."""
+        """Smallest valid integer: 0, or a negative default that stands for an absent value."""
         return min(0, self.default or 0)
 
     @property
     def most(self) -> int:
-        """The greatest whole number: what no model exceeds."""
+        """Largest valid integer, which no model exceeds."""
         return MAX_LAYERS if "layer" in self.name else MAX_SIZE
 
 
 @dataclass(frozen=True)
 class Fixed:
-    """A config key of which only some values are supported.
+    """A config key with few supported values.
 
     Args:
-        name: in config.json.
-        values: those that are supported.
-        reason: what is not supported, as a short sentence.
+        name: the name of the key in config.json.
+        values: the supported values.
+        reason: a short clause for messages about the feature that is not supported.
     """
 
     name: str
@@ -71,12 +72,12 @@ class Fixed:
 
 
 class Values(dict[str, Any]):
-    """The values of all keys of a family, with defaults filled in and names translated.
+    """Values of all keys of a family, with defaults filled in and names translated.
 
     Args:
-        values: by key.
-        num_labels: of the config.
-        original: values before anything was replaced; None: the same.
+        values: the values by key.
+        num_labels: the number of labels in the config.
+        original: the values before `with_values` replaced any. None means `values`.
     """
 
     def __init__(
@@ -87,18 +88,18 @@ class Values(dict[str, Any]):
         self.original: Mapping[str, Any] = values if original is None else original
 
     def with_values(self, **changes: Any) -> Values:
-        """Return the same with other values; `original` still holds those of the config."""
+        """Return a copy with some values replaced; `original` still has the values of the config."""
         return Values(self | changes, self.num_labels, self.original)
 
 
 @dataclass(frozen=True)
 class Constant:
-    """A computed table that a file may also hold, and then with the computed values.
+    """A computed table that a file may also contain, with the same values.
 
     Args:
-        name: after the prefix.
-        compute: the table of so many rows.
-        is_written: whether classes with a head expect it in a file; those without one do.
+        name: the name of the tensor after the prefix.
+        compute: the function from a spec and a number of rows to the table.
+        is_written: True if classes with a head expect the table in a file. Classes without a head always do.
     """
 
     name: str
@@ -108,20 +109,20 @@ class Constant:
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the classes of a family: the same stacks with one head.
+    """A class of a family: the family's stacks with one head.
 
     Args:
-        classes: names under `architectures`; the first is written.
-        task: of its outputs.
-        head: makes the head, or None.
-        rules: of the head's tensors, by their full names.
-        is_bare: whether tensors of the stacks are saved without the family's prefix.
-        output: the tensor that may be tied to the token embedding.
-        unused: patterns of tensors that a file of this class may hold and the class does not use.
-        has_decoder: whether the family's decoder, if it has one, is part of this class.
-        prefix: of the stacks' tensors in files of this class; None: the family's.
-        repeats: whether the decoder reads the encoder's input shifted right, beginning with the start token ("start")
-            or the last id of the text ("last"); None: it reads a text of its own.
+        classes: the class names under `architectures`; the first is written.
+        task: the task of the outputs.
+        head: the function from config values to the head, or to None for a class without a head.
+        rules: the rules of the head's tensors, with full names.
+        is_bare: True if tensors of the stacks are saved without the family's prefix.
+        output: the tensor that may be tied to the token embedding. None means that no tensor can be tied.
+        unused: patterns of tensors that a file of this class may contain and the class does not use.
+        has_decoder: True if this class contains the family's decoder, if there is one.
+        prefix: the prefix of the stacks' tensors in files of this class. None means the family's prefix.
+        repeats: the first token if the decoder reads the source text shifted right: "start" for the start token, "last"
+            for the last id of the text. None means that the decoder reads a separate text.
     """
 
     classes: tuple[str, ...]
@@ -136,7 +137,7 @@ class Variant:
     repeats: Repeats | None = None
 
     def leaves_unused(self, name: str) -> bool:
-        """Return whether a file of this class may hold a tensor that the class does not use."""
+        """Return whether files of this class may contain a tensor of this name that the class does not use."""
         return any(re.fullmatch(pattern, name) for pattern in self.unused)
 
 
@@ -145,22 +146,22 @@ class Family:
     """A family of checkpoints.
 
     Args:
-        model_type: its name in config.json.
-        keys: all that are supported.
-        model: makes the spec of the stacks, without a head.
-        rules: of the stacks' tensors, by their names after the prefix.
-        variants: its classes; the first is the default.
-        fixed: keys of which only some values are supported.
-        inert: keys that do not change what is computed.
-        prefix: of the stacks' tensors in files of models with a head.
+        model_type: the name of the family in config.json.
+        keys: the supported keys.
+        model: the function from config values to the spec of the stacks, without a head.
+        rules: the rules of the stacks' tensors, with names after the prefix.
+        variants: the classes of the family; the first is the default.
+        fixed: the keys with few supported values.
+        inert: the keys that do not change the computation.
+        prefix: the prefix of the stacks' tensors in files of models with a head.
         table: the name of the token embedding after the prefix.
-        table_copies: other names after the prefix under which the token embedding may be stored again.
+        table_copies: other names after the prefix under which files may store the token embedding again.
         ignored: patterns, after the prefix, of tensors without learned values.
-        is_tied_by_file: whether a file without an output is tied, whatever the config says.
-        constants: tables that are computed here.
-        written: inert keys that are written for a model that was not loaded, because the class's default may not fit.
-        rows_key: the key with the number of rows of such tables, and the longest sequence of computed positions.
-        layouts: rules that replace `rules` in files with a tensor whose name after the prefix matches this pattern.
+        is_tied_by_file: True if a file without an output tensor is tied, whatever the config says.
+        constants: the tables that clearhead computes and files may contain.
+        written_keys: inert keys to write for a model that was not loaded, because the class's default may not fit.
+        rows_key: the key with the number of rows of `constants` and with the longest sequence of computed positions.
+        layouts: rules that replace `rules` if the name of a tensor in the file matches the pattern.
     """
 
     model_type: str
@@ -181,7 +182,7 @@ class Family:
     layouts: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
 
     def with_layout(self, names: Iterable[str]) -> Family:
-        """Return the family with the rules of a file's layout, recognised by the names of its tensors."""
+        """Return the family with the rules for the layout of a file, recognized by the names of its tensors."""
         matching = [rules for pattern, rules in self.layouts.items() if any(re.search(pattern, name) for name in names)]
         return replace(self, rules=matching[0], layouts={}) if matching else self
 
@@ -197,12 +198,12 @@ class Family:
         """Return the spec of a variant.
 
         Raises:
-            InputError: values that do not fit together; every fault is named.
+            InputError: the values do not fit together; every fault is named.
         """
         return spec.validate(self.build_unvalidated_spec(values, variant))
 
     def build_unvalidated_spec(self, values: Values, variant: Variant) -> spec.Model:
-        """Return the spec of a variant, whose parts may not fit together."""
+        """Return the spec of a variant without validation: its nodes may not fit together."""
         model = self.model(values)
         if not variant.has_decoder:
             model = model.model_copy(update={"decoder": None})

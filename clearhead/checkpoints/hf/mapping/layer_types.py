@@ -1,4 +1,4 @@
-"""Stacks whose layers are of several types: attention windows, keys of some layers only, rotary positions by type."""
+"""Stacks with several types of layers: attention windows, keys for one type of layer, rotary positions by type."""
 
 from __future__ import annotations
 
@@ -16,48 +16,48 @@ from clearhead.checkpoints.hf.mapping.family import Address, Key, Values
 FULL, SLIDING = "full_attention", "sliding_attention"
 Side = Literal["encoder", "decoder"]
 Rotations = dict[Literal["full_attention", "sliding_attention"], rope.RopeConfig | None]
-"""The object with the rotary position of each type of layer."""
+"""Type of the config object with the rotary positions of each type of layer."""
 
 
 def attention(layer: spec.Layer) -> spec.Attention:
-    """The self-attention of a layer."""
+    """Return the self-attention of a layer."""
     function = layer.steps[0].branches[0].function
     assert isinstance(function, spec.Attention)
     return function
 
 
 def attentions(model: spec.Model, side: Side = "decoder") -> list[spec.Attention]:
-    """The self-attention of every layer of a stack."""
+    """Return the self-attention of every layer of a stack."""
     stack: spec.Stack | None = getattr(model, side)
     assert stack is not None
     return [attention(layer) for layer in stack.layers]
 
 
 def is_sliding(layer: spec.Layer) -> bool:
-    """Whether a layer attends to a window only."""
+    """Return whether a layer attends to a window only."""
     return isinstance(attention(layer).mask, spec.Window)
 
 
 def is_full(layer: spec.Layer) -> bool:
-    """Whether a layer has no window."""
+    """Return whether a layer has no window."""
     return not is_sliding(layer)
 
 
 def types_of(side: Side = "decoder") -> Callable[[spec.Model], list[str]]:
-    """The `layer_types` of a stack."""
+    """Return a function from a spec to the `layer_types` of a stack."""
     return lambda model: [SLIDING if isinstance(a.mask, spec.Window) else FULL for a in attentions(model, side)]
 
 
 def window(model: spec.Model, side: Side = "decoder") -> int | None:
-    """How many tokens a window reaches back; None where no layer has one."""
+    """Return the number of tokens that a window reaches back; None if no layer has a window."""
     return next((a.mask.before for a in attentions(model, side) if isinstance(a.mask, spec.Window)), None)
 
 
 def read(c: Values, pattern: Sequence[bool]) -> list[bool]:
-    """Whether each layer has a window: as `layer_types` says, else as the pattern does.
+    """Return whether each layer has a window: from `layer_types`, else from the pattern.
 
     Raises:
-        InputError: an unknown type, or a list of another length.
+        InputError: a type is not known, or the list has a wrong length.
     """
     types, count = c.get("layer_types"), c["num_hidden_layers"]
     if types is None:
@@ -66,12 +66,15 @@ def read(c: Values, pattern: Sequence[bool]) -> list[bool]:
         raise InputError(f"config.json: layer_types has {len(types)} entries, num_hidden_layers is {count}")
     unknown = sorted({str(kind) for kind in types} - {FULL, SLIDING})
     if unknown:
-        raise InputError(f"config.json: layer_types: {', '.join(unknown)} is not supported")
+        raise InputError(
+            f"config.json: layer_types: {', '.join(unknown)} is not supported; expected full_attention or "
+            "sliding_attention"
+        )
     return [kind == SLIDING for kind in types]
 
 
 def only_in(is_chosen: Callable[[spec.Layer], bool], *keys: Key) -> tuple[Key, ...]:
-    """The same keys, read off the first layer of a type; where there is none, they are not written."""
+    """Return keys that are read from the first layer of a type; without such a layer they are not written."""
 
     def read_from_chosen(address: Address) -> Address:
         def read_value(model: spec.Model) -> Any:
@@ -93,13 +96,13 @@ def rotations(
     """Return the rotary position of layers with a window (True) and of those without one.
 
     Args:
-        c: the values, those of `rope.keys` among them.
-        head_size: of an attention.
-        full, sliding: the theta of each type where its object has none.
-        scaled: the types that an older `rope_scaling` is for.
+        c: the config values, with those of `rope.keys`.
+        head_size: the size of an attention head.
+        full, sliding: the default theta of layers without and with a window.
+        scaled: the types of layers that an older `rope_scaling` applies to.
 
     Raises:
-        InputError: as for `rope.rotary`.
+        InputError: same cases as in `rope.rotary`.
     """
     nested = c["rope_parameters"] or {}
     rotary_by_window = {}
@@ -113,12 +116,12 @@ def rotations(
 def rotation_config(
     model: spec.Model, side: Side = "decoder", thetas: Mapping[str, float] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return the object with the rotary position of each type of layer.
+    """Return the config object with the rotary positions of each type of layer.
 
     Args:
         model: the spec.
-        side: its stack.
-        thetas: of plain rotations, for types that must be in the object even where no layer is of this type.
+        side: the stack, "encoder" or "decoder".
+        thetas: the theta of each type that must be in the object even if no layer has this type.
     """
     config: dict[str, Any] = {}
     for node in attentions(model, side):

@@ -1,4 +1,7 @@
-"""What the many decoders share that followed arXiv 2302.13971: config keys, names of tensors, the layer."""
+"""Helpers for Llama and the many similar decoders: config keys, tensor names and layers.
+
+Source: arXiv 2302.13971; tensor names are those of released checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ KEYS = (
     *rope.keys(10000.0, SELF, 2048),
 )
 ROPE_KEYS = ("rope_theta", "rope_scaling", "max_position_embeddings")
-"""Those that are read off a layer with rotary positions."""
+"""Keys that are read from a layer with rotary positions."""
 ATTENTION_BIAS = Key("attention_bias", False, f"{SELF}.bias.query")
 MLP_BIAS = Key("mlp_bias", False, f"{FEED}.bias_in")
 LAYER_TYPES = Key("layer_types", None, layer_types.types_of(), kind=list[str])
@@ -49,41 +52,41 @@ IGNORED = (r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
 
 def keys(defaults: Mapping[str, Any], *others: Key, without: Sequence[str] = ()) -> tuple[Key, ...]:
-    """The shared keys with other defaults, replaced or added ones, and without some."""
+    """Return the shared keys with new defaults, with `others` added, and without some."""
     return blocks.derive(KEYS, defaults, *others, without=without)
 
 
 def rules_without(*fragments: str) -> tuple[Rule, ...]:
-    """The shared rules but for those with one of some parts in their name."""
+    """Return the shared rules except those whose tensor name contains one of the fragments."""
     return tuple(rule for rule in RULES if not any(fragment in rule.theirs[0] for fragment in fragments))
 
 
 def first_attention(model: spec.Model) -> spec.Attention:
-    """The self-attention of the first layer."""
+    """Return the self-attention of the first layer."""
     node = value_at(model, SELF)
     assert isinstance(node, spec.Attention)
     return node
 
 
 def has_query_key_norm(model: spec.Model) -> bool:
-    """Whether queries and keys are normed."""
+    """Return whether queries and keys are normalized."""
     return first_attention(model).query_key_norm is not None
 
 
 def scale(model: spec.Model) -> float:
-    """The factor on the scores of the first layer."""
+    """Return the factor on the attention scores of the first layer."""
     node = first_attention(model)
     return node.head_size**-0.5 if node.scale is None else node.scale
 
 
 def head_size(c: Values) -> int:
-    """The size of a head."""
+    """Return the size of an attention head."""
     size: int = c["head_dim"] or c["hidden_size"] // c["num_attention_heads"]
     return size
 
 
 def attention(c: Values, **fields: Unpack[blocks.AttentionFields]) -> spec.Attention:
-    """Self-attention as the shared keys describe it, causal by default; `fields` are those of the node."""
+    """Return the self-attention that the shared keys describe, causal by default; `fields` replace its fields."""
     heads = c["num_attention_heads"]
     defaults: dict[str, Any] = {
         "num_heads": heads,
@@ -102,40 +105,40 @@ def attention(c: Values, **fields: Unpack[blocks.AttentionFields]) -> spec.Atten
 def feed_forward(
     c: Values, *, bias: bool = False, gated: bool = True, size: str = "intermediate_size", act: str = "hidden_act"
 ) -> spec.FeedForward:
-    """The feed-forward network as the shared keys describe it; size and activation may have other names."""
+    """Return the feed-forward network that the shared keys describe; `size` and `act` name the config keys."""
     return spec.FeedForward(size=c[size], activation=c[act], gated=gated, bias_in=bias, bias_out=bias)
 
 
 def decoder(c: Values, layers: Sequence[spec.Layer], norm: blocks.AnyNorm) -> spec.Model:
-    """A decoder whose embedding is the token embedding alone."""
+    """Return a decoder whose embedding is the token embedding alone."""
     return blocks.one_stack("decoder", c["hidden_size"], c["vocab_size"], layers, norm)
 
 
 def masks(c: Values, pattern: Sequence[bool] | None = None) -> list[Mask]:
-    """The mask of each layer.
+    """Return the mask of each layer.
 
     Args:
-        c: the values; `layer_types` among them wins over the pattern.
-        pattern: which layers have a window; None: all, where `sliding_window` has a size.
+        c: the config values; `layer_types` takes precedence over the pattern.
+        pattern: True for each layer with a window. None means all layers if `sliding_window` has a size, else none.
 
     Raises:
-        InputError: an unknown type of layer, a list of another length, or a window without a size.
+        InputError: a type of layer is not known, the list has a wrong length, or a window has no size.
     """
     size = c["sliding_window"]
     windows = layer_types.read(c, pattern or [size is not None] * c["num_hidden_layers"])
     if any(windows) and not size:
-        raise InputError("config.json: some layers have a window, but sliding_window is missing")
+        raise InputError("config.json: some layers have a window, but sliding_window, its size, is missing")
     return [spec.Window(before=size - 1, after=0) if is_window else spec.Causal() for is_window in windows]
 
 
 def window(model: spec.Model) -> int | None:
-    """The size of the window, which includes the query's own token; None where no layer has one."""
+    """Return the size of the window, with the query's own token; None if no layer has a window."""
     before = layer_types.window(model)
     return None if before is None else before + 1
 
 
 def masks_if_enabled(c: Values) -> list[Mask]:
-    """The masks where windows are off unless switched on, and then begin at some layer."""
+    """Return the mask of each layer if windows need `use_sliding_window` and begin at layer `max_window_layers`."""
     is_on = c["use_sliding_window"] and c["sliding_window"] is not None
     first = c.get("max_window_layers", 0)
     return masks(c, [is_on and index >= first for index in range(c["num_hidden_layers"])])
@@ -162,13 +165,13 @@ def family(
     variants: tuple[Variant, ...] | None = None,
     answer_prefix: str | None = None,
 ) -> Family:
-    """A family with the shared names of tensors.
+    """Return a family with the shared tensor names.
 
     Args:
-        model_type, keys, model, rules, inert, fixed: as in `Family`.
-        name: what the names of its classes begin with.
-        variants: its classes; None: the usual ones.
-        answer_prefix: of the class that finds answers; None: there is none.
+        model_type, keys, model, rules, inert, fixed: same as in `Family`.
+        name: the start of the class names, such as "Llama".
+        variants: the classes. None means classes for text, text labels and token labels, and one without a head.
+        answer_prefix: the prefix of tensors in the class for question answering. None means no such class.
     """
     tasks: tuple[blocks.DecoderTask, ...] = ("generate", "classify", "tag", "embed")
     all_variants = blocks.decoder_variants(name, *tasks, tag_output="score") if variants is None else variants

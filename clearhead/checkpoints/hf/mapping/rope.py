@@ -1,8 +1,8 @@
-"""Rotary positions in configs: the older keys and the newer ones, every kind of scaling, read and written.
+"""Reading and writing of rotary positions in configs, with every kind of scaling.
 
-Older: `rope_theta` and `rope_scaling`, null or an object. Newer: `rope_parameters`, one object with everything. An
-older object replaces the newer one; a theta beside the object is the default of the one in it. The older form is
-written, because every reader knows it.
+The older keys are `rope_theta` and `rope_scaling`, which is null or an object. The newer key is `rope_parameters`, one
+object with everything. An older object replaces the newer one. `rope_theta` is the default if the object has no theta.
+The older keys are written, because all versions of transformers read them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clearhead.checkpoints.hf.mapping.config import value_at
 from clearhead.checkpoints.hf.mapping.family import Key, Values
 from clearhead.spec.base import Count, Positive
 
-# Each kind of scaling: its class, the keys that it must have, and their names in the spec.
+# The spec class of each kind of scaling, and the spec names of the config keys that it must have.
 _SCALINGS: dict[str, tuple[type[spec.Node], dict[str, str]]] = {
     "linear": (spec.LinearScaling, {"factor": "factor"}),
     "dynamic": (spec.DynamicScaling, {"factor": "factor"}),
@@ -35,7 +35,7 @@ _OPTIONAL = {
     "longrope": {"attention_factor", "factor"},
 }
 _COMMON = {"type", "rope_type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"}
-# Names in a spec that are written under another name.
+# Config keys of spec names that differ from them.
 _WRITTEN = {
     "low_frequency_factor": "low_freq_factor",
     "high_frequency_factor": "high_freq_factor",
@@ -45,7 +45,7 @@ _WRITTEN = {
 
 
 class RopeConfig(BaseModel):
-    """The object that describes rotary positions; null stands for an absent value."""
+    """Config object that describes rotary positions; null means the same as an absent key."""
 
     type: str | None = None
     rope_type: str | None = None
@@ -66,11 +66,11 @@ class RopeConfig(BaseModel):
 
 
 def keys(theta: float, attention: str, length: int) -> tuple[Key, ...]:
-    """The keys of a family with the same rotary positions in all layers.
+    """Return the keys for the same rotary positions in all layers.
 
     Args:
-        theta: the default of the config class.
-        attention: the address of an attention.
+        theta: the default theta of the config class.
+        attention: the address of an attention node.
         length: the default of `max_position_embeddings`.
     """
     position = f"{attention}.position"
@@ -84,12 +84,12 @@ def keys(theta: float, attention: str, length: int) -> tuple[Key, ...]:
 
 
 def rotary_share(attention: str) -> Callable[[spec.Model], float]:
-    """The share of a head that is rotated."""
+    """Return a function from a spec to the share of a head that is rotated."""
 
     def read_share(model: spec.Model) -> float:
         node = value_at(model, attention)
         rotated, size = node.position.size or node.head_size, node.head_size
-        # Readers truncate the product, so that a quotient just below would lose a dimension.
+        # Readers truncate share * size. A share that rounds down would lose a dimension.
         return float(rotated / size if int(size * (rotated / size)) == rotated else (rotated + 0.5) / size)
 
     return read_share
@@ -99,13 +99,13 @@ def read(c: Values, *, head_size: int, partial: float = 1.0, is_partial: bool = 
     """Return the rotary position that a config describes.
 
     Args:
-        c: the values, `keys` among them.
-        head_size: of an attention.
-        partial: the rotated share of a head.
-        is_partial: whether the family takes the share from the object too.
+        c: the config values, with those of `keys`.
+        head_size: the size of an attention head.
+        partial: the share of a head that is rotated.
+        is_partial: True if the family also reads the share from the object.
 
     Raises:
-        InputError: an unknown kind, or keys that are missing or unknown.
+        InputError: the kind is not known, or keys are missing or not known.
     """
     settings = c["rope_scaling"] or c["rope_parameters"] or {}
     return rotary(settings, c, theta=c["rope_theta"], head_size=head_size, partial=partial, is_partial=is_partial)
@@ -120,7 +120,7 @@ def rotary(
     partial: float = 1.0,
     is_partial: bool = False,
 ) -> spec.Rotary:
-    """Return the rotary position that one object of a config describes; what it lacks is taken from the arguments."""
+    """Return the rotary position that a config object describes; arguments are defaults for keys that it lacks."""
     settings = {name: value for name, value in settings.items() if value is not None}
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind != "default" and kind not in _SCALINGS:
@@ -146,7 +146,7 @@ def rotary(
 
 def _scaling(kind: str, settings: Mapping[str, Any], c: Values) -> spec.Node:
     longest = c["max_position_embeddings"]
-    # A length beside the object takes precedence over the one in it.
+    # original_max_position_embeddings of the config takes precedence over the key of the object.
     original = c["original_max_position_embeddings"] or settings.get("original_max_position_embeddings") or longest
     cls, names = _SCALINGS[kind]
     fields: dict[str, Any] = {ours: _number(settings[theirs]) for theirs, ours in names.items()}
@@ -164,7 +164,10 @@ def _number(value: Any) -> Any:
 
 
 def _yarn_magnitude(settings: Mapping[str, Any], factor: float) -> float:
-    """Source: arXiv 2309.00071, eq. 22; the two multipliers are those of arXiv 2412.19437's released code."""
+    """Return the factor of YaRN on rotated queries and keys.
+
+    Source: arXiv 2309.00071, eq. 22; the two multipliers are those of the code released with arXiv 2412.19437.
+    """
 
     def magnitude(multiplier: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
@@ -177,7 +180,10 @@ def _yarn_magnitude(settings: Mapping[str, Any], factor: float) -> float:
 
 
 def _longrope_magnitude(settings: Mapping[str, Any], longest: int, original: int) -> float:
-    """Source: arXiv 2404.14219, the released code."""
+    """Return the factor of LongRoPE on rotated queries and keys.
+
+    Source: the code released with arXiv 2404.14219.
+    """
     if "attention_factor" in settings:
         return float(settings["attention_factor"])
     factor = settings["factor"] if "factor" in settings else longest / original
@@ -185,7 +191,7 @@ def _longrope_magnitude(settings: Mapping[str, Any], longest: int, original: int
 
 
 def scaling_config(position: spec.Rotary) -> dict[str, Any] | None:
-    """Return the object that describes a scaling; None where there is none."""
+    """Return the config object that describes a scaling; None if there is no scaling."""
     scaling = position.scaling
     if scaling is None:
         return None
@@ -198,7 +204,7 @@ def scaling_config(position: spec.Rotary) -> dict[str, Any] | None:
 
 
 def _max_length(model: spec.Model, position: str) -> int | None:
-    """Return the longest sequence: the declared length, or the one that the scaling implies."""
+    """Return the longest sequence: the declared length, or the length that the scaling implies."""
     match value_at(model, position).scaling:
         case spec.DynamicScaling(original_length=length):
             return length

@@ -1,8 +1,8 @@
-"""How the tensors of a checkpoint fill the slots of a module, and back: rules that are data, each a pure permutation.
+"""Rules from the tensors of a checkpoint to the slots of a module, and back: data, each rule a permutation of numbers.
 
-A rule names tensors on both sides ("theirs": Hugging Face, "ours": clearhead) and the transforms between them. Every
-transform is undone without arithmetic, so saving is derived from loading, bit by bit. A name may hold a placeholder
-such as {layer}: in our names it stands for a number, and a placeholder in their names alone counts the tensors that
+A rule names tensors on both sides and the transforms between them: "theirs" are tensors of a Hugging Face checkpoint,
+"ours" are tensors of clearhead. Every transform can be reversed without arithmetic, so saving is exact bit for bit. A
+name may contain a placeholder for a number, such as {layer}. A placeholder in their name alone numbers the tensors that
 are stacked in one of ours.
 """
 
@@ -23,7 +23,7 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class Slots:
-    """The slots that a rule fills: their shapes, and the attention that they belong to, if any."""
+    """Slots that a rule fills: their shapes, and the attention that they belong to, if any."""
 
     shapes: tuple[torch.Size, ...]
     attention: spec.Attention | None
@@ -31,10 +31,10 @@ class Slots:
 
 @dataclass(frozen=True)
 class Transpose:
-    """Matrices stored as [in, out]: the last two axes are swapped."""
+    """Transform for matrices stored as [in, out]: swaps the last two axes."""
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Transpose matrices; vectors stay as they are."""
+        """Transpose matrices, but not vectors."""
         return [tensor.transpose(-1, -2) if tensor.dim() > 1 else tensor for tensor in tensors]
 
     save = load
@@ -42,12 +42,12 @@ class Transpose:
 
 @dataclass(frozen=True)
 class SplitRows:
-    """One tensor that holds the rows of several of ours, one block after the other, along an axis."""
+    """Transform for one tensor that contains the rows of several of our tensors, block after block along an axis."""
 
     axis: int = 0
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Split by the sizes of the slots."""
+        """Split the tensor by the sizes of the slots."""
         (tensor,) = tensors
         sizes = [shape[self.axis] for shape in slots.shapes]
         if tensor.dim() <= self.axis or sum(sizes) != tensor.shape[self.axis]:
@@ -61,7 +61,7 @@ class SplitRows:
 
 @dataclass(frozen=True)
 class InterleavedRows:
-    """One tensor of stacked matrices whose even rows are one of ours and whose odd rows are another."""
+    """Transform for stacked matrices whose even rows are one of our tensors and whose odd rows are another one."""
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
         """Separate even and odd rows, along the second axis."""
@@ -71,13 +71,16 @@ class InterleavedRows:
         return [tensor[:, 0::2], tensor[:, 1::2]]
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Interleave them again."""
+        """Interleave the rows of both tensors again."""
         return [torch.stack(tensors, dim=2).flatten(1, 2)]
 
 
 @dataclass(frozen=True)
 class GroupedQKV:
-    """Query, key and value in one tensor, group by group: rows (K, G + 2, D), G queries for each key."""
+    """Transform for query, key and value in one tensor, group by group: rows (K, G + 2, D), G queries per key.
+
+    Dimensions: K key heads, G query heads per key head, D head size.
+    """
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
         """Collect the queries, the keys and the values of all groups."""
@@ -89,7 +92,7 @@ class GroupedQKV:
         return [block.flatten(0, 2) for block in groups.split([queries, 1, 1], dim=1)]
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Put them back into their groups."""
+        """Put queries, keys and values back into their groups."""
         kv_heads, _, size = self._sizes(slots)
         groups = [tensor.unflatten(0, (kv_heads, -1, size)) for tensor in tensors]
         return [torch.cat(groups, dim=1).flatten(0, 2)]
@@ -102,7 +105,7 @@ class GroupedQKV:
 
 @dataclass(frozen=True)
 class RotaryHalves:
-    """Rotated pairs (2i, 2i + 1) of each head become (i, i + half), the only layout that the core has.
+    """Transform for rotated pairs (2i, 2i + 1) of each head: they become (i, i + half), the only layout of the core.
 
     Source: arXiv 2104.09864, eq. 34, for adjacent pairs.
     """
@@ -114,7 +117,7 @@ class RotaryHalves:
         return self._reorder(tensors, slots, inverse=False)
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Interleave them again."""
+        """Interleave the two halves of each head's rotated part again."""
         return self._reorder(tensors, slots, inverse=True)
 
     def _reorder(self, tensors: list[Tensor], slots: Slots, *, inverse: bool) -> list[Tensor]:
@@ -136,50 +139,51 @@ class RotaryHalves:
 
 @dataclass(frozen=True)
 class StackNumbered:
-    """Numbered tensors, such as those of experts, that are stacked in one of ours."""
+    """Transform for numbered tensors, such as those of experts, that are stacked in one of our tensors."""
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Stack them along a new first axis."""
+        """Stack the tensors along a new first axis."""
         return [torch.stack(tensors)]
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Unstack them."""
+        """Unstack the tensor along the first axis."""
         (tensor,) = tensors
         return list(tensor.unbind(0))
 
 
 @dataclass(frozen=True)
 class OneRow:
-    """A vector that is stored as a matrix of one row."""
+    """Transform for a vector that is stored as a matrix of one row."""
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Take the row."""
+        """Return the only row of the matrix."""
         (tensor,) = tensors
         if tensor.dim() != 2 or tensor.shape[0] != 1:
             raise ValueError("one row is needed")
         return [tensor[0]]
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Make it a matrix again."""
+        """Return the vector as a matrix of one row."""
         return [tensors[0][None]]
 
 
 Transform = Transpose | SplitRows | InterleavedRows | GroupedQKV | RotaryHalves | StackNumbered | OneRow
-# Those whose results share the memory of what they get.
+# Transforms whose results share the memory of their inputs.
 VIEWS = (Transpose, SplitRows, OneRow)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Which of their tensors make which of ours.
+    """A rule from tensors of a checkpoint to slots of a module.
 
     Args:
-        theirs: a name, or several for one tensor: the first is written; where they differ, the last is read.
-        ours: addresses.
-        transforms: in the order of loading.
-        is_module: whether names and addresses are of modules, so that both weight and bias are meant.
-        zeros: whether a file may lack the tensor, which then is all zeros.
-        requires: an address that must exist too, where the same slot has another name without it.
+        theirs: the names of one tensor. The first is written. If a file has several with different values, the last is
+            read.
+        ours: the addresses of the slots.
+        transforms: the transforms in the order of loading.
+        is_module: True if names and addresses belong to modules, with a weight and a bias.
+        zeros: True if a file may lack the tensor, which is then all zeros.
+        requires: another address that must exist in the module. None means no such condition.
     """
 
     theirs: tuple[str, ...]
@@ -195,19 +199,19 @@ def _tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def module_rule(theirs: str, ours: str | tuple[str, ...], *transforms: Transform, requires: str | None = None) -> Rule:
-    """The weight and bias of one of their modules, in one of ours or in several."""
+    """Return the rule for the weight and bias of one of their modules, which fill one of ours or several."""
     return Rule((theirs,), _tuple(ours), transforms, requires=requires)
 
 
 def tensor_rule(
     theirs: str | tuple[str, ...], ours: str | tuple[str, ...], *transforms: Transform, zeros: bool = False
 ) -> Rule:
-    """One tensor, by its full name."""
+    """Return the rule for one tensor by its full name."""
     return Rule(_tuple(theirs), _tuple(ours), transforms, is_module=False, zeros=zeros)
 
 
 def attention_rules(theirs: str, ours: str, names: str = "q_proj k_proj v_proj o_proj") -> tuple[Rule, ...]:
-    """The four projections of an attention, by the names that they have in their module."""
+    """Return the rules for the four projections of attention; `names` are their names in order q, k, v, out."""
     addresses = ("query", "key", "value", "out")
     pairs = zip(names.split(), addresses, strict=True)
     return tuple(module_rule(f"{theirs}.{name}", f"{ours}.{address}") for name, address in pairs)
@@ -215,7 +219,7 @@ def attention_rules(theirs: str, ours: str, names: str = "q_proj k_proj v_proj o
 
 @dataclass(frozen=True)
 class BoundRule:
-    """A rule for the slots of one module: `theirs` has, for each tensor, its names."""
+    """A rule bound to the slots of one module: `theirs` has the possible names of each tensor."""
 
     theirs: tuple[tuple[str, ...], ...]
     ours: tuple[str, ...]
@@ -225,14 +229,14 @@ class BoundRule:
 
     @property
     def is_view(self) -> bool:
-        """Whether our tensors share the memory of theirs."""
+        """True if our tensors share the memory of theirs."""
         return all(isinstance(transform, VIEWS) for transform in self.transforms)
 
     def load(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return our tensors for theirs.
+        """Convert their tensors to ours.
 
         Raises:
-            ValueError: the sizes do not allow it; the text ends a sentence that names the tensor.
+            ValueError: the sizes do not fit; its text is the end of a sentence that names the tensor.
         """
         result = list(tensors)
         for transform in self.transforms:
@@ -240,11 +244,11 @@ class BoundRule:
         return result
 
     def save_shape(self) -> torch.Size:
-        """Return the shape that their first tensor must have."""
+        """Return the shape that the first of their tensors must have."""
         return self.save([torch.empty(shape, device="meta") for shape in self.slots.shapes])[0].shape
 
     def save(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return their tensors for ours."""
+        """Convert our tensors back to theirs."""
         result = list(tensors)
         for transform in reversed(self.transforms):
             result = transform.save(result, self.slots)
@@ -255,9 +259,9 @@ def bind(rules: Sequence[Rule], tensors: Mapping[str, Tensor], model: spec.Model
     """Bind rules to the slots of a module.
 
     Args:
-        rules: of the family; names already with their prefix.
+        rules: the rules of the family, with the prefix in their names.
         tensors: our tensors by address; only their shapes matter.
-        model: the spec of the same model.
+        model: the spec of the module.
 
     Returns:
         The bound rules, and the addresses without a rule.
@@ -280,7 +284,7 @@ def bind(rules: Sequence[Rule], tensors: Mapping[str, Tensor], model: spec.Model
 def _bind_rule(
     rule: Rule, suffix: str, numbers: dict[str, str], tensors: Mapping[str, Tensor], nodes: Mapping[str, spec.Attention]
 ) -> BoundRule | None:
-    """Return a rule for the slots with some numbers in their addresses; None: the module lacks one of them."""
+    """Return a rule bound to the slots with given numbers in their addresses; None if the module lacks one of them."""
     ours = tuple(address.format(**numbers) + suffix for address in rule.ours)
     needed = ours if rule.requires is None else (*ours, rule.requires.format(**numbers))
     if not all(address in tensors for address in needed):

@@ -1,4 +1,4 @@
-"""A hub on this machine, for the real client: repositories in memory, what was asked, and what was uploaded."""
+"""A fake hub on this machine for the real client: repositories in memory, and records of requests and uploads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _describe_file(name: str, content: bytes) -> dict[str, object]:
 
 @dataclass
 class Hub:
-    """Repositories in memory, answered as the hub does, and what was asked."""
+    """Repositories in memory that answer like the hub, with a record of all requests."""
 
     files: dict[tuple[str, str], dict[str, bytes]]
     refused: dict[str, tuple[int, str]]
@@ -47,7 +47,7 @@ class Hub:
     tokens: set[str] = field(default_factory=set)
 
     def take(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
-        """Take an upload: all files in one commit, in place of those before."""
+        """Accept an upload: all files of one commit replace the earlier files."""
         parts = unquote(path.partition("?")[0]).strip("/").split("/")
         if parts[4:5] == ["paths-info"]:
             files = self.files["/".join(parts[1:4]), COMMITS.get(parts[-1], parts[-1])]
@@ -156,7 +156,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(hub: Hub) -> Iterator[tuple[Hub, str]]:
-    """Serve a hub, and give its address."""
+    """Serve a hub in a thread, and yield it with its address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, hub))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -169,7 +169,7 @@ def serving(hub: Hub) -> Iterator[tuple[Hub, str]]:
 def job(
     endpoint: str, home: Path, module: str, *arguments: str, offline: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Run a module in a process whose surroundings say which hub there is."""
+    """Run a module in a process whose environment variables name the hub."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_TOKEN": TOKEN, "NO_PROXY": "127.0.0.1"}
     environment |= {"HF_HUB_OFFLINE": "1"} if offline else {}

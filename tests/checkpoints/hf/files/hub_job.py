@@ -1,4 +1,4 @@
-"""Fetch what is asked for in a process whose surroundings say which hub there is; one line of JSON for each."""
+"""Job that fetches references in a process whose environment variables name the hub; prints one JSON line for each."""
 
 from __future__ import annotations
 

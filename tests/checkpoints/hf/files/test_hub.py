@@ -1,4 +1,4 @@
-"""The real client of the hub against a server on this machine: what is found, what is refused, what the cache holds."""
+"""The real client of the hub against a server on this machine: downloads, refusals and the cache."""
 
 from __future__ import annotations
 
@@ -97,12 +97,12 @@ def test_what_the_hub_has_is_found_and_what_it_refuses_is_said(hub: tuple[Hub, s
 
 @pytest.mark.parametrize("reference", ["", "a" * 256, f"someone/{'b' * 256}", "ä" * 128])
 def test_a_name_that_no_file_can_have_is_refused(reference: str) -> None:
-    with pytest.raises(InputError, match="more than 255 bytes" if reference else "the reference is empty: name a run"):
+    with pytest.raises(InputError, match="at most 255 bytes" if reference else "the reference is empty: name a run"):
         ModelReference.locate(reference)
 
 
 class Strange(Hub):
-    """Answers as no hub does."""
+    """A server that answers unlike a hub."""
 
     def reply(self, path: str) -> tuple[int, dict[str, str], bytes]:
         if "someone/circling" in path:

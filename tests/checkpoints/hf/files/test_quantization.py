@@ -1,4 +1,4 @@
-"""Weights in four bits: dequantized bit by bit as in transformers, used as any others, and saved as they are held."""
+"""MXFP4 weights: dequantized to the same bits as in transformers, usable like other weights, and saved dequantized."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SIZES = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The same model twice: its experts packed, and as transformers unpacks them."""
+    """Return the same model twice: with packed experts, and with the experts that transformers unpacked."""
     # Its imports take seconds, which not every worker has to spend.
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -88,7 +88,7 @@ def test_it_is_written_as_it_is_held(folders: tuple[Path, Path], tmp_path: Path)
 
 
 def test_all_numbers_of_four_bits() -> None:
-    """By the definition: a sign, two bits of exponent with bias 1, one of fraction, and no hidden one below."""
+    """Compare with the definition: sign, two exponent bits with bias 1, one fraction bit, and subnormal numbers."""
     codes = torch.arange(16, dtype=torch.uint8)
     sign, exponent, fraction = 1 - 2 * (codes >> 3).float(), ((codes >> 1) & 3).int(), (codes & 1).float()
     size = torch.where(exponent > 0, torch.ldexp(1 + fraction / 2, exponent - 1), fraction / 2)

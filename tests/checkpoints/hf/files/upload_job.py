@@ -1,4 +1,4 @@
-"""Upload a model and load it again, in a process whose surroundings say which hub there is."""
+"""Job that uploads a model and loads it again, in a process whose environment variables name the hub."""
 
 from __future__ import annotations
 

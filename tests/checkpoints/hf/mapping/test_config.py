@@ -1,4 +1,4 @@
-"""What no config of a family can express is reported."""
+"""Saving reports the fields of a spec that no config of a family can express."""
 
 from __future__ import annotations
 

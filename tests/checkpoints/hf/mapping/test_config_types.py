@@ -1,4 +1,4 @@
-"""Each key of each family's config set to wrong types: a report that names it comes out, and nothing else."""
+"""Each key of each family's config, set to wrong types, gives a report that names the key, and no other error."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def first_cases() -> dict[str, Case]:
 
 
 def outcome(family: Family, config: dict[str, Any]) -> str:
-    """Read a config as loading does, as far as an empty module; return the report, or nothing."""
+    """Read a config as loading does, up to a module without weights; return the report, or "" without faults."""
     parsed = configs.parse(family, config)
     if parsed.faults:
         return "; ".join(parsed.faults)
@@ -47,7 +47,7 @@ def outcome(family: Family, config: dict[str, Any]) -> str:
 
 
 def is_of_kind(key: Key, value: Any) -> bool:
-    """Whether a value has the type that a key says."""
+    """Return whether a value has the type of a key."""
     if value is None:
         return key.default is None or key.is_nullable
     kind = type(key.default) if key.kind is None else key.kind

@@ -1,4 +1,4 @@
-"""Every step between a checkpoint's tensors and ours can be undone, bit by bit."""
+"""Every transform between a checkpoint's tensors and ours can be reversed bit for bit."""
 
 from __future__ import annotations
 
