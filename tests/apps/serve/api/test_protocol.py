@@ -1,4 +1,4 @@
-"""What is no request, or never ends, over a raw connection: a status with the protocol's error shape, and an end."""
+"""Invalid and endless requests over a raw connection get a status with the protocol's error object, and end."""
 
 from __future__ import annotations
 
