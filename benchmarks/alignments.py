@@ -1,13 +1,14 @@
-"""Word alignments of the best heads and of the mean of the last layer, beside known answers and beside eflomal's.
+"""Word alignments of the best heads and of the last layer's mean, compared with known ones and with eflomal.
 
     python benchmarks/alignments.py FOLDER words
     python benchmarks/alignments.py FOLDER dates
     python benchmarks/alignments.py FOLDER captions MULTI30K_BPE [--eflomal eflomal-align]
 
-Each trains a model in FOLDER, unless there is one. `words`: invented sentences, translated word for word with pairs of
-neighbours swapped. `dates`: the dates of `clearhead demo`, written as "1998 01 05", in which the words of year, month
-and day are known. `captions`: German to English; eflomal aligns the training pairs together with the translations, and
-what both of its directions say is taken as sure, what one of them says as possible (Och and Ney 2003: AER).
+Each command trains a model in FOLDER, unless there is one. `words` has invented sentences, translated word for word,
+with neighbouring pairs swapped. `dates` has the dates of `clearhead demo`, written as "1998 01 05", so that the words
+of year, month and day are known. `captions` translates German to English. There eflomal aligns the training pairs
+together with the translations. Links of both directions are sure, links of one direction possible (Och and Ney 2003:
+AER).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def parse_links(alignment: str | None) -> Links:
 
 
 def align(model: ch.Model, texts: Sequence[str]) -> tuple[list[str], dict[str, list[Links]]]:
-    """Return translations, and their alignments by the best heads and by those of the last layer."""
+    """Return translations, and their alignments by the best heads and by the mean of the last layer."""
     module = model.module
     last = len(module.decoder.order) - 1
     heads = module.decoder.layers[module.decoder.order[last]].steps[1].branches[0].function.spec.num_heads
@@ -73,7 +74,7 @@ def common(predicted: Sequence[Links], known: Sequence[Links]) -> int:
 
 
 def report(model: ch.Model, texts: Sequence[str], targets: Sequence[str], known: Sequence[Links]) -> None:
-    """Print precision, recall and F1 where the translation is right."""
+    """Print precision, recall and F1 of the alignments of correct translations."""
     written, ways = align(model, texts)
     right = [index for index, text in enumerate(written) if text == targets[index]]
     print(f"{len(right)} of {len(texts)} translations are right, and compared")
@@ -119,7 +120,7 @@ def dates(folder: Path) -> None:
         known.append({(start - 1, axis - 1) for axis, start in starts.items()})
     pairs = list(zip(texts, targets, strict=True))
     model = train_model(folder / "dates", pairs[2000:], {"kind": "character", "joint": False}, SMALL)
-    # Where year, month and day are words of their own.
+    # Only styles in which year, month and day are separate words.
     apart = [index for index in range(2000) if len({source for source, _ in known[index]}) == 3]
     report(model, *([column[index] for index in apart] for column in (texts, targets, known)))
 

@@ -1,4 +1,4 @@
-"""Plain baselines without a network, which a trained model should beat."""
+"""Baselines without a neural network, which a trained model should beat."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Pairs = Sequence[tuple[str, str]]
 
 
 def words(text: str) -> list[str]:
-    """Cut a text at white space, and full stops and commas from words."""
+    """Return the words of a text; full stops and commas are separate words."""
     return text.replace(".", " . ").replace(",", " , ").split()
 
 
 def word_table(pairs: Pairs) -> dict[str, str]:
-    """Return for each source word the target word with which it co-occurs most, by Dice's coefficient."""
+    """Return the best target word for each source word, by Dice's coefficient of co-occurrence."""
     together: defaultdict[str, Counter[str]] = defaultdict(Counter)
     sources: Counter[str] = Counter()
     targets: Counter[str] = Counter()
@@ -36,21 +36,21 @@ def word_table(pairs: Pairs) -> dict[str, str]:
 
 
 def join_tokens(tokens: Iterable[str]) -> str:
-    """Undo the cuts of `words`."""
+    """Return the text of words that `words` has split."""
     return " ".join(tokens).replace(" .", ".").replace(" ,", ",")
 
 
 def word_by_word(pairs: Pairs, sources: Sequence[str]) -> list[str]:
-    """Translate each word by itself, and leave unknown ones as they are."""
+    """Translate texts word by word; unknown words stay unchanged."""
     table = word_table(pairs)
     return [join_tokens(table.get(word, word) for word in words(source)) for source in sources]
 
 
 class TfIdf:
-    """Texts to be found by their words: log counts, weighted by rarity, as vectors of length 1.
+    """Search index of texts: TF-IDF vectors of length 1.
 
     Args:
-        texts: those to be found; rarity is counted in them.
+        texts: the texts to search; the inverse document frequency is counted in them.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
@@ -88,7 +88,7 @@ def nearest_sentence(pairs: Pairs, sources: Sequence[str]) -> list[str]:
 
 
 def translation_recall(pairs: Pairs, sources: Sequence[str], targets: Sequence[str]) -> float:
-    """Return recall@1 in percent, the mean of both directions, by TF-IDF of texts translated word by word."""
+    """Return the mean recall@1 of both directions in percent, by TF-IDF of texts translated word by word."""
     shares = []
     for train, queries, choices in (
         (pairs, sources, targets),
@@ -101,7 +101,7 @@ def translation_recall(pairs: Pairs, sources: Sequence[str], targets: Sequence[s
 
 
 def ngram_bits(train: str, test: str, *, order: int = 5) -> float:
-    """Return the bits of a character, by n-grams of characters interpolated with shorter ones (Witten-Bell).
+    """Return the bits per character of n-grams of characters with Witten-Bell interpolation.
 
     Source: Chen and Goodman 1998, "An Empirical Study of Smoothing Techniques for Language Modeling", section 2.3.
     """
@@ -147,7 +147,7 @@ def naive_bayes(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]
 
 
 def commonest_tags(train: Sequence[Sequence[tuple[str, str]]], test: Sequence[Sequence[tuple[str, str]]]) -> float:
-    """Return the share in percent of words whose tag is the commonest of that word, or of all for an unknown one."""
+    """Return the accuracy in percent of the most frequent tag of each word, or of all words if it is unknown."""
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     whole: Counter[str] = Counter()
     for sentence in train:
@@ -161,11 +161,11 @@ def commonest_tags(train: Sequence[Sequence[tuple[str, str]]], test: Sequence[Se
 
 
 def nearest_words(questions: Sequence[tuple[str, str]], length: int) -> list[str]:
-    """Answer each question with the words of its context that stand nearest to the words of the question.
+    """Answer each question with the words of its context that are nearest to the words of the question.
 
     Args:
-        questions: context and question.
-        length: of an answer, in words.
+        questions: the pairs of context and question.
+        length: the number of words of an answer.
 
     Source: Richardson et al. 2013, "MCTest", section 4.1.
     """
@@ -190,7 +190,7 @@ def _nearest_words(context: str, question: str, length: int) -> str:
 
 
 def commonest_token(train: Sequence[Sequence[int]], test: Sequence[Sequence[int]]) -> float:
-    """Return the share in percent of tokens that are the commonest one of training."""
+    """Return the share in percent of tokens that equal the most frequent training token."""
     usual = Counter(token for text in train for token in text).most_common(1)[0][0]
     tokens = [token for text in test for token in text]
     return 100 * sum(token == usual for token in tokens) / len(tokens)

@@ -1,12 +1,12 @@
-"""Training, decoding and embedding beside another program, with threads that adapt how they wait and without.
+"""Training, decoding and embedding while another program runs, with and without threads that adapt how they wait.
 
     python benchmarks/beside_load.py --tokenizer ../shared/data/gpt2-tokenizer --texts train.en
 
-Work: steps of the 10.7M decoder of `train_speed.py` in bf16, and of one of 4 layers and width 128; GPT-2 of 124M in 8
-bits, one text; MiniLM, 200 texts. Beside nothing, beside a loop that does nothing, beside one of low priority, and with
-low priority itself beside a loop: first as the OpenMP library waits by itself, then with `clearhead.fast.busy_waiting`,
-which has two seconds each time to find out. Work per second: median and spread of the turns, which alternate, and the
-ratio of the second to the first with its 95 % interval.
+Work: training steps of the 10.7M decoder of `train_speed.py` in bf16, and of a decoder with 4 layers and width 128.
+GPT-2 124M decodes one text in int8, and MiniLM embeds 200 texts. Load: none, an empty loop, a loop of low priority, or
+a loop while the work itself has low priority. Each pair is measured twice: as the OpenMP library waits by default, and
+with `clearhead.fast.busy_waiting`, which has two seconds to choose. Printed are the work per second (median and spread
+of alternating turns) and the ratio of the second to the first with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def beside(load: str) -> Iterator[None]:
 
 
 def rate(work: Work, seconds: float) -> float:
-    """Return the work of a second; the first two seconds do not count, in which the way to wait is chosen."""
+    """Return the work per second, without the first two seconds, in which the thread adapts how it waits."""
     run, amount = work
     done, began = 0, time.perf_counter() + 2.0
     while time.perf_counter() - began < seconds:
@@ -82,11 +82,11 @@ def rate(work: Work, seconds: float) -> float:
 
 
 def measure(tokenizer: Path, texts: list[str], seconds: float, adapts: bool) -> dict[tuple[str, str], float]:
-    """Return the work per second of each job beside each load, in this process."""
+    """Return the work per second of each job under each load, in this process."""
     if adapts:
         adapt_waiting()
     else:
-        # The OpenMP library has been loaded and reads this no more; `adapt_waiting` does.
+        # The loaded OpenMP library no longer reads this variable; `adapt_waiting` does.
         os.environ["OMP_WAIT_POLICY"] = "active"
     rates = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +106,7 @@ def main() -> None:
     args = parser.parse_args()
     texts = args.texts.read_text("utf-8").splitlines()[:200]
     rates: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
-    # A process cannot stop adapting how it waits, so each way has a process, and the two take turns.
+    # A process cannot stop adapting how it waits, so each variant has its own process, and both take turns.
     for _ in range(args.rounds):
         for side, adapts in enumerate((False, True)):
             with multiprocessing.get_context("spawn").Pool(1) as pool:

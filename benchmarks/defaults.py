@@ -1,11 +1,11 @@
-"""What a newcomer gets: `new`, `train` and `evaluate` for every task, beside a plain baseline, cell by cell.
+"""Quality of default run files: `new`, `train` and `evaluate` for every task, compared with plain baselines.
 
     python benchmarks/defaults.py --data ../shared/data [--task T] [--size 5000|all|demo] [--seed S] [--minutes 5]
 
-Each cell is a JSON file in benchmarks/results/defaults, and a cell that has one is skipped without --again, so that the
-table fills in several sittings; it is printed at the end. On a busy machine, --steps N trains that many steps, and
---steps-of FOLDER the steps and the model of the same cells in FOLDER, which an idle machine wrote, whole or with
---recipes FOLDER, which only runs `new`.
+Each cell of the table is a JSON file in benchmarks/results/defaults. A cell with a file is skipped, unless --again is
+given. The table is printed at the end. On a busy machine, --steps N sets the number of steps. The option --steps-of
+FOLDER takes steps and model from the same cells in FOLDER, which an idle machine has written. There, --recipes FOLDER
+only runs `new`.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Cell:
     """One row of the table.
 
     Attributes:
-        task: kind of task.
-        size: how much data: "5000", "all", or "demo" for the data of the demos.
-        data: what it is.
-        score: the score of `evaluate --json`, and its name.
-        aim: on test data; None: twice the baseline.
+        task: the kind of task.
+        size: the amount of data: "5000", "all", or "demo" for the data of the demos.
+        data: the name of the data.
+        score: the key of the score in `evaluate --json`, and its name.
+        aim: the target on test data. None means twice the baseline.
     """
 
     task: str
@@ -98,9 +98,9 @@ class Parts:
     """The data of a cell.
 
     Attributes:
-        new: options of `clearhead new`.
-        evaluate: options of `clearhead evaluate`.
-        baselines: plain scores on the test data, by name; each gets the run directory.
+        new: the options of `clearhead new`.
+        evaluate: the options of `clearhead evaluate`.
+        baselines: functions of the run directory that return a baseline score on the test data, by name.
     """
 
     new: list[str]
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--steps-of", type=Path, metavar="FOLDER")
     parser.add_argument("--recipes", type=Path, metavar="FOLDER")
-    parser.add_argument("--work", type=Path, default=Path("runs/defaults"), help="for data and runs")
+    parser.add_argument("--work", type=Path, default=Path("runs/defaults"), help="folder for data and runs")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--again", action="store_true")
     options = parser.parse_args()
@@ -235,7 +235,7 @@ def processor() -> str:
 
 
 def table() -> str:
-    """Return every cell that has a result, seeds beside each other."""
+    """Return the table of all cells with a result, with both seeds in one row."""
     lines = ["| task, data | size | score | test, by seed | aim | baselines | steps | minutes of training |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for cell in CELLS:
@@ -244,7 +244,8 @@ def table() -> str:
             plain = ", ".join(f"{name} {value:g}" for name, value in records[0]["baselines"].items())
             lines.append(
                 f"| {cell.task}, {cell.data} | {cell.size} | {cell.score[1]} | "
-                f"{', '.join(format(record['test'], 'g') for record in records)} | {'-' if cell.aim is None else cell.aim} | "
+                f"{', '.join(format(record['test'], 'g') for record in records)} | "
+                f"{'-' if cell.aim is None else cell.aim} | "
                 f"{plain} | {', '.join(str(record['steps']) for record in records)} | "
                 f"{', '.join(format(record['seconds']['train'] / 60, '.1f') for record in records)} |"
             )
@@ -268,7 +269,7 @@ def most(cell: Cell) -> int | None:
 
 
 def multi30k(cell: Cell, data: Path, folder: Path) -> tuple[Parts, list[tuple[str, str]], list[tuple[str, str]]]:
-    """Write pairs, and return their options, and the pairs of training and test."""
+    """Write sentence pairs, and return their options, the training pairs and the test pairs."""
     source = data / "multi30k"
     names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
     sides = {split: [read(source / f"{name}.{side}") for side in ("de", "en")] for split, name in names.items()}
@@ -315,7 +316,7 @@ def embed(cell: Cell, data: Path, folder: Path) -> Parts:
 
 
 def generate(cell: Cell, data: Path, folder: Path) -> Parts:
-    """The last tenth is the test; `new` holds out passages of the rest, which the n-grams may read."""
+    """Write texts; the last tenth is the test set, and the n-gram baseline may read all of the rest."""
     text = (data / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
     assert text.isascii(), "a byte is a character"
     end = len(text) * 9 // 10
@@ -368,7 +369,7 @@ def write_labelled(rows: dict[str, list[tuple[str, str]]], folder: Path) -> Part
 
 
 def tag(cell: Cell, data: Path, folder: Path) -> Parts:
-    """Sentences of the whole library, drawn at random up to a number of tokens."""
+    """Write tagged sentences of the whole library, drawn at random up to a number of tokens."""
     subprocess.run([sys.executable, str(EXAMPLES / "make_tags.py"), str(folder)], check=True, stdout=sys.stderr)
     files = {split: folder / f"{split}.conll" for split in ("train", "valid", "test")}
 
@@ -393,7 +394,7 @@ def tag(cell: Cell, data: Path, folder: Path) -> Parts:
 
 
 def answer(cell: Cell, data: Path, folder: Path) -> Parts:
-    """Questions about functions of the library, drawn at random; they decide how long answers of the baseline are."""
+    """Write random questions about functions of the library; they set the length of the baseline's answers."""
     subprocess.run([sys.executable, str(EXAMPLES / "make_questions.py"), str(folder)], check=True, stdout=sys.stderr)
     files = {split: folder / f"{split}.jsonl" for split in ("train", "valid", "test")}
     lines = read(files["train"])

@@ -1,15 +1,15 @@
-"""Four bits: perplexity of a trained model beside the rounding of llama.cpp's Q4_0, and speed beside 8 bits.
+"""int4: perplexity of a trained model compared with llama.cpp's Q4_0, and speed compared with int8.
 
     python benchmarks/four_bits.py --model REF --text FILE      # perplexity
     python benchmarks/four_bits.py --speed [--layers 16] [--rounds 7]   # tokens per second of a random model
 
 For the perplexity, REF is a run or a checkpoint. Its weights are rounded by the rules of `precision="int8"`,
-`precision="int4"`, and llama.cpp's Q4_0: the scale of a group of 32 is its number of the largest magnitude / -8, in
-fp16. Q4_0 gets the same matrices as int4, so the rules alone differ; all three are then multiplied in fp32. The last
-line is the model as int4 runs it, with inputs rounded to 8 bits.
+`precision="int4"` and Q4_0 of llama.cpp. There the scale of a group of 32 is its number of the largest magnitude / -8,
+in half precision. Q4_0 rounds the same matrices as int4, so only the rules differ. All three are then multiplied in
+fp32. The last line is the model as int4 runs it, with inputs rounded to 8 bits.
 
-For the speed, a decoder of random weights, 0.3 billion with 16 layers, makes tokens at batch 1 and 8, and reads a
-prompt of 512. The precisions take turns; the highest speed of each counts.
+For the speed, a decoder has random weights (0.3 billion with 16 layers). It generates at batch sizes 1 and 8, and reads
+a prompt of 512 tokens. The precisions take turns; the highest speed of each counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 
 def round_as_q4_0(weight: Tensor) -> Tensor:
-    """Return a matrix as llama.cpp's Q4_0 rounds it."""
+    """Return a matrix rounded by the rule of llama.cpp's Q4_0."""
     groups = weight.detach().reshape(-1, GROUP)
     scale = groups.gather(1, groups.abs().argmax(1, keepdim=True)) / -8
     inverse = torch.where(scale == 0.0, 0.0, 1.0 / scale)
@@ -53,7 +53,7 @@ def round_as_int4(weight: Tensor) -> Tensor:
 
 
 def measure_perplexity(ref: str, text: str) -> dict[str, float]:
-    """Return the perplexity of a model by the rule that rounded its weights."""
+    """Return the perplexity of a model for each rounding rule."""
     plain = ch.load(ref, device="cpu", precision="fp32")
     formats = choose_int4(plain.module)
     rules: dict[str, Callable[[Tensor], Tensor]] = {
@@ -78,7 +78,7 @@ def perplexity(model: ch.Model, text: str) -> float:
 
 
 def random_model(layers: int) -> spec.Model:
-    """A decoder in the shape of Llama, with 17 million weights in each layer and 17 million in table and output."""
+    """Return a decoder like Llama with random weights: 17 million per layer, 17 million in table and output."""
     sizes = Hyperparameters(
         family="decoder", layers=layers, width=1024, heads=16, feedforward=4096, activation="silu", gated=True,
         positions="rotary", norm="rms", norm_place="pre", bias=False, tie="none",
@@ -87,7 +87,7 @@ def random_model(layers: int) -> spec.Model:
 
 
 def decode(tree: Transformer, rows: int, new: int) -> float:
-    """Return tokens per second after a short prompt."""
+    """Return the decoded tokens per second after a short prompt."""
     cache = IndexedCache()
     tree.decode(torch.randint(1, 8192, (rows, 16)), cache=cache)
     began = time.perf_counter()
@@ -97,7 +97,7 @@ def decode(tree: Transformer, rows: int, new: int) -> float:
 
 
 def read_prompt(tree: Transformer, length: int) -> float:
-    """Return tokens per second of a prompt."""
+    """Return the prompt tokens per second."""
     began = time.perf_counter()
     tree.decode(torch.randint(1, 8192, (1, length)), cache=IndexedCache())
     return length / (time.perf_counter() - began)

@@ -1,11 +1,11 @@
-"""What unwatched hook points cost: decoding steps with every point passed once, and passed twice, in turns.
+"""Cost of unwatched hook points: decoding steps that pass every point once, and twice, in turns.
 
     python benchmarks/hook_points.py
 
-The calls cannot be taken out of the code, so they are doubled: what a step takes longer then is more than what all its
-points cost, for the doubling costs a call of its own. The model is a decoder small enough that Python's own work
-counts: a cached step of one token. Blocks of steps alternate between the two forms, so that a change of the load of the
-machine hits both.
+The calls cannot be removed from the code, so they are doubled. The additional time of a step is then an upper bound for
+the cost of all points, since doubling adds a call. The model is a small decoder, so that the overhead of Python counts;
+a step decodes one token with a cache. Blocks of steps alternate between both variants, so that a change of the
+machine's load affects both.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from clearhead.base.hooks import HookPoints
 
 @contextmanager
 def points_twice() -> Iterator[None]:
-    """Let every activation pass its point twice."""
+    """Pass every activation through its hook point twice."""
     point = HookPoints.point
     HookPoints.point = lambda self, name, x: point(self, name, point(self, name, x))  # type: ignore[method-assign]
     try:
@@ -52,7 +52,7 @@ def seconds_of(step: Callable[[], Tensor], steps: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=150, help="steps in a block")
+    parser.add_argument("--steps", type=int, default=150, help="number of steps in a block")
     parser.add_argument("--blocks", type=int, default=30)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", action="store_true")

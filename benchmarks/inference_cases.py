@@ -1,4 +1,4 @@
-"""What the benchmark of inference does: its inputs, and how much work they are. Only the standard library is needed."""
+"""Cases of the inference benchmark: inputs and amount of work. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 
 CASES = ("decode-1", "decode-8", "decode-32", "prompt-512", "translate-1", "translate-64x4", "embed")
 VOCABULARY, TARGET, NEW_TOKENS = 32_000, 25, 100
-"""Entries of the translation model, tokens of its texts, tokens after a prompt."""
+"""Vocabulary of the translation model, tokens of its texts, tokens after a prompt."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one process does.
+    """Work of one process.
 
     Args:
-        library: whose code runs.
-        precision: of it, in its own words.
-        compiled: whether its module is compiled.
-        case: one of `CASES`.
-        folder: of the checkpoint, in the format of the library.
-        tokenizer: the folder with its tokenizer.
-        texts: prompts, sentences to translate, or texts to embed.
-        threads: of the CPU.
+        library: the library that runs.
+        precision: the precision, in the words of the library.
+        compiled: True if the module is compiled.
+        case: the case, one of `CASES`.
+        folder: the folder of the checkpoint, in the format of the library.
+        tokenizer: the folder of the tokenizer.
+        texts: the prompts, sentences to translate, or texts to embed.
+        threads: the number of CPU threads.
     """
 
     library: str
@@ -38,54 +38,54 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The side in a table."""
+        """Name of the side in the table."""
         return f"{self.library} {self.precision}{' compiled' if self.compiled else ''}"
 
     @property
     def kind(self) -> str:
-        """The case without its sizes."""
+        """Kind of the case, without its sizes."""
         return self.case.partition("-")[0]
 
     @property
     def rows_and_beams(self) -> tuple[int, int]:
-        """Texts at a time, and beams of each."""
+        """Batch size, and beams per text."""
         rows, _, beams = self.case.partition("-")[2].partition("x")
         return int(rows), int(beams or 1)
 
     @property
     def new_tokens(self) -> int:
-        """How many tokens follow each text."""
+        """Number of new tokens per text."""
         return {"prompt": 1, "translate": TARGET}.get(self.kind, NEW_TOKENS)
 
     def work(self) -> int:
-        """Return the tokens, or the sentences, of one run."""
+        """Return the number of tokens, or of sentences, of one run."""
         if self.kind == "embed":
             return len(self.texts)
         return read_tokens(self.case) if self.kind == "prompt" else len(self.texts) * self.new_tokens
 
     def as_json(self) -> str:
-        """Return what `from_json` reads."""
+        """Return the job as JSON for `from_json`."""
         return json.dumps(vars(self))
 
     @classmethod
     def from_json(cls, text: str) -> Job:
-        """Read what `as_json` wrote."""
+        """Return the job that `as_json` wrote."""
         return cls(**json.loads(text))
 
 
 def read_tokens(case: str) -> int:
-    """Return the tokens of each text of a case, the end token of a translation included."""
+    """Return the number of tokens of each text of a case, including the end token of a translation."""
     kind, _, size = case.partition("-")
     return {"prompt": int(size or 0) if kind == "prompt" else 0, "translate": TARGET}.get(kind, 32)
 
 
 def texts_of(case: str, words: list[str], file: str) -> list[str]:
-    """Return the texts of a case, the same every time.
+    """Return the texts of a case, which are always the same.
 
     Args:
-        case: one of `CASES`.
-        words: that are one token each.
-        file: with one text a line, to be embedded; empty: made ones.
+        case: the case, one of `CASES`.
+        words: words that are one token each.
+        file: a file with one text per line, to embed; empty means generated texts.
     """
     kind, _, size = case.partition("-")
     if kind == "embed":

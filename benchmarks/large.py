@@ -1,20 +1,21 @@
-"""Large checkpoints: seconds and memory of each load, and tokens per second, beside transformers and llama.cpp.
+"""Large checkpoints: load time, memory and tokens per second, compared with transformers and llama.cpp.
 
     python benchmarks/large.py --billions 1 --folder /tmp/large
     python benchmarks/large.py --billions 3 --folder /tmp/large --sides clearhead --commands
 
-The checkpoint has the shape of Llama 3.2 1B, Llama 3.2 3B or Llama 2 7B, random weights in bf16, several shards and a
-tokenizer with one token for each byte; nothing is downloaded. It stays in --folder for later runs. Every side is a
-process of its own, one after the other, since several would not fit into memory. A limit on the address space (--cap)
-makes a side fail that would fill the machine.
+The checkpoint has the shape of Llama 3.2 1B, Llama 3.2 3B or Llama 2 7B, with random bf16 weights. It has several
+shards and a tokenizer with one token per byte; nothing is downloaded. It stays in --folder for later runs. The sides
+run one after the other, each in its own process, since several would not fit into memory. A limit of the address space
+(--cap) makes a side fail before it fills the machine.
 
-A load is measured with a cold file cache, after the system was asked to drop the pages of each file, and with a warm
-one. "Peak" is the most resident memory above the imported libraries, mapped files included; "private" is the memory
-that no other process can share. "decode-N" is the tokens per second of N texts after prompts of 32 tokens, without the
-time of the prompts; "prompt-512" is the tokens of a prompt read per second. "Of limit" is the share of the speed that
-reading every weight once for each step would allow, with the bandwidth measured in the same run. llama.cpp may live in
-another environment (--llama PYTHON); its files need the package gguf here. --commands measures the peaks of inspect,
-view, heads, check and bench, of the checkpoint and of the same model saved in int8.
+A load is measured with a cold file cache (the system is asked to drop the pages of each file) and with a warm one.
+"Peak" is the maximum resident memory above the imported libraries, including mapped files. "Private" is the memory that
+no other process can share. The number "decode-N" is the tokens per second of N texts after prompts of 32 tokens,
+without the time for the prompts. Likewise, "prompt-512" is the prompt tokens per second. "Of limit" is the share of the
+speed at which every step reads each weight once, with the bandwidth measured in the same run.
+
+llama.cpp may be in another environment (--llama PYTHON); its files need the package gguf here. The option --commands
+measures the peaks of inspect, view, heads, check and bench, for the checkpoint and for the same model in int8.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ WORKER = Path(__file__).with_name("large_sides.py")
 
 
 def run_worker(python: str, job: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Return the answer of a worker, or how it failed."""
+    """Return the answer of a worker process, or its failure."""
     done = subprocess.run(
         [python, str(WORKER), json.dumps(job)], capture_output=True, text=True, check=False,
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},
@@ -77,7 +78,7 @@ def drop_cache(path: Path) -> None:
 
 
 def fill_cache(path: Path) -> None:
-    """Read the files of a checkpoint."""
+    """Read the files of a checkpoint into the page cache."""
     for file in files_of(path):
         with file.open("rb", buffering=0) as opened:
             while opened.read(2**24):
@@ -85,7 +86,7 @@ def fill_cache(path: Path) -> None:
 
 
 def in_saved_form(folder: Path, precision: str, options: argparse.Namespace) -> Path:
-    """Return the folder of the model saved in a precision, as its users convert it once."""
+    """Return the folder of the model converted to a precision, and convert it if it is missing."""
     saved = folder.with_name(f"{folder.name}-{precision}")
     if not saved.exists():
         words = ["convert", str(folder), str(saved), "--precision", precision]
@@ -135,10 +136,10 @@ def print_side(name: str, answer: dict[str, Any], numbers: float, bytes_per_seco
     """Print the figures of a side.
 
     Args:
-        name: in the table.
-        answer: of `measure_side`.
-        numbers: bytes that a step reads.
-        bytes_per_second: bandwidth of this machine.
+        name: the name in the table.
+        answer: the result of `measure_side`.
+        numbers: the bytes that a step reads.
+        bytes_per_second: the memory bandwidth of this machine.
     """
     if "failure" in answer:
         print(f"{name:24} failed: {answer['failure'][:100]}", flush=True)
@@ -155,19 +156,20 @@ def print_side(name: str, answer: dict[str, Any], numbers: float, bytes_per_seco
 
 
 def print_command(name: str, answer: dict[str, Any]) -> None:
-    """Print what a command took."""
+    """Print the seconds and the peak memory of a command."""
     if "failure" in answer:
         print(f"{name:24} failed: {answer['failure'][:100]}", flush=True)
         return
     last_words = f": {answer['said'][0][:100]}" if answer["code"] and answer["said"] else ""
     print(
-        f"{name:24} {answer['seconds']:6.1f} s, peak {answer['peak'] / 1e9:.2f} GB, exit code {answer['code']}{last_words}",
+        f"{name:24} {answer['seconds']:6.1f} s, peak {answer['peak'] / 1e9:.2f} GB, "
+        f"exit code {answer['code']}{last_words}",
         flush=True,
     )
 
 
 def measure_commands(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the peaks of the commands that look at a model, of the checkpoint and of the model saved in int8."""
+    """Return the peaks of the inspecting commands, for the checkpoint and for the model in int8."""
     record = {}
     with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
         text = Path(temporary) / "text.txt"
@@ -191,13 +193,13 @@ def main() -> None:
     parser.add_argument("--billions", choices=list(SHAPES), default="3")
     parser.add_argument("--folder", type=Path, help="folder of the checkpoints, which stay; default: a temporary one")
     parser.add_argument("--sides", nargs="+", choices=list(SIDES), default=list(SIDES))
-    parser.add_argument("--precisions", nargs="+", help="only these precisions of each side")
+    parser.add_argument("--precisions", nargs="+", help="measure only these precisions")
     parser.add_argument("--cases", nargs="*", choices=CASES, default=CASES)
-    parser.add_argument("--commands", action="store_true", help="also the peaks of inspect, view, heads, check, bench")
+    parser.add_argument("--commands", action="store_true", help="also measure inspect, view, heads, check, bench")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--new-tokens", type=int, default=32)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--cap", type=float, help="most GB of address space of a process; default: 0.9 of the memory")
+    parser.add_argument("--cap", type=float, help="maximum GB of address space per process; default: 0.9 of the memory")
     parser.add_argument("--llama", default=sys.executable, help="the Python that has llama-cpp-python")
     parser.add_argument("--json", action="store_true", help="print all figures as one JSON object at the end")
     options = parser.parse_args()

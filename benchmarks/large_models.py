@@ -1,4 +1,4 @@
-"""The checkpoints of `large.py`: shapes of released Llama models with random weights in bf16, and their GGUF files."""
+"""Checkpoints of `large.py`: shapes of released Llama models, random weights in bf16, and GGUF files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 END = "<|end|>"
 SHARD = 1_600_000_000
-"""Most bytes of a shard: a checkpoint of 3 billion weights has four."""
+"""Maximum bytes of a shard; a checkpoint of 3 billion weights has four shards."""
 BYTES = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 18 / 32, "BF16": 2, "Q8_0": 34 / 32, "Q4_0": 18 / 32}
-"""Bytes of one weight; groups of 32 have a scale of two bytes."""
+"""Bytes per weight; groups of 32 have a scale of two bytes."""
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class Shape:
 
     Args:
         layers, width, feedforward, heads, kv_heads, head_size, vocabulary: the sizes.
-        is_tied: whether the output matrix is the token embedding.
-        positions: the longest sequence.
+        is_tied: True if the output matrix is the token embedding.
+        positions: the maximum sequence length in tokens.
     """
 
     layers: int
@@ -78,11 +78,11 @@ SHAPES = {
     "3": Shape(28, 3072, 8192, 24, 8, 128, 128_256),
     "7": Shape(32, 4096, 11_008, 32, 32, 128, 32_000, is_tied=False, positions=4096),
 }
-"""By billions of weights: a small one, Llama 3.2 1B and 3B, Llama 2 7B."""
+"""Shapes by billions of weights: a small one, Llama 3.2 1B and 3B, Llama 2 7B."""
 
 
 def write_checkpoint(shape: Shape, folder: Path) -> Path:
-    """Write a checkpoint shard by shard, unless the folder has one."""
+    """Write a checkpoint shard by shard, if the folder has none."""
     if (folder / "config.json").exists():
         return folder
     import torch
@@ -118,7 +118,7 @@ def _bytes(sizes: tuple[int, ...]) -> int:
 
 
 def token_names(vocabulary: int) -> list[str]:
-    """Return the entries of the tokenizer: the end token, the bytes, and fillers that no text has."""
+    """Return the entries of the tokenizer: the end token, the bytes, and fillers that occur in no text."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     names = [END, *sorted(ByteLevel.alphabet())]
@@ -126,7 +126,7 @@ def token_names(vocabulary: int) -> list[str]:
 
 
 def _write_tokenizer(vocabulary: int, folder: Path) -> None:
-    """Write a tokenizer that has one token for each byte, so that a text of N letters has N tokens."""
+    """Write a tokenizer with one token per byte, so that a text of N letters has N tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     names = token_names(vocabulary)
@@ -139,7 +139,7 @@ def _write_tokenizer(vocabulary: int, folder: Path) -> None:
 
 
 def write_gguf(shape: Shape, folder: Path, file: Path, kind_name: str) -> Path:
-    """Write the GGUF file of a checkpoint, unless it is there: vectors in fp32, matrices in BF16, Q8_0 or Q4_0."""
+    """Write the GGUF file of a checkpoint if it is missing: vectors in fp32, matrices in BF16, Q8_0 or Q4_0."""
     if file.exists():
         return file
     import gguf
@@ -147,7 +147,7 @@ def write_gguf(shape: Shape, folder: Path, file: Path, kind_name: str) -> Path:
 
     kind = gguf.GGMLQuantizationType[kind_name]
     unfinished = file.with_suffix(".unfinished")
-    # Tensors wait in a file, not in memory.
+    # Keep tensors in a file, not in memory.
     writer = gguf.GGUFWriter(unfinished, "llama", use_temp_file=True)
     writer.add_context_length(shape.positions)
     writer.add_embedding_length(shape.width)
@@ -173,7 +173,7 @@ def write_gguf(shape: Shape, folder: Path, file: Path, kind_name: str) -> Path:
     placed = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
     for name, shard in placed.items():
         with safe_open(folder / shard, framework="pt") as opened:
-            # Rows of queries and keys stay in their order: with random weights only the speed counts.
+            # Do not permute the rows of queries and keys: with random weights only the speed counts.
             numbers = opened.get_tensor(name).float().numpy()
         of = gguf.GGMLQuantizationType.F32 if numbers.ndim == 1 else kind
         writer.add_tensor(_gguf_name(name), gguf.quants.quantize(numbers, of), raw_dtype=of)

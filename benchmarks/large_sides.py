@@ -1,4 +1,4 @@
-"""One side of `large.py`, in its own process: loads a checkpoint once, runs it, and prints its figures as JSON.
+"""One side of `large.py` in its own process: loads a checkpoint once, runs it, and prints its figures as JSON.
 
 python benchmarks/large_sides.py JOB    # as large.py starts it
 """
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 PROMPT = 32
-"""Tokens of a prompt that is continued."""
+"""Number of tokens of a prompt before decoding."""
 Generate = Callable[[list[str], int], object]
 """Function that continues prompts by a number of tokens."""
 
 
 def status(field: str) -> int:
-    """Return a field of the memory of this process, in bytes."""
+    """Return a memory field of this process from /proc, in bytes."""
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
 
@@ -118,7 +118,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         if kind == "prompt":
             result[case] = [letters / first for first in firsts]
             continue
-        # Every run reads the prompts too: the rest is the time of the steps.
+        # Every run also reads the prompts; subtract their time to get the time of the steps.
         runs = [measure_seconds(generate, texts, count + 1) - min(firsts) for _ in firsts]
         result[case] = [len(texts) * count / seconds for seconds in runs]
     return result | {"peak": status("VmHWM")}
@@ -143,7 +143,7 @@ def command(words: list[str]) -> dict[str, Any]:
 if __name__ == "__main__":
     job = json.loads(sys.argv[1])
     resource.setrlimit(resource.RLIMIT_AS, (job["cap"], job["cap"]))
-    # Libraries and commands print; what they print must not be taken for the answer.
+    # Libraries and commands print; their output must not mix with the answer.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     answers.write(json.dumps(command(job["words"]) if "words" in job else measure(job)) + "\n")

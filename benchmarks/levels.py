@@ -1,10 +1,10 @@
-"""Products of linear layers for every level of processors that this one has, beside PyTorch's, taking turns.
+"""Speed of linear layers for each instruction level of this processor, compared with PyTorch, in turns.
 
     python benchmarks/levels.py [--rows 1 8 64 512] [--outputs 3072] [--inputs 768] [--copies 24] [--rounds 7]
 
-The kernels of linear layers alone are compiled for each level; every call takes another of `copies` matrices. It prints
-GFLOP/s with two threads, in fp32 and with 8-bit weights: the median of the rounds with its spread, and in fp32 the
-ratio to PyTorch in the same rounds with its 95 % interval.
+Only the kernels of linear layers are compiled for each level. Every call uses another one of `copies` matrices. Printed
+are GFLOP/s with two threads, in fp32 and with 8-bit weights: the median of the rounds with its spread. In fp32 the
+ratio to PyTorch in the same rounds follows, with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clearhead.fast.probe import processor
 
 
 def compile_level(level: str, folder: Path) -> ctypes.CDLL:
-    """Return the kernels of linear layers for a level."""
+    """Compile the kernels of linear layers for a level and load them."""
     file = folder / f"{level}.so"
     command = options.command("g++", options.INFERENCE, options.LEVELS[level][1])
     source = build.FOLDER / options.INFERENCE / "linear.cpp"
@@ -42,7 +42,7 @@ def multiply(
     y: torch.Tensor,
     weight: torch.Tensor,
 ) -> None:
-    """Write x weight^T + bias into y; the vectors are a scale in 8 bits, and a bias."""
+    """Write x weight^T + bias into y; the vectors are the bias, and before it the scale of 8-bit weights."""
     sizes = [ctypes.c_int64(size) for size in (len(x), *weight.shape, 2)]
     getattr(library, f"linear_{kind}")(
         *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, weight, *vectors, y)), *sizes

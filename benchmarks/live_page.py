@@ -1,11 +1,11 @@
-"""A live page of a long text: how soon its first layer is drawn, and how soon a tile comes, in headless Chromium.
+"""Latency of a live page with a long text, in headless Chromium: its first layer, all layers, and single tiles.
 
     python benchmarks/live_page.py
 
-The model is a decoder with RoPE (llama-tiny: 5 layers of 8 heads, random weights), the text has 16,000 words, each a
-token. "Page" is the time from the request of the page until its heads have places, "first layer" until all maps of that
-layer are drawn. A tile of 512 x 512 weights is asked for 30 times by HTTP, at random places of random heads, while the
-other layers of the overview are computed, and again when nothing else is.
+The model is a decoder with RoPE (llama-tiny: 5 layers of 8 heads, random weights). The text has 16,000 words of one
+token. "Page" is the time from the request of the page until the cards of its heads are there. "First layer" is the time
+until all maps of that layer are drawn. Then 30 tiles of 512 x 512 weights of random heads are requested by HTTP while
+the other layers are computed. Another 30 are requested when nothing else is computed.
 """
 
 from __future__ import annotations
@@ -80,17 +80,20 @@ def measure_page(address: str, page_request: PageRequest, tokens: int, executabl
         every = tab.wait_for_function(DRAWN, arg=HEADS * LAYERS, timeout=240_000).json_value()
         alone = tile_seconds(address, page_request.name, tokens, 30)
         browser.close()
-    milliseconds = {"alone": alone, "beside the overview": beside}
+    milliseconds = {"alone": alone, "with the overview": beside}
     return {
         "page_s": page / 1000, "first_layer_s": first / 1000, "all_layers_s": every / 1000,
-        **{f"tile_ms {name}": str(Spread.of([1000 * tile_time for tile_time in times])) for name, times in milliseconds.items()},
+        **{
+            f"tile_ms {name}": str(Spread.of([1000 * tile_time for tile_time in times]))
+            for name, times in milliseconds.items()
+        },
     }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=16_000)
-    parser.add_argument("--chromium", default=shutil.which("chromium"), help="the browser; else playwright's")
+    parser.add_argument("--chromium", default=shutil.which("chromium"), help="the browser; default: that of playwright")
     options = parser.parse_args()
     tokens, chromium = options.tokens, options.chromium
     text = " ".join(f"w{index * index % WORDS}" for index in range(tokens))

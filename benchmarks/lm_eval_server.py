@@ -1,11 +1,11 @@
-"""`lm_eval` through `clearhead serve` beside its Hugging Face backend, on three tasks made from local files.
+"""`lm_eval` through `clearhead serve`, compared with its Hugging Face backend, on three local tasks.
 
 pip install 'lm_eval[api]' transformers
 python benchmarks/lm_eval_server.py shared/data/stories260K
 
-Multiple choice by log-likelihood, perplexity of whole texts, and generation until a sign. Prints both results of each
-task, and how many of the answers behind them agree: choices and texts exactly, log-likelihoods up to rounding. The exit
-code is 1 where they do not.
+The tasks are multiple choice by log-likelihood, perplexity of whole texts, and generation until a stop text. Printed
+are both results of each task, and the number of equal answers: choices and texts exactly, log-likelihoods up to
+rounding. The exit code is 1 if some answers differ.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]
 
 
 def write_tasks(folder: Path, count: int) -> None:
-    """Write the data and the descriptions of the tasks."""
+    """Write the data and the configuration files of the tasks."""
     draw = random.Random(1)
     rows: dict[str, list[dict[str, Any]]] = {"choice": [], "rolling": [], "until": []}
     for _ in range(count):
@@ -75,7 +75,7 @@ def write_tasks(folder: Path, count: int) -> None:
 
 
 def evaluate(model: str, arguments: str, folder: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """Return the results of the tasks, and for each the answers behind them."""
+    """Return the results of the tasks, and the answers of each task."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
@@ -92,13 +92,13 @@ def evaluate(model: str, arguments: str, folder: Path) -> tuple[dict[str, Any], 
 
 
 def agreement(first: Any, other: Any) -> bool:
-    """Return whether two answers are the same, numbers up to rounding."""
+    """Return whether two answers are equal, with numbers compared up to rounding."""
     if isinstance(first, list | tuple):
         return len(first) == len(other) and all(map(agreement, first, other))
     try:
         return abs(float(first) - float(other)) <= 1e-3 + 1e-5 * abs(float(first))
     except (TypeError, ValueError):
-        # Its tokenizer drops the blank in front of the first word that it decodes.
+        # The tokenizer drops the blank before the first decoded word.
         return str(first).strip() == str(other).strip()
 
 
@@ -108,7 +108,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=40, help="examples of each task")
     parser.add_argument("--concurrent", type=int, default=8, help="requests at once")
     options = parser.parse_args()
-    # Nothing here needs a network.
+    # No network is needed.
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
     model = options.model.resolve()
     words = [sys.executable, "-m", "clearhead", "serve", str(model), "--port", "0", "--precision", "fp32"]

@@ -1,12 +1,12 @@
-"""Loading a checkpoint beside transformers: peak memory above the imported process, and seconds, of the same folder.
+"""Loading a checkpoint, compared with transformers: seconds, and peak memory above the imported libraries.
 
     python benchmarks/load_checkpoint.py
     python benchmarks/load_checkpoint.py --cases gpt2 --sides clearhead --rounds 1 --json
 
-Each case is a folder of random weights of about 580 MB, made under --folder, or in a temporary one. Every measurement
-is a process of its own, in which everything is imported before the clock starts; the two libraries take turns, with the
-files in the page cache. Memory is the peak of resident memory, mapped files included, above what the process had before
-loading: once for loading alone, once with a forward pass, which reads every weight.
+Each case is a folder of random weights of about 580 MB, below --folder or in a temporary folder. Each measurement has
+its own process, which imports everything before the clock starts. The two libraries take turns, with the files in the
+page cache. Memory is the peak of resident memory, including mapped files, above the memory before loading. It is
+measured for loading alone, and with a forward pass, which reads every weight.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TOKENS = 7
 
 @dataclass(frozen=True)
 class Case:
-    """One folder: the config, the type that its tensors are stored in, and in how many bytes a shard."""
+    """One checkpoint: its config, the dtype of its tensors, and the size of a shard."""
 
     config: dict[str, Any]
     cls: str
@@ -45,18 +45,18 @@ _LLAMA = {
 }  # fmt: skip
 CASES = {
     "llama": Case(_LLAMA, "LlamaForCausalLM"),
-    # Its matrices are stored turned, and three of them as one.
+    # Its matrices are stored transposed, and three of them as one.
     "gpt2": Case(
         {"model_type": "gpt2", "n_embd": 1024, "n_layer": 11, "n_head": 16, "vocab_size": 8192}, "GPT2LMHeadModel"
     ),
     "sharded": Case(_LLAMA, "LlamaForCausalLM", shard=100_000_000),
     "half": Case(_LLAMA, "LlamaForCausalLM", dtype=torch.bfloat16),
-    # The rows of its queries and keys change places, so they are copied.
+    # The rows of its queries and keys are permuted, so they are copied.
     "gptj": Case(
         {"model_type": "gptj", "n_embd": 1024, "n_layer": 10, "n_head": 16, "rotary_dim": 32, "vocab_size": 8192},
         "GPTJForCausalLM",
     ),
-    # Its queries, keys and values stand together head by head.
+    # Its queries, keys and values are interleaved head by head.
     "gpt_neox": Case(
         {
             "model_type": "gpt_neox", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 10,
@@ -64,7 +64,7 @@ CASES = {
         },
         "GPTNeoXForCausalLM",
     ),
-    # Its experts are tensors of their own in the file, one above the other here.
+    # Its experts are separate tensors in the file, and one stacked tensor here.
     "mixtral": Case(
         {
             "model_type": "mixtral", "hidden_size": 1024, "intermediate_size": 1408, "num_hidden_layers": 5,
@@ -76,7 +76,7 @@ CASES = {
 
 
 def make(case: Case, folder: Path) -> int:
-    """Write a case; return how many bytes its weights take in memory as float32."""
+    """Write the checkpoint of a case, and return the bytes of its weights in float32."""
     from clearhead.checkpoints.hf import registry
     from clearhead.checkpoints.hf.mapping import config as configs
     from clearhead.checkpoints.hf.saving import save_module
@@ -93,14 +93,14 @@ def make(case: Case, folder: Path) -> int:
 
 
 def resident(peak: bool = False) -> int:
-    """Return the bytes of this process that are in memory, or the most that were since the last mark."""
+    """Return the resident bytes of this process, or their maximum since the last `mark`."""
     word = "VmHWM:" if peak else "VmRSS:"
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(word))
 
 
 def mark() -> int:
-    """Begin to watch for a new peak, and return where it begins."""
+    """Reset the peak of resident memory, and return the current value."""
     Path("/proc/self/clear_refs").write_text("5", "ascii")
     return resident()
 
@@ -130,7 +130,7 @@ def measure(side: str, case: Case, folder: Path) -> dict[str, float]:
 
 
 def in_process(side: str, name: str, folder: Path) -> dict[str, float]:
-    """Measure in a process of its own."""
+    """Measure one side in a new process."""
     command = [sys.executable, str(Path(__file__).resolve()), "--measure", side, name, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
@@ -140,7 +140,7 @@ def in_process(side: str, name: str, folder: Path) -> dict[str, float]:
 
 
 def compare(name: str, sides: list[str], rounds: int, folder: Path) -> dict[str, Any]:
-    """Make a case and measure it in turns."""
+    """Write a case and measure both libraries in turns."""
     checkpoint = folder / name
     size = make(CASES[name], checkpoint)
     measures: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
@@ -164,7 +164,7 @@ def main() -> None:
         "--sides", nargs="+", choices=["clearhead", "transformers"], default=["clearhead", "transformers"]
     )
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--folder", type=Path, help="a folder for the checkpoints, which are removed again")
+    parser.add_argument("--folder", type=Path, help="folder for the checkpoints, which are removed afterwards")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--measure", nargs=3, metavar=("SIDE", "CASE", "FOLDER"), help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,12 +1,12 @@
-"""What reading the files of a checkpoint costs beside the plain calls of the libraries: checks, types, templates.
+"""Cost of checks when the files of a checkpoint are read, compared with plain calls of the libraries.
 
     python benchmarks/loading.py --data ../shared/data
 
-Tokenizers are GPT-2's as a `tokenizer.json` and as `vocab.json` with `merges.txt`, and a SentencePiece model of 8,000
-pieces trained on the captions; the checkpoint is stories260K. The plain call is that of `tokenizers`, `sentencepiece`,
-and of `json` and safetensors. Each is repeated in turns in one process, with the files in the page cache; numbers are
-medians of processor time, which other jobs disturb less than the clock, in milliseconds. Matrices of real size are in
-`load_checkpoint.py`.
+The tokenizers are GPT-2's, as `tokenizer.json` and as `vocab.json` with `merges.txt`, and a SentencePiece model with
+8,000 pieces trained on the captions. The checkpoint is stories260K. The plain calls are those of `tokenizers`,
+`sentencepiece`, `json` and safetensors. All calls are repeated in turns in one process, with the files in the page
+cache. The numbers are medians of processor time in milliseconds, which other programs disturb less than the clock.
+`load_checkpoint.py` measures matrices of real size.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ CASES = {
 
 
 def templates(rounds: int) -> None:
-    """Print what chat templates cost, in this process and in that which renders them."""
+    """Print the cost of chat templates, in this process and in the process that renders them."""
     template = ChatTemplate({"default": TEMPLATE}, {"eos_token": "</s>"})
     began, clock = time.process_time(), time.perf_counter()
     template.render(CHAT)
@@ -104,22 +104,23 @@ def templates(rounds: int) -> None:
     assert worker is not None
     process = psutil.Process(worker.pid)
 
-    def used_seconds() -> float:
+    def worker_seconds() -> float:
         return sum(process.cpu_times()[:2])
 
     print(
-        f"first template     {1e3 * (processor_time + used_seconds()):8.1f} ms of processors, {1e3 * clock:.1f} ms by the clock"
+        f"first template     {1e3 * (processor_time + worker_seconds()):8.1f} ms of processors, "
+        f"{1e3 * clock:.1f} ms by the clock"
     )
     for name, new in (("new template", True), ("known template", False)):
-        begun, here = used_seconds(), time.process_time()
+        begun, here = worker_seconds(), time.process_time()
         for number in range(rounds):
             ChatTemplate({"default": TEMPLATE + str(number) * new}, {"eos_token": "</s>"}).render(CHAT)
-        each = (used_seconds() - begun + time.process_time() - here) / rounds
+        each = (worker_seconds() - begun + time.process_time() - here) / rounds
         print(f"{name:18} {1e3 * each:8.2f} ms of processors each")
 
 
 def main() -> None:
-    """Measure each kind of file in turns with the plain call, and templates."""
+    """Measure each kind of file and its plain call in turns, then chat templates."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=9)

@@ -1,10 +1,10 @@
-"""Texts of mixed length: one running batch beside fixed batches, in turn and in one run.
+"""Texts of mixed length: one running batch compared with fixed batches, in turns.
 
 python benchmarks/mixed_lengths.py MODEL [--precision int8] [--prompts 128] [--rounds 3]
 
-Prompts have 4 to 128 random tokens, and about every fiftieth id ends a sequence, so that lengths are spread like a
-geometric distribution with a mean near 50, up to 400. A fixed batch holds as many prompts as a running one, and the
-next begins when all of it have ended.
+Prompts have 4 to 128 random tokens. About every fiftieth id ends a sequence, so that lengths have a geometric
+distribution with a mean near 50 and at most 400 tokens. A fixed batch has as many prompts as the running one. The next
+batch begins when all sequences of the batch have ended.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Ratio of two sides that took turns, with its 95 % interval. Only the standard library is imported here.
+"""Ratio of two sides that took turns, with its 95 % interval. Imports only the standard library.
 
-The interval is that of a median by order statistics: exact for any distribution, and one slow turn does not widen it.
+The interval of the median is from order statistics. It is exact for any distribution, and one slow turn does not widen
+it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Spread:
-    """Median, smallest and largest of some figures."""
+    """Median, minimum and maximum of some values."""
 
     num: int
     median: float
@@ -42,7 +43,7 @@ class Ratio:
     Args:
         num: the number of pairs.
         median: the median of the pairs' ratios.
-        low, high: bounds of the 95 % interval of the median; None with fewer than six pairs, which cannot give one.
+        low, high: the bounds of the 95 % interval of the median. None means fewer than six pairs.
     """
 
     num: int
@@ -67,13 +68,13 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """Whether the first side is larger or smaller; an interval that contains 1 shows no difference."""
+        """Verdict on the ratio: larger, smaller, or no difference if the interval contains 1."""
         if self.low is None or self.high is None or self.low <= 1 <= self.high:
             return "no difference shown"
         return "larger" if self.low > 1 else "smaller"
 
     def falls_short(self, least: float) -> bool:
-        """Whether the whole interval lies below a bound."""
+        """Return whether the whole interval lies below a bound."""
         return self.high is not None and self.high < least
 
     def __str__(self) -> str:
@@ -83,13 +84,13 @@ class Ratio:
 
 
 def interval_rank(num: int) -> int | None:
-    """Return how many of the smallest, and as many of the largest, values lie outside the interval of the median.
+    """Return the number of values on each side that lie outside the 95 % interval of the median.
 
     Args:
         num: the number of values.
 
     Returns:
-        the largest such number for which the interval holds the median with 95 % probability; None with fewer than six
+        The largest number for which the interval contains the median with 95 % probability; None with fewer than six
         values.
     """
     outside, rank = 0.0, None

@@ -1,14 +1,14 @@
-"""Whether precisions keep their law on this machine, as the library runs here: with kernels, or without a compiler.
+"""Check that int8 and "auto" are fast enough on this machine, with kernels or without a compiler.
 
     python benchmarks/precisions.py [--rounds 7] [--new 16]
     CXX=no-compiler python benchmarks/precisions.py
-    python benchmarks/precisions.py --threads 1 --processor-time    # beside other programs
+    python benchmarks/precisions.py --threads 1 --processor-time    # while other programs run
 
-The law: int8 is never slower than fp32, and what "auto" chooses, fp32 or products in bf16, is within 5 % of the better
-of the two. Models of random weights: GPT-2 of 124M parameters, a Transformer of 6 + 6 layers, one of BERT's size, and
-small ones. The precisions take turns. The law is broken where the 95 % interval of a ratio lies wholly below its bound;
-fewer than six rounds give no interval, and then the median counts. Exit code 1: a work breaks the law.
-CLEARHEAD_HIDE_ISA and ONEDNN_MAX_CPU_ISA hide what the processor has.
+The rule: int8 is never slower than fp32, and the choice of "auto" (fp32 or products in bf16) is within 5 % of the
+better one. Models with random weights: GPT-2 of 124M parameters, a Transformer of 6 + 6 layers, a model of BERT's size,
+and small ones. The precisions take turns. The rule is broken if the 95 % interval of a ratio lies wholly below its
+bound. Fewer than six rounds give no interval; then the median counts. Exit code 1: the rule is broken for some work.
+CLEARHEAD_HIDE_ISA and ONEDNN_MAX_CPU_ISA hide instructions of the processor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from clearhead.spec.presets.named import PRESETS
 Work = Callable[[Transformer], int]
 """Runs a tree, and returns how many tokens it made or read."""
 SPREAD = 0.05
-"""Of ratios: what "auto" may lose; and as much of int8 is taken for the unrest of the clock."""
+"""Tolerance of ratios: "auto" may lose this much; for int8 it covers the noise of the clock."""
 
 
 def ids(rows: int, length: int) -> torch.Tensor:
@@ -78,7 +78,7 @@ def reading(rows: int, length: int) -> Work:
 
 
 def cases(new: int) -> Iterator[tuple[str, Callable[[], Transformer], dict[str, Work]]]:
-    """Yield models with their work."""
+    """Yield models with their work, by name."""
     decode = {f"batch {rows}": decoding(rows, new) for rows in (1, 8, 32)}
     yield "GPT-2 124M", lambda: build(presets.gpt2()), decode | {"prompt of 512": reading(1, 512)}
     translate = {f"batch {rows}": translation(rows, new) for rows in (1, 64)}
@@ -111,7 +111,7 @@ def speeds(
             for precision, runner in runners.items():
                 began = clock()
                 done = work(runner.tree())
-                if turn:  # the first makes the tree
+                if turn:  # the first use builds the module
                     rates[precision].append(done / (clock() - began))
         yield name, rates, "bf16" if multiplies_in_bf16(plain) else "fp32"
 
@@ -126,12 +126,10 @@ def is_lawful(rates: dict[str, list[float]], chosen: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--new", type=int, default=16, help="tokens that are decoded")
+    parser.add_argument("--new", type=int, default=16, help="number of tokens to decode")
     parser.add_argument("--only", default="", help="the beginning of a model's name")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument(
-        "--processor-time", action="store_true", help="of the process, in place of the time that passes"
-    )
+    parser.add_argument("--processor-time", action="store_true", help="measure processor time instead of elapsed time")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)

@@ -1,16 +1,16 @@
-"""`clearhead serve` under load, beside other servers: one by one, and many clients at once.
+"""`clearhead serve` under load, compared with other servers: one client, and many clients at once.
 
 pip install gguf ctranslate2 sentence-transformers
 python benchmarks/serve_load.py [--llama-server PATH] [--clients 16] [--requests 64] [--rounds 6] [--only generate]
     [--texts FILE]
 
-Models: GPT-2 of 124M parameters and a Marian of 6 + 6 layers with random weights, both in 8 bits, and MiniLM. Every
-server runs in a process of its own with the same threads, one at a time, and they take turns. Prompts have 32 words,
-continuations 64 tokens, greedy. First token and the time between tokens are those that a client sees in a stream;
-sentences are translated greedily into 25 tokens, and texts embedded one in a request (--texts: one in a line of a
-file). llama.cpp's server runs with Q8_0 and --parallel; sentence-transformers and CTranslate2 (8 bits) stand behind
-plain FastAPI applications (`serve_peers.py`). What each server says of its versions and the machine is printed. Clients
-share the processors with the server, and open a connection for each request.
+Models: GPT-2 of 124M parameters and a Marian of 6 + 6 layers with random weights, both in int8, and MiniLM. The servers
+run in turns, each in its own process, with the same number of threads. Prompts have 32 words, continuations 64 tokens,
+greedy. Times of the first token and between tokens are measured by the client in a stream. Sentences are translated
+greedily into 25 tokens. Each request embeds one text (--texts: a file with one text per line). llama.cpp's server runs
+with Q8_0 and --parallel. The libraries sentence-transformers and CTranslate2 (in 8 bits) run in plain FastAPI
+applications (`serve_peers.py`). The versions and instructions of each server are printed. Clients share the processors
+with the server, and open a connection for each request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NEW_TOKENS, PROMPT_WORDS = 64, 32
 
 @dataclass
 class Times:
-    """What clients saw in one run: of streams each event, of others the answer."""
+    """Times that clients measured in one run: for streams each event, otherwise the answer."""
 
     seconds: float = 0.0
     whole: list[float] = field(default_factory=list)
@@ -52,14 +52,14 @@ class Times:
 
 @dataclass(frozen=True)
 class Server:
-    """A server, and what is asked of it.
+    """A server with its requests.
 
     Args:
-        name: in the table.
-        command: of the process, given a port.
-        path: of a request.
-        body: of a request, given its number.
-        says: the words in the lines of its output that say what it is.
+        name: the name in the table.
+        command: returns the command of the process for a port.
+        path: the path of a request.
+        body: returns the body of a request by its number.
+        says: the words that mark lines of its output with versions and instructions.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Server:
 
 
 async def ask(port: int, server: Server, number: int, times: Times) -> None:
-    """Send one request, and note when its events come."""
+    """Send one request, and record the times of its events."""
     content = json.dumps(server.body(number)).encode()
     head = f"POST {server.path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
@@ -93,7 +93,7 @@ async def ask(port: int, server: Server, number: int, times: Times) -> None:
 
 
 async def run(port: int, server: Server, clients: int, requests: int, first: int) -> Times:
-    """Let clients ask until all requests are answered."""
+    """Run clients until all requests are answered."""
     times, waiting = Times(), iter(range(first, first + requests))
 
     async def client() -> None:
@@ -107,7 +107,7 @@ async def run(port: int, server: Server, clients: int, requests: int, first: int
 
 
 def measure_server(server: Server, clients: int, requests: int, first: int) -> tuple[Times, Times, list[str]]:
-    """Start a server, warm it, and return what one client alone and many at once saw, and what it says of itself."""
+    """Start and warm a server, and return the times of one client and of many, and lines about its versions."""
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
         times = _measure_times(server, clients, requests, first, output)
         output.seek(0)
@@ -139,7 +139,7 @@ def _measure_times(server: Server, clients: int, requests: int, first: int, outp
 
 
 def servers(options: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
-    """Return the servers of each kind of work, ours first."""
+    """Return the servers for each kind of work, clearhead first."""
     python, threads = sys.executable, str(options.threads)
 
     def clearhead_command(model: Path) -> Callable[[int], list[str]]:
@@ -206,7 +206,7 @@ def servers(options: argparse.Namespace, folder: Path) -> dict[str, list[Server]
             return {"inputs": " ".join(lines[number % len(lines)].split()[:12])}
 
         def ours_body(number: int) -> dict[str, Any]:
-            # The length is that of the checkpoint's own settings.
+            # The length comes from the settings of the checkpoint.
             return {**sentence(number), "parameters": {"generate_parameters": {"num_beams": 1}}}
 
         servers_by_work["translate"] = [
@@ -228,7 +228,7 @@ def _version(program: Path) -> str:
 
 
 def _system(command: list[str]) -> str:
-    """Return the line in which llama.cpp says what it uses of the machine; it does so only where it says much else."""
+    """Return the line with the instructions that llama.cpp uses; only its verbose output has it."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         line_of_system = next((line for line in process.stdout if "system_info" in line), "")
@@ -248,12 +248,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--llama-server", type=Path, default=None, help="the program of llama.cpp")
     parser.add_argument("--tokenizer", type=Path, default=Path("../shared/data/gpt2-tokenizer"))
-    parser.add_argument("--texts", default="", help="a file with one text a line, to be embedded")
+    parser.add_argument("--texts", default="", help="file with one text per line, to embed")
     parser.add_argument("--only", nargs="+", default=["generate", "embed", "translate"])
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--precision", default="auto", help="of clearhead; models in 8 bits stay so")
+    parser.add_argument("--precision", default="auto", help="precision of clearhead; int8 models stay int8")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     print(describe(machine(options.threads)), flush=True)

@@ -1,4 +1,4 @@
-"""Plain FastAPI applications around other libraries, beside which `serve_load.py` measures `clearhead serve`.
+"""Plain FastAPI servers of other libraries, with which `serve_load.py` compares `clearhead serve`.
 
 python benchmarks/serve_peers.py THREADS embed MINILM PORT
 python benchmarks/serve_peers.py THREADS translate CT2_FOLDER PORT SOURCE_SPM TOKENS
@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 
 def embedding(folder: str, threads: int) -> FastAPI:
-    """Embed by sentence-transformers, as its users write a server: one call for each request, in a pool of threads."""
+    """Return a server that embeds by sentence-transformers: one call per request, in a pool of threads."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -33,7 +33,7 @@ def embedding(folder: str, threads: int) -> FastAPI:
 
 
 def translation(folder: str, threads: int, pieces: str, length: int) -> FastAPI:
-    """Translate by CTranslate2, which has threads of its own."""
+    """Return a server that translates by CTranslate2, which has its own threads."""
     import ctranslate2
     import sentencepiece
 
@@ -51,7 +51,7 @@ def translation(folder: str, threads: int, pieces: str, length: int) -> FastAPI:
 
 
 def print_versions(threads: str, *libraries: str) -> None:
-    """Print the versions, for the benchmark."""
+    """Print the versions of libraries for the benchmark."""
     names = (*libraries, "torch", "fastapi", "uvicorn")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
     print(f"system: {versions}, {threads} threads", flush=True)

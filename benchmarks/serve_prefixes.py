@@ -1,9 +1,9 @@
-"""Chats with one long system prompt, with and without shared beginnings: seconds until the first token, in one process.
+"""Seconds until the first token of chats with one long system prompt, with and without prefix caching.
 
 python benchmarks/serve_prefixes.py [--system 400] [--chats 16]
 
-GPT-2 of 124M parameters with random weights in 8 bits; each chat has a question of 16 words behind the system prompt.
-The two engines take turns.
+The model is GPT-2 of 124M parameters with random weights in int8. Each chat has a question of 16 words after the system
+prompt. The two engines take turns in one process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUESTION_WORDS = 16
 
 
 def seconds_to_first(served: ServedModel, prompt: str) -> tuple[float, int]:
-    """Return the seconds until the first token of a prompt, and that token."""
+    """Return the seconds until the first token of a prompt, and the token."""
     received: queue.SimpleQueue[object] = queue.SimpleQueue()
     request = served.request(prompt, served.model.generate_options(max_new_tokens=1, temperature=0))
     begun = time.perf_counter()
@@ -43,7 +43,7 @@ def seconds_to_first(served: ServedModel, prompt: str) -> tuple[float, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, default=Path("../shared/data/gpt2-tokenizer"))
-    parser.add_argument("--system", type=int, default=400, help="words of the system prompt")
+    parser.add_argument("--system", type=int, default=400, help="number of words of the system prompt")
     parser.add_argument("--chats", type=int, default=16)
     options = parser.parse_args()
     print(describe(machine(torch.get_num_threads())), flush=True)

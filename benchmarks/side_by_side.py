@@ -1,6 +1,6 @@
-"""Sides of a benchmark: each in a process of its own, so that its memory is its own, and all of them take turns.
+"""Sides of a benchmark that take turns, each in its own process, so that its memory can be measured.
 
-Only the standard library and `pairing` are imported here, so that a side can run in the environment of another library.
+This file imports only the standard library and `pairing`, so that a side can run in the environment of another library.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Run = Callable[[], object]
 
 @dataclass(frozen=True)
 class Work:
-    """What a side does when it is its turn.
+    """Work of a side for one turn.
 
     Args:
         run: the work.
-        by_ids: the same from ids to ids, without texts; None: not measured.
-        system: a line in which its library says what it is and what it uses of the machine.
+        by_ids: the same work from ids to ids, without texts. None means not measured.
+        system: a line with the version of the library and the instructions that it uses.
     """
 
     run: Run
@@ -42,12 +42,12 @@ class Work:
 
 
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
-"""What decides how fast a processor multiplies matrices."""
+"""Processor flags that decide the speed of matrix products."""
 PEERS = ("torch", "transformers", "sentence-transformers", "ctranslate2", "llama_cpp_python")
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """Return what a figure depends on: the processor, what it can do, and the versions."""
+    """Return facts that figures depend on: the processor, its flags, and versions."""
     name, flags = platform.processor() or platform.machine(), []
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
@@ -65,7 +65,7 @@ def machine(threads: int) -> dict[str, Any]:
 
 
 def describe(facts: dict[str, Any]) -> str:
-    """Return the lines that stand above a table."""
+    """Return the lines above a table: processor, flags and versions."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return (
         f"{facts['processor']}, {facts['cores']} cores ({' '.join(facts['flags']) or 'none of ' + ' '.join(FLAGS)}), "
@@ -74,9 +74,9 @@ def describe(facts: dict[str, Any]) -> str:
 
 
 def memory() -> tuple[int, int]:
-    """Return the bytes of memory that this process has now, and the most that it had.
+    """Return the current and the maximum resident bytes of this process.
 
-    `ru_maxrss` alone would count what the parent had when it started this process.
+    `ru_maxrss` would also count the memory of the parent at the start of this process.
     """
     try:
         lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
@@ -88,14 +88,14 @@ def memory() -> tuple[int, int]:
 
 
 def serve(prepare: Callable[[], Work]) -> None:
-    """Be a side: prepare the work, do it once, and then as often as a line comes; answer with seconds and memory.
+    """Run a side: prepare the work, do it once, then once per input line; answer each line with seconds and memory.
 
-    The work from ids follows that from texts, on every turn.
+    Each turn does the work from texts, then the work from ids.
 
     Args:
-        prepare: loads what is needed, and returns the work.
+        prepare: loads the model, and returns the work.
     """
-    # Libraries print; what they print must not be taken for an answer.
+    # Libraries print; their output must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     work = prepare()
@@ -113,19 +113,19 @@ def serve(prepare: Callable[[], Work]) -> None:
 
 
 def measure_seconds(run: Run) -> float:
-    """Return the seconds of a run."""
+    """Return the seconds of one run of the work."""
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
 
 
 class Side:
-    """One side: a process that does the work when it is its turn.
+    """One side: a process that does its work when it is its turn.
 
     Args:
-        name: in the table.
-        command: of the process, which calls `serve`.
-        threads: of its libraries.
+        name: the name in the table.
+        command: the command of the process, which calls `serve`.
+        threads: the number of threads of its libraries.
     """
 
     def __init__(self, name: str, command: Sequence[str], threads: int) -> None:
@@ -141,7 +141,7 @@ class Side:
         self._answer()
 
     def run(self) -> None:
-        """Let it do its work once, if it can."""
+        """Let the process do its work once, unless it has failed."""
         if not self.failure and self._process.stdin is not None:
             self._process.stdin.write("\n")
             self._process.stdin.flush()
@@ -149,14 +149,14 @@ class Side:
             self.seconds += seconds[:1]
             self.by_ids += seconds[1:]
 
-    def printed_lines(self, *words: str) -> list[str]:
-        """Return what its libraries printed, line by line from one of these words on."""
+    def output_lines(self, *words: str) -> list[str]:
+        """Return lines that its libraries printed, each from one of these words to its end."""
         self._said.seek(0)
         lines = self._said.read().splitlines()
         return [line[line.index(word) :] for line in lines for word in words if word in line]
 
     def close(self) -> None:
-        """End its process."""
+        """End the process."""
         self._process.communicate()
         self._said.close()
 
@@ -176,19 +176,19 @@ class Side:
 
 
 def alternate(sides: Sequence[Side], rounds: int) -> None:
-    """Let every side work once in each round; every second round goes backwards."""
+    """Let every side work once per round; every second round has the reverse order."""
     for number in range(rounds):
         for side in sides if number % 2 == 0 else reversed(sides):
             side.run()
 
 
 def figures(sides: Iterable[Side], work: float, limit: Callable[[str], float | None]) -> dict[str, dict[str, Any]]:
-    """Return the figures of each side; a ratio is that of our best side to it, by pairing their turns.
+    """Return the figures of each side, with the ratio of the best clearhead side to each peer, by paired turns.
 
     Args:
-        sides: all of a case; the names of ours begin with "clearhead".
-        work: units of one run.
-        limit: the seconds that the machine needs at least for the run of a side with this name; None: not known.
+        sides: all sides of a case; names of clearhead's sides begin with "clearhead".
+        work: the units of one run.
+        limit: returns the minimum seconds of a run for the name of a side. None means not known.
     """
     results: dict[str, dict[str, Any]] = {}
     for side in sides:
@@ -211,7 +211,7 @@ def figures(sides: Iterable[Side], work: float, limit: Callable[[str], float | N
 
 
 def table(title: str, unit: str, results: dict[str, dict[str, Any]]) -> str:
-    """Return the lines of one case."""
+    """Return the table of one case."""
     width = 2 + max(26, *map(len, results))
     heads = f"{unit + '/s (spread)':>36} {'by ids':>12} {'ours (95 % interval)':>24} {'of limit':>9} "
     heads += f"{'working set':>12} {'peak':>9}"

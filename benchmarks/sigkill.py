@@ -1,18 +1,18 @@
-"""Kill trainings at random moments and inside writes, damage checkpoints, resume, and compare the ends bit by bit.
+"""Kill trainings at random moments and inside writes, damage checkpoints, resume, and compare the results bit for bit.
 
     python benchmarks/sigkill.py
     python benchmarks/sigkill.py --kinds translate lora --kills 20 --seed 7
 
-Five kinds of runs on data made on the spot: a language model with an average of its weights, a translation model with
-accumulation, averaged checkpoints and an early stop, a masked language model, a classifier, and a language model
-trained further with LoRA. The check of a job (`clearhead check RUN.toml`) kills and resumes each of them. Afterwards
-the newest checkpoint of the undisturbed run is damaged in four ways (a flipped bit, a file that is cut off, exchanged
-for that of an earlier checkpoint, or missing) and the run resumed: the training must name the file and continue from
-the checkpoint before. The exit code is 1 if a bit differs.
+Five kinds of runs use generated data. They are a language model with averaged weights, a masked language model, a
+classifier, and a language model fine-tuned with LoRA. The fifth one is a translation model with gradient accumulation,
+averaged checkpoints and an early stop. The check of a job (`clearhead check RUN.toml`) kills and resumes each of them.
+Afterwards the newest checkpoint of the undisturbed run is damaged in four ways. A bit is flipped, or a file is
+truncated, removed, or replaced by that of an earlier checkpoint. The resumed training must name the file and continue
+from the checkpoint before. The exit code is 1 if a bit differs.
 
 The kind "machines" kills either process of two torchrun agents three times before the first checkpoint, in a step and
-inside a save: with a shared folder, with own disks, and with own disks under one name where mount namespaces allow it.
-All must go on within 60 s.
+inside a save. It does so with a shared folder, with separate disks, and with separate disks under one name if mount
+namespaces allow it. All runs must continue within 60 s.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ MORE = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kinds", nargs="+", default=["generate", "translate", "fill", "classify", "lora", "machines"])
-    parser.add_argument("--kills", type=int, default=20, help="of each run")
+    parser.add_argument("--kills", type=int, default=20, help="number of kills per run")
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def write_data(folder: Path) -> None:
-    """Write texts that are reversed for the translation, with the first letter as a label."""
+    """Write texts, their reversals as translations, and their first letters as labels."""
     draw = random.Random(1)
     for name, count in (("train", 600), ("valid", 30)):
         lines = [" ".join(draw.choices(WORDS, k=draw.randint(2, 9))) for _ in range(count)]
@@ -117,7 +117,7 @@ def write_run_file(folder: Path, kind: str) -> Path:
 
 
 def train(file: Path, *overrides: str) -> None:
-    """Train to the end by the command line."""
+    """Train a run file to the end by the command line."""
     subprocess.run([sys.executable, "-m", "clearhead", "train", str(file), *overrides], capture_output=True, check=True)
 
 
@@ -145,7 +145,7 @@ DAMAGES = (_flip, _cut_off, _exchange, _remove)
 def resume_damaged(
     job: CheckedJob, whole: Path, damage: Callable[[Path, Path, random.Random], None], draw: random.Random
 ) -> list[str]:
-    """Damage a file of a run's newest checkpoint, resume, and return what is wrong then."""
+    """Damage a file of a run's newest checkpoint, resume, and return the faults."""
     run = job.folder / "damaged"
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(whole, run)

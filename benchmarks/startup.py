@@ -1,10 +1,10 @@
-"""Seconds until clearhead answers: its import, its help, and the first token from a checkpoint of 124M parameters.
+"""Startup time of clearhead: its import, its help, and the first token from a checkpoint of 124M parameters.
 
     python benchmarks/startup.py --tokenizer ../shared/data/gpt2-tokenizer
 
-Each is a process of its own, started when the files it reads are in the page cache; medians. transformers generates the
-same token from the same checkpoint by its plain calls. The first line of generation is that with an empty cache, where
-the kernels are compiled.
+Each measurement starts a new process, with its files in the page cache; the median counts. The library transformers
+generates the same token from the same checkpoint with its plain calls. The first line of generation starts with an
+empty cache, so that the kernels are compiled.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ print(tokenizer.decode(model.generate(**ids, max_new_tokens=1, do_sample=False)[
 
 
 def first_output(command: list[str], cache: Path) -> float:
-    """Return the seconds until a process ends, or writes its first bytes."""
+    """Return the seconds until a process ends or writes its first bytes."""
     began = time.perf_counter()
     environment = {**os.environ, "CLEARHEAD_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:

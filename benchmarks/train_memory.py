@@ -1,10 +1,10 @@
-"""Memory of training: what the forecast says before the first step, and what the run then takes.
+"""Memory of training: the forecast before the first step, and the actual memory of the run.
 
     python benchmarks/train_memory.py --data ../shared/data --steps 2000
 
-All numbers are resident memory above that after the imports; "growth" compares the memory in use at the last step with
-that after 100 steps, imports included. Translations are of Multi30k, the language model reads its English captions, and
-the classifier SST-2. Each run has a process of its own.
+All numbers are resident memory above that after the imports. "Growth" compares the memory at the last step with that
+after 100 steps, including imports. The translation model uses Multi30k, the language model its English captions, and
+the classifier SST-2. Each run has its own process.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ FAMILIES = {"translate": "encoder-decoder", "generate": "decoder", "classify": "
 
 
 class Watch(TrainingProgress):
-    """Keeps the forecast, and the memory at some steps."""
+    """Records the forecast, and the memory at some steps."""
 
     def __init__(self) -> None:
         self.forecast = ""
         self.memory: dict[int, int] = {}
 
     def message(self, text: str) -> None:
-        """Keep the line about memory."""
+        """Record the message about memory."""
         if text.startswith("memory"):
             self.forecast = text
 
     def step(self, report: StepReport) -> None:
-        """Keep the memory in use."""
+        """Record the memory in use."""
         self.memory[report.step] = psutil.Process().memory_info().rss
 
 
@@ -85,7 +85,7 @@ def measure(args: argparse.Namespace) -> None:
     match = re.search(r"about ([\d.]+) ([MG])B", watch.forecast)
     assert match is not None, watch.forecast
     forecast = float(match[1]) * (1e9 if match[2] == "G" else 1e6)
-    # The forecast resets the peak of the process; what follows is higher than what was before.
+    # The forecast resets the peak of the process; the peak of training is higher than any before.
     peak = peak_memory(torch.device("cpu")) - imports
     early, last = watch.memory[min(100, args.steps)], watch.memory[args.steps]
     print(

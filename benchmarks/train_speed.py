@@ -1,22 +1,24 @@
-"""Training speed beside peers: same sizes, batches, precision and threads, steps taken in turn.
+"""Training speed compared with other libraries: same sizes, batches, precision and threads, steps in turns.
 
     python benchmarks/train_speed.py translate --data ../shared/data/multi30k-bpe
     python benchmarks/train_speed.py 10.7M --nanogpt ../nanoGPT      # or 124M; a checkout of karpathy/nanoGPT
 
-translate: 4+4 layers, width 128, 4 heads, feed-forward 256, one table for source, target and output, dropout 0.3 on
-residuals and embeddings, none on attention weights (so that the fused kernel can be used on both sides) and none
-inside the feed-forward network, beside torch.nn.Transformer; AdamW. 10.7M and 124M: decoders of 6 layers, width 384,
-rows of 256 and a vocabulary of 65, and of 12 layers, width 768, rows of 512 and a vocabulary of 50,304, random text,
-beside nanoGPT. Steps alternate between the sides, so that a change of the machine's load hits all of them. Beside
-tokens a second there are tokens for a second of the processor, which other programs change less, and of either the
-share of what the machine computes at most: products of 2048 x 2048 matrices, in turn with the steps, in fp32 for bf16
-too where the processor has nothing for it. The operations of a step are six for each weight and token, and those of
-attention. Each side's peak memory is that of a process of its own, with the libraries and the data.
+translate compares with torch.nn.Transformer: 4+4 layers, width 128, 4 heads, feed-forward 256, and one table for
+source, target and output. It uses AdamW and dropout 0.3 on residuals and embeddings. There is no dropout on attention
+weights (so that both sides can use the fused kernel) and none inside the feed-forward network. 10.7M and 124M compare
+with nanoGPT on random text. 10.7M has 6 layers, width 384, rows of 256 and a vocabulary of 65. 124M has 12 layers,
+width 768, rows of 512 and a vocabulary of 50,304.
+
+Steps alternate between the sides, so that a change of the machine's load affects all of them. Printed are tokens per
+second, and tokens per second of processor time, which other programs change less. Both have their share of the
+machine's limit: products of 2048 x 2048 matrices in turns with the steps. For bf16 the products are in fp32 if the
+processor has no bf16 instructions. A step has six operations for each weight and token, and those of attention. The
+peak memory of each side is from its own process, with the libraries and the data.
 
     python benchmarks/train_speed.py translate --data ../shared/data/multi30k-bpe --command
 
-measures the command `clearhead train` instead: its tokens a second, of which its metrics.jsonl speaks, beside those of
-the steps above on the same batches, in turn, in about 4 minutes. It should make at least 0.95 of them.
+measures the command `clearhead train` instead, in about 4 minutes. The tokens per second in its metrics.jsonl are
+compared with those of the steps above on the same batches, in turns. They should reach at least 0.95 of them.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ LAYERS, WIDTH, HEADS, INNER, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1
 # layers, width, heads, rows, tokens of a row, vocabulary
 DECODERS = {"10.7M": (6, 384, 6, 16, 256, 65), "124M": (12, 768, 12, 4, 512, 50304)}
 MATRIX_SIZE, MEMORY_STEPS = 2048, 2
-# Of the command: steps that are not counted, those that are, both of whole lines of its metrics; how often it runs.
+# For the command: warm-up steps and counted steps, both of whole lines of its metrics, and the number of runs.
 WARM, COUNTED, TURNS = 10, 60, 3
 RUN_FILE = """
 [task]
@@ -99,7 +101,7 @@ Step = Callable[[Batch], None]
 
 @dataclass(frozen=True)
 class Work:
-    """The batches that all sides train on, what makes the step of each side, and the model as a spec."""
+    """Batches for all sides, the function that makes the step of each side, and the spec of the model."""
 
     batches: list[Batch]
     sides: dict[str, Callable[[], Step]]
@@ -107,7 +109,7 @@ class Work:
 
 
 class TorchPeer(nn.Module):
-    """torch.nn.Transformer with tied tables, as its users write it."""
+    """torch.nn.Transformer with tied tables, like typical user code."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -118,7 +120,7 @@ class TorchPeer(nn.Module):
             if isinstance(module, nn.MultiheadAttention):
                 module.dropout = 0.0
             if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
-                module.dropout = nn.Identity()  # the one inside the feed-forward network
+                module.dropout = nn.Identity()  # the dropout inside the feed-forward network
         self.register_buffer("positions", sinusoidal_table(512, WIDTH, ch.spec.Sinusoidal()), persistent=False)
         self.dropout = nn.Dropout(DROPOUT)
 
@@ -245,7 +247,7 @@ def peer_of(module: Any) -> Callable[[Batch], Tensor]:
 
 
 class Rates:
-    """What a side does in a second, and in a second of the processor, step by step."""
+    """Tokens per second, and per second of processor time, for each step of a side."""
 
     def __init__(self) -> None:
         self.wall: list[float] = []
@@ -258,16 +260,16 @@ class Rates:
         self.processor.append(amount / (time.process_time() - spent))
 
     def over(self, other: Rates) -> list[Ratio]:
-        """Return the ratios to another side: by the clock, and by processor time."""
+        """Return the ratios to another side, by the clock and by processor time."""
         return [Ratio.of(self.wall, other.wall), Ratio.of(self.processor, other.processor)]
 
 
 def measure_rates(work: Work, names: list[str]) -> tuple[dict[str, Rates], dict[str, Rates]]:
-    """Return the rates in tokens of each side, and those in operations of products by precision."""
+    """Return the token rates of each side, and the operation rates of matrix products by precision."""
     steps = {name: work.sides[name]() for name in names}
     for step in steps.values():
         step(work.batches[0])
-    fast = fast_precisions(torch.device("cpu"))  # where bf16 is not, PyTorch takes minutes for one product
+    fast = fast_precisions(torch.device("cpu"))  # without bf16 instructions, PyTorch takes minutes for one product
     matrices = {
         name: torch.full((MATRIX_SIZE, MATRIX_SIZE), 1 / MATRIX_SIZE, dtype=dtype)
         for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16))
@@ -284,15 +286,15 @@ def measure_rates(work: Work, names: list[str]) -> tuple[dict[str, Rates], dict[
 
 
 def peak_megabytes(side: str) -> float:
-    """Return the peak memory of a few steps of a side, in a process of its own."""
+    """Return the peak memory of a few steps of a side, in a new process."""
     command = [sys.executable, *sys.argv, "--peak-of", side]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 def rate_of_command(args: argparse.Namespace, work: Work, precision: str) -> float:
-    """Return the tokens a second of `clearhead train` on the batches, without those of its first line of metrics.
+    """Return the tokens per second of `clearhead train` on the batches, without its first line of metrics.
 
-    What it does between two steps (metrics, progress) counts; validation does not.
+    The work between two steps (metrics, progress) counts; validation does not.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -320,7 +322,7 @@ def rate_of_command(args: argparse.Namespace, work: Work, precision: str) -> flo
 
 
 def rate_of_steps(work: Work, side: str) -> float:
-    """Return the tokens a second of a side on the same batches."""
+    """Return the tokens per second of a side on the same batches."""
     step = work.sides[side]()
     for batch in work.batches[:WARM]:
         step(batch)
@@ -375,7 +377,7 @@ def main() -> None:
     parser.add_argument("--only", help="comma-separated beginnings of the sides to run")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--batch-tokens", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=7, help="of each side, after one that is not counted")
+    parser.add_argument("--steps", type=int, default=7, help="number of steps per side, after one that does not count")
     parser.add_argument("--command", action="store_true", help="measure `clearhead train`, for translate")
     parser.add_argument("--profile", metavar="SIDE", help="profile the steps of a side and stop")
     parser.add_argument(

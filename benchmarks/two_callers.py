@@ -1,9 +1,9 @@
-"""Two threads that generate with one model, against one: how many tokens they make together.
+"""Throughput of two threads that generate with one model, compared with one thread.
 
     python benchmarks/two_callers.py FOLDER [--precision int8] [--turns 5]
 
-One thread makes all texts, then two threads make half of them each, in turns; numbers are tokens a second and the ratio
-of each turn.
+One thread generates all texts, then two threads generate half of them each, in turns. Printed are the tokens per second
+and the ratio of each turn.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Two machines that train together, played by two torchrun agents on this one: their processes are killed on purpose.
+"""Training on two machines, simulated by two torchrun agents whose processes are killed on purpose.
 
     python benchmarks/sigkill.py --kinds machines
 
-`sigkill.py` runs the whole matrix, on a shared folder and on own disks; a test runs its most telling kills.
+`sigkill.py` runs all combinations, with a shared folder and with separate disks; a test runs the most important ones.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ import torch
 from clearhead.checkpoints.runs.checkpoint import checkpoint_folder, checkpoint_steps, load_checkpoint
 
 MOMENTS = ("before", "step", "save")
-"""Before the first checkpoint, in a step, and inside a save."""
+"""Moments of a kill: before the first checkpoint, in a step, and inside a save."""
 MANY = 600.0
-"""Seconds after which a wait has failed, also on a busy machine."""
+"""Seconds after which a wait has failed, even on a busy machine."""
 
 
 class TwoMachines:
-    """Two torchrun agents with a process each, in two folders; leaving the with block kills all their processes.
+    """Two torchrun agents with one process each, in two folders; leaving the with block kills all their processes.
 
     Args:
-        boxes: the current folder of each agent; their outputs go there.
+        boxes: the working directory of each agent, with its output files.
         words: the arguments of `clearhead`.
-        restarts: how often torchrun restarts the processes.
-        prefixes: for each agent, words before its command.
+        restarts: the maximum number of restarts by torchrun.
+        prefixes: the words before the command of each agent.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class TwoMachines:
             agent.wait(60)
 
     def read_errors(self) -> list[str]:
-        """Return what each machine has written to stderr."""
+        """Return the stderr of each machine."""
         return [(box / "stderr").read_text(errors="replace") for box in self.boxes]
 
     def until(self, happens: Callable[[], Any]) -> Any:
-        """Wait for a value that is true, and return it."""
+        """Wait until a function returns a true value, and return the value."""
         end = time.monotonic() + MANY
         while not (value := happens()):
             assert time.monotonic() < end, self.read_errors()
@@ -93,7 +93,7 @@ class TwoMachines:
         return value
 
     def process(self, rank: int) -> psutil.Process:
-        """Wait for the training process of a rank in the present attempt, and return it."""
+        """Wait for the training process of a rank in the current attempt, and return it."""
         return self.until(lambda: next((process for process in self._processes() if self._is(process, rank)), None))
 
     def _processes(self) -> Iterator[psutil.Process]:
@@ -110,8 +110,8 @@ class TwoMachines:
         """Kill the process of a rank with SIGKILL at one of the moments.
 
         Args:
-            rank: which process.
-            moment: of `MOMENTS`; a step or a save is one after those that are there.
+            rank: the rank of the process.
+            moment: one of `MOMENTS`; a step or a save is the next one.
             run: the run directory of the first machine.
         """
         steps = max(checkpoint_steps(run), default=0)
@@ -135,7 +135,7 @@ class TwoMachines:
 
 
 def _is_stopped_in_save(writer: psutil.Process, run: Path) -> bool:
-    """Stop the writing process while a checkpoint is half written; let it go on where there is none."""
+    """Suspend the writing process while a checkpoint is half written, or resume it if no checkpoint is."""
     if not any((run / "checkpoints").glob(".step-*.writing-*")):
         return False
     writer.suspend()
@@ -146,7 +146,7 @@ def _is_stopped_in_save(writer: psutil.Process, run: Path) -> bool:
 
 
 def differing_states(first: Path, second: Path, step: int) -> list[str]:
-    """Return what differs bit by bit between the checkpoints of one step of two runs."""
+    """Return the names of states that differ between the checkpoints of two runs at one step, bit for bit."""
     ends = [load_checkpoint(checkpoint_folder(run, step)) for run in (first, second)]
     differences = [key for key in ("random", "random_of_others", "batches", "schedule") if _differ(key, ends)]
     for name, tensor in ends[0].weights.items():
@@ -166,16 +166,16 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def kill_matrix(file: Path, folder: Path, times: int, *, steps: int) -> tuple[int, list[str]]:
-    """Kill each of both processes at each moment, with a shared folder and with own disks.
+    """Kill each process at each moment, with a shared folder and with separate disks.
 
     Args:
         file: the run file.
-        folder: for the runs.
-        times: how often, for each process, moment and kind of disk.
-        steps: of the job.
+        folder: the folder for the runs.
+        times: the number of kills for each process, moment and kind of disk.
+        steps: the number of steps of the job.
 
     Returns:
-        The number of kills, and what went wrong.
+        The number of kills, and the faults.
     """
     changes = [f"train.steps={steps}", "train.save_every=5", "train.validate_every=1000"]
     disks = ["shared", "own"]

@@ -1,10 +1,10 @@
-"""Speed of two checkouts of clearhead, which take turns in child processes.
+"""Speed of two checkouts of clearhead, in turns in child processes.
 
     python benchmarks/two_versions.py ../before . --rows help load generate-1
 
-A is the first checkout, B the second. Every row prints the number of turns, both medians with their spread, and the
-ratio of speeds B / A by pairing the turns, with its 95 % interval. A row falls short when that interval lies wholly
-below 0.98; then the exit code is 1. Models have random weights, which transformers writes.
+A is the first checkout, B the second. Each row prints the number of turns and both medians with their spread. The ratio
+of speeds B / A from paired turns follows, with its 95 % interval. A row falls short if that interval lies wholly below
+0.98; then the exit code is 1. Models have random weights, which transformers writes.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ WORK: Mapping[str, Callable[[Path], Work]] = {
 
 
 def time_commands(row: str, checkouts: Sequence[Path], rounds: int) -> list[list[float]]:
-    """Return the seconds of each checkout's process in every turn, after one that is not counted."""
+    """Return the seconds of each checkout's process in every turn, after one turn that does not count."""
     taken: list[list[float]] = [[], []]
     for number in range(rounds + 1):
         order = (0, 1) if number % 2 == 0 else (1, 0)
@@ -158,7 +158,7 @@ def time_commands(row: str, checkouts: Sequence[Path], rounds: int) -> list[list
 
 
 def time_work(row: str, checkouts: Sequence[Path], folder: Path, rounds: int, threads: int) -> list[list[float]]:
-    """Return the seconds of each checkout's work in every turn, after one that is not counted.
+    """Return the seconds of each checkout's work in every turn, after one turn that does not count.
 
     Raises:
         SystemExit: a side fails.
@@ -180,7 +180,7 @@ def time_work(row: str, checkouts: Sequence[Path], folder: Path, rounds: int, th
 
 
 def be_side(row: str, checkout: Path, folder: Path) -> None:
-    """Work for one checkout whenever it is its turn."""
+    """Run the work of one checkout once per input line."""
     import clearhead
 
     assert Path(clearhead.__file__).is_relative_to(checkout), f"{clearhead.__file__} is not of {checkout}"

@@ -1,11 +1,11 @@
-"""The attention explorer's page: how large, how fast it opens, and how smoothly it moves, in headless Chromium.
+"""Page of the attention explorer in headless Chromium: file size, time to open, and frame times.
 
     python benchmarks/view_page.py
 
-The page holds 12 layers of 12 heads (GPT-2 124M) with random queries and keys, scaled until the attention is peaked as
-trained models' is: the strongest key takes half of a query's attention on average. "Opens" is the time from the request
-of the file to the first view with all thumbnails in the window drawn. Frame times are the page's own, from one frame to
-the next, while the pointer moves over heads and cells, the matrix is zoomed and panned, and pages are scrolled.
+The page has 12 layers of 12 heads (GPT-2 124M) with random queries and keys. They are scaled until the attention is as
+peaked as in trained models: the strongest key gets half of a query's attention on average. "Opens" is the time from the
+request of the file until all visible thumbnails are drawn. The page measures its frame times while the pointer moves
+over heads and cells, the matrix is zoomed and panned, and pages are scrolled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DRAWN = """() => {
 
 
 def make_layer(layer: int, tokens: int, rng: np.random.Generator, exact: int | None) -> LayerAttention:
-    """A layer of causal heads whose strongest key takes half of the attention on average."""
+    """Return a layer of causal heads whose strongest key gets half of the attention on average."""
     mask = np.tril(np.ones((tokens, tokens), bool))
     queries, keys = rng.normal(size=(2, HEADS, tokens, HEAD_SIZE)).astype(np.float32)
     scale = 0.1
@@ -107,7 +107,7 @@ def wheel(tab: Any, dx: float, dy: float, steps: int) -> None:
 
 
 def smoothness(tab: Any) -> list[dict[str, float]]:
-    """Frame times of what people do with their pointer in four views."""
+    """Yield the frame times of typical pointer movements in four views."""
     results = []
     go(tab, "overview")
     hover(tab, ".board", 120)

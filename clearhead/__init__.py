@@ -2,5 +2,5 @@
 
 import lazy_loader
 
-# The public names stand in __init__.pyi. Each is imported when it is first used: importing torch takes seconds.
+# __init__.pyi declares the public names. Each is imported at its first use, since importing torch takes seconds.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""The program `clearhead`, also `python -m clearhead`: its command line, imported where Ctrl-C leaves no traceback."""
+"""Entry point of the program `clearhead` and of `python -m clearhead`; Ctrl-C leaves no traceback."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ def main() -> int:
         print_message("clearhead: interrupted")
         code = 130
     if code in (130, 143):
-        # Everything is closed, and taking torch apart can last longer than the second in which a command leaves.
+        # All files are closed; unloading torch could take more than the second that a command has to end.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
         os._exit(code)

@@ -4,5 +4,5 @@ from importlib import metadata
 
 try:
     __version__ = metadata.version("clearhead")
-except metadata.PackageNotFoundError:  # a source folder on the path
+except metadata.PackageNotFoundError:  # not installed: a source folder on the path
     __version__ = "0+unknown"

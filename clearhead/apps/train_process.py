@@ -1,6 +1,6 @@
-"""A `clearhead train` command in a child process: its messages, its progress and its end.
+"""A `clearhead train` command in a child process, with its messages and its progress.
 
-A sweep trains its runs in such processes, and the check of a job kills them.
+A sweep trains its runs in such processes. The check of a job kills them.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from clearhead.checkpoints.runs.metrics import FILE_NAME
 
 _POLL_SECONDS: Final = 0.001
 _READ_SECONDS: Final = 10.0
-"""How long the messages of a process that has ended may take to arrive."""
+"""Maximum seconds until the last messages of an ended process have arrived."""
 
 
 class TrainProcess:
-    """A running `clearhead train`; it resumes where there is a checkpoint, and a with block kills it at its end.
+    """A running `clearhead train`; it resumes from an existing checkpoint, and the end of its with block kills it.
 
     Args:
         words: the arguments of `clearhead train`.
         run: the run directory.
-        environment: variables that are added to the environment.
+        environment: variables that are added to the environment. None means none.
         processes: the number of training processes; torchrun starts more than one.
-        limit: the seconds after which `wait_until` takes the process for stuck.
+        limit: the seconds after which `wait_until` considers the process stuck.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TrainProcess:
         self.messages: list[str] = []
         """The lines that the process has written to stderr."""
         self._metrics_before: tuple[int, int] = _identity(run / FILE_NAME)
-        # A session of its own: Ctrl-C reaches the sweep or the check, which ends the process.
+        # In a new session, so that Ctrl-C reaches only the sweep or the check, which then ends the process.
         self.popen: psutil.Popen = psutil.Popen(
             [sys.executable, "-m", *launcher, "clearhead", "train", *words, *resume],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, encoding="utf-8",
@@ -74,7 +74,7 @@ class TrainProcess:
                 self.messages.append(line.rstrip("\n"))
 
     def has_started(self) -> bool:
-        """Return whether the steps have begun: `train` writes the metrics file anew just before the first one."""
+        """Return whether the first step has begun: `train` then writes a new metrics file."""
         return _identity(self.run / FILE_NAME) != self._metrics_before
 
     def has_saved(self, step: int) -> bool:
@@ -82,10 +82,13 @@ class TrainProcess:
         return checkpoint_folder(self.run, step).is_dir()
 
     def wait_until(self, is_reached: Callable[[], bool]) -> bool:
-        """Wait for a moment, and return whether it came before the process ended.
+        """Wait until a condition is true, and return whether that happened before the process ended.
+
+        Args:
+            is_reached: returns whether the condition is true.
 
         Raises:
-            RunFailure: the process failed, or is stuck.
+            RunFailure: the process failed, or exceeded the limit.
         """
         end = time.monotonic() + self.limit
         while not is_reached():
@@ -95,7 +98,7 @@ class TrainProcess:
                     raise RunFailure(f"clearhead train failed: {self.last_words()}")
                 return is_reached()
             if time.monotonic() > end:
-                raise RunFailure(f"clearhead train did not go on within {self.limit:.0f} s: {self.last_words()}")
+                raise RunFailure(f"clearhead train made no progress within {self.limit:.0f} s: {self.last_words()}")
             time.sleep(_POLL_SECONDS)
         return True
 
@@ -104,7 +107,7 @@ class TrainProcess:
         children: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             children = self.popen.children(recursive=True)
-        # The first one first: torchrun would start the others anew.
+        # Kill the parent first: torchrun would restart its children.
         for process in (self.popen, *children):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -116,11 +119,11 @@ class TrainProcess:
             self._reader.join(_READ_SECONDS)
         errors = [line for line in self.messages if line.startswith("clearhead: ")]
         lines = errors or [line for line in self.messages if line.strip()]
-        return shorten(lines[-1].removeprefix("clearhead: "), 400) if lines else "it said nothing"
+        return shorten(lines[-1].removeprefix("clearhead: "), 400) if lines else "it wrote no message"
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    """Return the inode and the time of the last change of a file; zeros if there is none."""
+    """Return the inode and the modification time of a file; zeros if the file does not exist."""
     with contextlib.suppress(OSError):
         status = path.stat()
         return status.st_ino, status.st_mtime_ns

@@ -1,1 +1,1 @@
-"""What every other folder builds on: errors, files, printing, progress, the machine, argument checks, hook points."""
+"""Foundations for every other folder: errors, files, printing, progress, machine, argument checks, hook points."""

@@ -1,6 +1,6 @@
-"""Arguments of public functions: a value of a wrong type is refused in one sentence.
+"""Argument checks of public functions: a value of a wrong type raises an error of one sentence.
 
-`answer_each` answers one text with one answer, several texts with a list, and an iterator with an iterator.
+`answer_each` returns one answer for one text, a list for several texts, and an iterator for an iterator.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _TENSORS = {"numbers": "a tensor of floating-point numbers", "mask": "boolean, T
 
 
 def check_device(name: str) -> None:
-    """Refuse what no machine has, before torch is loaded, which knows what this one has.
+    """Refuse a name that is no device on any machine, without importing torch.
 
     Raises:
         InputError: the name is not a device.
@@ -54,12 +54,12 @@ def check_device(name: str) -> None:
 
 
 def unknown_device_error(name: str) -> InputError:
-    """Return the error of a name that is not a device."""
+    """Return the error for a name that is not a device."""
     return InputError(f"'{name}' is not a device: use auto, cpu, cuda, cuda:N or mps")
 
 
 def check_precision(name: str) -> None:
-    """Refuse what no model is loaded in.
+    """Refuse a name that is not a precision.
 
     Raises:
         InputError: the name is not a precision.
@@ -69,20 +69,21 @@ def check_precision(name: str) -> None:
 
 
 def check_types(target: CheckedT) -> CheckedT:
-    """Let a function, or the public methods of a class, refuse arguments whose type its annotations do not name.
+    """Decorate a function, or the public methods of a class, to check the types of arguments by their annotations.
 
-    What no plain type says, such as the shape of a tensor or the range of a number, is left to the function.
+    A wrong type raises an `InputError` that names the argument. The function itself must check shapes and ranges.
 
     Args:
-        target: the function or the class; the function then raises an `InputError` that names the argument.
+        target: the function or the class.
     """
     return _decorate(_check_function, target)
 
 
 def explain_types(target: CheckedT) -> CheckedT:
-    """Let a function, or the public methods of a class, refuse such arguments as `checked` does, once it has failed.
+    """Decorate a function, or the public methods of a class, to check the types of arguments only after an error.
 
-    For calls in steps of decoding, or that are compiled: one that works costs nothing more. Constructors are `checked`.
+    Use it for calls in decoding steps and for compiled calls: a call that works costs nothing more. Constructors are
+    checked before they run.
 
     Args:
         target: the function or the class.
@@ -126,7 +127,7 @@ def _explain_function(function: Any) -> Any:
 def _refuse_types(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     try:
         arguments = _signature(function).bind(*args, **kwargs).arguments
-    except TypeError:  # a missing or an unknown argument, which Python names when it calls the function
+    except TypeError:  # a missing or unknown argument: the call raises an error that names it
         return
     hints = _hints(function)
     for name, value in arguments.items():
@@ -148,16 +149,16 @@ def check_tensor(
     sizes: Mapping[str, int],
     hint: str = "",
 ) -> dict[str, int]:
-    """Refuse a tensor of another kind or shape than a function takes; return the sizes of its axes by name.
+    """Refuse a tensor of a wrong kind or shape, and return the sizes of its axes by name.
 
     Args:
-        name: of the argument.
-        value: the argument; no mask can be given as None.
-        kind: floating-point numbers, or a boolean mask: the polarity of numbers is ambiguous, and a kernel would add
-            them to the scores.
-        shapes: the shapes that fit, as names of axes, such as "batch tokens"; the size of "#batch" can also be 1.
-        sizes: the sizes of the axes, as far as they are known.
-        hint: what the message says behind what was expected and given.
+        name: the name of the argument.
+        value: the argument; None is a missing mask.
+        kind: "numbers" for floating-point numbers, "mask" for booleans. A mask of numbers is refused: its polarity is
+            ambiguous, and a kernel would add it to the scores.
+        shapes: the allowed shapes as names of axes, such as "batch tokens"; the size of "#batch" may also be 1.
+        sizes: the known sizes of axes, by name.
+        hint: a text for the end of the message.
 
     Raises:
         InputError: the argument is not such a tensor.
@@ -180,14 +181,14 @@ def check_tensor(
 
 
 def _format_axes(axes: str, sizes: Mapping[str, int]) -> str:
-    """Return the axes of a shape, those of a known size with it."""
+    """Return a shape as a text of its axes, with their known sizes."""
     names = axes.replace("#", "").split()
     return ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in names)
 
 
 @functools.cache
 def _hints(function: Any) -> dict[str, Any]:
-    """Return the types of the parameters of a function, without those that only a type checker imports."""
+    """Return the types of parameters by name, without types that only a type checker imports."""
     names = inspect.unwrap(function).__globals__
     hints: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
@@ -229,7 +230,7 @@ def _items_fit(items: Any, args: tuple[Any, ...], origin: type) -> bool:
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...] | None:
-    """Return the parts of a union, or of what stands for one; None: it is a single type."""
+    """Return the types of a union, a type variable or an annotation; None for a single type."""
     if isinstance(hint, TypeVar):
         return hint.__constraints__ or ((hint.__bound__,) if hint.__bound__ is not None else (object,))
     if get_origin(hint) is Annotated:
@@ -258,7 +259,7 @@ TextForm = Literal["a pair of texts", "a list of words"]
 PAIR: TextForm = "a pair of texts"
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
-# In texts. Batches are sorted by length inside a window: 128 translations at a time take no longer than 1,024.
+# Numbers of texts. Each window is sorted by length; windows of 128 translations are as fast as those of 1,024.
 FIRST_WINDOW, LARGEST_WINDOW = 16, 256
 
 
@@ -266,20 +267,20 @@ class Answers(Protocol[AnswerT_co]):
     """The answers to a list of texts: a list or an array."""
 
     def __getitem__(self, index: int, /) -> AnswerT_co:
-        """Return the answer to one of them."""
+        """Return the answer to one text."""
 
     def __iter__(self) -> Iterator[AnswerT_co]:
-        """Go through them."""
+        """Iterate over the answers."""
 
 
 AnswersT = TypeVar("AnswersT", bound=Answers[Any])
 
 
 def window_sizes(batch_size: int | None = None) -> Iterator[int]:
-    """Yield how many texts to answer together, one window after the other: a few at first, so that answers come early.
+    """Yield the number of texts in each window: few at first, so that the first answers come early.
 
     Args:
-        batch_size: most texts of a batch; a window holds at least one batch.
+        batch_size: the maximum batch size; a window has at least this size. None means 1.
     """
     size = FIRST_WINDOW
     while True:
@@ -295,17 +296,17 @@ def answer_each(
     is_paired: bool = False,
     batch_size: int | None = None,
 ) -> AnswersT | Any:
-    """Answer one text with one answer, several with an answer for each, and an iterator with an iterator.
+    """Return one answer for one text, several answers for several texts, or an iterator of answers for an iterator.
 
     Args:
-        texts: the argument of the caller: one text, or several.
-        answer: answers a list of texts.
-        parts: another form that a text may have; None: each text is a string.
-        is_paired: whether a tuple of strings is one text.
-        batch_size: as for `window_sizes`.
+        texts: the argument of the caller: one text, several texts, or an iterator of texts.
+        answer: returns the answers to a list of texts.
+        form: another allowed form of a text. None means that each text is a string.
+        is_paired: True if a tuple of strings is one text.
+        batch_size: the maximum batch size, for iterators. None means the default.
 
     Raises:
-        InputError: neither a text nor several.
+        InputError: the argument is neither a text nor several texts.
     """
     if isinstance(texts, str) or (is_paired and isinstance(texts, tuple) and _are_texts(texts, form)):
         return answer([texts])[0]
@@ -323,14 +324,14 @@ def answer_each(
         return answer(check_each(list(texts)))
 
     def answer_windows(rest: Iterator[Any]) -> Iterator[Any]:
-        from clearhead.base.hooks import naming_texts  # it imports torch, which commands need only once texts are read
+        from clearhead.base.hooks import naming_texts  # imports torch, which a command needs only when it reads texts
 
         before = 0
         for size in window_sizes(batch_size):
             window = check_each(list(islice(rest, size)), before + 1)
             if not window:
                 return
-            # Errors count the texts of the window, and the caller counts all.
+            # Convert numbers of texts in the window to numbers among all texts.
             rows = range(before, before + len(window))
             with renaming(partial(_count_from, before)), naming_texts(rows, are_rows=False):
                 answers = answer(window)

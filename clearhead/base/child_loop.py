@@ -1,6 +1,6 @@
-"""The loop of a child process: it bounds its own memory, then answers one line of JSON after another.
+"""Main loop of a child process: it limits its memory, then answers one line of JSON after another.
 
-`child_process.py` starts it outside the package, where it can import nothing but Python's own library.
+`child_process.py` starts this file outside the package, where it can import only Python's standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def run(answer: Callable[[Any], dict[str, Any]]) -> None:
         answer: returns the answer to one request.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
-    # Answers go to the file descriptor itself: what `answer` prints is no answer.
+    # Write answers to the file descriptor itself, so that output of `answer` is no answer.
     with open(sys.stdout.fileno(), "w", encoding="utf-8", closefd=False) as answers:
         for line in sys.stdin:
             _set_limits()
@@ -36,11 +36,11 @@ def run(answer: Callable[[Any], dict[str, Any]]) -> None:
 
 
 def _set_limits() -> None:
-    # Windows has no such limits: only the parent bounds the time there.
+    # Windows has no such limits; there only the parent limits the time.
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEGABYTES * 2**20, MEGABYTES * 2**20))
-        # For a child whose parent was killed, and which nothing else would end.
+        # This ends a child whose parent was killed.
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
         resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + ORPHAN_SECONDS, hard))

@@ -1,4 +1,4 @@
-"""Child processes that evaluate untrusted input, with bounds on processor time and memory."""
+"""Child processes that evaluate untrusted input, with limits of processor time and memory."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ _START: Final = (
 )
 POLL_SECONDS: Final = 0.05
 CLOCK: Final = 10
-"""Seconds by the clock for each second of processor time: other programs may use the processor meanwhile."""
+"""Maximum seconds by the clock for each second of processor time, since other programs may use the processor."""
 
 
 class ChildProcess:
-    """A child process that answers one request at a time; it starts at the first one, and again after it was killed.
+    """A child process that answers one request at a time; it starts with the first request, and again after a kill.
 
     Args:
-        module: file whose function `answer` runs in the child.
-        packages: names of the packages that the module imports; it can import no other.
+        module: the file whose function `answer` runs in the child.
+        packages: the names of the packages that the module can import.
     """
 
     def __init__(self, module: Path, packages: Sequence[str]) -> None:
@@ -50,10 +50,10 @@ class ChildProcess:
         """Return the answer to a request.
 
         Args:
-            request: anything that JSON can hold.
-            subject: what the messages are about, such as "the chat template".
-            seconds: processor time after which the child is killed.
-            is_abandoned: whether the answer is no longer needed; the child is killed then.
+            request: any value that JSON can hold.
+            subject: the subject of error messages, such as "the chat template".
+            seconds: the processor time after which the child is killed.
+            is_abandoned: returns True if the answer is no longer needed; the child is then killed.
 
         Raises:
             InputError: the request has a fault, exceeds the time or the memory, or was abandoned.
@@ -61,7 +61,7 @@ class ChildProcess:
         with self._lock:
             if self._process is None:
                 self._process = subprocess.Popen(
-                    # Without the start files of site-packages, which may import anything.
+                    # -S skips the start files of site-packages, which may import anything.
                     [sys.executable, "-I", "-S", "-c", _START, self._module.stem, *self._paths()],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -89,7 +89,7 @@ class ChildProcess:
         finally:
             done.set()
             watcher.join()
-            # Also after Ctrl-C: the answer to this request must not become that of the next one.
+            # Also after Ctrl-C: the answer to this request must not be read as the answer to the next one.
             if self._fault or not line.endswith(b"\n"):
                 self._end()
         if not line.endswith(b"\n"):

@@ -1,4 +1,4 @@
-"""Commands in messages: each one works as it stands, in a shell of the environment that printed it."""
+"""Command lines for messages; they can be copied into a shell of the same environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FOLDER: Final = Path(__file__).resolve().parents[2]
 
 
 def make_command(words: str) -> str:
-    """Return a command line of clearhead, with its path where PATH does not lead to it.
+    """Return a command line of clearhead, with its path if PATH does not lead to it.
 
     Args:
         words: the command and its arguments, quoted for a shell, such as "view runs/demo TEXT". The result also has
@@ -51,10 +51,10 @@ def make_install_command(*requirements: str, extra: str = "") -> str:
 
 
 def list_requirements(extra: str = "") -> list[Requirement]:
-    """Return the packages that an extra adds, those of the extras it includes among them.
+    """Return the packages of an extra, including those of extras inside it.
 
     Args:
-        extra: its name; "" means the packages that clearhead always needs.
+        extra: the name of the extra; "" means the packages that clearhead always needs.
 
     Raises:
         PackageNotFoundError: clearhead is not installed.
@@ -76,7 +76,7 @@ def list_requirements(extra: str = "") -> list[Requirement]:
 
 
 def quote(word: str) -> str:
-    """Return a word as a shell of this system reads it."""
+    """Return a word quoted for the shell of this system."""
     return shlex.quote(word).replace("'", '"') if os.name == "nt" else shlex.quote(word)
 
 

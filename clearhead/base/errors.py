@@ -1,4 +1,4 @@
-"""What users are told: wrong input, a failure while running, and texts that are not read to their ends."""
+"""Errors and warnings for users: wrong input, failures at run time, truncated texts."""
 
 from __future__ import annotations
 
@@ -13,57 +13,57 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Literal
 
-# Of a message: faults, characters of a line, and of a word in it, which may be a name from a file or a path.
+# Limits of a message: faults, characters of a line, and characters of a word, such as a name from a file or a path.
 MOST_FAULTS, LONGEST_LINE, LONGEST_WORD = 20, 2000, 255
 _LONG_WORD = re.compile(rf"[^\s'\"]{{{LONGEST_WORD + 1},}}")
-# Control characters, lone surrogates, and what reverses or breaks a line.
+# Control characters, lone surrogates, and characters that reverse or break a line.
 _SPACES = re.compile(r"[^\S ]")
 UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def escape_unsafe(text: str, *, allowed: str = "") -> str:
-    """Escape the characters of a text that would steer a terminal, so that a name from a file cannot forge a message.
+    """Escape the characters of a text that would control a terminal, so that a name from a file cannot forge a message.
 
     Args:
-        text: anything.
-        kept: characters that stay as they are, such as line breaks.
+        text: any text.
+        allowed: the unsafe characters that are not escaped, such as line breaks.
     """
     return UNSAFE.sub(lambda match: match[0] if match[0] in allowed else ascii(match[0])[1:-1], text)
 
 
 def json_text(value: object) -> str:
-    """Return a value as a message shows it: as JSON, with Unicode spaces escaped, and shortened if it is long."""
+    """Return a value as JSON for a message, with Unicode spaces escaped, and shortened if it is long."""
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return shorten(_SPACES.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
 def shorten(text: str, most: int = 40) -> str:
-    """Return a text as a message shows it, cut off if it has more than `most` characters."""
+    """Return a text for a message, cut off if it has more than `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def program_name(command: str) -> str:
-    """Return the program name of a command, without its folder and its arguments, which may hold passwords."""
+    """Return the program name of a command, without its folder and its arguments, which may contain passwords."""
     words = (PurePath(word).name for word in command.split() if "=" not in word)
     return next(words, "(a command without a name)")
 
 
 def _line(text: str) -> str:
-    """Return a line of a message without what would steer a terminal, with names of a file's length at most."""
+    """Return a line of a message, escaped for terminals, with long words and long lines shortened."""
     line = _LONG_WORD.sub(lambda match: shorten(match[0], 80), escape_unsafe(text))
     return shorten(line, LONGEST_LINE)
 
 
 @dataclass(frozen=True)
 class MessageReference:
-    """What a message is about: an argument of Python, a key of a run file or of another file, or a text of a call.
+    """Subject of a message: an argument in Python, a key of a run file or of another file, or one of several texts.
 
     Args:
-        kind: what it is; a field is the key of another file, which no option stands for; a text is the subject of a
-            sentence, a place stands in front of one.
-        name: of the argument or the key; what a text is called.
-        value: what the message says to set the argument or the key to; None: it is named alone.
-        number: of the text, counted from 1.
+        kind: the kind of subject. A "field" is a key of another file, for which there is no option. A "text" is the
+            subject of a sentence, a "place" stands in front of a sentence.
+        name: the name of the argument or key, or the noun for a text.
+        value: the suggested value of the argument or key. None means that the message suggests none.
+        number: the number of the text, from 1; 0 for arguments and keys.
     """
 
     kind: Literal["argument", "key", "field", "text", "place"]
@@ -72,7 +72,7 @@ class MessageReference:
     number: int = 0
 
     def __str__(self) -> str:
-        """Name it as Python and a run file do."""
+        """Return the subject as Python or a run file writes it."""
         if self.number:
             return f"{self.name} {self.number}"
         if self.kind == "key":
@@ -80,23 +80,23 @@ class MessageReference:
         return self.name if self.value is None else f"{self.name}={self.value!r}"
 
     def as_option(self, option: str) -> str:
-        """Name an argument or a key as the option of a command that stands for it."""
+        """Return an argument or a key as the option of a command line."""
         return option if self.value is None or self.value is True else f"{option} {json.dumps(self.value)}"
 
 
 class Message(str):
-    """A text for a user that knows which parts of it are references; as a string it names them as Python does.
+    """String for a user whose references (arguments, keys, texts) can be renamed, such as to options of a command.
 
-    It stays one when it is joined to others by `+` or `join`, and becomes a plain string in an f-string.
+    `+` and `join` return a `Message`; an f-string makes a plain string.
 
     Args:
-        parts: plain text, references and other messages, in order.
+        parts: plain texts, references and other messages, in order.
     """
 
     parts: tuple[str | MessageReference, ...]
 
     def __new__(cls, *parts: str | MessageReference) -> Message:
-        """Join the parts."""
+        """Join the parts to one message."""
         message = super().__new__(cls, "".join(map(str, parts)))
         message.parts = sum((piece.parts if isinstance(piece, Message) else (piece,) for piece in parts), ())
         return message
@@ -108,39 +108,39 @@ class Message(str):
         return Message(other, self)
 
     def join(self, messages: Iterable[str]) -> Message:
-        """Return messages in one, with this one between them."""
+        """Return one message of several, with this message as the separator."""
         return Message(*[piece for message in messages for piece in (self, message)][1:])
 
     def rename_references(self, rename: Callable[[MessageReference], str | MessageReference]) -> Message:
-        """Return the message with other names in place of its references; text is never searched for them."""
+        """Return the message with its references renamed; its plain text is not searched."""
         return Message(*(rename(piece) if isinstance(piece, MessageReference) else piece for piece in self.parts))
 
 
 def argument(name: str, value: object = None) -> Message:
-    """Return an argument of Python for a message; a command shows the option that stands for it."""
+    """Return an argument for a message; a command shows its option instead."""
     return Message(MessageReference("argument", name, value))
 
 
 def key(name: str, value: object = None) -> Message:
-    """Return a key of a run file, or an argument in quotation marks, for a message; as `argument`."""
+    """Return a key of a run file, or an argument in quotation marks, for a message; a command shows its option."""
     return Message(MessageReference("key", name, value))
 
 
 def nth_text(number: int, what: str = "text") -> Message:
-    """Return one of the texts of a call, counted from 1, as the subject of a sentence; a command shows its line."""
+    """Return "text N" as the subject of a sentence, counted from 1; a command shows the line of the file."""
     return Message(MessageReference("text", what, number=number))
 
 
 def at_text(number: int) -> Message:
-    """Return one of the texts of a call, counted from 1, for the front of a sentence; a command shows its line."""
+    """Return "text N" for the front of a sentence, counted from 1; a command shows the line of the file."""
     return Message(MessageReference("place", "text", number=number))
 
 
 class InputError(ValueError):
-    """Wrong input; the command line exits with code 2.
+    """Error: wrong input; the command line exits with code 2.
 
     Args:
-        lines: of the message, one in most cases; those of `Message` know what they are about.
+        lines: the lines of the message; a `Message` keeps its references.
     """
 
     def __init__(self, *lines: str) -> None:
@@ -148,27 +148,27 @@ class InputError(ValueError):
         super().__init__(*self.lines)
 
     def __str__(self) -> str:
-        """Name what it is about as Python does."""
+        """Return the message with its references as Python writes them."""
         return "\n".join(map(_line, self.lines))
 
     @property
     def about(self) -> tuple[MessageReference, ...]:
-        """The arguments, keys and texts that the message is about, in order."""
+        """References of the message: its arguments, keys and texts, in order."""
         return tuple(piece for line in self.lines for piece in line.parts if isinstance(piece, MessageReference))
 
     @property
     def as_fault(self) -> str:
-        """The whole message in one line, as a fault of another report."""
+        """The message in one line, for a report of several faults."""
         first, *rest = str(self).split("\n")
         return " ".join([first, "; ".join(line.removeprefix("  - ") for line in rest)]).rstrip()
 
     @classmethod
     def from_faults(cls, faults: Sequence[str], *, subject: str = "the input") -> InputError:
-        """Put faults into one report, which lists the first of very many.
+        """Return one error for several faults; it lists at most the first `MOST_FAULTS`.
 
         Args:
             faults: one sentence for each fault; at least one.
-            subject: what was checked, for the first line of a report with several faults.
+            subject: the checked object, for the first line of a report with several faults.
         """
         assert faults, "an error report needs at least one fault"
         if len(faults) == 1:
@@ -189,12 +189,12 @@ def _change_lines(change: Callable[[tuple[Message, ...]], tuple[Message, ...]]) 
 
 
 def within(subject: str) -> AbstractContextManager[None]:
-    """Put what errors are about in front of the messages of those raised while this is open."""
+    """Return a context manager that puts a subject in front of the message of each `InputError` raised inside."""
     return _change_lines(lambda lines: (Message(subject, ": ", lines[0]), *lines[1:]))
 
 
 def renaming(rename: Callable[[MessageReference], str | MessageReference]) -> AbstractContextManager[None]:
-    """Let a reader who knows by other names what errors are about read those names in the errors raised while open."""
+    """Return a context manager that renames the references of each `InputError` raised inside."""
     return _change_lines(lambda lines: tuple(line.rename_references(rename) for line in lines))
 
 
@@ -207,14 +207,14 @@ class LackOfMemory(InputError):
 
 
 class RunFailure(RuntimeError):
-    """A failure while running; the command line exits with code 1."""
+    """Error: a failure at run time; the command line exits with code 1."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on an accelerator or on the CPU."""
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM
-    # By name: that of torch is known before torch is imported.
+    # Compare by name, so that torch need not be imported.
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     signs = ("allocate memory", "not enough memory", "out of memory", "bad_alloc")
@@ -222,12 +222,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class LongTexts(UserWarning):
-    """Texts that a model does not read to their ends.
+    """Warning: texts that are longer than the model can read.
 
     Args:
-        count: how many.
-        limit: how much of each is read.
-        unit: what the limit counts.
+        count: the number of texts.
+        limit: the length of each text that is read.
+        unit: the unit of the limit.
     """
 
     def __init__(self, count: int, limit: int, unit: str = "tokens") -> None:
@@ -241,15 +241,15 @@ class LongTexts(UserWarning):
 
     @classmethod
     def merge(cls, warnings: Sequence[LongTexts]) -> LongTexts:
-        """Return one warning for several; at least one is given."""
+        """Return one warning for several (at least one)."""
         return cls(sum(each.count for each in warnings), warnings[0].limit, warnings[0].unit)
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the closest valid name, or an empty string if none is close.
 
-    A prefix of exactly one valid name is close to it, such as "de" to "de_DE", and so are the initials of its words,
-    such as "lr" to "learning_rate".
+    A prefix of exactly one valid name is close, such as "de" to "de_DE". So are the initials of its words, such as "lr"
+    to "learning_rate".
     """
     match = nearest_name(name, valid)
     return "" if match is None else f" (did you mean '{match}'?)"
@@ -263,9 +263,9 @@ def nearest_name(name: str, valid: Iterable[str], *, least: float = 0.6) -> str 
     """Return the closest valid name, as `nearest` finds it, or None if none is close.
 
     Args:
-        name: that is not valid.
-        valid: the names that are.
-        least: the share of characters in common from which on a name is close.
+        name: the invalid name.
+        valid: the valid names.
+        least: the minimum share of common characters for a close name, from 0 to 1.
     """
     names = list(valid)
     matches = difflib.get_close_matches(name, names, n=1, cutoff=least)

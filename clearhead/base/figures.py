@@ -1,4 +1,4 @@
-"""What all pictures share: colours, a font, and figures that are drawn without a display."""
+"""Shared colours, font and helpers for pictures, drawn without a display."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from clearhead.base.files import replacing
 
 FONT = FontProperties(family="DejaVu Sans", size=10)
 INK, FAINT, EDGE, GRID = "#1f2933", "#8a94a0", "#c5ccd3", "#e4e8ec"
-# Of lines, in the order in which they are used.
+# Colours of lines, in the order of use.
 COLOURS = ("#2a78b8", "#d95f30", "#1f9e77", "#8e63b5", "#b8860b", "#c8557f", "#4f6272", "#7a9a2e")
 
-# Widths of lines: of single values, and of what they add up to.
+# Widths of lines: for single values, and for their sums.
 THIN, THICK = 0.8, 2.2
 LONGEST_NAME: Final = 40
-"""Characters of a name in a legend."""
+"""Maximum number of characters of a name in a legend."""
 
 
 def new_figure(width: float, height: float, title: str, lines: Sequence[str] = (), *, left: float = 0.25) -> Figure:
     """Return a white figure with a title.
 
     Args:
-        width, height: in inches.
-        title: above everything else.
-        lines: smaller text below the title.
-        left: inches between the left edge and the text.
+        width, height: the size in inches.
+        title: the title at the top.
+        lines: lines of smaller text below the title.
+        left: the inches between the left edge and the text.
     """
-    # No pyplot: it keeps global state.
+    # Avoid pyplot, which keeps global state.
     figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
     x = left / width
@@ -51,15 +51,15 @@ def new_figure(width: float, height: float, title: str, lines: Sequence[str] = (
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG or SVG, by the ending of the name; missing folders are created.
+    """Write a figure as .png or .svg; missing folders are created.
 
     Raises:
-        InputError: the name ends in something else, or the file cannot be written.
+        InputError: the name has another ending, or the file cannot be written.
     """
     kind = path.suffix.lower()
     if kind not in (".png", ".svg"):
-        raise InputError(f"a picture is a .png or a .svg file, and {path} is neither: give another name")
-    # The same figure makes the same file: no date, no random names.
+        raise InputError(f"a picture must be a .png or .svg file, got {path}: use one of these endings")
+    # Equal figures make equal files: no date, no random names.
     options: dict[str, Any] = {"metadata": {"Date": None}} if kind == ".svg" else {}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,16 +70,16 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def drawable(text: str) -> bool:
-    """Return whether the font that comes with matplotlib has every character of a text."""
+    """Return whether the font of the pictures has every character of a text."""
     return set(map(ord, text)) <= set(get_font(findfont(FONT)).get_charmap())
 
 
 def label_text(text: str, longest: int) -> str:
-    """Return a text as a label: what the font lacks and what is invisible is escaped, and a long one is cut.
+    """Return a text as a label: cut if it is long, and escaped if the font lacks a character or it is not printable.
 
     Args:
         text: any text, such as a token.
-        longest: characters, at least 1.
+        longest: the maximum number of characters, at least 1.
     """
     if text.isspace():
         text = text.replace(" ", "␣")
@@ -105,11 +105,12 @@ def draw_heat_map(
     """Draw values as coloured cells, with labels on the left and on top.
 
     Args:
-        axes: where to draw.
-        values: the colour of each cell.
-        rows, columns: labels.
-        rotated: for each column whether its label is vertical.
-        largest: values are from -largest to largest, in two colours; None: from 0 to 1.
+        axes: the axes to draw on.
+        values: the value of each cell.
+        rows, columns: the labels.
+        rotated: True for each column with a vertical label.
+        largest: the largest absolute value, for values from -largest to largest in two colours. None means values
+            from 0 to 1.
     """
     low, high = (0.0, 1.0) if largest is None else (-largest, largest)
     axes.set_facecolor(GRID)  # seen where a value is NaN
@@ -136,7 +137,7 @@ def write_beside(
     va: str = "bottom",
     rotation: float = 0.0,
 ) -> None:
-    """Write a small text at a distance in points from a place in fractions of the axes."""
+    """Write a small text at an offset in points from an anchor, which is in fractions of the axes."""
     axes.annotate(
         text, anchor, points, xycoords="axes fraction", textcoords="offset points", fontsize=size, color=FAINT,
         va=va, rotation=rotation,
@@ -148,7 +149,7 @@ def _colours(largest: float | None) -> str:
 
 
 def draw_color_scale(figure: Figure, legend: str, *, largest: float | None = None) -> None:
-    """Draw the colours of `draw_heat_map` as a bar at the bottom left, with their meaning beside it."""
+    """Draw the colour scale of `draw_heat_map` at the bottom left, with a legend next to it."""
     ends = ("0", "0.5", "1") if largest is None else (f"{-largest:.2g}", "0", f"+{largest:.2g}")
     width, height = figure.get_size_inches()
     axes = figure.add_axes((0.25 / width, 0.42 / height, 1.6 / width, 0.12 / height))
@@ -164,7 +165,7 @@ def late_limits(curves: Iterable[Sequence[float]]) -> tuple[float, float]:
     """Return limits of a vertical axis that give its height to late training.
 
     Args:
-        curves: the heights of each, in order; the first fifth of a curve may leave the picture.
+        curves: the values of each curve, in order; the first fifth of a curve may leave the picture.
     """
     seen = [value for curve in curves for value in curve[len(curve) // 5 :]]
     low, high = min(seen), max(seen)
@@ -184,12 +185,12 @@ def style_line_axes(axes: Axes, label: str) -> None:
 def draw_legend(
     axes: Axes, lines: Sequence[tuple[str, Line2D]], *, corner: Literal["upper right", "lower right"]
 ) -> None:
-    """Name curves in a corner of their axes; a long name loses its middle, as runs often differ in their last letters.
+    """Add a legend of curves; a long name loses its middle, since runs often differ in their last letters.
 
     Args:
-        axes: where the curves are.
-        lines: each with its name, any text.
-        corner: where the curves are not.
+        axes: the axes of the curves.
+        lines: each curve with its name, any text.
+        corner: a corner without curves.
     """
     half = LONGEST_NAME // 2
     names = [name if len(name) <= LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}" for name, _ in lines]

@@ -1,4 +1,4 @@
-"""Small files: written atomically, and read with every fault named."""
+"""Small files: written atomically, and read with checks that name every fault."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 from clearhead.base.errors import MOST_FAULTS, InputError, Message, MessageReference, argument, nearest_name, shorten
 from clearhead.base.temporary_files import temporary_path
 
-# Bytes: of any file that is read whole, of a vocabulary, and of any other JSON file.
+# Maximum bytes of any file that is read whole, of a vocabulary, and of any other JSON file.
 LARGEST_FILE, LARGEST_VOCABULARY, LARGEST_JSON = 2**28, 2**26, 2**24
-# A length that stands for "none" has 31 digits in honest files, and a vocabulary of 262,144 with its merges 2.6 million
-# quotes.
+# Honest files have numbers of up to 31 digits (a length for "none"), and 2.6 million quotes (a vocabulary of 262,144
+# entries with its merges).
 MOST_CONTAINERS, MOST_QUOTES, DEEPEST, MOST_DIGITS = 2**21, 3 * 2**20, 100, 40
 _LONG_NUMBER = re.compile(f"[0-9]{{{MOST_DIGITS + 1}}}")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -41,7 +41,7 @@ def cache_root() -> Path:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path to write, and put the file in the place of `path` once it is complete and on the disk."""
+    """Yield a temporary path to write, then flush the file to the disk and rename it to `path`."""
     temporary = temporary_path(path)
     try:
         yield temporary
@@ -64,12 +64,12 @@ def sync(path: Path) -> None:
 
 
 def write_json(path: Path, content: object, *, is_indented: bool = False) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part of it.
+    """Write a JSON file atomically: a reader sees the old file or the new one.
 
     Args:
         path: the file to write; its folder must exist.
-        content: anything that the json module can write.
-        is_indented: for people: a value per line, with sorted keys.
+        content: any value that the json module can write.
+        is_indented: True for one value per line, with sorted keys.
     """
     if is_indented:
         text = json.dumps(content, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
@@ -80,16 +80,19 @@ def write_json(path: Path, content: object, *, is_indented: bool = False) -> Non
 
 
 def refuse_unwritable(path: Path, *, force: bool) -> None:
-    """Refuse to write a file that cannot be written, or that is there, before the work for it begins.
+    """Refuse an output file that cannot be written or already exists, before the work for it begins.
+
+    Args:
+        path: the output file.
+        force: True if an existing file is replaced.
 
     Raises:
-        InputError: the file exists and is not to be replaced; it is a folder or a device; or as for
-            `refuse_unwritable_place`.
+        InputError: the file exists and `force` is False, it is a folder or a device, or its folder is not writable.
     """
     if path.is_dir():
         raise InputError(f"{path} is a folder: name a file in it")
     if path.exists() and not path.is_file():
-        # A complete file takes the place of what has its name, and must not take that of a device.
+        # Renaming the temporary file would replace the device.
         raise InputError(f"{path} is a device or a pipe, not a file: name a file")
     if path.exists() and not force:
         raise InputError(f"{path} exists already: name another file, or replace it with " + argument("force", True))
@@ -97,25 +100,25 @@ def refuse_unwritable(path: Path, *, force: bool) -> None:
 
 
 def refuse_unwritable_place(path: Path) -> None:
-    """Refuse a file or a folder that cannot be made where it is named.
+    """Refuse an output path whose folder cannot be created or written.
 
     Raises:
-        InputError: the nearest folder that is there is a file, or refuses new files.
+        InputError: the nearest existing folder is a file, or refuses new files.
     """
     folder = next(parent for parent in Path(os.path.abspath(path)).parents if os.path.lexists(parent))
     if not folder.is_dir():
         raise InputError(f"{path} cannot be written: {folder} is not a folder")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"{path} cannot be written: {folder} refuses new files; name another place")
+        raise InputError(f"{path} cannot be written: {folder} refuses new files; choose another folder")
 
 
 def write_output(path: Path, text: str, *, force: bool) -> None:
-    """Write a file that the user named, whole or not at all; missing folders are created.
+    """Write a file that the user named, atomically; missing folders are created.
 
     Args:
         path: the file.
-        text: its content.
-        force: whether an existing file is replaced.
+        text: the content.
+        force: True if an existing file is replaced.
 
     Raises:
         InputError: the file exists, or cannot be written.
@@ -130,12 +133,12 @@ def write_output(path: Path, text: str, *, force: bool) -> None:
 
 
 def explain_absent(path: Path, what: str = "file", others: Iterable[str] = ()) -> str:
-    """Say that a path leads nowhere: where it ends, which for a relative one says where it was looked up.
+    """Return a message about a missing path: the deepest existing folder, and a similar name if there is one.
 
     Args:
-        path: to nothing.
-        what: was expected there.
-        others: paths and names elsewhere that may be meant.
+        path: the missing path.
+        what: the kind of file or folder, such as "run".
+        others: paths and names elsewhere that the user may have meant.
     """
     whole = Path(os.path.abspath(path))
     folder = next(parent for parent in whole.parents if os.path.exists(parent))
@@ -150,37 +153,37 @@ def explain_absent(path: Path, what: str = "file", others: Iterable[str] = ()) -
 
 
 def refuse_absent(path: Path, what: str = "folder", *, expected: str = "") -> None:
-    """Refuse a path that leads nowhere.
+    """Refuse a path that does not exist.
 
     Args:
-        path: of a run or a model.
-        what: was expected there.
-        expected: in more words, to end the sentence with.
+        path: the path of a run or a model.
+        what: the kind of file or folder, such as "run".
+        expected: a longer description, for the end of the message.
 
     Raises:
-        InputError: nothing is there.
+        InputError: the path does not exist.
     """
     if not path.exists():
         raise InputError(f"{path}: {explain_absent(path, what, runs_nearby())}{expected and f'; expected {expected}'}")
 
 
 def _meant(name: str, path: Path, others: Iterable[str]) -> str:
-    """Return a hint at a similar name in the folder of a path, or elsewhere."""
+    """Return " (did you mean 'x'?)" for a similar name in the folder of a path or elsewhere, or an empty string."""
     elsewhere = {Path(other).name: other for other in others}
     siblings = names_in(path.parent)
-    # Any file may stand beside a path, and most have nothing to do with it.
+    # Unrelated files may lie in the same folder, so the names must be closer than usual.
     close = partial(nearest_name, least=0.7)
     meant = elsewhere.get(name) or close(path.name, siblings) or elsewhere.get(close(name, elsewhere) or "")
     return f" (did you mean '{meant}'?)" if meant else ""
 
 
 def runs_nearby() -> list[str]:
-    """Return the paths of the folders in which runs are usually written, for hints."""
+    """Return the paths of all runs in the usual folder `runs`, for hints."""
     return [f"{RUNS}/{name}" for name in names_in(RUNS) if (RUNS / name).is_dir()]
 
 
 def names_in(folder: Path) -> list[str]:
-    """Return the names in a folder; none where it cannot be read."""
+    """Return the sorted names in a folder; an empty list if it cannot be read."""
     try:
         return sorted(path.name for path in folder.iterdir())
     except OSError:
@@ -188,35 +191,35 @@ def names_in(folder: Path) -> list[str]:
 
 
 def read_typed(path: Path, kind: type[T], *, what: str) -> T:
-    """Read a JSON file of a model or a run into the type that its content must have.
+    """Read a JSON file of a model or a run as a pydantic type.
 
     Args:
         path: the file to read.
-        kind: a model or dataclass of pydantic; its types are not converted to.
+        kind: a pydantic model or dataclass; values are not converted.
         what: the expected content, for messages.
 
     Raises:
-        InputError: as for `read_json`, or values of other types or out of range.
+        InputError: see `read_json`; or a value has a wrong type or is out of range.
     """
     return convert_json(read_json_object(path, what=what), kind, name=str(path))
 
 
 def convert_json(content: object, kind: type[T] | GenericAlias | UnionType, *, name: str) -> T:
-    """Return parsed JSON as a type, without conversions but from lists to tuples.
+    """Return parsed JSON as a type; only lists are converted, to tuples.
 
     Args:
-        content: what `parse_json` returned.
-        kind: a model or dataclass of pydantic, or a type made of them.
-        name: of the file, for messages.
+        content: the value that `parse_json` returned.
+        kind: a pydantic model or dataclass, or a type made of them.
+        name: the name of the file, for messages.
 
     Raises:
-        InputError: values of other types or out of range; all are named.
+        InputError: values have a wrong type or are out of range; the message names all of them.
     """
     from pydantic import TypeAdapter, ValidationError
 
     try:
-        # Only in its JSON mode does pydantic take a list for a tuple, and yet no string for a number.
-        adapter: TypeAdapter[T] = TypeAdapter(kind)  # type: ignore[arg-type]  # it knows no list[int] as a type
+        # In JSON mode, pydantic accepts a list for a tuple, but no string for a number.
+        adapter: TypeAdapter[T] = TypeAdapter(kind)  # type: ignore[arg-type]  # it rejects list[int] as a type
         return adapter.validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         expectations: dict[Message, list[str]] = {}
@@ -227,13 +230,13 @@ def convert_json(content: object, kind: type[T] | GenericAlias | UnionType, *, n
             message = "but it is missing" if fault["type"] == "missing" else f"expected {expected}, got {shown}"
             where = Message(f"{name}: ", MessageReference("field", address), ": " if address else "")
             expectations.setdefault(where, []).append(message)
-        # Of several types that a value may have, pydantic reports each.
+        # pydantic reports a fault for each type of a union.
         faults = [where + "; or ".join(messages) for where, messages in expectations.items()]
         raise InputError.from_faults(faults, subject=name) from None
 
 
 def _address(location: Sequence[int | str], content: Any) -> tuple[str, Any]:
-    """Return the path of a fault without the names of types that pydantic puts in, and what is there."""
+    """Return the path of a fault, without pydantic's names of types, and the value at this path."""
     parts: list[str] = []
     for number, key in enumerate(location):
         if key == "[key]":  # the fault is the name itself
@@ -257,11 +260,11 @@ def read_json_object(path: Path, *, what: str, largest: int = LARGEST_JSON) -> d
         largest: size that is read, in bytes.
 
     Raises:
-        InputError: as for `read_json`, or it is not an object.
+        InputError: see `read_json`; or the content is not an object.
     """
     content = read_json(path, what=what, largest=largest)
     if not isinstance(content, dict):
-        raise InputError(f"{path}: expected {what} as one JSON object, received a {type(content).__name__}")
+        raise InputError(f"{path}: expected {what} as one JSON object, got a {type(content).__name__}")
     return content
 
 
@@ -274,7 +277,7 @@ def read_json(path: Path, *, what: str, largest: int = LARGEST_JSON) -> Any:
         largest: size that is read, in bytes.
 
     Raises:
-        InputError: as for `read_model_file`, or it is not UTF-8, or `parse_json` refuses it.
+        InputError: see `read_model_file`; or the file is not UTF-8, or `parse_json` refuses it.
     """
     try:
         return parse_json(read_model_file(path, what=what, largest=largest).decode("utf-8-sig"))
@@ -285,16 +288,16 @@ def read_json(path: Path, *, what: str, largest: int = LARGEST_JSON) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """Parse JSON of a stranger.
+    """Parse untrusted JSON.
 
     Raises:
-        json.JSONDecodeError: it is not JSON; or a key occurs twice in an object, a number has too many digits or is not
-            finite, a string is not Unicode text, or values are too many or nested too deeply.
+        json.JSONDecodeError: the text is not JSON, a key occurs twice in an object, or a number has too many digits or
+            is not finite. Also if a string is not Unicode text, or values are too many or nested too deeply.
     """
     containers = text.count("[") + text.count("{")
     if containers > MOST_CONTAINERS or text.count('"') > MOST_QUOTES:
         raise json.JSONDecodeError("it holds too many lists, objects and strings", text, 0)
-    # A function for each whole number of a vocabulary would take as long as the rest.
+    # Check digits only if needed: calling a function for each number of a vocabulary would double the time.
     whole = _whole if _LONG_NUMBER.search(text) is not None else None
     try:
         content = json.loads(
@@ -315,7 +318,7 @@ def parse_json(text: str) -> Any:
 
 
 class _Refused(Exception):
-    """A value that is JSON, but that no honest file holds."""
+    """A valid JSON value that no honest file contains."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -351,21 +354,21 @@ def _is_deep(content: Any) -> bool:
 
 @contextlib.contextmanager
 def open_model_file(path: Path, *, what: str) -> Iterator[BufferedReader]:
-    """Open a file that came with a model or a run, perhaps from a stranger.
+    """Open an untrusted file of a model or a run.
 
     Args:
         path: the file.
         what: the expected content, for messages.
 
     Raises:
-        InputError: it is missing or unreadable, a pipe or a device, or a link out of its folder.
+        InputError: the file is missing or unreadable, a pipe or a device, or a link out of its folder.
     """
     refuse_link_out(path, path.parent)
     try:
         # Opening a pipe would wait for its writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
         with open(descriptor, "rb") as file:
-            # Asked of the open file, which nobody can exchange any more.
+            # Check the open file, which can no longer be replaced by another one.
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise InputError(f"{path}: expected {what}, but it is no regular file")
             yield file
@@ -390,13 +393,13 @@ def read_model_file(path: Path, *, what: str, largest: int = LARGEST_FILE) -> by
         largest: size that is read, in bytes.
 
     Raises:
-        InputError: as for `open_model_file`, or it is too large.
+        InputError: see `open_model_file`; or the file is too large.
     """
     with open_model_file(path, what=what) as file:
         size = os.fstat(file.fileno()).st_size
         if size > largest:
             raise InputError(f"{path}: expected {what}, but {size} bytes are too many for one (at most {largest})")
-        # Read no more than that, should it grow.
+        # The file may grow meanwhile.
         return file.read(largest)
 
 
@@ -409,23 +412,23 @@ def read_model_text(path: Path, *, what: str, largest: int = LARGEST_JSON) -> st
         largest: size that is read, in bytes.
 
     Raises:
-        InputError: as for `read_model_file`, or it is not UTF-8 (with the line).
+        InputError: see `read_model_file`; or the file is not UTF-8 (the message names the line).
     """
     return decode_text(read_model_file(path, what=what, largest=largest), str(path))
 
 
 def refuse_link_out(path: Path, directory: Path) -> None:
-    """Refuse a file of a folder that is a link out of it.
+    """Refuse a file that is a link out of its folder.
 
-    A folder inside the hub's cache is made of links to the blobs of the same repository; those are followed.
+    Links in the hub's cache to the blobs of the same repository are allowed.
 
     Raises:
-        InputError: it is such a link, or links lead to each other in a circle.
+        InputError: the file is a link out of the folder, or links lead in a circle.
     """
     try:
         real, home = path.resolve(), directory.resolve()
     except RuntimeError:
-        raise InputError(f"{path}: links that lead in a circle; copy the file here") from None
+        raise InputError(f"{path}: its links lead in a circle; copy the file here") from None
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: no file can have this name ({_reason(error)})") from None
     # In the hub's cache, `snapshots/REVISION` and its folders hold links into `blobs` of the same repository.
@@ -455,7 +458,7 @@ def read_text_file(path: Path, what: str) -> str:
         what: the kind of file, for messages.
 
     Raises:
-        InputError: if it is missing, a folder, not readable or not UTF-8 (with the line).
+        InputError: the file is missing, a folder, not readable or not UTF-8 (the message names the line).
     """
     try:
         data = path.read_bytes()
@@ -471,19 +474,19 @@ def read_text_file(path: Path, what: str) -> str:
 
 
 def binary_file_error(name: object) -> InputError:
-    """Return the error of a file, by its name, that has zero bytes, which no text has."""
+    """Return the error for a file with zero bytes, which no text file has."""
     return InputError(f"{name}: expected text in UTF-8, but it has zero bytes, as binary files and UTF-16 have")
 
 
 def decode_text(data: bytes, name: str) -> str:
-    """Return bytes as text.
+    """Return UTF-8 bytes as text.
 
     Args:
         data: the bytes.
-        name: of their source, for messages.
+        name: the name of their source, for messages.
 
     Raises:
-        InputError: they are not UTF-8 (with the line).
+        InputError: the bytes are not UTF-8; the message names the line.
     """
     try:
         return data.decode("utf-8")

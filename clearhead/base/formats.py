@@ -1,4 +1,4 @@
-"""Formats: the number in all files that later versions read, and the refusal of other numbers."""
+"""Format numbers in files that later versions of clearhead read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]{0,30}")
 
 @dataclass(frozen=True)
 class FileFormat:
-    """A kind of files that later versions read; they carry `header`.
+    """A kind of files with a format number in their header.
 
     Args:
-        what: name of the files, with its article.
-        number: number of the format that this version writes. It rises with every change of the content or its meaning.
-        mend: what the user does with files that are not read.
-        oldest: number of the oldest format that is read; None means `number`.
+        what: the name of the files, with its article, such as "a run".
+        number: the format number that this version writes; it rises with every change of the content or its meaning.
+        mend: the advice for files that cannot be read.
+        oldest: the oldest format number that this version reads. None means `number`.
     """
 
     what: str
@@ -34,18 +34,18 @@ class FileFormat:
     oldest: int | None = None
 
     def header(self) -> dict[str, Any]:
-        """Return the number, and the version that writes it: a later one may write another."""
+        """Return the header of a file: the format number, and the version of clearhead that writes it."""
         return {"format": self.number, "clearhead": __version__}
 
     def check(self, header: Mapping[str, Any], source: object) -> None:
         """Refuse a format that this version does not read.
 
         Args:
-            header: header that was written with the content.
-            source: file or folder of the content, for messages.
+            header: the header of the file.
+            source: the file or folder, for messages.
 
         Raises:
-            InputError: there is no number, it is from a later version, or from an earlier one that is no longer read.
+            InputError: the number is missing, is from a later version, or is too old.
         """
         number, version = header.get("format"), str(header.get("clearhead"))
         if not isinstance(number, int) or number < 1:
@@ -67,7 +67,7 @@ class FileFormat:
         """Refuse a folder by its format file.
 
         Raises:
-            InputError: as for `check`.
+            InputError: see `check`.
         """
         file = folder / FORMAT_FILE
         self.check(read_json_object(file, what="a format number") if file.exists() else {}, folder)

@@ -1,8 +1,7 @@
-"""Who watches a model run: hook points inside modules, and forward hooks, that belong to a context.
+"""Hook points inside modules, and forward hooks, that are active in one context (a thread or a task).
 
-A context is a thread or a task. What it watches is seen and changed in its own calls alone, however many others use the
-same module meanwhile, and no module is written to for it but the forward hooks of the outputs of modules, which are
-silent in other contexts.
+A context sees and changes activations in its own calls only, even if other contexts use the same module. Hook points
+change no module. The forward hooks on outputs are registered on modules, and do nothing in other contexts.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from clearhead.base.printing import PrintedModule
 
 Watcher = Callable[[Tensor], Tensor]
 Watchers = Mapping[tuple[object, str], list[Watcher]]
-"""By the identity of a module and the name of a point; the functions are called in order."""
+"""Functions by the identity of a module and the name of a hook point, called in order."""
 _WATCHING: Final[ContextVar[tuple[Watchers, ...]]] = ContextVar("_WATCHING", default=())
 _ROWS: Final[ContextVar[tuple[int, ...] | None]] = ContextVar("_ROWS", default=None)
 _NUMBERS: Final[ContextVar[tuple[int, ...] | None]] = ContextVar("_NUMBERS", default=None)
 
 
 class HookPoints(PrintedModule, nn.Module):
-    """A module with hook points: named places in its forward pass, beside its output.
+    """Module with hook points: named activations inside its forward pass, besides its output.
 
-    While nothing watches them, a point costs one look at a context variable.
+    A hook point that nothing watches costs one read of a context variable.
     """
 
     points: tuple[str, ...] = ()
@@ -38,13 +37,13 @@ class HookPoints(PrintedModule, nn.Module):
         self.identity: object = object()  # replicas of a module share it, copies have their own
 
     def point(self, name: str, x: Tensor) -> Tensor:
-        """Pass an activation through its point: each watcher returns it, or its replacement."""
+        """Pass an activation through the watchers of a hook point; each returns it or a replacement."""
         for watcher in self._watchers(name):
             x = watcher(x)
         return x
 
     def is_watched(self, *names: str) -> bool:
-        """Return whether the calling context watches one of these points."""
+        """Return whether the calling context watches one of these hook points."""
         return any(map(self._watchers, names))
 
     def _watchers(self, name: str) -> list[Watcher]:
@@ -54,11 +53,11 @@ class HookPoints(PrintedModule, nn.Module):
 
 
 class Hook:
-    """A forward hook of a module that runs in the context of its block alone.
+    """Forward hook of a module that runs only in the context that entered `watching`.
 
     Args:
-        watchers: the block, as `watching` got it.
-        run: the hook.
+        watchers: the watchers that were passed to `watching`.
+        run: the hook function.
     """
 
     def __init__(self, watchers: Watchers, run: Callable[..., Any]) -> None:
@@ -66,17 +65,17 @@ class Hook:
 
     @property
     def is_active(self) -> bool:
-        """Whether the block is open in the calling context."""
+        """True if the calling context is inside `watching` with these watchers."""
         return any(watchers is self._watchers for watchers in _WATCHING.get())
 
     def __call__(self, *call: object) -> Any:
-        """Run the hook, or do nothing where its block is not open."""
+        """Run the hook if it is active; otherwise return None."""
         return self._run(*call) if self.is_active else None
 
 
 @contextmanager
 def watching(watchers: Watchers) -> Iterator[None]:
-    """Let functions watch points in the calling context while the block is open."""
+    """Call watchers at their hook points, in the calling context, inside the with block."""
     _WATCHING.set((*_WATCHING.get(), watchers))
     try:
         yield
@@ -90,17 +89,17 @@ def is_watching() -> bool:
 
 
 def texts_of_rows() -> tuple[int, ...] | None:
-    """Return the number of the text of each row of the running batch; None: the caller runs the model itself."""
+    """Return the number of the text of each row of the batch; None if the caller runs the model directly."""
     return _ROWS.get()
 
 
 @contextmanager
 def naming_texts(numbers: Iterable[int], *, are_rows: bool = True) -> Iterator[None]:
-    """Name the texts of a batch while a model runs in the block.
+    """Record the number of the text of each row while a model runs in the with block.
 
     Args:
-        numbers: for each row the number of its text, among the texts of the enclosing block.
-        are_rows: False: these are not the rows of a batch yet, but the texts that inner blocks number anew from 0.
+        numbers: the number of the text of each row, among the texts of the enclosing block.
+        are_rows: True for the rows of a batch. False for texts that inner blocks number from 0 again.
     """
     outer, named = _NUMBERS.get(), None
     if is_watching():
@@ -114,19 +113,19 @@ def naming_texts(numbers: Iterable[int], *, are_rows: bool = True) -> Iterator[N
 
 
 def active_hooks(hooks: Mapping[int, Any]) -> dict[int, Any]:
-    """Return those hooks of a module that run in the calling context: all but the silent ones of other contexts."""
+    """Return the hooks of a module that run in the calling context."""
     return {number: hook for number, hook in list(hooks.items()) if getattr(hook, "is_active", True)}
 
 
 def is_seen(module: nn.Module) -> bool:
-    """Return whether the calling context sees or changes what passes through a module; its parts are not looked at."""
+    """Return whether the calling context watches or changes a module; submodules do not count."""
     if any(active_hooks(hooks) for hooks in (module._forward_hooks, module._forward_pre_hooks) if hooks):
         return True
     return isinstance(module, HookPoints) and module.is_watched(*module.points)
 
 
 def are_seen(modules: Iterable[nn.Module]) -> bool:
-    """Return whether the calling context sees or changes what passes through one of these modules."""
+    """Return whether the calling context watches or changes one of these modules."""
     if _WATCHING.get():
         return any(map(is_seen, modules))
     return any(is_seen(module) for module in modules if module._forward_hooks or module._forward_pre_hooks)

@@ -1,4 +1,4 @@
-"""What this machine has: the device and the precision that "auto" selects, and memory."""
+"""Properties of this machine: the device and precision that "auto" selects, and memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from clearhead.base.errors import InputError, LackOfMemory
 from clearhead.base.printing import human_bytes
 
 SAFE_PATH: Final = {"PYTHONSAFEPATH": "1"}
-"""Environment of a child process that finds no modules in the working directory, such as a user's random.py."""
+"""Environment of child processes that import no modules from the working directory, such as a random.py there."""
 DEVICE_CHECK: Final = "CLEARHEAD_DEVICE_CHECK"
 MOST_THREADS: Final = 4
-"""For each processor; so many threads only wait for each other."""
+"""Maximum number of threads per processor; more threads would only wait for each other."""
 
-# Of mallopt; a block of more bytes than the last one is always given back.
+# Parameters of mallopt; freed blocks larger than `_LARGEST_KEPT` bytes always go back to the system.
 _TRIM_THRESHOLD: Final = -1
 _MMAP_THRESHOLD: Final = -3
 _LARGEST_KEPT: Final = 32 << 20
@@ -34,15 +34,16 @@ _LOGGER: Final = logging.getLogger("clearhead.base.machine")
 
 
 def give_memory_back() -> None:
-    """Give freed memory that the C library keeps back to the system; only glibc can."""
+    """Return freed memory from the C library to the system (glibc only)."""
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory for what comes next, which is not cleared again then; only glibc can.
+    """Let the C library keep freed memory for later tensors (glibc only).
 
-    Without it a step of training may get its larger tensors from the system. What the environment says has priority.
+    Otherwise a training step may get its larger tensors from the system, which clears their memory each time. Settings
+    of malloc in the environment have priority.
     """
     if not any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         with contextlib.suppress(OSError, AttributeError, TypeError):
@@ -71,7 +72,7 @@ def choose_device(name: str) -> torch.device:
 
 
 def needs_check(device: torch.device) -> bool:
-    """Return whether a device must pass the device check before it is used; one line says where the check is off.
+    """Return whether a device must pass the device check before it is used; log a warning if the check is off.
 
     Raises:
         InputError: the environment variable has an unknown value.
@@ -85,7 +86,7 @@ def needs_check(device: torch.device) -> bool:
 
 
 def too_many_threads(threads: int) -> str | None:
-    """Return what is wrong with a number of CPU threads that only wait for each other; None: nothing."""
+    """Return a message if there are too many CPU threads for this machine; None if not."""
     processors = os.cpu_count() or 1
     if threads <= MOST_THREADS * processors:
         return None
@@ -111,24 +112,24 @@ def choose_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"]
 
 
 def total_memory() -> int:
-    """Return the bytes of main memory that processes here can have, within the limit of their container."""
+    """Return the bytes of main memory, or of the container's limit if that is lower."""
     return min([int(psutil.virtual_memory().total), *(limit for limit, _ in _container_memory())])
 
 
 def free_memory(device: torch.device | None = None) -> int:
-    """Return the bytes of memory that this process can still take, within the limits of its container and its own.
+    """Return the free bytes of memory for this process, within the limits of its container and its address space.
 
     Args:
-        device: whose memory; None, and every device without memory of its own: main memory.
+        device: the device with the memory. None, and any device without its own memory, means main memory.
     """
     if device is not None and device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) + _reserved_bytes(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + _idle_bytes(device)
     free = [int(psutil.virtual_memory().available), *(free for _, free in _container_memory()), *_address_space()]
     return max(0, min(free))
 
 
 def _address_space() -> Iterator[int]:
-    """Yield the bytes of address space that this process can still take, if its address space is limited."""
+    """Yield the free bytes of address space, if the address space of this process is limited."""
     with contextlib.suppress(ImportError):
         import resource  # Windows has none
 
@@ -137,48 +138,48 @@ def _address_space() -> Iterator[int]:
             yield limit - int(psutil.Process().memory_info().vms)
 
 
-def _reserved_bytes(device: torch.device) -> int:
-    """Return the bytes that torch holds of an accelerator and has not given to a tensor."""
+def _idle_bytes(device: torch.device) -> int:
+    """Return the bytes of an accelerator that torch has reserved and no tensor uses."""
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def _container_memory() -> Iterator[tuple[int, int]]:
-    """Give the limit of every control group around this process, and what is free of it, in bytes."""
+    """Yield (limit, free bytes) of every control group around this process."""
     with contextlib.suppress(OSError, ValueError):
         for line in _OWN_GROUPS.read_text("ascii").splitlines():
             _, kinds, path = line.split(":", 2)
             if kinds and "memory" not in kinds.split(","):
                 continue
-            # Version 2 has no kinds.
+            # Control groups of version 2 have no kinds.
             root = _GROUPS / "memory" if kinds else _GROUPS
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
-            # A container may not see the folder of its own path, but then the root is its own.
+            # A container may not see the folder of its path; then the root is its own group.
             group = root / path.strip("/")
             for folder in [group, *(parent for parent in group.parents if parent.is_relative_to(root))]:
-                # No limit is the word "max", or more than any machine has.
+                # "No limit" is the word "max", or a number larger than any memory.
                 with contextlib.suppress(OSError, ValueError):
                     limit, used = (int((folder / name).read_text("ascii")) for name in names)
-                    yield limit, limit - used + _cached_bytes(folder)
+                    yield limit, limit - used + _file_cache_bytes(folder)
 
 
-def _cached_bytes(group: Path) -> int:
-    """Return the bytes of files in memory that the system gives up when a group needs memory."""
+def _file_cache_bytes(group: Path) -> int:
+    """Return the bytes of cached files that the system can free for a control group."""
     lines = (group / "memory.stat").read_text("ascii").splitlines()
     fields = dict(line.split()[:2] for line in lines)
     return int(fields.get("active_file", 0)) + int(fields.get("inactive_file", 0))
 
 
 def refuse_memory(needed: int, what: str, *, free: int | None = None, advice: str = "") -> None:
-    """Refuse what does not fit into memory, before it takes any.
+    """Refuse work that needs more memory than is free, before it begins.
 
     Args:
-        needed: bytes.
-        what: needs them, for the message.
-        free: bytes; None: of main memory, as `free_memory` says.
-        advice: how to need less.
+        needed: the needed bytes.
+        what: the work, for the message.
+        free: the free bytes. None means the free main memory.
+        advice: a way to need less memory, for the message.
 
     Raises:
-        LackOfMemory: it does not fit.
+        LackOfMemory: the memory is not enough.
     """
     free = free_memory() if free is None else free
     if needed > free:

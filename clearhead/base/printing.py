@@ -1,4 +1,4 @@
-"""What `repr` and `print` show of an object: a few short lines, whatever it holds."""
+"""Short text of objects for `repr` and `print`: a few lines, whatever the size of their content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MOST_CHARACTERS = 400
 
 
 class Printed:
-    """An object printed by its class and its parts, such as `Record(tensor=float32 [1, 7, 512], depth=0, step=0)`.
+    """Object that prints its class and fields, such as `Record(tensor=float32 [1, 7, 512], depth=0, step=0)`.
 
     A dataclass inherits this where it is declared with `repr=False`.
     """
@@ -24,21 +24,21 @@ class Printed:
         line = one_line(self)
         if len(line) <= WIDTH:
             return line
-        # Closed, so that several of them in a list can be told apart.
+        # With a closing parenthesis, so that several in a list can be told apart.
         parts = ",\n".join(f"  {name}={short(value)}" for name, value in self._fields_to_print().items())
         return block([f"{type(self).__name__}(", *f"{parts})".split("\n")])
 
-    # pydantic's own is a line of any length.
+    # The `__str__` of pydantic is a line of any length.
     def __str__(self) -> str:
         return repr(self)
 
     def _fields_to_print(self) -> Mapping[str, object]:
-        """Return the parts to show: fields that are not at their defaults, or attributes that are not None."""
+        """Return the fields to print: those without their default value, or attributes that are not None."""
         return {name: value for name, value in vars(self).items() if name[:1] != "_" and not _is_default(self, name)}
 
 
 class PrintedModule:
-    """A module of torch printed by its spec, or by the shapes of its own parameters and its settings."""
+    """Base of torch modules that print their spec, or the shapes of their parameters and their settings."""
 
     def __repr__(self) -> str:
         module: Any = self
@@ -50,7 +50,7 @@ class PrintedModule:
         return block([head, *(f"  {line}" for line in repr(node).splitlines())], more="spec is the whole tree")
 
     def extra_repr(self) -> str:
-        """Return what torch prints between the parentheses, in front of submodules."""
+        """Return the text that torch prints between the parentheses, before the submodules."""
         shown: dict[str, object] = {
             name: list(value.shape) for name, value in vars(self)["_parameters"].items() if value is not None
         }
@@ -61,7 +61,7 @@ class PrintedModule:
 
 
 def module_summary(module: Any) -> str:
-    """Return how many parameters a module of torch has, their type, and where they are."""
+    """Return a text with the number, dtype and device of the parameters of a torch module."""
     parameters = list(module.parameters())
     names = {str(parameter.dtype).removeprefix("torch.") for parameter in parameters}
     devices = {str(parameter.device) for parameter in parameters}
@@ -70,18 +70,19 @@ def module_summary(module: Any) -> str:
 
 
 def num_parameters(module: Any, *, only_trained: bool = False) -> int:
-    """Return how many parameters a module of torch has, shared ones counted once, on any device.
+    """Return the number of parameters of a torch module; shared ones count once.
 
     Args:
-        module: such as that of a spec, built on "meta".
-        only_trained: leaves out those without a gradient, as LoRA has them.
+        module: the module, on any device, such as one built on "meta".
+        only_trained: True to count only parameters with a gradient, such as those of LoRA.
     """
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad or not only_trained)
 
 
 def one_line(value: Printed) -> str:
-    """Return the parts of an object in one line of any length."""
-    return f"{type(value).__name__}({', '.join(f'{name}={short(field)}' for name, field in value._fields_to_print().items())})"
+    """Return the class and fields of an object in one line of any length."""
+    fields_shown = ", ".join(f"{name}={short(field)}" for name, field in value._fields_to_print().items())
+    return f"{type(value).__name__}({fields_shown})"
 
 
 def _is_default(owner: object, name: str) -> bool:
@@ -99,7 +100,7 @@ def _is_default(owner: object, name: str) -> bool:
 
 
 def short(value: object) -> str:
-    """Return a value as a short text: an array as its type and shape, a long text or collection by its beginning."""
+    """Return a short text of a value: type and shape of an array, or the beginning of a long text or collection."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     match value:
@@ -130,7 +131,7 @@ def short(value: object) -> str:
 
 
 def _object_text(value: object) -> str:
-    # Never the default form of an object, whose only content is its address in memory.
+    # Avoid the default repr of an object, which has only its address in memory.
     if type(value).__repr__ is object.__repr__ or callable(value):
         return str(getattr(value, "__name__", type(value).__name__))
     return " ".join(repr(value).split())
@@ -142,11 +143,11 @@ def _items(items: Iterable[str]) -> str:
 
 
 def block(lines: Iterable[str], more: str = "") -> str:
-    """Return lines as one text: each at most 120 characters wide, and at most 40 of them.
+    """Return lines as one text of at most 40 lines, wrapped at 120 characters.
 
     Args:
-        lines: each with its indentation; what follows a break is indented deeper.
-        more: where the lines that are left out can be read.
+        lines: the lines with their indentation; wrapped text is indented deeper.
+        more: a hint where to read the lines that are left out.
     """
     wrapped: list[str] = []
     for line in lines:

@@ -1,7 +1,7 @@
-"""What there is to say about a long computation, and how far it is: one protocol for whoever shows it.
+"""Messages and progress of long computations, sent to the display of the current context.
 
-A command shows it on the terminal, a training on its panel or in its log, and by default nobody does. What computes
-does not know who shows: that is known to the context, so that calls in several threads do not mix.
+A command shows them on the terminal, a training on its panel or in its log. The default display shows nothing. Each
+thread or task has its own display, so that calls in several threads do not mix.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Final, Literal, TypeVar
 
 BatchT = TypeVar("BatchT", bound=Sized)
 
-# "examples" are those of batches: texts, lines or windows, as their caller calls them.
+# Units of a count; "examples" are texts, lines or windows of batches.
 Counted = Literal["examples", "texts", "tokens", "heads", "keys", "places", "tensors"]
-# Receives how many are done, and how many there are.
+# Function that gets the number of done items and the total.
 Notify = Callable[[int, int], None]
-# After so many seconds without a sign of life a terminal shows for how long there was none.
+# Seconds without a message or count after which a terminal shows the elapsed time.
 QUIET_SECONDS: Final = 2.0
 
 
 class Display:
-    """Receives messages and counts and shows nothing; subclasses override what they show."""
+    """Display of messages and counts that shows nothing; subclasses override its methods."""
 
     def message(self, text: str) -> None:
-        """A message for the user."""
+        """Show a message for the user."""
 
     def update(self, done: int, total: int, what: Counted) -> None:
-        """So many are done, of so many."""
+        """Report progress: `done` of `total` items, counted in the unit `what`."""
 
 
 SILENT: Final = Display()
@@ -38,7 +38,7 @@ _CURRENT: ContextVar[Display] = ContextVar("display", default=SILENT)
 
 @contextmanager
 def use_display(display: Display) -> Iterator[None]:
-    """Let a display show what is computed inside a with block."""
+    """Send the messages and progress of a with block to a display."""
     token = _CURRENT.set(display)
     try:
         yield
@@ -47,26 +47,26 @@ def use_display(display: Display) -> Iterator[None]:
 
 
 def message(text: str) -> None:
-    """Tell the user something that is not a result."""
+    """Show the user a message that is not a result."""
     _CURRENT.get().message(text)
 
 
 def update(done: int, total: int, what: Counted) -> None:
-    """Report how many are done, and of how many."""
+    """Report progress to the current display: `done` of `total` items."""
     _CURRENT.get().update(done, total, what)
 
 
 def counter(what: Counted, notify: Notify | None = None) -> Notify:
-    """Return the function to report counts to: the one that a caller gave, or else `update`."""
+    """Return the function that reports counts: `notify`, or `update` if it is None."""
     return notify or partial(update, what=what)
 
 
 def report_batches(batches: Iterable[BatchT], total: int) -> Iterator[BatchT]:
-    """Yield batches, each reported as done when the next one is asked for.
+    """Yield batches, and report the progress after each.
 
     Args:
-        batches: of examples.
-        total: examples of all batches.
+        batches: batches of examples.
+        total: the number of examples in all batches.
     """
     done = 0
     for batch in batches:

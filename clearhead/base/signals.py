@@ -17,7 +17,7 @@ class Interrupted(Exception):
     Args:
         number: the signal.
         run: the run directory.
-        step: optimizer steps taken and saved.
+        step: the number of saved optimizer steps.
     """
 
     def __init__(self, number: signal.Signals, run: Path, step: int) -> None:
@@ -32,18 +32,18 @@ class Interrupted(Exception):
 
 
 class StopRequested(BaseException):
-    """Interrupts a validation; not an Exception, so that no handler of exceptions catches it."""
+    """Interrupts a validation; a BaseException, so that `except Exception` does not catch it."""
 
 
 class StopSignals:
     """Records SIGINT and SIGTERM during its with block; a second SIGINT stops at once.
 
     Args:
-        is_alone: False: torchrun sends SIGTERM to the processes that are left as soon as one is gone; where the block
-            ends with an error, this one ignores it from then on, so that it can say what happened.
+        is_alone: False if torchrun runs several processes. When one process ends, torchrun sends SIGTERM to the others.
+            A block that ends with an error then ignores SIGTERM, so that it can report the error.
 
     Attributes:
-        received: the first signal, or None.
+        received: the first signal. None means no signal so far.
     """
 
     def __init__(self, *, is_alone: bool = True) -> None:
@@ -68,7 +68,7 @@ class StopSignals:
 
     @contextlib.contextmanager
     def abandoning(self) -> Iterator[None]:
-        """Raise StopRequested inside a with block as soon as a signal is received."""
+        """Raise StopRequested inside a with block as soon as a signal arrives."""
         self._abandon = True
         try:
             if self.received is not None:

@@ -1,4 +1,4 @@
-"""Temporary names of files and folders that are being written, and what killed processes left under them."""
+"""Temporary names for files and folders while they are written, and removal of leftovers from killed processes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import zlib
 from pathlib import Path
 from typing import Final
 
-# The number of the process, and a digest of the name of its machine: a folder may be shared.
+# Process number, and a checksum of the machine's name, since machines may share a folder.
 TEMPORARY: Final = re.compile(r"\..+\.writing-([0-9]+)(?:-([0-9a-f]{8}))?(?:\.removing)?", re.DOTALL)
 _STALE_SECONDS: Final = 24 * 3600
 
 
 def temporary_path(path: Path) -> Path:
-    """Return the temporary name of a file or folder that is written; leftovers in its folder are removed."""
+    """Return a temporary name for a file or folder to write, and remove leftovers in its folder."""
     with contextlib.suppress(OSError):
         for name in os.listdir(path.parent):
             if _is_leftover(path.parent / name):
@@ -27,7 +27,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that it holds, as far as the system lets it."""
+    """Remove a file, or a folder with its content, and ignore what the system refuses to remove."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -36,7 +36,7 @@ def remove(path: Path) -> None:
 
 
 def _is_leftover(path: Path) -> bool:
-    """Return whether the process that wrote a temporary file or folder is gone; elsewhere a day says so."""
+    """Return whether the writer of a temporary file is gone; on another machine, it is gone after a day."""
     written = TEMPORARY.fullmatch(path.name)
     if written is None:
         return False
@@ -49,7 +49,7 @@ def _is_leftover(path: Path) -> bool:
 
 
 def is_running(process: int) -> bool:
-    """Return whether a process of this number runs; one that has ended and was not waited for does not."""
+    """Return whether a process of this number runs; a zombie does not count."""
     import psutil
 
     try:

@@ -1,4 +1,4 @@
-"""The distance of two tensors, as every check and test of the library measures it."""
+"""Relative error between two tensors, used by every check and test of the library."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return max|a-b| / max|b| in double precision, and max|a-b| where b is zero.
+    """Return max|a-b| / max|b| in double precision, or max|a-b| if b is zero.
 
     Args:
-        actual: the tensor to judge.
-        expected: the tensor that counts as right.
+        actual: the tensor to compare.
+        expected: the correct tensor.
 
     Returns:
         The error; infinite if the shapes differ or a value is not finite; 0 for empty tensors.

@@ -1,4 +1,4 @@
-"""Holder of a table that one module owns and others use."""
+"""Wrapper for a table that one module owns and others use."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ TableT = TypeVar("TableT", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Tied(Generic[TableT]):
-    """A table of another module, in an object that PyTorch does not search: the table has one owner and one name."""
+    """A table of another module, hidden from PyTorch, so that its weights have one owner and one name."""
 
     module: TableT

@@ -1,4 +1,4 @@
-"""What "auto" stands for, and names that this machine cannot honour."""
+"""Devices and precisions that "auto" selects, and names that this machine refuses."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_free_memory_is_plausible() -> None:
 def test_the_limit_of_a_container_counts(
     groups: str, limit: str, used: str, subfolder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of version 2 and 1; that of any group around the process; files that the system can drop are free."""
+    """Control groups of version 2 and 1, any group around the process; cached files count as free."""
     (tmp_path / "own").write_text(groups + "\n", encoding="ascii")
     monkeypatch.setattr(machine, "_GROUPS", tmp_path)
     monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "own")

@@ -1,4 +1,4 @@
-"""What `repr` and `print` show: a few lines that a person can read, whatever an object holds."""
+"""Output of `repr` and `print`: a few readable lines for any object."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_shapes_stand_for_tensors() -> None:
 
 @pytest.mark.parametrize("name", sorted(case.name for case in all_cases()))
 def test_specs_print_as_trees_that_tell_them_apart(name: str) -> None:
-    """Two nodes of a model that differ print differently, as far as they are printed whole."""
+    """Two nodes of a model that differ print differently, if they are printed whole."""
     nodes = {node for _, node in spec.walk(hf_specs()[name])}
     texts = {check_readable(node) for node in nodes}
     assert len(texts) == len(nodes)

@@ -1,4 +1,4 @@
-"""What killed processes left under temporary names is removed; what a running one writes is not."""
+"""Temporary files of killed processes are removed; those of running processes stay."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_merges_of_other_tokenizers(tmp_path: Path) -> None:
         ({"a": 0, "b": "1"}, "", r"vocab\.json: entry 'b' has the id '1'; expected a number from 0"),
         ({"a": 0, "b": 1}, "#version: 0.2\na b\n", r"merges\.txt:2: 'ab' is not in vocab\.json"),
         ({"a": 0, "b": 1}, "a b c\n", r"merges\.txt:1: expected two pieces separated by one space, received 'a b c'"),
-        ([1], "", "one JSON object, received a list"),
+        ([1], "", "one JSON object, got a list"),
     ],
 )
 def test_mistakes_in_the_two_files(tmp_path: Path, vocab: object, merges: str, message: str) -> None:

@@ -252,7 +252,7 @@ def test_a_published_checkpoint(data_dir: Path) -> None:
     [
         ("", "in JSON, but expecting value"),
         ('{"a": 1,\n}', r":2: expected a tokenizer.json in JSON"),
-        ("[]", "one JSON object, received a list"),
+        ("[]", "one JSON object, got a list"),
         ("{}", "the model is of a kind that is not supported"),
         ('{"model": {"type": "BPE"}, "added_tokens": []}', "the tokenizers library cannot run the tokenizer.json"),
     ],

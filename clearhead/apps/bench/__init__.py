@@ -1,1 +1,1 @@
-"""The speed of a model on this machine, with the machine's limits beside it."""
+"""Benchmark of a model on this machine, compared with the limits of the machine."""

@@ -1,4 +1,4 @@
-"""What this machine can do at most: bytes read from memory and operations of matrix products in a second."""
+"""Measured limits of this machine: bytes read from memory per second, and FLOP/s of matrix products."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from clearhead.fast.probe import has_exact_int_mm, has_fast_bf16, processor
 
 Precision = Literal["fp32", "bf16", "int8", "int4"]
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
-"""Of the matrices that are multiplied; in int8 and int4 their numbers have 8 bits."""
+"""Dtypes of the multiplied matrices; int8 and int4 multiply 8-bit numbers."""
 
 BUFFER_BYTES: Final = 512_000_000
-"""More than any cache holds."""
+"""Bytes of the buffer; more than any cache."""
 MATRIX_SIZE: Final = 2048
 REPEATS: Final = 10
 SECONDS: Final = 1.5
-"""After which nothing is repeated."""
+"""Seconds after which no measurement is repeated."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a device with some number of threads.
+    """Measured limits of a device with a number of threads.
 
     Attributes:
-        threads: of the CPU.
-        bytes_per_second: read from a buffer that no cache holds.
-        flops: by precision, of the product of two square matrices; one multiplication and one addition are 2. Where
-            PyTorch has no fast product in 8 bits, twice that in fp32, as `vpmaddwd` makes twice the products of an FMA;
-            four times with AVX-VNNI.
+        threads: the number of CPU threads.
+        bytes_per_second: the bytes per second read from a buffer larger than the caches.
+        flops: the operations per second of a product of two square matrices, by precision. A multiplication and an
+            addition count as two operations. If PyTorch has no fast 8-bit product, int8 has twice the value of fp32,
+            since `vpmaddwd` makes twice the products of an FMA. With AVX-VNNI it has four times the value.
     """
 
     threads: int
@@ -43,7 +43,7 @@ class Limits:
 
 
 def fast_precisions(device: torch.device) -> tuple[Precision, ...]:
-    """Return the precisions in which a device multiplies matrices fast."""
+    """Return the precisions with fast matrix products on a device."""
     precisions: list[Precision] = ["fp32"]
     if has_fast_bf16(device):
         precisions.append("bf16")
@@ -60,14 +60,14 @@ def measure_limits(
     size: int = MATRIX_SIZE,
     repeats: int = REPEATS,
 ) -> Limits:
-    """Measure a device with the present number of threads, the best of several tries within a second or two.
+    """Measure the limits of a device with the current number of threads; the best of several tries counts.
 
     Args:
         device: the CPU or an accelerator.
-        precisions: of the matrix products, fp32 before int8 and int4.
-        buffer_bytes: of the buffer that is read.
-        size: rows and columns of the matrices.
-        repeats: tries of each.
+        precisions: the precisions of the matrix products, fp32 before int8 and int4.
+        buffer_bytes: the size of the buffer in bytes.
+        size: the number of rows and columns of the matrices.
+        repeats: the maximum number of repetitions of each measurement.
     """
     buffer = torch.ones(buffer_bytes // 4, device=device)
     bandwidth = 4 * len(buffer) / best_seconds(buffer.sum, device, repeats)
@@ -85,7 +85,7 @@ def measure_limits(
 
 
 def best_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Return the seconds of the fastest of several tries, as many as begin within `SECONDS`."""
+    """Return the seconds of the fastest of several runs; no run begins after `SECONDS`."""
     began, times = time.perf_counter(), [seconds(work, device)]
     while len(times) <= repeats and time.perf_counter() - began < SECONDS:
         times.append(seconds(work, device))
@@ -93,7 +93,7 @@ def best_seconds(work: Callable[[], object], device: torch.device, repeats: int)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of some work on a device."""
+    """Return the seconds that a function takes on a device."""
     began = time.perf_counter()
     work()
     if device.type != "cpu":

@@ -1,6 +1,6 @@
-"""The speed of a model at its own work (prompts, tokens, sentences), and advice on what would make it faster.
+"""Speed of a model at its task (prompts, tokens, sentences), and advice on how to make it faster.
 
-Texts are random tokens, and a text never ends before its limit, so what is measured does not depend on them.
+Texts are random tokens and never end before their limit, so that results do not depend on the texts.
 """
 
 from __future__ import annotations
@@ -30,27 +30,26 @@ from clearhead.spec.tasks.registry import find_task
 from clearhead.spec.token_counts import TokenCounts
 
 SECONDS: Final = 15.0
-"""For the measurements of a model in all precisions."""
+"""Seconds for all measurements of a model in all precisions."""
 CONTEXTS: Final = (32, 500, 2000, 8000)
-"""Tokens in front of those that are generated; the first is what batches have."""
+"""Lengths of the prompt in tokens; batches use the first one."""
 SENTENCE: Final = 25
-"""Tokens of a sentence that is translated or encoded."""
+"""Number of tokens of a sentence to translate or encode."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured.
+    """Amount of measurements.
 
     Args:
-        new_tokens: generated after a prompt.
-        repeats: of everything, after one that does not count; medians count.
-        seconds: after which nothing is repeated, so that all of it takes little more than these. A context that would
-            take more than these by itself is left out.
-        batch: texts of the larger batch.
-        contexts: as of `CONTEXTS`.
-        seed: of the texts.
+        new_tokens: the number of tokens generated after a prompt.
+        repeats: the maximum number of repetitions, after a first run that does not count; the median counts.
+        seconds: the seconds after which nothing is repeated. A prompt that alone would take longer is left out.
+        batch: the size of the larger batch.
+        contexts: the lengths of the prompt in tokens.
+        seed: the seed of the texts.
     """
 
     new_tokens: int = 32
@@ -63,17 +62,17 @@ class Effort:
 
 @dataclass(frozen=True)
 class Speed:
-    """One measurement.
+    """One measured speed.
 
     Attributes:
-        work: what was measured.
-        precision: of the weights.
-        batch: texts at a time.
-        context: tokens of each text before the work began, or that were read.
-        unit: "tokens" or "sentences".
-        per_second: how many of them, the median of the repetitions.
-        limit: how many the machine's limits allow.
-        p50, p95: seconds of a token, its median and its 95th percentile; None: not measured one by one.
+        work: the measured work, such as "decode".
+        precision: the precision of the weights.
+        batch: the batch size.
+        context: the number of tokens of each text before the work began, or of the text that was read.
+        unit: the unit, "tokens" or "sentences".
+        per_second: the number of units per second, the median of the repetitions.
+        limit: the number of units per second that the machine's limits allow.
+        p50, p95: the median and the 95th percentile of the seconds per token. None means not measured.
     """
 
     work: str
@@ -88,21 +87,21 @@ class Speed:
 
     @property
     def share(self) -> float:
-        """The share of the limit."""
+        """Share of the limit that the speed reaches."""
         return self.per_second / self.limit
 
 
 def measure(model: Model, precision: Precision, limits: Limits, effort: Effort) -> Iterator[Speed]:
-    """Yield the speeds of a model at the work of its kind.
+    """Yield the speeds of a model at the work of its stacks: encoding, decoding or translation.
 
     Args:
-        model: loaded in the precision.
-        precision: of its weights.
-        limits: of its device.
-        effort: how much is measured.
+        model: the model, loaded in this precision.
+        precision: the precision of its weights.
+        limits: the limits of its device.
+        effort: the amount of measurements.
 
     Raises:
-        InputError: the model cannot do its work, such as a multilingual one that needs languages.
+        InputError: the model cannot do its work, such as a multilingual model without languages.
     """
     bench = _Bench(model, precision, limits, effort)
     if model.module.decoder is None:
@@ -114,7 +113,7 @@ def measure(model: Model, precision: Precision, limits: Limits, effort: Effort) 
 
 
 class _Bench:
-    """The measurements of one model in one precision."""
+    """Measurements of one model in one precision."""
 
     def __init__(self, model: Model, precision: Precision, limits: Limits, effort: Effort) -> None:
         self.model, self.precision, self.limits, self.effort = model, precision, limits, effort
@@ -122,13 +121,13 @@ class _Bench:
         self.seconds_each = effort.seconds
 
     def decoding(self) -> Iterator[Speed]:
-        """Yield prompt processing and decoding of one text at each context that fits, and of a batch."""
+        """Yield the speeds of prefill and decoding of one text at each context that fits, and of decoding a batch."""
         effort, fitting = self.effort, [*_fitting_contexts(self.model, self.effort)]
         self.seconds_each = effort.seconds / (len(fitting) + 1)
         times_limit = 0.0
         for number, (context, new) in enumerate(fitting):
             least = context / self._product_limit(context)
-            # As many times as long as the limit allows as the context before it.
+            # Expect the same ratio to the limit as for the context before it.
             if times_limit * least > effort.seconds:
                 left_out = ", ".join(f"{length:,}" for length, _ in fitting[number:])
                 message(f"left out: {left_out} tokens; {context:,} take about {times_limit * least:.0f} s to read")
@@ -181,21 +180,21 @@ class _Bench:
         return statistics.median(self._repeat(run))
 
     def _repeat(self, run: Callable[[], T]) -> list[T]:
-        """Return what each repetition found; the first one counts only where there was time for no other."""
+        """Return the results of the repetitions; the first one counts only if there was no time for others."""
         began, results = time.perf_counter(), [run()]
         while len(results) <= self.effort.repeats and time.perf_counter() - began < self.seconds_each:
             results.append(run())
         return results[1:] or results
 
     def _stream(self, context: int, new: int) -> list[float]:
-        """Return when a generation began and when each token came; every id is one letter, so none is held back."""
+        """Return the times of the start and of each token; each id is one letter, so that no text is held back."""
         times = [time.perf_counter()]
         for _ in stream_ids(self.model.tree, self._request(1, context, new)):
             times.append(time.perf_counter())
         return times
 
     def _batch_rate(self, context: int, new: int) -> float:
-        """Return the tokens per second of a batch, without reading its prompts."""
+        """Return the tokens per second of decoding a batch, without its prefill."""
         batch = self.effort.batch
 
         def run() -> float:
@@ -222,11 +221,11 @@ class _Bench:
         return [int(index) for index in self.chance.integers(0, size, size=count)]
 
     def _texts(self, count: int) -> list[str]:
-        """Return texts of about the tokens of a sentence."""
+        """Return random texts of about `SENTENCE` tokens."""
         return [self.model.tokenizers.source.decode(self._ids(SENTENCE)) or "a" for _ in range(count)]
 
     def _use(self, texts: list[str]) -> object:
-        """Do the task of an encoder; where it is none of these, run the model."""
+        """Run the task of an encoder, or the bare model if its task is none of these."""
         if find_task(self.model.task.kind).outputs in ("labels", "token_labels", "vector"):
             return self.model.predict(texts)
         tokenizer = self.model.tokenizer
@@ -240,7 +239,7 @@ class _Bench:
             return self.model.tree(ids, mask=mask)
 
     def _product_limit(self, length: int) -> float:
-        """Return the tokens per second that the matrix products of reading a text allow; a decoder has one output."""
+        """Return the prompt tokens per second that the FLOP/s limit allows; a decoder computes one output."""
         is_decoder = self.model.module.encoder is None
         counts = TokenCounts(
             first_tokens=length,
@@ -251,13 +250,13 @@ class _Bench:
         return length * self.limits.flops[self.precision] / forward_flops(self.model.spec, counts)
 
     def _read_limit(self, batch: int, context: int) -> float:
-        """Return the tokens per second that reading weights and cache once for each step allows."""
+        """Return the tokens per second that memory bandwidth allows, if a step reads weights and cache once."""
         cache = batch * context * sum(cache_bytes(self.model.spec, cache_dtype(self.model.tree)))
         return batch * self.limits.bytes_per_second / (weights_of_a_step(self.model) + cache)
 
 
 def weights_of_a_step(model: Model) -> int:
-    """Return the bytes of weights that a decoding step reads: the decoder and the head, but of a table only rows."""
+    """Return the bytes of weights that a decoding step reads: the decoder without its embedding table, and the head."""
     module = model.module
     assert module.decoder is not None, "a model that decodes has a decoder"
     parts = [module.decoder] if module.head is None else [module.decoder, module.head]
@@ -272,12 +271,12 @@ def weights_of_a_step(model: Model) -> int:
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    """Return the weights of a part; those in 8 bits are buffers."""
+    """Return the weights of a module; 8-bit weights are buffers."""
     return [*module.parameters(), *module.buffers()]
 
 
 def _fitting_contexts(model: Model, effort: Effort) -> Iterator[tuple[int, int]]:
-    """Yield the contexts that a model has, with the tokens to generate; a short one where it has none of them."""
+    """Yield (context, new tokens) for each context that fits into the model, or a shorter one if none fits."""
     most = min((limit for limit in (model.module.max_positions, model.task.max_length) if limit is not None), default=0)
     fitting = [context for context in effort.contexts if not most or context + effort.new_tokens <= most]
     for context in fitting:
@@ -286,19 +285,19 @@ def _fitting_contexts(model: Model, effort: Effort) -> Iterator[tuple[int, int]]
         yield most - most // 2, most // 2
 
 
-# A gain that is worth a change.
+# Minimum gain for advice, and the share of the limit below which a speed counts as far from it.
 _GAIN = 1.15
 _CLOSE = 0.6
 
 
 def advice(speeds: Sequence[Speed], limits: Limits, *, default: str, processors: int) -> str:
-    """Return which precision is the fastest, where several were measured, and what gains most beside it.
+    """Return advice: the fastest precision, if several were measured, and the best further gain.
 
     Args:
-        speeds: at least one.
-        limits: of the device.
-        default: the precision that others are compared with, if it was measured.
-        processors: that this process may use.
+        speeds: the measured speeds, at least one.
+        limits: the limits of the device.
+        default: the precision for comparison, if it was measured.
+        processors: the number of processors that this process may use.
     """
     precisions = list(dict.fromkeys(speed.precision for speed in speeds))
     usual = default if default in precisions else precisions[0]
@@ -309,16 +308,16 @@ def advice(speeds: Sequence[Speed], limits: Limits, *, default: str, processors:
 
 
 def fastest_precision(speeds: Sequence[Speed], usual: str) -> str:
-    """Return which precision is the fastest at each work, and how much faster than the usual one.
+    """Return a message with the fastest precision for each work, and its gain over the usual precision.
 
     Args:
-        speeds: of several precisions.
-        usual: the one that others are compared with; as fast as it is not faster.
+        speeds: the speeds in several precisions.
+        usual: the precision for comparison.
     """
     rates = {(speed.work, speed.batch, speed.context, speed.precision): speed.per_second for speed in speeds}
     gains: dict[str, dict[str, list[float]]] = {}
     for (work, batch, context, precision), rate in rates.items():
-        # A context that takes long is left out in one precision and not in another.
+        # A long context may be measured in one precision only.
         if (base := rates.get((work, batch, context, usual))) is not None:
             gains.setdefault(work, {}).setdefault(precision, []).append(rate / base)
     winners: dict[str, list[str]] = {}
@@ -343,11 +342,11 @@ def _join_words(works: Sequence[str]) -> str:
 
 
 def _other_gain(speeds: Sequence[Speed], limits: Limits, processors: int) -> str:
-    """Return what gains most at one precision."""
+    """Return advice on the best gain within one precision."""
     single = [speed for speed in speeds if speed.batch == 1 and speed.work != "prompt"]
     usual = (single or speeds)[0]
     if limits.threads < processors:
-        return f"{limits.threads} of {processors} processors work: try --threads {processors}"
+        return f"{limits.threads} of {processors} processors are used: try --threads {processors}"
     same = [speed for speed in speeds if (speed.work, speed.context) == (usual.work, usual.context)]
     batch = max(same, key=lambda speed: speed.per_second)
     if batch.batch > 1 and batch.per_second > _GAIN * usual.per_second:
@@ -355,7 +354,7 @@ def _other_gain(speeds: Sequence[Speed], limits: Limits, processors: int) -> str
         return f"{batch.batch} texts at a time give {gain:.1f} times the {usual.unit} per second of one at a time"
     if usual.share < _CLOSE:
         return (
-            f"{usual.work} reaches {usual.share:.0%} of the machine's limit: the rest goes into starting many small "
-            "operations, so a model with fewer and wider layers would be faster"
+            f"{usual.work} reaches {usual.share:.0%} of the machine's limit: starting many small operations takes the "
+            "rest, so a model with fewer and wider layers would be faster"
         )
-    return "it is close to the machine's limit: only a smaller model, or weights of fewer bits, would be faster"
+    return "the speed is close to the machine's limit: only a smaller model, or weights of fewer bits, would be faster"

@@ -1,4 +1,4 @@
-"""`clearhead demo classify`: which language is this name from?"""
+"""`clearhead demo classify`: an encoder recognizes the language of a name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from clearhead.tasks.classify.use import Classification
 
 
-# Related languages side by side, so that in a picture frequent confusions are near the diagonal.
+# Related languages are neighbours, so that frequent confusions are near the diagonal of the picture.
 LANGUAGES = (
     *("is", "da", "sv", "de", "nl", "en", "cy", "ga", "fr", "ca", "es", "pt", "it", "ro", "sq", "lt", "lv", "pl"),
     *("cs", "sk", "sl", "hr", "sr", "mk", "bg", "ru", "be", "uk", "kk", "az", "tr", "hu", "fi", "et", "eu", "id"),
@@ -33,12 +33,12 @@ LANGUAGES = (
 VALID_SHARE, TEST_SHARE = 0.08, 0.12
 _LETTER = re.compile(r"[^\W\d_]")
 _LATIN = re.compile(r"[A-Za-zªºÀ-ÖØ-öø-ʯḀ-ỿ]")
-# What would end a cell or a line of a table.
+# Characters that would end a cell or a line of a table.
 _BREAKS = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029")
 
 
 class Name(NamedTuple):
-    """A name, the English name of the language it belongs to, and what it names, such as "territory DE"."""
+    """A name, the English name of its language, and the concept that it names, such as "territory DE"."""
 
     text: str
     language: str
@@ -47,15 +47,15 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class NameSets:
-    """Names split by what they name: a thing named in one part is named in no other, in no language.
+    """Names split by concept: a concept of one set occurs in no other set, in any language.
 
     Args:
-        train: names to learn from.
-        valid: names for every choice, equally many of each language.
-        test: names to be scored once, equally many of each language.
-        languages: every language, in the order of the locales.
-        latin: those of them that are written in Latin letters, in the same order.
-        num_shared: how many names were left out because several of the languages have them.
+        train: the training set.
+        valid: the validation set, with the same number of names per language.
+        test: the test set, with the same number of names per language.
+        languages: all languages, in the order of the locales.
+        latin: the languages written in Latin letters, in the same order.
+        num_shared: the number of names that were left out because several languages have them.
     """
 
     train: list[Name]
@@ -69,23 +69,23 @@ class NameSets:
 def make_name_sets(
     *, seed: int, valid_per_language: int, test_per_language: int, locales: Sequence[str] = LANGUAGES
 ) -> NameSets:
-    """Read the names of many languages and split them; the same arguments give the same names.
+    """Read names in many languages and split them; equal arguments give equal sets.
 
     Args:
-        seed: chooses the split and every draw.
-        valid_per_language: most validation names of each language; all have as many as the one with the fewest.
-        test_per_language: most test names of each language; likewise.
-        locales: CLDR names of the languages, such as "de".
+        seed: the seed of the split and of all draws.
+        valid_per_language: the maximum number of validation names per language; all languages have the same number.
+        test_per_language: the maximum number of test names per language; all languages have the same number.
+        locales: the CLDR names of the languages, such as "de".
 
     Raises:
-        InputError: Babel is not installed, it does not know a locale, two locales are one language, or a language
-            has too few names that are its own.
+        InputError: Babel is not installed, a locale is unknown, or two locales are one language. Also if a language
+            has too few names that no other language has.
     """
     tables = _own_tables(locales)
     own_names, num_shared = drop_shared_names(tables)
     latin = tuple(language for language, names in own_names.items() if is_latin(" ".join(n.text for n in names)))
     for language in set(own_names) - set(latin):
-        # Such as a name left in English, which does not have the letters of the language.
+        # Drop names in the wrong script, such as a name left in English.
         own_names[language] = [name for name in own_names[language] if not is_latin(name.text)]
     parts = split([name for names in own_names.values() for name in names], seed)
     source = random.Random(seed)
@@ -97,9 +97,9 @@ def make_name_sets(
 
 
 def read_names(locale: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, what it names) for everything that CLDR has a name for in one language.
+    """Yield (name, concept) for all names of one language in CLDR.
 
-    Variants of one language ("de", "de_AT") count as one thing.
+    Variants of a language ("de", "de_AT") are one concept.
 
     Raises:
         InputError: Babel is not installed, or it does not know the locale.
@@ -118,13 +118,13 @@ def read_names(locale: str) -> Iterator[tuple[str, str]]:
 
 
 def drop_shared_names(tables: Mapping[str, Sequence[Name]]) -> tuple[dict[str, list[Name]], int]:
-    """Leave out the names that several languages have, whatever they name there, and every repetition.
+    """Drop names that several languages have, and repeated names.
 
     Args:
         tables: the names of each language.
 
     Returns:
-        The names that belong to one language alone, and how many were left out because they do not, each counted once.
+        The names that only one language has, and the number of different names that were dropped.
     """
     owners: dict[str, set[str]] = {}
     for language, names in tables.items():
@@ -142,7 +142,7 @@ def drop_shared_names(tables: Mapping[str, Sequence[Name]]) -> tuple[dict[str, l
 
 
 def split(names: Sequence[Name], seed: int) -> tuple[list[Name], list[Name], list[Name]]:
-    """Split names by what they name into those to learn from, for validation and for the test."""
+    """Return the training, validation and test names, split by concept."""
     concepts = sorted({name.concept for name in names})
     random.Random(seed).shuffle(concepts)
     num_valid, num_test = round(VALID_SHARE * len(concepts)), round(TEST_SHARE * len(concepts))
@@ -165,13 +165,13 @@ def _own_tables(locales: Sequence[str]) -> dict[str, list[Name]]:
     for locale in locales:
         language = language_name(locale)
         if language in tables:
-            raise InputError(f"expected one locale of each language, got two of {language}; leave '{locale}' out")
+            raise InputError(f"expected one locale of each language, got two of {language}: leave '{locale}' out")
         tables[language] = [Name(text, language, concept) for text, concept in _clean(read_names(locale))]
     return tables
 
 
 def _clean(names: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Leave out symbols, and names that do not fit in one cell of a table."""
+    """Yield normalized names, without symbols and without names that do not fit into a cell of a table."""
     for text, concept in names:
         text = unicodedata.normalize("NFC", text.strip())
         fewest = 3 if is_latin(text) else 2
@@ -180,11 +180,11 @@ def _clean(names: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _draw(source: random.Random, names: Sequence[Name], languages: Iterable[str], most: int | None) -> list[Name]:
-    """Shuffle a part; with a limit, take equally many names of each language."""
+    """Return shuffled names; with a limit, the same number for each language."""
     shuffled = source.sample(names, len(names))
     counts = Counter(name.language for name in names)
     if missing := [language for language in languages if not counts[language]]:
-        raise InputError(f"too few names of {missing[0]} are its own to be split into three parts; leave it out")
+        raise InputError(f"too few names are only in {missing[0]}, so that three sets cannot be made: leave it out")
     if most is None:
         return shuffled
     equal = min(most, *counts.values())
@@ -237,12 +237,12 @@ keep = 1
 
 @dataclass(frozen=True)
 class ClassifySizes:
-    """How much is held out.
+    """Sizes of the validation and test sets.
 
     Args:
-        locales: the languages, as CLDR names.
-        valid_per_language: most validation names of each language.
-        test_per_language: most test names of each language.
+        locales: the CLDR names of the languages.
+        valid_per_language: the maximum number of validation names per language.
+        test_per_language: the maximum number of test names per language.
     """
 
     locales: Sequence[str] = LANGUAGES
@@ -258,9 +258,9 @@ class Scores:
     """Accuracies on the test names, from 0 to 1.
 
     Args:
-        accuracy: of all names; every language counts the same, as it has as many names as any other.
-        latin_accuracy: of the names in languages that are written in Latin letters; None where there are none.
-        per_language: of the names of each language.
+        accuracy: the accuracy on all names; every language has the same number of names.
+        latin_accuracy: the accuracy on names of languages in Latin letters. None means that there are none.
+        per_language: the accuracy on the names of each language.
     """
 
     accuracy: float
@@ -273,10 +273,10 @@ def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
 
     Args:
         plan: the options of every demo.
-        sizes: how much is held out.
+        sizes: the sizes of the validation and test sets.
 
     Returns:
-        The accuracy on the test names, in all, of the languages in Latin letters, and of each language.
+        The accuracies on the test names: overall, for languages in Latin letters, and for each language.
     """
     console = plan.console
     sets = make_name_sets(
@@ -304,7 +304,7 @@ def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
         record=asdict(scores),
         pictures={"What is taken for what": "plots/confusion.png"},
         commands={
-            "Try a name of your own": f"echo '{SAMPLE}' | {make_command(f'classify {ref}')}",
+            "Try another name": f"echo '{SAMPLE}' | {make_command(f'classify {ref}')}",
             "Score it again": make_command(f"evaluate {ref} --text {quote(str(files['test']))} --labels language"),
         },
     )
@@ -330,7 +330,7 @@ def score(sets: NameSets, labels: Sequence[str]) -> Scores:
 
 
 def confusions(sets: NameSets, labels: Sequence[str]) -> list[tuple[str, str, int]]:
-    """Return (language, taken for, how often) for the most frequent errors, the most frequent first."""
+    """Return (language, predicted language, count) of the most frequent errors, the most frequent first."""
     wrong = Counter((name.language, label) for name, label in zip(sets.test, labels, strict=True))
     pairs = sorted((-count, pair) for pair, count in wrong.items() if pair[0] != pair[1])
     return [(*pair, -count) for count, pair in pairs[:NUM_CONFUSIONS]]
@@ -339,8 +339,8 @@ def confusions(sets: NameSets, labels: Sequence[str]) -> list[tuple[str, str, in
 def _introduce(console: Console, sets: NameSets) -> None:
     console.print(
         f"Names of languages, territories, months and units in {len(sets.languages)} languages: {len(sets.train):,} to "
-        f"learn from, {len(sets.valid):,} for validation, {len(sets.test):,} for the test, of things that are named "
-        f"nowhere else. Left out: {sets.num_shared:,} names that several languages share."
+        f"learn from, {len(sets.valid):,} for validation, {len(sets.test):,} for the test. No concept is in two sets. "
+        f"Left out: {sets.num_shared:,} names that several languages share."
     )
 
 

@@ -1,4 +1,4 @@
-"""Access to the CLDR tables of Babel."""
+"""CLDR tables of Babel: locales and names of languages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ def read_locale(name: str) -> Locale:
         from babel import Locale, UnknownLocaleError
     except ImportError:
         raise InputError(
-            "dates and names are written with Babel, which is not installed: install it with "
-            f"{make_install_command(extra='demo')}"
+            f"this demo needs Babel, which is not installed: install it with {make_install_command(extra='demo')}"
         ) from None
     try:
         return Locale.parse(name)
@@ -40,5 +39,5 @@ def language_name(locale: str) -> str:
 
 
 def fold_text(text: str) -> str:
-    """Return a text without differences of case, width and invisible marks."""
+    """Return a text normalized for comparison: without case, width and invisible marks."""
     return unicodedata.normalize("NFKC", text).casefold().translate(_MARKS)

@@ -1,4 +1,4 @@
-"""Options, run directory, training and outcome of every demo, and the source code that two of them learn."""
+"""Shared code of the demos: options, run directory, training, outcome, and source code as training data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 HEADS_PAGE = "plots/heads.html"
-"""The page of every head, in the run directory."""
+"""Path of the page with all heads, in the run directory."""
 
 
 def results_console() -> Console:
@@ -34,13 +34,13 @@ class DemoPlan:
     """The options of every demo.
 
     Args:
-        run: the run directory, new.
-        seed: of the data and of the training.
-        device: where the trained model runs.
-        precision: of the trained model.
-        batch_size: texts computed together once the model is trained; None: what fits.
-        overrides: changes to the run file, such as "train.steps=500".
-        console: shows the results.
+        run: the run directory; it must not exist.
+        seed: the seed of the data and of the training.
+        device: the device of the trained model.
+        precision: the precision of the trained model.
+        batch_size: the batch size of the trained model. None means the largest that fits.
+        overrides: the changes to the run file, such as "train.steps=500".
+        console: the console for the results.
     """
 
     run: Path
@@ -54,12 +54,12 @@ class DemoPlan:
 
 @dataclass(frozen=True)
 class DemoOutcome:
-    """The outcome of a demo.
+    """Results of a demo.
 
     Args:
-        record: its results, for `--json`.
-        pictures: what a picture shows -> its file in the run directory.
-        commands: what can be done next -> its command line.
+        record: the results for `--json`.
+        pictures: the title of each picture -> its file in the run directory.
+        commands: the description of each suggested command -> its command line.
     """
 
     record: dict[str, Any]
@@ -68,7 +68,7 @@ class DemoOutcome:
 
 
 def data_folder(plan: DemoPlan) -> Path:
-    """Make the run directory with a folder for its data, and return that folder."""
+    """Create the run directory with a folder for data, and return that folder."""
     # The run directory may hold these two before its run begins: see clearhead.checkpoints.runs.directory.
     (plan.run / "plots").mkdir(parents=True)
     folder = plan.run / "data"
@@ -77,7 +77,7 @@ def data_folder(plan: DemoPlan) -> Path:
 
 
 def write_tables(plan: DemoPlan, parts: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, Path]:
-    """Write rows of columns into the run directory, a .tsv file for each part, and return where they are."""
+    """Write a .tsv file for each set into the run directory, and return the paths by name."""
     folder = data_folder(plan)
     files = {name: folder / f"{name}.tsv" for name in parts}
     for name, rows in parts.items():
@@ -86,12 +86,12 @@ def write_tables(plan: DemoPlan, parts: Mapping[str, Sequence[Sequence[str]]]) -
 
 
 def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> RunResult:
-    """Train through an ordinary run file.
+    """Fill in the run file of a demo and train with it.
 
     Args:
         recipe: the run file, with {run} and a name in braces for each file.
         plan: the run directory, the seed and the overrides.
-        files: name -> the file or folder that replaces it.
+        files: the file or folder that replaces each name.
     """
     from clearhead.training.assemble import train_run
     from clearhead.training.runfile.read import parse_run_file
@@ -105,14 +105,14 @@ def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> RunR
 def train_on_library(
     recipe: str, plan: DemoPlan, *, max_bytes: int, max_valid_bytes: int, folder: Path | None
 ) -> LibrarySources:
-    """Gather source code of Python's library, show how much there is, and train on it; return it.
+    """Collect source code of Python's standard library, print its size, train on it, and return it.
 
     Args:
-        recipe: the run file, as for `train_recipe`, with {train} and {valid}.
+        recipe: the run file, as in `train_recipe`, with {train} and {valid}.
         plan: the options of every demo.
-        max_bytes: the largest total size of the files to learn from.
-        max_valid_bytes: the largest total size of the files held out.
-        folder: where the sources are; None: where this Python keeps its library.
+        max_bytes: the maximum total size of the training files in bytes.
+        max_valid_bytes: the maximum total size of the held-out files in bytes.
+        folder: the folder of the sources. None means the library folder of this Python.
     """
     sources = library_sources(max_bytes=max_bytes, max_valid_bytes=max_valid_bytes, folder=folder)
     parts = {"train": sources.train, "valid": sources.valid}
@@ -130,20 +130,20 @@ def train_on_library(
 
 
 def load_trained(plan: DemoPlan, label: str = "best") -> Model:
-    """Return the model of a checkpoint of the run."""
+    """Load the model of a checkpoint of the run."""
     import clearhead
 
     return clearhead.load(f"{plan.run}@{label}", device=plan.device, precision=plan.precision)
 
 
 def write_heads_page(model: Model, text: str, plan: DemoPlan, *, generate: int = 0) -> None:
-    """Write a page that shows what every head does while the model reads a text.
+    """Write a page that shows the attention of every head for one text.
 
     Args:
         model: the trained model.
-        text: what it reads.
+        text: the text.
         plan: the run directory.
-        generate: most tokens that a decoder-only model writes behind the text.
+        generate: the maximum number of tokens that a decoder-only model generates after the text.
     """
     from clearhead.interpret.maps.page import SampleOptions
 
@@ -155,8 +155,8 @@ def free_folder(out: Path | None, first: Path) -> Path:
     """Return the folder for the run: the requested one, or the first free name.
 
     Args:
-        out: the requested folder, if any.
-        first: the name that is tried first; a number is added if it is taken.
+        out: the requested folder. None means a free name.
+        first: the first name to try; a number is added if it is taken.
 
     Raises:
         InputError: the requested folder is not empty.
@@ -164,7 +164,7 @@ def free_folder(out: Path | None, first: Path) -> Path:
     if out is None:
         return next(path for path in _candidate_folders(first) if not path.exists())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} exists already and is not an empty folder; name a new one with --out")
+        raise InputError(f"{out} exists already and is not an empty folder: choose another with --out")
     return out
 
 
@@ -176,7 +176,7 @@ def _candidate_folders(first: Path) -> Iterator[Path]:
         number += 1
 
 
-# Packages that users installed, tests, character tables, help texts, and what building Python left behind.
+# Folders to skip: installed packages, tests, character tables, help texts, and build files of Python.
 LEFT_OUT = frozenset(
     {
         *("site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data"),
@@ -201,12 +201,12 @@ class SourceFile(NamedTuple):
 
 @dataclass(frozen=True)
 class LibrarySources:
-    """Source files split into two parts, each sorted by name.
+    """Source files of Python's library in two sets, each sorted by name.
 
     Args:
-        train: files to learn from.
-        valid: files held out.
-        folder: where they were found.
+        train: the training files.
+        valid: the held-out files.
+        folder: the folder of the library.
     """
 
     train: list[SourceFile]
@@ -217,19 +217,19 @@ class LibrarySources:
 def library_sources(
     *, max_bytes: int, max_valid_bytes: int, valid_share: float = 0.05, folder: Path | None = None
 ) -> LibrarySources:
-    """Read the standard library's source files and split them by file.
+    """Read the source files of Python's standard library and split them by file.
 
-    The hash of a file's name decides its part and its turn: a file never changes its part because others came or went,
-    and where not all fit, those that are taken are spread over the whole library.
+    The hash of a file's name decides its set and its order. So a file never changes its set if others are added or
+    removed. If not all fit, the chosen files are spread over the whole library.
 
     Args:
-        max_bytes: the largest total size of the files to learn from, as UTF-8.
-        max_valid_bytes: the largest total size of the files held out.
+        max_bytes: the maximum total size of the training files in bytes of UTF-8.
+        max_valid_bytes: the maximum total size of the held-out files in bytes of UTF-8.
         valid_share: the share of all files to hold out, between 0 and 1.
-        folder: where to look; None: where this Python keeps its library.
+        folder: the folder of the sources. None means the library folder of this Python.
 
     Raises:
-        InputError: there are not enough source files for both parts.
+        InputError: there are too few source files for two sets.
     """
     folder = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
     turns = sorted((_hash_name(name), name) for name in _names(folder))
@@ -237,14 +237,14 @@ def library_sources(
     train = _take(folder, [name for turn, name in turns if turn >= valid_share * _HASHED], max_bytes)
     if not train or not valid:
         raise InputError(
-            f"expected the source files (*.py) of Python's standard library in {folder}, found {len(turns)}, which is "
-            "too few to learn from: use a Python that was installed with its library's sources"
+            f"expected the source files (*.py) of Python's standard library in {folder}, got only {len(turns)}: use a "
+            "Python that was installed with them"
         )
     return LibrarySources(train, valid, folder)
 
 
 def write_sources(files: list[SourceFile], folder: Path) -> None:
-    """Write files below a new folder, under their own names, each with one line feed at a line's end."""
+    """Write files below a new folder under their names, with line feeds as line ends."""
     for file in files:
         path = folder / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -252,7 +252,7 @@ def write_sources(files: list[SourceFile], folder: Path) -> None:
 
 
 def _names(folder: Path) -> Iterator[str]:
-    """Yield the names of the source files below a folder; links to other folders are not followed."""
+    """Yield the names of the source files below a folder, without following links to folders."""
     for here, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if name not in LEFT_OUT and not name.startswith(_BUILT)]
         for name in files:
@@ -265,7 +265,7 @@ def _hash_name(name: str) -> int:
 
 
 def _take(folder: Path, names: list[str], max_bytes: int) -> list[SourceFile]:
-    """Read files in turn, each that still fits, and return them by name."""
+    """Read files in order while they fit into `max_bytes`, and return them sorted by name."""
     taken: list[SourceFile] = []
     left = max_bytes
     for name in names:
@@ -280,7 +280,7 @@ def _take(folder: Path, names: list[str], max_bytes: int) -> list[SourceFile]:
 
 
 def _read(path: Path) -> str | None:
-    """Return a file's text, or None where it is empty or cannot be read as UTF-8 text."""
+    """Return the text of a file; None if it is empty or not readable as UTF-8."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -1,4 +1,4 @@
-"""`clearhead demo fill`: a masked model of the Python library on this machine fills blanks in code."""
+"""`clearhead demo fill`: a masked language model of Python's standard library fills blanks in code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LINES = (
     f"return ''.{BLANK}(parts)",
 )
 WORD = re.compile(r"(?<!\w)[A-Za-z]{2,}(?!\w)")
-# Characters of a paragraph that has something to go by, and fits into the model.
+# Minimum and maximum characters of a paragraph: enough context, and short enough for the model.
 SHORTEST, LONGEST = 60, 300
 RECIPE = """
 [task]
@@ -79,13 +79,13 @@ keep = 1
 
 @dataclass(frozen=True)
 class FillSizes:
-    """How much text is taken.
+    """Sizes of the data.
 
     Args:
-        max_bytes: the largest total size of the files to learn from.
-        max_valid_bytes: the largest total size of the files held out.
-        num_questions: most words that are taken out of the files held out.
-        folder: where the sources are; None: where this Python keeps its library.
+        max_bytes: the maximum total size of the training files in bytes.
+        max_valid_bytes: the maximum total size of the held-out files in bytes.
+        num_questions: the maximum number of words to blank in the held-out files.
+        folder: the folder of the sources. None means the library folder of this Python.
     """
 
     max_bytes: int = 4_000_000
@@ -98,21 +98,22 @@ FULL = FillSizes()
 
 
 class Question(NamedTuple):
-    """A text with one blank, and the word that was there."""
+    """A text with one blank, and the blanked word."""
 
     text: str
     word: str
 
 
 def run_fill(plan: DemoPlan, sizes: FillSizes = FULL) -> DemoOutcome:
-    """Gather the sources, train, and fill the blanks of a few lines and of the files held out.
+    """Collect the sources, train, and fill blanks in a few lines and in the held-out files.
 
     Args:
         plan: the options of every demo.
-        sizes: how much text is taken.
+        sizes: the sizes of the data.
 
     Returns:
-        The share of held-out words that came first, and among the first three, and the candidates for the fixed lines.
+        The share of blanked words that were the first candidate, or among the first three, and the candidates for the
+        fixed lines.
     """
     console = plan.console
     sources = train_on_library(
@@ -125,8 +126,8 @@ def run_fill(plan: DemoPlan, sizes: FillSizes = FULL) -> DemoOutcome:
     shares = places_of_the_right_word(model, questions, plan.batch_size)
     word, share = commonest_word(questions)
     console.print(
-        f"One word taken out of each of {len(questions)} paragraphs of the files held out: "
-        f"[bold]{100 * shares[0]:.0f} %[/bold] of them come first, {100 * sum(shares):.0f} % are among the first "
+        f"One word is blanked in each of {len(questions)} held-out paragraphs: "
+        f"[bold]{100 * shares[0]:.0f} %[/bold] are the first candidate, {100 * sum(shares):.0f} % are among the first "
         f"{len(PLACES)}. Always '{word}' would be right for {100 * share:.0f} %."
     )
     write_heads_page(model, LINES[0], plan)
@@ -156,19 +157,19 @@ def answer_table(lines: Sequence[str], answers: Sequence[Sequence[Filled]]) -> T
 
 
 def _visible(text: str) -> str:
-    """Return a candidate as a table shows it: white space alone is made visible."""
+    """Return the text of a candidate; white space becomes visible if there is nothing else."""
     return text.replace("\n", "⏎").replace(" ", "␣") if text.isspace() else text
 
 
 def blank_words(model: Model, texts: Sequence[str], seed: int, count: int) -> list[Question]:
-    """Take one word out of each of some paragraphs.
+    """Return questions: paragraphs in which one word is blanked.
 
     Args:
-        model: as a blank is one entry of its vocabulary, only words that are one entry are taken, and only paragraphs
-            that it reads whole.
-        texts: where the paragraphs are.
-        seed: chooses the paragraphs and the words.
-        count: most questions.
+        model: the model. Only words that are one entry of its vocabulary are blanked, and only paragraphs that it can
+            read whole.
+        texts: the texts with the paragraphs.
+        seed: the seed for paragraphs and words.
+        count: the maximum number of questions.
     """
     source = random.Random(seed)
     paragraphs = [paragraph.strip("\n") for text in texts for paragraph in re.split(r"\n\s*\n", text)]
@@ -178,7 +179,7 @@ def blank_words(model: Model, texts: Sequence[str], seed: int, count: int) -> li
     for text in source.sample(fit, len(fit)):
         entries = model.tokenizer.encode_with_spans(text)[1]
         words = [match for match in WORD.finditer(text) if match.span() in entries]
-        # The start and the end take a position each, and a blank without its white space one more.
+        # The start and the end need one position each, and a blank without its white space one more.
         if words and len(entries) + 3 <= longest and len(questions) < count:
             chosen = source.choice(words)
             questions.append(Question(text[: chosen.start()] + BLANK + text[chosen.end() :], chosen.group()))
@@ -186,7 +187,7 @@ def blank_words(model: Model, texts: Sequence[str], seed: int, count: int) -> li
 
 
 def places_of_the_right_word(model: Model, questions: Sequence[Question], batch_size: int | None) -> list[float]:
-    """Return the share of questions whose word is the first candidate, the share where it is the second, and so on."""
+    """Return the share of questions whose word is the first candidate, the second one, and so on."""
     size = batch_size or max(1, len(questions))
     places: Counter[int] = Counter()
     for start in range(0, len(questions), size):
@@ -199,7 +200,7 @@ def places_of_the_right_word(model: Model, questions: Sequence[Question], batch_
 
 
 def commonest_word(questions: Sequence[Question]) -> tuple[str, float]:
-    """Return the most frequent right answer, and how often it would be right."""
+    """Return the most frequent word, and the share of questions for which it is right."""
     if not questions:
         return "", 0.0
     ((word, count),) = Counter(question.word for question in questions).most_common(1)

@@ -1,4 +1,4 @@
-"""`clearhead demo generate`: a language model of the Python library on this machine writes a function."""
+"""`clearhead demo generate`: a language model of Python's standard library writes functions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from clearhead.base.errors import InputError
 if TYPE_CHECKING:
     from clearhead.model.facade import Model
 
-# A file's first lines, so that the model knows where it is; the name of the function is its own.
+# The first lines of a file as context; the model chooses the name of the function.
 PROMPT = '"""Read and write settings."""\n\nimport os\n\n\ndef'
-# Behind two blank lines, or at the next line that is not indented, the function is over.
+# The function ends after two blank lines, or before the next line without indentation.
 STOP = ("\n\n\n", "\ndef ", "\nclass ", "\n@", "\n#", "\nif ")
 RECIPE = """
 [task]
@@ -60,14 +60,14 @@ keep = 10
 
 @dataclass(frozen=True)
 class GenerateSizes:
-    """How much text is taken, and how much is written.
+    """Sizes of the data and of the generated text.
 
     Args:
-        max_bytes: the largest total size of the files to learn from.
-        max_valid_bytes: the largest total size of the files held out.
-        num_functions: how many functions are written, each with its own seed.
-        max_new_tokens: the longest function.
-        folder: where the sources are; None: where this Python keeps its library.
+        max_bytes: the maximum total size of the training files in bytes.
+        max_valid_bytes: the maximum total size of the held-out files in bytes.
+        num_functions: the number of functions to generate, each with its own seed.
+        max_new_tokens: the maximum length of a function in tokens.
+        folder: the folder of the sources. None means the library folder of this Python.
     """
 
     max_bytes: int = 3_000_000
@@ -81,25 +81,25 @@ FULL = GenerateSizes()
 
 
 def run_generate(plan: DemoPlan, sizes: GenerateSizes = FULL) -> DemoOutcome:
-    """Gather the sources, train, measure the held-out files before and after, and write functions.
+    """Collect the sources, train, score the held-out files before and after, and generate functions.
 
     Args:
         plan: the options of every demo.
-        sizes: how much text is taken, and how much is written.
+        sizes: the sizes of the data and of the generated text.
 
     Returns:
-        Bits per byte of the held-out files, and what was written.
+        The bits per byte on the held-out files, and the generated functions.
     """
     if plan.batch_size is not None:
         raise InputError(
-            "--batch-size has no effect on the demo 'generate', which writes one text at a time; remove it"
+            "--batch-size has no effect on the demo 'generate', which writes one text at a time: remove it"
         )
     console = plan.console
     sources = train_on_library(
         RECIPE, plan, max_bytes=sizes.max_bytes, max_valid_bytes=sizes.max_valid_bytes, folder=sizes.folder
     )
     texts = [file.text for file in sources.valid]
-    # The run kept its first checkpoint: the same weights before they learned anything.
+    # The run has its first checkpoint, step 0: the initial weights.
     untrained, model = load_trained(plan, "step-0"), load_trained(plan)
     before, after = (bits_per_byte(trained, texts) for trained in (untrained, model))
     console.print(
@@ -120,19 +120,19 @@ def run_generate(plan: DemoPlan, sizes: GenerateSizes = FULL) -> DemoOutcome:
 
 
 def bits_per_byte(model: Model, texts: Sequence[str]) -> float:
-    """Return how many bits the model needs for a byte of some texts, each a document of its own."""
+    """Return the bits per byte of the model on texts, each as a separate document."""
     from clearhead.tasks.evaluate.text_loss import text_loss
 
     window = model.task.max_length
     assert window is not None, "a run notes the length of its blocks"
-    # Half of each window is context: the model is scored on code in the middle of what it sees, not at the edge.
+    # Half of each window is context, so that every scored token has enough tokens before it.
     bits = text_loss(model.exact.tree, model.tokenizer, texts, window=window, stride=window // 2).bits_per_byte
     assert bits is not None, "the bytes of texts are known"
     return bits
 
 
 def write_function(console: Console, model: Model, plan: DemoPlan, sizes: GenerateSizes, number: int) -> str:
-    """Stream one function to the terminal; return its text, prompt included."""
+    """Generate one function, print it while it is generated, and return its text with the prompt."""
     console.print(f"\n[dim]{PROMPT}[/dim]" if number == 0 else "\n[dim]def[/dim]", end="")
     written = ""
     for text in model.stream(

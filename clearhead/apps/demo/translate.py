@@ -1,4 +1,4 @@
-"""`clearhead demo translate`: dates of many languages become ISO dates."""
+"""`clearhead demo translate`: an encoder-decoder turns dates in many languages into ISO dates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LOCALES = (
     *("mr", "my", "nb", "ne", "nl", "pl", "pt", "ro", "ru", "sk", "sl", "sr", "sv", "sw", "ta", "th", "tr", "uk"),
     *("ur", "uz", "vi", "zh"),
 )
-# The digit zero of each CLDR numbering system that is some locale's default; the other nine follow it in Unicode.
+# The digit zero of each default numbering system in CLDR; the other nine digits follow it in Unicode.
 ZEROS = {
     "latn": "0",
     "arab": "\u0660",
@@ -53,7 +53,7 @@ _Texts: TypeAlias = Sequence[tuple[str, _Day]]
 
 
 class DatePair(NamedTuple):
-    """One date as text of a locale, its ISO form, and the locale it was written for."""
+    """A date as a text of a locale, its ISO form, and the locale."""
 
     source: str
     target: str
@@ -62,13 +62,13 @@ class DatePair(NamedTuple):
 
 @dataclass(frozen=True)
 class DateSets:
-    """Pairs split by date: a date of one part appears in no other part, in no language.
+    """Pairs split by date: a date of one set occurs in no other set, in any language.
 
     Args:
-        train: pairs to learn from.
-        valid: pairs for every choice.
-        test: pairs to be scored once.
-        dropped: (locale, style) -> why this way of writing was left out.
+        train: the training set.
+        valid: the validation set.
+        test: the test set.
+        dropped: the reason for each date style that was left out, by (locale, style).
     """
 
     train: list[DatePair]
@@ -79,12 +79,12 @@ class DateSets:
 
 @dataclass(frozen=True)
 class DateStyle:
-    """One way in which a locale writes a date: a row of parts, each a table indexed by one axis of the date.
+    """Format in which a locale writes dates: a row of tables, each indexed by one component of the date.
 
     Args:
-        locale: CLDR name, such as "de" or "ar_EG".
-        style: "full", "long" or "medium".
-        parts: (axis, table) in the order of writing; axis 0 is fixed text, 1 year, 2 month, 3 day, 4 weekday.
+        locale: the CLDR name, such as "de" or "ar_EG".
+        style: the style, "full", "long" or "medium".
+        parts: the pairs (axis, table) in the order of writing; axis 0 is fixed text, 1 year, 2 month, 3 day, 4 weekday.
     """
 
     locale: str
@@ -92,11 +92,11 @@ class DateStyle:
     parts: tuple[tuple[int, tuple[str, ...]], ...]
 
     def write(self, date: datetime.date) -> str:
-        """Return the date as this locale and style write it, a Gregorian year in four digits."""
+        """Return a date in this style, with a Gregorian year of four digits."""
         return "".join(self._row(date))
 
     def every_day(self) -> Iterator[tuple[str, _Day]]:
-        """Yield (text, (month, day)) for each day of one leap year, under every weekday where the style shows one."""
+        """Yield (text, (month, day)) for each day of a leap year, with every weekday if the style shows weekdays."""
         weekday_index = next((n for n, (axis, _) in enumerate(self.parts) if axis == 4), None)
         for n in range(366):
             date = datetime.date(2000, 1, 1) + datetime.timedelta(n)
@@ -113,22 +113,22 @@ class DateStyle:
         return [table[index[axis]] for axis, table in self.parts]
 
     def fold(self) -> DateStyle:
-        """Return the style without differences of case, width and invisible marks."""
+        """Return the style with normalized texts, for comparison."""
         parts = [(axis, tuple(fold_text(text) for text in table)) for axis, table in self.parts]
         return DateStyle(self.locale, self.style, tuple(parts))
 
 
 def date_styles(locales: Sequence[str] = LOCALES) -> tuple[list[DateStyle], dict[tuple[str, str], str]]:
-    """Read every style of the locales, and leave out those that are ambiguous.
+    """Read all date styles of the locales, and drop those that are ambiguous or incomplete.
 
-    A style is left out where it shows a name that CLDR lacks (a placeholder such as "M03"), where it does not show the
-    whole date, and where one of its texts means another date in an earlier style.
+    A style is dropped if CLDR lacks a name (and has a placeholder such as "M03"), or if it does not show the whole
+    date. It is also dropped if one of its texts means another date in an earlier style.
 
     Args:
-        locales: CLDR names; their order decides which of two clashing styles stays.
+        locales: the CLDR names; of two clashing styles, the first one stays.
 
     Returns:
-        The styles in order, and (locale, style) -> reason for each that was left out.
+        The styles in order, and the reason for each dropped style by (locale, style).
 
     Raises:
         InputError: Babel is not installed, or it does not know a locale.
@@ -153,25 +153,25 @@ def make_date_sets(
     test_per_locale: int,
     locales: Sequence[str] = LOCALES,
 ) -> DateSets:
-    """Write dates of 1900 to 2099 in many languages, split by date; the same arguments give the same pairs.
+    """Return pairs of dates from 1900 to 2099 in many languages, split by date; equal arguments give equal pairs.
 
     Args:
-        seed: chooses the split and every draw.
-        train_size: pairs to learn from, shared evenly among the locales; a locale repeats no pair.
-        valid_per_locale: validation pairs of each locale.
-        test_per_locale: test pairs of each locale.
-        locales: CLDR names, such as "de" or "ar_EG".
+        seed: the seed of the split and of all draws.
+        train_size: the number of training pairs, spread evenly over the locales; a locale repeats no pair.
+        valid_per_locale: the number of validation pairs per locale.
+        test_per_locale: the number of test pairs per locale.
+        locales: the CLDR names, such as "de" or "ar_EG".
 
     Raises:
-        InputError: Babel is not installed, it does not know a locale, no style of a locale can be used, or a text
-            would mean two dates.
+        InputError: Babel is not installed, a locale is unknown, no style of a locale can be used, or a text has two
+            meanings.
     """
     styles, dropped = date_styles(locales)
     by_locale = {locale: [style for style in styles if style.locale == locale] for locale in locales}
     empty = [locale for locale, of_locale in by_locale.items() if not of_locale]
     if empty:
         raise InputError(
-            f"no way of writing dates is left for the locales {empty}: {dropped[empty[0], 'full']}; leave them out"
+            f"no date style can be used for the locales {empty}: {dropped[empty[0], 'full']}; leave them out"
         )
     source = random.Random(seed)
     first = datetime.date(FIRST_YEAR, 1, 1)
@@ -188,7 +188,7 @@ def make_date_sets(
 
 
 def check_meanings(pairs: Iterable[DatePair]) -> None:
-    """Raise InputError if one text means two dates."""
+    """Raise an InputError if a text means two dates."""
     meanings: dict[str, DatePair] = {}
     for pair in pairs:
         other = meanings.setdefault(pair.source, pair)
@@ -206,7 +206,7 @@ def _draw(
     for count, (locale, styles) in zip(counts, by_locale.items(), strict=True):
         if count > len(days) // 2:
             raise InputError(
-                f"expected at most {len(days) // 2} pairs of each locale in this part, got {count}; ask for fewer"
+                f"expected at most {len(days) // 2} pairs per locale in this set, got {count}: ask for fewer"
             )
         drawn: dict[str, DatePair] = {}
         while len(drawn) < count:
@@ -224,7 +224,7 @@ def _shares(total: int, count: int) -> list[int]:
 
 
 def _axes() -> dict[str, tuple[int, Sequence[datetime.date]]]:
-    """Return for each letter of a CLDR pattern its axis, and a date for each place on it."""
+    """Return the axis for each letter of a CLDR pattern, with one date for each index of the axis."""
     # weekday() counts from Monday, and the first of January 1900 was one; 2000 has every day of every month.
     return {
         **dict.fromkeys("yu", (1, [datetime.date(year, 1, 1) for year in range(FIRST_YEAR, LAST_YEAR + 1)])),
@@ -241,7 +241,7 @@ def _read_style(locale: str, style: str) -> DateStyle:
 
     system = cldr.default_numbering_system
     if system not in ZEROS:
-        raise InputError(f"the digits of the locale '{locale}' ('{system}') are not known here; leave this locale out")
+        raise InputError(f"the digits of the locale '{locale}' ('{system}') are not supported: leave this locale out")
     digits = str.maketrans({str(n): chr(ord(ZEROS[system]) + n) for n in range(10)})
     axes = _axes()
     parts: list[tuple[int, tuple[str, ...]]] = []
@@ -252,7 +252,7 @@ def _read_style(locale: str, style: str) -> DateStyle:
         letter, length = value
         if letter not in axes:
             raise InputError(
-                f"the {style} date format of '{locale}' has the field '{letter}', not known here; leave it out"
+                f"the {style} date format of '{locale}' has the unsupported field '{letter}': leave the locale out"
             )
         axis, days = axes[letter]
         field = letter if axis == 1 else letter * length  # a year in two digits would lose its century
@@ -262,7 +262,7 @@ def _read_style(locale: str, style: str) -> DateStyle:
 
 
 def _unsound(style: DateStyle, texts: _Texts) -> str:
-    """Return why this style cannot be used; empty if it can."""
+    """Return the reason why a style cannot be used, or an empty string if it can."""
     axes = [axis for axis, _ in style.parts]
     if any(axes.count(axis) != 1 for axis in (1, 2, 3)):
         return "it does not show year, month and day once each"
@@ -270,7 +270,7 @@ def _unsound(style: DateStyle, texts: _Texts) -> str:
         return "CLDR has no month names for it"
     if not style.locale.startswith("en") and (4, _ROOT_WEEKDAYS) in style.parts:
         return "CLDR has no weekday names for it"
-    # With this, the run of four digits in a text is its year, and two texts of different years are never equal.
+    # Then the four digits in a row are the year, so texts of different years are never equal.
     if any(re.search(r"\d", text) for axis, table in style.parts if axis == 4 for text in table):
         return "its weekdays have digits"
     for text, _ in texts[:: len(texts) // 366]:
@@ -281,7 +281,7 @@ def _unsound(style: DateStyle, texts: _Texts) -> str:
 
 
 def _clash(style: DateStyle, texts: _Texts, meanings: dict[str, tuple[_Day, DateStyle]]) -> str:
-    """Return which text has two meanings; if none has, note the meanings of this style and return an empty string."""
+    """Return a message about a text with two meanings; if there is none, record the style and return ""."""
     texts_of_style: dict[str, tuple[_Day, DateStyle]] = {}
     for text, day in texts:
         other, owner = texts_of_style.get(text) or meanings.get(text) or (day, style)
@@ -331,13 +331,13 @@ keep = 6                        # for clearhead view --checkpoints: how its head
 
 @dataclass(frozen=True)
 class TranslateSizes:
-    """How much is made.
+    """Sizes of the data.
 
     Args:
-        locales: the languages, as CLDR names.
-        train_size: pairs to learn from.
-        valid_per_locale: validation pairs of each locale.
-        test_per_locale: test pairs of each locale.
+        locales: the CLDR names of the languages.
+        train_size: the number of training pairs.
+        valid_per_locale: the number of validation pairs per locale.
+        test_per_locale: the number of test pairs per locale.
     """
 
     locales: Sequence[str] = LOCALES
@@ -354,10 +354,10 @@ def run_translate(plan: DemoPlan, sizes: TranslateSizes = FULL) -> DemoOutcome:
 
     Args:
         plan: the options of every demo.
-        sizes: how much is made.
+        sizes: the sizes of the data.
 
     Returns:
-        The share of test dates that were written exactly right, in all and for each locale.
+        The share of test dates that are exactly right, overall and per locale.
     """
     console = plan.console
     sets = make_date_sets(
@@ -387,7 +387,7 @@ def run_translate(plan: DemoPlan, sizes: TranslateSizes = FULL) -> DemoOutcome:
 
 
 def exact_match(pairs: Sequence[DatePair], written: Sequence[str]) -> dict[str, float]:
-    """Return the share of pairs whose text equals the target, for each locale in the order of their names."""
+    """Return the share of texts that equal their target, by locale in alphabetical order."""
     right: dict[str, list[bool]] = {locale: [] for locale in sorted({pair.locale for pair in pairs})}
     for pair, text in zip(pairs, written, strict=True):
         right[pair.locale].append(text == pair.target)
@@ -425,7 +425,7 @@ def _introduce(plan: DemoPlan, sets: DateSets, locales: Sequence[str]) -> None:
 
 
 def _samples(pairs: Sequence[DatePair], locales: Sequence[str]) -> list[DatePair]:
-    """Return a long text of each of some locales with different scripts and digits."""
+    """Return a long date for several locales with different scripts and digits."""
     chosen = [locale for locale in SHOWN if locale in locales] or locales[:5]
     few = ([pair for pair in pairs if pair.locale == locale][:10] for locale in chosen)
     return [max(group, key=lambda pair: len(pair.source)) for group in few]
@@ -437,7 +437,7 @@ def _show_sample(console: Console, pair: DatePair, text: str) -> None:
 
 
 def _mean_over_heads(maps: AttentionMaps) -> Tensor:
-    """Return the attention of a decoder to the memory, [layers, queries, keys]."""
+    """Return the cross-attention weights, averaged over heads, [layers, queries, keys]."""
     import torch
 
     layers = maps.layers("decoder.memory")
@@ -445,7 +445,7 @@ def _mean_over_heads(maps: AttentionMaps) -> Tensor:
 
 
 def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequence[str]) -> None:
-    """Draw where the decoder looks while it writes one unseen date, in up to four languages that the font can write."""
+    """Draw the cross-attention for one unseen date in up to four languages that the font supports."""
     import torch
 
     from clearhead.base.figures import drawable, label_text
@@ -459,7 +459,7 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
         return
     runs = list(map(model.attention, texts))
     weights = list(map(_mean_over_heads, runs))
-    # One layer for all: the one whose heads, averaged, look most sharply.
+    # Use one layer for all: the one whose averaged heads have the sharpest attention.
     layer = int(torch.stack([layers_QK.amax(-1).mean(-1) for layers_QK in weights]).mean(0).argmax())
     alignments = []
     for text, maps, layers_QK in zip(texts, runs, weights, strict=True):

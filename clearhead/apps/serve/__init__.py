@@ -1,1 +1,1 @@
-"""Applications that answer over HTTP: the explorer, computed on demand, and in `api` the server of models."""
+"""HTTP applications: the live attention explorer, and in `api` the server of models."""

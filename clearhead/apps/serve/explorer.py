@@ -1,4 +1,4 @@
-"""The live attention explorer: its routes, its application, and its page in a notebook."""
+"""Live attention explorer: its routes, its web application, and its page in a notebook."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from clearhead.interpret.maps.map_inputs import ReadKwargs
 from clearhead.interpret.view.explorer.write import live_html
 from clearhead.model.facade import Model
 
-GRACE = 2  # seconds in which open requests may end
+GRACE = 2  # seconds that open requests have to finish after a signal
 
 
 def make_app(access: Access, workers: Workers, routers: Sequence[APIRouter]) -> FastAPI:
-    """Return the application.
+    """Return the web application of the explorer.
 
     Args:
-        access: who may ask.
-        workers: the threads in which the routes compute; they end with the application.
-        routers: what is answered, below the token.
+        access: the allowed hosts and the token of the address.
+        workers: the threads in which the routes compute; they stop with the application.
+        routers: the routes, below the token in the path.
     """
 
     @asynccontextmanager
@@ -81,19 +81,19 @@ def _answer_invalid_request(_: Request, error: Exception) -> Response:
 
 
 def listen(port: int, host: str = LOOPBACK) -> socket.socket:
-    """Return a socket that listens.
+    """Return a socket that listens on an address and a port.
 
     Args:
-        port: its number; 0: one that is free.
-        host: its address; by default that of this machine alone.
+        port: the port; 0 means any free one.
+        host: the address; the default is for this machine only.
 
     Raises:
-        InputError: another program has the port, or this one may not have it; or there is no such address.
+        InputError: another program uses the port, the system refuses it, or this machine has no such address.
     """
     try:
         socket.getaddrinfo(host, port)
     except OSError:
-        raise InputError(f"'{host}' is no address of this machine: use {LOOPBACK}, or 0.0.0.0 for all it has") from None
+        raise InputError(f"'{host}' is not an address of this machine: use {LOOPBACK}, or 0.0.0.0 for all") from None
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -102,20 +102,20 @@ def listen(port: int, host: str = LOOPBACK) -> socket.socket:
     except OSError as error:
         listener.close()
         taken = error.errno == errno.EADDRINUSE
-        reason = "is in use by another program" if taken else f"cannot be had ({error.strerror})"
-        raise InputError(f"port {port} {reason}: choose another, or 0 for one that is free") from None
+        reason = "is in use by another program" if taken else f"cannot be used ({error.strerror})"
+        raise InputError(f"port {port} {reason}: choose another, or 0 for any free port") from None
     return listener
 
 
 class _Server(uvicorn.Server):
-    """Ends what is computed at the first signal, and not after the last answer."""
+    """Server that cancels running computations at the first signal."""
 
     def __init__(self, config: uvicorn.Config, workers: Workers) -> None:
         super().__init__(config)
         self._workers = workers
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle SIGINT and SIGTERM; both are raised again when everything has ended."""
+        """Cancel computations at SIGINT or SIGTERM; uvicorn raises the signal again after shutdown."""
         self._workers.close()
         super().handle_exit(sig, frame)
 
@@ -125,8 +125,8 @@ def run(app: FastAPI, listener: socket.socket, workers: Workers) -> None:
 
     Args:
         app: the application.
-        listener: as `listen` returned it.
-        workers: of the application.
+        listener: the socket that `listen` returned.
+        workers: the threads of the application.
     """
     config = uvicorn.Config(
         app, access_log=False, log_level="warning", timeout_graceful_shutdown=GRACE, limit_concurrency=256, ws="none"
@@ -140,12 +140,12 @@ Sample = Annotated[int, Query(ge=0, le=1)]
 
 
 def explorer_router(runs: Runs, workers: Workers, first: PageRequest) -> APIRouter:
-    """Return the routes of a page.
+    """Return the routes of the live page.
 
     Args:
-        runs: of the model that it shows.
-        workers: where they are computed.
-        first: what the page asks for first.
+        runs: the model with its recent runs.
+        workers: the threads that compute the runs.
+        first: the first request of the page.
     """
     router = APIRouter()
     facts = {"first": first.model_dump(mode="json"), **_model_facts(runs)}
@@ -202,7 +202,7 @@ def _bytes(content: bytes) -> Response:
 
 
 def _model_facts(runs: Runs) -> dict[str, Any]:
-    """Return what a page has to know of the model to name what it changes."""
+    """Return facts about the model that a page needs to name its edits: attention addresses, layer order, abilities."""
     module = runs.model.module
     attentions: dict[str, dict[int, str]] = {}
     orders: dict[str, list[int]] = {}
@@ -230,11 +230,11 @@ class LivePage:
 
     Args:
         model: the model.
-        text, target, generate: what it reads at first, as for `Model.attention`.
-        port: of this machine; 0: one that is free.
+        text, target, generate: the first texts and the number of generated tokens, as in `Model.attention`.
+        port: the port on this machine; 0 means any free one.
 
     Attributes:
-        address: what a browser opens.
+        address: the address for a browser.
 
     Raises:
         InputError: the port is in use.
@@ -252,7 +252,7 @@ class LivePage:
         self._thread.start()
 
     def close(self) -> None:
-        """End the application, and what it computes."""
+        """Stop the application and its computations."""
         self._workers.close()
         self._server.should_exit = True
         self._thread.join()

@@ -1,4 +1,4 @@
-"""The gate of an application: who may ask, how much, and until when, before anything reads a request."""
+"""Gate in front of an application: refuses requests by host, origin, token, key, size and time."""
 
 from __future__ import annotations
 
@@ -15,32 +15,31 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LOOPBACK: Final = "127.0.0.1"
 MOST_BYTES: Final = 8 * 2**20
-"""Of the body of a request."""
+"""Maximum bytes of the body of a request."""
 SECONDS_TO_SEND: Final = 60
-"""That a request has to arrive whole."""
+"""Maximum seconds until the whole body of a request has arrived."""
 OPEN_PATHS: Final = ("/health",)
-"""For which no key is needed."""
+"""Paths that need no key."""
 HEADERS: Final = {
     "Cache-Control": "no-store",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
-    # A notebook of this machine may show a page.
+    # A notebook on this machine may show a page in a frame.
     "Content-Security-Policy": "frame-ancestors 'self' http://localhost:* http://127.0.0.1:* vscode-webview:",
 }
 Refuse = Callable[[int, str], Response]
-"""Makes the answer of a refusal from its status and its sentence."""
+"""Function that makes the answer of a refusal from its status and its message."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask.
+    """Conditions for requests: allowed hosts, the token of the address, and keys.
 
     Args:
-        hosts: names in the Host header, the first of which is written to users; None: any, where the address is not
-            this machine alone.
-        token: what the path of every request begins with; empty: nothing.
-        keys: of which a request carries one; none: none is needed.
+        hosts: the allowed Host headers; users see the first one. None means any host.
+        token: the beginning of the path of every request; empty means no token.
+        keys: the keys, one of which a request must carry; empty means that no key is needed.
     """
 
     hosts: tuple[str, ...] | None
@@ -49,27 +48,27 @@ class Access:
 
     @classmethod
     def of_page(cls, port: int) -> Access:
-        """Return the access to a page of this machine, with a token that is drawn anew.
+        """Return the access to a page on this machine, with a new random token.
 
         Args:
-            port: that the application listens on.
+            port: the port of the application.
         """
         return cls((f"{LOOPBACK}:{port}", f"localhost:{port}"), secrets.token_urlsafe(24))
 
     @property
     def address(self) -> str:
-        """What a browser of this machine opens."""
+        """The address of the page for a browser on this machine."""
         assert self.hosts is not None
         return f"http://{self.hosts[0]}/{self.token}/"
 
 
 @dataclass
 class Traffic:
-    """The requests that have passed the gate.
+    """State of the requests that have passed the gate.
 
     Args:
-        num_running: how many are not answered yet.
-        is_closing: whether those that come are refused.
+        num_running: the number of requests that are not answered yet.
+        is_closing: True if new requests are refused because the server is shutting down.
     """
 
     num_running: int = 0
@@ -77,15 +76,15 @@ class Traffic:
 
 
 class Gate:
-    """Refuses requests from elsewhere, without a token or key, with too large a body, or when the application ends.
+    """Middleware that refuses foreign requests, missing tokens or keys, large bodies, and requests during shutdown.
 
-    A page of another site can let a browser send requests to this machine: they have another Origin, or, where it
-    points a name of its own here, another Host; and they do not know the token.
+    A page of another site can make a browser send requests to this machine. They have another Origin, or another Host
+    if the site points its own name here; and they do not know the token.
 
     Args:
-        app: what answers the others.
-        access: who may ask.
-        traffic: of the application.
+        app: the application that answers accepted requests.
+        access: the conditions for requests.
+        traffic: the state of the requests.
         refuse: makes the answer of a refusal.
     """
 
@@ -95,7 +94,7 @@ class Gate:
         self._traffic, self._refuse = traffic, refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with a refusal."""
+        """Pass a request to the application, or refuse it."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -109,7 +108,7 @@ class Gate:
         async def receive_limited() -> Message:
             nonlocal received, is_whole
             try:
-                # After the body, the next message is that the client has left.
+                # After the body, the next message says that the client has disconnected.
                 async with asyncio.timeout_at(None if is_whole else end):
                     message = await receive()
             except TimeoutError:
@@ -117,7 +116,7 @@ class Gate:
             is_whole = not message.get("more_body", False)
             received += len(message.get("body", b""))
             if received > MOST_BYTES:
-                raise HTTPException(413, f"a request may have {MOST_BYTES:,} bytes")
+                raise HTTPException(413, f"a request may have at most {MOST_BYTES:,} bytes: send less")
             return message
 
         async def send_safely(message: Message) -> None:
@@ -133,11 +132,11 @@ class Gate:
             self._traffic.num_running -= 1
 
     def _refusal(self, scope: Scope) -> tuple[int, str] | None:
-        """Return the status and the sentence of a refusal; None: the request may pass."""
+        """Return the status and the message of a refusal; None if the request may pass."""
         if scope["type"] != "http":
-            return 400, "only HTTP is answered here"
+            return 400, "expected a request over HTTP"
         if self._traffic.is_closing:
-            return 503, "the server ends: try again later"
+            return 503, "the server is shutting down: try again later"
         if not scope["path"].startswith("/"):
             return 400, "the target of a request must be a path, such as /health"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -150,30 +149,30 @@ class Gate:
     def _refuse_foreign(self, headers: dict[str, str]) -> tuple[int, str] | None:
         host, hosts = headers.get("host", ""), self.access.hosts
         if hosts is not None and host not in hosts:
-            return 400, f"this address is {hosts[0]}, for programs of this machine alone"
+            return 400, f"this server answers only programs on this machine, at {hosts[0]}"
         origins = [f"http://{name}" for name in hosts or (host,)]
         if headers.get("origin", origins[0]) not in origins:
-            return 403, "pages of other sites may not ask here"
+            return 403, "pages of other sites may not send requests to this server"
         return None
 
     def _refuse_without_secret(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
         token, keys = self.access.token, self.access.keys
         if token and not _is_one_of(path.split("/")[1], (token,)):
-            return 403, "the address lacks its token: open the whole address that the program wrote"
+            return 403, "the address lacks its token: open the whole address that the program printed"
         scheme, _, key = headers.get("authorization", "").partition(" ")
         is_known = scheme.lower() == "bearer" and _is_one_of(key.strip(), keys)
         if keys and path not in OPEN_PATHS and not is_known:
-            return 401, "the request carries no valid key: send the header Authorization: Bearer KEY"
+            return 401, "the request has no valid key: send the header Authorization: Bearer KEY"
         return None
 
 
 def _is_one_of(text: str, secrets_: tuple[str, ...]) -> bool:
-    """Compare a text with every secret, so that the time tells nothing."""
+    """Return whether a text is one of the secrets, in a time that reveals nothing about them."""
     return sum(hmac.compare_digest(text.encode(), secret.encode()) for secret in secrets_) > 0
 
 
 def _refuse_too_large(headers: dict[str, str]) -> tuple[int, str] | None:
     length = headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MOST_BYTES:
-        return 413, f"a request may have {MOST_BYTES:,} bytes"
+        return 413, f"a request may have at most {MOST_BYTES:,} bytes: send less"
     return None

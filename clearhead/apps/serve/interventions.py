@@ -1,4 +1,4 @@
-"""What a page changes in a run of a model: data, its function for `model.edit`, and the line of Python that does it."""
+"""Edits of a run as JSON data, with the functions for `model.edit` and the lines of Python that do the same."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ Position = Annotated[int, Field(ge=0, lt=2**24)]
 
 
 class Data(BaseModel):
-    """Values of JSON, checked."""
+    """Base of JSON objects in requests: unknown fields, infinity and NaN are refused."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Intervention(Data):
-    """One change of a run.
+    """One edit of a run: an activation is scaled, or replaced by that of another text.
 
     Args:
-        kind: the activation is multiplied, or replaced by that of another text.
-        address: of the activation, or a pattern of addresses.
-        factor: what it is multiplied by; 0 switches off.
-        head: the only head that is changed; None: all.
-        positions: of the tokens that are changed; empty: all.
-        depth: the only depth at which it is changed, where layers share their weights; None: all.
-        text, target: the other text, and what the decoder of a two-stack model reads with it.
+        kind: "scale" multiplies the activation, "patch" replaces it by that of another text.
+        address: the address of the activation, or a pattern of addresses.
+        factor: the factor of "scale"; 0 switches the activation off.
+        head: the only head that is edited. None means all heads.
+        positions: the positions of the tokens that are edited; empty means all.
+        depth: the only depth that is edited, if layers share weights. None means all depths.
+        text, target: the other text of "patch", and the target text of an encoder-decoder.
     """
 
     kind: Literal["scale", "patch"] = "scale"
@@ -54,7 +54,7 @@ class Intervention(Data):
 
     @property
     def has_heads(self) -> bool:
-        """Whether the activation has an axis of heads."""
+        """True if the activation has an axis of heads."""
         return self.address.rpartition(".")[2] in BY_HEAD
 
 
@@ -62,30 +62,30 @@ Edits = Annotated[tuple[Intervention, ...], Field(max_length=64)]
 
 
 def check(intervention: Intervention, module: Transformer, lengths: Mapping[str, int]) -> None:
-    """Refuse a change that a model cannot make.
+    """Refuse an edit that is not possible in a model.
 
     Args:
-        one: the change.
+        intervention: the edit.
         module: the model.
-        lengths: how many tokens each stack reads, by "encoder" and "decoder".
+        lengths: the number of tokens that each stack reads, by "encoder" and "decoder".
 
     Raises:
-        InputError: there is no such address, head or position; the nearest address is named.
+        InputError: the address, head or position does not exist; the message names the nearest address.
     """
     matches = matching_addresses(module, intervention.address)
     if intervention.kind == "patch" and len(matches) > 1:
         raise InputError(
-            f"'{intervention.address}' matches {len(matches)} activations; a patch puts in one: name its address"
+            f"'{intervention.address}' matches {len(matches)} activations; a patch needs the address of one"
         )
     if intervention.head is not None:
         _check_head(intervention, module, matches)
     for address in matches if intervention.positions else ():
         stack = address.partition(".")[0]
         if ".layers." not in address:
-            raise InputError(f"'{address}' is outside of the layers, where positions are not known: leave them out")
+            raise InputError(f"'{address}' is outside the layers, where positions are unknown: leave positions out")
         last = max(intervention.positions)
         if last >= lengths[stack]:
-            raise InputError(f"position {last} is behind the last token of the {stack}, {lengths[stack] - 1}")
+            raise InputError(f"position {last} is not in the {stack}, which ends at {lengths[stack] - 1}")
 
 
 def _check_head(intervention: Intervention, module: Transformer, matches: Sequence[str]) -> None:
@@ -93,7 +93,7 @@ def _check_head(intervention: Intervention, module: Transformer, matches: Sequen
     if not intervention.has_heads:
         wanted = next((address for address in addresses(module) if address.endswith(".mixed")), "")
         raise InputError(
-            f"'{intervention.address}' has no axis of heads: leave the head out, or name one such as '{wanted}'"
+            f"'{intervention.address}' has no axis of heads: leave head out, or use an address such as '{wanted}'"
         )
     for address in matches:
         path, _, point = address.rpartition(".")
@@ -105,11 +105,11 @@ def _check_head(intervention: Intervention, module: Transformer, matches: Sequen
 
 
 def action(intervention: Intervention, other: Tensor | None = None) -> Callable[[Tensor, ActivationContext], Tensor]:
-    """Return the function of a change, for `model.edit`.
+    """Return the function of an edit, for `model.edit`.
 
     Args:
-        one: the change, as `check` let it pass.
-        other: of a patch: the activation of the other text, one row.
+        intervention: the edit, accepted by `check`.
+        other: the activation of the other text of a patch, with one row. None for "scale".
     """
     return partial(_change, intervention, other)
 
@@ -137,7 +137,7 @@ def _check_axis(intervention: Intervention, x: Tensor, at: ActivationContext) ->
     rank = 4 if intervention.has_heads else 3
     if at.positions is None or x.dim() != rank or x.shape[-2] != at.positions.shape[1]:
         raise InputError(
-            f"'{at.address}' has the shape {list(x.shape)}, in which no axis counts the tokens that the stack reads: "
+            f"'{at.address}' has the shape {list(x.shape)}, without an axis for the tokens that the stack reads: "
             "leave positions out, or choose another activation"
         )
 
@@ -150,7 +150,7 @@ def editing(
     Args:
         module: the model.
         edits: the edits, in the order in which they are applied.
-        others: for each edit the activation of the other text, if it is a patch.
+        others: the activation of the other text for each edit. None for edits that are not patches.
     """
     blocks, newest = ExitStack(), [0]
 
@@ -161,7 +161,7 @@ def editing(
         return change(x, at)
 
     def check_finite(x: Tensor, at: ActivationContext) -> Tensor:
-        # The maximum ignores -inf, the score of a token that is ruled out.
+        # The maximum ignores -inf, the score of a masked token.
         if not bool(x.amax(-1).isfinite().all()):
             last_edit = edits[newest[0]]
             raise InputError(
@@ -180,12 +180,12 @@ def editing(
 
 
 def python_lines(edits: Sequence[Intervention], num_records: Sequence[int], call: str) -> list[str]:
-    """Return the Python that does the same: what it needs before, the `with` line, and the call inside.
+    """Return lines of Python that run a call with edits: captures for patches, the `with` line, and the call.
 
     Args:
-        edits: the changes.
-        num_records: for each, how many depths share the layer of its address.
-        call: what is asked of the model.
+        edits: the edits.
+        num_records: the number of depths that share the layer of each edit.
+        call: the call of the model.
     """
     before, blocks = list[str](), list[str]()
     for number, (intervention, shared) in enumerate(zip(edits, num_records, strict=True)):
@@ -225,5 +225,5 @@ def _lambda(intervention: Intervention, name: str) -> str:
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number as JSON has it; None for what it has no number for."""
+    """Return a number that JSON can hold; None for NaN and infinity."""
     return value if math.isfinite(value) else None

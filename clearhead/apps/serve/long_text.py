@@ -1,4 +1,4 @@
-"""Texts whose weights no page can hold: what their page knows at once, and the pieces of a map that it asks for.
+"""Attention maps of long texts: the page gets the masks at once, and requests tiles of each map.
 
 Legend: Q queries, K keys, S side of a tile.
 """
@@ -27,17 +27,17 @@ from clearhead.interpret.maps.recording import STACKS, AttentionRecord
 from clearhead.interpret.view.explorer.data import LayerAttention, Sample
 from clearhead.interpret.view.explorer.encode import LARGEST, LEVELS
 
-SIDE = 512  # numbers of a tile in each direction
+SIDE = 512  # rows and columns of a tile
 MASKED = 0xFFFF
-_MOST_SCORES = 2**20  # of one head, computed together: they stay in the processor's cache
+_MOST_SCORES = 2**20  # scores of one head that are computed together; they fit into the processor's cache
 
 
 def is_long(maps: AttentionMaps, layers: int = 1) -> bool:
-    """Return whether a page cannot hold the weights of a run.
+    """Return whether the weights of a run are too many for a page.
 
     Args:
-        maps: the run.
-        layers: how many there are of each that was recorded.
+        maps: the attention maps of the run.
+        layers: the number of layers of the model for each recorded layer.
     """
     counts = (
         record.num_heads * record.query_BHTE.shape[2] * record.key_BKSE.shape[2] for record in maps.records.values()
@@ -46,12 +46,12 @@ def is_long(maps: AttentionMaps, layers: int = 1) -> bool:
 
 
 def long_sample(maps: AttentionMaps, label: str, check: Callable[[], None]) -> Sample:
-    """Return a run as a sample whose page asks for pieces of its maps; nothing is measured on its heads.
+    """Return a sample without weights, whose page requests tiles of its maps; its heads are not measured.
 
     Args:
-        maps: the run.
-        label: what tells it from other samples.
-        check: called now and then.
+        maps: the attention maps of the run.
+        label: the name of the sample on the page.
+        check: called often; an error in it ends the computation.
     """
     known: dict[str, tuple[int, ...]] = {}
     layers: dict[str, list[LayerAttention]] = {}
@@ -77,7 +77,7 @@ def long_sample(maps: AttentionMaps, label: str, check: Callable[[], None]) -> S
 
 
 def _spans(record: AttentionRecord, check: Callable[[], None]) -> tuple[int, ...]:
-    """Return first and last key of each query in turn; from the mask, a few queries at a time, where it has no rule."""
+    """Return the first and the last visible key of each query, one after the other."""
     queries, keys = record.query_BHTE.shape[2], record.key_BKSE.shape[2]
     bounds: list[int] = []
     if record.attention.spec.mask == spec.Causal() and record.context.masking.is_only_causal(spec.Causal()):
@@ -99,13 +99,13 @@ def _spans(record: AttentionRecord, check: Callable[[], None]) -> tuple[int, ...
 
 
 class MapTile(Data):
-    """A piece of a map.
+    """Request for one tile of an attention map.
 
     Args:
-        stack, layer, head: of which head.
-        sample: 0 in the unchanged run, 1 in the changed one.
-        pool: a number of the piece is the largest of so many queries and keys.
-        row, column: of the piece, in tiles of this pool.
+        stack, layer, head: the attention head of the map.
+        sample: the run; 0 is the unchanged one, 1 the edited one.
+        pool: the number of queries, and of keys, whose largest weight makes one number of the tile.
+        row, column: the row and the column of the tile, in tiles of this pool.
     """
 
     stack: str
@@ -118,29 +118,29 @@ class MapTile(Data):
 
 
 def tile(record: AttentionRecord, piece: MapTile, check: Callable[[], None]) -> bytes:
-    """Return a piece of a map as bytes: deflated 16-bit integers, as `codes` makes them; 65,535 where masked.
+    """Return a tile of a map as deflated 16-bit integers: rounded `LEVELS * sqrt(weight)`, or 65,535 if masked.
 
     Args:
-        record: of the attention.
-        piece: which one.
-        check: called now and then.
+        record: the recorded attention.
+        piece: the head and the tile.
+        check: called often; an error in it ends the computation.
 
     Raises:
-        InputError: there is no such head or piece.
+        InputError: the head or the tile does not exist.
     """
     pool, head = piece.pool, piece.head
     queries, keys = record.query_BHTE.shape[2], record.key_BKSE.shape[2]
     extent = SIDE * pool
     first, left = piece.row * extent, piece.column * extent
     if not (head < record.num_heads and first < queries and left < keys):
-        raise InputError(f"head {head} has no piece {piece.row}, {piece.column} of {extent} tokens on each side")
+        raise InputError(f"head {head} has no tile {piece.row}, {piece.column} of {extent} tokens on each side")
     last, right = min(queries, first + extent), min(keys, left + extent)
     parts = []
     step = max(1, _MOST_SCORES // keys // pool) * pool
     for start in range(first, last, step):
         check()
         rows = slice(start, min(last, start + step))
-        # Of a causal map the keys behind the last of these queries are left out: half of all.
+        # In a causal map, skip the keys after the last of these queries: half of all keys.
         seen = record.beginning(rows.stop) if record.is_only_causal and queries == keys else record
         weights_QK = _weights(seen, head, rows)[:, left:right]
         pooled = _max_pool(weights_QK, pool)
@@ -153,7 +153,7 @@ def tile(record: AttentionRecord, piece: MapTile, check: Callable[[], None]) -> 
 
 
 def _max_pool(weights_QK: Float32[Tensor, "queries keys"], pool: int) -> Float32[Tensor, "rows columns"]:
-    """Return the largest of each square of so many queries and keys; those at the end are smaller."""
+    """Return the largest weight of each square of `pool` queries and keys; squares at the end are smaller."""
     if pool == 1:
         return weights_QK
     queries, keys = weights_QK.shape
@@ -165,7 +165,7 @@ def _max_pool(weights_QK: Float32[Tensor, "queries keys"], pool: int) -> Float32
 
 @torch.no_grad()
 def _weights(record: AttentionRecord, head: int, rows: slice) -> Float32[Tensor, "queries keys"]:
-    """Return the weights of some queries, -1 where the mask is False."""
+    """Return the weights of some queries of one head, -1 where a key is masked."""
     weights, mask = record.weights_and_mask([head], rows)
     weights_QK = weights[0, 0]
     if mask is not None:
@@ -174,10 +174,10 @@ def _weights(record: AttentionRecord, head: int, rows: slice) -> Float32[Tensor,
 
 
 def rows_of_weights(record: AttentionRecord, query: int) -> bytes:
-    """Return where a query of every head looks: deflated float32 numbers [heads, keys], below zero where masked.
+    """Return the weights of one query in every head as deflated float32 [heads, keys], negative where masked.
 
     Raises:
-        InputError: there is no such query.
+        InputError: the query does not exist.
     """
     if not 0 <= query < record.query_BHTE.shape[2]:
         raise InputError(f"there is no query {query}; there are {record.query_BHTE.shape[2]}")

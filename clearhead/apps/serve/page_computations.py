@@ -1,7 +1,7 @@
-"""The runs that the pages of one model ask for: each is named by what was asked, and forgotten when others come.
+"""Runs of one model for the live page, cached by their request.
 
-A page sends with every request all that its run depends on: texts and changes. So the application remembers nothing of
-a page, and no page sees what another one changes.
+A page sends its texts and edits with every request. So the application stores no state of a page, and no page sees the
+edits of another one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from clearhead.model.facade import Model
 from clearhead.spec.tasks.registry import find_task
 
 MOST_NUMBERS = 2**23
-"""Probabilities of one run that are kept."""
+"""Maximum number of probabilities that are stored for one run."""
 NUM_CANDIDATES = 6
 SMALLEST_PROBABILITY = 1e-45
 """The smallest probability in float32."""
@@ -50,11 +50,12 @@ class Outputs:
     """The outputs of one run.
 
     Args:
-        positions: where the last stack reads what an output is predicted at; None: the output is of the whole text.
-        labels: the output that follows each of these in the text, -1 where unknown.
-        probabilities: of every output at these positions; None: the model gives none.
-        state: the mean of the last hidden states, where there are no probabilities.
-        written: what the model wrote; None: it wrote nothing.
+        positions: the positions in the last stack at which outputs are predicted. None means one output for the whole
+            text.
+        labels: the output that follows each position in the text, -1 if unknown.
+        probabilities: the probability of every output at each position. None means that the model has none.
+        state: the mean of the last hidden states.
+        written: the text that the model generated. None means no text.
     """
 
     positions: tuple[int | None, ...]
@@ -69,9 +70,9 @@ def outputs_of(maps: AttentionMaps, hidden_1TD: Float[Tensor, "1 tokens width"],
     """Return the outputs of a run.
 
     Args:
-        maps: of the run.
-        hidden_1TD: what its last stack returned.
-        written: what the model wrote in it.
+        maps: the attention maps of the run.
+        hidden_1TD: the output of the last stack.
+        written: the text that the model generated. None means no text.
     """
     state = hidden_1TD[0].float().mean(0).cpu()
     head = maps.module.head
@@ -91,7 +92,7 @@ def outputs_of(maps: AttentionMaps, hidden_1TD: Float[Tensor, "1 tokens width"],
 
 
 def _positions(maps: AttentionMaps, names: OutputNames) -> list[int]:
-    """Return the positions that are shown: the masks, or as many of the last ones as can be kept."""
+    """Return the positions to show: those of mask tokens, or the last ones, as many as can be stored."""
     ids = (maps.inputs.target or maps.inputs.source).ids[0].tolist()
     mask_id = None if names.tokenizer is None or maps.module.decoder is not None else names.tokenizer.mask_id
     masks = [position for position, index in enumerate(ids) if index == mask_id]
@@ -101,12 +102,12 @@ def _positions(maps: AttentionMaps, names: OutputNames) -> list[int]:
 
 @dataclass(frozen=True)
 class OutputComparison:
-    """Outputs of an unchanged run beside those of the changed one, at the same positions.
+    """Outputs of the unchanged and of the edited run, at the same positions.
 
     Args:
         maps: the unchanged run.
         before: the outputs of the unchanged run.
-        after: the outputs of the changed run; None means that nothing is changed.
+        after: the outputs of the edited run. None means that there are no edits.
     """
 
     maps: AttentionMaps
@@ -117,7 +118,7 @@ class OutputComparison:
         """Return both outputs as JSON.
 
         Args:
-            of: two outputs whose difference is included; None means no difference.
+            of: two outputs whose difference is included. None means no difference.
         """
         before, after = self.before, self.after or self.before
         written = [before.written, None if self.after is None else self.after.written]
@@ -134,7 +135,7 @@ class OutputComparison:
         return {"written": written, "rows": rows, "end": end, "difference": difference}
 
     def _difference(self, outcome: ModelOutcome) -> dict[str, Any] | None:
-        """Return how much larger the log-probability of one output is than that of another, before and after."""
+        """Return the difference of the log-probabilities of two outputs, before and after the edits."""
         position = outcome.logits_position
         if position not in self.before.positions:
             return None
@@ -151,7 +152,7 @@ class OutputComparison:
         return {"name": name, "position": position, "values": values}
 
     def _row(self, position: int | None, label: int, pair: tuple[Tensor, Tensor]) -> dict[str, Any]:
-        """Return the outputs at a position: the token that is read, the next token, and the most probable outputs."""
+        """Return one row of the page: the token at a position, the next token, and the most probable outputs."""
         likely = chain.from_iterable(
             probabilities.topk(min(NUM_CANDIDATES, len(probabilities))).indices.tolist() for probabilities in pair
         )
@@ -164,7 +165,7 @@ class OutputComparison:
         }
 
     def _candidate(self, index: int, pair: tuple[Tensor, Tensor]) -> list[Any]:
-        """Return an output as it is written, its index, and its probability before and after."""
+        """Return the text of an output, its index, and its probability before and after the edits."""
         return [
             self.maps.output_names.display_name(index),
             index,
@@ -179,14 +180,14 @@ Name = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
 class PageRequest(Data):
-    """What a run depends on.
+    """Request of a page: the texts, edits and outputs that determine a run.
 
     Args:
-        text, target, generate: as for `Model.attention`.
-        edits: what is changed in it.
-        of: two outputs, tokens or labels, of which the first is followed rather than the second; None: one is followed.
-        position: where the last stack reads what these are predicted at; None: at the end of the text.
-        is_beginning: only the first layer is wanted, and only of a long text, whose other layers take long.
+        text, target, generate: the texts and the number of generated tokens, as in `Model.attention`.
+        edits: the edits of the run.
+        of: two outputs (tokens or labels) to compare. None means that one output is followed.
+        position: the position in the last stack at which the outputs are predicted. None means the end of the text.
+        is_beginning: True to compute only the first layer, and only if the text is long.
     """
 
     text: InputText
@@ -199,25 +200,25 @@ class PageRequest(Data):
 
     @property
     def unchanged(self) -> PageRequest:
-        """The same texts, without changes."""
+        """The same request without edits."""
         return self.model_copy(update={"edits": ()})
 
     @property
     def texts(self) -> PageRequest:
-        """The same texts alone."""
+        """The same request without edits and compared outputs."""
         return self.model_copy(update={"edits": (), "of": None, "position": None})
 
     @property
     def name(self) -> str:
-        """A name for the run, the same for the same request."""
+        """A hash of the request; equal requests have equal names."""
         return hashlib.sha256(self.model_dump_json().encode("utf-8", "replace")).hexdigest()[:24]
 
 
 class RecentValues(Generic[KeyT, ValueT]):
-    """The last few values that were asked for.
+    """Cache of the most recently used values.
 
     Args:
-        most: how many are kept.
+        most: the maximum number of values.
     """
 
     def __init__(self, most: int) -> None:
@@ -225,7 +226,7 @@ class RecentValues(Generic[KeyT, ValueT]):
         self._values: OrderedDict[KeyT, ValueT] = OrderedDict()
 
     def get(self, key: KeyT, make: Callable[[], ValueT]) -> ValueT:
-        """Return the value of a key, made where it is not kept."""
+        """Return the cached value of a key, or compute and cache it."""
         with self._lock:
             if key in self._values:
                 self._values.move_to_end(key)
@@ -240,14 +241,15 @@ class RecentValues(Generic[KeyT, ValueT]):
 
 @dataclass
 class ShownRun:
-    """A run as its page shows it.
+    """A run in the form that its page shows.
 
     Args:
-        asked: what it depends on.
-        runs: the unchanged run, and the changed one if anything is changed.
-        page: JSON.
-        outputs: JSON: see `Comparison.to_json`.
-        python: the lines that do the same.
+        request: the request of the page.
+        runs: the unchanged run, and the edited one if there are edits.
+        page: the samples of the page as JSON.
+        outputs: the outputs as JSON, see `OutputComparison.to_json`.
+        python: the lines of Python that do the same.
+        encoder: the arrays of the page.
     """
 
     request: PageRequest
@@ -260,10 +262,10 @@ class ShownRun:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def blob(self, number: int) -> str:
-        """Return one of the arrays of the page, as its file would hold it.
+        """Return one array of the page, compressed as in a saved page.
 
         Raises:
-            InputError: there is no such array.
+            InputError: the page has no array of this number.
         """
         if not 0 <= number < self.encoder.num_blobs:
             raise InputError(f"there is no array {number}; there are {self.encoder.num_blobs}")
@@ -275,18 +277,18 @@ class ShownRun:
 
 
 class Runs:
-    """A model whose runs pages show, with the most recent runs.
+    """A model in float32 with caches of its recent runs, for the live page.
 
     Args:
-        model: runs in float32, so that its numbers do not depend on the machine.
-        title: the heading of its pages.
-        reading: how texts are read, as for `Model.attention`.
+        model: the model; float32 makes its numbers independent of the machine.
+        title: the heading of the page.
+        reading: the options for reading texts, as in `Model.attention`.
 
     Attributes:
-        bases: unchanged runs with their outputs, by their texts.
-        samples: unchanged runs as a page draws them.
-        shown: runs as their pages show them, by the name of the request.
-        requests: the requests by their names.
+        bases: the unchanged runs with their outputs, by texts.
+        samples: the unchanged runs in the form that a page draws.
+        shown: the runs in the form that their pages show, by the name of the request.
+        requests: the requests, by name.
     """
 
     def __init__(self, model: Model, title: str, reading: ReadKwargs) -> None:
@@ -300,39 +302,44 @@ class Runs:
 
     @property
     def has_two_stacks(self) -> bool:
-        """Whether the model has an encoder and a decoder."""
+        """True if the model has an encoder and a decoder."""
         return self.model.module.encoder is not None and self.model.module.decoder is not None
 
     @property
     def predicts_text(self) -> bool:
-        """Whether the model writes text token by token."""
+        """True if the model generates text token by token."""
         return predicts_text(self.model.module, self.model.task)
 
     @property
     def predicts(self) -> bool:
-        """Whether the model has probabilities of tokens or labels."""
+        """True if the model gives probabilities of tokens or labels."""
         task = find_task(self.model.task.kind)
         return self.model.module.head is not None and task.outputs not in ("vector", "span")
 
     def page(self, encoder: Encoder, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Return the page of samples in JSON; the encoder keeps their arrays."""
+        """Return the samples of a page as JSON; the encoder stores their arrays."""
         facts = [["parameters", f"{num_parameters(self.model.module):,}"]]
         encoded = [encoder.sample(sample) for sample in samples]
         return {"title": self.title, "facts": facts, "timeline": False, "samples": encoded, "spans": encoder.spans}
 
     def writes(self, request: PageRequest) -> bool:
-        """Return whether the model writes text for a request."""
+        """Return whether the model generates text for a request."""
         return self.predicts_text and request.target is None and (self.has_two_stacks or request.generate > 0)
 
     def decode_written(self, request: PageRequest, maps: AttentionMaps) -> str | None:
-        """Return the text that a model wrote."""
+        """Return the text that the model generated; None if it generated none."""
         reading = maps.inputs
         if not self.writes(request) or reading.num_given is None:
             return None
         return maps.tokenizers.target.decode(list(reading.labels[reading.num_given - 1 :]))
 
     def python_of_request(self, request: PageRequest, of: OutcomeChoice) -> list[str]:
-        """Return the lines of Python that do the same as a request; `of` are the outputs that it compares."""
+        """Return the lines of Python that do the same as a request.
+
+        Args:
+            request: the request of the page.
+            of: the outputs that the request compares. None means that it compares none.
+        """
         module = self.model.module
         texts = repr(request.text) if request.target is None else f"{request.text!r}, {request.target!r}"
         call = f"maps = model.attention({texts})"
@@ -347,13 +354,13 @@ class Runs:
         return self.python(request.edits, call)
 
     def python(self, edits: Sequence[Intervention], call: str) -> list[str]:
-        """Return the lines of Python that make changes around a call; see `python_lines`."""
+        """Return the lines of Python that run a call with edits; see `python_lines`."""
         return python_lines(edits, [_sharing(self.model.module, intervention) for intervention in edits], call)
 
 
 @dataclass(frozen=True)
 class Computation:
-    """Runs of one model for one request; they end when its client disconnects.
+    """Runs of one model for one request; they stop when the client disconnects.
 
     Args:
         runs: the model with its most recent runs.
@@ -368,31 +375,31 @@ class Computation:
         return self.work.watching(self.runs.model)
 
     def show(self, request: PageRequest) -> ShownRun:
-        """Return a run as its page shows it.
+        """Return the run of a request in the form that its page shows.
 
         Args:
-            asked: the request.
+            request: the request.
 
         Raises:
-            InputError: the text cannot be read, or a change cannot be made.
+            InputError: the text cannot be read, or an edit is not possible.
         """
         self.runs.requests.get(request.name, lambda: request)
         return self.runs.shown.get(request.name, partial(self._show, request))
 
     def show_named(self, name: str) -> ShownRun:
-        """Return a run by the name of its request; it runs again if it is no longer kept.
+        """Return a run by the name of its request; a run that is no longer cached is computed again.
 
         Raises:
-            InputError: no page requested it.
+            InputError: no recent request has this name.
         """
 
         def refuse() -> PageRequest:
-            raise InputError("this run is forgotten: reload the page")
+            raise InputError("this run is no longer stored: reload the page")
 
         return self.show(self.runs.requests.get(name, refuse))
 
     def base(self, request: PageRequest) -> tuple[AttentionMaps, Outputs]:
-        """Return the unchanged run of texts, with its outputs."""
+        """Return the unchanged run of the texts of a request, with its outputs."""
         return self.runs.bases.get(request.texts, partial(self._run, request))
 
     def changing(self, edits: Sequence[Intervention], lengths: Mapping[str, int]) -> AbstractContextManager[object]:
@@ -412,7 +419,7 @@ class Computation:
         return editing(module, edits, others)
 
     def _activation(self, intervention: Intervention) -> Tensor:
-        """Return the activation of the other text of a patch.
+        """Return the activation of the second text of a patch.
 
         Raises:
             InputError: the text cannot be read.
@@ -435,7 +442,7 @@ class Computation:
         return runs.model.attention(request.text, request.target, request.generate, precision="auto", **runs.reading)
 
     def _show_beginning(self, request: PageRequest) -> ShownRun:
-        """Return the first layer of a long text as its page shows it; nothing of a short or generated text."""
+        """Return the first layer of a long text in the form of its page; an empty page for other texts."""
         model = self.runs.model
         stacks = [model.module.encoder, model.module.decoder]
         depth = max(len(stack.order) for stack in stacks if stack is not None)
@@ -478,17 +485,17 @@ class Computation:
 
 
 def outputs_to_compare(maps: AttentionMaps, request: PageRequest) -> OutcomeChoice:
-    """Return the two outputs of a request as `AttentionRun.outcome` takes them; None: it has none.
+    """Return the two outputs that a request compares, as `AttentionRun.outcome` takes them; None if it compares none.
 
     Raises:
-        InputError: there is no such position or output.
+        InputError: the position or an output does not exist.
     """
     if request.of is None:
         return None
     position = position_of(maps, request.position)
     labels, tokenizer = maps.inputs.labels, maps.output_names.tokenizer
     if request.position is None and tokenizer is not None and labels and labels[-1] == tokenizer.eos_id:
-        # A text that has ended: its last token, and not one behind the end.
+        # The text has ended: compare at its last token, not after the end.
         position = maps.outcome(None).position
     of = request.of if position is None else (position, *request.of)
     maps.outcome(of)
@@ -496,11 +503,11 @@ def outputs_to_compare(maps: AttentionMaps, request: PageRequest) -> OutcomeChoi
 
 
 def position_of(maps: AttentionMaps, position: int | None) -> int | None:
-    """Return the position of an output as `AttentionRun.outcome` counts it; None: it has none.
+    """Return the position of an output as `AttentionRun.outcome` counts it; None for the output of a whole text.
 
     Args:
-        maps: of a run.
-        position: where the last stack reads what the output is predicted at.
+        maps: the attention maps of a run.
+        position: the position in the last stack at which the output is predicted. None means the default.
     """
     head = maps.module.head
     if position is None or head is None or head.is_pooled:
@@ -509,12 +516,12 @@ def position_of(maps: AttentionMaps, position: int | None) -> int | None:
 
 
 def stack_lengths(maps: AttentionMaps) -> dict[str, int]:
-    """Return how many tokens each stack reads, by "encoder" and "decoder"."""
+    """Return the number of tokens that each stack reads, by "encoder" and "decoder"."""
     return {stack.partition(".")[0]: len(maps.query_tokens(stack)) for stack in maps.stacks}
 
 
 def _sharing(module: Any, intervention: Intervention) -> int:
-    """Return how many depths the layer of an address runs at."""
+    """Return at how many depths the layer of an address runs."""
     parts = intervention.address.split(".")
     if intervention.depth is None or parts[1] != "layers":
         return 1

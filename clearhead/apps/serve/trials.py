@@ -1,4 +1,4 @@
-"""Trials of the explorer: forced decoding of another token, and a sweep of activations from a second text."""
+"""Experiments of the live page: forcing another token, and patching activations from a second text."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from clearhead.interpret.maps.effects import Patches
 from clearhead.interpret.maps.outcome import OutcomeChoice
 from clearhead.text.word_starts import word_boundaries
 
-LONGEST = 128  # tokens that the model goes on by
+LONGEST = 128  # maximum number of tokens generated after the forced one
 
 
 class ForcedToken(Data):
-    """A token that is put in the place of the one that follows a position.
+    """Body of /force: a token that replaces the next one, after which the model continues.
 
     Args:
-        asked: what the page shows.
-        position: of the last token that stays, in what the decoder reads.
-        index: of the token behind it.
+        request: the request that the page shows.
+        position: the position of the last unchanged token in the input of the decoder.
+        index: the id of the forced token.
     """
 
-    asked: PageRequest
+    request: PageRequest
     position: Annotated[int, Field(ge=0, lt=2**24)]
     index: Annotated[int, Field(ge=0, lt=2**31)]
 
 
 @torch.no_grad()
 def force_token(computation: Computation, forced: ForcedToken) -> str:
-    """Return the text up to a position, with another token after it, and what the model writes from there on.
+    """Return the text up to a position, the forced token, and the continuation by the model.
 
-    The model continues greedily, without special tokens and with the changes of the request.
+    The model continues greedily, without special tokens and with the edits of the request.
 
     Args:
-        computation: of the request.
-        given: the token.
+        computation: the runs of the request.
+        forced: the forced token.
 
     Raises:
-        InputError: the model does not write text, or there is no such position or token.
+        InputError: the model does not generate text, or the position or token does not exist.
     """
-    maps, _ = computation.base(forced.asked)
-    with computation.watching(), computation.changing(forced.asked.edits, stack_lengths(maps)):
+    maps, _ = computation.base(forced.request)
+    with computation.watching(), computation.changing(forced.request.edits, stack_lengths(maps)):
         return _continue(maps, forced, computation.work)
 
 
@@ -63,9 +63,9 @@ def _continue(maps: AttentionMaps, forced: ForcedToken, work: Work) -> str:
     module, tokenizer, reading = maps.module, maps.tokenizers.target, maps.inputs
     sequence = reading.target or reading.source
     if module.decoder is None or not reading.labels:
-        raise InputError("a token can be forced where a model writes text token by token; this one does not")
+        raise InputError("only a model that generates text can continue a forced token; this one does not")
     if forced.position >= sequence.ids.shape[1] or forced.index >= tokenizer.vocab_size:
-        raise InputError(f"there is no token {forced.index} behind position {forced.position}")
+        raise InputError(f"there is no token {forced.index} after position {forced.position}")
     ids = [*sequence.ids[0, : forced.position + 1].tolist(), forced.index]
     memory = None if reading.target is None else module.encode(reading.source.ids, mask=reading.source.mask).memory
     allowed = torch.from_numpy(word_boundaries(tokenizer).ordinary).clone()
@@ -86,16 +86,16 @@ Number = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class PatchGridRequest(Data):
-    """What is asked.
+    """Body of /sweep: two texts whose activations are exchanged one by one, and the output to follow.
 
     Args:
-        asked: the first text; its changes are left out.
-        text, target: the second text, and what the decoder of a two-stack model reads with it.
-        position, index: the output that is followed, unless the request compares two: where the last stack reads what
-            it is predicted at, and its number; None: the one that `AttentionRun.outcome` chooses.
+        request: the request with the first text; its edits are ignored.
+        text, target: the second text, and the target text of an encoder-decoder.
+        position, index: the position and the id of the output to follow, unless `request` compares two outputs. None
+            means the output that `AttentionRun.outcome` chooses.
     """
 
-    asked: PageRequest
+    request: PageRequest
     text: InputText
     target: InputText | None = None
     position: Number | None = None
@@ -103,16 +103,16 @@ class PatchGridRequest(Data):
 
 
 def compute_patch_grid(computation: Computation, grid: PatchGridRequest) -> dict[str, Any]:
-    """Return the changes of `AttentionRun.patch` as JSON; positions behind the end of either text have none.
+    """Return the effect of each patch by `AttentionRun.patch` as JSON, for positions that both texts have.
 
     Args:
-        computation: of the request.
-        given: what is patched.
+        computation: the runs of the request.
+        grid: the two texts and the output to follow.
 
     Raises:
-        InputError: a text cannot be read, or there is no such output.
+        InputError: a text cannot be read, or the output does not exist.
     """
-    here, _ = computation.base(grid.asked)
+    here, _ = computation.base(grid.request)
     there, _ = computation.base(PageRequest(text=grid.text, target=grid.target))
     lengths = stack_lengths(there)
     common = {
@@ -124,7 +124,7 @@ def compute_patch_grid(computation: Computation, grid: PatchGridRequest) -> dict
 
 
 def _json(patches: Patches) -> dict[str, Any]:
-    """Return changes as JSON, null where a position has no counterpart."""
+    """Return the effects as JSON, null if a position has no counterpart."""
     return {
         "outcome": patches.outcome,
         "total": patches.total,
@@ -137,8 +137,8 @@ def _json(patches: Patches) -> dict[str, Any]:
 
 
 def _choose_output(maps: AttentionMaps, grid: PatchGridRequest) -> OutcomeChoice:
-    if grid.asked.of is not None:
-        return outputs_to_compare(maps, grid.asked)
+    if grid.request.of is not None:
+        return outputs_to_compare(maps, grid.request)
     if grid.index is None:
         return None
     name, position = maps.output_names.name(grid.index), position_of(maps, grid.position)

@@ -1,4 +1,4 @@
-"""Computations for requests: in threads of their own, and ended where nobody waits for them any more."""
+"""Computations for requests in separate threads; they stop when the client disconnects."""
 
 from __future__ import annotations
 
@@ -24,28 +24,29 @@ from clearhead.interpret.maps.hook_points import addresses, edit
 from clearhead.model.facade import Model
 
 ResultT = TypeVar("ResultT")
-GRACE_SECONDS = 1.0  # seconds in which a thread may end
-POLLED = 0.1  # seconds between two looks at whether the browser is still there
+GRACE_SECONDS = 1.0  # seconds that a thread has to end
+POLLED = 0.1  # seconds between two checks whether the client is still connected
 MOST_SECONDS = 60.0
-"""Seconds that one request may compute, without its pauses; one thread computes all requests."""
+"""Maximum seconds of computation for one request, without pauses; one thread computes all requests."""
 LONG_SCORES = 2**24
 """Maximum of queries times keys that attention computes between two checks."""
 
 
 class ClientDisconnected(Exception):
-    """Nobody waits for a result any more."""
+    """The client of a request has disconnected."""
 
 
 def ignore_failure(future: asyncio.Future[Any]) -> None:
-    """Keep a failure out of the log where the client has disconnected before it."""
+    """Do not log the failure of a future whose client has disconnected."""
     future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
 class Work(Display):
-    """Computation for one request: it ends at its next check after `end`, or after `MOST_SECONDS`.
+    """Computation for one request; it stops at its next check after `end`, or after `MOST_SECONDS`.
 
     Args:
-        is_quick: other computations wait for it.
+        workers: the threads of the application.
+        is_quick: True if slow computations pause for this one.
     """
 
     def __init__(self, workers: Workers, is_quick: bool) -> None:
@@ -55,7 +56,7 @@ class Work(Display):
         self._deadline: float | None = None
 
     def end(self) -> None:
-        """Let the computation end."""
+        """Stop the computation at its next check."""
         self._ended.set()
 
     def check(self) -> None:
@@ -77,12 +78,12 @@ class Work(Display):
             raise InputError(f"this took more than {MOST_SECONDS:g} seconds: send a shorter text, or ask for less")
 
     def update(self, done: int, total: int, what: Counted) -> None:
-        """Check with each count that is told."""
+        """Check at each reported count."""
         self.check()
 
     @contextmanager
     def watching(self, model: Model) -> Iterator[None]:
-        """Check before each layer and each operation of a model that runs inside a with block."""
+        """Check before each layer and each operation of a model that runs inside the with block."""
 
         def check_input(x: Tensor) -> Tensor:
             self.check()
@@ -105,7 +106,7 @@ class _CheckedOperations(TorchFunctionMode):
         self._function, self._is_over = check, False
 
     def _check(self) -> None:
-        if self._is_over:  # the blocks that the error leaves restore their state
+        if self._is_over:  # an error ends enclosing context managers, which restore their state
             return
         try:
             self._function()
@@ -117,7 +118,7 @@ class _CheckedOperations(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         options = dict(kwargs or {})
-        # The end of torch.no_grad() must restore the thread's mode, whoever has left.
+        # The end of torch.no_grad() must restore the thread's mode, even after a disconnect.
         if function is torch._C._set_grad_enabled:
             return function(*args, **options)
         self._check()
@@ -143,7 +144,7 @@ class _CheckedOperations(TorchFunctionMode):
 
 
 class Workers:
-    """The threads of an application: one for what takes long, and one for what somebody waits for at this moment."""
+    """Two threads of an application: one for slow computations, one for quick ones that a user waits for."""
 
     def __init__(self) -> None:
         self._lanes = {is_quick: _WorkerThread("quick" if is_quick else "slow") for is_quick in (False, True)}
@@ -155,15 +156,15 @@ class Workers:
     async def compute(
         self, request: Request, function: Callable[[Work], ResultT], *, is_quick: bool = False
     ) -> ResultT:
-        """Return what a function computes, unless the browser leaves or the application ends.
+        """Return the result of a function that runs in a thread.
 
         Args:
-            request: of the browser that waits.
-            function: receives the work, and checks it now and then.
-            is_quick: longer computations pause for it.
+            request: the request of the client that waits.
+            function: computes the result; it gets the work and must call its `check` often.
+            is_quick: True if slow computations pause for this one.
 
         Raises:
-            Left: nobody waits any more.
+            ClientDisconnected: the client has disconnected, or the application is shutting down.
         """
         work = Work(self, is_quick)
         if self.is_closed:
@@ -192,27 +193,27 @@ class Workers:
 
     @property
     def num_running(self) -> int:
-        """How many computations somebody waits for."""
+        """Number of computations for clients that still wait."""
         return len(self._running)
 
     def close(self) -> None:
-        """End every computation."""
+        """Stop all computations."""
         self.is_closed = True
         for work in list(self._running):
             work.end()
 
     def join(self) -> None:
-        """End every computation, and wait a little until its thread has ended."""
+        """Stop all computations, and wait up to a second for each thread."""
         self.close()
         for lane in self._lanes.values():
             lane.join()
 
 
 class _WorkerThread:
-    """A thread that computes one thing after another; it does not hold up the end of the process.
+    """Daemon thread that runs one computation after another.
 
     Args:
-        name: of the thread.
+        name: the name of the thread.
     """
 
     def __init__(self, name: str) -> None:
@@ -221,7 +222,7 @@ class _WorkerThread:
         self._thread.start()
 
     def begin(self, function: Callable[[Work], ResultT], work: Work) -> Future[ResultT]:
-        """Compute a function when the thread is free, unless its work has ended by then."""
+        """Run a function when the thread is free, unless its work has been stopped by then."""
         future: Future[ResultT] = Future()
 
         def task() -> None:
@@ -229,7 +230,7 @@ class _WorkerThread:
             try:
                 work.check()
                 result = function(work)
-            except BaseException as error:  # noqa: BLE001 - whoever waits receives it
+            except BaseException as error:  # noqa: BLE001 - the future raises it again
                 future.set_exception(error)
             else:
                 future.set_result(result)
@@ -243,6 +244,6 @@ class _WorkerThread:
             task()
 
     def join(self) -> None:
-        """Let the thread end after what it computes."""
+        """End the thread after its current computation."""
         self._tasks.put(None)
         self._thread.join(GRACE_SECONDS)

@@ -1,7 +1,7 @@
-"""Weight surgery: a spec and its tensors in, others out, over the addresses that both share.
+"""Weight surgery: new models from old ones, with other layers, heads, vocabularies, positions or stacks.
 
-Each operation takes a module or a model with its tokenizers, leaves it as it is, and returns a new one of the same kind
-with a report of what was copied, changed, drawn and dropped.
+Each operation takes a module, or a model with its tokenizers, and does not change it. It returns a new one of the same
+kind, and a report of the tensors that were copied, changed, newly initialized and dropped.
 """
 
 from clearhead.apps.surgery.heads import remove_heads, remove_neurons

@@ -1,4 +1,4 @@
-"""Addresses in a spec: stacks by name, word tables, functions by pattern, and nodes updated in place."""
+"""Helpers for addresses in a spec: find stacks, word tables and functions, and update nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AnyNode = TypeVar("AnyNode", bound=spec.Node)
 
 
 def update_nodes(node: AnyNode, updates: Mapping[str, Mapping[str, Any]], path: str = "") -> AnyNode:
-    """Return a tree with other values of some fields, by the address of their node."""
+    """Return a copy of a spec with new values for some fields, by the address of their node."""
 
     def change(path: str, node: spec.Node) -> spec.Node:
         return node.model_copy(update=updates[path]) if path in updates else node
@@ -25,7 +25,7 @@ def update_nodes(node: AnyNode, updates: Mapping[str, Mapping[str, Any]], path: 
 
 
 def redirect_references(node: AnyNode, rename: Callable[[str], str], path: str = "") -> AnyNode:
-    """Return a tree whose references have other paths."""
+    """Return a copy of a spec whose references have renamed paths."""
 
     def change(_: str, node: spec.Node) -> spec.Node:
         if isinstance(node, spec.Reference):
@@ -36,15 +36,15 @@ def redirect_references(node: AnyNode, rename: Callable[[str], str], path: str =
 
 
 def stack_of(model: spec.Model, name: Side | None, *, what: str) -> tuple[Side, spec.Stack]:
-    """Return one stack.
+    """Return one stack of a model with its name.
 
     Args:
         model: the spec.
-        name: of the stack; None: the only one.
-        what: what is edited, for the message.
+        name: the name of the stack. None means the only one.
+        what: the edited part of the stack, such as "layers", for the message.
 
     Raises:
-        InputError: there are two stacks and no name, or the model has no stack of that name.
+        InputError: the name is missing with two stacks, or the model has no stack of this name.
     """
     stacks = model.stacks
     if name is None and len(stacks) > 1:
@@ -56,7 +56,7 @@ def stack_of(model: spec.Model, name: Side | None, *, what: str) -> tuple[Side, 
 
 
 def word_table(model: spec.Model, side: str) -> tuple[str, spec.Table]:
-    """Return the table that a stack looks ids up in, with its address."""
+    """Return the address and the node of the word table of a stack."""
     table: spec.Table | spec.Reference = getattr(model, side).embedding.table
     path = table.path if isinstance(table, spec.Reference) else f"{side}.embedding.table"
     owner = dict(spec.walk(model))[path]
@@ -65,14 +65,14 @@ def word_table(model: spec.Model, side: str) -> tuple[str, spec.Table]:
 
 
 def token_output(head: spec.Head | None) -> tuple[int, spec.Linear] | None:
-    """Return the layer of a head that gives the logits of every token, with its index; None: the head has none."""
+    """Return the index and the node of the layer that gives logits for every token; None if the head has none."""
     layers = head.layers if head is not None else ()
     linears = [(index, layer) for index, layer in enumerate(layers) if isinstance(layer, spec.Linear)]
     return None if not linears or any(isinstance(layer, spec.Pool) for layer in layers) else linears[-1]
 
 
 def branch_functions(model: spec.Model, kind: type[AnyNode]) -> dict[str, AnyNode]:
-    """Return the functions of branches that are of a kind, by address."""
+    """Return all branch functions of one kind, by address."""
     return {path: node for path, node in spec.walk(model) if path.endswith(".function") and isinstance(node, kind)}
 
 
@@ -83,12 +83,12 @@ def match_addresses(
 
     Args:
         model: the spec.
-        given: numbers by pattern of addresses: of functions, or of nodes that each hold one.
-        found: the addresses of the functions in question.
-        what: such a function, for messages.
+        numbers_by_pattern: the numbers, by pattern of the addresses of functions, or of nodes with one function.
+        candidates: the addresses of the functions.
+        what: the name of such a function, for messages.
 
     Raises:
-        InputError: patterns that match nothing, or a node that holds several functions; every fault is named.
+        InputError: a pattern matches nothing, or a node has several functions; the message names every fault.
     """
     faults: list[str] = []
     numbers: dict[str, set[int]] = {}
@@ -102,7 +102,7 @@ def match_addresses(
             faults.append(_explain_unmatched(model, pattern, candidates, what))
         for holder, inside in holders.items():
             if len(inside) > 1:
-                faults.append(f"{holder} holds {len(inside)} of these: name one of {', '.join(inside)}")
+                faults.append(f"{holder} has {len(inside)} of these: choose one of {', '.join(inside)}")
         for address in matches or [inside[0] for inside in holders.values()]:
             numbers.setdefault(address, set()).update(wanted)
     refuse(faults)
@@ -110,29 +110,32 @@ def match_addresses(
 
 
 def _explain_unmatched(model: spec.Model, pattern: str, candidates: Collection[str], what: str) -> str:
-    """Say why a pattern matches nothing; where layers share weights, a depth is not an address."""
+    """Return a message about a pattern that matches nothing."""
     depth = re.match(r"(encoder|decoder)\.layers\.(\d+)", pattern)
     if depth is not None:
         stack: spec.Stack | None = getattr(model, depth.group(1))
         number = int(depth.group(2))
         if stack is not None and stack.sharing is not None and len(stack.layers) <= number < len(stack.sharing):
             shared_layer = f"{depth.group(1)}.layers.{stack.sharing[number]}"
-            return f"{pattern}: depth {number} runs {shared_layer}, which other depths run too; name that one to change all"
+            return (
+                f"{pattern}: depth {number} runs {shared_layer}, which other depths run too: use this address "
+                "to change all of them"
+            )
     hint = nearest_address(pattern, candidates)
     return f"{pattern}: no {what} is there{hint}; they are at addresses like {next(iter(candidates), '-')}"
 
 
 def check_numbers(address: str, wanted: Collection[int], count: int, what: str) -> list[str]:
-    """List what is wrong with the numbers of heads or neurons to remove."""
+    """Return the faults in the numbers of heads or neurons to remove, or an empty list."""
     wrong = sorted(number for number in wanted if not 0 <= number < count)
     if wrong:
         return [f"{address}: there is no {what} {wrong[0]}; the {count} are numbered from 0"]
     if len(set(wanted)) == count:
-        return [f"{address}: all {count} {what}s would be removed; keep one, or leave out the layer with keep_layers"]
+        return [f"{address}: all {count} {what}s would be removed: keep one, or remove the layer with keep_layers"]
     return []
 
 
 def refuse(faults: Collection[str]) -> None:
-    """Raise an `InputError` that names all faults, where there are any."""
+    """Raise one `InputError` for all faults, if there are any."""
     if faults:
         raise InputError.from_faults(list(faults))

@@ -1,4 +1,4 @@
-"""Attention heads and feed-forward neurons removed: smaller matrices that compute the same."""
+"""Surgery on heads and neurons: remove them, with smaller matrices."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from clearhead.core import Transformer
 
 @check_types
 def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
-    """Remove attention heads: the output is that of the whole model with the output of these heads set to zero.
+    """Remove attention heads; the output is that of the old model with the output of these heads set to zero.
 
-    Of heads that share a key and a value, whole groups are removed, or equally many of each group.
+    If heads share a key and a value, remove whole groups, or the same number of heads from each group.
 
     Args:
         model: a module or a model; it is not changed.
-        heads: numbers of heads to remove, by the address of their attention or of a layer that has one, or by a
-            pattern, such as "encoder.layers.*".
+        heads: the numbers of the heads to remove, by address or pattern, such as "encoder.layers.*". An address is that
+            of an attention, or of a layer with one attention.
 
     Raises:
-        InputError: places or heads that do not exist, or heads that others depend on; every fault is named.
+        InputError: an address or head does not exist, or other heads depend on a head; the message names every fault.
 
     Source: arXiv 1905.10650, section 3.
     """
@@ -38,15 +38,15 @@ def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> Edite
 
 @check_types
 def remove_neurons(model: AnyModel, neurons: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
-    """Remove neurons of the inner layer of feed-forward networks: the output is that with these neurons set to zero.
+    """Remove inner neurons of feed-forward networks; the output is that of the old model with them set to zero.
 
     Args:
         model: a module or a model; it is not changed.
-        neurons: numbers to remove, by the address of a network or of a layer that has one, or by a pattern; every
-            expert of a mixture loses them.
+        neurons: the numbers of the neurons to remove, by address or pattern. An address is that of a network, or of a
+            layer with one network. Every expert of a mixture loses the neurons.
 
     Raises:
-        InputError: places or neurons that do not exist, or no neuron is left; every fault is named.
+        InputError: an address or neuron does not exist, or no neuron would be left; the message names every fault.
 
     Source: arXiv 1608.08710, section 3 (whole units in place of single weights).
     """
@@ -88,10 +88,10 @@ def _plan_heads(module: Transformer, heads_by_pattern: Mapping[str, Collection[i
 
 
 def _obstacles(address: str, attention: spec.Attention, removed: Collection[int]) -> list[str]:
-    """List why existing heads cannot be removed."""
+    """Return the reasons why heads cannot be removed."""
     norm = attention.query_key_norm
     if norm is not None and norm.over == "width":
-        return [f"{address}: query and key are normed over all heads at once, so each head needs all others"]
+        return [f"{address}: queries and keys are normalized over all heads at once, so no head can be removed"]
     group = attention.num_heads // attention.num_kv_heads
     counts = _group_sizes(attention, removed)
     if len({count for count in counts if count}) > 1:
@@ -105,13 +105,13 @@ def _obstacles(address: str, attention: spec.Attention, removed: Collection[int]
 
 
 def _group_sizes(attention: spec.Attention, removed: Collection[int]) -> list[int]:
-    """Count the heads that are left of each key/value head."""
+    """Return the number of remaining heads for each key/value head."""
     group = attention.num_heads // attention.num_kv_heads
     return [group - sum(head // group == number for head in removed) for number in range(attention.num_kv_heads)]
 
 
 def _rows(numbers: Sequence[int], size: int = 1) -> Tensor:
-    """Return the rows of some heads, each of them `size` rows."""
+    """Return the row numbers of heads that have `size` rows each."""
     return (torch.tensor(numbers)[:, None] * size + torch.arange(size)).flatten()
 
 
@@ -137,9 +137,9 @@ def _attention_origins(
 def _score_biases(
     model: spec.Model, attentions: Mapping[str, spec.Attention], remaining: Mapping[str, _RemainingHeads]
 ) -> tuple[dict[str, spec.ScoreBias], dict[str, tuple[str, tuple[int, ...]]]]:
-    """Return the score biases of attentions that change, and for each new table the old one and its remaining heads.
+    """Return changed score biases by address, and for each new table the old one and its remaining heads.
 
-    Attentions that shared a table and keep different heads of it get their own tables.
+    Attentions that shared a table but keep different heads get separate tables.
     """
     biases: dict[str, spec.ScoreBias] = {}
     readers: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -169,8 +169,8 @@ def _score_biases(
             continue
         if read.get(owner, every) != every:
             raise InputError(
-                f"{table} is a table of scores that {len(read)} attentions read: remove the same heads of all, or none "
-                "of its owner's"
+                f"{table} is a table of scores that {len(read)} attentions share: remove the same heads of all, or "
+                "none of the attention that owns it"
             )
         for address, heads in read.items():
             if heads != every:
@@ -180,7 +180,7 @@ def _score_biases(
 
 
 def _plan_neurons(module: Transformer, neurons_by_pattern: Mapping[str, Collection[int]]) -> SurgeryPlan:
-    # The weights of experts have an axis of their own in front.
+    # The weights of experts have one more axis in front.
     networks = {path: (path, node, 0) for path, node in branch_functions(module.spec, spec.FeedForward).items()}
     for path, mixture in branch_functions(module.spec, spec.MixtureOfExperts).items():
         networks[path] = (f"{path}.expert", mixture.expert, 1)

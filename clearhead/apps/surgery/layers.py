@@ -1,4 +1,4 @@
-"""Layers removed, repeated or reordered."""
+"""Surgery on layers: remove, repeat or reorder them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from clearhead.core import Transformer
 
 @check_types
 def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = None) -> EditedModel[AnyModel]:
-    """Keep some layers of a stack, in the order given; a layer that is named twice is copied, weights included.
+    """Build a stack from some layers of an old one, in any order; layers named twice are copied with weights.
 
-    The new stack computes what the old one would if its layers ran in that order. Where layers share weights, the
-    numbers are depths, and depths that shared a layer still do.
+    The new stack computes the same as the old one would if its layers ran in this order. If layers share weights, the
+    numbers are depths; depths that shared a layer still share it.
 
     Args:
         model: a module or a model; it is not changed.
-        layers: numbers of layers in the order in which they run, from 0.
-        stack: which stack; may be left out where there is one.
+        layers: the numbers of the layers, from 0, in their new order.
+        stack: the stack. None means the only one.
 
     Raises:
-        InputError: no layer, one that does not exist, or a stack that does not exist.
+        InputError: `layers` is empty, or a layer or the stack does not exist.
 
     Source: dropped layers arXiv 1909.11556; repeated ones arXiv 2312.15166, section 2.1.
     """
@@ -34,7 +34,7 @@ def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = 
 
 
 def _origins(module: Transformer, prefix: str, layers: Sequence[int]) -> dict[str, Origin]:
-    """Return where tensors come from when some layers of a stack are kept and numbered anew."""
+    """Return the origin of each tensor if a stack has only some layers, with new numbers."""
     every = copy_origins(module)
     origins = {address: origin for address, origin in every.items() if not address.startswith(prefix)}
     for new, number in enumerate(layers):
@@ -66,7 +66,7 @@ def _plan(module: Transformer, layers: Sequence[int], name: Side | None) -> Surg
 def _with_shared_tables(
     module: Transformer, model: spec.Model, side: Side, layers: Sequence[int], origins: dict[str, Origin]
 ) -> SurgeryPlan:
-    """Give each score table that layers share, and one of them owns, to the first remaining layer that reads it."""
+    """Give each shared table of scores to the first remaining layer that uses it."""
     prefix, old = f"{side}.layers.", dict(spec.walk(module.spec))
     references = [node.path for node in old.values() if isinstance(node, spec.Reference)]
     shared = {path for path in references if path.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""Plans of surgery: a new spec, and for each of its tensors the old tensor that it comes from."""
+"""Plans for surgery: a new spec, and the origin of each of its tensors."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from clearhead.spec.tasks.base import Outputs
 from clearhead.spec.tasks.record import LabelKind, TaskRecord
 from clearhead.spec.tasks.registry import find_task, tasks_with_outputs
 
-# Makes a tensor from an old one and a randomly initialized one of the new shape.
+# Function of the old tensor and a randomly initialized tensor of the new shape that returns the new tensor.
 Change = Callable[[Tensor, Tensor], Tensor]
 NewTask = Callable[[spec.Model, TaskRecord], TaskRecord]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of a tensor.
+    """Origin of a new tensor in the old module.
 
     Args:
-        address: in the old module.
-        change: makes the new tensor; None: it is copied.
-        is_drawn: whether the change reads the randomly initialized tensor, which otherwise is empty.
+        address: the address of the old tensor.
+        change: makes the new tensor. None means a copy.
+        is_drawn: True if the change needs the randomly initialized tensor; otherwise that tensor is empty.
     """
 
     address: str
@@ -45,13 +45,13 @@ class Origin:
 
 @dataclass(frozen=True)
 class SurgeryPlan:
-    """A plan for a new module.
+    """Plan for a new module.
 
     Args:
-        model: its spec.
-        origins: the origins of its tensors, by address; tensors without one are initialized randomly, and origins of
+        model: the spec of the new module.
+        origins: the origin of each tensor, by address. Tensors without an origin are initialized randomly; origins of
             tensors that the spec does not have are ignored.
-        notes: for the report.
+        notes: the remarks for the report.
     """
 
     model: spec.Model
@@ -60,27 +60,27 @@ class SurgeryPlan:
 
 
 def copy_origins(module: Transformer) -> dict[str, Origin]:
-    """Return the origins of a module that copies every tensor."""
+    """Return origins that copy every tensor of a module."""
     return {address: Origin(address) for address in module.state_dict()}
 
 
 def select_rows(address: str, index: Tensor, axis: int) -> Origin:
-    """Return the origin of a tensor that keeps some rows (axis 0) or columns, in the order of the index."""
+    """Return an origin that selects rows (axis 0) or columns (axis 1) of an old tensor, in the order of the index."""
     return Origin(address, lambda old, _: old.index_select(axis, index.to(old.device)))
 
 
 def apply_plan(
     model: AnyModel, plan_of: Callable[[Transformer], SurgeryPlan], *, task: NewTask | None = None
 ) -> EditedModel[AnyModel]:
-    """Carry out a plan.
+    """Build the new model of a plan, with its report.
 
     Args:
         model: a module, or a model with its tokenizers; neither is changed.
-        plan_of: makes the plan for a module.
-        task: returns the task of the new model; None: it stays the same.
+        plan_of: returns the plan for a module.
+        task: returns the task of the new model. None means that the task stays the same.
 
     Raises:
-        InputError: the plan is not possible, or the module has other tensors than its spec.
+        InputError: the plan is not possible, or the tensors of the module do not match its spec.
     """
     source: Transformer | Model = model
     old = source.module if isinstance(source, Model) else source
@@ -93,15 +93,15 @@ def apply_plan(
 
 
 def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
-    """Return the task of a model, as far as its spec determines it.
+    """Return the task of an edited model: the old one if it still fits, otherwise one that fits its head.
 
     Args:
-        model: the spec.
-        old: the task of the original model, which is kept where it still fits.
+        model: the spec of the edited model.
+        old: the task of the original model.
     """
     outputs, count = _outputs(model)
     task = find_task(old.kind)
-    # Two outputs of a token are the borders of a span where they were that before.
+    # Two outputs per token are the borders of a span if they were so before.
     fits = task.outputs == outputs or (task.outputs, outputs) == ("span", "token_labels")
     if task.has_labels:
         fits &= len(old.labels or (0,)) == count
@@ -118,7 +118,7 @@ def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
 
 
 def _outputs(model: spec.Model) -> tuple[Outputs, int]:
-    """Return what the head of a spec returns, and how many outputs its last linear layer has."""
+    """Return the kind of outputs of the head, and the size of its last linear layer."""
     output = token_output(model.head)
     layers = model.head.layers if model.head is not None else ()
     count = next((layer.size for layer in reversed(layers) if isinstance(layer, spec.Linear)), 0)
@@ -131,7 +131,7 @@ def _outputs(model: spec.Model) -> tuple[Outputs, int]:
 def _build_module(old: Transformer, plan: SurgeryPlan) -> tuple[Transformer, SurgeryReport]:
     tensors = plain_state(old)
     if tensors.keys() != build(old.spec, device="meta").state_dict().keys():
-        raise InputError("the module has other tensors than its spec; edit the model as it was built or loaded")
+        raise InputError("the tensors of the module do not match its spec: edit the model as it was built or loaded")
     new = build(plan.model, device="meta")
     slots, origins, like = new.state_dict(), plan.origins, next(iter(tensors.values()))
     drawn = _draw(new, {name for name in slots if name not in origins or origins[name].is_drawn})
@@ -161,7 +161,7 @@ def _build_module(old: Transformer, plan: SurgeryPlan) -> tuple[Transformer, Sur
 
 
 def _draw(module: Transformer, addresses: Collection[str]) -> dict[str, Tensor]:
-    """Initialize some tensors of a module on the meta device randomly; the others take no memory."""
+    """Return some tensors of a module on the meta device, randomly initialized; the others take no memory."""
     if not addresses:
         return {}
     real = copy.deepcopy(module)
@@ -169,7 +169,7 @@ def _draw(module: Transformer, addresses: Collection[str]) -> dict[str, Tensor]:
         path, _, leaf = address.rpartition(".")
         owner = real.get_submodule(path)
         shape = getattr(owner, leaf).shape
-        # Norms begin as the identity, and other vectors as zero, as when a module is built.
+        # Norms start as the identity and other vectors as zero, as in a new module.
         is_one = isinstance(owner, LayerNorm | RMSNorm) and leaf == "weight" and not owner.has_unit_offset
         setattr(owner, leaf, nn.Parameter(torch.full(shape, float(is_one))))
     initialize(real, module.spec.initialization)

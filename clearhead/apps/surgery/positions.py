@@ -1,4 +1,4 @@
-"""Positions extended: learned tables with more rows, and RoPE with scaling."""
+"""Surgery on positions: resize learned tables, and scale RoPE."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def resize_positions(
 
     Args:
         model: a module or a model; it is not changed.
-        length: the longest sequence in tokens; it may also be shorter than before.
-        by: "repeat": the old rows again and again, so that short sequences compute the same; "interpolate": the old
-            rows, interpolated linearly over the new length; "draw": randomly initialized rows after the old ones.
-        stack: the stack whose table to resize; None: every stack that has one.
+        length: the new maximum length in tokens; it may be shorter than before.
+        by: the method. Method "repeat" repeats the old rows, so that the outputs for short sequences stay the same.
+            Method "interpolate" interpolates the old rows linearly. Method "draw" adds randomly initialized rows.
+        stack: the stack with the table. None means every stack that has one.
 
     Raises:
-        InputError: an invalid length, or no table to resize; then the message says where positions come from.
+        InputError: the length is not valid, or there is no table; then the message names the kind of positions.
 
     Source: repeated arXiv 2004.05150, section 5; interpolated arXiv 2010.11929, section 3.2.
     """
@@ -54,16 +54,16 @@ def scale_rotary(
     theta: float | None = None,
     layers: str = "**",
 ) -> EditedModel[AnyModel]:
-    """Extend RoPE beyond the training length by one of the kinds of scaling in the spec.
+    """Extend RoPE beyond the training length with one of the kinds of scaling in the spec.
 
     Args:
         model: a module or a model; it is not changed.
-        scaling: replaces the old scaling, such as spec.LinearScaling(factor=2.0); None: no scaling.
-        theta: the base of the rotation; None: unchanged.
-        layers: which attentions, by a pattern of their addresses or of what they are in.
+        scaling: the new scaling, such as spec.LinearScaling(factor=2.0). None means no scaling.
+        theta: the base of the rotation. None means the old one.
+        layers: a pattern of the addresses of attentions, or of nodes that contain them.
 
     Raises:
-        InputError: nothing rotates there, or the scaling does not fit the size of the heads.
+        InputError: the pattern matches no attention with RoPE, or the scaling does not fit the head size.
 
     Source: see the kinds of scaling in the spec.
     """
@@ -72,7 +72,7 @@ def scale_rotary(
 
 def _plan_tables(module: Transformer, length: int, by: By, name: Side | None) -> SurgeryPlan:
     if length < 1:
-        raise InputError(f"length must be a number of tokens, at least 1; got {length}")
+        raise InputError(f"length must be at least 1 token, got {length}")
     stacks = {side: stack for side, stack in module.spec.stacks.items() if name in (None, side)}
     origins, updates = copy_origins(module), {}
     for side, stack in stacks.items():
@@ -87,15 +87,15 @@ def _plan_tables(module: Transformer, length: int, by: By, name: Side | None) ->
 
 
 def _other_positions(model: spec.Model, stacks: Mapping[Side, spec.Stack]) -> str:
-    """Say where positions come from in stacks without a learned table, and how to extend those."""
+    """Return a message about the kind of positions in stacks without a learned table."""
     nodes = [node for stack in stacks.values() for _, node in spec.walk(stack)]
     if any(isinstance(node, spec.Rotary) for node in nodes):
-        return "queries and keys are rotated, which scale_rotary extends"
+        return "the model uses RoPE: use scale_rotary"
     if any(isinstance(node, spec.Sinusoidal) for node in nodes):
-        return "positions are computed for any length"
+        return "its positions are computed for any length"
     if any(isinstance(node, spec.RelativeBuckets | spec.DistanceTable | spec.Alibi) for node in nodes):
-        return "scores are biased by distance, for any length"
-    return f"the stacks are {', '.join(model.stacks)}"
+        return "its scores are biased by distance, for any length"
+    return f"the model has the stacks {', '.join(model.stacks)}"
 
 
 def _resize(address: str, offset: int, length: int, by: By) -> Origin:
@@ -122,10 +122,10 @@ def _plan_rotary(
         if node.position is not None
     }
     if not rotating:
-        raise InputError("nothing rotates in this model, so no scaling would have an effect")
+        raise InputError("this model has no RoPE, so scaling has no effect")
     meant = select_addresses(pattern, rotating) or select_addresses(f"{pattern}.**", rotating)
     if not meant:
-        raise InputError(f"{pattern}: nothing rotates there; rotations are at addresses like {next(iter(rotating))}")
+        raise InputError(f"{pattern}: no attention with RoPE matches; such addresses look like {next(iter(rotating))}")
     updates = {}
     for address in meant:
         old = rotating[address]

@@ -1,4 +1,4 @@
-"""What an operation gives back: the new model, and what became of every tensor."""
+"""Result of a surgery operation: the new model, and a report of every tensor."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 @dataclass(frozen=True, repr=False)
 class SurgeryReport:
-    """What became of every tensor, by address.
+    """Origin of every tensor of an edited model, by address.
 
     Args:
-        copied: addresses of the new model whose tensors are those of the old one, every number of them, with the
-            addresses that they had.
-        changed: addresses whose tensors come from the old model with rows or columns left out, added or computed, with
-            the addresses that they had.
-        new: addresses whose tensors were drawn.
-        dropped: addresses of the old model of which nothing is left.
-        notes: what is worth knowing besides.
+        copied: the new address of each unchanged tensor -> its old address.
+        changed: the new address of each tensor with removed, added or computed rows or columns -> its old address.
+        new: the addresses of newly initialized tensors.
+        dropped: the old addresses of tensors that no new tensor uses.
+        notes: further remarks.
     """
 
     copied: Mapping[str, str]
@@ -36,7 +34,7 @@ class SurgeryReport:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return the report as lines of text, in which equal places of many layers are one line."""
+        """Return the report as lines of text; equal addresses in several layers share one line."""
         parts = {"copied": tuple(self.copied), "changed": tuple(self.changed), "new": self.new, "dropped": self.dropped}
         lines = []
         for name, addresses in parts.items():
@@ -54,11 +52,11 @@ class SurgeryReport:
 
 @dataclass(frozen=True, repr=False)
 class EditedModel(Printed, Generic[AnyModel]):
-    """A new model, and how it came about; the old one is as it was.
+    """A new model and the report of its tensors.
 
     Args:
-        model: of the kind that was given: a module, or a model with its tokenizers.
-        report: what became of every tensor.
+        model: the new model, of the same kind as the old one: a module, or a model with its tokenizers.
+        report: the origin of every tensor.
     """
 
     model: AnyModel
@@ -66,7 +64,7 @@ class EditedModel(Printed, Generic[AnyModel]):
 
 
 def _fold_layers(addresses: Iterable[str]) -> list[str]:
-    """Write addresses that differ in the number of their layer alone as one, with a star and how many they are."""
+    """Merge addresses that differ only in their first number to one with a star and a count."""
     groups: dict[str, list[str]] = {}
     for address in addresses:
         groups.setdefault(_NUMBER.sub("*", address, count=1), []).append(address)

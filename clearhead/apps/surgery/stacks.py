@@ -1,4 +1,4 @@
-"""Conversions: an encoder to an encoder-decoder, a decoder to an encoder, and other heads."""
+"""Surgery on stacks: encoder to encoder-decoder, decoder to encoder, and other heads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from clearhead.core import Transformer
 
 @check_types
 def to_encoder_decoder(model: AnyModel) -> EditedModel[AnyModel]:
-    """Make an encoder-decoder from an encoder: the decoder is a copy with a causal mask and attention to the memory.
+    """Make an encoder-decoder from an encoder: the decoder is a copy with a causal mask and new cross-attention.
 
-    The attention to the memory is initialized randomly; the rest of the decoder is a copy that shares the word table.
-    A language-model head is kept, another head is replaced by one.
+    The cross-attention is initialized randomly. The rest of the decoder is a copy that shares the word table. A
+    language-model head stays; any other head is replaced by one.
 
     Args:
         model: a module or a model with only an encoder; it is not changed.
@@ -31,13 +31,14 @@ def to_encoder_decoder(model: AnyModel) -> EditedModel[AnyModel]:
 
 @check_types
 def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> EditedModel[AnyModel]:
-    """Make an encoder from a decoder by removing its causal mask; of two stacks, the encoder is kept.
+    """Make an encoder from a decoder by removing its causal mask, or take the encoder of an encoder-decoder.
 
     Score biases for later tokens begin as copies of those for earlier tokens.
 
     Args:
         model: a module or a model with a decoder; it is not changed.
-        head: of the new model; its first layers keep the weights of equal layers of the old head. None: no head.
+        head: the head of the new model; its first layers keep the weights of equal layers of the old head. None means
+            no head.
 
     Raises:
         InputError: there is no decoder, the head does not fit, or positions count from the first token.
@@ -53,10 +54,10 @@ def replace_head(model: AnyModel, head: spec.Head | None) -> EditedModel[AnyMode
 
     Args:
         model: a module or a model; it is not changed.
-        head: the new head; None: the outputs are hidden states.
+        head: the new head. None means that the outputs are hidden states.
 
     Raises:
-        InputError: the head does not fit the states; every fault is named.
+        InputError: the head does not fit the hidden states; the message names every fault.
     """
     return apply_plan(
         model,
@@ -68,7 +69,7 @@ def replace_head(model: AnyModel, head: spec.Head | None) -> EditedModel[AnyMode
 def _with_head(
     model: spec.Model, origins: dict[str, Origin], old: spec.Head | None, head: spec.Head | None
 ) -> SurgeryPlan:
-    """Put a head on a planned model; layers of the old head are kept as long as all before them are equal."""
+    """Add a head to a planned model; its first layers keep old weights as long as they equal those of the old head."""
     remaining = {address: origin for address, origin in origins.items() if not address.startswith("head.")}
     layers = [() if side is None else side.layers for side in (old, head)]
     for index, (before, after) in enumerate(zip(*layers, strict=False)):
@@ -85,7 +86,7 @@ def _with_head(
 def _plan_decoder(module: Transformer) -> SurgeryPlan:
     model = module.spec
     if model.decoder is not None or model.encoder is None:
-        raise InputError("this model has a decoder already; only an encoder can become an encoder-decoder")
+        raise InputError("this model has a decoder already: use a model that has only an encoder")
     encoder = model.encoder
     names: dict[str, str] = {}
     layers = []
@@ -99,7 +100,7 @@ def _plan_decoder(module: Transformer) -> SurgeryPlan:
                 steps.append(_memory_step(layer, step, attended))
         layers.append(spec.Layer(steps=tuple(steps)))
     if not any(_self_attention(step) for layer in encoder.layers for step in layer.steps):
-        raise InputError("no layer of the encoder has self-attention that attention to the memory could follow")
+        raise InputError("no layer of the encoder has self-attention, so cross-attention cannot follow")
     table, _ = word_table(model, "encoder")
 
     def move_path(path: str) -> str:
@@ -125,7 +126,7 @@ def _self_attention(step: spec.Step) -> tuple[spec.Branch, spec.Attention] | Non
 
 
 def _memory_step(layer: spec.Layer, step: spec.Step, attended: tuple[spec.Branch, spec.Attention]) -> spec.Step:
-    """Return a step that attends to the memory, with its norms placed as in a self-attention step."""
+    """Return a cross-attention step with its norms placed as in a self-attention step."""
     branch, attention = attended
     norm = attention.query_key_norm
     is_disentangled = isinstance(attention.score_bias, spec.Disentangled)
@@ -136,14 +137,14 @@ def _memory_step(layer: spec.Layer, step: spec.Step, attended: tuple[spec.Branch
             "position": None,
             "score_bias": None,
             "sink": False,
-            # Disentangled scores are sums of more terms, and their scale does not fit plain ones.
+            # Disentangled scores sum more terms, so their scale does not fit plain scores.
             "scale": None if is_disentangled else attention.scale,
             "query_key_norm": None if norm is None else norm.model_copy(update={"after_rotation": False}),
         }
     )
     pre = branch.pre or step.pre
     if pre is None and step.out is None:
-        # The embedding has normed the input of a first layer; later branches need their own norm.
+        # The embedding normalizes the input of the first layer; later branches need their own norm.
         pre = next((other.pre for sibling in layer.steps for other in sibling.branches if other.pre is not None), None)
     attend = spec.Branch(function=memory, pre=pre, post=branch.post, scale=branch.scale, dropout=branch.dropout)
     return spec.Step(branches=(attend,), out=step.out)
@@ -179,7 +180,7 @@ def _word_head(model: spec.Model, encoder: spec.Stack) -> spec.Head:
 def _plan_encoder(module: Transformer, head: spec.Head | None) -> SurgeryPlan:
     model = module.spec
     if model.decoder is None:
-        raise InputError("this model is an encoder already")
+        raise InputError("this model is an encoder already: use a model that has a decoder")
     if model.encoder is not None:
         return _plan_first_stack(module, model.encoder, head)
     _refuse_rounded(model.decoder)
@@ -202,7 +203,7 @@ def _plan_encoder(module: Transformer, head: spec.Head | None) -> SurgeryPlan:
 
 
 def _plan_first_stack(module: Transformer, encoder: spec.Stack, head: spec.Head | None) -> SurgeryPlan:
-    """Keep the encoder of two stacks; it takes over a table that the decoder owns."""
+    """Plan an encoder from an encoder-decoder; it takes over a word table that the decoder owns."""
     origins = {
         address: origin for address, origin in copy_origins(module).items() if not address.startswith("decoder.")
     }
@@ -224,7 +225,7 @@ def _refuse_rounded(decoder: spec.Stack) -> None:
 
 
 def _bidirectional(stack: spec.Stack) -> spec.Stack:
-    """Return a stack with bidirectional masks, as wide after a token as before it."""
+    """Return a stack with bidirectional masks; windows are as wide after a token as before it."""
 
     def change(_: str, node: spec.Node) -> spec.Node:
         if isinstance(node, spec.Causal):
@@ -232,7 +233,7 @@ def _bidirectional(stack: spec.Stack) -> spec.Stack:
         if isinstance(node, spec.Window):
             return spec.Window(before=node.before, after=max(node.before, node.after))
         if isinstance(node, spec.RelativeBuckets) and not node.bidirectional:
-            # Half of twice as many buckets cover earlier distances as all of them did.
+            # Of twice the buckets, one half covers earlier tokens, as all of them did before.
             return node.model_copy(update={"bidirectional": True, "count": 2 * node.count})
         return node
 

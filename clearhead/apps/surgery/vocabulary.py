@@ -1,4 +1,4 @@
-"""Vocabularies extended or reduced: entries added to or removed from the model and its tokenizer."""
+"""Surgery on vocabularies: add or remove entries of the model and its tokenizer."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ def grow_vocabulary(
     start: RowInit | Literal["pieces"] = "mean",
     side: VocabularySide | None = None,
 ) -> EditedModel[AnyModel]:
-    """Add words to the word tables and the outputs with their biases; the logits of old words stay the same.
+    """Add words to the vocabulary of a model; the logits of old words stay the same.
 
     Args:
         model: a module or a model; it is not changed.
-        words: words that the tokenizer of a model gets too, each as one id; or a number of rows without words.
-        start: how new rows begin: "mean": as the mean of all rows, so that a new word is about as likely as an old
-            one; "pieces": as the mean of the tokens that the word was encoded as; "draw": randomly initialized; or for
-            each word the ids whose rows are averaged; or a tensor [words, width] for the word tables, while outputs of
-            their own begin as the mean.
-        side: "source" or "target"; None: the only vocabulary.
+        words: the words, each of which becomes one id of the tokenizer; or a number of rows without words.
+        start: the initial values of new rows. The value "mean" stands for the mean of all rows, so that a new word is
+            about as likely as an old one. The value "pieces" stands for the mean of the tokens of the word, and "draw"
+            for random initialization. A list of ids for each word gives the mean of their rows. A tensor [words,
+            width] gives the rows of the word tables; an untied output then starts as the mean.
+        side: the vocabulary, "source" or "target". None means the only one.
 
     Raises:
-        InputError: words that cannot be added, initial values that do not fit, or two vocabularies and no side.
+        InputError: a word cannot be added, initial values do not fit, or `side` is missing with two vocabularies.
 
     Source: the mean: John Hewitt, "Initializing new word embeddings for pretrained language models", 2021.
     """
     if isinstance(words, int):
         return _with_rows(model, words, start, side)
     if not isinstance(model, Model):
-        raise InputError("a module has no tokenizer to add words to: give a number of rows")
+        raise InputError("a module has no tokenizer for words: give a number of rows")
     if not words:
-        raise InputError("name the words to add, or give a number of rows")
+        raise InputError("`words` must not be empty: give words, or a number of rows")
     old = _tokenizer_of(model, side)
     new = old.with_words(words)
     count = VocabularyRows.of(model.spec, side).rows
-    # A table may have rows beyond the last entry of the tokenizer: those that get a word now are initialized again.
+    # A table may have more rows than the tokenizer has entries. Rows that get a word now are initialized again.
     rows = [
         index if index < old.vocab_size or index >= new.vocab_size else None
         for index in range(max(count, new.vocab_size))
     ]
     if isinstance(start, str) and start == "pieces":
-        # A word without tokens begins as the mean of all rows.
+        # A word without tokens starts as the mean of all rows.
         start = [old.encode(word) or list(range(old.vocab_size)) for word in words]
     return _with_tokenizer(model, side, new, rows, start)
 
@@ -69,17 +69,17 @@ def grow_vocabulary(
 def cut_vocabulary(
     model: AnyModel, keep: Sequence[int], *, side: VocabularySide | None = None
 ) -> EditedModel[AnyModel]:
-    """Keep some rows of the vocabulary in the order given, with new ids; the tokenizer is reduced too.
+    """Reduce the vocabulary of a model and its tokenizer to some entries, with new ids in the order of `keep`.
 
     Args:
         model: a module or a model; it is not changed.
-        keep: ids. The tokenizer of a model must work without the rest, and special tokens must keep their ids:
-            `model.tokenizer.needed_ids(texts)` returns those that texts need.
-        side: as for `grow_vocabulary`.
+        keep: the ids that stay. The tokenizer must work without the others, and special tokens must keep their ids;
+            `model.tokenizer.needed_ids(texts)` returns the ids that texts need.
+        side: the vocabulary, "source" or "target". None means the only one.
 
     Raises:
-        InputError: ids that do not exist or are named twice, no id, two vocabularies and no side, or a tokenizer that
-            cannot be reduced.
+        InputError: an id does not exist or is named twice, `keep` is empty, `side` is missing with two vocabularies, or
+            the tokenizer cannot be reduced.
 
     Source: arXiv 2010.05609, section 3.
     """
@@ -93,9 +93,9 @@ def _with_rows(
     model: AnyModel, count: int, start: RowInit | Literal["pieces"], side: VocabularySide | None
 ) -> EditedModel[AnyModel]:
     if count < 1:
-        raise InputError(f"at least 1 row can be added; got {count}")
+        raise InputError(f"the number of rows must be at least 1, got {count}")
     if isinstance(start, str) and start == "pieces":
-        raise InputError("start='pieces' is for words; rows without words begin as 'mean' or 'draw'")
+        raise InputError("start='pieces' needs words: use start='mean' or start='draw' for rows without words")
     row_init: RowInit = start
 
     def plan(module: Transformer) -> SurgeryPlan:
@@ -110,14 +110,14 @@ def _tokenizer_of(model: Model, side: VocabularySide | None) -> Tokenizer:
     if pair.joint and side is not None:
         raise InputError("both sides share one tokenizer: leave side out")
     if not pair.joint and side is None:
-        raise InputError("each side has a tokenizer of its own: choose side='source' or side='target'")
+        raise InputError("each side has its own tokenizer: choose side='source' or side='target'")
     return pair.target if side == "target" else pair.source
 
 
 def _with_tokenizer(
     model: Model, side: VocabularySide | None, tokenizer: Tokenizer, rows: Sequence[int | None], start: RowInit
 ) -> EditedModel[Any]:
-    """Change the module, and give the model its new tokenizer."""
+    """Return a model with other rows of the vocabulary and a new tokenizer."""
     edited = apply_plan(
         model.module, lambda module: plan_rows(module, VocabularyRows.of(module.spec, side), rows, start)
     )
@@ -130,7 +130,7 @@ def _with_tokenizer(
 
 
 def _check_named(model: Model, keep: Sequence[int]) -> None:
-    """Refuse to change ids that config.json names."""
+    """Refuse a cut that would change an id that config.json names."""
     if model.hf_checkpoint is None:
         return
     rows = max(model.module.num_source_ids, model.module.num_target_ids)
@@ -138,22 +138,22 @@ def _check_named(model: Model, keep: Sequence[int]) -> None:
         for index in value if isinstance(value, list) else [value]:
             named = key.endswith(("_token_id", "_tokens", "_token_ids")) and isinstance(index, int)
             if named and 0 <= index < rows and (index >= len(keep) or keep[index] != index):
-                raise InputError(f"config.json names {index} as {key}, so it must keep it: keep all ids up to it")
+                raise InputError(f"the id {index} is {key} in config.json and must not change: keep all ids up to it")
 
 
 VocabularySide = Literal["source", "target"]
-# How new rows begin: the mean of all rows, randomly initialized, the mean of the rows of some ids, or given values.
+# Initial values of new rows: the mean of all rows, random, the mean of the rows of some ids, or a tensor.
 RowInit = Literal["mean", "draw"] | Sequence[Sequence[int]] | Tensor
 
 
 @dataclass(frozen=True)
 class VocabularyRows:
-    """The tables of a vocabulary, and the output that has a row for each entry.
+    """Word tables and output layer of a vocabulary.
 
     Args:
-        tables: addresses of the word tables.
-        rows: how many each has.
-        output: the index of the head's layer that gives the logits of the entries; None: there is none.
+        tables: the addresses of the word tables.
+        rows: the number of rows of each table.
+        output: the index of the layer in the head that gives the logits. None means that there is none.
     """
 
     tables: tuple[str, ...]
@@ -162,14 +162,14 @@ class VocabularyRows:
 
     @classmethod
     def of(cls, model: spec.Model, side: VocabularySide | None) -> VocabularyRows:
-        """Find the tables of a model.
+        """Return the word tables and the output layer of a model.
 
         Args:
-            model: its spec.
-            side: "source" or "target"; None: the only vocabulary.
+            model: the spec of the model.
+            side: the vocabulary, "source" or "target". None means the only one.
 
         Raises:
-            InputError: there are two vocabularies and no side, or one vocabulary and a side.
+            InputError: `side` is missing with two vocabularies, or given with one.
         """
         tables = {path: node for path, node in spec.walk(model) if isinstance(node, spec.Table)}
         source, _ = word_table(model, "encoder" if model.encoder is not None else "decoder")
@@ -186,27 +186,27 @@ class VocabularyRows:
             return cls(paths, rows, None)
         index, layer = output
         is_tied = layer.weight is not None and layer.weight.path in paths
-        # An output of another size is for labels.
+        # An output layer of another size is for labels.
         if not is_tied and not (target in paths and layer.size == rows):
             return cls(paths, rows, None)
         if layer.weight is not None and not is_tied:
             raise InputError(
-                f"the output is {layer.weight.path}, which belongs to the other vocabulary: leave side out"
+                f"the output layer is {layer.weight.path}, which belongs to the other vocabulary: leave side out"
             )
         return cls(paths, rows, index)
 
 
 def plan_rows(module: Transformer, words: VocabularyRows, rows: Sequence[int | None], start: RowInit) -> SurgeryPlan:
-    """Plan other rows of a vocabulary.
+    """Return the plan for other rows of a vocabulary.
 
     Args:
         module: the module.
         words: the tables and the output of the vocabulary.
-        rows: for each new row the index of the old one; None: the row is new.
-        start: how new rows begin.
+        rows: the index of the old row for each new row. None means a new row.
+        start: the initial values of new rows.
 
     Raises:
-        InputError: rows that do not exist or are named twice, no row, or initial values of another number or width.
+        InputError: a row does not exist or is named twice, no row is left, or initial values do not fit.
     """
     _check_rows(words, [row for row in rows if row is not None])
     _check_start(module.spec, words, start, sum(row is None for row in rows))
@@ -231,15 +231,15 @@ def _check_rows(words: VocabularyRows, rows: Sequence[int]) -> None:
         raise InputError(f"there is no row {wrong[0]}; the {words.rows} rows are numbered from 0")
     if len(set(rows)) != len(rows):
         twice = next(row for number, row in enumerate(rows) if row in rows[:number])
-        raise InputError(f"row {twice} is named twice; a row has one place in the new vocabulary")
+        raise InputError(f"row {twice} is named twice: name each row once")
     if not rows:
-        raise InputError("no row would be left; name those to keep")
+        raise InputError("no row would be left: name at least one row to keep")
 
 
 def _check_start(model: spec.Model, words: VocabularyRows, start: RowInit, count: int) -> None:
     if isinstance(start, str):
         if start not in ("mean", "draw"):
-            raise InputError(f"new rows cannot begin as '{start}'; expected 'mean', 'draw', ids for each, or a tensor")
+            raise InputError(f"start cannot be '{start}': use 'mean', 'draw', ids for each row, or a tensor")
         return
     if len(start) != count:
         raise InputError(f"{count} new rows need {count} initial values, got {len(start)}")
@@ -247,15 +247,15 @@ def _check_start(model: spec.Model, words: VocabularyRows, start: RowInit, count
         widths = {path: getattr(model, path.split(".")[0]).table_width for path in words.tables}
         wrong = [f"{path} is {width} wide" for path, width in widths.items() if list(start.shape) != [count, width]]
         if wrong:
-            raise InputError(f"new rows were given in the shape {list(start.shape)}, but {wrong[0]}")
+            raise InputError(f"new rows have the shape {list(start.shape)}, but {wrong[0]}")
         return
     for ids in start:
         if not ids or any(not 0 <= index < words.rows for index in ids):
-            raise InputError(f"a new row begins as the mean of rows 0 to {words.rows - 1}; got {list(ids)}")
+            raise InputError(f"ids of initial rows must be from 0 to {words.rows - 1}, at least one, got {list(ids)}")
 
 
 def _change(rows: Sequence[int | None], start: RowInit) -> Change:
-    """Return the change of a table, of an output of its own, or of its bias."""
+    """Return the change of a word table, of an untied output layer, or of its bias."""
     index = torch.tensor([0 if row is None else row for row in rows])
     places = torch.tensor([number for number, row in enumerate(rows) if row is None], dtype=torch.long)
 
@@ -266,7 +266,7 @@ def _change(rows: Sequence[int | None], start: RowInit) -> Change:
         return rows_now
 
     def initial_rows(old: Tensor, drawn: Tensor) -> Tensor:
-        """Return the new rows; means are taken in float32, because sums of many rows lose precision in fewer bits."""
+        """Return the initial values of the new rows; means are computed in float32 for precision."""
         if isinstance(start, Tensor) and start.shape[1:] == old.shape[1:]:
             return start
         if isinstance(start, str) and start == "draw":

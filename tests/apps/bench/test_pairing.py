@@ -1,4 +1,4 @@
-"""The interval of paired turns holds the true ratio as often as it says, and a planted slowdown is told."""
+"""The interval of paired turns holds the true ratio as often as it says, and finds a planted slowdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is measured of each kind of model, the limits beside it, and the sentence of advice."""
+"""Measured speeds of each kind of model, their limits, and the advice."""
 
 from __future__ import annotations
 
@@ -140,10 +140,10 @@ def speed(precision: str, batch: int, rate: float, work: str = "decode", context
 @pytest.mark.parametrize(
     ("speeds", "processors", "expected"),
     [
-        ([speed("fp32", 1, 90.0)], 2, "1 of 2 processors work: try --threads 2"),
+        ([speed("fp32", 1, 90.0)], 2, "1 of 2 processors are used: try --threads 2"),
         ([speed("fp32", 1, 50.0), speed("fp32", 16, 400.0)], 1, "16 texts at a time give 8.0 times the tokens"),
         ([speed("fp32", 1, 30.0, "prompt"), speed("fp32", 1, 20.0)], 1, "decode reaches 20% of the machine's limit"),
-        ([speed("fp32", 1, 90.0), speed("fp32", 16, 99.0)], 1, "it is close to the machine's limit"),
+        ([speed("fp32", 1, 90.0), speed("fp32", 16, 99.0)], 1, "the speed is close to the machine's limit"),
     ],
 )
 def test_advice_names_what_gains_most(speeds: list[Speed], processors: int, expected: str) -> None:
@@ -158,7 +158,7 @@ def rates(work: str, context: int = 32, **per_second: float) -> list[Speed]:
     ("works", "expected"),
     [
         ([rates("decode", fp32=50.0, bf16=90.0)], "--precision bf16 is the fastest here at decode (1.8 times fp32); "),
-        ([rates("decode", fp32=90.0, bf16=91.0)], "fp32 is the fastest precision here; it is close"),
+        ([rates("decode", fp32=90.0, bf16=91.0)], "fp32 is the fastest precision here; the speed is close"),
         (
             [rates("decode", fp32=50.0, int8=99.0, bf16=60.0), rates("prompt", fp32=80.0, int8=20.0, bf16=60.0)],
             "the fastest precision here is int8 at decode (2.0 times fp32), and fp32 at prompt; decode reaches 50%",

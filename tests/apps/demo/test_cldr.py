@@ -1,4 +1,4 @@
-"""What is read from CLDR: locales by name, languages in English, texts as one sees them who minds no case."""
+"""CLDR data: locales by name, English names of languages, and texts without differences of case."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_a_text_with_two_meanings_drops_the_later_style() -> None:
 def test_a_style_with_placeholders_is_dropped() -> None:
     _, dropped = date_styles(["wa"])
     assert set(dropped) == {("wa", "full"), ("wa", "long"), ("wa", "medium")}
-    with pytest.raises(InputError, match="no way of writing dates is left for the locales"):
+    with pytest.raises(InputError, match="no date style can be used for the locales"):
         small(1, ("wa",))
 
 

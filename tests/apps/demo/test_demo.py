@@ -52,7 +52,7 @@ def test_a_wrong_option_leaves_no_data(
 def test_a_folder_in_use_is_refused(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine.txt").write_text("precious", encoding="utf-8")
     assert main(["demo", kind, "--out", str(tmp_path)]) == 2
-    assert "is not an empty folder; name a new one with --out" in capsys.readouterr().err
+    assert "is not an empty folder: choose another with --out" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 

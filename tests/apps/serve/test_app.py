@@ -1,4 +1,4 @@
-"""Who may ask, how mistakes are answered, and that nothing computes for a browser that has left."""
+"""Access to the live page, answers to mistakes, and the end of computations after a disconnect."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ MISTAKES = [
     ({"text": "a", "edits": [{"address": MIXED.replace("mixed", "mixd")}]}, f"did you mean '{MIXED}'"),
     ({"text": "a", "edits": [{"address": MIXED, "head": 99}]}, "has no head 99; it has 0 to"),
     ({"text": "a", "edits": [{"address": "decoder.final_norm", "head": 0}]}, "has no axis of heads"),
-    ({"text": "ab", "edits": [{"address": MIXED, "positions": [3]}]}, "position 3 is behind the last token"),
-    ({"text": "ab", "edits": [{"address": "decoder.embedded", "positions": [0]}]}, "outside of the layers"),
+    ({"text": "ab", "edits": [{"address": MIXED, "positions": [3]}]}, "position 3 is not in the decoder"),
+    ({"text": "ab", "edits": [{"address": "decoder.embedded", "positions": [0]}]}, "outside the layers"),
     ({"text": "ab", "edits": [{"address": MIXED.replace("mixed", "weights"), "positions": [0]}]}, ""),
     ({"text": "ab", "edits": [{"address": "decoder.*.0.after", "kind": "patch"}]}, "the text is empty"),
-    ({"text": "ab", "edits": [{"address": "decoder.**", "kind": "patch", "text": "b"}]}, "a patch puts in one"),
+    ({"text": "ab", "edits": [{"address": "decoder.**", "kind": "patch", "text": "b"}]}, "a patch needs the address"),
     ({"text": "ab", "edits": [{"address": MIXED, "factor": "torch.exp"}]}, "edits.0.factor: "),
     ({"text": "ab", "edits": [{"address": MIXED, "code": "1"}]}, "edits.0.code: extra inputs are not permitted"),
     ({"words": "ab"}, "text: field required"),
@@ -116,7 +116,7 @@ def test_an_edit_of_the_wrong_shape_names_the_shape() -> None:
     browser = Browser(model_of("marian"))
     keys = "decoder.layers.0.steps.1.branches.0.function.keys"
     code, sentence = refusal(browser.post("read", text="abc", target="a", edits=[{"address": keys, "positions": [0]}]))
-    assert code == 400 and "no axis counts the tokens" in sentence
+    assert code == 400 and "without an axis for the tokens" in sentence
 
 
 def test_pieces_that_there_are_not(browser: Browser) -> None:

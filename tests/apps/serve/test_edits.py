@@ -1,4 +1,4 @@
-"""What a page changes equals `model.edit`: a tiny model of every loadable architecture, asked over HTTP."""
+"""Edits of a live page over HTTP equal those of `model.edit`, for a tiny model of every architecture."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ NAMES = ("encoder/post/buckets", "decoder/post/alibi", "window", "encoder-decode
 
 
 def nothing() -> None:
-    """Nobody leaves."""
+    """Do nothing: the client stays connected."""
 
 
 def max_pool(weights: np.ndarray, pool: int) -> np.ndarray:

@@ -18,7 +18,7 @@ def test_a_sweep_is_that_of_patch(name: str) -> None:
     model = model_of(name)
     target = {} if name == "gpt2" else {"target": "a cat"}
     browser = Browser(model)
-    answer = browser.post("sweep", asked={"text": FIRST, **target}, text=SECOND, **target).json()
+    answer = browser.post("sweep", request={"text": FIRST, **target}, text=SECOND, **target).json()
     here, there = (model.attention(text, *target.values()) for text in (FIRST, SECOND))
     lengths = {stack.partition(".")[0]: len(here.query_tokens(stack)) for stack in here.stacks}
     expected = here.patch(there, positions={stack: [(at, at) for at in range(size)] for stack, size in lengths.items()})
@@ -32,7 +32,7 @@ def test_a_sweep_is_that_of_patch(name: str) -> None:
 
 def test_a_sweep_follows_the_output_that_the_page_names() -> None:
     model = model_of("gpt2")
-    answer = Browser(model).post("sweep", asked={"text": FIRST}, text=SECOND, position=2, index=9).json()
+    answer = Browser(model).post("sweep", request={"text": FIRST}, text=SECOND, position=2, index=9).json()
     expected = model.attention(FIRST).outcome((3, model.tokenizer.entries()[9]))
     assert expected.token in answer["outcome"] and expected.position == 3
 
@@ -40,13 +40,13 @@ def test_a_sweep_follows_the_output_that_the_page_names() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["gpt2", "marian"])
 def test_forced_tokens_are_followed_by_the_most_probable_ones(name: str) -> None:
-    """Each token behind the forced one is the most probable of a run over all tokens before it."""
+    """Each token after the forced one is the most probable one in a run over all tokens before it."""
     model, browser = model_of(name), Browser(model_of(name))
     target = {} if name == "gpt2" else {"target": "a cat"}
     maps = model.attention(FIRST, *target.values())
     read = maps.inputs.target or maps.inputs.source
     forced = model.tokenizer.encode("q")[0]
-    answer = browser.post("force", asked={"text": FIRST, **target}, position=2, index=forced)
+    answer = browser.post("force", request={"text": FIRST, **target}, position=2, index=forced)
     text = answer.json()["text"]
     ids = [*read.ids[0, :3].tolist(), forced]
     text_before = model.tokenizer.decode(ids)
@@ -61,10 +61,10 @@ def test_forced_tokens_are_followed_by_the_most_probable_ones(name: str) -> None
 
 
 def test_what_cannot_be_forced_is_said() -> None:
-    request = {"asked": {"text": "the ___ sat"}, "position": 0, "index": 1}
+    request = {"request": {"text": "the ___ sat"}, "position": 0, "index": 1}
     assert "this one does not" in Browser(model_of("bert")).post("force", **request).json()["error"]
-    far = {"asked": {"text": FIRST}, "position": 90, "index": 1}
-    assert "there is no token 1 behind position 90" in Browser(model_of("gpt2")).post("force", **far).json()["error"]
+    far = {"request": {"text": FIRST}, "position": 90, "index": 1}
+    assert "there is no token 1 after position 90" in Browser(model_of("gpt2")).post("force", **far).json()["error"]
 
 
 @torch.no_grad()
@@ -96,7 +96,7 @@ def test_two_outputs_are_compared_everywhere(name: str) -> None:
     assert values[0] == pytest.approx(float(outcome.log_probability(logits)), abs=1e-4)
     assert abs(values[1] - values[0]) > 1e-4
     second = SECOND if name != "bert" else SECOND.replace("dog", "___")
-    swept = browser.post("sweep", asked=request, text=second, **target).json()
+    swept = browser.post("sweep", request=request, text=second, **target).json()
     assert swept["outcome"] == answer["outputs"]["difference"]["name"] == "'q' rather than 'z'"
 
 

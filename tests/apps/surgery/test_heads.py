@@ -67,7 +67,7 @@ def test_the_output_is_that_of_silenced_heads(name: str) -> None:
         if number % 2 == 0
     }
     if any(is_normed_together(attention) for attention in attention_nodes.values()):
-        with pytest.raises(InputError, match="normed over all heads at once"):
+        with pytest.raises(InputError, match="normalized over all heads at once"):
             remove_heads(module, heads)
         return
     edited = check(module, heads)
@@ -83,7 +83,7 @@ def test_every_family(name: str) -> None:
     attention_nodes = dict(attentions(module.spec))
     heads = {address: some(attention) for address, attention in attention_nodes.items() if some(attention)}
     if any(is_normed_together(attention) for attention in attention_nodes.values()):
-        with pytest.raises(InputError, match="normed over all heads at once"):
+        with pytest.raises(InputError, match="normalized over all heads at once"):
             remove_heads(module, heads)
     elif heads:
         check(module, heads)
@@ -138,7 +138,7 @@ def test_what_removes_nothing_changes_nothing() -> None:
             "addresses like encoder.layers.0.steps.0",
         ),
         ("decoder/pre-grouped/rotary", {"decoder.layers.0": [1]}, "3 heads share each key and value; of group 0"),
-        ("encoder-decoder/post/learned", {"decoder.layers.0": [1]}, "holds 2 of these: name one of"),
+        ("encoder-decoder/post/learned", {"decoder.layers.0": [1]}, "has 2 of these: choose one of"),
         ("shared layers", {"decoder.layers.3": [1]}, "depth 3 runs decoder.layers.0, .* other depths run too"),
     ],
 )

@@ -126,5 +126,5 @@ def test_a_stack_that_is_not_there() -> None:
 def test_a_module_that_was_changed_by_hand_is_refused() -> None:
     module = tiny("decoder/post/alibi")
     module.decoder.extra = torch.nn.Linear(3, 5)
-    with pytest.raises(InputError, match="other tensors than its spec"):
+    with pytest.raises(InputError, match="tensors of the module do not match its spec"):
         keep_layers(module, [0])

@@ -141,7 +141,7 @@ def test_a_cut_vocabulary_reads_what_is_left_of_it_as_before(kind: str, tmp_path
 def test_what_cannot_be_cut() -> None:
     model = model_with_tokenizer("byte-bpe")
     size = model.tokenizer.vocab_size
-    with pytest.raises(InputError, match="must keep it"):
+    with pytest.raises(InputError, match="must not change"):
         surgery.cut_vocabulary(model, range(1, size))
     with pytest.raises(InputError, match="is a letter of this BPE tokenizer"):
         surgery.cut_vocabulary(model, [*range(30), *range(31, size)])
@@ -153,7 +153,7 @@ def test_what_cannot_be_cut() -> None:
         (["the"], "'the' is in the vocabulary already"),
         (["new", "new"], "'new' is given twice"),
         ([" "], "more than white space"),
-        ([], "name the words to add"),
+        ([], "`words` must not be empty"),
     ],
 )
 def test_words_that_cannot_be_added(gpt: clearhead.Model, words: list[str], message: str) -> None:
@@ -163,7 +163,7 @@ def test_words_that_cannot_be_added(gpt: clearhead.Model, words: list[str], mess
 
 def test_a_sentencepiece_model_learns_no_words(tmp_path: Path) -> None:
     model = clearhead.load(hf_models.translator(tmp_path / "marian"), device="cpu")
-    with pytest.raises(InputError, match="each side has a tokenizer of its own"):
+    with pytest.raises(InputError, match="each side has its own tokenizer"):
         surgery.grow_vocabulary(model, ["new"])
     with pytest.raises(InputError, match="a module has no tokenizer"):
         surgery.grow_vocabulary(model.module, ["new"])

@@ -100,14 +100,14 @@ def test_some_layers_turn_otherwise() -> None:
 @pytest.mark.parametrize(
     ("name", "call", "words"),
     [
-        ("decoder/post/alibi", lambda m: scale_rotary(m, None), "nothing rotates in this model"),
-        ("decoder/post/rotary", lambda m: scale_rotary(m, None, layers="encoder.*"), "nothing rotates there"),
+        ("decoder/post/alibi", lambda m: scale_rotary(m, None), "this model has no RoPE"),
+        ("decoder/post/rotary", lambda m: scale_rotary(m, None, layers="encoder.*"), "no attention with RoPE matches"),
         (
             "decoder/post/rotary",
             lambda m: scale_rotary(m, spec.LongRopeScaling(short_factor=(1.0,), long_factor=(1.0,), original_length=7)),
             "short_factor needs a number for each of 5",
         ),
-        ("encoder/post/learned", lambda m: resize_positions(m, 0), "at least 1; got 0"),
+        ("encoder/post/learned", lambda m: resize_positions(m, 0), "at least 1 token, got 0"),
     ],
 )
 def test_what_is_refused(name: str, call: object, words: str) -> None:

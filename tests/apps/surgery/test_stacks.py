@@ -53,7 +53,7 @@ def test_the_memory_is_what_the_encoder_gave(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in ENCODERS if "pre-grouped" in n])
 def test_the_decoder_is_the_encoder_under_a_causal_mask(name: str) -> None:
-    """Where norms stand inside the branches, a memory that adds nothing leaves no trace."""
+    """With norms inside the branches, cross-attention that adds nothing changes nothing."""
     module = build_model(name)
     edited = without_memory(to_encoder_decoder(module).model)
     causal = build(with_mask(module.spec, spec.Causal(), "encoder")).eval()

@@ -88,9 +88,9 @@ def test_labels_are_no_words() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda module: grow_vocabulary(module, 0), "at least 1 row can be added; got 0"),
+        (lambda module: grow_vocabulary(module, 0), "rows must be at least 1, got 0"),
         (lambda module: grow_vocabulary(module, 2, start=[[1]]), "2 new rows need 2 initial values, got 1"),
-        (lambda module: grow_vocabulary(module, 1, start=[[99]]), "mean of rows 0 to 22; got"),
+        (lambda module: grow_vocabulary(module, 1, start=[[99]]), "must be from 0 to 22, at least one, got"),
         (lambda module: grow_vocabulary(module, 1, start=torch.ones(1, 3)), r"shape \[1, 3\], but .* is 14 wide"),
         (lambda module: grow_vocabulary(module, 1, side="source"), "one vocabulary for both sides"),
         (lambda module: cut_vocabulary(module, [1, 1]), "row 1 is named twice"),

@@ -66,7 +66,7 @@ def test_a_long_text_has_fewer_labels_and_no_end(tmp_path: Path) -> None:
     assert 60 <= sum(map(bool, labels)) <= 120
     with pytest.raises(InputError, match="at most 2,000 tokens on a side, and this text has 2,001"):
         draw_matrix(weights(1, 2001), ["a"], ["b"] * 2001, tmp_path / "x.png", title="x")
-    with pytest.raises(InputError, match="neither: give another name"):
+    with pytest.raises(InputError, match="use one of these endings"):
         draw_matrix(weights(), QUERIES, KEYS, tmp_path / "x.pdf", title="x")
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):

@@ -1,1 +1,1 @@
-"""The server: OpenAI's protocol and Hugging Face's task schema over one running batch for each model."""
+"""Server of models: OpenAI's protocol and Hugging Face's task schema, with one running batch per model."""

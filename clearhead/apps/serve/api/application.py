@@ -1,4 +1,4 @@
-"""Application of the server: its routes, and the status of each refusal."""
+"""Web application of `clearhead serve`: its routes, and the HTTP status of each error."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": Refusa
 
 
 def make_application(models: Models, access: Access, *, openapi: bool = False) -> FastAPI:
-    """Return the application; whoever makes the models ends them.
+    """Return the application of the server; the caller stops the models afterwards.
 
     Args:
-        models: that answer.
-        access: who may ask.
-        openapi: True if /openapi.json is served although requests need a key. It then needs the key, too.
+        models: the models of the server.
+        access: the allowed hosts and keys.
+        openapi: True if /openapi.json is served although requests need a key; it then needs the key, too.
     """
     workers, metrics = Workers(), ServerMetrics(models)
 
@@ -63,7 +63,7 @@ def make_application(models: Models, access: Access, *, openapi: bool = False) -
     app.add_middleware(Gate, access=access, traffic=app.state.traffic, refuse=make_refusal)
     app.add_middleware(metrics.counting)
     if path is not None:
-        app.openapi()  # kept: to make it takes longer than a callback of the event loop may
+        app.openapi()  # cached now: making it would block the event loop for too long
     return app
 
 
@@ -100,7 +100,7 @@ def _answer_unexpected(_: Request, error: Exception) -> Response:
 
 def _answer_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    known = {404: "there is nothing at this path: see /v1/models", 405: "this path takes another method"}
+    known = {404: "this path does not exist: see /v1/models", 405: "this path needs another method, such as POST"}
     return make_refusal(error.status_code, known.get(error.status_code, str(error.detail)))
 
 
@@ -109,7 +109,7 @@ async def _answer_invalid_body(_: Request, error: Exception) -> Response:
 
 
 def _name_fault(error: Exception) -> Response:
-    """Return a refusal that names the first field with a fault."""
+    """Return the refusal of an invalid body; the message names the first invalid field."""
     assert isinstance(error, RequestValidationError)
     fault = error.errors()[0]
     path = [str(name) for name in fault["loc"] if name != "body"]
@@ -118,14 +118,14 @@ def _name_fault(error: Exception) -> Response:
     if fault["type"] == "json_invalid":
         return make_refusal(400, "the body is not JSON")
     if isinstance(fault.get("input"), bytes):
-        return make_refusal(400, "the body is not declared as JSON: send the header Content-Type: application/json")
+        return make_refusal(400, "the body must be declared as JSON: send the header Content-Type: application/json")
     if fault["type"] == "extra_forbidden":
         name = ".".join(name for name in path if not name.startswith(("list[", "function-")))
         return make_refusal(400, f"{name} is not supported: leave it out", name)
     if fault["type"] == "missing":
         return make_refusal(400, f"{'.'.join(path) or 'the body'} is missing", field)
     sentence = fault["msg"][:1].lower() + fault["msg"][1:]
-    return make_refusal(400, f"{field or 'the body'}: {sentence}, received {_show_value(fault.get('input'))}", field)
+    return make_refusal(400, f"{field or 'the body'}: {sentence}, got {_show_value(fault.get('input'))}", field)
 
 
 def _show_value(value: Any) -> str:

@@ -1,6 +1,6 @@
-"""Request bodies: their types in OpenAI's protocol, parsed in a thread, and a route that ends with its client.
+"""Request bodies in OpenAI's protocol, parsed in a thread; a disconnected client cancels its request.
 
-A field with an effect that is not supported is refused by its name. The event loop serves all clients. So no work that
+A field that has an effect and is not supported is refused by name. The event loop serves all clients, so no work that
 grows with the size of a request runs in it.
 
 Source: the OpenAI API reference, completions, chat and embeddings.
@@ -26,7 +26,7 @@ from clearhead.apps.serve.work import ClientDisconnected
 from clearhead.text.long_texts import LONGEST_PROMPT
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
-# Of a hundred thousand wrong items only the first is told: records of all would take seconds and much memory.
+# Report only the first wrong item: records of a hundred thousand would take seconds and much memory.
 Tokens = Annotated[list[Token], Field(min_length=1, max_length=LONGEST_PROMPT, fail_fast=True)]
 MOST_CHOICES, MOST_PROMPTS, MOST_STOPS = 64, 2048, 16
 Prompts = Annotated[list[str | Tokens], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
@@ -38,10 +38,10 @@ ANY = object()
 
 
 class Body(BaseModel):
-    """An object of a request: null stands for an absent field, and unknown fields are refused."""
+    """JSON object of a request: null means that a field is absent, and unknown fields are refused."""
 
     NEUTRAL: ClassVar[Neutral] = {}
-    """Fields that are not supported, with the values that change nothing."""
+    """Unsupported fields that are accepted with these values, which change nothing."""
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
 
     @model_validator(mode="before")
@@ -116,7 +116,7 @@ class CompletionRequest(GenerationBody):
 
 
 class ChatMessage(Body):
-    """One message of a chat, such as an answer that a client gives back."""
+    """One message of a chat, such as an earlier answer that the client sends back."""
 
     NEUTRAL: ClassVar[Neutral] = {"annotations": ([],), "tool_calls": ([],)}
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -126,7 +126,7 @@ class ChatMessage(Body):
     @field_validator("content", mode="before")
     @classmethod
     def _join_text_parts(cls, value: Any) -> Any:
-        """Join the parts of a text; those of another type remain what they are, and are refused."""
+        """Join the text parts of a message; a list with any other part stays a list, and is refused."""
         texts = [item.get("text") for item in value if _is_text_part(item)] if isinstance(value, list) else []
         return "".join(texts) if texts and len(texts) == len(value) else value
 
@@ -137,29 +137,29 @@ def _is_text_part(item: Any) -> bool:
 
 
 class TextFormat(Body):
-    """Anything."""
+    """Format of an answer: any text."""
 
     type: Literal["text"]
 
     @property
     def content(self) -> dict[str, Any] | None:
-        """The JSON schema that the answer follows; None: it is any text."""
+        """JSON schema of the answer; None, since any text is allowed."""
         return None
 
 
 class ObjectFormat(Body):
-    """Any JSON object."""
+    """Format of an answer: any JSON object."""
 
     type: Literal["json_object"]
 
     @property
     def content(self) -> dict[str, Any] | None:
-        """The schema of an object."""
+        """JSON schema of the answer: any object."""
         return {"type": "object"}
 
 
 class NamedSchema(Body):
-    """A JSON schema with a name; it is followed whether it is called strict or not."""
+    """JSON schema with a name; answers always follow it, whether `strict` is set or not."""
 
     name: str
     description: str | None = None
@@ -168,14 +168,14 @@ class NamedSchema(Body):
 
 
 class SchemaFormat(Body):
-    """JSON under a schema."""
+    """Format of an answer: JSON that follows a schema."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
 
     @property
     def content(self) -> dict[str, Any] | None:
-        """The schema."""
+        """JSON schema of the answer."""
         return self.json_schema.content
 
 
@@ -246,7 +246,7 @@ async def in_thread(function: Callable[[*Args], ResultT], *args: *Args) -> Resul
 
 
 class BodyRoute(APIRoute):
-    """Route that reads its body in a thread, and ends its endpoint when the client disconnects."""
+    """Route that parses its body in a thread, and cancels its endpoint when the client disconnects."""
 
     def get_route_handler(self) -> Handler:
         """Return the handler of the route's requests."""

@@ -1,12 +1,12 @@
-"""Engine of one model: requests of all clients share one running batch. Engines take turns in one thread.
+"""Engine of one model: the requests of all clients share one running batch. Engines take turns in one thread.
 
-Between two steps of the batch it drops jobs whose client has disconnected, admits new ones, and reads a chunk of a
-prompt. Inputs that need no generation (vectors, labels, scores of given texts) are computed a chunk at a time.
+Between two steps of the batch the engine drops jobs whose client has disconnected, admits new ones, and reads a
+chunk of a prompt. Inputs without generation (vectors, labels, scores of texts) are computed in chunks, too.
 
 Memory is shared by two budgets of cached tokens. A job enters the first budget with its prompt and the first
-`RESERVED_TOKENS` tokens of its answer. A job that outgrows this needs room in the second budget, for long jobs: the
-oldest of them run, the others pause with their keys and values. So a new job waits only until other jobs have begun,
-not until long ones end; and an ordinary job has all its memory when it starts.
+`RESERVED_TOKENS` tokens of its answer. A job that outgrows this needs room in the second budget, for long jobs. The
+oldest long jobs run; the others pause with their keys and values. So a new job waits only until other jobs have begun,
+not until long ones end. An ordinary job has all its memory when it starts.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ MOST_ROWS, MOST_TOKENS = 64, 2**16
 RESERVED_TOKENS: Final = 1024
 """Generated tokens of each row for which a job reserves memory; a long job grows by the same number."""
 MOST_PROMPT_TOKENS: Final = 2**13
-"""Tokens of the prompts of all rows; a job that reads more is long from its start."""
+"""Prompt tokens of all rows of a job; a job that reads more is long from its start."""
 MOST_JOB_TOKENS, MOST_SEARCH_TOKENS = 2**17, 2**15
 """Tokens in the cache at which a job ends. A beam search cannot pause, so it has fewer."""
 CHUNK_CHARACTERS: Final = 2**13
 """Characters of inputs that are computed between two steps of the batch; a single input may have more."""
 MOST_SHARED_BYTES: Final = 2**30
-"""Of kept beginnings of prompts; never more than an eighth of the memory that is free at the start."""
+"""Bytes of the cached prefixes of prompts; never more than an eighth of the memory that is free at the start."""
 
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One token of a sequence.
+    """Event: one generated token of a sequence.
 
     Args:
-        number: of the sequence, among those of its request.
-        text: that became final.
-        token: its id.
-        log_probability: of the token.
-        alternatives: the most probable ids with their log-probabilities, as many as were asked for.
+        number: the number of the sequence in its request, from 0.
+        text: the text that became final with this token.
+        token: the id of the token.
+        log_probability: the log-probability of the token.
+        alternatives: the most probable ids with their log-probabilities, as many as the request asks for.
     """
 
     number: int
@@ -73,7 +73,7 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class EndEvent:
-    """The end of a sequence."""
+    """Event: the end of a sequence."""
 
     number: int
     continuation: Continuation
@@ -84,21 +84,21 @@ Event = TokenEvent | EndEvent | Exception
 
 @runtime_checkable
 class ChunkedPrompt(Protocol):
-    """A prompt, or a text to be translated, that is read piece by piece, or with others."""
+    """A prompt, or a text to translate, that is read in chunks, alone or together with others."""
 
     is_done: bool
     num_shared: int
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens it has."""
+        """Number of tokens."""
 
     @property
     def kind(self) -> Hashable:
-        """What some have in common that may be read together; None: it is read by itself."""
+        """Key that is equal for prompts that may be read together; None means that the prompt is read alone."""
 
     def step(self, others: Sequence[Any] = ()) -> list[PrefilledMember] | None:
-        """Read the next piece, and all of others of its kind; return the starts of all, in order, after the last."""
+        """Read the next chunk, with all tokens of `others`; after the last chunk return the starts of all, in order."""
 
 
 @dataclass(eq=False)
@@ -106,14 +106,18 @@ class EngineJob:
     """Generation for one prompt, or translation of one text.
 
     Args:
-        begin: starts to read it, in the thread of the engines.
+        begin: starts to read the prompt, in the thread of the engines.
         num_sequences: number of sequences; each delivers one end.
         num_rows: number of rows in the batch.
         num_read: number of prompt tokens in each row.
         limit: maximum number of tokens generated in each row.
         alternatives: number of the most probable ids that come with each token.
-        is_search: its sequences come from one search.
-        deliver: receives every event, in the thread of the engines.
+        is_search: True if the sequences come from one beam search.
+        deliver: gets every event, in the thread of the engines.
+        sequences: the running sequences, once the prompt has been read.
+        paused: the paused rows of a long job.
+        is_over: True if the job was cancelled or has failed.
+        is_long: True if the job runs in the budget of long jobs.
     """
 
     begin: Callable[[], ChunkedPrompt]
@@ -171,7 +175,7 @@ class EngineJob:
 
 @dataclass(eq=False)
 class EngineCall:
-    """Inputs that may be computed together with those of other calls of an equal key."""
+    """Inputs of a function; calls with an equal key are computed together."""
 
     key: Hashable
     function: Callable[[list[Any]], Sequence[Any]]
@@ -195,7 +199,7 @@ class EngineCall:
 
 
 class _AllDisconnected(Exception):
-    """The clients of all calls that are computed have disconnected."""
+    """The clients of all running calls have disconnected."""
 
 
 @dataclass(frozen=True)
@@ -269,11 +273,11 @@ _THREAD: Final = EngineThread()
 
 
 class BatchEngine:
-    """The running batch of one model, and what waits for it.
+    """The running batch of one model, with its queue of jobs and calls.
 
     Args:
         tree: the module that runs every request, in evaluation mode.
-        shares_prefixes: whether prompts that begin alike share what is read of their beginning, where the model can.
+        shares_prefixes: True if prompts with an equal prefix share its keys and values, if the model allows it.
     """
 
     def __init__(self, tree: Transformer, *, shares_prefixes: bool = True) -> None:
@@ -304,7 +308,7 @@ class BatchEngine:
 
     @property
     def num_running(self) -> int:
-        """Number of sequences that are generated, and of prompts that are read, at this moment."""
+        """Number of sequences being generated, plus the number of prompts being read."""
         return len(self._jobs) + len(self._reading)
 
     def submit(self, jobs: Sequence[EngineJob]) -> None:
@@ -312,7 +316,7 @@ class BatchEngine:
 
         Raises:
             Busy: too many requests wait; none of the jobs is queued.
-            Closing: the server ends.
+            Closing: the server is shutting down.
         """
         with self._changed:
             self._refuse_more()
@@ -324,12 +328,12 @@ class BatchEngine:
 
         Args:
             key: calls of an equal key are computed together.
-            function: returns one result for each input that it receives.
+            function: returns one result for each of its inputs.
             inputs: the inputs of this call. After the future is cancelled, no further inputs are computed.
 
         Raises:
-            Busy: too many wait.
-            Closing: the server ends.
+            Busy: too many requests wait.
+            Closing: the server is shutting down.
         """
         call = EngineCall(key, function, inputs)
         with self._changed:
@@ -339,11 +343,11 @@ class BatchEngine:
         return call.result
 
     def post(self, loop: asyncio.AbstractEventLoop, receive: Callable[[Any], None], event: Any) -> None:
-        """Queue an event for a function of an event loop until the turn ends. Call it in the thread of the engines."""
+        """Queue an event for a function of an event loop; the end of the turn delivers it. For the engines' thread."""
         self._posted.setdefault(loop, []).append((receive, event))
 
     def leave(self, jobs: Sequence[EngineJob]) -> None:
-        """End jobs: drop waiting ones before this returns, and others at the next turn."""
+        """Cancel jobs: waiting jobs at once, running jobs at the next turn."""
         leaving = {id(job) for job in jobs}
         with self._changed:
             waiting = [deque(job for job in request if id(job) not in leaving) for request in self._waiting]
@@ -352,26 +356,26 @@ class BatchEngine:
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Take no more turns, once the present one has ended."""
+        """Wait until the current turn has ended, and take no more turns."""
         with self._changed:
             self._is_closing = True
         _THREAD.remove(self)
 
     def _refuse_more(self) -> None:
         if self._is_closing:
-            raise Closing("the server ends: try again later")
+            raise Closing("the server is shutting down: try again later")
         if self.num_waiting >= MOST_WAITING:
-            raise Busy(f"{self.num_waiting} requests wait already: try again later")
+            raise Busy(f"{self.num_waiting} requests are waiting already: try again later")
 
     # --- in the thread of the engines ---
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something for a turn."""
+        """True if the next turn has work to do."""
         return bool(self._waiting or self._calls or self._leaving or self._present)
 
     def turn(self) -> None:
-        """Drop jobs that have left, admit others, read a chunk of a prompt, and let the batch make a step."""
+        """Drop cancelled jobs, admit new ones, read one chunk of a prompt, and run one step of the batch."""
         with self._changed:
             leaving, self._leaving = self._leaving, []
         for job in leaving:
@@ -393,7 +397,7 @@ class BatchEngine:
         self._hand_over()
 
     def fail(self, error: Exception) -> None:
-        """Let all that is read or runs fail after a turn that failed."""
+        """Fail all jobs that are being read or generated, after a turn that raised an error."""
         self._reading.clear()
         self._fail_batch(error)
         self._hand_over()
@@ -413,10 +417,10 @@ class BatchEngine:
         job.deliver(error)
 
     def _hand_over(self) -> None:
-        """Wake each event loop once, with all that is for it."""
+        """Wake each event loop once, with all events posted for it."""
         posted, self._posted = self._posted, {}
         for loop, events in posted.items():
-            with contextlib.suppress(RuntimeError):  # it is closed, and nobody waits there
+            with contextlib.suppress(RuntimeError):  # the loop is closed, so no client waits
                 loop.call_soon_threadsafe(_deliver_events, events)
 
     def _take_chunk(self) -> list[tuple[EngineCall, list[Any]]]:
@@ -473,7 +477,7 @@ class BatchEngine:
         self._reading.append((job, job.begin()))
 
     def _read_piece(self) -> None:
-        """Read a piece of the prompt that came first, or of all that fit into a piece together with it."""
+        """Read one chunk: of the prompt that waits longest, or of all prompts that fit into one chunk with it."""
         some = self._next_readings()
         if not some:
             return
@@ -498,7 +502,7 @@ class BatchEngine:
             self._advance(partial(self._batch.join, started))
 
     def _next_readings(self) -> list[tuple[EngineJob, ChunkedPrompt]]:
-        """Return the first prompt, with those behind it that may be read together with it."""
+        """Return the first prompt, and the later ones that may be read together with it."""
         self._reading = deque(entry for entry in self._reading if not entry[0].is_over)
         some, tokens = list[tuple[EngineJob, ChunkedPrompt]](), 0
         for job, reading in self._reading:
@@ -509,14 +513,14 @@ class BatchEngine:
         return some
 
     def _read(self, some: list[tuple[EngineJob, ChunkedPrompt]]) -> list[PrefilledMember] | None:
-        """Read some prompts together; where that fails, each alone, so that each fails alone."""
+        """Read several prompts together; if that fails, read each alone, so that only its own job fails."""
         (job, first), others = some[0], [reading for _, reading in some[1:]]
         if not others:
             return cast("list[PrefilledMember] | None", self._run_guarded(job, first.step))
         try:
             with torch.inference_mode():
                 return first.step(others)
-        except Exception:  # noqa: BLE001 - what fails by itself is told to its job
+        except Exception:  # noqa: BLE001 - a prompt that fails alone reports to its own job
             return [start for entry in some for start in self._read([entry]) or ()]
 
     def _step(self) -> None:
@@ -524,7 +528,7 @@ class BatchEngine:
             self._advance(self._batch.step)
 
     def _advance(self, move: Callable[[], list[SequenceProgress]]) -> None:
-        """Let the batch move; where that fails, all its requests fail, and the thread goes on with an empty one."""
+        """Run one operation of the batch; if it fails, all its requests fail, and an empty batch takes its place."""
         begun = time.perf_counter()
         try:
             with torch.inference_mode():
@@ -564,7 +568,7 @@ class BatchEngine:
                     self._batch.drop(sequence)
 
     def _run_guarded(self, job: EngineJob, function: Callable[[], Any]) -> Any:
-        """Return what a function returns; what it raises is the failure of its job alone."""
+        """Return the result of a function; an error ends its job alone, and the result is None."""
         try:
             with torch.inference_mode():
                 return function()
@@ -599,7 +603,7 @@ def _num_characters(value: Any) -> int:
 
 
 def _answer(chunk: list[tuple[EngineCall, list[Any]]]) -> None:
-    """Compute inputs of calls of one key together; where that fails, each call alone, so that each fails alone."""
+    """Compute the inputs of calls with one key together; if that fails, compute each call alone."""
     calls = [call for call, _ in chunk]
     try:
         with use_display(_DisconnectDisplay(calls)):
@@ -633,7 +637,7 @@ async def events(
         jobs: the jobs of one request.
 
     Raises:
-        InputError, RunFailure, Busy, Closing: a job cannot be begun or ended.
+        InputError, RunFailure, Busy, Closing: a job cannot start or failed.
     """
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Event]]()
 

@@ -1,4 +1,4 @@
-"""Answers with generated text in OpenAI's protocol: whole, or streamed as server-sent events."""
+"""Answers of completions and chats in OpenAI's protocol: whole, or streamed as server-sent events."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class AnswerChoice:
 
     @property
     def finish_reason(self) -> str | None:
-        """Why the choice ended: "stop" for a stop text or an end token, "length" for the limit; None before its end."""
+        """Reason of the end: "stop" for a stop text or an end token, "length" for the limit; None before the end."""
         if self.continuation is None:
             return None
         return "length" if self.continuation.stop_reason == "length" else "stop"
@@ -148,7 +148,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
 
     def __init__(self, served: ServedModel, body: BodyT, limit: int | None, alternatives: int) -> None:
         if body.stream_options is not None and not body.stream:
-            raise InputError("stream_options needs stream: true")
+            raise InputError("stream_options needs stream: set stream to true, or leave stream_options out")
         self.served: ServedModel = served
         self.body: BodyT = body
         self.alternatives: int = alternatives
@@ -194,7 +194,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
 
         Args:
             choice: the choice.
-            step: its token; None at its end.
+            step: the token; None at the end of the choice.
             is_first: True for the first event of the choice.
         """
 
@@ -203,7 +203,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
         await self._echo()
         running = self._run()
         if self.body.stream:
-            # The first event comes before the status is sent, so that a refusal has a status of its own.
+            # Wait for the first event before the status is sent, so that a refusal has its own status.
             stream = self._stream(await anext(running, None), running)
             return StreamingResponse(stream, media_type=EVENT_STREAM, headers={"X-Accel-Buffering": "no"})
         if self.generates:
@@ -305,7 +305,7 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
     def __init__(self, served: ServedModel, body: CompletionRequest) -> None:
         self.limit: int = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
         if self.limit == 0 and not body.echo:
-            raise InputError("max_tokens is 0, so that nothing is generated: raise it, or ask for the prompt with echo")
+            raise InputError("max_tokens must be at least 1 without echo, got 0: raise it, or set echo to true")
         super().__init__(served, body, max(self.limit, 1), body.logprobs or 0)
         # Without max_tokens an answer ends at the last position.
         self.options: GenerateOptions = replace(self.options, must_fit=body.max_tokens is not None and self.generates)
@@ -398,20 +398,20 @@ class ChatAnswer(GeneratedAnswer[ChatRequest]):
 
     def __init__(self, served: ServedModel, body: ChatRequest) -> None:
         if body.top_logprobs and not body.logprobs:
-            raise InputError("top_logprobs needs logprobs: true")
+            raise InputError("top_logprobs needs logprobs: set logprobs to true, or leave top_logprobs out")
         super().__init__(served, body, body.max_completion_tokens or body.max_tokens, body.top_logprobs or 0)
 
     async def read(self, traffic: Traffic) -> None:
-        """Read the messages, and compile the JSON schema of the answer if there is one.
+        """Format and tokenize the messages, and compile the JSON schema of the answer if there is one.
 
         Args:
-            traffic: the requests of the server, which end after a signal.
+            traffic: the open requests of the server; tells when the server is shutting down.
 
         Raises:
             InputError: the model has no chat template, or the schema is refused or exceeds its bounds.
-            Closing: the server received a signal to end.
+            Closing: the server is shutting down.
         """
-        # A template runs for up to some seconds, in which other requests go on.
+        # A template may run for seconds; other requests continue meanwhile.
         text = await asyncio.to_thread(self._text)
         request = await in_thread(partial(self.served.request, text, self.options, is_chat=True))
         schema = None if self.body.response_format is None else self.body.response_format.content
@@ -428,7 +428,7 @@ class ChatAnswer(GeneratedAnswer[ChatRequest]):
         messages: list[dict[str, str]] = []
         for number, message in enumerate(self.body.messages, start=1):
             if message.content is None:
-                raise InputError(f"message {number} has no content")
+                raise InputError(f"message {number} has no content: give it a text")
             name = {} if message.name is None else {"name": message.name}
             messages.append({"role": message.role, "content": message.content, **name})
         refuse_enormous(["".join(message["content"] for message in messages)], self.served.position_limit, "chat")
@@ -445,7 +445,7 @@ class ChatAnswer(GeneratedAnswer[ChatRequest]):
         try:
             while not (await asyncio.wait([future], timeout=POLLED))[0]:
                 if traffic.is_closing:
-                    raise Closing("the server ends: try again later")
+                    raise Closing("the server is shutting down: try again later")
             return future.result()
         finally:
             abandoned.set()

@@ -1,7 +1,7 @@
-"""Looking inside over HTTP: attention maps, activations at hook points, and one request's answer with changes.
+"""Routes that look inside a model: attention maps, activations, and the answer of an edited model.
 
-Everything runs in a thread of its own beside the running batch, in float32, in the context of its request: nothing
-stays on the model, and no other request sees it.
+All of it runs in float32 in a thread besides the running batch, in the context of its request. No change stays on the
+model, and no other request sees it.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from clearhead.model.facade import Model
 from clearhead.tasks.pipelines import PipelineParameters
 
 MOST_NUMBERS: Final = {"json": 2**20, "npz": 2**24}
-"""In one answer."""
+"""Maximum number of numbers in one answer, by format."""
 MOST_INSPECTIONS: Final = 16
-"""Requests that wait for this thread; one more is refused."""
+"""Maximum number of requests that wait for the thread; one more is refused."""
 Number = Annotated[int, Field(ge=0, lt=2**31)]
 Numbers = Annotated[tuple[Number, ...], Field(min_length=1, max_length=4096)]
 Address = Annotated[str, Field(min_length=1, max_length=300)]
 
 
 class InspectionRequest(Data):
-    """Body of a request that reads a text.
+    """Body of a request that runs the model on a text.
 
     Args:
         model: the name of the model; None means the only one.
-        text: one text, or a pair where the model reads pairs.
-        target, generate: as for `Model.attention`.
+        text: one text, or a pair of texts if the model reads pairs.
+        target, generate: the target text and the number of generated tokens, as in `Model.attention`.
         edits: the edits of the model while it runs.
     """
 
@@ -62,7 +62,7 @@ class InspectionRequest(Data):
 
 
 class AttentionRequest(InspectionRequest):
-    """The body of /attention: the layers and heads that are returned, and in which format."""
+    """The body of /attention: the text, the layers and heads to return, and the format."""
 
     layers: Numbers | None = None
     heads: Numbers | None = None
@@ -70,7 +70,7 @@ class AttentionRequest(InspectionRequest):
 
 
 class CaptureRequest(InspectionRequest):
-    """The body of /capture: addresses of activations, or patterns of them, and the format."""
+    """The body of /capture: the text, addresses of activations or patterns of addresses, and the format."""
 
     addresses: Annotated[tuple[Address, ...], Field(min_length=1, max_length=256)]
     format: Literal["json", "npz"] = "json"
@@ -90,7 +90,7 @@ InspectionRequestT = TypeVar("InspectionRequestT", bound=InspectionRequest)
 
 
 class GenerationParameters(PipelineParameters):
-    """Of a model that continues texts."""
+    """Parameters of /edit for a decoder, which continues texts."""
 
     max_new_tokens: int = Field(default=16, ge=1, le=1024)
     temperature: float = Field(default=0.0, ge=0, le=2)
@@ -98,7 +98,7 @@ class GenerationParameters(PipelineParameters):
 
     @property
     def options(self) -> dict[str, Any]:
-        """For `Model.generate`."""
+        """The keyword arguments of `Model.generate`."""
         drawn = {"temperature": self.temperature, "seed": self.seed} if self.temperature else {"temperature": 0}
         return {"max_new_tokens": self.max_new_tokens, **drawn}
 
@@ -107,15 +107,15 @@ def inside_router(models: Models, workers: Workers) -> APIRouter:
     """Return the routes that look inside.
 
     Args:
-        models: of the server.
-        workers: where it is computed.
+        models: the models of the server.
+        workers: the threads that compute the answers.
     """
     router = APIRouter(route_class=BodyRoute)
 
     async def compute(request: Request, body: RequestT, answer: Callable[[Inspection[RequestT]], Response]) -> Response:
         served = models.get(body.model)
         if workers.num_running >= MOST_INSPECTIONS:
-            raise Busy(f"{workers.num_running} requests wait to look inside already: try again later")
+            raise Busy(f"{workers.num_running} requests to look inside are waiting already: try again later")
         return await workers.compute(request, lambda work: _answer(answer, Inspection(served, body, work)))
 
     @router.post("/attention")
@@ -185,7 +185,13 @@ def _attend_with_edits(
     maps: AttentionMaps,
     inner: Sequence[AbstractContextManager[object]] = (),
 ) -> AttentionMaps:
-    """Read the same tokens again, with the edits of a request; the inner context managers see what is changed."""
+    """Run the same tokens again with the edits of a request.
+
+    Args:
+        inspection: the request.
+        maps: the unchanged run.
+        inner: context managers that are entered after the edits, and see the edited activations.
+    """
     with ExitStack() as blocks:
         blocks.enter_context(inspection.computation.watching())
         blocks.enter_context(inspection.changing(stack_lengths(maps)))
@@ -221,7 +227,7 @@ def _capture(inspection: Inspection[CaptureRequest]) -> Response:
     def keep(x: Tensor, at: ActivationContext) -> Tensor:
         nonlocal count
         count += x.numel()
-        # Before it is kept, so that what is too much never takes memory.
+        # Check before storing, so that an answer that is too large never takes memory.
         _check_size(count, body.format, "name fewer addresses, send a shorter text")
         seen.setdefault(at.address, []).append(Record(x, at.depth, at.step))
         return x
@@ -238,7 +244,7 @@ def _capture(inspection: Inspection[CaptureRequest]) -> Response:
 
 
 def _arrays(seen: Captured) -> dict[str, Any]:
-    """Return activations by address; of several depths at one address each has the depth behind its name."""
+    """Return activations by address; if an address has several depths, "@DEPTH" is added to each name."""
     return {
         address if len(records) == 1 else f"{address}@{record.depth}": record.tensor.float().cpu().numpy()
         for address, records in seen.items()
@@ -247,7 +253,7 @@ def _arrays(seen: Captured) -> dict[str, Any]:
 
 
 def _values(tensor: Tensor) -> Any:
-    """Return numbers as nested lists; null for what JSON has no number for, such as a masked score."""
+    """Return numbers as nested lists; None replaces infinity and NaN, such as a masked score."""
     numbers: Any = tensor.float().cpu().numpy()
     missing = ~np.isfinite(numbers)
     if missing.any():
@@ -277,7 +283,7 @@ def _edit(inspection: Inspection[EditRequest]) -> Response:
 
 
 def _answering(inspection: Inspection[EditRequest]) -> tuple[Callable[[], Any], str]:
-    """Return a function that answers a request by the model's own task, and the line of Python that does."""
+    """Return a function that runs the model's own task on a request, and the line of Python that does the same."""
     served, model, body = inspection.served, inspection.model, inspection.body
     inputs = body.inputs
     if not served.writes:
@@ -290,7 +296,7 @@ def _answering(inspection: Inspection[EditRequest]) -> tuple[Callable[[], Any], 
             shown = [tuple(pair)]
         return lambda: pipeline.run(model, [inputs], parameters)[0], f"print(model.predict({shown!r}))"
     if not isinstance(inputs, str):
-        raise InputError(f"inputs must be one text, not {type(inputs).__name__}")
+        raise InputError(f"inputs must be one text, got {type(inputs).__name__}")
     if not served.translates:
         options = parameters_of(GenerationParameters, body.parameters).options
         arguments = "".join(f", {name}={value!r}" for name, value in options.items())
@@ -322,7 +328,7 @@ def _check_size(count: int, form: str, advice: str) -> None:
     most = MOST_NUMBERS[form]
     if count > most:
         other = "" if form == "npz" else ", or ask for the format npz"
-        raise InputError(f"one answer in {form} has at most {most:,} numbers, and these are more: {advice}{other}")
+        raise InputError(f"one answer in {form} may have {most:,} numbers, got more: {advice}{other}")
 
 
 def _npz(arrays: dict[str, Any], name: str) -> Response:

@@ -1,4 +1,4 @@
-"""Vectors, tokens, and what the server has: the routes that generate nothing."""
+"""Routes that generate no text: embeddings, tokenization, the list of models, and health."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clearhead.text.tokenizer import Tokenizer
 
 
 def reading_router(models: Models) -> APIRouter:
-    """Return the routes of vectors, tokens, the list of models, and health."""
+    """Return the routes of embeddings, tokenization, the list of models, and health."""
     router = APIRouter(route_class=BodyRoute)
 
     @router.get("/v1/models")
@@ -60,7 +60,7 @@ def _embeddings(served: ServedModel, body: EmbeddingRequest, outputs: list[Any],
     width = vectors.shape[1]
     if body.dimensions is not None:
         if body.dimensions > width:
-            raise InputError(f"dimensions is {body.dimensions}, but the vectors have {width}: ask for fewer")
+            raise InputError(f"dimensions is {body.dimensions}, but vectors have {width} numbers: request no more")
         vectors = vectors[:, : body.dimensions]
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
     data = [
@@ -89,10 +89,10 @@ def _detokenize(tokenizer: Tokenizer, ids: list[int]) -> Response:
 
 
 def _num_tokens(model: Model, texts: list[str]) -> int:
-    """Return how many tokens texts have, special ones included.
+    """Return the number of tokens of all texts, special tokens included.
 
     Raises:
-        InputError: one has more than the model reads.
+        ContextTooLong: a text has more tokens than the model can read.
     """
     tokenizer, most = model.tokenizers.source, max_input_length(model.tree, model.task.max_length)
     extra = tokenizer.special_tokens.num_added(paired=False)
@@ -104,13 +104,16 @@ def _num_tokens(model: Model, texts: list[str]) -> int:
 
 
 def _texts(served: ServedModel, body: EmbeddingRequest) -> tuple[list[str], int]:
-    """Return the texts of a request, and their number of tokens with special tokens.
+    """Return the texts of a request, and their number of tokens, special tokens included.
 
     Raises:
         InputError: the model gives no vectors, or a text has more tokens than the model reads.
     """
     if find_task(served.model.task.kind).outputs != "vector":
-        raise InputError(f"the model '{served.name}' was trained to '{served.model.task.kind}' and gives no vectors")
+        raise InputError(
+            f"the model '{served.name}' was trained to '{served.model.task.kind}' and gives no vectors: "
+            "choose another model"
+        )
     tokenizer = served.model.tokenizers.source
 
     def decode(ids: list[int]) -> str:

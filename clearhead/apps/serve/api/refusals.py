@@ -1,4 +1,4 @@
-"""Errors of requests, and the body of every refusal."""
+"""Errors of requests, and the JSON body of a refusal."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _LOGGER: Final = logging.getLogger("clearhead.apps.serve")
 
 
 class Busy(Exception):
-    """Too many requests wait; the message says how many."""
+    """Error: too many requests wait; the message says how many."""
 
 
 class Closing(Exception):
-    """The server ends and takes nothing new."""
+    """Error: the server is shutting down and accepts no new requests."""
 
 
 def to_client_error(error: Exception) -> Exception:
-    """Return an error for a client: all but wrong input is a failure while running; the log has what happened."""
+    """Return the error for the client; an unexpected error becomes a `RunFailure`, and the log has its details."""
     if is_out_of_memory(error):
-        return RunFailure("there is not enough memory for this request: send a shorter one, or fewer at once")
+        return RunFailure("not enough memory for this request: send a shorter one, or fewer at once")
     if isinstance(error, InputError | RunFailure):
         return error
     _LOGGER.error("a request failed", exc_info=error)
@@ -36,22 +36,22 @@ _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 404:
 
 
 class Refusal(BaseModel):
-    """The body of a refusal: an error with its message, its type, and the parameter that it is about."""
+    """JSON body of a refusal: an error with its message, type, parameter and code."""
 
     error: dict[str, str | None]
 
 
 def make_refusal(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
-    """Return a refusal in the shape of OpenAI's protocol.
+    """Return a refusal in the form of OpenAI's protocol.
 
     Args:
-        status: of HTTP.
+        status: the HTTP status.
         message: one sentence.
-        param: the field that it is about.
-        code: for programs, such as "context_length_exceeded"; None: there is none.
+        param: the field that the message is about. None means no field.
+        code: a code for programs, such as "context_length_exceeded". None means no code.
     """
     kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
-    # A message may name what a client sent: a key of a megabyte, or half of a character, which UTF-8 cannot write.
+    # A message may quote the client: a key of a megabyte, or half a character, which UTF-8 cannot encode.
     message, param = _writable(message), None if param is None else _writable(param)
     content = {"error": {"message": message, "type": kind, "param": param, "code": code}}
     headers = {"Retry-After": "1"} if status in (429, 503) else {}

@@ -1,4 +1,4 @@
-"""The models of a server, each with its engine, and requests to them in ids."""
+"""Models of a server, each with its engine, and requests to them in token ids."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from clearhead.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
 _NAMELESS = (None, "dummy")
-"""What clients send for the only model: huggingface_hub's must name one."""
+"""Names that clients send for the only model; huggingface_hub always sends one."""
 LOGITS_TOKENS = 512
-"""Of a scored text whose logits are computed at once."""
+"""Tokens of a scored text whose logits are computed together."""
 
 
 @dataclass(frozen=True)
 class ScoredText:
-    """The tokens of a text with their log-probabilities given those before them; the first has none."""
+    """Tokens of a text, each with its log-probability given the tokens before it; the first has none."""
 
     ids: tuple[int, ...]
     log_probabilities: tuple[float | None, ...]
@@ -41,14 +41,14 @@ class ScoredText:
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """A model that is served.
+    """One model of the server, with its name and its engine.
 
     Args:
-        name: by which clients ask for it.
+        name: the name of the model in requests.
         model: the model.
-        shares_prefixes: as of its engine.
+        shares_prefixes: True if prompts with an equal prefix share its keys and values.
         beyond_positions: True if requests may exceed the checkpoint's max_position_embeddings.
-        created: when it was loaded, in seconds since 1970.
+        created: the time of loading, in seconds since 1970.
     """
 
     name: str
@@ -59,17 +59,17 @@ class ServedModel:
 
     @cached_property
     def engine(self) -> BatchEngine:
-        """Its engine; the first use starts it."""
+        """Engine of the model; the first use starts the engine."""
         return BatchEngine(self.model.tree, shares_prefixes=self.shares_prefixes)
 
     @cached_property
     def runs(self) -> Runs:
-        """What looks inside of it, in float32: by a copy, made at the first use, where its weights are not."""
+        """Float32 runs for requests that look inside; the first use copies a model of another precision."""
         return Runs(self.model, self.name, ReadKwargs())
 
     @property
     def writes(self) -> bool:
-        """Whether it generates text."""
+        """True if the model generates text."""
         return self.model.module.decoder is not None and find_task(self.model.task.kind).writes
 
     @property
@@ -80,7 +80,7 @@ class ServedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Of the text that it generates."""
+        """Tokenizer of the generated text."""
         return self.model.tokenizers.target
 
     def alternative_tokens(self, scored: Sequence[tuple[int, float]]) -> list[tuple[WrittenToken, float]]:
@@ -124,15 +124,19 @@ class ServedModel:
         """Return a request for one prompt.
 
         Args:
-            prompt: a text, or ids with their special tokens.
-            options: of generation.
-            is_chat: the prompt is a whole chat, formatted by a template.
+            prompt: a text, or token ids with special tokens.
+            options: the options of generation.
+            is_chat: True if the prompt is a whole chat, formatted by a template.
 
         Raises:
-            InputError: the model generates no text, has no such id, or the checkpoint's settings are not supported.
+            InputError: the model generates no text, an id is outside the vocabulary, or the checkpoint's settings are
+                not supported.
         """
         if not self.writes:
-            raise InputError(f"the model '{self.name}' was trained to '{self.model.task.kind}' and generates no text")
+            raise InputError(
+                f"the model '{self.name}' was trained to '{self.model.task.kind}' and generates no text: "
+                "choose another model"
+            )
         model = self.model
         # Every request has a limit.
         writer = make_writer(model, model.module, ["max_new_tokens"])
@@ -152,7 +156,7 @@ class ServedModel:
 
     @property
     def translates(self) -> bool:
-        """Whether it writes another text than what it reads."""
+        """True if the model translates: it reads one text and writes another."""
         return self.writes and self.model.module.encoder is not None and not find_task(self.model.task.kind).continues
 
     def translation(
@@ -162,11 +166,11 @@ class ServedModel:
 
         Args:
             text: one sentence, not empty.
-            options: of the search that the client gave.
-            source, target: languages, for a multilingual checkpoint.
+            options: the search options of the client.
+            source, target: the languages, for a multilingual checkpoint. None means those of the checkpoint.
 
         Raises:
-            InputError: an option or a language is wrong.
+            InputError: an option or a language is not valid.
         """
         model = self.model if source is None and target is None else self.model.for_languages(source, target)
         translator = make_translator(model, self.engine.tree)
@@ -177,11 +181,11 @@ class ServedModel:
         return request.prompts[0] if request.sources is None else request.sources[0]
 
     def score(self, prompts: list[tuple[int, ...]], alternatives: int) -> list[ScoredText]:
-        """Return the log-probabilities of given texts under a decoder-only model, of many short ones in one call.
+        """Return the log-probabilities of texts under a decoder-only model, short texts in batches.
 
         Args:
-            prompts: ids, none empty.
-            alternatives: how many of the most probable ids come with each token.
+            prompts: the token ids of each text, none empty.
+            alternatives: the number of the most probable ids that come with each token.
 
         Raises:
             ContextTooLong: a prompt is longer than the model's positions.
@@ -189,7 +193,7 @@ class ServedModel:
         """
         module = self.model.tree
         if module.encoder is not None:
-            raise InputError("echo with logprobs scores a text under a decoder-only model; this one has an encoder")
+            raise InputError("echo with logprobs needs a model without an encoder: leave out echo or logprobs")
         most = self.position_limit
         longest = max(map(len, prompts))
         if most is not None and longest > most:
@@ -221,11 +225,11 @@ class ServedModel:
 
 
 class Models:
-    """The models of a server by name; one that could not be loaded is named with its reason.
+    """Models of a server by name, and the models that could not be loaded.
 
     Args:
-        served: those that answer.
-        failed: why the others do not.
+        served: the models that answer.
+        failed: the reason for each model that could not be loaded, by name.
     """
 
     def __init__(self, served: Sequence[ServedModel], failed: Mapping[str, str]) -> None:
@@ -236,10 +240,10 @@ class Models:
         return iter(self._served.values())
 
     def get(self, name: str | None) -> ServedModel:
-        """Return a model.
+        """Return the model of a name.
 
         Args:
-            name: of the model; None: the only one.
+            name: the name of the model. None means the only one.
 
         Raises:
             UnknownModel: there is no such model.
@@ -247,7 +251,7 @@ class Models:
         if name in _NAMELESS and name not in self._served and len(self._served) == 1:
             return next(iter(self._served.values()))
         if name is None:
-            raise UnknownModel(f"this server has {len(self._served)} models: name one, as /v1/models lists them")
+            raise UnknownModel(f"this server has {len(self._served)} models: set model to a name from /v1/models")
         if name in self.failed:
             raise UnknownModel(f"the model '{name}' could not be loaded: {self.failed[name]}")
         if name not in self._served:
@@ -255,7 +259,7 @@ class Models:
         return self._served[name]
 
     def join(self) -> None:
-        """End every engine."""
+        """Stop the engines of all models."""
         for served_model in self:
             served_model.engine.join()
 
@@ -271,13 +275,13 @@ def check_ids(ids: Sequence[int], num_entries: int) -> None:
         InputError: the largest id is outside the vocabulary.
     """
     if max(ids, default=0) >= num_entries:
-        raise InputError(f"there is no token {max(ids)}: the vocabulary has {num_entries} entries, from 0 on")
+        raise InputError(f"there is no token {max(ids)}: the vocabulary has {num_entries} entries, numbered from 0")
 
 
 class UnknownModel(InputError):
-    """A client asks for a model that is not there."""
+    """Error: a request names a model that the server does not have."""
 
 
 def drop_none(**options: Any) -> dict[str, Any]:
-    """Return the options that a client gave."""
+    """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}

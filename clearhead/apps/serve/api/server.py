@@ -1,6 +1,6 @@
-"""HTTP server: connections by uvicorn and h11, with bounds in number, size and time, and the metrics of its requests.
+"""HTTP server: connections by uvicorn and h11 with limits of number, size and time, and metrics of requests.
 
-The bounds hold for connections, request heads, clients that send or read nothing, answers and streams.
+The limits hold for connections, request heads, clients that send or read nothing, answers and streams.
 """
 
 from __future__ import annotations
@@ -37,26 +37,26 @@ from clearhead.base.machine import give_memory_back
 
 EVENT_STREAM: Final = "text/event-stream"
 SECONDS_TO_ANSWER: Final = 600.0
-"""Seconds until an answer begins, and until a stream ends; clients of OpenAI wait as long."""
+"""Maximum seconds until an answer begins, and until a stream ends; OpenAI's clients wait as long."""
 TICKS_BETWEEN: Final = 100
 """Server ticks, a tenth of a second each, before freed memory is returned to the system."""
 SECONDS_TO_FINISH: Final = 60
-"""Seconds that running requests have after a signal."""
+"""Seconds that running requests have to finish after a signal."""
 MOST_HEAD_BYTES: Final = 64 * 1024
-"""Of the first line and the headers, where they do not come at once."""
+"""Maximum bytes of the first line and the headers, if they do not come in one piece."""
 SECONDS_TO_ASK: Final = 30.0
-"""That a connection may be open before the head of its first request is there."""
+"""Maximum seconds from opening a connection to the complete head of its first request."""
 SECONDS_TO_READ: Final = 60.0
-"""In which a client takes the next 48 kB of an answer that waits for it."""
+"""Maximum seconds for which an answer waits for a client that reads nothing."""
 SECONDS_TO_HEAR: Final = 2.0
-"""In which what a client still sends is read and dropped, so that it hears why it was refused."""
+"""Seconds in which a refused connection stays open, so that the client can read the refusal."""
 
 
 class Protocol(H11Protocol):
     """HTTP connection of one client.
 
     Attributes:
-        idle_since: when the connection was opened or its last answer ended, in seconds of the event loop's clock.
+        idle_since: the time of the opening or of the last answer, in seconds of the event loop's clock.
     """
 
     idle_since: float = 0.0
@@ -70,18 +70,18 @@ class Protocol(H11Protocol):
         return not is_used and (self._is_refused or self.conn.our_state is h11.IDLE)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Start the timer for the first request."""
         super().connection_made(transport)
         self.idle_since = self.loop.time()
         self._wait(SECONDS_TO_ASK, self._never_asked)
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the next request."""
+        """Note when the connection became idle."""
         self.idle_since = self.loop.time()
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Read what came; a head that comes in parts has no more time than another one."""
+        """Process data; a head that comes in pieces has no more time than one that comes whole."""
         if self._is_refused:
             return
         super().data_received(data)
@@ -92,31 +92,31 @@ class Protocol(H11Protocol):
             self._wait(SECONDS_TO_ASK, self._never_asked)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Stop the timer of the connection."""
         self._stop_waiting()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Wait for a client that does not read."""
+        """Start the timer for a client that reads nothing."""
         super().pause_writing()
         self._wait(SECONDS_TO_READ, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on with one that does."""
+        """Stop the timer: the client reads again."""
         super().resume_writing()
         if not self._is_refused:
             self._stop_waiting()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP."""
+        """Refuse data that is not valid HTTP."""
         error = sys.exception()
         if getattr(error, "error_status_hint", 400) == 431:
-            self._refuse(431, f"the head of a request may have {MOST_HEAD_BYTES:,} bytes")
+            self._refuse(431, f"the head of a request may have at most {MOST_HEAD_BYTES:,} bytes: send fewer headers")
         else:
             self._refuse(400, f"this is not a request of HTTP/1.1: {error or msg}")
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Say nothing: a client that asks for another protocol gets an answer in this one."""
+        """Log nothing: a client that asks for another protocol gets its answer in HTTP/1.1."""
 
     def _never_asked(self) -> None:
         self._refuse(408, f"no request came within {SECONDS_TO_ASK:g} seconds")
@@ -125,7 +125,7 @@ class Protocol(H11Protocol):
         self._stop_waiting()
         self._is_refused = True
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
-            # An answer has begun, so that no other one can be given.
+            # An answer has begun, so a refusal can no longer be sent.
             self.transport.abort()
             return
         answer = make_refusal(status, message)
@@ -135,7 +135,7 @@ class Protocol(H11Protocol):
         )
         for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
             self.transport.write(self.conn.send(event) or b"")
-        # Where it is closed with bytes unread, the system tells the client of a broken connection instead.
+        # Do not close with unread bytes: the client would get a broken connection instead of the refusal.
         self.transport.write_eof()
         self._wait(SECONDS_TO_HEAR, self.transport.close)
 
@@ -183,7 +183,7 @@ async def accept_connections(
             pass
         if not is_full:
             # Log one line, until half of the connections have ended.
-            message = "%d connections are open: idle ones are closed, and while all are busy no other is accepted"
+            message = "%d connections are open: closing idle ones; while all are busy, new ones wait"
             _LOGGER.warning(message, len(connections))
         is_full = True
         now = loop.time()
@@ -205,10 +205,10 @@ def most_connections() -> int:
 
 
 class Server(uvicorn.Server):
-    """Finishes what runs at the first signal, and tells who comes then that the server ends; a second one ends it.
+    """Server that finishes running requests and refuses new ones after a signal; a second signal ends it at once.
 
     Args:
-        app: as `make_application` returned it.
+        app: the application that `make_application` returned.
     """
 
     def __init__(self, app: FastAPI) -> None:
@@ -249,7 +249,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle SIGINT and SIGTERM."""
+        """Begin to shut down at SIGINT or SIGTERM; a second signal ends the server at once."""
         self.force_exit: bool = self._traffic.is_closing
         self.received = signal.Signals(sig)
         self._traffic.is_closing = True
@@ -257,9 +257,9 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """Return whether to end: not while requests run, so that others can be refused with a status."""
+        """Return whether to end the server: not while requests run, so that new ones are refused with a status."""
         if counter % TICKS_BETWEEN == 0:
-            # Bodies of megabytes leave holes that would be kept. It takes a millisecond or two.
+            # Large bodies leave free memory that the C library would keep. The call takes one or two milliseconds.
             give_memory_back()
         ends = await super().on_tick(counter)
         waits = self._traffic.num_running > 0 and time.monotonic() < self._deadline and not self.force_exit
@@ -267,11 +267,11 @@ class Server(uvicorn.Server):
 
 
 def hosts_of(host: str, port: int) -> tuple[str, ...] | None:
-    """Return the names by which programs of this machine reach an address; None: it is open to others.
+    """Return the allowed Host headers of a loopback address; None for an address that other machines may reach.
 
     Args:
-        host: that the server listens on.
-        port: its number.
+        host: the address that the server listens on.
+        port: the port of the server.
     """
     if host not in ("127.0.0.1", "localhost", "::1"):
         return None
@@ -280,7 +280,7 @@ def hosts_of(host: str, port: int) -> tuple[str, ...] | None:
 
 
 def limit_time(app: ASGIApp) -> ASGIApp:
-    """Return an application that ends requests that are not answered in time, and streams, with an error."""
+    """Return an application that ends slow requests and endless streams with an error."""
 
     async def answer_in_time(scope: Scope, receive: Receive, send: Send) -> None:
         limit, is_stream = asyncio.timeout(SECONDS_TO_ANSWER), False
@@ -309,20 +309,20 @@ def limit_time(app: ASGIApp) -> ASGIApp:
 
 
 _GAUGES: Final[tuple[tuple[str, str, Callable[[BatchEngine], float]], ...]] = (
-    ("clearhead_running", "Sequences that are generated.", lambda engine: engine.num_running),
-    ("clearhead_waiting", "Requests that wait.", lambda engine: engine.num_waiting),
+    ("clearhead_running", "Sequences being generated.", lambda engine: engine.num_running),
+    ("clearhead_waiting", "Waiting requests.", lambda engine: engine.num_waiting),
     ("clearhead_generated_tokens", "Tokens generated since the start.", lambda engine: engine.num_tokens),
-    ("clearhead_read_tokens", "Tokens of prompts read since the start.", lambda engine: engine.num_read),
-    ("clearhead_shared_tokens", "Tokens of prompts taken from equal beginnings.", lambda engine: engine.num_shared),
+    ("clearhead_read_tokens", "Prompt tokens read since the start.", lambda engine: engine.num_read),
+    ("clearhead_shared_tokens", "Prompt tokens taken from shared prefixes.", lambda engine: engine.num_shared),
     ("clearhead_step_seconds", "Seconds in steps of the batch.", lambda engine: engine.step_seconds),
 )
 
 
 class ServerMetrics:
-    """The metrics of one application.
+    """Prometheus metrics of the server: requests, seconds, and the counts of each engine.
 
     Args:
-        models: that it serves.
+        models: the models of the server.
     """
 
     def __init__(self, models: Models) -> None:
@@ -351,7 +351,7 @@ class ServerMetrics:
         """Return an application that counts each request, and logs its path, status and seconds until the answer.
 
         Args:
-            app: that answers them.
+            app: the application that answers the requests.
         """
 
         async def count_request(scope: Scope, receive: Receive, send: Send) -> None:
@@ -367,7 +367,7 @@ class ServerMetrics:
         return count_request
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
-        # The path of a route, so that no text of a client becomes the name of a series.
+        # Use the path of the route: a text from a client must not become the name of a metric.
         path = getattr(scope.get("route"), "path", "unknown")
         self._requests.labels(path, status).inc()
         self._seconds.labels(path).observe(seconds)

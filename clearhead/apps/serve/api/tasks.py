@@ -1,4 +1,4 @@
-"""Hugging Face's task schema: one path for each model, and for each model and task."""
+"""Routes of Hugging Face's task schema: one path per model, and one per model and task."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ MOST_INPUTS = 2048
 
 
 class TaskOptions(Body):
-    """What a hosted model might do, and one that is loaded and keeps no answers always does."""
+    """Options for hosted models; accepted and ignored, since the model is loaded and answers are not cached."""
 
     wait_for_model: bool = True
     use_cache: bool = True
 
 
 class TaskRequest(Body):
-    """The body of a request for a task."""
+    """The body of a task request: inputs, parameters and options."""
 
     inputs: Any
     parameters: dict[str, Any] | None = None
@@ -43,7 +43,7 @@ class TaskRequest(Body):
 
 
 def tasks_router(models: Models) -> APIRouter:
-    """Return the routes of tasks: for one model `/` as well."""
+    """Return the routes of the tasks; `/` answers for the only model."""
     router = APIRouter(route_class=BodyRoute)
 
     @router.post("/models/{name}/pipeline/{schema}")
@@ -71,7 +71,7 @@ async def _answer(served: ServedModel, body: TaskRequest, schema: str | None) ->
         return await in_thread(JSONResponse, await _write_texts(served, inputs, chosen, FIELDS[schema]))
     pipeline = pipeline_of(served)
     if schema is not None and schema != pipeline.NAME:
-        raise InputError(f"the model '{served.name}' answers {pipeline.NAME}, not {schema}")
+        raise InputError(f"the model '{served.name}' answers {pipeline.NAME}, not {schema}: change the path")
     parameters = await in_thread(parameters_of, pipeline.Parameters, body.parameters)
     if served.translates:
         return await in_thread(JSONResponse, await _translate(served, inputs, parameters))
@@ -79,7 +79,7 @@ async def _answer(served: ServedModel, body: TaskRequest, schema: str | None) ->
     results = await asyncio.wrap_future(
         served.engine.call(key, lambda some: pipeline.run(served.model, some, parameters), inputs)
     )
-    is_nested = getattr(pipeline, "IS_NESTED", False)  # the schema has a list around the answer to one text, too
+    is_nested = getattr(pipeline, "IS_NESTED", False)  # the schema puts the answer to one text into a list, too
     return await in_thread(JSONResponse, results if is_many or is_nested else results[0])
 
 
@@ -90,7 +90,7 @@ def pipeline_of(served: ServedModel) -> Any:
         served: the model.
 
     Raises:
-        InputError: its task has none.
+        InputError: the task of the model has no pipeline.
     """
     try:
         return find_task(served.model.task.kind).module("pipeline")
@@ -102,14 +102,14 @@ def pipeline_of(served: ServedModel) -> Any:
 
 
 def parameters_of(kind: type[ParametersT], values: dict[str, Any] | None) -> ParametersT:
-    """Return the parameters of a pipeline; what a client leaves out it may send as null.
+    """Return the validated parameters of a pipeline; null means that a parameter is absent.
 
     Args:
-        kind: of the parameters.
-        given: by the client.
+        kind: the class of the parameters.
+        values: the parameters of the client. None means none.
 
     Raises:
-        InputError: one is not known or out of range; it is named.
+        InputError: a parameter is unknown or out of range; the message names it.
     """
     try:
         return kind.model_validate({name: value for name, value in (values or {}).items() if value is not None})
@@ -122,7 +122,7 @@ def parameters_of(kind: type[ParametersT], values: dict[str, Any] | None) -> Par
 
 
 def translation_json(hypothesis: Hypothesis) -> dict[str, Any]:
-    """Return a translation in the schema, with the alignment of its words where it has one."""
+    """Return a translation as JSON of the task schema, with the word alignment if it has one."""
     aligned = {} if hypothesis.alignment is None else {"alignments": hypothesis.alignment}
     return {"translation_text": hypothesis.text, **aligned}
 
@@ -134,11 +134,11 @@ async def _first_ends(
 
     Args:
         served: the model.
-        texts: as the client sent them; an empty text has no request.
+        texts: the inputs of the client; an empty text has no request.
         make_request: returns the request for a text.
 
     Raises:
-        InputError: an input is no text, or its request is refused.
+        InputError: an input is not a text, or its request is refused.
     """
     requests: dict[int, GenerateRequest] = {}
     jobs: list[EngineJob] = []
@@ -159,7 +159,7 @@ async def _first_ends(
 async def _write_texts(
     served: ServedModel, texts: list[Any], parameters: written_text.Parameters, field: str
 ) -> list[dict[str, Any]]:
-    """Return the texts that the decoder writes for texts that the encoder reads."""
+    """Return the generated text for each input of an encoder-decoder."""
     options = parameters.options(has_limit=served.position_limit is not None)
     settled = await in_thread(partial(served.model.generate_options, **options))
     ends = await _first_ends(served, texts, lambda text: served.request(text, settled))
@@ -171,7 +171,7 @@ async def _write_texts(
 
 
 async def _translate(served: ServedModel, texts: list[Any], parameters: Any) -> list[dict[str, Any]]:
-    """Return the translations of texts, which are searched for in the running batch."""
+    """Return the translations of texts, computed in the running batch."""
     options, languages = parameters.generate_parameters.options, (parameters.src_lang, parameters.tgt_lang)
     ends = await _first_ends(served, texts, lambda text: served.translation(text, options, *languages))
     translations: list[Hypothesis] = [Hypothesis("", [], 0.0, 0.0)] * len(texts)
@@ -181,7 +181,7 @@ async def _translate(served: ServedModel, texts: list[Any], parameters: Any) -> 
             target.decode(end.ids), target.tokens(end.ids), end.score, end.log_probability, end.ids
         )
     if parameters.alignments:
-        # One for each request: its heads are measured on these texts alone, whoever else asks.
+        # A new aligner for each request: its heads are measured on the texts of this request alone.
         aligner = served.model.word_aligner(True, parameters.src_lang, parameters.tgt_lang)
 
         def align(some: list[Any]) -> list[Any]:

@@ -150,7 +150,7 @@ def test_text_from_text_is_that_of_generate(address: str, models: Models) -> Non
         ("/v1/completions", "no json", 400, "the body is not JSON"),
         ("/v1/completions", {"prompt": "a", "model": "nobody"}, 404, "there is no model 'nobody'"),
         ("/v1/completions", {"prompt": "a", "model": "broken"}, 404, "could not be loaded: its folder is empty"),
-        ("/v1/completions", {"prompt": "a"}, 404, "name one, as /v1/models lists them"),
+        ("/v1/completions", {"prompt": "a"}, 404, "set model to a name from /v1/models"),
         ("/v1/completions", {"model": "lm", "prompt": "a", "best_of": 2}, 400, "best_of is not supported"),
         ("/v1/completions", {"model": "lm", "prompt": "a", "max_tokens": -1}, 400, "max_tokens"),
         ("/v1/completions", {"model": "lm", "prompt": "a " * 90}, 400, "positions"),
@@ -165,7 +165,7 @@ def test_text_from_text_is_that_of_generate(address: str, models: Models) -> Non
         ("/models/mlm/pipeline/translation", {"inputs": "a"}, 400, "answers fill-mask, not translation"),
         ("/models/mlm/pipeline/summarization", {"inputs": "a"}, 400, "answers fill-mask, not summarization"),
         ("/models/mt/pipeline/summarization", {"inputs": 3}, 400, "inputs must be a text"),
-        ("/nowhere", {}, 404, "nothing at this path"),
+        ("/nowhere", {}, 404, "this path does not exist"),
         ("/v1/completions", {"model": "lm", "prompt": "a", "mo" * 5000: 1}, 400, "momo..."),
         ("/v1/completions", '{"model": "lm", "prompt": "a", "seed": "\\ud800"}', 400, "seed: "),
         ("/v1/completions", '{"model": "\\ud800", "prompt": "a"}', 404, "there is no model"),
@@ -292,7 +292,7 @@ def test_the_path_of_a_model_has_the_protocol_of_openai_too(
     messages = [{"role": "user", "content": "a m"}]
     expected = client(address).chat.completions.create(model="lm", messages=messages, max_tokens=5, temperature=0)
     text = expected.choices[0].message.content
-    # It names every model behind an address alike.
+    # The client uses one name for every model of an address.
     chat = InferenceClient(model=f"{address}/models/lm").chat_completion(messages, max_tokens=5, temperature=0)
     assert chat.choices[0].message.content == text
     model_client = openai.OpenAI(base_url=f"{address}/models/lm/v1", api_key="none", max_retries=0)
@@ -330,7 +330,7 @@ def test_a_port_in_use_is_one_sentence(capfd: pytest.CaptureFixture[str], addres
     assert main(["serve", "nowhere", "--port", port]) == 2
     assert f"port {port} is in use by another program" in capfd.readouterr().err
     assert main(["serve", "nowhere", "--port", "0", "--host", "300.1.1.1", "--api-key-file", __file__]) == 2
-    assert "'300.1.1.1' is no address of this machine" in capfd.readouterr().err
+    assert "'300.1.1.1' is not an address of this machine" in capfd.readouterr().err
 
 
 def test_a_batch_that_fails_does_not_end_the_server(
@@ -369,8 +369,8 @@ def test_a_body_that_never_ends_is_given_up(address: str, monkeypatch: pytest.Mo
 
 
 def test_a_server_that_loads_ends_at_once_when_it_is_interrupted() -> None:
-    loads = "from clearhead.apps.cli.serve import _in_own_thread; import time"
-    waits = "_in_own_thread(lambda: (print('loading', flush=True), time.sleep(60)))"
+    loads = "from clearhead.apps.cli.serve import _run_in_thread; import time"
+    waits = "_run_in_thread(lambda: (print('loading', flush=True), time.sleep(60)))"
     with subprocess.Popen(
         [sys.executable, "-c", f"{loads}; {waits}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as response:

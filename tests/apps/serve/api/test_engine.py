@@ -173,7 +173,7 @@ def test_equal_beginnings_are_read_once(address: str, models: Models, monkeypatc
     assert shared >= 3 * 8 and read + shared == tokens
     assert apart.engine.prefixes is None and apart.engine.num_shared == 0
     apart.engine.join()
-    # What looks inside or edits has a run of its own.
+    # Requests that look inside or edit use a separate run.
     edit = {"model": "lm", "inputs": system + "a", "edits": [{"address": "decoder.layers.0.after", "factor": 0.5}]}
     assert httpx.post(f"{address}/edit", json=edit, timeout=60).status_code == 200
     assert counts() == (before[0] + read, before[1] + shared)

@@ -1,4 +1,4 @@
-"""Looking inside over HTTP: what is answered is what the library gives, and nobody else sees a change."""
+"""Looking inside over HTTP: answers equal those of the library, and no other request sees a change."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ LAYER = "decoder.layers.0.after"
         ("capture", "lm", {"text": "a", "addresses": ["decoder.layers.0.aftr"]}, 400, f"did you mean '{LAYER}'"),
         ("edit", "lm", {"inputs": "a", "edits": [{"address": "decoder.layers.0.aftr"}]}, 400, f"did you mean '{LAYER}"),
         ("edit", "lm", {"inputs": "a", "edits": [{"address": LAYER, "code": "x"}]}, 400, "code is not supported"),
-        ("edit", "lm", {"inputs": "a", "edits": [{"address": LAYER, "positions": [60]}]}, 400, "is behind the last"),
+        ("edit", "lm", {"inputs": "a", "edits": [{"address": LAYER, "positions": [60]}]}, 400, "is not in the decoder"),
         ("edit", "lm", {"inputs": "a", "edits": [], "parameters": {"top_p": 1}}, 400, "top_p is not supported"),
         ("edit", "lm", {"inputs": ["a"], "edits": []}, 400, "must be one text"),
         ("attention", "lm", {"text": "a", "layers": [9]}, 400, "no layer 9"),

@@ -166,7 +166,7 @@ def test_an_unsupported_field_is_named(name: str, address: str) -> None:
 
 
 def test_answers_can_be_given_back(api: openai.OpenAI) -> None:
-    """As a message object, as its dump, and in parts; the answer to the conversation is the same."""
+    """A message object, its dump, and its parts give the same answer in a conversation."""
     ask = {"model": "lm", "max_tokens": 3, "temperature": 0}
     message = api.chat.completions.create(messages=MESSAGES, **ask).choices[0].message
     parts = [{"type": "text", "text": message.content, "prompt_cache_breakpoint": None}]

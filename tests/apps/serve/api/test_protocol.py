@@ -1,4 +1,4 @@
-"""What is no request, or never ends, over a raw connection: a status with the protocol's error shape, and an end."""
+"""Invalid and endless requests over a raw connection get a status with the protocol's error object, and end."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def refusal_of(answer: bytes) -> tuple[int, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("content", "status", "sentence"),
     [
-        (b"GET /health HTTP/1.1\r\nX-Long: " + b"a" * 2**20 + b"\r\n\r\n", 431, "may have 65,536 bytes"),
-        (b"GET /" + b"a" * 2**20, 431, "may have 65,536 bytes"),
+        (b"GET /health HTTP/1.1\r\nX-Long: " + b"a" * 2**20 + b"\r\n\r\n", 431, "may have at most 65,536 bytes"),
+        (b"GET /" + b"a" * 2**20, 431, "may have at most 65,536 bytes"),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n", 400, "not a request of HTTP/1.1"),
         (b"POST /v1/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400, "not a request of HTTP/1.1"),
     ],

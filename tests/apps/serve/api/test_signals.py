@@ -1,4 +1,4 @@
-"""What a server does when it ends, as a process: it finishes what runs, and tells others with a status."""
+"""Shutdown of a server process: running requests finish, and new ones get a status."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_running_requests_end_and_new_ones_are_refused(tmp_path: Path) -> None:
             refused = get(f"{address}/health", timeout=20)
             assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
             assert refused.headers["connection"] == "close"
-            assert refused.json()["error"]["message"] == "the server ends: try again later"
+            assert refused.json()["error"]["message"] == "the server is shutting down: try again later"
         assert server.poll() is None, "it waits for the request that runs"
         connection.sendall(BODY[10:])
         text = read_answer(connection)

@@ -147,7 +147,7 @@ class Bench {
    */
   async sweep(text, target) {
     const { position, index } = this.followed ?? { position: null, index: null };
-    const swept = await this.working((signal) => post("sweep", { asked: this.asked, text, target, position, index }, signal));
+    const swept = await this.working((signal) => post("sweep", { request: this.asked, text, target, position, index }, signal));
     if (swept) showSweep(this.swept, swept, (stack, depth, place) => this.add(this.form.patch(stack, depth, place)));
   }
 
@@ -157,7 +157,7 @@ class Bench {
    * @param {number} index
    */
   async force(position, index) {
-    const answer = await this.working((signal) => post("force", { asked: this.asked, position, index }, signal));
+    const answer = await this.working((signal) => post("force", { request: this.asked, position, index }, signal));
     if (!answer) return;
     const field = this.facts.readsTarget ? this.target : this.text;
     field.value = answer.text;
