@@ -1,1 +1,1 @@
-"""What a model does inside: hook points, heads, effects, pictures, pages and explanations."""
+"""Interpretability: hook points, attention maps, head effects, pictures, the explorer page and explanations."""

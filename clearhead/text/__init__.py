@@ -1,1 +1,1 @@
-"""Tokenizers: train them, load them, and recognise them again by fingerprint."""
+"""Tokenizers: train, load and save them, and identify them by fingerprint."""

@@ -1,4 +1,4 @@
-"""Tokens added to an existing tokenizer, or removed from it: documents in, documents out."""
+"""Add tokens to a `tokenizer.json`, or remove entries from it; documents in, documents out."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from clearhead.text.sentencepiece import KIND
 
 
 def with_words(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Return a document with added tokens of one id each; a text is split at them first.
+    """Return a document with new words, each an added token with one id; texts are first split at these words.
 
     Args:
-        document: the parsed content of a `tokenizer.json`.
-        words: as they stand in texts; where the tokenizer lowers letters, so they are in any case.
+        document: parsed content of a `tokenizer.json`.
+        words: new words as they occur in texts; case-insensitive if the tokenizer lowercases.
 
     Raises:
-        InputError: a word that is there already, is empty or stands twice, or a tokenizer that cannot learn words.
+        InputError: a word exists already, is empty or occurs twice, or the tokenizer cannot learn words.
     """
     if document.get("type") == KIND:
-        raise InputError("the tokenizer runs a SentencePiece model, to which no words can be added; give it rows alone")
+        raise InputError("no words can be added to a tokenizer with a SentencePiece model: add only rows")
     known = backend_of(document).vocabulary()
     faults = _word_faults(words, known)
     if faults:
@@ -34,8 +34,8 @@ def with_words(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, A
     for entry in entries:
         if entry["id"] in taken:
             raise InputError(
-                f"'{entry['content']}' would get the id {entry['id']}, which '{taken[entry['id']]}' has: the "
-                "vocabulary has holes, behind which no words can be added"
+                f"'{entry['content']}' would get the id {entry['id']}, which '{taken[entry['id']]}' has: no words can "
+                "be added to a vocabulary with unused ids"
             )
     stored = document.get("added_tokens") or []
     whole = {**document, "added_tokens": sorted([*stored, *entries], key=lambda token: token["id"])}
@@ -46,7 +46,7 @@ def with_words(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, A
 
 def _word_faults(words: Sequence[str], known: Mapping[str, int]) -> list[str]:
     repeated = sorted({word for word in words if words.count(word) > 1})
-    faults = [f"'{word}' is in the vocabulary already, as {known[word]}" for word in words if word in known]
+    faults = [f"'{word}' is already in the vocabulary, with the id {known[word]}" for word in words if word in known]
     faults += [f"'{word}' is given twice" for word in repeated]
     if any(not word.strip() for word in words):
         faults.append("a word must hold more than white space")
@@ -54,7 +54,7 @@ def _word_faults(words: Sequence[str], known: Mapping[str, int]) -> list[str]:
 
 
 def _added_entries(document: Mapping[str, Any], words: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the entries of `added_tokens` for words, with the ids that the library gives them."""
+    """Return the `added_tokens` entries of words, with the ids that the tokenizers library assigns."""
     backend = tokenizers.Tokenizer.from_str(json.dumps(document))
     lowers = backend.normalizer is not None and backend.normalizer.normalize_str("A").endswith("a")
     backend.add_tokens([tokenizers.AddedToken(word, normalized=lowers) for word in words])
@@ -66,17 +66,17 @@ def _added_entries(document: Mapping[str, Any], words: Sequence[str]) -> list[di
 
 
 def with_entries(document: Mapping[str, Any], keep: Sequence[int]) -> dict[str, Any]:
-    """Return a document with some of the entries, renumbered.
+    """Return a document with only some entries of the vocabulary, renumbered.
 
     Args:
-        document: the parsed content of a `tokenizer.json`.
-        keep: ids, each in the place of its new number.
+        document: parsed content of a `tokenizer.json`.
+        keep: old ids to keep; the index in this list is the new id.
 
     Raises:
-        InputError: a tokenizer that cannot do without the rest, or entries in an order that it cannot have.
+        InputError: the tokenizer needs an entry that is left out, or cannot have the entries in this order.
     """
     if document.get("type") == KIND:
-        raise InputError("the tokenizer runs a SentencePiece model, of which no part can be left out")
+        raise InputError("no entries can be removed from a tokenizer with a SentencePiece model: keep all of them")
     before = {index: entry for entry, index in backend_of(document).vocabulary().items()}
     numbers = {before[index]: new_id for new_id, index in enumerate(keep) if index in before}
     model = _models(document["model"], numbers)
@@ -90,24 +90,24 @@ def with_entries(document: Mapping[str, Any], keep: Sequence[int]) -> dict[str, 
     moved = next((entry for entry, new_id in numbers.items() if after.get(entry) != new_id), None)
     if moved is not None:
         raise InputError(
-            f"'{moved}' should become {numbers[moved]}, but the tokenizer would number it {after.get(moved)}: keep the "
-            "entries in their old order, and those that were added behind the rest"
+            f"'{moved}' should get the id {numbers[moved]}, but the tokenizer would give it {after.get(moved)}: keep "
+            "the old order of the entries, with added tokens last"
         )
     return changed
 
 
 def needed_entries(document: Mapping[str, Any], ids: Iterable[int]) -> set[int]:
-    """Return the entries that a tokenizer needs for some ids: these, and those that they are merged from.
+    """Return the ids that a tokenizer needs for some ids: these ids, and those that they are merged from.
 
     Args:
-        document: the parsed content of a `tokenizer.json`.
-        ids: of entries.
+        document: parsed content of a `tokenizer.json`.
+        ids: ids of the required entries.
 
     Raises:
-        InputError: a tokenizer of which no part can be left out.
+        InputError: no entry of the tokenizer can be left out.
     """
     if document.get("type") == KIND:
-        raise InputError("the tokenizer runs a SentencePiece model, of which no part can be left out")
+        raise InputError("no entries can be removed from a tokenizer with a SentencePiece model: keep all of them")
     numbers, model = backend_of(document).vocabulary(), document["model"]
     entries = {index: entry for entry, index in numbers.items()}
     halves: dict[str, set[str]] = {}
@@ -120,7 +120,7 @@ def needed_entries(document: Mapping[str, Any], ids: Iterable[int]) -> set[int]:
     if model.get("byte_fallback"):
         unvisited += {f"<0x{value:02X}>" for value in range(256)} & numbers.keys()
     elif halves and unknown is None:
-        # Without an unknown token, a text loses the characters that have no entry.
+        # Without an unknown token, characters without an entry would be lost: keep all single characters.
         unvisited += model["vocab"].keys() - halves.keys()
     needed: set[str] = set()
     while unvisited:
@@ -132,50 +132,50 @@ def needed_entries(document: Mapping[str, Any], ids: Iterable[int]) -> set[int]:
 
 
 def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the pairs that a model merges, in their order; their text is in one of two forms."""
+    """Return the merges of a model, in order; files store them as "a b" or as ["a", "b"]."""
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()]
     return [(first, second) for first, second in pairs]
 
 
 def _models(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return the model of a document with the entries that have a number."""
+    """Return the model of a document with only the entries that have a new id."""
     if isinstance(model["vocab"], list):
         return _with_pieces(model, numbers)
     vocabulary = {entry: numbers[entry] for entry in model["vocab"] if entry in numbers}
     unknown = model.get("unk_token")
     if unknown is not None and unknown in model["vocab"] and unknown not in vocabulary:
-        raise InputError(f"'{unknown}' stands for all that is unknown and must stay")
+        raise InputError(f"'{unknown}' is the unknown token and must be kept")
     if "merges" not in model:
         return {**model, "vocab": vocabulary}
     return {**model, "vocab": vocabulary, "merges": [list(merge) for merge in _remaining_merges(model, vocabulary)]}
 
 
 def _with_pieces(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return a model whose vocabulary is a list of pieces and scores with the pieces that have a number."""
+    """Return a unigram model (its vocabulary is a list of scored pieces) with only the pieces that have a new id."""
     pieces, unknown = model["vocab"], model.get("unk_id")
     if unknown is not None:
         token = pieces[unknown][0]
         if token not in numbers:
-            raise InputError(f"'{token}' stands for all that is unknown and must stay")
+            raise InputError(f"'{token}' is the unknown token and must be kept")
         unknown = numbers[token]
     remaining = sorted((piece for piece in pieces if piece[0] in numbers), key=lambda piece: numbers[piece[0]])
     return {**model, "vocab": remaining, "unk_id": unknown}
 
 
 def _remaining_merges(model: Mapping[str, Any], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return the merges of a model that some of its entries allow; each entry needs one, or is a letter."""
+    """Return the merges between remaining entries; raise InputError if an entry cannot be built from them."""
     merges = _merges(model)
     merged = {first + second for first, second in merges}
     for entry in model["vocab"] if model.get("unk_token") is None else ():
         if entry not in merged and entry not in vocabulary:
             raise InputError(
-                f"'{entry}' is a letter of this {model.get('type')} tokenizer, without which texts would lose "
-                "characters"
+                f"'{entry}' is a single character of this {model.get('type')} tokenizer and must be kept: texts would "
+                "lose it"
             )
     allowed = [(first, second) for first, second in merges if {first, second, first + second} <= vocabulary.keys()]
     unreachable = merged - {first + second for first, second in allowed}
     for entry in vocabulary:
         if entry in unreachable:
             first, second = next(merge for merge in merges if "".join(merge) == entry)
-            raise InputError(f"'{entry}' is made of '{first}' and '{second}', and can only stay with both")
+            raise InputError(f"'{entry}' is merged from '{first}' and '{second}': keep both, or remove it")
     return allowed

@@ -1,4 +1,4 @@
-"""What runs a tokenizer: the tokenizers library for every `tokenizer.json`, or the SentencePiece library."""
+"""Tokenizer backends: the tokenizers library for a `tokenizer.json`, or the SentencePiece library."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from clearhead.base.errors import InputError
 from clearhead.text.sentencepiece import KIND, SentencePieceBackend
 from clearhead.text.spans import Span
 
-# That change each character by itself, or together with the marks on it.
+# Normalizers that change each character alone, or together with its combining marks.
 _BY_CHARACTER: Final = {None, "BertNormalizer", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "StripAccents"}
 _AT_SPACES: Final = {"BertPreTokenizer", "Whitespace", "WhitespaceSplit"}
 _WORDS_AT_ONCE: Final = 64
 
 
 class DocumentBackend:
-    """A `tokenizer.json`, run as written.
+    """Backend that runs a `tokenizer.json` with the tokenizers library.
 
     Args:
-        document: its parsed content.
+        document: parsed content of the file.
 
     Raises:
-        InputError: the library cannot run it.
+        InputError: the library cannot run the document.
     """
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
         self._backend = _load_backend(document)
-        # "</s>" in a user's text is four characters, not the end of the sequence
+        # "</s>" in a text of the user is four characters, not the end token.
         self._backend.encode_special_tokens = True
         self._has_words = _has_words(document)
 
     @cached_property
     def _parsing(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, which recognizes special tokens in a text."""
+        """The same tokenizer, but it recognizes special tokens in a text."""
         return _load_backend(self._document)
 
     @cached_property
@@ -54,15 +54,15 @@ class DocumentBackend:
         return self._entries
 
     def added_tokens(self) -> dict[str, int]:
-        """Return the added tokens, special ones and others, with their ids."""
+        """Return the added tokens (special and other ones) with their ids."""
         return {token.content: index for index, token in self._backend.get_added_tokens_decoder().items()}
 
     def special_ids(self) -> frozenset[int]:
-        """Return the ids of special tokens, which no text is encoded as."""
+        """Return the ids of special tokens; no text is encoded as these."""
         return frozenset(index for index, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts in which special tokens are plain text.
+        """Encode texts; special tokens in them count as plain text.
 
         Raises:
             TypeError: a text is not Unicode text.
@@ -70,7 +70,7 @@ class DocumentBackend:
         if self._has_words:
             rows = [str.split(text, " ") for text in texts]
             ids_of: dict[str, list[int]] = {word: [] for word in chain.from_iterable(rows)}
-            # A word takes more time by itself than in its text.
+            # A word alone takes more time than a word within a text.
             if 2 * len(ids_of) < sum(map(len, rows)):
                 self._encode_words(ids_of)
                 return [list(chain.from_iterable(map(ids_of.__getitem__, row))) for row in rows]
@@ -79,7 +79,7 @@ class DocumentBackend:
         return [encoding.ids for encoding in encodings]
 
     def _encode_words(self, ids_of: Mapping[str, list[int]]) -> None:
-        """Append to the list of each word its ids."""
+        """Append the ids of each word to its list."""
         words = list(ids_of)
         groups = [words[start : start + _WORDS_AT_ONCE] for start in range(0, len(words), _WORDS_AT_ONCE)]
         with _library():
@@ -90,34 +90,34 @@ class DocumentBackend:
                 ids_of[group[word_number]].append(index)
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Return the ids of a text in which special tokens are recognized."""
+        """Encode a text in which special tokens are recognized."""
         with _library():
             ids: list[int] = self._parsing.encode(text, add_special_tokens=False).ids
         return ids
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the ids of a text, and the span of each in it."""
+        """Encode a text; return its ids and the span of each id in the text."""
         with _library():
             encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids, without special ones."""
+        """Decode ids to a text, without special tokens."""
         with _library():
             text: str = self._backend.decode(list(ids), skip_special_tokens=True)
         return text
 
     def entry(self, index: int) -> str | None:
-        """Return the entry of an id, or None where there is none."""
+        """Return the vocabulary entry of an id, or None if there is none."""
         token: str | None = self._backend.id_to_token(index) if index >= 0 else None
         return token
 
 
 def _has_words(document: Mapping[str, Any]) -> bool:
-    """Return whether the ids of a text are those of the words between its spaces, each tokenized by itself."""
+    """Return whether the words between the spaces of a text can be tokenized independently of each other."""
     splits, normalizer = document.get("pre_tokenizer") or {}, document.get("normalizer") or {}
     is_split = splits.get("type") in _AT_SPACES and normalizer.get("type") in _BY_CHARACTER
-    # Other added tokens may be found across spaces.
+    # Added tokens that are not special may contain spaces.
     is_special = all(token.get("special") for token in document.get("added_tokens") or [])
     return is_split and is_special and document["model"].get("type") in ("WordPiece", "WordLevel")
 
@@ -132,35 +132,35 @@ def _load_backend(document: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 @contextlib.contextmanager
 def _library() -> Iterator[None]:
-    """Turn what the tokenizers library raises, down to a panic of its own, into a sentence for the user.
+    """Convert errors of the tokenizers library, panics included, to `InputError`.
 
     Raises:
-        TypeError: as it came; the library raises it for what is no text.
-        InputError: it cannot run the document, or not on this text.
+        TypeError: a text is not a str; passed on unchanged.
+        InputError: the library cannot run the document, or not on this text.
     """
     try:
         yield
     except (TypeError, InputError, KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
     except BaseException as error:
-        # A panic is no Exception, so that the usual handlers would let it pass.
+        # A panic of the Rust library derives from BaseException, not from Exception.
         if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
             raise
-        raise InputError(f"the tokenizers library cannot run the tokenizer.json: {str(error)[:300]}") from None
+        raise InputError(f"the tokenizers library cannot run this tokenizer.json: {str(error)[:300]}") from None
 
 
 Backend = DocumentBackend | SentencePieceBackend
-"""Text to ids and back, without special tokens."""
+"""Backend of a tokenizer: encodes and decodes, without adding special tokens."""
 _latest: list[tuple[Mapping[str, Any], Backend]] = []
 
 
 def backend_of(document: Mapping[str, Any]) -> Backend:
-    """Return what runs a document, which nobody changes afterwards.
+    """Return the backend of a document, which must not change afterwards; the latest backend is cached.
 
     Raises:
-        InputError: nothing can.
+        InputError: no backend can run the document.
     """
-    # The files of a tokenizer are asked several things in turn, and a large vocabulary takes half a second to load.
+    # Loading a tokenizer needs its backend several times, and a large vocabulary takes half a second to load.
     for known, backend in tuple(_latest):
         if known is document:
             return backend

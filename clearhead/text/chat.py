@@ -1,4 +1,4 @@
-"""Chat templates: a chat as the text that a model was trained on, rendered by a process with limits."""
+"""Chat templates: render a chat as the text that a model was trained on, in a sandboxed process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DEFAULT = "default"
 _TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 SECONDS = 10.0
-# Characters of its own that a template may put around a chat, which it may also repeat once.
+# Most characters that a template may add to a chat; it may also repeat the chat once.
 MOST_ADDED = 2**15
 
 Message = Mapping[str, Any]
@@ -30,11 +30,11 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, repr=False)
 class ChatTemplate(Printed):
-    """The chat templates of a tokenizer.
+    """Chat templates of a tokenizer.
 
     Args:
-        templates: by name; "default" is used where none is named.
-        tokens: special tokens that a template may use, such as "bos_token".
+        templates: name -> template; "default" is used if no name is given.
+        tokens: name -> special token that a template may use, such as "bos_token".
     """
 
     templates: Mapping[str, str]
@@ -42,14 +42,14 @@ class ChatTemplate(Printed):
 
     @classmethod
     def read(cls, folder: Path, config: Mapping[str, Any]) -> ChatTemplate | None:
-        """Read the templates of a folder: files of their own win over those in the configuration.
+        """Read the chat templates of a folder; template files take precedence over the configuration.
 
         Args:
-            folder: holds the tokenizer.
-            config: the content of its `tokenizer_config.json`.
+            folder: folder of the tokenizer.
+            config: content of its `tokenizer_config.json`.
 
         Returns:
-            None where there are none.
+            The templates, or None if the folder has none.
 
         Raises:
             InputError: a template is not text.
@@ -67,23 +67,23 @@ class ChatTemplate(Printed):
         return cls(templates, tokens) if templates else None
 
     def render(self, messages: Sequence[Message], *, name: str | None = None, starts_answer: bool = True) -> str:
-        """Return the text of a chat.
+        """Render a chat as text.
 
         Args:
-            messages: each with a "role" and a "content"; at least one.
-            name: which of several templates.
-            starts_answer: whether the text ends with the start of the model's answer.
+            messages: messages with a "role" and a "content", at least one.
+            name: name of the template. None means "default".
+            starts_answer: True if the text ends with the start of the model's answer.
 
         Raises:
-            InputError: no such template, a message without role or content, a chat that the template rejects, or a
-                template that takes too much time or memory, or makes far more text than the chat has.
+            InputError: the template does not exist, or a message has no role or content. The template rejects the chat,
+                needs too much time or memory, or makes far more text than the chat has.
         """
         wanted = self.templates.get(name or _DEFAULT)
         if wanted is None:
             known = ", ".join(sorted(self.templates))
-            raise InputError(f"there is no chat template named '{name or _DEFAULT}'; the model has: {known}")
+            raise InputError(f"the model has no chat template '{name or _DEFAULT}'; it has: {known}")
         faults = [
-            f"message {number} needs a role and a content, it has: {', '.join(map(str, message)) or 'nothing'}"
+            f"message {number} needs a role and a content, got: {', '.join(map(str, message)) or 'nothing'}"
             for number, message in enumerate(messages, start=1)
             if not {"role", "content"} <= set(message)
         ]
@@ -99,7 +99,7 @@ class ChatTemplate(Printed):
             "add_generation_prompt": starts_answer,
         }
         longest = MOST_ADDED + 2 * len(json.dumps(values["messages"], ensure_ascii=False))
-        # Through JSON, so that the template sees plain data only.
+        # The child process gets JSON, so that the template sees only plain data.
         text: str = _worker().ask([wanted, values, longest], "the chat template", SECONDS)["text"]
         return text
 
@@ -110,7 +110,7 @@ def _worker() -> ChildProcess:
 
 
 def _templates(entry: str | list[dict[str, str]] | None) -> dict[str, str]:
-    """Return the templates of a configuration: one text, or a list of named ones."""
+    """Return the templates of a configuration entry: one text, or a list of named templates."""
     if isinstance(entry, str):
         return {_DEFAULT: entry}
     return {item["name"]: item["template"] for item in entry or ()}

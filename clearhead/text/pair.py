@@ -1,4 +1,4 @@
-"""The tokenizers of the two sides of a translation: one for both, or one each."""
+"""Tokenizers of source and target: one for both sides, or one each."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _TARGET = "target.tokenizer.json"
 
 @dataclass(frozen=True, repr=False)
 class TokenizerPair(Printed):
-    """The tokenizers of source and target.
+    """Tokenizers of source and target.
 
     Args:
-        source: encodes what the encoder reads.
-        target: encodes what the decoder reads and writes.
-        joint: one vocabulary serves both sides, so that their tables can be tied.
+        source: tokenizer of the encoder's texts.
+        target: tokenizer of the decoder's texts.
+        joint: True if both sides have one vocabulary, so that their tables can be tied.
 
     Raises:
-        InputError: joint is asked for with two different tokenizers.
+        InputError: joint is True, but the two tokenizers differ.
     """
 
     source: Tokenizer
@@ -35,25 +35,25 @@ class TokenizerPair(Printed):
 
     def __post_init__(self) -> None:
         if self.joint and self.source is not self.target and self.source.fingerprint != self.target.fingerprint:
-            raise InputError("a joint pair needs one tokenizer for both sides, received two different ones")
+            raise InputError("a joint pair needs the same tokenizer for both sides, got two different ones")
 
     def lines(self) -> list[str]:
-        """Return a line about each tokenizer."""
+        """Return one line about each tokenizer."""
         sides = {"tokenizer": self.source} if self.joint else {"source": self.source, "target": self.target}
         return [f"  {side}: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens" for side, tokenizer in sides.items()]
 
     @property
     def fingerprint(self) -> str:
-        """The hash that a checkpoint remembers: equal fingerprints give equal ids on both sides."""
+        """Hash of both tokenizers, which checkpoints store; equal fingerprints mean equal ids on both sides."""
         content = f"{self.joint} {self.source.fingerprint} {self.target.fingerprint}"
         return hashlib.sha256(content.encode()).hexdigest()
 
     def check_rows(self, source_rows: int, target_rows: int, name: str) -> None:
-        """Refuse a model with fewer rows than entries; it may well have more.
+        """Refuse a model whose tables have fewer rows than the vocabulary has entries; more rows are fine.
 
         Args:
-            source_rows, target_rows: rows of the model's tables on each side.
-            name: what a message calls the model.
+            source_rows, target_rows: number of rows of the model's tables on each side.
+            name: name of the model in messages.
 
         Raises:
             InputError: a side has more entries than rows.
@@ -72,7 +72,7 @@ class TokenizerPair(Printed):
                 )
 
     def save(self, folder: Path) -> None:
-        """Write one `tokenizer.json` where joint, else one file for each side; the folder is made where needed."""
+        """Write one `tokenizer.json` if joint, otherwise one file per side; a missing folder is created."""
         if self.joint:
             self.source.save(folder / _JOINT)
         else:
@@ -81,17 +81,17 @@ class TokenizerPair(Printed):
 
     @classmethod
     def load(cls, folder: Path) -> TokenizerPair:
-        """Load what `save` wrote, or a folder with any one tokenizer as a joint pair.
+        """Load the tokenizers that `save` wrote, or any folder with one tokenizer as a joint pair.
 
         Raises:
-            InputError: the folder holds no tokenizer, only one side of two, or an unusable one.
+            InputError: the folder has no tokenizer, only one of two sides, or an unusable tokenizer.
         """
         missing = [name for name in (_SOURCE, _TARGET) if not (folder / name).is_file()]
         if (folder / _JOINT).is_file() or (len(missing) == 2 and has_tokenizer(folder)):
             tokenizer = Tokenizer.load(folder)
             return cls(source=tokenizer, target=tokenizer, joint=True)
         if len(missing) == 2:
-            raise InputError(f"{folder}: expected {_JOINT}, or {_SOURCE} and {_TARGET}, but found none of them")
+            raise InputError(f"{folder} must have {_JOINT}, or {_SOURCE} and {_TARGET}, but has none of them")
         if missing:
-            raise InputError(f"{folder}: {missing[0]} is missing; each side has its own tokenizer here")
+            raise InputError(f"{folder}: {missing[0]} is missing: restore it, since each side has its tokenizer")
         return cls(source=Tokenizer.load(folder / _SOURCE), target=Tokenizer.load(folder / _TARGET), joint=False)

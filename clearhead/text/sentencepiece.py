@@ -1,4 +1,4 @@
-"""A SentencePiece model with the ids that its framework gave to the pieces, run by the SentencePiece library."""
+"""SentencePiece backend: runs a SentencePiece model, with the token ids of its framework."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import sentencepiece
 
 KIND = "sentencepiece"
-# Bytes of a model; that of XLM-V has 18 million.
+# Most bytes of a model; the model of XLM-V has 18 million.
 LARGEST_PIECES = 2**25
 _SPACE = "▁"
 _CODE_END = "<<"
@@ -26,10 +26,10 @@ _CODE_START = ">>"
 
 
 class SentencePieceBackend:
-    """A SentencePiece model with other ids than its own.
+    """Backend that runs a SentencePiece model and maps its piece numbers to the token ids of a framework.
 
     Args:
-        document: what `sentencepiece_document` returned.
+        document: document from `sentencepiece_document`.
 
     Raises:
         InputError: the model cannot be read.
@@ -40,7 +40,7 @@ class SentencePieceBackend:
         self._model = load_pieces(decode_model(document["model"], name), name)
         self._lookup: Mapping[str, int] | None = document.get("vocabulary")
         self._has_codes = bool(document.get("codes"))
-        # False: the model removes spaces at the ends of a text, so that pieces there write none.
+        # If False, the model removes spaces at both ends of a text, so decoding strips them too.
         self._keeps_spaces: bool = self._model.normalize("a ").endswith(_SPACE)
         if self._lookup is None:
             entries, self._ids = _number_pieces(self._model, document)
@@ -59,31 +59,31 @@ class SentencePieceBackend:
         return dict(self._entries)
 
     def added_tokens(self) -> dict[str, int]:
-        """Return the special tokens, with their ids."""
+        """Return the special tokens with their ids."""
         return dict(self._special)
 
     def special_ids(self) -> frozenset[int]:
-        """Return the ids of special tokens, which no text is encoded as."""
+        """Return the ids of special tokens; no text is encoded as these."""
         return frozenset(self._special.values())
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts in which special tokens are plain text."""
+        """Encode texts; special tokens in them count as plain text."""
         return [self._encode(_check_text(text)) for text in texts]
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Return the ids of a text in which special tokens are recognized."""
+        """Encode a text in which special tokens are recognized."""
         longest_first = sorted(self._special, key=len, reverse=True)
         pieces = (
             re.split(f"({'|'.join(map(re.escape, longest_first))})", _check_text(text)) if longest_first else [text]
         )
-        # Parts at odd places are the entries themselves.
+        # `re.split` with a group returns the special tokens at odd indices.
         ids_by_piece = [
             [self._special[piece]] if number % 2 else self._encode(piece) for number, piece in enumerate(pieces)
         ]
         return [index for ids in ids_by_piece for index in ids]
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the ids of a text, and the span of each in it."""
+        """Encode a text; return its ids and the span of each id in the text."""
         code, rest = self._cut_code(_check_text(text))
         mapping = self._model.encode_as_offset_mapping(rest)
         ids = self._vocabulary_ids(mapping["ids"], mapping["pieces"])
@@ -91,16 +91,16 @@ class SentencePieceBackend:
         return (ids, spans) if not code else ([self._code_id(code), *ids], [(0, len(code)), *spans])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of ids, without special ones."""
+        """Decode ids to a text, without special tokens."""
         special = set(self._special.values())
         pieces = [self._texts[index] for index in ids if index in self._texts and index not in special]
         text: str = self._model.decode_pieces(pieces) if pieces else ""
-        # Entries that are no pieces of the model keep its sign for a space.
+        # Entries outside the model keep the SentencePiece sign for a space.
         text = text.replace(_SPACE, " ")
         return text if self._keeps_spaces else text.strip()
 
     def entry(self, index: int) -> str | None:
-        """Return the entry of an id, or None where there is none."""
+        """Return the vocabulary entry of an id, or None if there is none."""
         return self._texts.get(index)
 
     def _encode(self, text: str) -> list[int]:
@@ -112,13 +112,13 @@ class SentencePieceBackend:
         return [self._code_id(code), *ids] if code else ids
 
     def _vocabulary_ids(self, numbers: Sequence[int], pieces: Sequence[str]) -> list[int]:
-        """Return the ids of pieces by their numbers in the model, or by their texts where there is a vocabulary."""
+        """Return the ids of pieces, by their texts if there is a vocabulary, otherwise by their numbers."""
         if self._lookup is None:
             return [self._ids[number] for number in numbers]
         return [self._lookup.get(piece, self._unknown) for piece in pieces]
 
     def _cut_code(self, text: str) -> tuple[str, str]:
-        """Split a text into the language code that it begins with, such as >>fra<<, and the rest."""
+        """Split a text into its initial language code, such as >>fra<<, and the rest."""
         end = text.find(_CODE_END) if self._has_codes and text.startswith(_CODE_START) else -1
         cut = 0 if end < 0 else end + len(_CODE_END)
         return text[:cut], text[cut:]
@@ -129,7 +129,7 @@ class SentencePieceBackend:
 
 
 def _check_text(text: str) -> str:
-    """Return the text; raise TypeError for anything else, as the tokenizers library does."""
+    """Return a text unchanged; raise TypeError unless it is Unicode text, as the tokenizers library does."""
     if not isinstance(text, str):
         raise TypeError("not a str")
     try:
@@ -142,7 +142,7 @@ def _check_text(text: str) -> str:
 def _number_pieces(
     model: sentencepiece.SentencePieceProcessor, document: Mapping[str, Any]
 ) -> tuple[dict[str, int], list[int]]:
-    """Return the entries with their ids, and the id of each number of the model."""
+    """Return the vocabulary with its ids, and the id of each piece number of the model."""
     front, skip = document["front"], document["skip"]
     shift = len(front) - skip
     entries = {entry: index for index, entry in enumerate(front)}
@@ -151,7 +151,7 @@ def _number_pieces(
     for number in range(model.get_piece_size()):
         piece = model.id_to_piece(number)
         if number < skip:
-            # Replaced pieces keep their meaning by name; those without one are never encoded.
+            # A replaced piece gets the id of the entry with its name; a piece without such an entry is never encoded.
             ids.append(entries.get(unknown if model.is_unknown(number) else piece, 0))
             continue
         entries.setdefault(piece, number + shift)
@@ -160,37 +160,37 @@ def _number_pieces(
 
 
 def load_pieces(content: bytes, name: str) -> sentencepiece.SentencePieceProcessor:
-    """Return the model that a file holds.
+    """Load a SentencePiece model from bytes.
 
     Args:
-        content: the file's bytes.
-        name: what a message calls it.
+        content: bytes of the model.
+        name: name of the model in messages.
 
     Raises:
-        InputError: it is no SentencePiece model, or a very large one.
+        InputError: the bytes are no SentencePiece model, or too many.
     """
     import sentencepiece
 
     if len(content) > LARGEST_PIECES:
         raise InputError(
-            f"{name}: {len(content)} bytes are too many for a SentencePiece model ({LARGEST_PIECES} at most)"
+            f"{name}: {len(content)} bytes are too many for a SentencePiece model; expected at most {LARGEST_PIECES}"
         )
     try:
-        # The library takes no bytes for no model, and fails at the first text.
+        # The library accepts empty bytes, and fails only at the first text.
         if not content:
             raise ValueError("no bytes")
         model = sentencepiece.SentencePieceProcessor(model_proto=content)
     except (RuntimeError, ValueError):
-        raise InputError(f"{name}: expected a SentencePiece model, but it cannot be read as one") from None
+        raise InputError(f"{name}: the file must be a SentencePiece model, but the library cannot read it") from None
     check_size(model.get_piece_size(), name, "pieces")
     return model
 
 
 def read_pieces(path: Path) -> bytes:
-    """Return the bytes of a SentencePiece model.
+    """Read and check a SentencePiece model, and return its bytes.
 
     Raises:
-        InputError: the file is missing or is no such model.
+        InputError: the file is missing or is no SentencePiece model.
     """
     content = read_model_file(path, what="a SentencePiece model", largest=LARGEST_PIECES)
     check_tables(content, str(path))
@@ -199,11 +199,11 @@ def read_pieces(path: Path) -> bytes:
 
 
 def check_tables(content: bytes, name: str) -> None:
-    """Refuse a SentencePiece model whose tables of replacements are damaged: the library follows their links unchecked.
+    """Refuse a SentencePiece model with damaged replacement tables; the library follows their links unchecked.
 
     Args:
-        content: the model.
-        name: what a message calls it.
+        content: bytes of the model.
+        name: name of the model in messages.
 
     Raises:
         InputError: a table is damaged.
@@ -214,19 +214,19 @@ def check_tables(content: bytes, name: str) -> None:
 
 
 def decode_model(text: str, name: str) -> bytes:
-    """Return the bytes of a model that a document holds in base64.
+    """Decode a model from base64 to bytes.
 
     Raises:
-        InputError: it is not base64.
+        InputError: the text is not base64.
     """
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise InputError(f"{name}: expected a SentencePiece model in base64") from None
+        raise InputError(f"{name}: the model must be base64: restore the file") from None
 
 
 def _replacement_tables(content: bytes) -> Iterator[bytes]:
-    """Yield the compiled tables of replacements of a model, which are in its normalizer and its denormalizer.
+    """Yield the compiled replacement tables of a model, from its normalizer and its denormalizer.
 
     Source: the fields of ModelProto and NormalizerSpec, github.com/google/sentencepiece, sentencepiece_model.proto.
     """
@@ -236,10 +236,10 @@ def _replacement_tables(content: bytes) -> Iterator[bytes]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield the fields of a protocol buffer that hold bytes, with their numbers; a damaged one ends early."""
+    """Yield the numbers and contents of the byte fields of a protocol buffer; a damaged message ends early."""
     offset = 0
     while offset < len(message):
-        # Most fields are pieces: number 1, and shorter than 128 bytes.
+        # Skip pieces fast: most fields have number 1 and fewer than 128 bytes.
         while message[offset : offset + 1] == b"\n" and offset + 1 < len(message) and message[offset + 1] < 128:
             if (offset := offset + 2 + message[offset + 1]) >= len(message):
                 return
@@ -273,13 +273,13 @@ def sentencepiece_document(
     """Return the document of a tokenizer that runs a SentencePiece model.
 
     Args:
-        content: the model.
+        content: bytes of the model.
         added: entries that the model does not have, with their ids.
-        special: entries that no text is encoded as.
-        unknown: the entry of text outside the vocabulary.
-        numbering: how pieces get their ids. By their numbers in the model: `front`, the entries of the first ids, which
-            replace the first `skip` pieces. By a vocabulary: `vocabulary`, the ids of pieces, and `codes`, whether a
-            text may begin with a language code such as >>fra<<, which is one entry.
+        special: special tokens; no text is encoded as these.
+        unknown: unknown token, for text outside the vocabulary.
+        numbering: mapping from pieces to ids, in one of two forms. With `front` and `skip`, ids follow the piece
+            numbers, and the entries of `front` replace the first `skip` pieces. With `vocabulary`, it has the ids.
+            Then `codes` is True if a text may begin with a language code such as >>fra<<, which is one entry.
     """
     model = base64.b64encode(content).decode("ascii")
     tokens = {"added": dict(added), "special": list(special), "unknown": unknown}

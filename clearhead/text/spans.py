@@ -1,4 +1,4 @@
-"""Where the pieces of a text stand in it, and which word each belongs to."""
+"""Spans of the pieces of a text, and the word number of each piece."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _WORD = re.compile(r"\S+")
 
 
 def trim_spans(text: str, spans: Sequence[Span]) -> list[Span]:
-    """Leave out the white space at both ends of each span that holds something else.
+    """Remove white space at both ends of each span, except for spans of white space only.
 
     Args:
-        text: the text that the spans are places in.
-        spans: for each piece the place of its first character and the place behind its last one.
+        text: text of the spans.
+        spans: start and end (exclusive) of each piece, in characters.
     """
     return [_trim_span(text, start, stop) for start, stop in spans]
 
@@ -33,12 +33,12 @@ def _trim_span(text: str, start: int, stop: int) -> Span:
 
 
 def word_numbers(text: str, spans: Sequence[Span], *, joint: str | None) -> Int64[ndarray, " pieces"]:
-    """Return the number of the word that each piece belongs to, counted from 0.
+    """Return the word number of each piece, from 0.
 
     Args:
-        text: the text that the spans are places in.
+        text: text of the spans.
         spans: trimmed spans, in order.
-        joint: what, at the end of one word, makes the next one a part of it; None: nothing does.
+        joint: suffix, such as "@@", that joins a word to the next one. None means no such suffix.
     """
     ends: list[int] = []
     for match in _WORD.finditer(text):
@@ -46,6 +46,6 @@ def word_numbers(text: str, spans: Sequence[Span], *, joint: str | None) -> Int6
             ends[-1] = match.end()
         else:
             ends.append(match.end())
-    # White space behind the last word belongs to it; a text of white space alone is one word.
+    # White space after the last word belongs to this word; a text of only white space is one word.
     last = max(len(ends) - 1, 0)
     return np.array([min(bisect.bisect_right(ends, start), last) for start, _ in spans], dtype=np.int64)

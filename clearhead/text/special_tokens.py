@@ -1,7 +1,7 @@
-"""The special tokens around one text, or around two, that a model reads or writes: ids and segments as data.
+"""Special tokens around one text or a pair of texts, as ids and segments.
 
-Those of a Hugging Face tokenizer are in its files; those of a tokenizer trained here follow from its start and end
-token. Training, prediction, generation and scores all take them from here.
+A Hugging Face tokenizer has them in its files; for a tokenizer trained here they follow from its start and end token.
+Training, prediction, generation and scoring all use this module.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 from clearhead.base.errors import InputError
 
-# An id, or the place of the first or the second text; with its segment.
+# An item of a template and its segment: a token id, or "A" or "B" for the first or the second text.
 TemplateItem = tuple[int | Literal["A", "B"], int]
 
 
 @dataclass(frozen=True)
 class PrefixSuffix:
-    """The ids in front of a text and behind it."""
+    """Special token ids before and after a text."""
 
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
@@ -27,30 +27,30 @@ class PrefixSuffix:
         return len(self.prefix) + len(self.suffix)
 
     def __call__(self, ids: Sequence[int]) -> list[int]:
-        """Return the ids of a text with prefix and suffix."""
+        """Add prefix and suffix to the ids of a text."""
         return [*self.prefix, *ids, *self.suffix]
 
     @property
     def decoder_input(self) -> PrefixSuffix:
-        """Those of the decoder's input, which lacks the last id."""
+        """Prefix and suffix of the decoder's input, without the last id."""
         return PrefixSuffix(self.prefix, self.suffix[:-1])
 
     @property
     def labels(self) -> PrefixSuffix:
-        """Those of the decoder's labels, which lack the first id."""
+        """Prefix and suffix of the decoder's labels, without the first id."""
         return PrefixSuffix(self.prefix[1:], self.suffix)
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The templates of one text and of two.
+    """Templates of special tokens around one text and around a pair of texts.
 
     Args:
-        single: ids and the place "A", each with its segment.
-        pair: ids and the places "A" and "B"; None where the tokenizer reads no pairs.
-        source: around a text that an encoder reads for a decoder; None: as around a single text.
-        target: around a text that a decoder reads (without the last id) and predicts (without the first); None:
-            unknown.
+        single: template of one text: ids and "A", each with its segment.
+        pair: template of a pair: ids, "A" and "B". None means that the tokenizer reads no pairs.
+        source: ids around a text that the encoder of an encoder-decoder reads. None means those of a single text.
+        target: ids around a text that a decoder reads (without the last id) and predicts (without the first id). None
+            means unknown.
     """
 
     single: tuple[TemplateItem, ...] = (("A", 0),)
@@ -59,15 +59,15 @@ class SpecialTokens:
     target: PrefixSuffix | None = None
 
     def __post_init__(self) -> None:
-        """Check the templates, which come from files."""
+        """Check the templates, since they come from files."""
         for name, template, wanted in (("a text", self.single, ["A"]), ("a pair of texts", self.pair, ["A", "B"])):
             texts = sorted(item for item, _ in template or () if isinstance(item, str))
             if template is not None and texts != wanted:
-                raise InputError(f"the tokenizer's template of {name} has the texts {texts}; expected {wanted}")
+                raise InputError(f"the tokenizer's template of {name} has the texts {texts}, expected {wanted}")
 
     @classmethod
     def from_ids(cls, prefix: Sequence[int], suffix: Sequence[int]) -> SpecialTokens:
-        """Return special tokens in front of a text and behind it; of a second text, only those behind it."""
+        """Return templates with a prefix and a suffix; a second text gets only the suffix."""
         single: tuple[TemplateItem, ...] = (
             *((index, 0) for index in prefix),
             ("A", 0),
@@ -77,7 +77,7 @@ class SpecialTokens:
 
     @classmethod
     def from_bos_eos(cls, bos: int, eos: int) -> SpecialTokens:
-        """Return the special tokens of a tokenizer that was trained here: a start and an end token.
+        """Return the templates of a tokenizer that was trained here, from its start and end token.
 
         Source: arXiv 1810.04805, section 3 (pairs); arXiv 1706.03762, section 3.4 (the source has no start token).
         """
@@ -85,14 +85,14 @@ class SpecialTokens:
         return replace(both, source=PrefixSuffix((), (eos,)), target=PrefixSuffix((bos,), (eos,)))
 
     def add_to(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
-        """Return the ids that a model reads, and the segment of each.
+        """Add special tokens to the ids of a text or a pair; return the ids and their segments.
 
         Args:
-            first: ids of the text, without special ones.
-            second: those of the second text of a pair; None: there is none.
+            first: ids of the text, without special tokens.
+            second: ids of the second text of a pair. None means a single text.
 
         Raises:
-            InputError: there are two texts and no template for them.
+            InputError: the tokenizer has no template for pairs.
         """
         texts = {"A": first, "B": second or ()}
         ids: list[int] = []
@@ -107,55 +107,55 @@ class SpecialTokens:
         """Return the template of a single text, or of a pair.
 
         Raises:
-            InputError: there is no template for pairs.
+            InputError: the tokenizer has no template for pairs.
         """
         if paired and self.pair is None:
-            raise InputError("this tokenizer has no template for pairs of texts; join the two texts into one")
+            raise InputError("this tokenizer has no template for pairs of texts: join the two texts into one")
         return self.pair if paired and self.pair is not None else self.single
 
     def num_added(self, *, paired: bool = False) -> int:
-        """Return the number of special tokens around one text, or around two."""
+        """Return the number of special tokens around a single text or a pair."""
         return len(_ids_in(self.template(paired=paired)))
 
     @property
     def for_text(self) -> PrefixSuffix:
-        """Those around a single text."""
+        """Special token ids around a single text."""
         position = [item for item, _ in self.single].index("A")
         return PrefixSuffix(_ids_in(self.single[:position]), _ids_in(self.single[position:]))
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """The ids in front of a single text."""
+        """Special token ids before a single text."""
         return self.for_text.prefix
 
     @property
     def suffix(self) -> tuple[int, ...]:
-        """The ids behind a single text."""
+        """Special token ids after a single text."""
         return self.for_text.suffix
 
     @property
     def for_source(self) -> PrefixSuffix:
-        """Those around a text that an encoder reads for a decoder."""
+        """Special token ids around a text that the encoder of an encoder-decoder reads."""
         return self.for_text if self.source is None else self.source
 
     @property
     def for_target(self) -> PrefixSuffix:
-        """Those around a text that a decoder writes.
+        """Special token ids around a text that a decoder writes.
 
         Raises:
-            InputError: the files of a checkpoint do not name its decoder's start token.
+            InputError: the files of the checkpoint do not define the start token of its decoder.
         """
         if self.target is None:
-            raise InputError("the checkpoint names no decoder_start_token_id, so its decoder has no start token")
+            raise InputError("the checkpoint has no decoder_start_token_id: add it to its config.json")
         return self.target
 
     def with_target(self, target: PrefixSuffix | None) -> SpecialTokens:
-        """Return the same with those around a text that a decoder writes."""
+        """Return a copy with other ids around a text that a decoder writes."""
         return replace(self, target=target)
 
     @property
     def largest_id(self) -> int:
-        """The largest id of all of them; -1 where there are none."""
+        """Largest id of all special tokens; -1 if there are none."""
         sides = [ids for side in (self.source, self.target) if side is not None for ids in (side.prefix, side.suffix)]
         return max(
             [*_ids_in((*self.single, *(self.pair or ()))), *(index for ids in sides for index in ids)], default=-1
@@ -184,17 +184,17 @@ def _ids_in(template: Sequence[TemplateItem]) -> tuple[int, ...]:
 
 
 def read_special_tokens(document: Mapping[str, Any]) -> SpecialTokens:
-    """Return the templates of the post-processor of a `tokenizer.json`.
+    """Read the templates from the post-processor of a `tokenizer.json`.
 
     Args:
-        document: the parsed content of the file, as `check_document` allows it.
+        document: parsed content of the file, after `check_document`.
 
     Raises:
-        InputError: there are two of them.
+        InputError: the post-processor has more than one template.
     """
     templates = _templates(document.get("post_processor"))
     if len(templates) > 1:
-        raise InputError(f"expected one template in the post-processor of tokenizer.json, found {len(templates)}")
+        raise InputError(f"the post-processor of tokenizer.json must have one template, got {len(templates)}")
     return templates[0] if templates else SpecialTokens(pair=(("A", 0), ("B", 1)))
 
 
@@ -209,7 +209,7 @@ def _templates(node: Mapping[str, Any] | None) -> list[SpecialTokens]:
         return [SpecialTokens(_of_template(node["single"], tokens), _of_template(node["pair"], tokens))]
     if kind in ("BertProcessing", "RobertaProcessing"):
         start, end = node["cls"][1], node["sep"][1]
-        # In a pair, the second kind ends the first text twice and has no segments.
+        # In a pair, RobertaProcessing has two end tokens after the first text, and no segments.
         joint: tuple[TemplateItem, ...] = ((end, 0),) if kind == "BertProcessing" else ((end, 0), (end, 0))
         second = 1 if kind == "BertProcessing" else 0
         single: tuple[TemplateItem, ...] = ((start, 0), ("A", 0), (end, 0))

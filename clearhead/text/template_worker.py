@@ -1,6 +1,6 @@
-"""The child process that renders chat templates, which come from strangers, in jinja2's sandbox.
+"""Child process that renders untrusted chat templates in jinja2's sandbox.
 
-`chat.py` starts it with the bounds of `child_process.py`; it imports nothing but jinja2.
+`chat.py` starts it with the limits of `child_process.py`. It imports only jinja2 and the standard library.
 
 Source: the chat templates of the transformers library, with the same environment and extensions.
 """
@@ -24,18 +24,18 @@ LONGEST_FORMAT = 256
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """The tag {% generation %} around what the model wrote, which does not change the text."""
+    """Jinja2 tag {% generation %} around the text of the model; it does not change the output."""
 
     tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return what is between the tags."""
+        """Return the nodes between the tags."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """A namespace of a template, closed to names that begin with an underscore."""
+    """Namespace of a template; it refuses names that begin with an underscore."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if name.startswith("_"):
@@ -61,7 +61,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON; jinja2's own filter escapes it for HTML."""
+    """Convert to JSON without escaping for HTML, unlike jinja2's built-in filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -70,9 +70,9 @@ def _refuse(message: str) -> None:
 
 
 def _now(form: str) -> str:
-    # The library tries buffers of up to 256 times this length.
+    # The C library allocates up to 256 times the length of the format.
     if len(form) > LONGEST_FORMAT:
-        raise jinja2.TemplateError(f"a format of a date has more than {LONGEST_FORMAT} characters")
+        raise jinja2.TemplateError(f"a date format must have at most {LONGEST_FORMAT} characters")
     return datetime.now().strftime(form)
 
 
@@ -82,22 +82,22 @@ def _compile_template(template: str) -> jinja2.Template:
 
 
 def answer(request: list[Any]) -> dict[str, str]:
-    """Return the answer to a request: the arguments of `rendered`."""
+    """Answer a request; its items are the arguments of `render`."""
     return render(*request)
 
 
 def render(template: str, values: Mapping[str, Any], longest: int) -> dict[str, str]:
-    """Return the text of a template, or a sentence about it that says why it has none.
+    """Render a template; return {"text": ...}, or {"fault": ...} with the end of an error message.
 
     Args:
-        template: the template.
-        values: what it may use.
-        longest: characters of the text.
+        template: source of the template.
+        values: variables of the template.
+        longest: most characters of the text.
     """
     try:
         text = _compile_template(template).render(**values)
     except jinja2.TemplateSyntaxError as error:
-        return {"fault": f"is faulty in line {error.lineno}: {error.message}"}
+        return {"fault": f"has a syntax error in line {error.lineno}: {error.message}"}
     except jinja2.TemplateError as error:
         return {"fault": f"refuses this chat: {error.message or error}"}
     except MemoryError:
@@ -105,5 +105,5 @@ def render(template: str, values: Mapping[str, Any], longest: int) -> dict[str, 
     except Exception as error:  # noqa: BLE001 a template can make its evaluator raise anything
         return {"fault": f"cannot be run on this chat: {error}"}
     if len(text) > longest:
-        return {"fault": f"makes {len(text):,} characters of this chat, which are too many (at most {longest:,})"}
+        return {"fault": f"makes {len(text):,} characters of this chat, but at most {longest:,} are allowed"}
     return {"text": text}

@@ -1,4 +1,4 @@
-"""The bytes that each token of a vocabulary writes behind another one."""
+"""Bytes that each token of a vocabulary adds to a text when it follows another token."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _BYTE_OF: Final = {chr(byte): byte for byte in _PRINTED} | {chr(256 + n): byte f
 
 
 def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
-    """Return, in the order of ids, the bytes that each token adds to a text; empty for special and unused ones.
+    """Return, in the order of ids, the bytes that each token adds to a text; empty for special and unused ids.
 
     Args:
-        tokenizer: of the tokens.
+        tokenizer: tokenizer of the tokens.
 
     Raises:
-        InputError: what a token writes depends on those around it.
+        InputError: the text of a token depends on the tokens around it.
     """
     texts = [tokenizer.decode([index]) for index in range(tokenizer.vocab_size)]
     before = next((index for index, text in enumerate(texts) if text.strip() and _UNFINISHED not in text), None)
     if before is None:
-        raise InputError(f"no token of this vocabulary ({tokenizer.kind}) writes a text of its own")
+        raise InputError(f"no token of this vocabulary ({tokenizer.kind}) decodes to text: restore the tokenizer")
     known, entries = texts[before], tokenizer.entries()
     written = []
     for index, entry in enumerate(entries):
@@ -41,7 +41,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
 
 
 def part_of_character(entry: str) -> bytes:
-    """Return the bytes of a vocabulary entry that is not text by itself, such as a part of a character."""
+    """Return the bytes of a vocabulary entry that is part of a character, such as <0xE2>."""
     piece = _BYTE_PIECE.fullmatch(entry)
     if piece is not None:
         return bytes([int(piece[1], 16)])
@@ -49,7 +49,7 @@ def part_of_character(entry: str) -> bytes:
 
 
 def _check(tokenizer: Tokenizer, before: int, known: str, written_bytes: list[bytes]) -> None:
-    """Compare texts of several tokens, drawn here, with the bytes of each."""
+    """Check that the decoded text of random token sequences equals the joined bytes of the tokens."""
     whole = [
         index
         for index, written in enumerate(written_bytes)
@@ -61,6 +61,6 @@ def _check(tokenizer: Tokenizer, before: int, known: str, written_bytes: list[by
         text = b"".join(written_bytes[index] for index in ids).decode()
         if tokenizer.decode([before, *ids]) != known + text:
             raise InputError(
-                f"what a token of this vocabulary ({tokenizer.kind}) writes depends on those around it, so that a text "
-                f"cannot be held to a schema: {tokenizer.tokens(ids)} are not {text!r}"
+                f"the text of a token of this vocabulary ({tokenizer.kind}) depends on its neighbours, so schemas "
+                f"are not supported: {tokenizer.tokens(ids)} do not decode to {text!r}"
             )

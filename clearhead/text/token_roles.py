@@ -1,4 +1,4 @@
-"""The ids of tokens with a role, and how they are found in the files of a tokenizer."""
+"""Token roles (padding, unknown, start, end, mask): their ids, and the search for them in a tokenizer's files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from clearhead.base.errors import InputError, did_you_mean
 from clearhead.text.backend import Backend
 
-# Usual tokens of each role, in the order in which they are tried.
+# Well-known tokens of each role, in the order of the search.
 WELL_KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "pad": ("<pad>", "[PAD]", "<|pad|>", "<|padding|>"),
@@ -21,21 +21,21 @@ WELL_KNOWN: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "mask": ("<mask>", "[MASK]", "<|mask|>"),
     }
 )
-# Roles that a configuration may name in place of a start or an end token.
+# Roles whose token replaces a missing start or end token of a configuration.
 _STAND_INS: Mapping[str, str] = MappingProxyType({"bos": "cls", "eos": "sep"})
 
 
 @dataclass(frozen=True)
 class TokenRoles:
-    """The ids of tokens with a role.
+    """Ids of the tokens with a role.
 
     Args:
-        pad: fills batches; never read as a mask.
-        unk: for text outside the vocabulary; None: every text has an encoding.
-        bos: starts the input of a decoder.
-        eos: ends a sequence.
-        mask: for a masked token; None: the vocabulary has no such entry.
-        sentinels: for masked spans, that of the first span first.
+        pad: id of the padding token; masks are never derived from it.
+        unk: id for text outside the vocabulary. None means that every text can be encoded.
+        bos: id of the token that starts the input of a decoder.
+        eos: id of the token that ends a sequence.
+        mask: id of the mask token. None means that the vocabulary has none.
+        sentinels: ids of the sentinel tokens of masked spans, in order of the spans.
     """
 
     pad: int
@@ -52,21 +52,22 @@ def sentinel(number: int) -> str:
 
 
 def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], names: Mapping[str, str]) -> TokenRoles:
-    """Find the roles of a tokenizer: by the caller's names, else by its configuration, else by usual tokens.
+    """Find the token of each role: from `names`, otherwise from the configuration, otherwise among well-known tokens.
 
     Args:
-        path: the file that the tokenizer came from, for messages.
-        backend: the tokenizer.
-        config: the content of `tokenizer_config.json`, empty where there is none.
-        given: token texts for some of the roles.
+        path: file of the tokenizer, for messages.
+        backend: backend of the tokenizer.
+        config: content of `tokenizer_config.json`; empty if the file is missing.
+        names: role -> token text, for some of the roles.
 
     Raises:
-        InputError: a role that does not exist, a token that is not in the vocabulary, or no end token.
+        InputError: a role does not exist, a token is not in the vocabulary, or there is no end token.
     """
     unknown = [role for role in names if role not in WELL_KNOWN]
     if unknown:
         raise InputError(
-            f"'{unknown[0]}' is not a role; expected one of {', '.join(WELL_KNOWN)}{did_you_mean(unknown[0], WELL_KNOWN)}"
+            f"'{unknown[0]}' is not a role, expected one of {', '.join(WELL_KNOWN)}"
+            f"{did_you_mean(unknown[0], WELL_KNOWN)}"
         )
     added, entries = backend.added_tokens(), backend.vocabulary()
     ids: dict[str, int | None] = {}
@@ -78,9 +79,9 @@ def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], names: M
             ids[role] = _find_id(path, entries, role, token)
     eos = ids["eos"]
     if eos is None:
-        raise InputError(f"{path}: no end token among {sorted(added) or 'no added tokens'}; name it as the eos role")
+        raise InputError(f"{path}: no end token among {sorted(added) or 'no added tokens'}: name it as the eos role")
     pad = eos if ids["pad"] is None else ids["pad"]
-    # The decoder of checkpoints without a start token (T5, Marian) starts with the padding token.
+    # Without a start token (T5, Marian), the decoder starts with the padding token.
     bos = pad if ids["bos"] is None else ids["bos"]
     unk = ids["unk"] if ids["unk"] != eos else None
     sentinels: list[int] = []
@@ -90,7 +91,7 @@ def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], names: M
 
 
 def _usual_tokens(role: str, config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what may be the token of a role that nobody names, the likeliest first."""
+    """Return candidate tokens for a role that is not configured, the most likely first."""
     stand_in = content_of(config.get(f"{_STAND_INS[role]}_token")) if role in _STAND_INS else None
     return WELL_KNOWN[role] if stand_in is None else (stand_in, *WELL_KNOWN[role])
 
@@ -102,7 +103,7 @@ def _find_id(path: Path, entries: Mapping[str, int], role: str, token: str) -> i
 
 
 def content_of(entry: object) -> str | None:
-    """Return the text of a token in a configuration, which is a string or an object."""
+    """Return the text of a token entry in a configuration (a string or an object); None if it is neither."""
     if isinstance(entry, Mapping):
         entry = entry.get("content")
     return entry if isinstance(entry, str) else None

@@ -1,4 +1,4 @@
-"""One side's tokenizer: text to ids and back, with its roles, its kind and a fingerprint that checkpoints remember."""
+"""`Tokenizer`: encodes and decodes texts of one side; has token roles, a kind and a fingerprint."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from clearhead.text.token_roles import TokenRoles, find_roles
 from clearhead.text.tokenizer_files import read_files
 
 _JOINT = "@@"
-# Tokenized in one call of the library.
+# Characters that one call of the library tokenizes.
 _CHARACTERS = 500_000
 _MARKER, _MARKED = "▁", ("bpe", "unigram")
 _UNKNOWN_WORD = re.compile("m(?=u+[ms])")
@@ -33,16 +33,16 @@ _JOINED = re.compile(rf"{_JOINT}(?: |$)")
 
 
 class Tokenizer(Printed):
-    """Text to ids and back; equal fingerprints mean equal ids for every text.
+    """Encodes texts to ids and decodes ids to texts; equal fingerprints mean equal ids for every text.
 
     Args:
-        document: the parsed content of a `tokenizer.json`, or a SentencePiece model with its ids.
-        kind: how it was trained, or "pretrained" where that is not known.
-        roles: the ids with a meaning of their own.
-        special_tokens: those that its model reads around a text; None: a start and an end token.
+        document: parsed content of a `tokenizer.json`, or a SentencePiece model with its ids.
+        kind: kind of training, such as "bpe", or "pretrained" if unknown.
+        roles: ids of the tokens with a role.
+        special_tokens: special tokens around a text. None means a start and an end token.
 
     Raises:
-        InputError: the document is not one that can be run.
+        InputError: the document cannot be run.
     """
 
     def __init__(
@@ -57,17 +57,17 @@ class Tokenizer(Printed):
         self._document = document
         self._backend = backend_of(document)
         vocabulary = self._backend.vocabulary()
-        # A vocabulary can have unused ids, so the number of rows follows from the largest one.
+        # A vocabulary can have unused ids, so its size follows from the largest id.
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
         self._reserved = self._backend.special_ids() - {roles.unk}
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of all that decides the ids of a text."""
+        """Hash of everything that determines the ids of a text."""
         return _fingerprint(self._document, self.kind, self.roles, self._own_special_tokens)
 
     def _fields_to_print(self) -> Mapping[str, object]:
-        """Return what is printed of it."""
+        """Return the attributes that `repr` shows."""
         return {"kind": self.kind, "vocab_size": self.vocab_size, "roles": self.roles}
 
     @property
@@ -77,7 +77,7 @@ class Tokenizer(Printed):
 
     @property
     def unk_id(self) -> int:
-        """The id of unknown text; the padding id where every text has an encoding, so that nothing unknown exists."""
+        """The id of unknown text; the padding id if every text can be encoded."""
         return self.roles.pad if self.roles.unk is None else self.roles.unk
 
     @property
@@ -92,26 +92,26 @@ class Tokenizer(Printed):
 
     @property
     def mask_id(self) -> int | None:
-        """The id of a masked token; None: the vocabulary has none."""
+        """The id of the mask token; None if the vocabulary has none."""
         return self.roles.mask
 
     @property
     def sentinel_ids(self) -> tuple[int, ...]:
-        """The ids of sentinel tokens for masked spans, in order; empty where the vocabulary has none."""
+        """The ids of the sentinel tokens for masked spans, in order; empty if the vocabulary has none."""
         return self.roles.sentinels
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of one text, without special ids."""
+        """Encode one text, without adding special tokens."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text, without special ids; special tokens written in a text are plain text.
+        """Encode texts, without adding special tokens; special tokens written in a text count as plain text.
 
         Args:
-            texts: the texts; each a str without lone surrogates.
+            texts: texts to encode, each a str without lone surrogates.
 
         Raises:
-            InputError: a text is not a str, or holds a lone surrogate.
+            InputError: a text is not a str, or has a lone surrogate.
         """
         try:
             encoded = [ids for batch in _split_batches(texts) for ids in self._backend.encode_batch(batch)]
@@ -120,10 +120,10 @@ class Tokenizer(Printed):
         return [self._replace_reserved(ids) for ids in encoded]
 
     def encode_with_special(self, text: str) -> list[int]:
-        """Return the ids of a text in which special tokens are recognized, as in a rendered chat.
+        """Encode a text in which special tokens are recognized, such as a rendered chat.
 
         Raises:
-            InputError: the text is not a str, or holds a lone surrogate.
+            InputError: the text is not a str, or has a lone surrogate.
         """
         try:
             return self._backend.encode_with_special(text)
@@ -131,20 +131,20 @@ class Tokenizer(Printed):
             raise InputError(_untokenizable([text])) from None
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
-        """Return the ids that `encode` returns, and for each the characters of the text that it stands for.
+        """Encode a text; return the ids of `encode` and the span of characters of each id.
 
-        White space at the ends of a span is left out, but for a piece that is nothing else. A piece that holds a part
-        of a character has the whole of it, and a piece that only marks the start of a word has the word's first
-        character. Where no id stands for a character, as for white space that the tokenizer drops, no span has it.
+        Spans exclude white space at both ends, unless a token is only white space. A token with part of a character
+        has the whole character. A token that only marks the start of a word has the first character of the word.
+        Characters that the tokenizer drops, such as white space, are in no span.
 
         Args:
-            text: a str without lone surrogates.
+            text: text to encode, a str without lone surrogates.
 
         Returns:
-            The ids, and for each the place of its first character and the place behind its last one.
+            The ids, and the start and end (exclusive) of each span in characters.
 
         Raises:
-            InputError: the text is not a str, or holds a lone surrogate.
+            InputError: the text is not a str, or has a lone surrogate.
         """
         try:
             ids, spans = self._backend.encode_with_spans(text)
@@ -155,22 +155,22 @@ class Tokenizer(Printed):
         return self._replace_reserved(ids), trim_spans(text, spans)
 
     def words(self, text: str) -> tuple[list[int], Int64[ndarray, " tokens"]]:
-        """Return the ids that `encode` returns, and for each the number of its word, counted from 0.
+        """Encode a text; return the ids of `encode` and the word number of each id, from 0.
 
-        Words are what white space separates in the text; where the text came segmented, "@@ " joins. An id of white
-        space alone belongs to the word behind it, as white space does in vocabularies that write it into their words.
+        Words are separated by white space; in segmented text, "@@ " joins a word to the next one. A token of only white
+        space belongs to the next word.
 
         Args:
-            text: a str without lone surrogates.
+            text: text to encode, a str without lone surrogates.
 
         Raises:
-            InputError: the text is not a str, or holds a lone surrogate.
+            InputError: the text is not a str, or has a lone surrogate.
         """
         ids, spans = self.encode_with_spans(text)
         return ids, word_numbers(text, spans, joint=_JOINT if self.kind == "split" else None)
 
     def _replace_reserved(self, ids: list[int]) -> list[int]:
-        """Replace reserved ids: a vocabulary of words or of unigram pieces can hold "</s>" as an ordinary entry."""
+        """Replace reserved ids by the unknown id, or drop them: some vocabularies have "</s>" as an ordinary entry."""
         if self._reserved.isdisjoint(ids):
             return ids
         if self.roles.unk is None:
@@ -178,7 +178,7 @@ class Tokenizer(Printed):
         return [self.roles.unk if index in self._reserved else index for index in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of ids; special ids are skipped, and "@@ " is joined where the text came segmented."""
+        """Decode ids to a text; skips special ids, and removes "@@ " in segmented text."""
         ids = list(ids)
         if self.kind in _MARKED and self.roles.unk in ids:
             ids = self._without_unknown_words(ids)
@@ -186,16 +186,16 @@ class Tokenizer(Printed):
         return _JOINED.sub("", text) if self.kind == "split" else text
 
     def _without_unknown_words(self, ids: Sequence[int]) -> list[int]:
-        """Drop the marker of each word that has only unknown characters, so that no double space remains."""
+        """Drop the word marker of words with only unknown characters, to avoid double spaces."""
         entries = [self._backend.entry(index) or "?" for index in ids]
         names = {_MARKER: "m", self._token(self.roles.unk or 0): "u"}
-        # One sign for each id: "s" for an entry that begins with the marker.
+        # One letter per id: "m" marker, "u" unknown, "s" an entry that starts with the marker, "o" other.
         signs = "".join(names.get(entry) or "so"[entry[0] != _MARKER] for entry in entries)
         dropped = {match.start() for match in _UNKNOWN_WORD.finditer(signs)}
         return [index for number, index in enumerate(ids) if number not in dropped]
 
     def tokens(self, ids: Iterable[int]) -> list[str]:
-        """Return the vocabulary entry of each id, special ones included.
+        """Return the vocabulary entry of each id, special tokens included.
 
         Raises:
             InputError: an id is outside the vocabulary.
@@ -203,44 +203,44 @@ class Tokenizer(Printed):
         return [self._token(index) for index in ids]
 
     def entries(self) -> list[str]:
-        """Return the vocabulary entry of each id, in order; empty for unused ids."""
+        """Return all vocabulary entries in the order of ids; empty for unused ids."""
         return [self._backend.entry(index) or "" for index in range(self.vocab_size)]
 
     def _token(self, index: int) -> str:
         token = self._backend.entry(index)
         if token is None:
-            raise InputError(f"token id {index} is not in the vocabulary; expected 0 to {self.vocab_size - 1}")
+            raise InputError(f"token id {index} is not in the vocabulary, expected 0 to {self.vocab_size - 1}")
         return token
 
     @property
     def has_own_special_tokens(self) -> bool:
-        """Whether the special tokens came with the tokenizer, and do not follow from its roles."""
+        """Return whether the special tokens came with the tokenizer (otherwise they follow from its roles)."""
         return self._own_special_tokens is not None
 
     def with_special_tokens(self, special_tokens: SpecialTokens) -> Tokenizer:
-        """Return the same tokenizer with other special tokens around its texts."""
+        """Return a copy with other special tokens around texts."""
         return Tokenizer(self._document, kind=self.kind, roles=self.roles, special_tokens=special_tokens)
 
     def with_words(self, words: Sequence[str]) -> Tokenizer:
-        """Return the same tokenizer with more words, each of one id behind all others.
+        """Return a copy with new words, each with one id after all others.
 
         Raises:
-            InputError: a word that is there already, or a tokenizer that cannot learn words.
+            InputError: a word exists already, or the tokenizer cannot learn words.
         """
         return Tokenizer(
             with_words(self._document, words), kind=self.kind, roles=self.roles, special_tokens=self._own_special_tokens
         )
 
     def with_entries(self, keep: Sequence[int]) -> Tokenizer:
-        """Return the tokenizer with some of its entries, each with its place in `keep` as its id.
+        """Return a copy with only some entries; the index in `keep` is the new id.
 
         Raises:
-            InputError: entries with a meaning of their own would get other ids, or the tokenizer needs what is missing.
+            InputError: an entry with a role would get another id, or the tokenizer needs an entry that is left out.
         """
         for index in sorted(self._fixed_ids()):
             if index >= len(keep) or keep[index] != index:
                 raise InputError(
-                    f"'{self._token(index)}' has a meaning by its id {index} and must keep it: keep all ids up to it"
+                    f"'{self._token(index)}' has a role and must keep its id {index}: keep all ids up to it"
                 )
         return Tokenizer(
             with_entries(self._document, keep),
@@ -250,26 +250,26 @@ class Tokenizer(Printed):
         )
 
     def needed_ids(self, texts: Sequence[str]) -> list[int]:
-        """Return, in order, the ids without which texts would get other ones, or ids with a meaning of their own move.
+        """Return, in order, the ids that must be kept so that texts and tokens with a role keep their ids.
 
         Raises:
-            InputError: a tokenizer that cannot do without any.
+            InputError: no entry of the tokenizer can be left out.
         """
         last = max(self._fixed_ids())
         used = {index for ids in self.encode_batch(texts) for index in ids}
         return sorted(needed_entries(self._document, used | set(range(last + 1))))
 
     def _fixed_ids(self) -> set[int]:
-        """Return the ids with a role, and those of special tokens."""
+        """Return the ids of tokens with a role and of special tokens."""
         roles = self.roles
         named = {roles.pad, roles.unk, roles.bos, roles.eos, roles.mask, *roles.sentinels, *self._backend.special_ids()}
         return {index for index in named if index is not None}
 
     def save(self, path: Path) -> None:
-        """Write `tokenizer.json` and, beside it, `tokenizer_config.json` with kind, roles and fingerprint.
+        """Write `tokenizer.json`, and `tokenizer_config.json` with kind, roles and fingerprint next to it.
 
         Args:
-            path: the file to write, such as run/tokenizer.json; its folder is made where needed.
+            path: file to write, such as run/tokenizer.json; a missing folder is created.
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         config: dict[str, Any] = {
@@ -292,15 +292,16 @@ class Tokenizer(Printed):
 
     @classmethod
     def load(cls, path: Path, *, roles: Mapping[str, str] | None = None) -> Tokenizer:
-        """Load a tokenizer trained here, or that of a Hugging Face checkpoint, without the special tokens of its class.
+        """Load a tokenizer trained here, or one of a Hugging Face checkpoint without the special tokens of its class.
 
         Args:
-            path: a `tokenizer.json`; or a folder that holds one, or else `vocab.json` and `merges.txt`, `vocab.txt`, or
-                a SentencePiece model with a configuration that names its class.
-            roles: token texts for "pad", "unk", "bos", "eos", "mask"; they take precedence over the files.
+            path: a `tokenizer.json`; or a folder with one, or with `vocab.json` and `merges.txt`, `vocab.txt`, or a
+                SentencePiece model and a configuration that names its class.
+            roles: role ("pad", "unk", "bos", "eos", "mask") -> token text, which takes precedence over the files. None
+                means the roles of the files.
 
         Raises:
-            InputError: a file is missing or unusable, a role cannot be found, or a file changed since it was saved.
+            InputError: a file is missing or unusable, a role has no token, or a file changed since it was saved.
         """
         files = read_files(path)
         settings = files.config.get("clearhead") or {}
@@ -314,13 +315,13 @@ class Tokenizer(Printed):
         if saved is not None and roles is None and saved != tokenizer.fingerprint:
             raise InputError(
                 f"{path}: the tokenizer changed since it was saved (fingerprint {tokenizer.fingerprint[:12]}, "
-                f"its configuration says {saved[:12]}); restore both files from the same save"
+                f"in its configuration {saved[:12]}): restore both files from the same save"
             )
         return tokenizer
 
 
 def _read_roles(settings: Mapping[str, Any]) -> TokenRoles | None:
-    """Return the roles of a checkpoint's tokenizer as they were saved: other files may give them to other tokens."""
+    """Return the saved roles of a checkpoint's tokenizer, or None; its other files may define different roles."""
     saved = settings.get("roles")
     return None if saved is None else TokenRoles(**{**saved, "sentinels": tuple(saved["sentinels"])})
 
@@ -328,7 +329,7 @@ def _read_roles(settings: Mapping[str, Any]) -> TokenRoles | None:
 def _fingerprint(
     document: Mapping[str, Any], kind: str, roles: TokenRoles, special_tokens: SpecialTokens | None
 ) -> str:
-    """Hash the document as stored, not as the library writes it, so that a newer library gives the same fingerprint."""
+    """Hash the stored document, not the library's output, so that a newer library gives the same fingerprint."""
     meaning = {key: value for key, value in document.items() if key not in ("truncation", "padding", "version")}
     content: list[Any] = [meaning, kind, roles.pad, roles.unk, roles.bos, roles.eos]
     if roles.mask is not None or roles.sentinels:
@@ -343,7 +344,7 @@ def _config_path(path: Path) -> Path:
 
 
 def _split_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield texts in parts of some characters: a signal waits until the library returns."""
+    """Yield batches of texts of limited size; during a call of the library, signals such as Ctrl-C have to wait."""
     start = size = 0
     for end, text in enumerate(texts, start=1):
         size += len(text)
@@ -357,12 +358,12 @@ def _split_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
 def _untokenizable(texts: Sequence[object]) -> str:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
-            return nth_text(index + 1) + f" of {len(texts)} is a {type(text).__name__}; expected a str"
+            return nth_text(index + 1) + f" of {len(texts)} must be a str, got {type(text).__name__}"
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             return nth_text(index + 1) + (
-                f" of {len(texts)} holds the lone surrogate {text[error.start]!a} at character "
-                f"{error.start + 1}, which is not Unicode text; remove it or decode the text anew"
+                f" of {len(texts)} has the lone surrogate {text[error.start]!a} at character "
+                f"{error.start + 1}, which is not Unicode text: remove it or decode the text again"
             )
     return "expected a sequence of str to tokenize"

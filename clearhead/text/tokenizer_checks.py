@@ -1,6 +1,6 @@
-"""Checks of untrusted tokenizer files before a library runs them: an allow-list with bounds, and patterns.
+"""Check untrusted tokenizer files before a library runs them: allowed components, size limits, safe patterns.
 
-The time of a regular expression must not explode, so each pattern is judged as well.
+A regular expression is refused if its running time could grow exponentially.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from clearhead.base.errors import InputError, shorten
 
-# The parts of a tokenizer.json by their kinds. A file from before kinds were written has a model without one.
+# Allowed kinds of each component of a tokenizer.json. In old files, the model has no kind.
 _KINDS: Mapping[str, frozenset[str]] = {
     "normalizer": frozenset(
         "Sequence NFC NFD NFKC NFKD Nmt Lowercase Strip StripAccents Replace Prepend Precompiled BertNormalizer "
@@ -43,21 +43,21 @@ MOST: Mapping[str, int] = {"entries": 2**20, "pieces": 2**20, "merges": 2**20, "
 
 
 def check_document(document: Mapping[str, Any], name: str) -> None:
-    """Refuse a `tokenizer.json` that could take all time or memory.
+    """Refuse a `tokenizer.json` that could use unlimited time or memory.
 
     Args:
-        document: the parsed content.
-        name: of the file, for messages.
+        document: parsed content of the file.
+        name: name of the file, for messages.
 
     Raises:
-        InputError: a kind of part that is not known, or one out of bounds; all are named.
+        InputError: a component has an unknown kind or exceeds a limit; the message lists all faults.
     """
     faults: list[str] = []
     for stage in _KINDS:
         faults += _stage_faults(stage, list(_walk_nodes(document.get(stage), stage)))
     model = document.get("model")
     if not isinstance(model, Mapping) or model.get("type") not in _MODELS:
-        faults.append("the model is of a kind that is not supported")
+        faults.append("the kind of the model must be BPE, WordPiece, WordLevel or Unigram")
     else:
         faults += [f"model: {fault}" for fault in _node_faults(model)]
         for key, what in (("vocab", "entries"), ("merges", "merges")):
@@ -69,9 +69,9 @@ def check_document(document: Mapping[str, Any], name: str) -> None:
 
 
 def _stage_faults(stage: str, stages: list[Any]) -> Iterator[str]:
-    """Find what is wrong with the parts of a normalizer or another stage, those inside a sequence included."""
+    """Yield the faults of the components of a stage, such as the normalizer, also inside sequences."""
     if len(stages) > MOST_PARTS:
-        yield f"{stage} has {len(stages)} parts, more than {MOST_PARTS}"
+        yield f"{stage} has {len(stages)} components, more than {MOST_PARTS}"
     growth = 1
     for node in stages[:MOST_PARTS]:
         kind = node.get("type") if isinstance(node, Mapping) else node
@@ -86,21 +86,21 @@ def _stage_faults(stage: str, stages: list[Any]) -> Iterator[str]:
 
 
 def size_fault(count: int, what: str = "entries") -> str | None:
-    """Return what is wrong with a vocabulary of so many entries, or other things that have a `MOST`; None: nothing."""
+    """Return the fault of a vocabulary with too many entries, merges, or other items of `MOST`; None if it is fine."""
     most = MOST[what]
     return f"{count:,} {what} are too many for a vocabulary (at most {most:,})" if count > most else None
 
 
 def check_size(count: int, name: object, what: str = "entries") -> None:
-    """Refuse a vocabulary that no tokenizer should load.
+    """Refuse a vocabulary that is too large.
 
     Args:
-        count: of what it holds.
-        name: of the file, for the message.
-        what: it holds.
+        count: number of its items.
+        name: name of the file, for the message.
+        what: kind of its items, a key of `MOST`.
 
     Raises:
-        InputError: it has too many.
+        InputError: the vocabulary has too many items.
     """
     if (fault := size_fault(count, what)) is not None:
         raise InputError(f"{name}: {fault}")
@@ -123,9 +123,9 @@ def _node_faults(node: Mapping[str, Any]) -> Iterator[str]:
     pattern = node.get("pattern")
     pattern = pattern.get("Regex") if isinstance(pattern, Mapping) else None
     if isinstance(pattern, str) and (fault := pattern_fault(pattern)) is not None:
-        yield f"the pattern {shorten(pattern)!r} {fault}, so that it may take forever"
+        yield f"the pattern {shorten(pattern)!r} {fault}, so it may take forever"
     if node.get("type") == "FixedLength" and not (type(node.get("length")) is int and node["length"] > 0):
-        yield f"length is {shorten(str(node.get('length')))}; expected a number from 1"
+        yield f"length is {shorten(str(node.get('length')))}, expected a whole number of at least 1"
     longest = node.get("max_input_chars_per_word")
     if type(longest) is int and longest > LONGEST_WORD:
         yield f"max_input_chars_per_word is {longest}, more than {LONGEST_WORD}"
@@ -136,21 +136,21 @@ def _node_faults(node: Mapping[str, Any]) -> Iterator[str]:
         try:
             table = base64.b64decode(content if isinstance(content, str) else "", validate=True)
         except (binascii.Error, ValueError):
-            yield "precompiled_charsmap is not in base64"
+            yield "precompiled_charsmap must be base64"
         else:
             if table and (fault := charsmap_fault(table)) is not None:
                 yield fault
 
 
 def _template_faults(node: Mapping[str, Any]) -> Iterator[str]:
-    """Find what is out of bounds in the templates around texts, and tokens in them that no entry explains."""
+    """Yield the faults of templates around texts: too many items, and tokens that are not defined."""
     tokens = node.get("special_tokens")
     tokens = tokens if isinstance(tokens, Mapping) else {}
     lists = [("special_tokens", tokens), ("single", node.get("single")), ("pair", node.get("pair"))]
     lists += [("a special token", entry.get("ids")) for entry in tokens.values() if isinstance(entry, Mapping)]
     for name, items in lists:
         if isinstance(items, Sized) and len(items) > MOST_PARTS:
-            yield f"{name} has {len(items)} parts, more than {MOST_PARTS}"
+            yield f"{name} has {len(items)} items, more than {MOST_PARTS}"
     for name in ("single", "pair"):
         template = node.get(name)
         for item in template[:MOST_PARTS] if isinstance(template, list) else ():
@@ -161,7 +161,7 @@ def _template_faults(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _growth(node: Mapping[str, Any]) -> int:
-    """Return how many characters a replacement can make of one; an empty match is before each character."""
+    """Return the largest number of characters that a replacement makes of one; a pattern can match before each."""
     text = node.get("content")
     if node.get("type") != "Replace" or not isinstance(text, str):
         return 1
@@ -174,47 +174,47 @@ def _is_literal(node: Mapping[str, Any]) -> bool:
 
 
 def charsmap_fault(table: bytes) -> str | None:
-    """Return what is wrong with a compiled table of replacements; None: all of its links lead into it.
+    """Return the fault of a compiled replacement table; None if all of its links stay inside the table.
 
-    The libraries follow these links without a check. A table is a trie of 32-bit units (a double array), its size in
-    front, and the replacements behind it, each ending with a zero byte.
+    The libraries follow these links without a check. A table has the size of a trie, the trie (32-bit units of a double
+    array), and the replacements, each ending with a zero byte.
 
     Args:
-        table: `precompiled_charsmap` of SentencePiece.
+        table: `precompiled_charsmap` of a SentencePiece model.
 
     Source: the format of Darts-clone, github.com/s-yata/darts-clone, darts.h.
     """
     size = int.from_bytes(table[:4], "little")
     texts = table[4 + size :]
     if len(table) < 4 or size % 1024 or not 0 < size <= len(table) - 4 or not texts.endswith(b"\0"):
-        return "its table of replacements is damaged"
+        return "its replacement table is damaged"
     if max(map(len, texts.split(b"\0"))) > LONGEST_REPLACEMENT:
-        return f"its table has a replacement of more than {LONGEST_REPLACEMENT} bytes"
+        return f"its replacement table has an entry of more than {LONGEST_REPLACEMENT} bytes"
     units = np.frombuffer(table, "<u4", count=size // 4, offset=4).astype(np.int64)
     offset = (units >> 10) << ((units & 512) >> 6)
     inner = units >> 31 == 0
     places = (np.arange(len(units)) ^ offset)[inner]
     if ((places | 255) >= len(units)).any():
-        return "its table of replacements is damaged"
+        return "its replacement table is damaged"
     leaves = units[places[(units[inner] & 256) != 0]] & (2**31 - 1)
-    return "its table of replacements is damaged" if (leaves >= len(texts)).any() else None
+    return "its replacement table is damaged" if (leaves >= len(texts)).any() else None
 
 
 LONGEST_PATTERN, MOST_REPEATS, MOST_OPEN_REPEATS = 2000, 1000, 4
 
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{(\d*)(,?)(\d*)\})[?+]?")
-# Groups whose time is that of their content. Others call themselves, look things up or run code.
+# Allowed groups: they take no more time than their content. All others recurse, look things up or run code.
 _GROUP = re.compile(r"\((?:\?(?:[imsx-]*:|=|!|<=|<!|>|<\w+>|[imsx-]+(?=\))))?")
 
 
 def pattern_fault(pattern: str) -> str | None:
-    """Return why a pattern may take forever on some text; None: it takes at most polynomial time.
+    """Return the reason why a pattern may take forever on some text; None if its time is at most polynomial.
 
-    A part that repeats may hold no part that repeats and no alternatives, which could be tried in exponentially many
-    ways. Patterns of honest tokenizers never do.
+    A repeated group may contain no repetition and no alternatives, since these can match in exponentially many ways.
+    Patterns of real tokenizers never need this.
 
     Args:
-        pattern: in the syntax of Oniguruma.
+        pattern: regular expression in Oniguruma syntax.
     """
     if len(pattern) > LONGEST_PATTERN:
         return f"has {len(pattern)} characters, more than {LONGEST_PATTERN}"
@@ -222,7 +222,7 @@ def pattern_fault(pattern: str) -> str | None:
 
 
 class _PatternChecker:
-    """Walks through a pattern once, with one entry for each open group: whether its length varies, open repeats."""
+    """Scanner of a regular expression; for each open group it tracks variable length and unbounded repetitions."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -232,7 +232,7 @@ class _PatternChecker:
         self.most = [0]
 
     def fault(self) -> str | None:
-        """Return the first fault."""
+        """Scan the pattern and return its first fault, or None."""
         while self.position < len(self.pattern):
             item_fault = self._check_item()
             if item_fault is not None:
@@ -240,11 +240,11 @@ class _PatternChecker:
         if len(self.varies) > 1:
             return "opens a group that it does not close"
         if max(self.most[0], self.repeats[0]) > MOST_OPEN_REPEATS:
-            return f"repeats more than {MOST_OPEN_REPEATS} parts without a bound in one alternative"
+            return f"has more than {MOST_OPEN_REPEATS} unbounded repetitions in one alternative"
         return None
 
     def _check_item(self) -> str | None:
-        """Go over one character, class or bracket, with its quantifier."""
+        """Scan one character, class or bracket with its quantifier; return its fault, or None."""
         sign = self.pattern[self.position]
         if sign == "(":
             return self._open()
@@ -266,7 +266,7 @@ class _PatternChecker:
         elif sign == "\\":
             following = self.pattern[self.position + 1 : self.position + 2]
             if following.isdigit() or following in ("k", "g"):
-                return "refers back to what it has matched"
+                return "has a backreference"
             self.position += 2
         else:
             self.position += 1
@@ -303,9 +303,9 @@ class _PatternChecker:
             return "repeats a repetition"
         least, comma, most = quantifier[1], quantifier[2], quantifier[3]
         if quantifier[0][0] == "{" and any(len(count) > 4 or int(count or 0) > MOST_REPEATS for count in (least, most)):
-            return f"repeats a part more than {MOST_REPEATS} times"
+            return f"repeats a group or character more than {MOST_REPEATS} times"
         if is_group and varies and quantifier[0][0] != "?":
-            return "repeats a part that itself varies in length"
+            return "repeats a group of variable length"
         is_open = quantifier[0][0] in "*+" or (comma == "," and not most)
         self.repeats[-1] += is_open
         self.varies[-1] |= is_open or quantifier[0][0] == "?" or comma == ","

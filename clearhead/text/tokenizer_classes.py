@@ -1,9 +1,9 @@
-"""Tokenizer classes: special tokens, ids and templates that older files do not hold, as data.
+"""Tokenizer classes: special tokens, ids and templates that are missing in older tokenizer files, as data.
 
-A `tokenizer.json` is complete. Older files are not: a list of pieces has no ids for the tokens that its framework adds,
-and no template. There the class that `tokenizer_config.json` names is part of the format.
+A `tokenizer.json` is complete. Older files are not: a list of pieces has neither the ids of tokens that its framework
+adds nor a template. For these files, the class in `tokenizer_config.json` is part of the format.
 
-Source: the tokenizer classes of the transformers library 5.23, and the frameworks that the files were made with.
+Source: the tokenizer classes of the transformers library 5.23, and the frameworks that wrote the files.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from typing import Literal
 
 FileKind = Literal["wordpiece", "byte-bpe", "pieces", "strings", "two-sided"]
 
-# The names in a template: A and B are the texts, "language" is the code of the text's language, others are roles.
+# Items of a template: "A" and "B" are the texts, "language" is the language code of the text, all others are roles.
 Template = tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class TokenizerClass:
-    """What a class adds to its files.
+    """Data that a tokenizer class adds to its files.
 
     Args:
-        reads: the files without a `tokenizer.json`: a WordPiece vocabulary ("wordpiece"), byte-level BPE merges
-            ("byte-bpe"), a SentencePiece model whose numbers determine the ids ("pieces"), one whose pieces are looked
-            up in a vocabulary ("strings"), or two such models over one vocabulary ("two-sided").
-        tokens: of roles that the configuration may lack.
-        single, pair: the templates of one text and of two.
-        second_segment: the second text and what follows it are segment 1.
+        file_kind: kind of the files without a `tokenizer.json`. A WordPiece vocabulary is "wordpiece", and byte-level
+            BPE merges are "byte-bpe". A SentencePiece model is "pieces" if its piece numbers determine the ids, and
+            "strings" if its pieces are looked up in a vocabulary. Two such models with one vocabulary are "two-sided".
+        tokens: role -> token, for roles that the configuration may lack.
+        single, pair: templates of one text and of a pair.
+        second_segment: True if the second text and the tokens after it have segment 1.
         front: entries that replace the first pieces of the model.
-        skip: how many pieces of the model `front` replaces.
-        behind: entries after the last piece.
-        sentinels: how many sentinel tokens have the last ids, the first of them the highest.
-        languages: codes of the class, in the order of their ids.
-        language_form: the entry of a language, with {} for its code.
-        language_set: the name of these codes in the configuration.
-        language_is_start: a target begins with its language in place of the start token, not after it.
-        legacy_single: the template of one text with `legacy_behaviour`.
-        prefix_space: the default of `add_prefix_space`.
-        lowers: the default of `do_lower_case`.
-        adds_start, adds_end: the template follows `add_bos_token` and `add_eos_token`, with these defaults.
+        skip: number of pieces of the model that `front` replaces.
+        last_entries: entries after the last piece.
+        sentinels: number of sentinel tokens, which have the last ids; the first sentinel has the highest id.
+        languages: language codes of the class, in the order of their ids.
+        language_form: format of the entry of a language, with {} for its code.
+        language_set: name of these codes in the configuration.
+        language_is_start: True if a target begins with its language code in place of the start token.
+        legacy_single: template of one text with `legacy_behaviour`.
+        prefix_space: default of `add_prefix_space`.
+        lowers: default of `do_lower_case`.
+        adds_start, adds_end: defaults of `add_bos_token` and `add_eos_token`. None: the template ignores them.
     """
 
     file_kind: FileKind
@@ -196,7 +196,7 @@ CLASSES: Mapping[str, TokenizerClass] = MappingProxyType(
     }
 )
 
-# The class of a checkpoint whose tokenizer_config.json names none, by the `model_type` of its config.json.
+# `model_type` of config.json -> class of a checkpoint whose tokenizer_config.json names no class.
 CLASS_OF_TYPE: Mapping[str, str] = MappingProxyType(
     {
         "bart": "Bart",
@@ -226,20 +226,20 @@ CLASS_OF_TYPE: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# Classes that prepare text by code, which is in none of their files.
+# Classes that prepare text with code that is not in their files -> the reason.
 NEEDS_CUSTOM_CODE: Mapping[str, str] = MappingProxyType(
     {
         "Albert": "it normalizes text by rules that only a tokenizer.json has",
-        "BlenderbotSmall": "it cuts words by rules of its own",
+        "BlenderbotSmall": "it splits words by special rules",
         "FSMT": "it needs the Moses tokenizer",
         "BertJapanese": "it needs a segmenter for Japanese",
-        "Bertweet": "it normalizes tweets by rules of its own",
+        "Bertweet": "it normalizes tweets by special rules",
         "Phobert": "it needs a segmenter for Vietnamese",
-        "ProphetNet": "its files are of a kind of their own",
+        "ProphetNet": "its files have a special format",
     }
 )
 
 
 def class_stem(name: str) -> str:
-    """Return the name of a tokenizer class without its suffixes: BertTokenizerFast is Bert."""
+    """Return the name of a tokenizer class without its suffixes: "BertTokenizerFast" -> "Bert"."""
     return name.removesuffix("Fast").removesuffix("Tokenizer")

@@ -1,4 +1,4 @@
-"""The files of a tokenizer, of any kind, as one document that a backend runs."""
+"""Read the files of a tokenizer, of any format, into one document that a backend can run."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The content of a tokenizer's files.
+    """Content of a tokenizer's files.
 
     Args:
-        document: what a backend runs.
-        config: `tokenizer_config.json` with the defaults of its class.
-        tokenizer_class: None: unknown, or none.
-        target: the document of the target side, where each side has its own.
+        document: document that a backend runs.
+        config: content of `tokenizer_config.json` with the defaults of its class.
+        tokenizer_class: class of the tokenizer. None means unknown or not needed.
+        target: document of the target side. None means that both sides share one document.
     """
 
     document: Mapping[str, Any]
@@ -59,13 +59,13 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def read_files(path: Path) -> TokenizerFiles:
-    """Read a `tokenizer.json` with the configuration beside it, or the older files of a folder.
+    """Read a `tokenizer.json` and its configuration, or the older tokenizer files of a folder.
 
     Args:
-        path: the file, or a folder.
+        path: path of a `tokenizer.json`, or of a folder.
 
     Raises:
-        InputError: files are missing, unusable, or of a class that is not supported.
+        InputError: files are missing, unusable, or of an unsupported class.
     """
     folder, path = (path, path / FILE) if path.is_dir() else (path.parent, path)
     config_path = path.with_name(f"{path.stem}_config.json")
@@ -90,10 +90,10 @@ def read_files(path: Path) -> TokenizerFiles:
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """Read a `tokenizer.json`.
+    """Read and check a `tokenizer.json`.
 
     Raises:
-        InputError: it cannot be read, or holds what is not run.
+        InputError: the file cannot be read, or has unsupported content.
     """
     document = read_json_object(path, what="a tokenizer.json", largest=LARGEST_VOCABULARY)
     if document.get("type") != KIND:
@@ -115,7 +115,7 @@ def _check_settings(config: Mapping[str, Any], name: str) -> None:
 
 
 def _class_name(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Return the class that the configuration names, or that of the model type."""
+    """Return the tokenizer class of the configuration, or the class of the model type; None if unknown."""
     name = config.get("tokenizer_class")
     if isinstance(name, str) and class_stem(name) in {**CLASSES, **NEEDS_CUSTOM_CODE}:
         return name
@@ -126,7 +126,7 @@ def _class_name(folder: Path, config: Mapping[str, Any]) -> str | None:
 
 
 def _with_older_files(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the content of older files beside it."""
+    """Return the configuration together with `special_tokens_map.json` and `added_tokens.json` of its folder."""
     filled = dict(config)
     older = folder / "special_tokens_map.json"
     if os.path.lexists(older):
@@ -135,12 +135,12 @@ def _with_older_files(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]
     if os.path.lexists(added) and "added_tokens_decoder" not in filled:
         entries = read_json_object(added, what="an added_tokens.json")
         filled["added_tokens_decoder"] = {str(index): {"content": token} for token, index in entries.items()}
-    _check_settings(filled, f"{folder}, the settings of its tokenizer")
+    _check_settings(filled, f"{folder} (settings of its tokenizer)")
     return filled
 
 
 def _with_tokens(config: Mapping[str, Any], tokenizer_class: TokenizerClass | None, backend: Backend) -> dict[str, Any]:
-    """Return the configuration with the special tokens of the class that the vocabulary has."""
+    """Return the configuration with those special tokens of the class that the vocabulary has."""
     if tokenizer_class is None:
         return dict(config)
     entries = backend.vocabulary()
@@ -149,14 +149,14 @@ def _with_tokens(config: Mapping[str, Any], tokenizer_class: TokenizerClass | No
 
 
 def _by_files(folder: Path, name: str | None) -> TokenizerClass:
-    """Return the class of files without a known one.
+    """Guess the class of files whose configuration names no known class.
 
     Raises:
-        InputError: the files do not tell.
+        InputError: the files do not determine the class.
     """
     if name is not None and class_stem(name) in NEEDS_CUSTOM_CODE:
         why = NEEDS_CUSTOM_CODE[class_stem(name)]
-        raise InputError(f"{folder}: a tokenizer of class {name} needs a {FILE}: {why}")
+        raise InputError(f"{folder}: a tokenizer of class {name} needs a {FILE}, since {why}")
     if (folder / "vocab.txt").is_file():
         return CLASSES["Bert"]
     if has_merges(folder):
@@ -164,7 +164,7 @@ def _by_files(folder: Path, name: str | None) -> TokenizerClass:
     named = f"the class {name!r} is not known{did_you_mean(name, CLASSES)}" if name else f"{_CONFIG} names no class"
     raise InputError(
         f"{folder}: the ids of a SentencePiece model depend on the tokenizer's class, and {named}; "
-        f"expected a {FILE}, or a tokenizer_class of {', '.join(sorted(CLASSES))}"
+        f"add a {FILE}, or set tokenizer_class to one of {', '.join(sorted(CLASSES))}"
     )
 
 
@@ -179,14 +179,14 @@ def _own_document(folder: Path, config: Mapping[str, Any], tokenizer_class: Toke
         return _vocabulary_document(folder, config, tokenizer_class, _TWO_SIDED[0], "vocab.json")
     path = next((folder / name for name in _PIECES if (folder / name).is_file()), None)
     if path is None:
-        raise InputError(f"{folder}: expected {FILE}, or a SentencePiece model named {' or '.join(_PIECES)}")
+        raise InputError(f"{folder} must have {FILE}, or a SentencePiece model named {' or '.join(_PIECES)}")
     if tokenizer_class.file_kind == "strings":
         return _vocabulary_document(folder, config, tokenizer_class, path.name, "vocab.json")
     return _piece_document(path, config, tokenizer_class)
 
 
 def _wordpiece_document(path: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass) -> dict[str, Any]:
-    """Return the `tokenizer.json` that means the same as a list of entries, one a line.
+    """Return the `tokenizer.json` that is equivalent to a WordPiece vocabulary with one entry per line.
 
     Source: arXiv 1810.04805, and its code, tokenization.py.
     """
@@ -194,12 +194,12 @@ def _wordpiece_document(path: Path, config: Mapping[str, Any], tokenizer_class: 
     check_size(text.count("\n"), path)
     lines = text.split("\n")
     if config.get("do_basic_tokenize", True) is not True:
-        raise InputError(f"{path}: do_basic_tokenize = false is not supported")
+        raise InputError(f"{path}: do_basic_tokenize must be true; false needs a tokenizer.json")
     entries = [line.rstrip("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
     vocabulary = {entry: index for index, entry in enumerate(entries)}
     unknown = _role_token(config, tokenizer_class, "unk") or "[UNK]"
     if unknown not in vocabulary:
-        raise InputError(f"{path}: the unknown token '{unknown}' is not among its {len(entries)} entries")
+        raise InputError(f"{path}: the unknown token '{unknown}' must be one of its {len(entries)} entries: add it")
     backend = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token=unknown))
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=True,
@@ -220,13 +220,13 @@ def _role_token(config: Mapping[str, Any], tokenizer_class: TokenizerClass, role
 
 
 def _role_tokens(config: Mapping[str, Any], tokenizer_class: TokenizerClass, known: set[str]) -> set[str]:
-    """Return the special tokens with a role that the vocabulary has."""
+    """Return the tokens of all roles that are in the vocabulary."""
     tokens = (_role_token(config, tokenizer_class, role) for role in _ROLES)
     return {token for token in tokens if token is not None and token in known}
 
 
 def _piece_document(path: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass) -> dict[str, Any]:
-    """Return the document of a model whose piece numbers determine the ids."""
+    """Return the document of a SentencePiece model whose piece numbers determine the ids."""
     content = read_pieces(path)
     model = load_pieces(content, str(path))
     _check_pieces(path, config, model)
@@ -259,12 +259,12 @@ def _piece_document(path: Path, config: Mapping[str, Any], tokenizer_class: Toke
 
 
 def _check_pieces(path: Path, config: Mapping[str, Any], model: Any) -> None:
-    """Refuse settings that change how the model alone would tokenize."""
+    """Refuse settings that would change the tokenization of the SentencePiece model."""
     faults = []
     if config.get("legacy") is False and model.encode(" a", out_type=str) != model.encode("a", out_type=str):
-        faults.append("legacy = false is not supported without a tokenizer.json")
+        faults.append("legacy = false needs a tokenizer.json")
     faults += [
-        f"{key} = {config[key]!r} is not supported without a tokenizer.json"
+        f"{key} = {config[key]!r} needs a tokenizer.json"
         for key in ("do_lower_case", "split_by_punct", "sp_model_kwargs")
         if config.get(key)
     ]
@@ -275,17 +275,17 @@ def _check_pieces(path: Path, config: Mapping[str, Any], model: Any) -> None:
 def _vocabulary_document(
     folder: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass, model: str, vocabulary: str
 ) -> dict[str, Any]:
-    """Return the document of a model whose pieces are looked up in a vocabulary."""
+    """Return the document of a SentencePiece model whose pieces are looked up in a vocabulary."""
     content = read_pieces(folder / model)
     entries = read_json_object(folder / vocabulary, what="a vocabulary", largest=LARGEST_VOCABULARY)
     check_size(len(entries), folder / vocabulary)
     wrong = next((entry for entry, index in entries.items() if type(index) is not int or index < 0), None)
     if wrong is not None:
-        raise InputError(f"{folder / vocabulary}: entry {wrong!r} has the id {entries[wrong]!r}; expected a number")
+        raise InputError(f"{folder / vocabulary}: entry {wrong!r} has the id {entries[wrong]!r}, expected 0 or more")
     named = config.get("language_codes", tokenizer_class.language_set)
     if named != tokenizer_class.language_set:
         raise InputError(
-            f"{folder}: the language codes '{named}' are not known; expected '{tokenizer_class.language_set}'"
+            f"{folder}: the language codes '{named}' are unknown, expected '{tokenizer_class.language_set}'"
         )
     codes = [tokenizer_class.language_form.format(code) for code in tokenizer_class.languages]
     added = {code: len(entries) + number for number, code in enumerate(codes) if code not in entries}
@@ -305,28 +305,28 @@ def _vocabulary_document(
 
 def _target_document(folder: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass) -> dict[str, Any]:
     vocabulary = "target_vocab.json" if config.get("separate_vocabs") is True else "vocab.json"
-    # A code at the start of a text names the target language; the target side never reads one.
+    # A code at the start of a source text names the target language; target texts have no code.
     return _vocabulary_document(folder, config, tokenizer_class, _TWO_SIDED[1], vocabulary) | {"codes": False}
 
 
 def _unknown(path: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass, known: set[str]) -> str:
     token = _role_token(config, tokenizer_class, "unk")
     if token is None or token not in known:
-        raise InputError(f"{path}: the unknown token '{token}' is not in the vocabulary")
+        raise InputError(f"{path}: the unknown token '{token}' must be in the vocabulary: add it")
     return token
 
 
 def _added_entries(config: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return the entries of `added_tokens_decoder`, by id."""
+    """Return the entries of `added_tokens_decoder` by id, in ascending order."""
     entries = config.get("added_tokens_decoder") or {}
     return dict(sorted((int(index), dict(entry)) for index, entry in entries.items()))
 
 
 def _with_added(path: Path, document: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a `tokenizer.json` with the tokens that only its configuration has.
+    """Add the tokens that only the configuration has to a `tokenizer.json`.
 
     Raises:
-        InputError: the two disagree about an id.
+        InputError: configuration and `tokenizer.json` give a token different ids.
     """
     entries = _added_entries(config)
     stored: Sequence[Mapping[str, Any]] = document.get("added_tokens") or []
@@ -344,10 +344,10 @@ def _with_added(path: Path, document: dict[str, Any], config: Mapping[str, Any])
 
 
 def _check_ids(path: Path, backend: Backend, config: Mapping[str, Any]) -> None:
-    """Refuse a configuration with other ids than the vocabulary."""
+    """Refuse a configuration whose ids differ from those of the vocabulary."""
     vocabulary = backend.vocabulary()
     faults = [
-        f"{path}: the configuration gives '{entry['content']}' the id {index}, the tokenizer "
+        f"{path}: the configuration gives '{entry['content']}' the id {index}, but the tokenizer gives it "
         f"{vocabulary.get(entry['content'])}; restore both files from the same save"
         for index, entry in _added_entries(config).items()
         if vocabulary.get(entry["content"]) != index
@@ -365,22 +365,22 @@ _SPECIAL = {"single_word": False, "lstrip": False, "rstrip": False, "normalized"
 
 
 def has_merges(folder: Path) -> bool:
-    """Return whether a folder has both files."""
+    """Return whether a folder has `vocab.json` and `merges.txt`."""
     return (folder / _VOCABULARY).is_file() and (folder / _MERGES).is_file()
 
 
 def read_merges(folder: Path, *, prefix_space: bool) -> dict[str, Any]:
-    """Return the content of the equivalent `tokenizer.json`.
+    """Return the `tokenizer.json` that is equivalent to `vocab.json` and `merges.txt` (byte-level BPE).
 
-    A text is split before letters, digits and other signs, each with the space before it, and every byte is written as
-    a printable character; entries with a well-known role are special.
+    A text is split into letters, digits and other signs, each with the space before it. Every byte is written as a
+    printable character. Entries with a well-known role are special tokens.
 
     Args:
-        folder: holds `vocab.json` and `merges.txt`.
-        prefix_space: whether a space is put before a text, so that its first word is the same token as anywhere else.
+        folder: folder with `vocab.json` and `merges.txt`.
+        prefix_space: True to add a space before a text, so that its first word gets the same token as elsewhere.
 
     Raises:
-        InputError: a file is not what its name says, or a merge joins pieces that the vocabulary lacks.
+        InputError: a file has other content, or a merge joins pieces that the vocabulary lacks.
 
     Source: GPT-2's encoder, github.com/openai/gpt-2, src/encoder.py.
     """
@@ -389,9 +389,9 @@ def read_merges(folder: Path, *, prefix_space: bool) -> dict[str, Any]:
     wrong = next((entry for entry, index in vocabulary.items() if type(index) is not int or index < 0), None)
     if wrong is not None:
         raise InputError(
-            f"{folder / _VOCABULARY}: entry {wrong!r} has the id {vocabulary[wrong]!r}; expected a number from 0"
+            f"{folder / _VOCABULARY}: entry {wrong!r} has the id {vocabulary[wrong]!r}, expected 0 or more"
         )
-    # The library writes what surrounds the tables; to write and read these too takes a fifth of a second.
+    # The library writes the document without the tables, since writing and reading them takes 0.2 seconds.
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=True)
     backend.decoder = decoders.ByteLevel()
@@ -414,11 +414,11 @@ def _read_pairs(path: Path, vocabulary: Mapping[str, int]) -> list[list[str]]:
             continue
         pair = line.split(" ")
         if len(pair) != 2:
-            raise InputError(f"{path}:{number}: expected two pieces separated by one space, received {line!r}")
+            raise InputError(f"{path}:{number}: expected two pieces separated by one space, got {line!r}")
         first, second = pair
         if first not in vocabulary or second not in vocabulary or first + second not in vocabulary:
             missing = next(piece for piece in (first, second, first + second) if piece not in vocabulary)
-            raise InputError(f"{path}:{number}: {missing!r} is not in {_VOCABULARY}; the two files must be of one save")
+            raise InputError(f"{path}:{number}: {missing!r} is not in {_VOCABULARY}: restore both from the same save")
         pairs.append(pair)
     return pairs
 
@@ -447,7 +447,7 @@ class _NamedTemplate(BaseModel):
 
 
 class SavedSpecialTokens(BaseModel):
-    """The special tokens of a tokenizer that was saved here."""
+    """Schema of the special tokens that `Tokenizer.save` writes."""
 
     single: TemplateItems
     pair: TemplateItems | None
@@ -463,7 +463,7 @@ class _ClearheadSettings(BaseModel):
 
 
 class TokenizerConfig(BaseModel):
-    """A `tokenizer_config.json`, with what older files add to it."""
+    """Schema of a `tokenizer_config.json`, including the keys of older files."""
 
     clearhead: _ClearheadSettings | None = None
     tokenizer_class: str | None = None
@@ -501,13 +501,13 @@ class _AddedTokenWithId(_AddedToken):
 
 
 class TokenizerDocument(BaseModel):
-    """What is read from a `tokenizer.json` here; the rest is checked by the library that runs it."""
+    """Schema of the keys that are read from a `tokenizer.json`; the tokenizers library checks the rest."""
 
     added_tokens: list[_AddedTokenWithId] | None = None
 
 
 class PiecesDocument(BaseModel):
-    """A `tokenizer.json` that holds a SentencePiece model and the ids of its pieces."""
+    """Schema of a `tokenizer.json` with a SentencePiece model and the ids of its pieces."""
 
     model: str
     added: dict[str, Id]

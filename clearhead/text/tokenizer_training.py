@@ -1,8 +1,8 @@
-"""Train a tokenizer on text, in a canonical form: the same text gives the same ids on every run.
+"""Train a tokenizer on text, reproducibly: the same text gives the same ids on every run.
 
-The library iterates over hash maps that are seeded anew in every process. What follows from that order is fixed here:
-word-level vocabularies are numbered by count and text, WordPiece gets its alphabet in a fixed order before the first
-merge (ties between merges are broken by id), and unigram scores are rounded and sorted.
+The library iterates over hash maps with a random seed per process. This module removes the effects of that order.
+Word-level vocabularies are numbered by count and text. WordPiece gets its alphabet in a fixed order before the first
+merge, and ties between merges are broken by id. Unigram scores are rounded and sorted.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "byte",
 
 _MARKER = "▁"
 _CONTINUING = "##"
-# A piece seen once teaches a model nothing, so merges stop there.
+# Merges of pairs that occur only once are not learned.
 _MIN_FREQUENCY = 2
-# The library's scores differ between runs by up to 4e-11 (sums in hash order); this many decimals hide that.
+# Unigram scores are rounded to this many decimals: they differ between runs by up to 4e-11 (sums in hash order).
 _SCORE_DECIMALS = 3
 _NUM_BYTES = 256
 _LONGEST_WORD, _MOST_OF_WORD = 500, 10_000
-# No other text holds such a word.
+# Finds texts that may have a word of this length.
 _LONG_RUN = re.compile(rf"\S{{{_LONGEST_WORD}}}|\s{{{_LONGEST_WORD}}}")
 
 
 @dataclass(frozen=True)
 class _VocabularySize:
-    """How many rows a vocabulary gets, and which special tokens are the first of them."""
+    """Size of a vocabulary, and the special tokens that have its first ids."""
 
     vocab_size: int
     special: tuple[str, ...]
@@ -52,46 +52,45 @@ def train_tokenizer(
     """Train a tokenizer of one kind.
 
     Args:
-        kind: one of KINDS. "bpe", "unigram", "wordpiece" and "word" mark word starts, so that decoding restores a text
-            up to its white space; "byte-bpe", "byte" and "character" restore it exactly; "split" takes tokens
-            separated by white space as they are and joins "@@ " when it decodes.
-        texts: the texts. Those of an iterator are kept in memory; what can be gone through several times is not, and
-            may be larger.
-        vocab_size: rows of the vocabulary, special tokens included. Subword kinds reach it exactly; for "word",
-            "character" and "split" it is an upper limit; "byte" has 256 rows beside the special tokens, and needs room
-            for them.
-        mask: whether there is a token "<mask>" for masked ones.
-        sentinels: how many tokens "<extra_id_0>", "<extra_id_1>" and so on stand for masked spans.
+        kind: one of KINDS. Kinds "bpe", "unigram", "wordpiece" and "word" mark the starts of words; decoding restores a
+            text except for its white space. Kinds "byte-bpe", "byte" and "character" restore it exactly. Kind "split"
+            takes tokens that are separated by white space, and joins "@@ " when decoding.
+        texts: training texts. An iterator is read into memory; another iterable is read several times and may be larger
+            than memory.
+        vocab_size: number of vocabulary entries, special tokens included. Subword kinds reach it exactly. For "word",
+            "character" and "split" it is an upper limit. "byte" always has 256 entries plus the special tokens.
+        mask: True to add the mask token "<mask>".
+        sentinels: number of sentinel tokens "<extra_id_0>", "<extra_id_1>", ... for masked spans.
 
     Returns:
-        A tokenizer whose special tokens come first: "<pad>", "<unk>", "<s>", "</s>" with ids 0 to 3, then the others.
+        A tokenizer with the special tokens first: "<pad>", "<unk>", "<s>", "</s>" have the ids 0 to 3.
 
     Raises:
-        InputError: an unknown kind, no text, or a vocabulary that the text does not support.
+        InputError: the kind is unknown, there is no text, or the text does not support this vocabulary size.
     """
     if kind not in KINDS:
         raise InputError(
-            f"'{kind}' is not a kind of tokenizer; expected one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}"
+            f"'{kind}' is not a kind of tokenizer, expected one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}"
         )
     if sentinels < 0:
-        raise InputError(f"sentinels is {sentinels}; expected 0 or more")
+        raise InputError(f"sentinels is {sentinels}, expected 0 or more")
     special, roles = _special_tokens(mask, sentinels)
     if vocab_size <= len(special):
-        raise InputError(f"vocab_size is {vocab_size}; expected more than the {len(special)} special tokens")
+        raise InputError(f"vocab_size is {vocab_size}, expected more than the {len(special)} special tokens")
     size = _VocabularySize(vocab_size, special)
     if isinstance(texts, Iterator):
-        texts = list(texts)  # some kinds go through the texts several times
+        texts = list(texts)  # some kinds read the texts several times
     if kind == "byte":
         model: models.Model = _byte_model(size)
     elif not any(text and not text.isspace() for text in texts):
-        raise InputError(f"no text to train a {kind} tokenizer on: expected at least one line that is not empty")
+        raise InputError(f"there is no text to train a {kind} tokenizer on: give at least one line that is not empty")
     else:
         pieces = _CutTexts(_pipeline(kind), texts)
         model = _train_model(kind, pieces, size)
         if pieces.num_cut:
             message(
-                f"{pieces.num_cut:,} words of over {_LONGEST_WORD:,} characters were cut into pieces to train the "
-                f"{kind} tokenizer, and read to their first {_MOST_OF_WORD:,} characters"
+                f"{pieces.num_cut:,} words of over {_LONGEST_WORD:,} characters were split to train the "
+                f"{kind} tokenizer, which reads only their first {_MOST_OF_WORD:,} characters"
             )
     backend = _pipeline(kind)
     backend.model = model
@@ -100,7 +99,7 @@ def train_tokenizer(
 
 
 def _special_tokens(mask: bool, sentinels: int) -> tuple[tuple[str, ...], TokenRoles]:
-    """Return the special tokens in the order of their ids, and the roles that those have."""
+    """Return the special tokens in the order of their ids, and their roles."""
     masks = (MASK_TOKEN,) if mask else ()
     first = len(SPECIAL_TOKENS) + len(masks)
     roles = TokenRoles(
@@ -116,12 +115,12 @@ def _special_tokens(mask: bool, sentinels: int) -> tuple[tuple[str, ...], TokenR
 
 @dataclass
 class _CutTexts(Iterable[str]):
-    """Texts whose long words are cut, since the time of a trainer grows with the square of the longest word.
+    """Texts with long words split, since the time of a trainer grows with the square of the longest word.
 
     Attributes:
-        backend: cuts texts into words.
-        texts: the texts, which may be larger than memory.
-        num_cut: the number of long words in the latest iteration.
+        backend: tokenizer that splits texts into words.
+        texts: training texts, which may be larger than memory.
+        num_cut: number of long words in the latest iteration.
     """
 
     backend: tokenizers.Tokenizer
@@ -156,7 +155,7 @@ def _train_model(kind: str, texts: Iterable[str], size: _VocabularySize) -> mode
 
 
 def _pipeline(kind: str) -> tokenizers.Tokenizer:
-    """Return everything but the vocabulary: how a text is cut before the model sees it, and put together again."""
+    """Return a tokenizer without its vocabulary: normalizer, pre-tokenizer and decoder of a kind."""
     backend = tokenizers.Tokenizer(models.WordLevel({}, unk_token=SPECIAL_TOKENS[1]))
     if kind == "split":
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -167,7 +166,7 @@ def _pipeline(kind: str) -> tokenizers.Tokenizer:
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         backend.decoder = decoders.ByteLevel()
     elif kind == "byte-bpe":
-        # One space in front of every text makes its first word the same token as anywhere else.
+        # A space before every text gives its first word the same token as elsewhere.
         backend.normalizer = normalizers.Prepend(" ")
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
@@ -177,9 +176,9 @@ def _pipeline(kind: str) -> tokenizers.Tokenizer:
 
 
 def _set_marked_words(backend: tokenizers.Tokenizer, kind: str) -> None:
-    """Cut at white space and between letters, digits and other signs; a marker in front of a word holds its space."""
+    """Split at white space and between letters, digits and other signs; a marker before a word stands for its space."""
     digits = r"\p{N}+" if kind == "word" else r"\p{N}"
-    # "#" stands alone, so that "##" at the start of a WordPiece entry always means that it continues a word.
+    # "#" is always a separate piece, so "##" at the start of a WordPiece entry always means a continuation.
     classes = (r"#", r"[\p{L}\p{M}]+", digits, rf"[^\p{{L}}\p{{M}}\p{{N}}{_MARKER}#]+")
     pattern = "|".join(f"{_MARKER}?{name}" for name in classes) + f"|{_MARKER}"
     backend.normalizer = normalizers.Sequence(
@@ -197,18 +196,18 @@ def _set_marked_words(backend: tokenizers.Tokenizer, kind: str) -> None:
 
 
 def _train(backend: tokenizers.Tokenizer, texts: Iterable[str], trainer: Any) -> dict[str, Any]:
-    """Run the library's trainer and return what it made of the model, as data."""
+    """Run a trainer of the library and return the trained model as JSON values."""
     try:
         backend.train_from_iterator(iter(texts), trainer)
     except (TypeError, UnicodeEncodeError):
-        raise InputError("expected texts as str of whole Unicode characters to train a tokenizer on") from None
+        raise InputError("the texts to train a tokenizer on must be str without lone surrogates") from None
     document: dict[str, Any] = json.loads(backend.to_str())
     model: dict[str, Any] = document["model"]
     return model
 
 
 def _words(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> list[str]:
-    """Return the distinct pieces into which the texts are cut before a model sees them."""
+    """Return the distinct words of the texts after pre-tokenization."""
     backend.model = models.WordLevel({}, unk_token=SPECIAL_TOKENS[1])
     return list(_train(backend, texts, trainers.WordLevelTrainer(vocab_size=2**62, show_progress=False))["vocab"])
 
@@ -219,15 +218,15 @@ def _check_room(kind: str, size: _VocabularySize, needed: int, of_what: str) -> 
         other = f", or use byte-bpe, which needs {fixed}" if needed > fixed else ""
         raise InputError(
             f"vocab_size is {size.vocab_size}, but a {kind} tokenizer of this text needs at least {needed}: "
-            f"{len(size.special)} special tokens and {needed - len(size.special)} {of_what}; "
-            f"raise vocab_size{other}"
+            f"{len(size.special)} special tokens and {needed - len(size.special)} {of_what}: "
+            f"increase vocab_size{other}"
         )
 
 
 def _check_reached(kind: str, vocab_size: int, reached: int) -> None:
     if reached < vocab_size:
         raise InputError(
-            f"vocab_size is {vocab_size}, but this text supports a {kind} vocabulary of at most {reached}; "
+            f"vocab_size is {vocab_size}, but this text supports a {kind} vocabulary of at most {reached}: "
             f"set vocab_size = {reached} or less, or give more text"
         )
 
@@ -263,7 +262,7 @@ def _train_wordpiece(backend: tokenizers.Tokenizer, texts: Iterable[str], size: 
     trainer = trainers.WordPieceTrainer(
         vocab_size=size.vocab_size,
         min_frequency=_MIN_FREQUENCY,
-        special_tokens=first,  # the trainer numbers these in order, and breaks ties between merges by number
+        special_tokens=first,  # the trainer numbers them in order, and breaks ties between merges by number
         continuing_subword_prefix=_CONTINUING,
         show_progress=False,
     )
@@ -282,7 +281,7 @@ def _train_unigram(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _V
     _check_room("unigram", size, len(characters) + len(size.special), "characters")
     pieces = _unigram_pieces(backend, texts, size)
     if len(pieces) < size.vocab_size:
-        # Asked for less, the trainer can prune further: only a size that a training reached may be recommended.
+        # With a smaller target the trainer may prune further, so train until the recommended size is reached.
         reached = size.vocab_size
         while len(pieces) < reached:
             reached = len(pieces)
@@ -294,7 +293,7 @@ def _train_unigram(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _V
 def _unigram_pieces(
     backend: tokenizers.Tokenizer, texts: Iterable[str], size: _VocabularySize
 ) -> list[tuple[str, float]]:
-    """Return the special tokens and the learned pieces in canonical order with canonical scores."""
+    """Return the special tokens and the learned pieces in a fixed order, with reproducible scores."""
     backend.model = models.Unigram()
     trainer = trainers.UnigramTrainer(
         vocab_size=size.vocab_size,
@@ -303,7 +302,7 @@ def _unigram_pieces(
         show_progress=False,
     )
     learned = [(piece, score) for piece, score in _train(backend, texts, trainer)["vocab"][len(size.special) :]]
-    # Every character stays; the trainer overshoots where they alone fill the vocabulary.
+    # Keep every character; if the characters alone fill the vocabulary, the trainer returns too many pieces.
     ordered = sorted(_canonical_scores(learned).items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))
     longest = ordered[: size.vocab_size - len(size.special)]
     ordered = sorted(longest, key=lambda item: (-item[1], item[0]))
@@ -311,9 +310,9 @@ def _unigram_pieces(
 
 
 def _canonical_scores(learned: list[tuple[str, float]]) -> dict[str, float]:
-    """Return the scores of pieces as they would be in any order of hashing."""
+    """Return scores of the pieces that do not depend on the order of hash maps."""
     lowest = min(score for _, score in learned)
-    # The trainer gives characters that it pruned the lowest score plus 1e-4 for each one before them, in hash order.
+    # A pruned character gets the lowest score plus 1e-4 for each pruned character before it, in hash order.
     penalised = lowest + 1e-4 * (sum(len(piece) == 1 for piece, _ in learned) + 1)
     scores = {}
     for piece, score in learned:
@@ -323,7 +322,7 @@ def _canonical_scores(learned: list[tuple[str, float]]) -> dict[str, float]:
 
 
 def _train_word_level(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _VocabularySize) -> models.Model:
-    # Room for the special tokens twice: a text may contain them as words, which the vocabulary leaves to their role.
+    # Twice the room for special tokens: a text may contain them as words, which are dropped below.
     trainer = trainers.WordLevelTrainer(
         vocab_size=size.vocab_size + len(size.special),
         min_frequency=0,
@@ -339,7 +338,7 @@ def _train_word_level(backend: tokenizers.Tokenizer, texts: Iterable[str], size:
 def _byte_model(size: _VocabularySize) -> models.Model:
     needed = _NUM_BYTES + len(size.special)
     _check_room("byte", size, needed, "bytes")
-    # The library writes a byte as the character of that number where it can be printed, the others from 256 upwards.
+    # The library writes a printable byte as the character with this code, and other bytes as characters from 256 on.
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     printed = {ord(character): character for character in alphabet}
     moved = (character for character in alphabet if ord(character) >= _NUM_BYTES)

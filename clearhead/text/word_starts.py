@@ -1,4 +1,4 @@
-"""Word boundaries between token ids, read from the vocabulary entries alone, however they mark them.
+"""Word boundaries between token ids, derived from the vocabulary entries, for every style of marking words.
 
 Shape suffixes: T tokens, V vocabulary.
 """
@@ -22,7 +22,7 @@ _CONTINUING = "##"
 _GLUED = "@@"
 _BYTE_ENTRY = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _NUM_BYTES = 256
-# How the entries of each kind that is trained here are written.
+# Style in which each kind of tokenizer marks words in its entries.
 _BYTES, _MARKED, _PIECES, _WHOLE, _PLAIN, _SEGMENTED = "bytes", "marked", "pieces", "whole", "plain", "segmented"
 _STYLES = (
     ("byte-bpe", _BYTES),
@@ -39,19 +39,19 @@ _STOPS = (".", "!", "?", "…", "。", "！", "？")
 
 
 class WordBoundaries:
-    """A table over the vocabulary of a tokenizer: where words begin, and which entries can be part of a text.
+    """Table over the vocabulary of a tokenizer: entries that begin a word, and entries that can occur in a text.
 
-    Words are separated by white space. Two kinds of vocabularies separate more: one that marks continuations ("##")
-    begins a word at every other entry, and in a word-level vocabulary each entry is a word. White space with an entry
-    of its own is a word of its own.
+    Words are separated by white space. Two kinds of vocabularies have more boundaries. If continuations are marked
+    ("##"), every unmarked entry begins a word. In a word-level vocabulary, each entry is a word. An entry of only white
+    space is a separate word.
 
     Args:
-        tokenizer: with the vocabulary.
+        tokenizer: tokenizer with the vocabulary.
 
     Attributes:
-        texts: the text of each entry with its leading white space; empty for unused ids.
-        ordinary: True where a text can be encoded as an entry; False for special tokens, "unknown" and unused ids.
-        carries_space: whether words include the white space before them, so that it has no tokens of its own.
+        texts: text of each entry with its leading white space; empty for unused ids.
+        ordinary: True for entries that a text can be encoded as; False for special tokens, "unknown" and unused ids.
+        carries_space: True if words include the white space before them, so that it has no separate tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -64,23 +64,23 @@ class WordBoundaries:
         self.ordinary[sorted(special)] = False
         self.carries_space: bool = any(text[:1].isspace() and not text.isspace() for text in self.texts)
         self._starts_V = _starts(style, entries, self.texts)
-        # Where words include their space, a separate one begins a word that has no entry with its space.
+        # If words include their space, a separate space token begins a word that has no entry with a space.
         joins = (" ",) if self.carries_space else ()
         self._closes_V = np.array([text[-1:].isspace() and text not in joins for text in self.texts])
         self._glues_V = np.array([style == _SEGMENTED and entry.endswith(_GLUED) for entry in entries])
         borders = sorted(special - {tokenizer.unk_id} | {tokenizer.pad_id})
         self._starts_V[borders] = self._closes_V[borders] = True
         if tokenizer.roles.unk is not None:
-            # Where every entry is a word, so is the unknown one; elsewhere it can be inside a word.
+            # If every entry is a word, so is the unknown token; otherwise it can be inside a word.
             self._starts_V[tokenizer.unk_id] = style in (_PIECES, _WHOLE, _SEGMENTED)
         self._ends_sentence_V = np.array([text.rstrip().rstrip(_CLOSERS).endswith(_STOPS) for text in self.texts])
         self._newlines_V = np.array(list(map(_trailing_newlines, self.texts)))
 
     def begins(self, ids_T: Integer[ndarray, " tokens"]) -> Bool[ndarray, " tokens"]:
-        """Return True where an id is the first of a word; the first id always is.
+        """Return a mask with True at the first id of each word; the first id of all is always True.
 
         Args:
-            ids_T: ids of the vocabulary; each special one is a word of its own.
+            ids_T: token ids; each special token is a separate word.
         """
         begins_T: Bool[ndarray, " tokens"] = self._starts_V[ids_T]
         before_T = ids_T[:-1]
@@ -89,18 +89,18 @@ class WordBoundaries:
         return begins_T
 
     def word_ids(self, ids_T: Integer[ndarray, " tokens"]) -> Int64[ndarray, " tokens"]:
-        """Return the number of the word that each id belongs to, counted from 0.
+        """Return the word number of each id, from 0.
 
         Args:
-            ids_T: ids of the vocabulary; each special one is a word of its own.
+            ids_T: token ids; each special token is a separate word.
         """
         return np.cumsum(self.begins(ids_T), dtype=np.int64) - 1
 
     def ends_sentence(self, ids_T: Integer[ndarray, " tokens"]) -> Bool[ndarray, " tokens"]:
-        """Return True where an id ends a sentence: at . ! ? before white space, at an empty line, and at the end.
+        """Return a mask with True at the end of each sentence: at . ! ? before white space, empty lines, and the end.
 
         Args:
-            ids_T: ids of the vocabulary, special ones included.
+            ids_T: token ids, special tokens included.
         """
         newlines_T = self._newlines_V[ids_T]
         ends_T: Bool[ndarray, " tokens"] = newlines_T >= 2
@@ -112,21 +112,21 @@ class WordBoundaries:
 
 @lru_cache(maxsize=4)
 def word_boundaries(tokenizer: Tokenizer) -> WordBoundaries:
-    """Return the table of a tokenizer, made once for those used last: it decodes the whole vocabulary."""
+    """Return the word boundaries of a tokenizer; cached, since building the table decodes the whole vocabulary."""
     return WordBoundaries(tokenizer)
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the ids with a role, "unknown" included, and every other one that decoding skips.
+    """Return the ids with a role, "unknown" included, and all other ids that decoding skips.
 
     Args:
-        tokenizer: with the vocabulary.
+        tokenizer: tokenizer with the vocabulary.
     """
     roles = tokenizer.roles
     named = {roles.pad, roles.bos, roles.eos, *tokenizer.sentinel_ids}
     named |= {index for index in (roles.unk, tokenizer.mask_id) if index is not None}
     if tokenizer.kind == "pretrained":
-        # Decoding skips special tokens; it may skip white space too, which is excluded first.
+        # Decoding skips special tokens; it may also skip white space, which is no special token.
         for index, entry in enumerate(tokenizer.entries()):
             if _entry_text(entry).strip(f"{_BYTE_SPACE} \n\t") and not tokenizer.decode([index]):
                 named.add(index)
@@ -134,7 +134,7 @@ def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 
 def _guess_style(entries: Sequence[str]) -> str:
-    """Find out how the vocabulary of a checkpoint marks words, by the mark that most of its entries have."""
+    """Guess the style in which the vocabulary of a checkpoint marks words, from the most frequent mark."""
     counts = {
         style: sum(len(entry) > len(mark) and getattr(entry, where)(mark) for entry in entries)
         for style, where, mark in (
@@ -153,7 +153,7 @@ def _guess_style(entries: Sequence[str]) -> str:
 
 
 def _writer(style: str, *, trained_here: bool) -> Callable[[str], str]:
-    """Return the function from an entry to its text."""
+    """Return a function from an entry to its text."""
     if style == _BYTES:
         return partial(_decode_entry, _byte_table())
     if style == _PLAIN:
@@ -169,14 +169,14 @@ def _decode_entry(table: Mapping[str, int], entry: str) -> str:
 
 
 def _add_space(style: str, entry: str) -> str:
-    """Return the text of an entry that has a space before it unless it continues a word."""
+    """Return the text of an entry, with a space before it unless the entry continues a word."""
     if _continues(style, entry):
         return entry[len(_CONTINUING) :]
     return f" {entry}" if entry else ""
 
 
 def _replace_marker(style: str, entry: str) -> str:
-    """Return the text of an entry that has no space before it but what its marker stands for."""
+    """Return the text of an entry, with a space only where it has a word marker."""
     return _entry_text(entry[len(_CONTINUING) :] if _continues(style, entry) else entry)
 
 
@@ -204,7 +204,7 @@ def _trailing_newlines(text: str) -> int:
 
 
 def _byte_table() -> dict[str, int]:
-    """Return the byte of each character of a byte-level entry."""
+    """Return a dictionary from each character of byte-level entries to its byte."""
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     table = {sign: ord(sign) for sign in alphabet if ord(sign) < _NUM_BYTES}
     unprinted = (byte for byte in range(_NUM_BYTES) if chr(byte) not in table)

@@ -46,7 +46,7 @@ def test_hook_points_change_no_graph(report: dict[str, Any]) -> None:
 
 
 def test_watched_steps_run_uncompiled_and_say_so(report: dict[str, Any]) -> None:
-    assert report["warnings"] == ["compiled steps run uncompiled while activations are watched"] * 2
+    assert report["warnings"] == ["torch.compile is off while activations are captured or edited"] * 2
     assert report["num_captured"] == 3
     assert report["captured"] <= 1e-5 and report["edited"] <= 1e-5
 

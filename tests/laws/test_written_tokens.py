@@ -202,7 +202,7 @@ def test_files_and_json_hold_written_tokens_and_old_files_number_the_steps(maps:
     assert list(labels("decoder.self")) == maps.target_tokens
     arrays["written_tokens"] = np.array(["one", "less"])
     np.savez(path, **arrays)
-    with pytest.raises(ch.InputError, match="2 tokens are written at 6 steps"):
+    with pytest.raises(ch.InputError, match="2 written tokens for 6 steps"):
         ch.view_attention(path)
 
 

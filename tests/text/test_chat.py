@@ -44,7 +44,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
         tmp_path, {"chat_template": [{"name": "default", "template": "a"}, {"name": "tool_use", "template": "b"}]}
     )
     assert several is not None and several.render(CHAT, name="tool_use") == "b"
-    with pytest.raises(InputError, match="no chat template named 'other'; the model has: default, tool_use"):
+    with pytest.raises(InputError, match="no chat template 'other'; it has: default, tool_use"):
         several.render(CHAT, name="other")
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "linked").mkdir()
@@ -60,7 +60,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     ("template", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "refuses this chat: roles must alternate"),
-        ("{% for %}", "faulty in line 1"),
+        ("{% for %}", "syntax error in line 1"),
         ("{{ messages.append(1) }}", "refuses this chat"),
         ("{{ ''.__class__.__mro__ }}", "refuses this chat"),
         ("{{ messages[9].content }}", "refuses this chat"),
@@ -70,7 +70,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
         ("{{ '%9999999999d' % 1 }}", "more than the 512 MB"),
         ("{{ 'a' * 5000000 }}", r"makes 5,000,000 characters of this chat, which are too many \(at most 33,\d\d\d\)"),
         ("{% for i in range(20000) %}hello {% endfor %}", "makes 120,000 characters of this chat"),
-        ("{{ strftime_now('%c' * 3000000) }}", "a format of a date has more than 256 characters"),
+        ("{{ strftime_now('%c' * 3000000) }}", "a date format must have at most 256 characters"),
         ("{{ raise_exception('x' * 1000000) }}", r"refuses this chat: x{77}\.\.\.$"),
     ],
 )
@@ -89,7 +89,7 @@ def test_a_template_may_repeat_a_long_chat() -> None:
 
 @pytest.mark.parametrize(
     ("messages", "message"),
-    [([], "at least one message"), ([{"role": "user"}], "message 1 needs a role and a content, it has: role")],
+    [([], "at least one message"), ([{"role": "user"}], "message 1 needs a role and a content, got: role")],
 )
 def test_a_chat_that_is_none(messages: list[dict[str, str]], message: str) -> None:
     with pytest.raises(InputError, match=message):

@@ -129,5 +129,5 @@ def test_a_reserved_entry_in_a_text_keeps_ids_and_spans_together(tmp_path: Path)
 
 
 def test_what_is_no_text_is_named() -> None:
-    with pytest.raises(InputError, match=r"holds the lone surrogate '\\ud800' at character 2"):
+    with pytest.raises(InputError, match=r"has the lone surrogate '\\ud800' at character 2"):
         train("bpe").encode_with_spans("a\ud800")

@@ -256,7 +256,7 @@ def test_a_word_without_end_is_read_in_part_and_said(kind: str) -> None:
     with use_display(display):
         tokenizer = train_tokenizer(kind, texts, vocab_size=SIZE.get(kind, 199))
     assert len(messages) == 1 and re.match(
-        r"1 words of over 500 characters were cut .* to their first 10,000", messages[0]
+        r"1 words of over 500 characters were split .* their first 10,000", messages[0]
     )
     assert tokenizer.encode("ACGT")
 

@@ -1,6 +1,6 @@
-"""Differences between two models on texts: attention heads, predictions, and KL divergence per token.
+"""Compare two models on texts: attention of each head, predictions, and KL divergence per token.
 
-Both models read the same tokens, one text at a time, so that every position is real.
+Both models read the same tokens, one text at a time, so no position is padding.
 Legend: B texts, T positions, H heads, Q queries, S keys, V outputs.
 """
 
@@ -29,24 +29,24 @@ from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 
 POSITIONS = 128
-"""Positions whose logits are computed at once."""
+"""Number of positions whose logits are computed at once."""
 
 
 @runtime_checkable
 class TrainedModel(Protocol):
-    """A module with its tokenizers and its task."""
+    """A model with its tokenizers and its task."""
 
     @property
     def module(self) -> Transformer:
-        """The network."""
+        """The PyTorch module."""
 
     @property
     def tokenizers(self) -> TokenizerPair:
-        """Its tokenizers."""
+        """The tokenizers of the source and the target."""
 
     @property
     def task(self) -> TaskRecord:
-        """What its outputs are for."""
+        """The task that the model was trained for."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,10 +55,10 @@ class TokenChange(Printed):
 
     Args:
         text: number of the text, from 0.
-        position: position in the last stack; None: the prediction is of the whole text.
-        token: the token that the last stack reads there; empty for a whole text.
-        a, b: the most probable output of each model.
-        divergence: KL(A || B) of the outputs, in nats.
+        position: position in the last stack. None means one prediction for the whole text.
+        token: token that the last stack reads at this position; empty for a whole text.
+        a, b: most probable output of model A and of model B.
+        divergence: KL(A || B) of the two output distributions, in nats.
     """
 
     text: int
@@ -75,9 +75,9 @@ class TextChanges(Printed):
 
     Args:
         num_texts: number of texts.
-        heads: mean Jensen-Shannon divergence of attention rows, in nats, by address of the attention and head.
-        tokens: every predicted position, in the order of the texts; empty where outputs cannot be compared.
-        reason: why outputs cannot be compared; empty where they can.
+        heads: (address of the attention, head) -> mean Jensen-Shannon divergence of the attention rows, in nats.
+        tokens: one entry per predicted position, in the order of the texts; empty if outputs cannot be compared.
+        reason: reason why outputs cannot be compared; empty if they can.
     """
 
     num_texts: int
@@ -87,47 +87,47 @@ class TextChanges(Printed):
 
     @property
     def num_different(self) -> int:
-        """Number of positions where the most probable output differs."""
+        """Number of positions at which the two models predict different outputs."""
         return sum(token.a != token.b for token in self.tokens)
 
     @property
     def divergence(self) -> float | None:
-        """Mean KL divergence per token, in nats; None where outputs cannot be compared."""
+        """Mean KL divergence per token, in nats; None if outputs cannot be compared."""
         if not self.tokens:
             return None
         return math.fsum(token.divergence for token in self.tokens) / len(self.tokens)
 
 
 def check_same_inputs(a: TrainedModel, b: TrainedModel) -> None:
-    """Refuse two models that cannot read the same tokens.
+    """Raise InputError unless two models can read the same tokens.
 
     Raises:
-        InputError: their stacks or devices differ, or neither vocabulary is the beginning of the other.
+        InputError: the stacks or devices differ, or neither vocabulary is the beginning of the other.
     """
     families = a.module.spec.family, b.module.spec.family
     devices = device_of(a.module), device_of(b.module)
     if devices[0] != devices[1]:
-        raise InputError(f"A is on {devices[0]} and B on {devices[1]}: load both on one device")
+        raise InputError(f"A is on {devices[0]} and B is on {devices[1]}: load both on the same device")
     if families[0] != families[1]:
         raise InputError(
-            f"A and B have different stacks ({families[0]}; {families[1]}): compare their weights alone, without texts"
+            f"A and B have different stacks ({families[0]}; {families[1]}): compare only their weights, without texts"
         )
     for first, second in ((a.tokenizers.source, b.tokenizers.source), (a.tokenizers.target, b.tokenizers.target)):
         first_entries, second_entries = first.entries(), second.entries()
         length = min(len(first_entries), len(second_entries))
         if first_entries[:length] != second_entries[:length]:
             raise InputError(
-                "A and B have different vocabularies, so they read different tokens: compare their weights alone, "
+                "A and B have different vocabularies, so they read different tokens: compare only their weights, "
                 "without texts"
             )
 
 
 def compare_texts(a: TrainedModel, b: TrainedModel, text_inputs: Iterable[MapInputs]) -> TextChanges:
-    """Return the changes from A to B while both read the same tokens.
+    """Run both models on the same tokens and return the changes of attention and predictions from A to B.
 
     Args:
-        a, b: two models that can read the same tokens.
-        readings: the input of each text; each is dropped before the next is taken.
+        a, b: models that can read the same tokens.
+        text_inputs: inputs of each text; only one is held in memory at a time.
     """
     names, reason = _common_outputs(a, b)
     sums: dict[tuple[str, int], list[float]] = {}
@@ -152,14 +152,14 @@ def compare_texts(a: TrainedModel, b: TrainedModel, text_inputs: Iterable[MapInp
 
 
 def _common_outputs(a: TrainedModel, b: TrainedModel) -> tuple[OutputNames | None, str]:
-    """Return the names of the outputs that both models have, or None and the reason why they have none."""
+    """Return the names of the outputs that both models have, or None and the reason why there are none."""
     names = []
     for model in (a, b):
         tokenizer = model.tokenizers.source if model.module.decoder is None else model.tokenizers.target
         try:
             names.append(OutputNames.of(model.module, tokenizer, model.task))
         except InputError:
-            return None, "predictions are not compared: a model gives no probabilities of tokens or labels"
+            return None, "predictions are not compared: one model outputs no probabilities of tokens or labels"
     first, second = sorted(names, key=lambda name_list: len(name_list.names))
     is_same_kind = (first.tokenizer is None) == (second.tokenizer is None)
     if not is_same_kind or list(first.names) != list(second.names[: len(first.names)]):
@@ -175,7 +175,7 @@ def _common_outputs(a: TrainedModel, b: TrainedModel) -> tuple[OutputNames | Non
 def jensen_shannon(first: Float[Tensor, "*axes keys"], second: Float[Tensor, "*axes keys"]) -> Float[Tensor, "*axes"]:
     """Return the Jensen-Shannon divergence of two rows of weights, in nats, from 0 to ln 2.
 
-    What a row lacks to one is the weight of a sink, one more key.
+    If a row sums to less than one, the rest counts as the weight of one more key, the attention sink.
     """
     first, second = (
         torch.cat([rows, (1.0 - rows.sum(-1, keepdim=True)).clamp(min=0.0)], -1).double() for rows in (first, second)
@@ -187,7 +187,7 @@ def jensen_shannon(first: Float[Tensor, "*axes keys"], second: Float[Tensor, "*a
 
 
 def _head_divergences(record: AttentionRecord, other: AttentionRecord) -> list[list[float]]:
-    """Return the divergence of each query's row, for each head."""
+    """Return, for each head, the divergence of the attention row of each query."""
     chunks = [
         jensen_shannon(weights_BHQS[0], other.weights(queries=queries)[0])
         for queries, weights_BHQS in query_chunks(record)
@@ -205,7 +205,7 @@ def _token_changes(
     text: int,
     tokenizers: TokenizerPair,
 ) -> list[TokenChange]:
-    """Return the changes of the predictions on one text."""
+    """Return the change of each prediction on one text."""
     head = modules[0].head
     assert head is not None, "a model with named outputs has a head"
     read = tokenizers.source if modules[0].decoder is None or inputs.target is None else tokenizers.target
@@ -217,7 +217,7 @@ def _token_changes(
             _log_probabilities(module, hidden[:, start : start + step], inputs, names)
             for module, hidden in zip(modules, hiddens, strict=True)
         )
-        # 0 * -inf is 0 here: an impossible output of A adds nothing.
+        # 0 * -inf counts as 0: an output with probability 0 in A adds nothing.
         terms = torch.where(first > -torch.inf, first.exp() * (first - second), 0.0)
         divergences = terms.flatten(1).sum(1).clamp(min=0.0).tolist()
         for divergence, best_a, best_b in zip(
@@ -229,7 +229,7 @@ def _token_changes(
 
 
 def _log_probabilities(module: Transformer, hidden: Tensor, inputs: MapInputs, names: OutputNames) -> Tensor:
-    """Return log-probabilities [T, V] of the common outputs; of independent labels [T, V, 2], of yes and of no."""
+    """Return log-probabilities [T, V] of the common outputs; for independent labels [T, V, 2], for yes and no."""
     assert module.head is not None
     logits: Tensor = module.head(hidden, inputs.last.mask) if module.head.is_pooled else module.head(hidden)[0]
     logits = logits[..., : len(names.names)].double().cpu()
@@ -239,7 +239,7 @@ def _log_probabilities(module: Transformer, hidden: Tensor, inputs: MapInputs, n
 
 
 def _predicted_labels(log_probabilities: Tensor, names: OutputNames) -> list[str]:
-    """Return the predicted output of each row, as pages write it."""
+    """Return the display name of the predicted output of each row; independent labels are joined by commas."""
     if names.are_independent:
         chosen = (log_probabilities[..., 0] > math.log(0.5)).tolist()
         return [", ".join(name for name, is_in in zip(names.names, row, strict=True) if is_in) for row in chosen]

@@ -1,4 +1,4 @@
-"""The difference between two models as a page: one HTML file without scripts, in the style of the explorer."""
+"""Write the difference between two models as one HTML file without scripts, in the style of the explorer."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from clearhead.interpret.difference.weights import Change, WeightChanges
 from clearhead.interpret.explain.page import start_page
 
 MOST_LISTED = 40
-"""Parts in the list of those that changed most."""
+"""Number of tensors, heads and rows in the list of the largest changes."""
 MOST_TOKENS = 5000
-"""Tokens of texts that a page shows."""
+"""Most tokens of texts that a page shows."""
 
 
 def write_percent(share: float | None) -> str:
-    """Return a share in percent with three digits; a dash where A is zero and the share has no value."""
+    """Return a share in percent with three digits; a dash for None, when A is zero."""
     return "–" if share is None else f"{100 * share:.3g} %"
 
 
 def write_rank(change: Change) -> str:
-    """Return the rank of a change and the largest rank that its tensor could have; empty for no matrix."""
+    """Return the rank of a change and its largest possible rank, such as "4 of 64"; empty unless it is a matrix."""
     if change.rank is None:
         return ""
     return f"{'≥ ' if change.is_rank_at_least else ''}{change.rank} of {min(change.shape)}"
 
 
 def write_address(change: Change) -> str:
-    """Return the name of a part: its address, and the number of a head or a row."""
+    """Return the address of a changed tensor; for a head or a row also its number, and the token of the row."""
     if change.index is None:
         return change.address
     token = "" if change.token is None else f" '{change.token}'"
@@ -39,7 +39,7 @@ def write_address(change: Change) -> str:
 
 
 def describe_weights(weights: WeightChanges) -> str:
-    """Return in words how many tensors were compared, and how many were not."""
+    """Return in words the number of tensors that were compared, and of those that were not."""
     tensors = [change for change in weights.changes if change.kind == "tensor"]
     equal = sum(change.relative == 0.0 for change in tensors)
     parts = [f"{len(tensors)} tensors compared, {equal} of them equal"]
@@ -51,7 +51,7 @@ def describe_weights(weights: WeightChanges) -> str:
 
 
 def describe_texts(texts: TextChanges) -> str:
-    """Return in words how many predictions differ, and the mean KL divergence."""
+    """Return in words the number of different predictions and the mean KL divergence."""
     if texts.divergence is None:
         return texts.reason
     return (
@@ -61,11 +61,12 @@ def describe_texts(texts: TextChanges) -> str:
 
 
 def difference_page(title: str, weights: WeightChanges, texts: TextChanges | None) -> Iterator[str]:
-    """Yield the pieces of the page.
+    """Yield the HTML of the page piece by piece.
 
     Args:
-        title: the heading.
-        weights, texts: the changes.
+        title: heading of the page.
+        weights: changes of the weights.
+        texts: changes on texts. None means that no text was read.
     """
     yield start_page(title, (files("clearhead.interpret.difference") / "page.css").read_text("utf-8"))
     yield f"<p>{html.escape(describe_weights(weights))}.</p>\n"
@@ -74,8 +75,8 @@ def difference_page(title: str, weights: WeightChanges, texts: TextChanges | Non
     yield from _heads(weights.changes)
     yield "<h2>Parts that changed most</h2>\n"
     yield (
-        "<p>The change is ||B − A|| / ||A|| in the Frobenius norm, with the typical norm of such a part in place of a "
-        "smaller ||A||. The rank counts the singular values of B − A above 1 % of the largest.</p>\n"
+        "<p>The change is ||B − A|| / ||A|| in the Frobenius norm. If ||A|| is smaller than the typical norm of such a "
+        "part, the typical norm divides. The rank counts the singular values of B − A above 1 % of the largest.</p>\n"
     )
     yield from _table([change for change in weights.changes if change.score][:MOST_LISTED])
     tensors = [change for change in weights.changes if change.kind == "tensor"]
@@ -89,7 +90,7 @@ def difference_page(title: str, weights: WeightChanges, texts: TextChanges | Non
 
 
 def _heads(changes: Iterable[Change]) -> Iterator[str]:
-    """Yield grids of heads by change, and where texts were read by divergence."""
+    """Yield grids of heads coloured by change, and, if texts were read, coloured by divergence."""
     heads = [change for change in changes if change.kind == "head"]
     yield from _grids("change of the weights, in percent", heads, [100 * head.score for head in heads])
     read = [head for head in heads if head.divergence is not None]
@@ -117,7 +118,7 @@ def _grids(name: str, heads: Sequence[Change], values: Sequence[float]) -> Itera
 
 
 def _split(address: str) -> tuple[str, int]:
-    """Return the address of a layer's part with a star for the number of the layer, and the number."""
+    """Return an address with a star in place of the layer number, and the layer number."""
     match = re.search(r"(?<=\blayers\.)\d+", address)
     return (address, 0) if match is None else (f"{address[: match.start()]}*{address[match.end() :]}", int(match[0]))
 
@@ -138,7 +139,7 @@ def _table(changes: Sequence[Change]) -> Iterator[str]:
     largest = max((change.score for change in changes), default=0.0)
     for change in changes:
         shape = " × ".join(map(str, change.shape))
-        # Narrow screens break an address after its dots.
+        # A narrow screen may break an address after a dot.
         address = html.escape(write_address(change)).replace(".", ".<wbr>")
         yield f"<tr><td>{address}</td><td>{shape}</td>"
         yield f'<td class="{_shade(change.score, largest)}">{write_percent(change.score)}</td>'
@@ -150,7 +151,7 @@ def _table(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def _missing(weights: WeightChanges) -> Iterator[str]:
-    """Yield the weights that only one model has, or whose shapes differ."""
+    """Yield lists of the weights that only one model has, or that have different shapes."""
     shapes = [
         f"{weight.address}: {list(weight.a)} in A, {list(weight.b)} in B, "
         + ("not compared" if weight.common_rows is None else f"{weight.common_rows} common rows compared")
@@ -164,10 +165,10 @@ def _missing(weights: WeightChanges) -> Iterator[str]:
 
 
 def _tokens(texts: TextChanges) -> Iterator[str]:
-    """Yield the tokens of each text, coloured by the KL divergence of the predictions there."""
+    """Yield the tokens of each text, coloured by the KL divergence of the predictions at each token."""
     largest = max(token.divergence for token in texts.tokens)
     yield f"<h2>Tokens: KL divergence of the predictions, in nats</h2>\n{_legend(largest)}"
-    yield '<p class="faint">A token with a border has another prediction in B than in A.</p>\n'
+    yield '<p class="faint">A border marks a token at which A and B predict different outputs.</p>\n'
     for number, group in groupby(texts.tokens[:MOST_TOKENS], key=lambda token: token.text):
         yield f'<h3>Text {number + 1}</h3><ol class="tokens">'
         yield "".join(_token(token, largest) for token in group) + "</ol>\n"

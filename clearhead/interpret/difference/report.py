@@ -1,4 +1,4 @@
-"""The difference between two models as a record, which is written as JSON or as a page."""
+"""`Difference`: the result of `clearhead.diff`, which can be written as JSON or as a page."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from clearhead.text.pair import TokenizerPair
 @check_types
 @dataclass(frozen=True, repr=False)
 class Difference(Printed):
-    """What changed from a model A to a model B.
+    """Changes from a model A to a model B.
 
     Args:
         a, b: names of the models.
         weights: changes of the weights.
-        texts: changes on texts; None if no text was read.
+        texts: changes on texts. None means that no text was read.
     """
 
     a: str
@@ -34,7 +34,7 @@ class Difference(Printed):
     texts: TextChanges | None = None
 
     def with_texts(self, texts: TextChanges, tokenizers: TokenizerPair) -> Difference:
-        """Return the difference with changes on texts: heads have their divergence, and rows their tokens."""
+        """Return a copy with the changes on texts: heads get their divergence, table rows get their token."""
 
         def complete(change: Change) -> Change:
             if change.index is None:
@@ -50,7 +50,7 @@ class Difference(Printed):
 
     @property
     def largest(self) -> float:
-        """The largest score of a change of weights."""
+        """Largest `score` among the changes of the weights."""
         return max(change.score for change in self.weights.changes)
 
     def to_json(self) -> dict[str, Any]:
@@ -76,11 +76,11 @@ class Difference(Printed):
         }
 
     def save_html(self, path: str | Path, *, force: bool = False) -> None:
-        """Write a page with all heads coloured by change, as one file that needs no network.
+        """Write a page with all heads coloured by change, as one HTML file that needs no network.
 
         Args:
-            path: the file.
-            force: whether an existing file is replaced.
+            path: HTML file to write.
+            force: True to replace an existing file.
 
         Raises:
             InputError: the file exists or cannot be written.

@@ -1,7 +1,7 @@
-"""Changes of weights between two models A and B: of tensors, heads and rows of tables.
+"""Compare the weights of two models A and B: tensors, attention heads and rows of tables.
 
-Two numbers describe the change of a part. `relative` is ||B - A|| / ||A||, in the Frobenius norm. `score` divides by
-the typical norm of such a part where that is larger than ||A||, so that noise on a small bias or row ranks low.
+Two numbers describe each change. `relative` is ||B - A|| / ||A||, in the Frobenius norm. `score` divides by the
+typical norm of such a tensor, head or row if that is larger than ||A||. So noise on a small bias or row ranks low.
 
 Weights are read a few rows at a time. Legend: M rows, N columns, K random directions, H heads, P the pair A and B - A.
 """
@@ -25,39 +25,39 @@ from clearhead.base.progress import Notify, counter
 from clearhead.checkpoints.stored_weights import StoredWeights, matrix_shape
 
 BLOCK = 2**19
-"""Numbers of a weight that are read at once."""
+"""Most numbers of a weight that are read at once."""
 MOST_EXACT, MOST_SIDE = 2**22, 2**10
-"""Numbers of the largest matrix, and its smaller side, for which all singular values are computed."""
+"""Largest matrix (in numbers) and largest smaller side for which all singular values are computed."""
 NUM_DIRECTIONS = 256
-"""Random directions that a larger matrix is projected to."""
+"""Number of random directions that a larger matrix is projected to."""
 RANK_THRESHOLD = 0.01
-"""A singular value counts if it is larger than this share of the largest."""
+"""A singular value counts towards the rank if it is larger than this share of the largest one."""
 MOST_ROWS = 20
-"""Rows of a table that are listed."""
+"""Most rows of a table that are listed."""
 
 _HEAD_TENSORS = (
     ".query.weight", ".query.bias", ".key.weight", ".key.bias", ".value.weight", ".value.bias", ".out.weight",
 )  # fmt: skip
 
 Squares = Float64[Tensor, "2 parts"]
-"""Sums of squares of A and of B - A, for each of several parts."""
+"""Sums of squares of A and of B - A, for each head or row."""
 
 
 @dataclass(frozen=True, repr=False)
 class Change(Printed):
-    """Change of one part of a model: a tensor, an attention head, or a row of a table.
+    """Change of a tensor, an attention head, or a row of a table.
 
     Args:
-        kind: what the part is.
+        kind: "tensor", "head" or "row".
         address: address of the tensor, or of the attention that has the head.
-        relative: ||B - A|| / ||A||, Frobenius; None where A is zero and B is not.
-        score: the same with the typical norm of such a part in place of a smaller ||A||.
-        index: number of the head or the row, from 0; None for a tensor.
+        relative: ||B - A|| / ||A||, Frobenius norm. None means that A is zero and B is not.
+        score: ||B - A|| divided by the larger of ||A|| and the typical norm of such a tensor, head or row.
+        index: number of the head or the row, from 0. None means a tensor.
         shape: shape of a tensor; empty for a head or a row.
-        rank: number of singular values of B - A above 1 % of the largest; None unless the part is a matrix.
-        is_rank_at_least: whether the rank may be higher, because a large matrix was projected.
-        token: the token of a row, where the tokenizer was loaded.
-        divergence: mean Jensen-Shannon divergence of the attention rows of a head, in nats; None without texts.
+        rank: number of singular values of B - A above 1 % of the largest. None means that it is not a matrix.
+        is_rank_at_least: True if the rank may be higher, because a large matrix was projected.
+        token: token of a row. None means that no tokenizer was loaded or that it is not a row of an embedding.
+        divergence: mean Jensen-Shannon divergence of a head's attention rows, in nats. None means without texts.
     """
 
     kind: Literal["tensor", "head", "row"]
@@ -74,12 +74,12 @@ class Change(Printed):
 
 @dataclass(frozen=True, repr=False)
 class OtherShape(Printed):
-    """A weight whose shapes differ.
+    """Weight with different shapes in the two models.
 
     Args:
         address: address of the weight.
-        a, b: its shapes in the two models.
-        common_rows: rows of a table that were compared; None: the weight was not compared.
+        a, b: shape in model A and in model B.
+        common_rows: number of table rows that were compared. None means that the weight was not compared.
     """
 
     address: str
@@ -90,13 +90,13 @@ class OtherShape(Printed):
 
 @dataclass(frozen=True, repr=False)
 class WeightChanges(Printed):
-    """Changes of all weights that two models share, and the weights that they do not share.
+    """Changes of all weights that two models share, and lists of the weights that they do not share.
 
     Args:
-        changes: changes, the largest score first, but a tensor after the head or the row of it that changed most; of
-            each table the rows that changed most.
-        only_in_a, only_in_b: addresses of weights that one model lacks.
-        other_shape: weights whose shapes differ.
+        changes: changes, the largest score first. A tensor comes after its head or row that changed most. Each table
+            contributes only the rows that changed most.
+        only_in_a, only_in_b: addresses of weights that the other model lacks.
+        other_shape: weights with different shapes.
     """
 
     changes: tuple[Change, ...]
@@ -128,11 +128,12 @@ def compare_weights(a: StoredWeights, b: StoredWeights, notify: Notify | None = 
     """Return the changes of all weights from A to B.
 
     Args:
-        a, b: weights of the models; the memory for them is that of a few blocks of rows.
-        notify: called with the numbers of tensors that are compared, and of all.
+        a, b: stored weights of the models; only a few blocks of rows are in memory at a time.
+        notify: function called with the number of compared tensors and the number of all. None means
+            `progress.update`.
 
     Raises:
-        InputError: no address has the same shape in both, or a weight is NaN or infinite.
+        InputError: no address has the same shape in both models, or a weight is NaN or infinite.
     """
     other_shape, sums, tell = [], dict[str, _TensorSums](), counter("tensors", notify)
     common = [address for address in a.shapes if address in b.shapes]
@@ -151,8 +152,8 @@ def compare_weights(a: StoredWeights, b: StoredWeights, notify: Notify | None = 
         tell(number, len(common))
     if not sums:
         raise InputError(
-            f"no weight of {a.name} has the address and the shape of one of {b.name}, so there is nothing to compare: "
-            "name two models of one architecture"
+            f"no weight of {a.name} has the address and the shape of one of {b.name}: "
+            "give two models of the same architecture"
         )
     head_and_row_changes = [*_head_changes(a.model, b.model, sums), *_row_changes(a.model, sums)]
     return WeightChanges(
@@ -164,7 +165,7 @@ def compare_weights(a: StoredWeights, b: StoredWeights, notify: Notify | None = 
 
 
 def _sort_changes(changes: Sequence[Change]) -> list[Change]:
-    """Return changes with the largest score first, but a tensor after the head or the row of it that changed most."""
+    """Sort changes by score, the largest first; a tensor comes after its head or row that changed most."""
     most: dict[str, float] = {}
     for change in changes:
         if change.kind != "tensor":
@@ -181,7 +182,7 @@ def _sort_changes(changes: Sequence[Change]) -> list[Change]:
 
 
 def _has_token_rows(model: spec.Model, address: str) -> bool:
-    """Return whether each row of a weight belongs to a token, a position or a segment, rather than to a neuron."""
+    """Return whether each row of a weight belongs to a token, a position or a segment (not to a neuron)."""
     if ".embedding." in address and ".projection." not in address:
         return True
     vocabularies = {node.rows for _, node in spec.walk(model) if isinstance(node, spec.Table)}
@@ -191,7 +192,7 @@ def _has_token_rows(model: spec.Model, address: str) -> bool:
 
 
 def _compare_tensor(a: StoredWeights, b: StoredWeights, address: str, shape: tuple[int, ...]) -> _TensorSums:
-    """Read a tensor of both models block by block, and sum the squares of A and of B - A."""
+    """Read a tensor of both models in blocks of rows, and sum the squares of A and of B - A."""
     num_rows, num_columns = matrix_shape(shape)
     step = max(1, BLOCK // max(1, num_columns))
 
@@ -211,7 +212,10 @@ def _compare_tensor(a: StoredWeights, b: StoredWeights, address: str, shape: tup
         if counter_of_rank is not None:
             counter_of_rank.add(rows, change_MN)
     if not torch.isfinite(rows_PM).all():
-        raise InputError(f"{a.name} or {b.name}: {address} holds NaN or infinite numbers, so there is no change of it")
+        raise InputError(
+            f"{a.name} or {b.name}: {address} has NaN or infinite numbers, so its change is undefined: "
+            "compare undamaged models"
+        )
     rank = None
     if counter_of_rank is not None:
         rank = counter_of_rank.count(lambda: (change_MN for _, _, change_MN in read_changes()))
@@ -219,11 +223,11 @@ def _compare_tensor(a: StoredWeights, b: StoredWeights, address: str, shape: tup
 
 
 class _RankCounter:
-    """Counts the singular values of a matrix above a share of the largest, from blocks of rows.
+    """Counter of the singular values of a matrix above a share of the largest; the matrix comes in blocks of rows.
 
-    A matrix of at most `MOST_EXACT` numbers is held, and all its singular values are computed. A larger one is
-    projected to the span of `NUM_DIRECTIONS` random combinations of its rows, which holds every matrix of lower rank.
-    Source: arXiv 0909.4061, section 1.6 (the range of a random projection).
+    A matrix of at most `MOST_EXACT` numbers is kept whole, and all its singular values are computed. A larger one is
+    projected to the span of `NUM_DIRECTIONS` random combinations of its rows. Almost surely, this span contains all
+    rows of a matrix of lower rank. Source: arXiv 0909.4061, section 1.6 (the range of a random projection).
     """
 
     def __init__(self, num_rows: int, num_columns: int) -> None:
@@ -233,7 +237,7 @@ class _RankCounter:
         self._draw: torch.Generator = torch.Generator().manual_seed(0)
 
     def add(self, rows: slice, change_MN: Float[Tensor, "rows columns"]) -> None:
-        """Take the next rows of the matrix."""
+        """Add the next block of rows of the matrix."""
         if self._held_MN is not None:
             self._held_MN[rows] = change_MN
         else:
@@ -241,10 +245,10 @@ class _RankCounter:
             self._sketch_KN.addmm_(combine_KM, change_MN)
 
     def count(self, read_again: Callable[[], Iterator[Tensor]]) -> int:
-        """Return the number of singular values above the share.
+        """Return the number of singular values above `RANK_THRESHOLD` of the largest.
 
         Args:
-            read_again: reads the rows of the matrix once more, if it was projected.
+            read_again: function that reads the rows of the matrix again; called only if the matrix was projected.
         """
         if (held_MN := self._held_MN) is not None:
             gram = held_MN.T @ held_MN if len(held_MN) > held_MN.shape[1] else held_MN @ held_MN.T
@@ -263,7 +267,7 @@ class _RankCounter:
 
 
 def _orthogonal_basis(sketch_KN: Float[Tensor, "directions columns"]) -> Float[Tensor, "columns rank"]:
-    """Return an orthonormal basis of the span of the rows, without the copies of a QR decomposition."""
+    """Return an orthonormal basis of the span of the rows; needs less memory than a QR decomposition."""
     gram = sum((columns.double() @ columns.double().T for columns in sketch_KN.split(4096, 1)), torch.tensor(0.0))
     squares, vectors = torch.linalg.eigh(gram)
     is_in = squares > 1e-12 * squares[-1]
@@ -272,11 +276,11 @@ def _orthogonal_basis(sketch_KN: Float[Tensor, "directions columns"]) -> Float[T
 
 
 def _measure(squares_P: Float64[Tensor, "2"], typical: float) -> tuple[float | None, float]:
-    """Return the relative change and the score of a part.
+    """Return the relative change and the score of a tensor, head or row.
 
     Args:
-        squares_P: the sums of squares of A and of B - A.
-        typical: the typical sum of squares of such a part of A.
+        squares_P: sums of squares of A and of B - A.
+        typical: typical sum of squares of such a tensor, head or row in A.
     """
     before, change = squares_P.tolist()
     if change == 0.0:
@@ -286,7 +290,10 @@ def _measure(squares_P: Float64[Tensor, "2"], typical: float) -> tuple[float | N
 
 
 def _tensor_changes(sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
-    """Yield the change of each tensor; typical is the mean square of its module, or of all weights for zeros."""
+    """Yield the change of each tensor.
+
+    The typical square is the mean square of the tensor's module; if that is zero, of all weights.
+    """
     modules: dict[str, list[_TensorSums]] = {}
     for address, tensor_sums in sums.items():
         modules.setdefault(address.rpartition(".")[0], []).append(tensor_sums)
@@ -309,7 +316,7 @@ def _mean_square(tensors: Sequence[_TensorSums]) -> float:
 
 
 def _head_changes(a: spec.Model, b: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
-    """Yield the change of each head: its queries and outputs, and the keys and values that it reads."""
+    """Yield the change of each head: its query and output weights, and the key and value weights that it reads."""
     others = dict(spec.walk(b))
     for address, node in spec.walk(a):
         if not isinstance(node, spec.Attention):
@@ -325,7 +332,7 @@ def _head_sizes(node: spec.Node | None) -> tuple[int, int, int] | None:
 
 
 def _head_squares(address: str, node: spec.Attention, sums: Mapping[str, _TensorSums]) -> Squares:
-    """Return the sums of squares of each head."""
+    """Return the sums of squares of the weights of each head."""
     total_PH: Squares = sums[f"{address}.out.weight"].columns_PN.unflatten(1, (node.num_heads, -1)).sum(2)
     for name, num_heads in (("query", node.num_heads), ("key", node.num_kv_heads), ("value", node.num_kv_heads)):
         for leaf in ("weight", "bias"):
@@ -336,7 +343,7 @@ def _head_squares(address: str, node: spec.Attention, sums: Mapping[str, _Tensor
 
 
 def _row_changes(model: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
-    """Yield the rows of each table that changed most."""
+    """Yield the changes of the rows of each table that changed most."""
     for address, tensor_sums in sums.items():
         if len(tensor_sums.shape) == 2 and _has_token_rows(model, address):
             largest_M = tensor_sums.rows_PM[0].clamp(min=float(tensor_sums.rows_PM[0].mean()))
@@ -348,7 +355,7 @@ def _row_changes(model: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator
 def _component_changes(
     kind: Literal["head", "row"], address: str, squares_PH: Squares, chosen: Sequence[int]
 ) -> Iterator[Change]:
-    """Yield the changes of equal parts of a tensor or a module; their mean square in A is typical."""
+    """Yield the changes of the chosen heads or rows; their mean sum of squares in A is the typical one."""
     typical = float(squares_PH[0].mean())
     for index in chosen:
         yield Change(kind, address, *_measure(squares_PH[:, index], typical), index=index)

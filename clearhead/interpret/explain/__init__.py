@@ -1,1 +1,1 @@
-"""The forward pass of a model on a text, number by number: see `explanation`, `score` and `page`."""
+"""`clearhead explain`: the numbers of a forward pass, with formulas and code; see `explanation`, `score`, `page`."""

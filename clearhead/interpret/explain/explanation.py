@@ -1,4 +1,4 @@
-"""What is explained of a forward pass: the layer, the head, the query and the key that someone looks at."""
+"""Explain a forward pass: every value of the model on a text, and the score terms of the selected head."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from clearhead.interpret.explain.values import ExplanationSection, Value
 from clearhead.interpret.maps.attention_maps import AttentionMaps
 
 LONGEST = 512
-"""The most tokens of a stack: every number of every layer is kept."""
+"""Most tokens that a stack may read, since every number of every layer is kept in memory."""
 
 
 @dataclass(frozen=True)
 class ExplainSelection:
-    """What someone looks at.
+    """The layer, head and token that are shown.
 
     Args:
         stack: "encoder" or "decoder".
-        layer: how many layers of the stack run before it.
-        head: of its attentions.
-        token: the position of the query, in the stack.
+        layer: number of the layer, from 0; shared layers count at every depth.
+        head: number of the attention head, from 0.
+        token: position of the query token in the stack, from 0.
     """
 
     stack: str
@@ -35,13 +35,13 @@ class ExplainSelection:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A forward pass, taken apart.
+    """Explanation of a forward pass.
 
     Args:
-        title: names model and task.
-        forward: the forward pass.
-        choice: what is looked at.
-        sections: all parts of the model, in the order in which they run.
+        title: title with the model and its task.
+        forward: captured forward pass.
+        selection: the layer, head and token that are shown.
+        sections: sections of values, in the order in which the model computes them.
     """
 
     title: str
@@ -51,7 +51,7 @@ class Explanation:
 
     @property
     def token(self) -> str:
-        """The token that is looked at, and the one that the decoder writes at that step."""
+        """The selected token; in a decoder also the token that the decoder writes at that step."""
         selection, forward = self.selection, self.forward
         token = forward.tokens[selection.stack][selection.token]
         if selection.stack == "encoder" or not forward.written:
@@ -60,9 +60,9 @@ class Explanation:
 
     @cached_property
     def scores(self) -> dict[str, tuple[int, ScoreTerms | NonlinearNorm]]:
-        """Return, by the address of a step that attends, the key with the largest weight and the terms of its score.
+        """Address of an attention step -> position of the key with the largest weight, and the terms of its score.
 
-        Where it cannot be taken apart, there is the reason.
+        If a custom norm may be nonlinear, a `NonlinearNorm` replaces the terms.
         """
         selection, scores = self.selection, dict[str, tuple[int, ScoreTerms | NonlinearNorm]]()
         for section in self.chosen:
@@ -81,14 +81,14 @@ class Explanation:
         return scores
 
     def rows(self, section: ExplanationSection, value: Value) -> tuple[tuple[str, ...], int]:
-        """Return the tokens that the rows of a value belong to, and which of them is looked at.
+        """Return the tokens of the rows of a value, and the row that is highlighted.
 
         Args:
-            section: the part of the model.
-            value: of the part.
+            section: section of the explanation.
+            value: value of this section.
 
         Returns:
-            for keys and values of the layer that is looked at, the one with the largest weight.
+            The tokens and the highlighted row. For keys and values it is the key with the largest weight.
         """
         if value.is_of_keys and section.keys is not None:
             known = self.scores.get(section.address)
@@ -98,7 +98,7 @@ class Explanation:
 
     @property
     def chosen(self) -> list[ExplanationSection]:
-        """The sections of the layer that is looked at."""
+        """The sections of the selected layer."""
         return [
             section
             for section in self.sections
@@ -115,29 +115,29 @@ def explain_text(
     head: int = 0,
     token: int | None = None,
 ) -> Explanation:
-    """Take the forward pass of a model on a text apart.
+    """Run the model once more on the text of attention maps, and explain every value of the forward pass.
 
     Args:
-        maps: of the text.
-        title: names model and task.
-        stack: whose layer is looked at; None: the last one.
-        layer, head: counted from 0.
-        token: the position of the query; None: the last token that is no special token behind the text.
+        maps: attention maps of the text.
+        title: title with the model and its task.
+        stack: stack of the selected layer, "encoder" or "decoder". None means the last stack.
+        layer, head: selected layer and head, from 0.
+        token: position of the selected query token. None means the last token before the final special tokens.
 
     Raises:
-        InputError: there is no such stack, layer, head or token, or the text is too long.
+        InputError: the stack, layer, head or token does not exist, or the text is too long.
     """
     lengths = {"source": maps.inputs.source.ids.shape[1]}
     if maps.inputs.target is not None:
         lengths["target"] = maps.inputs.target.ids.shape[1]
     if max(lengths.values()) > LONGEST:
         raise InputError(
-            f"the text has {max(lengths.values())} tokens, and at most {LONGEST} are explained number by number: "
-            "shorten it"
+            f"the text has {max(lengths.values())} tokens, but an explanation covers at most {LONGEST}: "
+            "give a shorter text"
         )
     names = [name for name in ("encoder", "decoder") if getattr(maps.module, name) is not None]
     if stack is not None and stack not in names:
-        raise InputError(argument("stack") + f" is '{stack}', and this model has {' and '.join(names)}")
+        raise InputError(argument("stack") + f" is '{stack}', but this model has {' and '.join(names)}")
     stack = stack or names[-1]
     depths = len(getattr(maps.module, stack).order)
     _check("layer", layer, depths, f"the {stack} has layers")
@@ -159,5 +159,5 @@ def _check(name: str, number: int, count: int, what: str) -> None:
 
 
 def _ending(ids: list[int], suffix: Sequence[int]) -> int:
-    """Return how many special tokens end a text."""
+    """Return the number of special tokens at the end of a text."""
     return len(suffix) if suffix and ids[-len(suffix) :] == list(suffix) else 0

@@ -1,7 +1,7 @@
-"""The forward pass of a model on one text, as sections of values in the order in which they are computed.
+"""Capture the forward pass of a model on one text, as sections of values in the order of computation.
 
-Every number is an activation captured at its address; only what no address names (a row of a table, a mask, the shares
-of experts) is looked up or computed from those. Legend: T tokens, S keys, D width, H heads, E head size, V outputs.
+Numbers are activations captured at their addresses. Three kinds have no address and are computed here: table rows,
+masks and the shares of experts. Legend: T tokens, S keys, D width, H heads, E head size, V outputs.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from clearhead.interpret.maps.recording import AttentionRecord, recording
 from clearhead.interpret.maps.token_texts import label_tokens
 
 TOP = 5
-"""The outputs that are named for each token."""
+"""Number of most probable outputs that are listed for each token."""
 
 
 @dataclass(frozen=True)
 class Forward:
-    """A forward pass, captured.
+    """Captured forward pass of a model on one text.
 
     Args:
-        module: the replica that ran.
-        source, target: what its stacks read, one row each.
-        seen: the activations at every address.
-        records: the attentions, by their stack with what it attends to, and their depth.
-        tokens: by the name of a stack, the tokens that it reads, as pages write them.
-        names: of the outputs; None: they have no probabilities.
-        written: the tokens that the decoder writes at its steps, as pages write them; empty: it writes no text.
+        module: replica of the model that ran.
+        source, target: inputs of the first stack and of the decoder of a two-stack model, one row each.
+        seen: captured activations of every address.
+        records: (stack with its source, such as "decoder.memory"; depth) -> attention as it ran.
+        tokens: name of a stack -> display texts of the tokens that it reads.
+        names: names of the outputs. None means that the outputs have no probabilities.
+        written: display texts of the tokens that the decoder writes at each step; empty if it writes no text.
     """
 
     module: Transformer
@@ -62,10 +62,10 @@ class Forward:
 
     @classmethod
     def of(cls, maps: AttentionMaps) -> Forward:
-        """Run the model of attention maps once more, and capture everything.
+        """Run the model of attention maps once more, and capture all activations.
 
         Args:
-            maps: of a text.
+            maps: attention maps of a text.
         """
         inputs = maps.inputs
         first = "decoder" if maps.module.encoder is None else "encoder"
@@ -74,7 +74,7 @@ class Forward:
         if inputs.target is not None:
             tokens["decoder"] = number_names(label_tokens(maps.tokenizers.target, inputs.target.ids[0].tolist()))
         names = None
-        with suppress(InputError):  # vectors or numbers: nothing has a probability
+        with suppress(InputError):  # the model outputs vectors or numbers, without probabilities
             names = maps.output_names
         forward = cls.run(maps.module, inputs.source, inputs.target, tokens, names)
         return replace(forward, written=number_names(label_tokens(maps.tokenizers.target, maps.written_ids or ())))
@@ -88,11 +88,11 @@ class Forward:
         tokens: dict[str, tuple[str, ...]],
         names: OutputNames | None = None,
     ) -> Forward:
-        """Run a model and capture everything.
+        """Run a model and capture all activations.
 
         Args:
-            module: a replica of it runs, in evaluation mode.
-            source, target, tokens, names: as of a `Forward`.
+            module: model, of which a replica runs in evaluation mode.
+            source, target, tokens, names: see `Forward`.
         """
         module = replica(module)
         with torch.no_grad(), capture(module, "**") as seen, recording(module) as records:
@@ -102,44 +102,44 @@ class Forward:
 
     @property
     def stacks(self) -> dict[str, Stack]:
-        """The stacks of the model by name, in the order in which they run."""
+        """Name -> stack, in the order in which the stacks run."""
         return {name: getattr(self.module, name) for name in self.tokens}
 
     def at(self, address: str, depth: int = 0, *, has_batch: bool = True) -> Tensor:
-        """Return an activation of the text, without the axis of the batch.
+        """Return an activation of the text without the batch axis.
 
         Args:
-            address: of the activation.
-            depth: how many layers of its stack ran before.
-            has_batch: whether it has that axis; what routes tokens to experts has none.
+            address: address of the activation.
+            depth: number of layers of its stack that ran before.
+            has_batch: True if the activation has a batch axis; the router of a mixture of experts has none.
         """
         activation = next(record.tensor for record in self.seen[address] if record.depth == depth)
         return activation[0] if has_batch else activation
 
     def ids(self, stack: str) -> Tensor:
-        """Return the ids [T] that a stack reads."""
+        """Return the token ids [T] that a stack reads."""
         sequence = self.source if self.target is None or stack == "encoder" else self.target
         return sequence.ids[0]
 
     def queries(self, stack: str, keys: str | None) -> tuple[str, ...]:
-        """Return the tokens of the rows of a layer's step: over the memory those that the decoder writes.
+        """Return the tokens of the rows of a layer step; in cross-attention, the tokens that the decoder writes.
 
         Args:
-            stack: the stack of the layer.
-            keys: the stack whose tokens an attention looks at; None: there is no attention.
+            stack: stack of the layer.
+            keys: stack whose tokens are the keys of the attention. None means that the step has no attention.
         """
         return self.written if self.written and keys not in (None, stack) else self.tokens[stack]
 
     def record(self, stack: str, source: str, depth: int) -> AttentionRecord:
-        """Return the attention of a stack to a source at a depth, as it ran."""
+        """Return the recorded attention of a stack to a source ("self" or "memory") at a depth."""
         return self.records[f"{stack}.{source}", depth]
 
 
 def sections(forward: Forward) -> Iterator[ExplanationSection]:
-    """Give the parts of a model in the order in which they run, each with its values.
+    """Yield the sections of a forward pass in the order of computation, each with its values.
 
     Args:
-        forward: the forward pass.
+        forward: captured forward pass.
     """
     for name, stack in forward.stacks.items():
         rows = forward.tokens[name]
@@ -156,7 +156,7 @@ def sections(forward: Forward) -> Iterator[ExplanationSection]:
             *_norm(forward, f"{name}.final_norm", stack.final_norm, "final norm", last, len(stack.order) - 1)
         ]
         if after_layers:
-            yield ExplanationSection("behind the layers", name, rows, tuple(after_layers), stack=name)
+            yield ExplanationSection("after the layers", name, rows, tuple(after_layers), stack=name)
     if forward.module.head is not None:
         name = list(forward.tokens)[-1]
         is_pooled = forward.module.head.is_pooled
@@ -212,7 +212,7 @@ def _step(forward: Forward, stack: str, depth: int, address: str, step: Step) ->
             keys = "encoder" if is_memory else stack
             titles.append("cross-attention" if is_memory else "self-attention")
         else:
-            titles.append("feed-forward" if isinstance(function, FeedForward | MixtureOfExperts) else "own part")
+            titles.append("feed-forward" if isinstance(function, FeedForward | MixtureOfExperts) else "custom module")
         values += _branch(forward, f"{address}.branches.{number}", branch, (read, stack, depth))
     total = "x + out" if len(step.branches) == 1 else "x + the outputs of the branches"
     code = code_of(Step.forward)
@@ -281,10 +281,10 @@ def _attention(
 
 
 def _prepared_value(record: AttentionRecord, name: str) -> Iterator[Value]:
-    """Give a query, key or value after limit, norm and rotation, where the attention has them."""
+    """Yield a query, key or value after clipping, norm and rotation, if the attention has any of these."""
     attention, changes = record.attention, []
     if attention.spec.clip is not None:
-        changes.append(f"limited to +-{attention.spec.clip:g}")
+        changes.append(f"clipped to +-{attention.spec.clip:g}")
     code = code_of(type(attention).prepare)
     if name != "value" and isinstance(getattr(attention, f"{name}_norm"), Norm):
         changes.append("normed")
@@ -421,7 +421,7 @@ def _add_bias_term(product: str, bias: Tensor | None) -> str:
 
 
 def _by_head(x_KSE: Tensor, heads: int) -> Tensor:
-    """Return keys or values with those that several heads share repeated."""
+    """Repeat keys or values that several heads share, once per head."""
     return x_KSE.repeat_interleave(heads // len(x_KSE), dim=0)
 
 

@@ -1,4 +1,4 @@
-"""An explanation as a page: one HTML file without scripts, in which every step opens.
+"""Write an explanation as one HTML file without scripts, with one collapsible element per step.
 
 Legend: T rows (tokens), C columns.
 """
@@ -20,17 +20,17 @@ from clearhead.interpret.explain.values import Code, ExplanationSection, Value
 from clearhead.interpret.view.explorer.write import digest
 
 COMPONENTS, TOKENS, WRITERS = 8, 24, 8
-"""The components of a vector, the tokens of an axis and the writers that are shown."""
+"""Most components of a vector, tokens of an axis and writers of a score that are shown."""
 MOST_CELLS = 400_000
-"""The numbers on a page; beyond, only the chosen head is shown."""
+"""Most numbers on a page; if all heads would need more, the page shows only the selected head."""
 
 
 def write_explanation(explanation: Explanation, path: Path) -> None:
     """Write an explanation as one HTML file.
 
     Args:
-        explanation: the explanation.
-        path: the file, replaced as a whole or not at all; missing folders are created.
+        explanation: explanation to write.
+        path: file to write, atomically; missing folders are created.
 
     Raises:
         InputError: the file cannot be written.
@@ -39,7 +39,7 @@ def write_explanation(explanation: Explanation, path: Path) -> None:
 
 
 def write_pieces(pieces: Iterable[str], path: Path) -> None:
-    """Write the pieces of a page to a file, which is replaced as a whole or not at all.
+    """Write the pieces of a page to a file, atomically; missing folders are created.
 
     Raises:
         InputError: the file cannot be written.
@@ -49,18 +49,18 @@ def write_pieces(pieces: Iterable[str], path: Path) -> None:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(pieces)
     except OSError as error:
-        raise InputError(f"the page {path} cannot be written: {error.strerror}") from None
+        raise InputError(f"cannot write the page {path}: {error.strerror}") from None
 
 
 def start_page(title: str, more_style: str = "") -> str:
     """Return the beginning of a page without scripts, up to its heading.
 
     Args:
-        title: title and heading, plain text.
-        more_style: style rules in addition to those of `page.css`.
+        title: title and heading, as plain text.
+        more_style: CSS rules in addition to those of `page.css`.
     """
     style = (files("clearhead.interpret.explain") / "page.css").read_text("utf-8") + more_style
-    # The policy allows no styles of elements: a share has one of eleven shades.
+    # The content security policy forbids style attributes, so eleven classes hold the shades.
     style += "".join(f".share-{tenth} {{ background: rgb(var(--heat) / {tenth / 16}); }}\n" for tenth in range(11))
     policy = f"default-src 'none'; style-src '{digest(style)}'; base-uri 'none'; form-action 'none'"
     title = html.escape(title)
@@ -89,20 +89,20 @@ def _document(explanation: Explanation) -> Iterator[str]:
 def _introduction(explanation: Explanation) -> Iterator[str]:
     selection, forward = explanation.selection, explanation.forward
     yield (
-        f"<p>Looked at: layer {selection.layer} of the {selection.stack}, head {selection.head}, token "
-        f"{html.escape(explanation.token)}. It is marked below. A row of a table is a token that the stack reads; in "
-        "cross-attention it is the token that the decoder writes. A vector is shown by its first "
-        f"{COMPONENTS} components and its length. Every step opens.</p>\n"
+        f"<p>Selected: layer {selection.layer} of the {selection.stack}, head {selection.head}, token "
+        f"{html.escape(explanation.token)}; marked below. Each row of a table is a token that the stack reads; in "
+        "cross-attention, the token that the decoder writes. Vectors show their first "
+        f"{COMPONENTS} components and their length; click a step to open it.</p>\n"
     )
     for name, tokens in forward.tokens.items():
-        yield f'<h3>What the {name} reads</h3>\n<ol class="tokens">'
+        yield f'<h3>Tokens that the {name} reads</h3>\n<ol class="tokens">'
         for position, (token, index) in enumerate(zip(tokens, forward.ids(name).tolist(), strict=True)):
             mark = ' class="chosen"' if (name, position) == (selection.stack, selection.token) else ""
             yield f'<li{mark}>{html.escape(token)} <span class="faint">{index}</span></li>'
         yield "</ol>\n"
     if forward.written:
         written = "".join(f"<li>{html.escape(token)}</li>" for token in forward.written)
-        yield f'<h3>What the decoder writes</h3>\n<ol class="tokens">{written}</ol>\n'
+        yield f'<h3>Tokens that the decoder writes</h3>\n<ol class="tokens">{written}</ol>\n'
 
 
 def _section(explanation: Explanation, section: ExplanationSection, all_heads: bool) -> Iterator[str]:
@@ -140,7 +140,7 @@ def _value(explanation: Explanation, section: ExplanationSection, value: Value, 
             yield from _table(explanation, section, value, value.numbers[head])
             yield "</div></details>\n"
         if not all_heads:
-            yield '<p class="faint">The text is long: of the heads only the chosen one is on this page.</p>'
+            yield '<p class="faint">The text is long, so this page shows only the selected head.</p>'
     if value.address:
         yield f'<p class="faint">address: {html.escape(value.address)}</p>'
     if value.code is not None:
@@ -200,13 +200,13 @@ def _format_number(number: float, value: Value) -> str:
 
 def _score(query: str, key: str, terms: ScoreTerms | NonlinearNorm) -> Iterator[str]:
     if isinstance(terms, NonlinearNorm):
-        yield f"<p>Why {html.escape(query)} looks at {html.escape(key)}, its largest weight, {terms.sentence}</p>"
+        yield f"<p>Why {html.escape(query)} looks at {html.escape(key)} (its largest weight) {terms.sentence}</p>"
         return
     yield (
         f'<details class="chosen" open><summary><b>why {html.escape(query)} looks at {html.escape(key)}</b>'
-        f"<span>its largest weight</span></summary><div class=body><p>The score {terms.score:.4f} is the sum of what "
-        "every pair of writers gives, the statistics of norms held at their values in this run"
-        + (f", and of {terms.position_bias:.4f} for the distance" if terms.position_bias else "")
+        f"<span>its largest weight</span></summary><div class=body><p>The score {terms.score:.4f} is the sum of the "
+        "terms of all pairs of writers, with the statistics of norms held at their values in this run"
+        + (f", plus {terms.position_bias:.4f} for the distance" if terms.position_bias else "")
         + '.</p><div class="columns">'
     )
     for title, rows in terms.tables(WRITERS).items():
@@ -220,7 +220,7 @@ def _shape(value: Value) -> str:
 
 
 def _window(count: int, around: int) -> range:
-    """Return at most TOKENS places, with one of them in the middle as far as there are so many."""
+    """Return a range of at most TOKENS positions out of `count`, with `around` near its middle."""
     first = max(0, min(around - TOKENS // 2, count - TOKENS))
     return range(first, min(count, first + TOKENS))
 

@@ -1,10 +1,10 @@
-"""Why a head looks where it looks: a score taken apart into what wrote the query and what wrote the key.
+"""Decompose an attention score into terms, one per pair of a writer of the query and a writer of the key.
 
-Every vector of the residual stream is a sum of what was written into it: the rows of the embedding, the output of every
-head and of every feed-forward network below, and biases. With the statistics of every norm held at their values in this
-run, the way from the stream to query and key is linear, and their product is a sum over all pairs of writers.
+Every vector of the residual stream is a sum over its writers. These are the embedding rows, the heads and feed-forward
+networks of the lower layers, and biases. Hold the mean and variance of every norm at their values in this run. Then
+query and key are linear in the stream, and their product is a sum over all pairs of writers.
 
-Legend: W writers, P positions that are followed, D width, H heads, E head size.
+Legend: W writers, P positions, D width, H heads, E head size.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from clearhead.interpret.explain.forward import Forward
 
 @dataclass(frozen=True)
 class Writer:
-    """What writes into the residual stream.
+    """Component that adds a vector to the residual stream.
 
     Args:
-        part: "token", "position", "segment"; "self-attention", "cross-attention", "feed-forward"; or "bias", of all
-            projections and norms together.
+        component: "token", "position", "segment"; "self-attention", "cross-attention", "feed-forward"; or "bias" for
+            the biases of all projections and norms together.
         stack: "encoder" or "decoder".
-        layer: how many layers of its stack ran before; None: it is below the layers.
-        head: its number; None where the part has no heads.
+        layer: number of layers of its stack that ran before. None means below the layers.
+        head: number of the head. None means that the component has no heads.
     """
 
     component: str
@@ -50,19 +50,19 @@ BIAS = "bias"
 
 
 class NonlinearNorm(Exception):
-    """A norm of the user's own stands on the way, which need not be linear; the message is the name of its class."""
+    """Raised if a score depends on a custom norm, which may be nonlinear; the message is the class name of the norm."""
 
     @property
     def sentence(self) -> str:
-        """The rest of a sentence that asks why."""
-        return f"is not taken apart: the norm {self} is not one of ours, and need not be linear."
+        """End of a sentence that begins with "Why token A looks at token B"."""
+        return f"cannot be split into terms: the custom norm {self} may be nonlinear."
 
 
 def _has_linear_norm(norm: nn.Module) -> bool:
-    """Return whether there is a norm, which is linear with its statistics held.
+    """Return whether a module is a built-in norm, which is linear while its statistics are held fixed.
 
     Raises:
-        NotTakenApart: there is one of the user's own.
+        NonlinearNorm: the module is a custom norm.
     """
     if isinstance(norm, Norm | nn.Identity):
         return isinstance(norm, Norm)
@@ -71,13 +71,13 @@ def _has_linear_norm(norm: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class ScoreTerms:
-    """The terms of one score, before a soft cap and a mask.
+    """Terms of one attention score, before a soft cap and a mask.
 
     Args:
-        score: what the terms add up to.
-        query_writers, key_writers: what wrote the query and the key.
-        terms: the part of each pair of writers.
-        position_bias: what a bias on the scores adds, by the distance of the tokens alone or with their content.
+        score: the score: the sum of all terms and of the position bias.
+        query_writers, key_writers: writers of the query and of the key.
+        terms: term of each pair of writers.
+        position_bias: score bias of this query and key, such as ALiBi or a relative-position table; 0 without one.
     """
 
     score: float
@@ -87,18 +87,20 @@ class ScoreTerms:
     position_bias: float
 
     def by_query(self) -> list[tuple[Writer, float]]:
-        """Return what each writer of the query adds, whatever wrote the key, largest first."""
+        """Return the sum of terms of each writer of the query, the largest magnitude first."""
         return _sort_terms(self.query_writers, self.terms.sum(1))
 
     def by_key(self) -> list[tuple[Writer, float]]:
-        """Return what each writer of the key adds, whatever wrote the query, largest first."""
+        """Return the sum of terms of each writer of the key, the largest magnitude first."""
         return _sort_terms(self.key_writers, self.terms.sum(0))
 
     def tables(self, most: int) -> dict[str, list[tuple[str, float]]]:
-        """Return the largest terms by what they are of, and the rest of each as one; every table adds up to the score.
+        """Return three tables of the largest terms: by query writer, by key writer, and by pair.
+
+        The last row of a table sums the remaining terms, so each table adds up to the score without the position bias.
 
         Args:
-            most: terms of a table.
+            most: most terms that a table lists.
         """
         by_writer = {"what wrote the query": self.by_query(), "what wrote the key": self.by_key()}
         tables = {title: [(f"{writer}", value) for writer, value in terms] for title, terms in by_writer.items()}
@@ -112,7 +114,7 @@ class ScoreTerms:
         return tables
 
     def pairs(self) -> list[tuple[Writer, Writer, float]]:
-        """Return every pair of writers with what it adds, largest first."""
+        """Return every pair of writers with its term, the largest magnitude first."""
         order = self.terms.abs().flatten().argsort(descending=True, stable=True).tolist()
         columns = len(self.key_writers)
         places = [divmod(index, columns) for index in order]
@@ -121,18 +123,18 @@ class ScoreTerms:
 
 @torch.no_grad()
 def score_terms(forward: Forward, attention_key: tuple[str, str, int], head: int, query: int, key: int) -> ScoreTerms:
-    """Take the score of a query and a key apart; the terms and the bias of the position add up to it.
+    """Decompose the score of a query and a key; the terms and the position bias add up to it.
 
-    It is the score before a soft cap, a mask and a step of the user's own.
+    This is the score before a soft cap, a mask and a custom score step.
 
     Args:
-        forward: the forward pass.
-        place: the name of the stack, what it attends to ("self" or "memory"), and how many layers ran before.
-        head: the head.
-        query, key: the positions of the tokens.
+        forward: captured forward pass.
+        attention_key: name of the stack, source of the attention ("self" or "memory"), and number of layers before.
+        head: number of the query head.
+        query, key: positions of the two tokens.
 
     Raises:
-        NotTakenApart: a norm of the user's own stands on the way.
+        NonlinearNorm: the query or the key depends on a custom norm.
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", query-key circuits.
     """
@@ -150,12 +152,12 @@ def score_terms(forward: Forward, attention_key: tuple[str, str, int], head: int
 
 
 class _StreamTerms:
-    """The residual stream of a stack at some positions, as the sum of what was written; moved on part by part.
+    """Residual stream of a stack at one position, as one vector per writer; updated step by step.
 
     Args:
-        forward: the forward pass.
-        stack: its name.
-        position: the one that is followed.
+        forward: captured forward pass.
+        stack: name of the stack.
+        position: position of the token.
     """
 
     def __init__(self, forward: Forward, stack: str, position: int) -> None:
@@ -165,7 +167,7 @@ class _StreamTerms:
         self._embed()
 
     def run_to(self, depth: int, source: str) -> tuple[Step, str]:
-        """Run to the step of a depth that attends to a source, and return it with its address."""
+        """Run up to the step at `depth` that attends to `source`; return this step and its address."""
         for layer_depth, index in enumerate(self.stack.order):
             layer = self.stack.layers[index]
             assert isinstance(layer, Layer)
@@ -178,7 +180,7 @@ class _StreamTerms:
         raise AssertionError(f"no step at depth {depth} of the {self.name} attends to {source}")
 
     def run_to_the_end(self) -> None:
-        """Run all layers, and what follows them."""
+        """Run all layers and the final norm."""
         for depth, index in enumerate(self.stack.order):
             layer = self.stack.layers[index]
             assert isinstance(layer, Layer)
@@ -190,7 +192,7 @@ class _StreamTerms:
         self.norm(self.stack.final_norm, x_D)
 
     def norm(self, norm: nn.Module, x_D: Tensor) -> None:
-        """Pass every term through a norm whose statistics are those of x."""
+        """Pass every term through a norm whose mean and variance are those of x."""
         if _has_linear_norm(norm):
             assert isinstance(norm, Norm)
             self.terms = {writer: _apply_norm(norm, term, x_D) for writer, term in self.terms.items()}
@@ -229,7 +231,7 @@ class _StreamTerms:
             self.linear(embedding.projection)
 
     def _run(self, step: Step, address: str, depth: int) -> None:
-        """Add what the branches of a step write, and pass the stream through the norm behind them."""
+        """Add the outputs of the branches of a step, and pass the stream through the norm after them."""
         x_D = self._at(f"{address}.before", depth)
         for number, branch in enumerate(step.branches):
             assert isinstance(branch, Branch)
@@ -263,11 +265,11 @@ class _StreamTerms:
 
 
 class _VectorTerms:
-    """Reads queries or keys from the stream: one vector for each writer.
+    """Splits queries or keys of one attention into one vector per writer.
 
     Args:
-        forward: the forward pass.
-        place: the name of the stack, what it attends to, and the depth.
+        forward: captured forward pass.
+        attention_key: name of the stack, source of the attention, and depth.
     """
 
     def __init__(self, forward: Forward, attention_key: tuple[str, str, int]) -> None:
@@ -275,12 +277,12 @@ class _VectorTerms:
         self.record = forward.record(*attention_key)
 
     def vectors(self, name: str, position: int, head: int) -> dict[Writer, Tensor]:
-        """Return the parts [E] of a query or a key, by what wrote them.
+        """Return the vector [E] that each writer contributes to a query or a key.
 
         Args:
             name: "query" or "key".
-            position: of the token.
-            head: a query head, or a key/value head.
+            position: position of the token.
+            head: number of the query head, or of the key/value head.
         """
         attention, depth = self.record.attention, self.depth
         is_memory = self.source == "memory" and name == "key"
@@ -306,10 +308,10 @@ class _VectorTerms:
     def _prepare_terms(
         self, terms: dict[Writer, Tensor], name: str, position: int, head: int, projected: Tensor
     ) -> dict[Writer, Tensor]:
-        """Norm and rotate the terms [heads * E] of a query or key as the attention does, and return those of a head."""
+        """Apply the attention's norm and rotation to the terms [heads * E] of a query or key; return one head."""
         attention, choice = self.record.attention, self.record.attention.spec.query_key_norm
         size, norm = attention.spec.head_size, getattr(attention, f"{name}_norm")
-        total = Writer("all", self.stack)  # beside its terms, as the statistics of the norm are its own
+        total = Writer("all", self.stack)  # next to its terms: the norm takes its statistics from the sum
         terms_by_writer = {
             writer: term.unflatten(0, (-1, size)) for writer, term in {**terms, total: projected}.items()
         }
@@ -333,7 +335,7 @@ class _VectorTerms:
         assert isinstance(norm, Norm)
         choice, x_HE = self.record.attention.spec.query_key_norm, parts[whole]
         assert choice is not None
-        # Over the width the heads are one vector.
+        # A norm over the width treats all heads as one vector.
         axes = (-1,) if choice.over == "width" else x_HE.shape
         x = x_HE.reshape(axes)
         normed = {writer: _apply_norm(norm, term.reshape(axes), x).view_as(x_HE) for writer, term in parts.items()}
@@ -353,7 +355,7 @@ def _attention_to(step: Step, source: str) -> Branch | None:
 
 
 def _apply_norm(norm: Norm, term: Tensor, x: Tensor) -> Tensor:
-    """Pass a term through a norm without its bias, with the mean and the variance of x held fixed."""
+    """Pass a term through a norm without its bias, using the mean and variance of x."""
     weight = 1.0 if norm.weight is None else norm.weight.double() + float(norm.has_unit_offset)
     if isinstance(norm, LayerNorm):
         term, x = term - term.mean(-1, keepdim=True), x - x.mean(-1, keepdim=True)

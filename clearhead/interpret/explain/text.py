@@ -1,4 +1,4 @@
-"""An explanation as text: one layer, one head and one token, in 80 columns."""
+"""Print an explanation as text in 80 columns: one layer, one head and one token."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from clearhead.interpret.explain.values import ExplanationSection, Value
 
 WIDTH = 80
 NUMBERS, KEYS, WRITERS = 5, 12, 5
-"""The components, keys and writers that are shown."""
+"""Most components of a vector, keys and writers of a score that are shown."""
 BAR = 20
 
 
 def text_lines(explanation: Explanation) -> Iterator[str]:
-    """Give the lines of an explanation: what stands below the layer, the layer, and what stands behind the stack.
+    """Yield the lines of an explanation: tokens, embedding, selected layer, final norm and head.
 
     Args:
-        explanation: the explanation.
+        explanation: explanation to print.
     """
     forward, selection = explanation.forward, explanation.selection
     yield from textwrap.wrap(explanation.title, WIDTH)
@@ -35,7 +35,9 @@ def text_lines(explanation: Explanation) -> Iterator[str]:
         yield "the decoder writes (position, token)"
         yield from _wrap_items(list(forward.written))
     yield ""
-    yield f"looked at: layer {selection.layer} of the {selection.stack}, head {selection.head}, token {explanation.token}"
+    yield (
+        f"selected: layer {selection.layer} of the {selection.stack}, head {selection.head}, token {explanation.token}"
+    )
     for section in explanation.sections:
         is_below_or_chosen = section.stack == selection.stack and section.layer in (None, selection.layer)
         if is_below_or_chosen or section.stack == "head":
@@ -63,7 +65,7 @@ def _section(explanation: Explanation, section: ExplanationSection) -> Iterator[
 
 
 def _numbers(value: Value, numbers: Tensor, row: int) -> Iterator[str]:
-    """Give the numbers of one row: names with their numbers, or the first components of a vector and its length."""
+    """Yield the lines of one row: numbers with their names, or the first components of a vector and its length."""
     if value.notes:
         yield from textwrap.wrap(value.notes[row], WIDTH, initial_indent="    ", subsequent_indent="    ")
         return
@@ -92,7 +94,7 @@ def _number(pair: tuple[str, float]) -> float:
 
 def _score(query: str, key: str, terms: ScoreTerms | NonlinearNorm) -> Iterator[str]:
     if isinstance(terms, NonlinearNorm):
-        yield from textwrap.wrap(f"why {query} looks at {key}, its largest weight, {terms.sentence}", WIDTH)
+        yield from textwrap.wrap(f"why {query} looks at {key} (its largest weight) {terms.sentence}", WIDTH)
         return
     yield f"why {query} looks at {key}, its largest weight: the score {terms.score:.4f} is the sum of"
     for title, rows in terms.tables(WRITERS).items():
@@ -106,7 +108,7 @@ def _score(query: str, key: str, terms: ScoreTerms | NonlinearNorm) -> Iterator[
 
 
 def _wrap_items(items: list[str]) -> Iterator[str]:
-    """Give lines of items that are never broken inside."""
+    """Yield lines of items; no item is split across lines."""
     line = "   "
     for item in items:
         if len(line) + 1 + len(item) > WIDTH and line.strip():

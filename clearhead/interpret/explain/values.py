@@ -1,4 +1,4 @@
-"""What an explanation consists of: values with their formulas, their numbers and the lines of code that compute them.
+"""Values of an explanation: a formula, the numbers, and the lines of code that compute them.
 
 Legend: T rows (tokens), C columns, H heads.
 """
@@ -19,12 +19,12 @@ PACKAGE = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Code:
-    """The lines of a function.
+    """Source code of a function.
 
     Args:
-        path: of its file, as of the installed package: clearhead/core/attention.py.
-        first: the number of its first line.
-        lines: its text, without the indentation that it stands in.
+        path: path of the source file in the installed package, such as clearhead/core/attention.py.
+        first: number of the first line.
+        lines: source lines without their common indentation.
     """
 
     path: str
@@ -33,16 +33,16 @@ class Code:
 
     @property
     def location(self) -> str:
-        """Where it stands: clearhead/core/attention.py:97-99."""
+        """Path and line numbers, such as clearhead/core/attention.py:97-99."""
         return f"{self.path}:{self.first}-{self.first + len(self.lines) - 1}"
 
 
 @cache
 def code_of(function: Callable[..., Any]) -> Code:
-    """Return the lines of a function, read from the installed source.
+    """Return the source code of a function, read from the installed package.
 
     Args:
-        function: of a module on disk.
+        function: function of a module on disk.
     """
     lines, first = inspect.getsourcelines(function)
     text = inspect.cleandoc("\n" + "".join(lines))
@@ -53,17 +53,17 @@ def code_of(function: Callable[..., Any]) -> Code:
 
 @dataclass(frozen=True)
 class Value:
-    """A value of the forward pass.
+    """Value of the forward pass, such as the queries of a layer.
 
     Args:
-        name: in the field's words, such as "query".
-        formula: how it follows from the values before it.
-        numbers: [T, C], or [H, T, C] where each head has its own.
-        address: of the activation, as for `capture`; empty: it is computed from what was captured.
-        code: what computes it.
-        columns: the names of the columns; None: they are the components of vectors.
-        notes: a text for each row, in place of numbers that are too many.
-        is_of_keys: its rows are the tokens that are looked at, not those that look.
+        name: name of the value, such as "query".
+        formula: formula that computes it from earlier values.
+        numbers: tensor [T, C], or [H, T, C] if each head has different numbers.
+        address: address of the activation for `capture`; empty if it is computed from captured activations.
+        code: code that computes it. None means that no single function does.
+        columns: names of the columns. None means that the columns are components of vectors.
+        notes: one text per row, shown in place of the numbers; empty means that the numbers are shown.
+        is_of_keys: True if the rows are keys, False if they are queries.
     """
 
     name: str
@@ -77,33 +77,33 @@ class Value:
 
     @property
     def has_heads(self) -> bool:
-        """Whether each head has numbers of its own."""
+        """Return whether each head has different numbers."""
         return self.numbers.dim() == 3
 
     def of_head(self, head: int) -> Tensor:
-        """Return the numbers [T, C] of a head, or those that all heads share."""
+        """Return the numbers [T, C] of a head, or the numbers that all heads share."""
         numbers: Tensor = self.numbers[head] if self.has_heads else self.numbers
         return numbers
 
     @property
     def shape(self) -> str:
-        """The shape in words: 5 tokens x 768, or 12 heads x 5 tokens x 64."""
+        """The shape in words, such as "5 tokens x 768" or "12 heads x 5 tokens x 64"."""
         *heads, rows, columns = self.numbers.shape
         return " x ".join([*(f"{count} heads" for count in heads), f"{rows} tokens", str(columns)])
 
 
 @dataclass(frozen=True)
 class ExplanationSection:
-    """What one part of a model computes.
+    """Values that one module of a model computes.
 
     Args:
-        title: of the part: "embedding", "layer 3, step 0: self-attention", "head".
-        address: of the module.
-        rows: the tokens that the rows of its values belong to.
-        values: in the order in which they are computed.
-        layer: how many layers of its stack ran before; None: it is in no layer.
-        stack: "encoder", "decoder"; "head" for what is behind both.
-        keys: for an attention, the stack whose tokens its keys are; else None.
+        title: title, such as "embedding", "layer 3, step 0: self-attention" or "head".
+        address: address of the module.
+        rows: tokens that the rows of its values belong to.
+        values: values in the order of computation.
+        layer: number of layers of its stack that ran before. None means outside of the layers.
+        stack: "encoder" or "decoder"; "head" for the head of the model.
+        keys: stack whose tokens are the keys of an attention. None means that the section has no attention.
     """
 
     title: str
@@ -115,16 +115,16 @@ class ExplanationSection:
     keys: str | None = None
 
     def value(self, name: str) -> Value:
-        """Return a value by its name."""
+        """Return the value with a name."""
         return next(value for value in self.values if value.name == name)
 
 
 def heads_first(x_TI: Tensor, head_size: int) -> Tensor:
-    """Return vectors [T, heads * head_size] as [heads, T, head_size]."""
+    """Reshape vectors [T, heads * head_size] to [heads, T, head_size]."""
     x_HTE: Tensor = x_TI.unflatten(-1, (-1, head_size)).transpose(0, 1)
     return x_HTE
 
 
 def number_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names of columns, each once: equal tokens are told apart by their places."""
+    """Return names with their positions in front, such as "3 the", so that equal tokens get different names."""
     return tuple(f"{position} {name}" for position, name in enumerate(names))

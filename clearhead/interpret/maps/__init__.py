@@ -1,1 +1,1 @@
-"""Activations captured and edited at their addresses, and attention maps."""
+"""Capture and edit activations at their addresses, and compute attention maps."""

@@ -1,4 +1,4 @@
-"""`AttentionMaps`: the attention of a model over one text, measured, saved, drawn and shown.
+"""`AttentionMaps`: attention of a model over one text, with methods to save, draw and show it.
 
 Legend: L layers, H heads, T queries, S keys.
 """
@@ -39,16 +39,16 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @check_types
 class AttentionMaps(AttentionRun):
-    """What one run of a model attended to, at every layer and head of every stack; a notebook shows it as a page."""
+    """Attention of one run of a model, for every stack, layer and head; a notebook displays it as a page."""
 
     def with_module(self, module: Transformer) -> AttentionMaps:
         """Return the attention of another model over the same tokens.
 
         Args:
-            module: a model of the same vocabulary, such as another checkpoint of a run.
+            module: model with the same vocabulary, such as another checkpoint of a run.
 
         Raises:
-            InputError: the tokens are more than its positions.
+            InputError: the model has fewer positions than the text has tokens.
         """
         for read in filter(None, (self.inputs.source, self.inputs.target)):
             check_lengths(read.ids.tolist(), module.max_positions, noun="text")
@@ -64,24 +64,25 @@ class AttentionMaps(AttentionRun):
     ) -> None:
         """Write tokens and weights as a .npz file that `numpy.load` reads.
 
-        It holds `tokens`, for two stacks `target_tokens`, for a decoder that writes text `written_tokens`, the rows of
-        "decoder.memory", and for each stack, such as "decoder.self", the weights
-        [layers, heads, queries, keys], float32, NaN for a head that a layer does not have; "decoder.self.layers" and
-        "decoder.self.heads" are the numbers of these layers and heads. `format` and `clearhead` say how it is written;
+        The file has `tokens`. With two stacks it also has `target_tokens`. If the decoder writes text, it also has
+        `written_tokens`, the rows of "decoder.memory". Each stack, such as "decoder.self", has weights [layers, heads,
+        queries, keys] in float32, with NaN for a head that a layer does not have. The arrays "decoder.self.layers" and
+        "decoder.self.heads" are the numbers of these layers and heads. The entries `format` and `clearhead` are the
+        versions of the format and of the library.
         `clearhead.view_attention` shows the file.
 
         Args:
-            path: the file.
-            layers, heads: the layers and heads to write; None: all.
-            force: whether an existing file is replaced.
+            path: .npz file to write.
+            layers, heads: layers and heads to write. None means all.
+            force: True to replace an existing file.
 
         Raises:
-            InputError: a layer or head that no stack has, weights that are too large, or a file that exists or cannot
-                be written.
+            InputError: a layer or head does not exist, the weights are too large, or the file exists or cannot be
+                written.
         """
         path = Path(path)
         if path.suffix != ".npz":
-            raise InputError(f"weights are saved as .npz, but the file is named {path}: give a name that ends in .npz")
+            raise InputError(f"the file of attention weights must end in .npz, got {path}")
         refuse_unwritable(path, force=force)
         arrays = arrays_of(self, layers, heads)
         try:
@@ -89,7 +90,7 @@ class AttentionMaps(AttentionRun):
             with replacing(path) as temporary, temporary.open("wb") as file:
                 np.savez(file, **arrays)
         except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
+            raise InputError(f"cannot write {path}: {error.strerror or error}") from None
 
     def save_picture(
         self,
@@ -101,34 +102,34 @@ class AttentionMaps(AttentionRun):
         head: int | None = None,
         force: bool = False,
     ) -> None:
-        """Draw attention into a .png or .svg file.
+        """Draw attention as a .png or .svg picture.
 
         Args:
-            path: the file.
-            view: "matrix": one head, with the tokens on both axes; "overview": every head as a thumbnail.
-            stack: one of `stacks`; None: the only one, or for the overview all.
-            layer, head: of the matrix, counted from 0.
-            force: whether an existing file is replaced.
+            path: .png or .svg file to write.
+            view: "matrix" draws one head, with the tokens on both axes; "overview" draws every head as a thumbnail.
+            stack: one of `stacks`. None means the only stack, or all stacks in an overview.
+            layer, head: layer and head of a matrix, from 0. None means that the view is an overview.
+            force: True to replace an existing file.
 
         Raises:
-            InputError: the view is not known or lacks an argument, there is no such stack, layer or head, there are too
-                many tokens for a picture, or the file exists or cannot be written.
+            InputError: the view, stack, layer or head does not exist, or an argument is missing. The text has too many
+                tokens for a picture. The file exists or cannot be written.
         """
         # Not at the top: half a second of matplotlib for every command that loads a model.
         from clearhead.interpret.view.attention import draw_matrix
 
         if view not in ("matrix", "overview"):
-            raise InputError(f"there is no view '{view}'; a picture has the view matrix or overview")
+            raise InputError(f"the view of a picture must be matrix or overview, got '{view}'")
         refuse_unwritable(Path(path), force=force)
         if stack is not None:
             self.layers(stack)
         one_head = key("layer") + " and " + key("head")
         if view == "overview":
             if layer is not None or head is not None:
-                raise InputError("an overview shows every layer and head: leave " + one_head + " out")
+                raise InputError("an overview shows all layers and heads: leave " + one_head + " out")
             names = self.stacks if stack is None else (stack,)
             chosen = [self.record(name, number) for name in names for number in self.layers(name)]
-            draw_record_overview(chosen, Path(path), title="Where each head looks")
+            draw_record_overview(chosen, Path(path), title="Attention of each head")
             return
         stack = self.stacks[0] if stack is None and len(self.stacks) == 1 else stack
         if stack is None or layer is None or head is None:
@@ -136,7 +137,7 @@ class AttentionMaps(AttentionRun):
             raise InputError("a matrix shows one head: give " + key("stack") + f" ({stacks}), " + one_head)
         weights = self.weights(stack, layer, head).numpy()
         title = f"{stack}, layer {layer}, head {head}"
-        row = "token being written" if stack == "decoder.memory" and self.written_ids else "token that looks"
+        row = "token being written" if stack == "decoder.memory" and self.written_ids else "query token"
         draw_matrix(weights, *self._labels(stack), Path(path), title=title, row=row)
 
     def save_html(
@@ -148,18 +149,19 @@ class AttentionMaps(AttentionRun):
         notify: Notify | None = None,
         force: bool = False,
     ) -> None:
-        """Write a page that shows every head, as one file that needs no network.
+        """Write the attention explorer with every head, as one HTML file that needs no network.
 
         Args:
-            path: the file.
-            title: the heading.
-            options: what is shown; None: everything that needs no further run of the model.
-            notify: called with the numbers of heads whose effects are measured, and of all.
-            force: whether an existing file is replaced.
+            path: HTML file to write.
+            title: heading of the page.
+            options: content of the page. None means everything that needs no further run of the model.
+            notify: function called with the number of measured heads and the number of all. None means
+                `progress.update`.
+            force: True to replace an existing file.
 
         Raises:
-            InputError: a layer or head that no stack has, an output that the model has not, too many weights for a
-                page, or a file that exists or cannot be written.
+            InputError: a layer, head or output does not exist, the page would have too many weights, or the file exists
+                or cannot be written.
         """
         refuse_unwritable(Path(path), force=force)
         write_page(explorer_page(title, [("", self)], options, notify=notify), Path(path))
@@ -171,10 +173,10 @@ class AttentionMaps(AttentionRun):
         """Return tokens and weights as JSON values.
 
         Args:
-            layers, heads: the layers and heads to return; None: all.
+            layers, heads: layers and heads to return. None means all.
 
         Raises:
-            InputError: a layer or head that no stack has, or weights that are too large.
+            InputError: a layer or head does not exist, or the weights are too large.
         """
         chosen = self.choose(layers, heads)
         rows = [
@@ -193,14 +195,14 @@ class AttentionMaps(AttentionRun):
 def arrays_of(
     maps: AttentionMaps, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Return tokens and weights as the arrays of a .npz file, by their names; see `AttentionMaps.save`.
+    """Return the named arrays of a .npz file with tokens and weights; see `AttentionMaps.save`.
 
     Args:
-        maps: of one run.
-        layers, heads: the layers and heads; None: all.
+        maps: attention maps of one run.
+        layers, heads: layers and heads to include. None means all.
 
     Raises:
-        InputError: a layer or head that no stack has, or weights that are too large.
+        InputError: a layer or head does not exist, or the weights are too large.
     """
     chosen = maps.choose(layers, heads)
     arrays: dict[str, Any] = MAPS.header()
@@ -225,16 +227,16 @@ def arrays_of(
 
 
 def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, inputs: MapInputs) -> AttentionMaps:
-    """Run a model once over what its stacks read, and return its attention.
+    """Run a model once on the inputs of its stacks, and return its attention.
 
     Args:
-        module: run in evaluation mode; its own mode is restored.
-        tokenizers: of the model.
-        task: what it was trained for.
-        reading: what its stacks read.
+        module: model to run, in evaluation mode; its training mode is restored afterwards.
+        tokenizers: tokenizers of the model.
+        task: task that the model was trained for.
+        inputs: inputs of its stacks.
     """
     records, hidden_1TD = record_states(module, inputs.source, inputs.target)
-    # Now, for edits of the model end with the block around this call.
+    # Predict now: edits of the model end with the context manager around this call.
     next_id = None
     if predicts_text(module, task) and module.head is not None:
         next_id = _most_probable(module.head, hidden_1TD, tokenizers.target.vocab_size)
@@ -243,9 +245,9 @@ def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, inp
 
 @torch.no_grad()
 def _most_probable(head: Head, hidden_1TD: Float[Tensor, "1 tokens width"], entries: int) -> int:
-    """Return the entry of the vocabulary that is most probable after the last token.
+    """Return the id of the most probable next token after the last one.
 
-    The head may have more outputs than the vocabulary has entries.
+    The head may have more outputs than the vocabulary has entries; the additional outputs are ignored.
     """
     return int(head(hidden_1TD[:, -1:])[0, 0, :entries].argmax())
 
@@ -253,24 +255,24 @@ def _most_probable(head: Head, hidden_1TD: Float[Tensor, "1 tokens width"], entr
 def attend_first_layer(
     module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, inputs: MapInputs
 ) -> AttentionMaps:
-    """Return the self-attention of the lowest layer alone; the arguments are those of `attend`."""
+    """Return only the self-attention of the lowest layer; arguments: see `attend`."""
     return AttentionMaps(module, tokenizers, task, inputs, record_first_layer(module, inputs.source))
 
 
 def in_precision(module: Transformer, precision: str) -> Transformer:
-    """Return a module that computes in a dtype: itself, or a replica.
+    """Return a module that computes in a precision: the given module, or a replica.
 
     Args:
-        module: the module.
-        precision: fp32, bf16, or auto for the dtype that it has.
+        module: module to convert.
+        precision: fp32, bf16, or auto to keep the dtype of the module.
 
     Raises:
-        InputError: another precision.
+        InputError: the precision is none of these.
     """
     if precision == "auto":
         return module
     if precision not in _DTYPES:
-        raise InputError(f"precision must be auto, fp32 or bf16; got '{precision}'")
+        raise InputError(f"precision must be auto, fp32 or bf16, got '{precision}'")
     dtype = _DTYPES[precision]
     stored = stored_matrices(module)
     dtypes = {parameter.dtype for address, parameter in module.named_parameters() if address[:-7] not in stored}
@@ -280,16 +282,16 @@ def in_precision(module: Transformer, precision: str) -> Transformer:
 
 
 THUMBNAIL = 64
-"""The most cells of a thumbnail's side: each is the largest weight of its tokens."""
+"""Most cells on each side of a thumbnail; a cell shows the largest weight of its tokens."""
 
 
 def draw_record_overview(records: Sequence[AttentionRecord], path: Path, *, title: str) -> None:
     """Draw every head of some attentions as a thumbnail.
 
     Args:
-        records: the attentions, those of a stack together.
-        path: the .png or .svg file.
-        title: one line above.
+        records: attentions to draw; those of a stack follow each other.
+        path: .png or .svg file to write.
+        title: one line above the picture.
     """
     from clearhead.interpret.view.attention import StackThumbnails, draw_overview  # imports matplotlib
 
@@ -302,10 +304,10 @@ def draw_record_overview(records: Sequence[AttentionRecord], path: Path, *, titl
 
 
 def thumbnails(record: AttentionRecord) -> Float[Tensor, "heads rows columns"]:
-    """Return the weights of each head; of more than `THUMBNAIL` tokens, the largest weight of each part.
+    """Return a small picture of the weights of each head, with at most `THUMBNAIL` cells on a side.
 
     Args:
-        record: of a single text.
+        record: attention over a single text.
     """
     device = record.query_BHTE.device
     bin_T, bin_S = (_bins(size, device) for size in (record.query_BHTE.shape[2], record.key_BKSE.shape[2]))
@@ -320,5 +322,5 @@ def thumbnails(record: AttentionRecord) -> Float[Tensor, "heads rows columns"]:
 
 
 def _bins(size: int, device: torch.device) -> Tensor:
-    """Return the cell of a thumbnail that each token belongs to."""
+    """Return the thumbnail cell of each token."""
     return torch.arange(size, device=device) * min(size, THUMBNAIL) // size

@@ -1,4 +1,4 @@
-"""One run of a model, and everything that is measured on it: weights, statistics, effects, the logit lens.
+"""`AttentionRun`: one run of a model, with its attention weights, head statistics, effects and logit lens.
 
 Legend: H heads, T queries, S keys, L layers.
 """
@@ -41,21 +41,21 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 
 MOST_BYTES = 2**31
-"""The largest array of weights that is made at once."""
+"""Largest array of weights that is computed at once, in bytes."""
 
 
 @check_types
 class AttentionRun:
-    """What one run of a model attended to.
+    """Attention of one run of a model, and measurements on this run.
 
     Args:
-        module: the model that ran, in evaluation mode.
-        tokenizers: of the model.
-        task: what it was trained for.
-        reading: what its stacks read.
-        records: its attentions, as they ran.
-        next_id: the id that the decoder predicts after the last token that it reads; None: it writes no text, or the
-            run did not reach its output.
+        module: model that ran, in evaluation mode.
+        tokenizers: tokenizers of the model.
+        task: task that the model was trained for.
+        inputs: inputs of its stacks.
+        records: recorded attentions.
+        next_id: token id that the decoder predicts after the last token that it reads. None means that the model writes
+            no text, or that the run did not reach its output.
     """
 
     def __init__(
@@ -90,65 +90,65 @@ class AttentionRun:
 
     @property
     def tokens(self) -> list[str]:
-        """What the first stack reads, as entries of the vocabulary, special tokens included."""
+        """Vocabulary entries of the tokens that the first stack reads, special tokens included."""
         tokenizer = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
         return tokenizer.tokens(self.inputs.source.ids[0].tolist())
 
     @property
     def target_tokens(self) -> list[str] | None:
-        """What the decoder of a two-stack model reads, as entries of the vocabulary; None: there is one stack."""
+        """Vocabulary entries of the tokens that the decoder of a two-stack model reads; None for one stack."""
         target = self.inputs.target
         return None if target is None else self.tokenizers.target.tokens(target.ids[0].tolist())
 
     @property
     def written_tokens(self) -> list[str] | None:
-        """The token that the decoder writes at each step, as entries of the vocabulary; None: it writes no text.
+        """Vocabulary entry of the token that the decoder writes at each step; None if it writes no text.
 
-        There are as many as tokens that the decoder reads. Entry i follows token i in the text. The last entry is the
-        end token of a generated text; where the text was given, it is the most probable next token.
+        The list is as long as the list of tokens that the decoder reads: entry i follows token i in the text. The last
+        entry is the end token of a generated text. If you gave the text, it is the most probable next token.
         """
         ids = self.written_ids
         return None if ids is None else self.tokenizers.target.tokens(ids)
 
     @property
     def written_ids(self) -> list[int] | None:
-        """The ids of `written_tokens`."""
+        """The token ids of `written_tokens`."""
         steps = self.inputs.last.ids.shape[1]
         ids = [*self.inputs.written, *(() if self.next_id is None else (self.next_id,))][:steps]
         return ids if len(ids) == steps else None
 
     def token_lists(self) -> dict[str, list[str] | None]:
-        """Return `tokens`, `target_tokens` and `written_tokens` by these names, as files and JSON hold them."""
+        """Return a dictionary of `tokens`, `target_tokens` and `written_tokens`, as written to files and JSON."""
         return {"tokens": self.tokens, "target_tokens": self.target_tokens, "written_tokens": self.written_tokens}
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """The stacks with what they attend to: encoder.self, decoder.self, decoder.memory, as far as they exist."""
+        """The stacks with their source: those of encoder.self, decoder.self and decoder.memory that the model has."""
         return tuple(dict.fromkeys(stack for stack, _ in self.records))
 
     def layers(self, stack: str) -> tuple[int, ...]:
-        """Return the numbers of the layers of a stack that attend, from 0; shared layers count at every depth.
+        """Return the numbers of the layers of a stack that have attention, from 0; shared layers count at every depth.
 
         Raises:
-            InputError: there is no such stack.
+            InputError: the stack does not exist.
         """
         if stack not in self.stacks:
             raise InputError(f"{_explain_missing_stack(stack, self.stacks)}; it has {', '.join(self.stacks)}")
         return tuple(layer for name, layer in self.records if name == stack)
 
     def num_heads(self, stack: str, layer: int) -> int:
-        """Return how many heads a layer has.
+        """Return the number of heads of a layer.
 
         Raises:
-            InputError: there is no such stack or layer.
+            InputError: the stack or layer does not exist.
         """
         return self.record(stack, layer).num_heads
 
     def record(self, stack: str, layer: int) -> AttentionRecord:
-        """Return the queries, keys and values of a layer, from which its weights follow.
+        """Return the recorded queries, keys and values of a layer, from which its weights are recomputed.
 
         Raises:
-            InputError: there is no such stack or layer.
+            InputError: the stack or layer does not exist.
         """
         layers = self.layers(stack)
         if layer not in layers:
@@ -158,32 +158,33 @@ class AttentionRun:
     def query_tokens(self, stack: str) -> list[str]:
         """Return the tokens of the rows of a stack's weights.
 
-        A row of `decoder.memory` has the token that is written at that step, and any other row the token that is read.
+        Rows of `decoder.memory` have the token that the decoder writes at that step. All other rows have the token that
+        the stack reads.
         """
         if stack == "decoder.memory" and self.target_tokens is not None and self.written_tokens is not None:
             return self.written_tokens
         return self.tokens if self.target_tokens is None or stack.startswith("encoder") else self.target_tokens
 
     def key_tokens(self, stack: str) -> list[str]:
-        """Return the tokens that are looked at: the columns of the weights of a stack."""
+        """Return the key tokens: the columns of a stack's weights."""
         return self.tokens if stack.endswith("memory") else self.query_tokens(stack)
 
     def weights(
         self, stack: str, layer: int, head: int | None = None, *, queries: slice = ALL
     ) -> Float32[Tensor, "*heads queries keys"]:
-        """Return the attention weights of a head, or of all heads of a layer, recomputed as the eager kernel does.
+        """Return the attention weights of a head, or of all heads of a layer, recomputed with the eager kernel.
 
         Args:
             stack: one of `stacks`.
-            layer: one of its layers, counted from 0.
-            head: counted from 0; None: all heads, with an axis of their own in front.
-            queries: the queries, for texts whose weights would be too large; None: all.
+            layer: layer of the stack, from 0.
+            head: head of the layer, from 0. None means all heads, as the first axis.
+            queries: slice of the queries, for texts with too many weights; all by default.
 
         Returns:
-            float32 on the CPU; a row sums to one, or to less where the model has attention sinks.
+            Weights in float32 on the CPU. A row sums to one, or to less if the model has attention sinks.
 
         Raises:
-            InputError: there is no such stack, layer or head, or the weights are too large.
+            InputError: the stack, layer or head does not exist, or the weights are too large.
         """
         record = self.record(stack, layer)
         heads = None if head is None else [_check_head(record, head)]
@@ -195,34 +196,34 @@ class AttentionRun:
         return weights_HTS if head is None else weights_HTS[0]
 
     def heads(self, *, seed: int = 0) -> list[HeadStatistics]:
-        """Return what each head does, a row for each: see `HeadStatistics`.
+        """Return the statistics of each head: see `HeadStatistics`.
 
-        Its duplicate-token and induction scores are those on generated sequences of random tokens.
+        Duplicate-token and induction scores are measured on generated sequences of random tokens.
 
         Args:
-            seed: of these sequences.
+            seed: seed of these sequences.
         """
         return heads_over_texts(self.module, self.tokenizers, [(self.inputs, list(self.records.values()))], seed=seed)
 
     def norm_weighted(self, stack: str, layer: int, head: int) -> Float32[Tensor, "queries keys"]:
-        """Return the attention weights of a head times the length of what they move: see `flow.norm_weighted`.
+        """Return the weights of a head times the length of the vectors that they move: see `flow.norm_weighted`.
 
         Args:
-            stack, layer, head: as for `weights`.
+            stack, layer, head: see `weights`.
 
         Raises:
-            InputError: as for `weights`.
+            InputError: same as `weights`.
         """
         return norm_weighted(*self._record_of(stack, layer, head))
 
     def rollout(self, stack: str) -> Float32[Tensor, "layers queries keys"]:
-        """Return the share of each token in the stream at each position, after each layer: see `flow.rollout`.
+        """Return attention rollout: the share of each token in the stream at each position: see `flow.rollout`.
 
         Args:
             stack: one of `stacks`.
 
         Raises:
-            InputError: there is no such stack, or the text is too long.
+            InputError: the stack does not exist, or the text is too long.
         """
         records = [self.record(stack, layer) for layer in self.layers(stack)]
         heads = max(record.num_heads for record in records)
@@ -234,41 +235,41 @@ class AttentionRun:
         """Return the output that effects and contributions are measured on.
 
         Args:
-            of: as for `outcome.choose_outcome`: a position; a token or a label; two of them, for why the first and not
-                the second; a position in front of one or two; None: the last token of a language model, the first
-                mask of a masked model, the label of a classifier.
+            of: position; token or label; two of these, to compare the first with the second; or a position followed by
+                one or two. See `outcome.choose_outcome`. None means the last token of a language model, the first mask
+                of a masked model, or the label of a classifier.
 
         Raises:
-            InputError: there is no such output, or the model gives no probabilities.
+            InputError: the output does not exist, or the model outputs no probabilities.
         """
         return choose_outcome(of, self._streams, self.output_names, self.inputs.labels)
 
     def effects(self, of: OutcomeChoice = None, *, notify: Notify | None = None) -> list[HeadEffect]:
-        """Return how much the log-probability of an output, or a difference of two, changes without each head.
+        """Return the change of an output's log-probability (or of a difference of two) without each head.
 
         The model runs once for each head, in batches, from the layer of the head on.
 
         Args:
-            of: as for `outcome`.
-            notify: called with the numbers of heads that are done, and of all.
+            of: see `outcome`.
+            notify: function called with the number of finished heads and of all. None means `progress.update`.
 
         Raises:
-            InputError: as for `outcome`.
+            InputError: same as `outcome`.
         """
         return self._meter(of, notify).head_effects()
 
     def key_effects(
         self, stack: str, layer: int, head: int, of: OutcomeChoice = None, *, notify: Notify | None = None
     ) -> Float32[Tensor, " keys"]:
-        """Return how much the log-probability of an output changes when a head does not look at each key.
+        """Return, for each key, the change of an output's log-probability if a head does not attend to this key.
 
         Args:
-            stack, layer, head: as for `weights`.
-            of: as for `outcome`.
-            notify: called with the numbers of keys that are done, and of all.
+            stack, layer, head: see `weights`.
+            of: see `outcome`.
+            notify: function called with the number of finished keys and of all. None means `progress.update`.
 
         Raises:
-            InputError: as for `weights` and `outcome`.
+            InputError: same as `weights` and `outcome`.
         """
         record, head = self._record_of(stack, layer, head)
         return self._meter(of, notify).key_effects(record, head)
@@ -281,22 +282,22 @@ class AttentionRun:
         positions: Positions | None = None,
         notify: Notify | None = None,
     ) -> Patches:
-        """Return how much the log-probability of an output changes when activations of another text are put into this.
+        """Return the changes of an output's log-probability if activations of another text are patched into this one.
 
         The model runs once for each depth and position of every stack and once for each head, in batches.
 
         Args:
-            other: the same model's run on the other text.
-            of: as for `outcome`, of this text.
-            positions: by the name of a stack ("encoder", "decoder"), pairs of a position in this text and its
-                counterpart in the other one; None: both read as many tokens, each the counterpart of the other.
-            notify: called with the numbers of places that are done, and of all.
+            other: run of the same model on the other text.
+            of: output of this text; see `outcome`.
+            positions: name of a stack ("encoder", "decoder") -> pairs of a position in this text and its counterpart in
+                the other text. None means that both texts have equally many tokens, and equal positions correspond.
+            notify: function called with the number of finished patches and of all. None means `progress.update`.
 
         Raises:
-            InputError: the runs are of different models, positions have no counterparts, or as for `outcome`.
+            InputError: the runs are of different models, positions have no counterparts, or same as `outcome`.
         """
         if other.module.spec != self.module.spec:
-            raise InputError("the two runs are of different models: let one model read both texts")
+            raise InputError("the two runs are of different models: run the same model on both texts")
         meter = self._meter(of, notify)
         pairs = align_positions(self._streams, other._streams, positions)
         patcher = Patcher(meter, other._streams, pairs)
@@ -308,18 +309,18 @@ class AttentionRun:
         return EffectMeter(self._streams, self.outcome(of), list(self.records.values()), notify)
 
     def contributions(self, of: OutcomeChoice = None) -> list[Contribution]:
-        """Return the terms whose sum is the logit of an output, by what wrote them: see `contributions.contributions`.
+        """Return the terms of an output's logit, one per component of the model: see `contributions.contributions`.
 
         Args:
-            of: as for `outcome`.
+            of: see `outcome`.
 
         Raises:
-            InputError: as for `outcome`.
+            InputError: same as `outcome`.
         """
         return contributions(self._streams, self.outcome(of))
 
     def beams(self) -> tuple[BeamNode, ...]:
-        """Return the tree of the beam search that wrote the tokens; empty where none did."""
+        """Return the tree of the beam search that wrote the tokens; empty if no beam search did."""
         inputs = self.inputs
         if not inputs.considered or inputs.num_given is None:
             return ()
@@ -327,20 +328,20 @@ class AttentionRun:
         return beam_tree(inputs.considered, self.tokenizers.target, start)
 
     def lens(self, top_k: int = 5, of: OutcomeChoice = None) -> LogitLens:
-        """Return what the model would predict if it ended after each layer of its last stack.
+        """Return the logit lens: the model's predictions if it ended after each layer of its last stack.
 
         Args:
-            top_k: outputs for each position.
-            of: as for `outcome`, an output that is followed at every position; None: none.
+            top_k: number of outputs for each position.
+            of: output that is followed at every position; see `outcome`. None means no output.
 
         Raises:
-            InputError: top_k is out of range, there is no such output, or the model gives no probabilities.
+            InputError: top_k is out of range, the output does not exist, or the model outputs no probabilities.
         """
         followed = None if of is None else self.outcome(of)
         return logit_lens(self._streams, self.output_names, top_k, self.inputs.labels, followed)
 
     def _labels(self, stack: str) -> tuple[list[str], list[str]]:
-        """Return the labels of the rows and of the columns of a stack's weights, as pictures write them."""
+        """Return the display labels of the rows and columns of a stack's weights."""
         source, target = self.inputs.source, self.inputs.target
         first = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
         keys = queries = label_tokens(first, source.ids[0].tolist())
@@ -351,14 +352,14 @@ class AttentionRun:
         return queries if self.written_ids is None else label_tokens(self.tokenizers.target, self.written_ids), keys
 
     def _record_of(self, stack: str, layer: int, head: int) -> tuple[AttentionRecord, int]:
-        """Return a layer and a head that it has, all of whose weights can be made at once."""
+        """Return the record of a layer and the checked head number, if all weights of the head fit into memory."""
         record = self.record(stack, layer)
         _check_size(record.query_BHTE.shape[2] * record.key_BKSE.shape[2], "give a shorter text")
         return record, _check_head(record, head)
 
     @cached_property
     def _streams(self) -> Streams:
-        """The residual stream at every depth, by another run of the model."""
+        """The residual stream at every depth, from one more run of the model."""
         return Streams.of(self.module, self.inputs.source, self.inputs.target)
 
     @cached_property
@@ -366,7 +367,7 @@ class AttentionRun:
         """The names of the model's outputs.
 
         Raises:
-            InputError: they are vectors or numbers.
+            InputError: the outputs are vectors or numbers.
         """
         tokenizer = self.tokenizers.source if self.module.decoder is None else self.tokenizers.target
         return OutputNames.of(self.module, tokenizer, self.task)
@@ -374,13 +375,13 @@ class AttentionRun:
     def choose(
         self, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
     ) -> list[tuple[AttentionRecord, list[int]]]:
-        """Return the attentions of some layers, each with those of some heads that it has.
+        """Return the attentions of the chosen layers, each with the chosen heads that it has.
 
         Args:
-            layers, heads: the layers and heads; None: all.
+            layers, heads: chosen layers and heads. None means all.
 
         Raises:
-            InputError: a layer or head that no stack has, or weights that are too large together.
+            InputError: a layer or head does not exist in any stack, or the weights together are too large.
         """
         known_layers = {record.layer for record in self.records.values()}
         known_heads = set(range(max((record.num_heads for record in self.records.values()), default=0)))
@@ -399,12 +400,12 @@ class AttentionRun:
 
 
 def _explain_missing_stack(stack: str, stacks: Sequence[str]) -> str:
-    """Say why a model has no stack of a name: it lacks what the name is of, or there is no such name."""
+    """Return the message for a stack that the model does not have."""
     absent = [
         stack_name for stack_name in ("encoder", "decoder") if not any(name.startswith(stack_name) for name in stacks)
     ]
     if stack in STACKS and absent:
-        reason = ", so its decoder reads no memory" if absent == ["encoder"] and stack.endswith("memory") else ""
+        reason = ", so its decoder has no cross-attention" if absent == ["encoder"] and stack.endswith("memory") else ""
         return f"'{stack}': this model has no {absent[0]}{reason}"
     return f"this model has no stack '{stack}'{did_you_mean(stack, stacks)}"
 
@@ -419,23 +420,23 @@ def _check_head(record: AttentionRecord, head: int) -> int:
 
 def _check_size(count: int, advice: str) -> None:
     if 4 * count > MOST_BYTES:
-        raise InputError(f"{4 * count / 2**30:.1f} GiB of attention weights are too large at once: {advice}")
+        raise InputError(f"the attention weights need {4 * count / 2**30:.1f} GiB, but at most 2 GiB fit: {advice}")
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """Return ascending numbers in words: 0 to 11."""
+    """Return ascending numbers in words, such as "0 to 11"."""
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))
 
 
 def beam_tree(considered: Sequence[ConsideredToken], tokenizer: Tokenizer, start: int) -> tuple[BeamNode, ...]:
-    """Return what a search considered as a tree, parents before children.
+    """Return the candidates of a beam search as a tree, parents before children.
 
     Args:
-        considered: step by step.
-        tokenizer: of what it wrote.
-        start: the id that the search started from, the root of the tree.
+        considered: candidates in the order of the steps.
+        tokenizer: tokenizer of the written text.
+        start: token id at which the search started, the root of the tree.
     """
     (first,) = token_texts(tokenizer, [start])
     root = BeamNode(-1, first, log_probability=0.0, score=0.0, step=0, state="kept")

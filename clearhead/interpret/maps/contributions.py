@@ -1,9 +1,9 @@
-"""Direct contributions: what each head and each feed-forward network adds to the logit of an outcome.
+"""Direct contributions of each head and feed-forward network to the logit of an output (direct logit attribution).
 
-The residual stream below the head is a sum, of the embedding and of what every branch wrote. The path from the stream
-to the logit is linear once the statistics of its norms are held at their values in this run, so the logit is a sum too.
+The residual stream below the head is a sum of the embedding and of the outputs of all branches. Hold the statistics of
+the norms at their values in this run. Then the path from the stream to the logit is linear, so the logit is a sum too.
 
-Legend: T positions that count, D width, H heads, E head size, V outputs.
+Legend: T positions that the logit depends on directly, D width, H heads, E head size, V outputs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from clearhead.interpret.maps.streams import Streams
 
 @dataclass(frozen=True, repr=False)
 class Contribution(Printed):
-    """A term of the logit, or of the difference of two logits.
+    """Term of a logit, or of the difference of two logits.
 
     Args:
-        part: "embedding"; the stack of an attention, such as "decoder.self"; "feed-forward", or the class of a part of
-            the user's own; or "bias": of projections
-            and norms behind the branches of a layer, or, without a layer, behind the last one.
-        layer: its number; None: below or behind the layers.
-        head: its number; None where the part has no heads.
-        value: what it adds.
+        component: "embedding"; the stack of an attention, such as "decoder.self"; "feed-forward"; the class name of a
+            custom module; or "bias". A bias term sums the output biases of a layer; without a layer, those of the
+            modules after the layers.
+        layer: number of the layer. None means before or after the layers.
+        head: number of the head. None means that the component has no heads.
+        value: value of the term.
     """
 
     component: str
@@ -47,17 +47,18 @@ class Contribution(Printed):
 
 
 def contributions(streams: Streams, outcome: ModelOutcome) -> list[Contribution]:
-    """Return the terms whose sum is the logit of an outcome, before a soft cap of the head, from one run.
+    """Return the terms whose sum is the logit of an output, before a soft cap of the head, from one run.
 
-    Of two outputs it is the difference of their logits, which without a cap is that of their log-probabilities.
+    For an outcome with two outputs, the terms sum to the difference of the two logits. Without a soft cap, this is also
+    the difference of their log-probabilities.
 
-    Norms are linear with their statistics held fixed. A nonlinear layer of the head below its last map (an activation,
-    the scaling to length 1) is replaced by its tangent at this point, whose constant part is a bias. The encoder of a
-    two-stack model has no term of its own: what it does reaches the logit through the attention to the memory.
+    Norms are linear with their statistics held fixed. A nonlinear layer of the head, such as an activation, is
+    replaced by its tangent at this point. The constant term of the tangent counts as a bias.
+    The encoder of a two-stack model has no term: it acts on the logit only through cross-attention.
 
     Args:
-        streams: of the text.
-        outcome: whose logit is taken apart.
+        streams: residual streams of the text.
+        outcome: output whose logit is decomposed.
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", direct paths.
     """
@@ -81,7 +82,7 @@ def contributions(streams: Streams, outcome: ModelOutcome) -> list[Contribution]
 
 
 class _LogitPath:
-    """The way back from a logit to everything that was written to the stream, terms collected in reverse order."""
+    """Backward pass from a logit to the writers of the residual stream; collects the terms in reverse order."""
 
     def __init__(self, streams: Streams, position: int | None) -> None:
         self.streams = streams
@@ -100,16 +101,16 @@ class _LogitPath:
         return tensor
 
     def select_positions(self, x_BT: Float[Tensor, "1 tokens *axes"]) -> Float64[Tensor, "positions *axes"]:
-        """Return the positions on which the logit depends directly."""
+        """Select the positions that the logit depends on directly, in float64."""
         return x_BT[0, self.positions].double()
 
     def add_bias(self, index: int, layer: int | None) -> None:
-        """Add the biases since the last call as one term, at an index among the terms."""
+        """Insert the sum of the biases since the last call as one term, at an index of the list of terms."""
         self.terms.insert(index, Contribution("bias", layer, None, self.bias))
         self.bias = 0.0
 
     def back_through_head(self, outcome: ModelOutcome) -> Float64[Tensor, "positions width"]:
-        """Return the gradient of the logit with respect to the stream behind the last layer."""
+        """Return the gradient of the logit with respect to the stream after the last layer."""
         streams, head = self.streams, self.streams.module.head
         assert head is not None
         stack: Stack = getattr(streams.module, streams.top)
@@ -157,7 +158,7 @@ class _LogitPath:
             self.bias += float((gradient_TD * attention.out.bias).sum())
 
     def _run(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Run a part above the layers on the chosen positions; in float64 where it has no weights."""
+        """Run a module after the layers on the selected positions; in float64 if it has no weights."""
         dtypes = (
             [module.weight.dtype] if isinstance(module, Stored) else [weight.dtype for weight in module.parameters()]
         )
@@ -169,7 +170,7 @@ class _LogitPath:
         return y.double()
 
     def _back(self, module: nn.Module, x: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient with respect to the input of a part; what the input does not explain is bias."""
+        """Return the gradient with respect to the input of a module; add the rest of its output to the bias."""
         if isinstance(module, nn.Identity):
             return gradient
         bias: Tensor | None
@@ -195,7 +196,7 @@ class _LogitPath:
 def _back_through_norm(
     norm: Norm, x: Float64[Tensor, "*axes width"], gradient: Float64[Tensor, "*axes width"]
 ) -> Float64[Tensor, "*axes width"]:
-    """Return the gradient with respect to the input of a norm whose mean and variance are those of x, held fixed."""
+    """Return the gradient with respect to the input of a norm, with mean and variance fixed at those of x."""
     if norm.weight is not None:
         gradient = gradient * (norm.weight.double() + float(norm.has_unit_offset))
     if isinstance(norm, LayerNorm):

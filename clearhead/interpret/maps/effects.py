@@ -1,7 +1,7 @@
-"""Effects: the change of an outcome when a head or its attention to a token is switched off or replaced.
+"""Effects: the change of an output's log-probability if a head, or its attention to a token, is switched off.
 
-The model runs once for each, in batches of equal rows that differ in the change. Layers below the change are not run
-again. A patch puts the activations of another text into this one.
+The model runs once per change, in batches of equal rows that differ only in the change. Layers below the change do not
+run again. A patch replaces activations by those of another text.
 
 Legend: B rows of a batch, H heads, Q queries, K keys, E head size, T positions, D width.
 """
@@ -31,13 +31,13 @@ from clearhead.interpret.maps.streams import Streams
 
 @dataclass(frozen=True, repr=False)
 class HeadEffect(Printed):
-    """The effect of one head.
+    """Effect of one head on an output.
 
     Args:
-        stack: such as "decoder.self".
-        layer, head: its numbers.
-        change: of the log-probability of the outcome when the head is switched off (below zero where it helps), or
-            gives what it gave in another text.
+        stack: stack with its source, such as "decoder.self".
+        layer, head: numbers of the layer and of the head, from 0.
+        change: change of the output's log-probability if the head is switched off, or if its output is replaced by
+            that in another text. Below zero if the head helps.
     """
 
     stack: str
@@ -48,13 +48,13 @@ class HeadEffect(Printed):
 
 @dataclass(frozen=True)
 class EffectMeter:
-    """Measures the outcome of one run, and the outcome of runs with other mixed values of one attention.
+    """Measures an output of one run, and of runs in which the mixed values of one attention are changed.
 
     Args:
-        streams: the residual streams of the run.
-        outcome: the outcome that is followed.
-        records: the attentions of the run.
-        notify: receives the number of finished items and of all; None: `progress.update`.
+        streams: residual streams of the run.
+        outcome: output that is measured.
+        records: recorded attentions of the run.
+        notify: function called with the number of finished items and of all. None means `progress.update`.
     """
 
     streams: Streams
@@ -64,17 +64,17 @@ class EffectMeter:
 
     @cached_property
     def baseline(self) -> Float32[Tensor, " one"]:
-        """The log-probability of the outcome in the run itself."""
+        """Log-probability of the output in the unchanged run."""
         return self.log_probability(self.streams.hidden)
 
     def log_probability(self, hidden_BTD: Float[Tensor, "rows tokens width"]) -> Float32[Tensor, " rows"]:
-        """Return the log-probability of the outcome in each row, from the output of the last stack."""
+        """Return the log-probability of the output in each row, from the hidden states of the last stack."""
         return self.outcome.log_probability(self.streams.logits(hidden_BTD, self.outcome.logits_position))
 
     def measure(
         self, record: AttentionRecord, rows: int, change: Callable[[Tensor], Tensor]
     ) -> Float32[Tensor, " rows"]:
-        """Return the change of the outcome in each row, where the mixed values of one attention are changed."""
+        """Return the change of the log-probability in each row if the mixed values of one attention are changed."""
 
         def at_depth(mixed_BHQE: Tensor, at: ActivationContext) -> Tensor:
             return change(mixed_BHQE) if at.depth == record.layer else mixed_BHQE
@@ -85,14 +85,14 @@ class EffectMeter:
         return after - self.baseline
 
     def split_batches(self, items: range) -> Iterator[range]:
-        """Cut a range into ranges whose rows of tokens fit into a batch."""
+        """Split a range of items into ranges that fit into a batch."""
         tokens = max(self.streams.last.ids.shape[1], self.streams.source.ids.shape[1])
         size = max(1, default_batch_tokens(self.streams.module) // tokens)
         for start in range(0, len(items), size):
             yield items[start : start + size]
 
     def head_effects(self) -> list[HeadEffect]:
-        """Return the effect of every head: its share of the mixed values is zero at every position.
+        """Return the effect of every head: its mixed values are set to zero at every position.
 
         Source: arXiv 1905.10650, section 3.1.
         """
@@ -111,21 +111,21 @@ class EffectMeter:
         return effects
 
     def key_effects(self, record: AttentionRecord, head: int) -> Float32[Tensor, " keys"]:
-        """Return the effect of the attention of one head to each key: its weight on that key is zero for every query.
+        """Return the effect of one head's attention to each key: its weight on the key is set to zero for every query.
 
-        The other weights stay as they are, so that switching off every key is switching off the head. (To mask the key
-        before the softmax instead, arXiv 2304.14767, would also raise the other weights, and add their effect.)
+        The other weights do not change, so switching off all keys switches off the head. (Masking the key before the
+        softmax, as in arXiv 2304.14767, would also raise the other weights and mix in their effect.)
 
         Args:
-            record: an attention of the run.
-            head: the number of the head.
+            record: attention of the run.
+            head: number of the head.
         """
         weight_QK = record.weights([head])[0, 0]
         value_KE = record.value_BKSE[0, record.kv_head(head)]
         effects: list[Tensor] = []
         done, total, tell = 0, len(value_KE), counter("keys", self.notify)
         for keys in self.split_batches(range(total)):
-            # What a key adds to the mixed values is subtracted from them, so that no row needs weights of its own.
+            # Subtract the contribution of each key from the mixed values: no row needs separate weights.
             added_BQE = weight_QK.T[keys.start : keys.stop, :, None] * value_KE[keys.start : keys.stop, None].float()
 
             def without(mixed_BHQE: Tensor, added_BQE: Tensor = added_BQE) -> Tensor:
@@ -145,21 +145,22 @@ def _head_effects(record: AttentionRecord, heads: range, changes: Float32[Tensor
 
 
 Positions = Mapping[str, Sequence[tuple[int, int]]]
-"""By the name of a stack, pairs of a position in this text and its counterpart in the other one."""
+"""Name of a stack -> pairs of a position in this text and its counterpart in the other text."""
 
 
 @dataclass(frozen=True, repr=False)
 class Patches(Printed):
-    """What putting in activations of another text changes.
+    """Changes of an output's log-probability if activations are replaced by those of another text.
 
     Args:
-        streams: by the name of a stack, "encoder" or "decoder", the change when the residual stream has the other
-            text's vector at one depth and position: 0 is the embedding, d the stream after d layers. NaN at a position
-            without counterpart.
-        heads: the change when a head gives what it gave in the other text, at every position with a counterpart.
-        total: how much larger the outcome is in the other text; None: the position that predicts it has no counterpart.
-        outcome: what is followed, in words.
-        tokens: by the name of a stack, what it reads, as pictures write it.
+        streams: name of a stack ("encoder", "decoder") -> change if the residual stream has the other text's vector at
+            one depth and position. Depth 0 is the embedding, depth d the stream after d layers. NaN at a position
+            without a counterpart.
+        heads: change if a head's output is that in the other text, at every position with a counterpart.
+        total: log-probability in the other text minus that in this text. None means that the position that predicts
+            the output has no counterpart.
+        outcome: measured output, in words.
+        tokens: name of a stack -> display texts of the tokens that it reads.
     """
 
     streams: Mapping[str, Float32[Tensor, "depths positions"]]
@@ -172,13 +173,13 @@ class Patches(Printed):
         """Draw the changes as heat maps: depths by positions of each stack, and layers by heads of each attention.
 
         Args:
-            path: the .png or .svg file.
-            force: whether an existing file is replaced.
+            path: .png or .svg file to write.
+            force: True to replace an existing file.
 
         Raises:
-            InputError: there are too many tokens for a picture, or the file exists or cannot be written.
+            InputError: the text has too many tokens for a picture, or the file exists or cannot be written.
         """
-        # Not at the top: half a second of matplotlib for every command that loads a model.
+        # Imported here: matplotlib would add half a second to every command that loads a model.
         from clearhead.interpret.view.changes import ChangeMap, draw_changes
 
         refuse_unwritable(Path(path), force=force)
@@ -189,10 +190,10 @@ class Patches(Printed):
             panels.append(ChangeMap(title, changes.flip(0).numpy(), names, self.tokens[stack]))
         for stack in dict.fromkeys(head.stack for head in self.heads):
             panels.append(ChangeMap(f"{stack}: heads", *self._table(stack)))
-        draw_changes(panels, Path(path), title=f"{self.outcome}: what the other text brings")
+        draw_changes(panels, Path(path), title=f"{self.outcome}: effect of the other text")
 
     def _table(self, stack: str) -> tuple[Float[np.ndarray, "layers heads"], list[str], list[str]]:
-        """Return the changes of the heads of an attention, highest layer first, and the names of rows and columns."""
+        """Return the changes of the heads of a stack, highest layer first, and the names of rows and columns."""
         stack_effects = [head for head in self.heads if head.stack == stack]
         layers = sorted({head.layer for head in stack_effects}, reverse=True)
         changes = np.full((len(layers), max(head.head for head in stack_effects) + 1), np.nan)
@@ -202,25 +203,27 @@ class Patches(Printed):
 
 
 def align_positions(here: Streams, there: Streams, positions: Positions | None) -> dict[str, list[tuple[int, int]]]:
-    """Return the counterparts of the positions of every stack.
+    """Return, for every stack, the pairs of corresponding positions of two texts.
 
     Args:
-        here, there: this text and the other one, in the same model.
-        positions: those of some stacks; the other ones read as many tokens of both texts, one the counterpart of the
-            other.
+        here, there: residual streams of this text and of the other text, in the same model.
+        positions: pairs for some stacks. None, or a missing stack, means that equal positions correspond; then both
+            texts need equally many tokens.
 
     Raises:
-        InputError: there is no such stack or position, a position occurs twice, or counterparts are missing.
+        InputError: a stack or position does not exist, a position occurs twice, or counterparts are missing.
     """
     lengths = {name: (x[0].shape[1], there.before[name][0].shape[1]) for name, x in here.before.items()}
     known, name_text, pairs = dict(positions or {}), argument("positions"), {}
     for name in known.keys() - lengths.keys():
-        raise InputError(name_text + f" names '{name}'; this model has {' and '.join(lengths)}")
+        raise InputError(name_text + f" has the key '{name}'; expected {' or '.join(lengths)}")
     for name, (here_length, there_length) in lengths.items():
         if name not in known and here_length != there_length:
             raise InputError(
-                f"the {name} reads {here_length} tokens of this text and {there_length} of the other one, so its positions have no "
-                "counterparts: give texts of as many tokens, or " + name_text + f"={{'{name}': [(here, there), ...]}}"
+                f"the {name} reads {here_length} tokens of this text and {there_length} of the other one: "
+                "give texts of equal length, or pairs of positions: "
+                + name_text
+                + f"={{'{name}': [(here, there), ...]}}"
             )
         pairs[name] = list(known.get(name, [(position, position) for position in range(here_length)]))
         _check_pairs(pairs[name], name, here_length, there_length)
@@ -232,18 +235,18 @@ def _check_pairs(pairs: Sequence[tuple[int, int]], name: str, here_length: int, 
     for here, there in pairs:
         if not (0 <= here < here_length and 0 <= there < there_length):
             expected = f"expected 0 to {here_length - 1} in this text and 0 to {there_length - 1} in the other one"
-            raise InputError(name_text + f" joins {here} and {there} of the {name}; {expected}")
+            raise InputError(name_text + f" pairs {here} with {there} in the {name}; {expected}")
     if len({here for here, _ in pairs}) < len(pairs):
-        raise InputError(name_text + f" names a position of the {name} in this text twice: give each once")
+        raise InputError(name_text + f" has a position of the {name} in this text twice: give each position once")
 
 
 class Patcher:
-    """Puts activations of one text into the run of another.
+    """Patches activations of one text into the run of another.
 
     Args:
-        meter: measures the outcome of the text that is changed.
-        there: the streams of the other text, in a model of the same shape.
-        positions: the counterparts in each stack.
+        meter: measures the output of the text that is changed.
+        there: residual streams of the other text, in a model of the same shape.
+        positions: name of a stack -> pairs of corresponding positions.
 
     Source: Meng et al. 2022, arXiv 2202.05262, section 2.1 (causal tracing); Wang et al. 2022, arXiv 2211.00593.
     """
@@ -278,7 +281,7 @@ class Patcher:
         return effects
 
     def total(self) -> float | None:
-        """Return how much larger the outcome is in the other text."""
+        """Return the log-probability in the other text minus that in this text."""
         outcome = self.meter.outcome
         position = outcome.logits_position
         if position is not None:

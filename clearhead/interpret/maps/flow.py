@@ -1,4 +1,4 @@
-"""How much attention moves: weights times the norm of what they weigh, and attention through all layers.
+"""Attention flow: weights times the norm of the vectors that they move, and rollout through all layers.
 
 Legend: H heads, K key/value heads, Q queries, S keys, E head size, D width.
 """
@@ -19,11 +19,11 @@ from clearhead.interpret.maps.recording import AttentionRecord
 def norm_weighted(record: AttentionRecord, head: int) -> Float32[Tensor, "queries keys"]:
     """Return the length of the vector that each key adds to each query: weight * |value * output projection|.
 
-    A token with a large weight can add little, if its value is short.
+    A token with a large weight adds little if its value vector is short.
 
     Args:
-        record: of an attention.
-        head: its number.
+        record: recorded attention.
+        head: number of the head.
 
     Source: arXiv 2004.10102, eq. 3-4; the value has its bias, and the bias of the output projection belongs to no key.
     """
@@ -35,19 +35,21 @@ def norm_weighted(record: AttentionRecord, head: int) -> Float32[Tensor, "querie
 
 
 def rollout(records: Sequence[AttentionRecord], stack: str) -> Float32[Tensor, "layers queries keys"]:
-    """Return how much of the stream at each position comes from each token, after each layer, by attention alone.
+    """Return attention rollout: the share of each token in the stream at each position, after each layer.
 
-    The stream is taken to be one half what it was and one half what attention brings, by the mean weights W of all
-    heads: R <- (R + W R) / 2, from R = I. In a decoder behind an encoder the stream comes from both texts: attention
-    to the memory halves the share R of the target, and brings C <- (C + W E) / 2 of the source, where E is the rollout
-    of the whole encoder. The rows of R and C together sum to one (to less, where heads have a sink).
+    Each layer is assumed to keep one half of the stream and to take the other half from attention. With the mean
+    weights W of all heads: R <- (R + W R) / 2, starting from R = I. In a model with encoder and decoder, the decoder's
+    stream comes from both texts. Cross-attention halves the share R of the target. It adds a share of the source:
+    C <- (C + W E) / 2, where E is the rollout of the whole encoder. The rows of R and C together sum to one, or to
+    less if heads have a sink.
 
     Args:
-        records: of all attentions of one run.
-        stack: "encoder.self"; "decoder.self": the share R of the target; "decoder.memory": the share C of the source.
+        records: recorded attentions of one run, all of them.
+        stack: "encoder.self"; "decoder.self" for the share R of the target; "decoder.memory" for the share C of the
+            source.
 
     Returns:
-        one matrix for each layer that has this attention.
+        One matrix per layer that has this attention.
 
     Raises:
         InputError: the model has no such attention.
@@ -56,7 +58,7 @@ def rollout(records: Sequence[AttentionRecord], stack: str) -> Float32[Tensor, "
     """
     known = dict.fromkeys(record.stack for record in records)
     if stack not in known:
-        raise InputError(f"the model has no attention '{stack}'; it has {', '.join(known)}")
+        raise InputError(f"this model has no attention '{stack}'; it has {', '.join(known)}")
     in_stack = [record for record in records if record.stack.startswith(stack.partition(".")[0])]
     memory_SS = torch.zeros(0, 0)
     if any(record.attention.spec.source == "memory" for record in in_stack):

@@ -1,9 +1,9 @@
-"""What a head does, in numbers: where its weight goes, over one text and over repeated random tokens.
+"""Statistics of attention heads, over texts and over repeated random tokens.
 
-Notation: w_ij is the weight of query i (of T) on key j (of S), y_i and x_j are the tokens that both read. Every
-score is a mean over queries and, but for entropy and distance, a share of the weight from 0 to 1.
+Notation: w_ij is the weight of query i (of T) on key j (of S). The tokens of query and key are y_i and x_j. Every
+score is a mean over queries. All but entropy and distance are shares of the weight, from 0 to 1.
 
-Induction and duplicate-token heads show on sequences of random tokens that repeat themselves.
+Induction and duplicate-token scores are measured on sequences of random tokens that occur twice.
 
 Legend: B texts, H heads, T queries, S keys.
 
@@ -33,39 +33,41 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import word_boundaries
 
 Scores = dict[str, Float[Tensor, "texts heads"]]
-"""By the name of a statistic: the number of each head for each text, float64 on the CPU; NaN where it has no query."""
+"""Name of a statistic -> its value per text and head, float64 on the CPU; NaN if it has no query."""
 
 PATTERN_THRESHOLD = 0.5
-"""A head has a pattern where more than this share of its weight follows it."""
-_CHUNK = 2**21  # weights computed at once: what the caches of a CPU hold is fastest
+"""A head has a pattern if more than this share of its weight follows the pattern."""
+_CHUNK = 2**21  # weights computed at once; fastest if they fit into the CPU caches
 
 
 @dataclass(frozen=True, repr=False)
 class HeadStatistics(Printed):
-    """What one head does; each number is a mean over texts, or None where it is not defined.
+    """Statistics of one attention head; each number is a mean over texts, or None if it is not defined.
 
     Args:
         stack: encoder.self, decoder.self or decoder.memory.
-        layer, head: counted from 0.
-        entropy: how widely it looks, in nats: the mean of -sum_j w_ij ln w_ij. Source: arXiv 1906.04341, section 3.3.
-        distance: how far it looks, in tokens: the mean of sum_j w_ij |i - j|, in self-attention. Source: arXiv
-            1906.04284, "Attention Distance".
-        first_token: w_i0, in self-attention of queries behind the first token. Source: arXiv 2309.17453, section 3.1.
-        previous_token: w_i,i-1, in self-attention. Source: arXiv 1906.04341, section 3.1.
-        duplicate_token: in the second half of random tokens that occur twice, sum_j w_ij over the other places of the
-            same token, x_j = y_i. Source: arXiv 2211.00593, section 3.
-        induction: there, sum_j w_ij over the places behind the same token, x_j-1 = y_i: what came next the last time.
-            Source: arXiv 2209.11895, section "Induction heads".
-        diagonal: the weight on the key at the same share of the length, floor((i + 1/2) S / T); in self-attention the
-            token itself. Source: arXiv 1908.08593, section 4.1.
-        alignment: over the memory, the weight of the links that are the largest of both their query and their key, as
-            a share of the queries. Source: Och and Ney 2003, symmetrization by intersection.
-        patterns: the names of the patterns that more than half of its weight follows: "first token", "previous token",
-            "duplicate token", "induction" and "current token" in self-attention; "first token", "duplicate token",
-            "copying", "diagonal" and "alignment" over the memory.
-        spread: of each number the standard deviation over texts, for duplicate_token and induction over the sequences
-            of random tokens; None where there are fewer than two.
-        num_texts: how many texts were read.
+        layer, head: numbers of the layer and of the head, from 0.
+        entropy: entropy of the weights of a query, in nats: mean of -sum_j w_ij ln w_ij. Source: arXiv 1906.04341,
+            section 3.3.
+        distance: distance between query and key, in tokens: mean of sum_j w_ij |i - j|, in self-attention. Source:
+            arXiv 1906.04284, "Attention Distance".
+        first_token: weight w_i0 on the first token; in self-attention without the first query. Source: arXiv
+            2309.17453, section 3.1.
+        previous_token: weight w_i,i-1 on the previous token, in self-attention. Source: arXiv 1906.04341, section 3.1.
+        duplicate_token: weight on the other occurrences of the query's token, sum_j w_ij with x_j = y_i. It is measured
+            in the second half of random tokens that occur twice. Source: arXiv 2211.00593, section 3.
+        induction: weight on the token after an earlier occurrence of the query's token, sum_j w_ij with x_j-1 = y_i;
+            measured on the same random tokens. Source: arXiv 2209.11895, section "Induction heads".
+        diagonal: weight on the key at the same relative position, floor((i + 1/2) S / T); in self-attention the token
+            itself. Source: arXiv 1908.08593, section 4.1.
+        alignment: weight of links that are the largest of both their query and their key, divided by the number of
+            queries, in cross-attention. Source: Och and Ney 2003, symmetrization by intersection.
+        patterns: names of the patterns that more than half of the weight follows. In self-attention: "first token",
+            "previous token", "duplicate token", "induction", "current token". In cross-attention: "first token",
+            "duplicate token", "copying", "diagonal", "alignment".
+        spread: name of a statistic -> standard deviation over texts (duplicate_token and induction: over the sequences
+            of random tokens). None means fewer than two.
+        num_texts: number of texts.
     """
 
     stack: str
@@ -104,10 +106,10 @@ _MEMORY_PATTERNS = {
 
 
 def text_scores(record: AttentionRecord) -> Scores:
-    """Return the statistics of the heads of one attention over one text, a chunk of queries at a time.
+    """Return the statistics of all heads of one attention over one text; computed in chunks of queries.
 
     Args:
-        record: of a single text.
+        record: recorded attention over a single text.
     """
     (_, num_heads, num_queries, _), num_keys = record.query_BHTE.shape, record.key_BKSE.shape[2]
     is_self, device = record.attention.spec.source == "self", record.query_BHTE.device
@@ -143,13 +145,13 @@ def repeat_scores(
     key_ids_BS: Int[Tensor, "texts keys"],
     is_second_T: Bool[Tensor, " queries"],
 ) -> Scores:
-    """Return the scores on tokens that occur twice.
+    """Return the duplicate-token and induction scores on tokens that occur twice.
 
     Args:
-        record: of texts that repeat their tokens.
-        query_ids_BT: what the queries read.
-        key_ids_BS: what the keys read.
-        is_second_T: True at the queries of the second occurrences.
+        record: recorded attention over texts that repeat their tokens.
+        query_ids_BT: token ids of the queries.
+        key_ids_BS: token ids of the keys.
+        is_second_T: mask of the queries, True at the second occurrence of a token.
     """
     same_BTS = query_ids_BT[:, :, None] == key_ids_BS[:, None, :]
     if record.attention.spec.source == "self":
@@ -164,12 +166,12 @@ def repeat_scores(
 
 
 def summarise(stack: str, layer: int, scores: Scores, num_texts: int) -> list[HeadStatistics]:
-    """Return a row for each head of an attention.
+    """Return the statistics of each head of an attention, averaged over texts.
 
     Args:
-        stack, layer: of the attention.
-        scores: its statistics, each over the texts that it was measured on.
-        num_texts: how many texts were read.
+        stack, layer: stack and layer of the attention.
+        scores: statistics, each over the texts that it was measured on.
+        num_texts: number of texts.
     """
     rows = []
     for head in range(scores["entropy"].shape[1]):
@@ -191,7 +193,7 @@ def find_patterns(stack: str, scores: Mapping[str, float | None]) -> Iterator[st
 def query_chunks(
     record: AttentionRecord,
 ) -> Iterator[tuple[slice, Float[Tensor, "texts heads queries keys"]]]:
-    """Yield the weights of all heads, as many queries at a time as memory allows."""
+    """Yield the weights of all heads in chunks of queries, to bound memory."""
     rows, heads, num_queries, _ = record.query_BHTE.shape
     step = max(1, _CHUNK // (rows * heads * record.key_BKSE.shape[2]))
     for start in range(0, num_queries, step):
@@ -200,12 +202,12 @@ def query_chunks(
 
 
 def _sum_key_weights(weights_HTS: Tensor, key_T: Int[Tensor, " queries"]) -> Float[Tensor, " heads"]:
-    """Sum the weights of one key for each query."""
+    """Sum, over the queries, the weight of each query on its key in `key_T`."""
     return weights_HTS.gather(2, key_T[None, :, None].expand(len(weights_HTS), -1, 1)).sum((1, 2), dtype=torch.float64)
 
 
 class _LargestWeights:
-    """The largest weight of every query and of every key, over chunks of queries."""
+    """Largest weight of every query and of every key, updated by chunks of queries."""
 
     def __init__(self, num_heads: int, num_queries: int, num_keys: int, device: torch.device) -> None:
         self.weight_HT = torch.zeros(num_heads, num_queries, device=device)
@@ -214,7 +216,7 @@ class _LargestWeights:
         self.query_HS = torch.zeros(num_heads, num_keys, dtype=torch.long, device=device)
 
     def add(self, queries: slice, weights_HTS: Float[Tensor, "heads queries keys"]) -> None:
-        """Take the weights of the next queries."""
+        """Update the largest weights with those of the next queries."""
         self.weight_HT[:, queries], self.key_HT[:, queries] = weights_HTS.max(2)
         weight_HS, query_HS = weights_HTS.max(1)
         is_larger = weight_HS > self.weight_HS
@@ -222,13 +224,13 @@ class _LargestWeights:
         self.query_HS = torch.where(is_larger, query_HS + queries.start, self.query_HS)
 
     def mutual(self) -> Float[Tensor, " heads"]:
-        """Return the summed weight of the links that are the largest of both their query and their key."""
+        """Return, per head, the sum of the weights that are the largest of both their query and their key."""
         places_T = torch.arange(self.weight_HT.shape[1], device=self.weight_HT.device)
         is_mutual_HT = self.query_HS.gather(1, self.key_HT) == places_T
         return (self.weight_HT * is_mutual_HT).sum(1, dtype=torch.float64)
 
 
-LENGTH = 25  # tokens before they repeat
+LENGTH = 25  # number of tokens before they repeat
 SEQUENCES = 4
 
 
@@ -239,13 +241,13 @@ def heads_over_texts(
     *,
     seed: int,
 ) -> list[HeadStatistics]:
-    """Return what each head does over several texts.
+    """Return the statistics of each head over several texts.
 
     Args:
-        module: the model.
-        tokenizers: of the model.
-        runs: at least one; what its stacks read, and its attentions. Each is dropped before the next is asked for.
-        seed: of the random tokens that repeat themselves.
+        module: model of the runs.
+        tokenizers: tokenizers of the model.
+        runs: pairs of inputs and recorded attentions, at least one; only one is held in memory at a time.
+        seed: seed of the repeated random tokens.
     """
     scores_by_attention: dict[tuple[str, int], list[Scores]] = {}
     num_texts = 0
@@ -266,18 +268,18 @@ def repeat_statistics(
 ) -> dict[tuple[str, int], Scores]:
     """Return the duplicate-token and induction scores of every attention, by stack and layer.
 
-    Every stack reads random tokens twice, with the special tokens of a text around them; where both stacks have one
-    vocabulary, the decoder reads what the encoder reads, and attention to the memory is scored too.
+    Every stack reads random tokens twice, with the special tokens of a text around them. If both stacks share one
+    vocabulary, the decoder reads the same tokens as the encoder, and cross-attention is scored too.
 
     Args:
-        module: run in evaluation mode; its own mode is restored.
-        tokenizers: of the model.
-        reading: any text of the model, for its special tokens.
-        seed: of the random tokens.
+        module: model to run, in evaluation mode; its training mode is restored afterwards.
+        tokenizers: tokenizers of the model.
+        inputs: inputs of any text, for their special tokens.
+        seed: seed of the random tokens.
 
     Returns:
-        nothing for an attention that cannot be scored: positions or vocabulary leave no room for two tokens, or the two
-        vocabularies differ.
+        Scores by stack and layer. An attention is missing if the model has too few positions or entries for two
+        tokens; cross-attention is missing if the two vocabularies differ.
     """
     reader = tokenizers.target if module.encoder is None else tokenizers.source
     vocabularies = [_ordinary_ids(tokenizer) for tokenizer in (reader, tokenizers.target)[: len(inputs.affixes)]]
@@ -307,17 +309,17 @@ def repeat_statistics(
 
 
 def _ordinary_ids(tokenizer: Tokenizer) -> Int[Tensor, " entries"]:
-    """Return the ids that a text can have."""
+    """Return the token ids that a text can be encoded as."""
     return torch.from_numpy(word_boundaries(tokenizer).ordinary).nonzero()[:, 0]
 
 
 def _draw_repeats(ordinary: Int[Tensor, " entries"], length: int, draw: torch.Generator) -> Int[Tensor, "texts tokens"]:
-    """Draw different tokens for each sequence, and repeat them once."""
+    """Draw distinct random tokens for each sequence, and repeat each sequence once."""
     once_BN = torch.stack([ordinary[torch.randperm(len(ordinary), generator=draw)[:length]] for _ in range(SEQUENCES)])
     return once_BN.repeat(1, 2)
 
 
 def _add_affixes(ids_BN: Int[Tensor, "texts tokens"], affixes: PrefixSuffix) -> Int[Tensor, "texts framed_tokens"]:
-    """Put the special tokens of a text around each sequence."""
+    """Add the special tokens of a text before and after each sequence."""
     prefix, suffix = (ids_BN.new_tensor(side).expand(len(ids_BN), -1) for side in (affixes.prefix, affixes.suffix))
     return torch.cat([prefix, ids_BN, suffix], dim=1)

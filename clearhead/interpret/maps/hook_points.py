@@ -1,9 +1,9 @@
-"""Capture and edit activations at their addresses while a model runs, without touching the model.
+"""Capture and edit activations at their addresses while a model runs; the model itself does not change.
 
-An address that names a module (`decoder.layers.0.steps.1.branches.0.function`, `decoder.final_norm`, `head`) means its
-output. Beside these are hook points: `embedded` of a stack; `before` and `after` of a layer and of a step, the residual
-stream; `queries`, `keys`, `values`, `scores`, `weights` and `mixed` of an attention; `hidden` and `logits`. In a
-pattern, `*` stands for anything within one part of an address and `**` for any parts.
+The address of a module (`decoder.layers.0.steps.1.branches.0.function`, `decoder.final_norm`, `head`) means its output.
+All other addresses are hook points. A stack has `embedded`. Layers and steps have `before` and `after`, the residual
+stream. An attention has `queries`, `keys`, `values`, `scores`, `weights` and `mixed`. The model has `hidden` and
+`logits`. In a pattern, `*` matches within one component of an address, and `**` matches any number of components.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from clearhead.spec.addresses import nearest_address, select_addresses
 
 @dataclass(frozen=True)
 class ActivationContext:
-    """Where and when an activation is: what an edit is told beside the tensor.
+    """Address, depth, decoding step and token positions of an activation; second argument of an edit function.
 
     Args:
-        address: of the activation.
-        depth: how many layers of its stack ran before; 0 outside of the layers.
-        step: how many calls of its stack came before in this block: the decoding step, where tokens are generated.
-        positions: of the tokens of this call, [texts, tokens], from 0: the real tokens before each, cached ones
-            included; None outside of the layers.
-        texts: for each row of the batch the number of its text, from 0, in the order in which the texts were given;
-            None where the model was called with ids.
+        address: address of the activation.
+        depth: number of layers of its stack that ran before; 0 outside of the layers.
+        step: number of earlier calls of its stack within the context manager; during generation, the decoding step.
+        positions: positions of the tokens of this call, [texts, tokens], from 0, cached tokens included. None means
+            outside of the layers.
+        texts: number of the text of each batch row, from 0, in the order of the texts. None means that the model was
+            called with ids.
     """
 
     address: str
@@ -53,7 +53,10 @@ class ActivationContext:
 
 @dataclass(frozen=True, repr=False)
 class Record(Printed):
-    """An activation as the model computed it, still part of the graph where there is one; see `Place`."""
+    """Captured activation with its depth, step and texts; see `ActivationContext`.
+
+    The tensor stays part of the autograd graph.
+    """
 
     tensor: Tensor
     depth: int
@@ -62,7 +65,7 @@ class Record(Printed):
 
 
 class Captured(dict[str, list[Record]]):
-    """The records of each address, in the order in which they were computed."""
+    """Dictionary from each address to its records, in the order of computation."""
 
     def __repr__(self) -> str:
         lines = [
@@ -71,7 +74,7 @@ class Captured(dict[str, list[Record]]):
         return block([f"Captured activations at {len(self)} addresses", *lines], more="keys() has all addresses")
 
     def tensor(self, address: str) -> Tensor:
-        """Return the only activation of an address.
+        """Return the activation of an address that has exactly one record.
 
         Raises:
             InputError: the address was not captured, or it has no record or several.
@@ -80,7 +83,7 @@ class Captured(dict[str, list[Record]]):
             raise InputError(f"'{address}' was not captured{did_you_mean(address, self)}")
         records = self[address]
         if len(records) != 1:
-            raise InputError(f"'{address}' has {len(records)} records, not one: choose among captured['{address}']")
+            raise InputError(f"'{address}' has {len(records)} records, not one: choose one of captured['{address}']")
         return records[0].tensor
 
 
@@ -89,9 +92,9 @@ Edit = Action | Callable[[Tensor], Tensor]
 
 
 def addresses(module: nn.Module) -> list[str]:
-    """Return every address of a module's activations, those of modules in the order of `named_modules()`.
+    """Return all addresses of a module's activations; modules come in the order of `named_modules()`.
 
-    A module that computes nothing itself, such as a list of layers, has no output and so no address.
+    A module without a `forward` method, such as a list of layers, has no output and therefore no address.
     """
     names = []
     for path, child in module.named_modules():
@@ -103,10 +106,10 @@ def addresses(module: nn.Module) -> list[str]:
 
 
 def matching_addresses(module: nn.Module, patterns: str | Sequence[str]) -> list[str]:
-    """Return the addresses that patterns match, each once.
+    """Return the addresses that match any of the patterns, each once.
 
     Raises:
-        InputError: a pattern matches none; the nearest addresses are named.
+        InputError: a pattern matches no address; the message names the nearest addresses.
     """
     known, selected = addresses(module), dict[str, None]()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -121,17 +124,17 @@ def matching_addresses(module: nn.Module, patterns: str | Sequence[str]) -> list
 @check_types
 @contextmanager
 def capture(module: nn.Module, patterns: str | Sequence[str]) -> Iterator[Captured]:
-    """Collect activations while the block is open.
+    """Return a context manager that records activations while the model runs.
 
     Args:
-        module: a model, or any part of one.
-        patterns: addresses, or patterns of them.
+        module: model, or any module of a model.
+        patterns: addresses, or patterns of addresses, such as "decoder.**.weights".
 
     Returns:
-        a dictionary that fills as the model runs: one record for each time that an activation is computed.
+        A dictionary that is filled while the model runs: one record each time an activation is computed.
 
     Raises:
-        InputError: a pattern matches nothing, or a module returns something else than one tensor.
+        InputError: a pattern matches no address, or a module does not return exactly one tensor.
     """
     captured = Captured({address: [] for address in matching_addresses(module, patterns)})
 
@@ -146,17 +149,17 @@ def capture(module: nn.Module, patterns: str | Sequence[str]) -> Iterator[Captur
 @check_types
 @contextmanager
 def edit(module: nn.Module, edits: Mapping[str, Edit]) -> Iterator[None]:
-    """Put something else in the place of activations while the block is open; gradients flow through it.
+    """Return a context manager in which functions replace activations; gradients flow through the replacements.
 
     Args:
-        module: a model, or any part of one.
+        module: model, or any module of a model.
         edits: address or pattern -> function(tensor) or function(tensor, at) that returns a tensor of the same shape;
-            `at` is a `Place`. The activation keeps its dtype and device. Where several patterns match one address,
-            their functions are applied in the order given.
+            `at` is an `ActivationContext`. The activation keeps its dtype and device. If several patterns match an
+            address, their functions run in the order of `edits`.
 
     Raises:
-        InputError: a pattern matches nothing, a module returns something else than one tensor, or a function takes
-            other arguments, or returns something else than a tensor of the same shape.
+        InputError: a pattern matches no address, or a module does not return exactly one tensor. A function has other
+            parameters, or does not return a tensor of the same shape.
     """
     with ExitStack() as blocks:
         for pattern, change in edits.items():
@@ -167,13 +170,13 @@ def edit(module: nn.Module, edits: Mapping[str, Edit]) -> Iterator[None]:
 
 
 def _accept_context(pattern: str, change: Edit) -> Action:
-    """Return an edit that is told the place; one that asks for a tensor alone gets no more."""
+    """Wrap an edit function so that it can be called with (tensor, at), even if it takes only a tensor."""
     function: Any = change
     try:
         parameters = inspect.signature(change.forward if isinstance(change, nn.Module) else change).parameters
-    except ValueError:  # a function in C, such as torch.relu
+    except ValueError:  # no signature: a function in C, such as torch.relu
         return lambda tensor, at: function(tensor)
-    # What has a default is a setting of the function's own, such as a value that a loop binds.
+    # A parameter with a default is a setting of the function, such as a value bound in a loop.
     numbered = enumerate(parameters.values())
     required = [
         parameter
@@ -185,7 +188,7 @@ def _accept_context(pattern: str, change: Edit) -> Action:
             inspect.Signature(required).bind(*range(count))
             return lambda tensor, at: function(*(tensor, at)[:count])
     taken = ", ".join(map(str, parameters.values()))
-    raise InputError(f"the edit of '{pattern}' must be function(tensor) or function(tensor, at), not function({taken})")
+    raise InputError(f"the edit of '{pattern}' must be function(tensor) or function(tensor, at), got function({taken})")
 
 
 def _apply_edit(change: Action, tensor: Tensor, at: ActivationContext) -> Tensor:
@@ -197,7 +200,7 @@ def _apply_edit(change: Action, tensor: Tensor, at: ActivationContext) -> Tensor
 
 
 class _StackCounters:
-    """Counts, while a block is open, the calls of each stack and keeps depth and positions of the layer that runs."""
+    """Counts the calls of each stack, and keeps the depth and positions of the layer that runs now."""
 
     def __init__(self, module: nn.Module, watchers: Watchers, blocks: ExitStack) -> None:
         self.step: dict[str, int] = {}
@@ -226,7 +229,7 @@ class _StackCounters:
         return enter
 
     def current_context(self, address: str) -> ActivationContext:
-        """Return where and when an activation is that is computed now; what is in no stack is after the last one."""
+        """Return the context of an activation that is computed now; outside of all stacks, the last one counts."""
         enclosing = [path for path in self.stacks if address.startswith(f"{path}.") or not path]
         stack = enclosing[-1] if enclosing else self.stacks[-1]
         inner = address.removeprefix(f"{stack}.")
@@ -251,14 +254,14 @@ def _watching(module: nn.Module, actions: Mapping[str, Action]) -> Iterator[None
                 assert isinstance(owner, HookPoints)
                 watchers[owner.identity, point] = [_watcher(address, action, clock)]
         if _has_compiled():
-            warnings.warn("compiled steps run uncompiled while activations are watched", stacklevel=4)
+            warnings.warn("torch.compile is off while activations are captured or edited", stacklevel=4)
             blocks.enter_context(_eager_stance())
         blocks.enter_context(watching(watchers))
         yield
 
 
 class _EagerStance:
-    """How many blocks of this process are open in which compiled steps run uncompiled: PyTorch has one stance."""
+    """Context manager that turns torch.compile off; counts its open uses, as PyTorch has one stance per process."""
 
     def __init__(self) -> None:
         self._lock, self._count = threading.Lock(), 0
@@ -284,7 +287,7 @@ def _eager_stance() -> _EagerStance:
 
 
 def _has_compiled() -> bool:
-    """Say whether this process compiled anything; asking the compiler itself would import it, which takes seconds."""
+    """Return whether this process compiled anything; does not import the compiler, which takes seconds."""
     utils = sys.modules.get("torch._dynamo.utils")
     return utils is not None and utils.counters["stats"].get("unique_graphs", 0) > 0
 
@@ -297,5 +300,5 @@ def _act(
     address: str, action: Action, clock: _StackCounters, _module: nn.Module, _inputs: tuple[Any, ...], output: Any
 ) -> Tensor:
     if not isinstance(output, Tensor):
-        raise InputError(f"'{address}' returns {type(output).__name__}, not one tensor; name a part inside it")
+        raise InputError(f"'{address}' must return one tensor, got {type(output).__name__}: name a module inside it")
     return action(output, clock.current_context(address))

@@ -1,4 +1,4 @@
-"""The logit lens: what a model would predict if it ended after each layer.
+"""Logit lens: the predictions of a model if it ended after each layer.
 
 Legend: L depths, T positions, D width, V outputs, K candidates.
 """
@@ -18,25 +18,26 @@ from clearhead.interpret.maps.outcome import ModelOutcome, OutputNames
 from clearhead.interpret.maps.streams import Streams
 
 _MOST_LOGITS = 2**26
-"""Logits that are computed at once."""
+"""Most logits that are computed at once."""
 
 
 @dataclass(frozen=True)
 class LogitLens:
-    """The predictions at every position of the last stack, or one for the whole text where the head pools.
+    """Predictions of the logit lens at every depth and position of the last stack.
 
-    Depth 0 is the embedding, depth d the stream after d layers; the last one is the model's own prediction.
+    Depth 0 is the embedding and depth d the stream after d layers; the last depth is the model's prediction. If the
+    head pools, there is one position for the whole text.
 
     Args:
-        stack: whose positions these are, "encoder" or "decoder".
-        ids: of the most probable outputs, the first the most probable.
-        probabilities: of these.
-        target_ids: of the token that follows each position in the text of a language model; where there is none, of
-            what the model itself predicts.
-        target_probabilities: of the targets at every depth.
-        names: the vocabulary's entry or the label of each id that occurs.
-        followed: of the outcome that was asked for, the log-probability at every position, or how much larger that of
-            the first of two outputs is; None: none was.
+        stack: stack of the positions, "encoder" or "decoder".
+        ids: ids of the most probable outputs, the most probable first.
+        probabilities: probabilities of these outputs.
+        target_ids: id of the token that follows each position in the text of a language model. Where no token follows,
+            the id that the model predicts.
+        target_probabilities: probability of the target at every depth.
+        names: id -> vocabulary entry or label, for all ids that occur.
+        followed: log-probability of the followed output at every depth and position; for two outputs, the difference
+            of their log-probabilities. None means that no output is followed.
     """
 
     stack: str
@@ -51,14 +52,14 @@ class LogitLens:
 def logit_lens(
     streams: Streams, names: OutputNames, top_k: int, labels: Sequence[int] = (), outcome: ModelOutcome | None = None
 ) -> LogitLens:
-    """Return what the final norm, the output projection and the head make of the stream at every depth.
+    """Apply the final norm and the head to the residual stream at every depth, and return the predictions.
 
     Args:
-        streams: of the text.
-        names: of the outputs.
-        top_k: outputs for each position.
-        labels: in a language model, the id behind each token that the last stack reads, as far as it is known.
-        outcome: what is followed at every position, whatever its own is; None: nothing.
+        streams: residual streams of the text.
+        names: names of the outputs.
+        top_k: number of outputs for each position.
+        labels: known ids of the tokens that follow those of the last stack, in a language model.
+        outcome: output that is followed at every position; its position is ignored. None means no output.
 
     Raises:
         InputError: top_k is out of range.
@@ -67,7 +68,7 @@ def logit_lens(
     """
     count = len(names.names)
     if not 1 <= top_k <= count:
-        raise InputError(argument("top_k") + f" is {top_k}; expected 1 to {count}, the outputs of the model")
+        raise InputError(argument("top_k") + f" is {top_k}; expected 1 to {count}, the number of outputs")
     head, ids_T = streams.module.head, streams.last.ids[0]
     assert head is not None
     length = len(ids_T)
@@ -98,7 +99,7 @@ def _predictions(
 ) -> tuple[Tensor, ...]:
     """Return ids and probabilities [depths, top_k, positions], target ids [positions], and their probabilities.
 
-    Behind them, where an outcome is followed, its log-probabilities.
+    If an outcome is followed, its log-probabilities are the last element.
     """
     stack: Stack = getattr(streams.module, streams.top)
     head = streams.module.head
@@ -115,7 +116,7 @@ def _predictions(
             followed.append(outcome.log_probability(logits).cpu())
         probability_TV = names.probabilities(logits).cpu()
         best = probability_TV[:, : len(names.names)].topk(top_k, dim=-1)
-        if not ids:  # the model's own prediction stands in for an unknown label
+        if not ids:  # the model's prediction replaces an unknown label
             target_ids = torch.cat([labels.cpu(), best.indices[len(labels) :, 0]])
         ids.append(best.indices.T)
         probabilities.append(best.values.T)

@@ -1,4 +1,4 @@
-"""What the stacks of a model read for one text, in the form in which its predictions read it."""
+"""Inputs of a model's stacks for one text, tokenized in the same way as for its predictions."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from clearhead.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class MapInputs:
-    """What the stacks of a model read for one text.
+    """Inputs of a model's stacks for one text.
 
     Args:
-        source: what the first stack reads.
-        target: what the decoder of a two-stack model reads; None: there is one stack.
-        labels: the id that follows each token that the decoder reads, as far as it is known; empty for a model that
-            predicts no next token.
-        num_given: how many tokens of the decoder were not generated; the end token of a given target is one of them.
-        affixes: the special tokens around a text of each stack that reads.
-        considered: what the beam search considered that wrote the tokens; empty: there was none.
+        source: input of the first stack.
+        target: input of the decoder of a two-stack model. None means one stack.
+        labels: known ids of the tokens that follow each token that the decoder reads; empty for a model that predicts
+            no next token.
+        num_given: number of decoder tokens that were not generated, the end token of a given target included. None
+            means a model that writes no text.
+        affixes: special tokens around a text, for each stack.
+        considered: candidates of the beam search that wrote the tokens; empty without a beam search.
     """
 
     source: core.Sequence
@@ -55,13 +56,13 @@ class MapInputs:
 
     @property
     def written(self) -> tuple[int, ...]:
-        """The id that the decoder writes at each step, as far as the text says it: no end token of a given target."""
+        """Known ids that the decoder writes at each step, without the end token of a given target."""
         is_given = self.num_given is not None and self.num_given > self.last.ids.shape[1]
         return self.labels[:-1] if is_given else self.labels
 
 
 class ReadKwargs(TypedDict, total=False):
-    """How a text is read, as keyword arguments; see `ReadOptions`. None: not given."""
+    """Options for reading a text, as keyword arguments; see `ReadOptions`. None means not given."""
 
     beam_size: int | None
     chat: bool | None
@@ -71,14 +72,14 @@ class ReadKwargs(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How a text is read.
+    """Options for reading a text.
 
     Args:
-        target: what the decoder of a two-stack model reads; None: what it generates.
-        generate: most tokens generated; 0: none, or for two stacks as many as a translation has at most.
-        beam_size: of the generation, at least 1, which is greedy.
-        chat: the text is a message, which the checkpoint's chat template formats.
-        from_language, to_language: codes, for a multilingual checkpoint.
+        target: text that the decoder of a two-stack model reads. None means the text that it generates.
+        generate: most tokens to generate. 0 means none; for two stacks, the longest translation.
+        beam_size: beam size of the generation, at least 1; 1 is greedy.
+        chat: True if the text is a message that the checkpoint's chat template formats.
+        from_language, to_language: language codes of a multilingual checkpoint. None means the default.
 
     Raises:
         InputError: numbers out of range.
@@ -94,17 +95,17 @@ class ReadOptions:
     def __post_init__(self) -> None:
         for name, value, lowest in (("generate", self.generate, 0), ("beam_size", self.beam_size, 1)):
             if value < lowest:
-                raise InputError(argument(name) + f" must be at least {lowest}, not {value}")
+                raise InputError(argument(name) + f" must be at least {lowest}, got {value}")
 
     @property
     def generation(self) -> dict[str, Any]:
-        """The options of a decoder-only model's generation."""
+        """Generation options for a decoder-only model."""
         search = {"temperature": 0} if self.beam_size == 1 else {}
         return {"max_new_tokens": self.generate, "beam_size": self.beam_size, "num_return_sequences": 1, **search}
 
     @property
     def search(self) -> dict[str, Any]:
-        """The options of a search for a target."""
+        """Search options for generating a target."""
         limit = {"max_length": self.generate} if self.generate else {}
         return {"beam_size": self.beam_size, **limit}
 
@@ -112,55 +113,52 @@ class ReadOptions:
 def check_read_options(
     module: Transformer, task: TaskRecord, text: str | tuple[str, str], options: ReadOptions
 ) -> None:
-    """Refuse options that have no effect for a model.
+    """Raise InputError if options have no effect for a model.
 
     Raises:
-        InputError: one report that names all of them.
+        InputError: some options have no effect; one report lists all of them.
     """
     writes, is_two = predicts_text(module, task), module.encoder is not None and module.decoder is not None
     faults = []
     generate = argument("generate")
     if options.target is not None and module.decoder is None:
-        faults.append("a target is read by a decoder, and this model has only an encoder: leave the target out.")
+        faults.append("this model has no decoder to read a target: leave the target out.")
     elif options.target is not None and not (is_two and writes):
-        faults.append(
-            "a target is for a model with encoder and decoder that writes text; this one reads the text alone: leave "
-            "the target out."
-        )
+        faults.append("a target needs a model with encoder and decoder that writes text: leave the target out.")
     if options.generate and not writes:
-        faults.append(f"this model was trained to '{task.kind}' and generates no text: leave " + generate + " out.")
+        faults.append(f"this model has the task '{task.kind}' and generates no text: leave " + generate + " out.")
     if module.max_positions is None and options.generate > LONGEST_INPUT:
-        # A model with a table of positions stops at its last one.
+        # A model with a table of positions stops generating at the last position.
         faults.append(generate + f" is {options.generate:,}, and at most {LONGEST_INPUT:,} tokens can be looked at.")
     if options.generate and options.target is not None:
         either = argument("target") + " or " + generate
-        faults.append("the target is given, so that nothing is generated: leave " + either + " out.")
+        faults.append("with a target, nothing is generated: leave " + either + " out.")
     generates = writes and options.target is None and (is_two or options.generate > 0)
     if options.beam_size > 1 and not generates:
         faults.append(argument("beam_size") + f" is {options.beam_size}, but nothing is generated: leave it out.")
     if options.chat and (is_two or not writes):
-        faults.append("chat is for a decoder-only model that generates text: leave it out.")
+        faults.append("chat needs a decoder-only model that generates text: leave it out.")
     if (options.from_language or options.to_language) and not (is_two and writes):
-        faults.append("languages are for a model with encoder and decoder that writes text: leave them out.")
+        faults.append("languages need a model with encoder and decoder that writes text: leave them out.")
     if writes and not isinstance(text, str):
-        faults.append("this model reads single texts, but received a pair: give one text.")
+        faults.append("this model reads single texts, but got a pair: give one text.")
     if faults:
         raise InputError.from_faults(faults, subject="the arguments")
 
 
 def predicts_text(module: Transformer, task: TaskRecord) -> bool:
-    """Return whether a model writes text token by token, rather than labels, vectors or the words of blanks."""
+    """Return whether a model writes text token by token (not labels, vectors or masked words)."""
     return module.decoder is not None and find_task(task.kind).writes
 
 
 def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text: str | tuple[str, str]) -> MapInputs:
-    """Read a text, or a pair of texts, for a model that predicts labels, vectors or the words of blanks.
+    """Tokenize a text, or a pair of texts, for a model that predicts labels, vectors or masked words.
 
     Args:
-        module: the model.
-        tokenizer: of the model.
-        task: what it was trained for; the text is read as for its predictions.
-        text: one text, or a pair where the model reads pairs.
+        module: model.
+        tokenizer: tokenizer of the model.
+        task: task that the model was trained for; the text is tokenized in the same way as for its predictions.
+        text: one text, or a pair if the model reads pairs.
 
     Raises:
         InputError: a text is empty, longer than the model's positions, or not paired as in training.
@@ -181,12 +179,12 @@ def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text
 
 
 def read_prompt(decoder: Decoder, text: str, options: GenerateOptions | None) -> MapInputs:
-    """Read a text and its continuation by a decoder-only model.
+    """Tokenize a prompt of a decoder-only model, and generate its continuation.
 
     Args:
-        decoder: the model.
-        text: the prompt.
-        options: the options of generation; None: nothing is generated.
+        decoder: model with its decoding settings.
+        text: prompt.
+        options: generation options. None means that nothing is generated.
 
     Raises:
         InputError: the text is empty or longer than the model's positions, or the model cannot generate.
@@ -199,17 +197,17 @@ def read_prompt(decoder: Decoder, text: str, options: GenerateOptions | None) ->
     recorder = None
     if options is not None:
         recorder = _recorder(options, tokenizers) if options.method == "beam" else None
-        # A view stops at the last position, and shows also what happens beyond the declared length.
+        # Generation stops at the last position, and may go beyond the declared length, to show what happens there.
         options = replace(options, must_fit=False, beyond_positions=module.spec.declared_length is not None)
         request = decoder.prompt_request([text], options)
         written = generate_ids(module, replace(request, recorder=recorder))[0][0].ids
-    # The last token that the positions leave room for is generated, and not read.
+    # The model does not read a last generated token that is beyond its positions.
     read = [*ids, *written][: module.max_positions]
     ids_1T = torch.tensor([read], device=device_of(module))
     text_affixes = tokenizers.target.special_tokens.for_text
     affixes = PrefixSuffix((tokenizers.target.bos_id,)) if decoder.config is None else text_affixes
     return MapInputs(
-        # A rotation that depends on the length is that of the generation.
+        # Rotary scaling may depend on the total length: use that of the generation.
         core.Sequence(ids_1T, total_length=len(ids) + options.max_new_tokens if options else None),
         None,
         labels=(*ids, *written)[1:],
@@ -220,12 +218,12 @@ def read_prompt(decoder: Decoder, text: str, options: GenerateOptions | None) ->
 
 
 def read_translation(decoder: Decoder, text: str, target: str | SearchOptions) -> MapInputs:
-    """Read a text with the encoder, and a given or generated target with the decoder.
+    """Tokenize a text for the encoder, and a given or generated target for the decoder.
 
     Args:
-        decoder: an encoder-decoder model.
-        text: the text of the encoder.
-        target: the text of the decoder; or the options of the search that generates it.
+        decoder: encoder-decoder model with its decoding settings.
+        text: text for the encoder.
+        target: text for the decoder, or the options of the search that generates it.
 
     Raises:
         InputError: a text is empty or longer than the model's positions, or generation settings are not supported.
@@ -258,7 +256,7 @@ def read_translation(decoder: Decoder, text: str, target: str | SearchOptions) -
 
 
 def _recorder(options: DecodingOptions, tokenizers: TokenizerPair) -> BeamRecorder:
-    """Return a recorder that leaves out what stands for no text, but for the end of one."""
+    """Return a recorder of beam candidates that hides special tokens except the end token."""
     roles = tokenizers.target.roles
     silent = [index for index in (roles.pad, roles.unk, roles.bos) if index is not None and index != roles.eos]
     return BeamRecorder(options.length_penalty, hidden=silent)
@@ -266,14 +264,14 @@ def _recorder(options: DecodingOptions, tokenizers: TokenizerPair) -> BeamRecord
 
 def _check_length(ids: Sequence[int], module: Transformer, what: str) -> None:
     if not ids:
-        raise InputError(f"the {what} has no tokens; there is nothing to attend to")
+        raise InputError(f"the {what} has no tokens: give at least one token")
     most = module.max_positions
     if len(ids) > (most or LONGEST_PROMPT):
-        limit = f"the model has {most} positions" if most else f"at most {LONGEST_PROMPT:,} are read at once"
+        limit = f"the model has {most} positions" if most else f"the limit is {LONGEST_PROMPT:,}"
         raise InputError(f"the {what} has {len(ids)} tokens, but {limit}: shorten it")
 
 
 def _check_texts(module: Transformer, *texts: str, what: str = "text") -> None:
     if not all(text.strip() for text in texts):
-        raise InputError(f"the {what} is empty; there is nothing to attend to")
+        raise InputError(f"the {what} is empty: give at least one word")
     refuse_enormous(texts, module.max_positions or LONGEST_INPUT, what)

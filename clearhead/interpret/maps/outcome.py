@@ -1,4 +1,4 @@
-"""The output whose probability is followed: a token or a label, at a position; or one rather than another.
+"""Outcome: the token or label whose probability is measured, at a position; or a comparison of two.
 
 Legend: B rows, V outputs.
 """
@@ -23,22 +23,22 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import word_boundaries
 
 OutcomeChoice = int | str | tuple[int, str] | tuple[str, str] | tuple[int, str, str] | None
-"""How a user chooses an outcome: a position, one or two tokens or labels, both, or nothing."""
+"""Choice of an outcome by the user: a position, one or two tokens or labels, a position with these, or None."""
 
 
 @dataclass(frozen=True)
 class ModelOutcome:
-    """An output of a model, or one rather than another: why A and not B.
+    """Output of a model whose probability is measured; or two outputs to compare ("why A and not B").
 
     Args:
-        position: where it stands among the tokens that the last stack reads, or behind them; None: it is of the whole
-            text.
-        token: the vocabulary's entry, or the label.
-        id: its index among the logits.
-        is_independent: its probability is its own sigmoid (one of several labels), not a share of a softmax.
-        is_next: the position before it predicts it, as in a language model.
-        other: the vocabulary's entry, or the label, that it is compared with; None: it is followed alone.
-        other_id: its index among the logits.
+        position: position of the output among the tokens that the last stack reads, or just after them. None means
+            that the output is for the whole text.
+        token: vocabulary entry or label.
+        id: index of the output among the logits.
+        is_independent: True for a sigmoid (one of several labels), False for a softmax.
+        is_next: True if the previous position predicts the output, as in a language model.
+        other: vocabulary entry or label to compare with. None means no comparison.
+        other_id: index of the other output among the logits. None means no comparison.
     """
 
     position: int | None
@@ -51,28 +51,28 @@ class ModelOutcome:
 
     @property
     def signs(self) -> dict[int, float]:
-        """The outputs that are followed, by their indices among the logits: 1 of the one, -1 of the other."""
+        """Index of each output among the logits -> its sign: 1 for the output, -1 for the other one."""
         return {self.id: 1.0} if self.other_id is None else {self.id: 1.0, self.other_id: -1.0}
 
     @property
     def logits_position(self) -> int | None:
-        """The position whose logits predict it; None: they are of the whole text."""
+        """Position whose logits predict the output; None if the logits are for the whole text."""
         return self.position if self.position is None else self.position - int(self.is_next)
 
     def log_probability(self, logits_BV: Float[Tensor, "*rows outputs"]) -> Float[Tensor, "*rows"]:
-        """Return its natural logarithm in each row of logits; of two outputs, how much larger that of the first is."""
+        """Return the output's log-probability in each row of logits; for two outputs, their difference."""
         found_BV = F.logsigmoid(logits_BV) if self.is_independent else logits_BV.log_softmax(-1)
         return found_BV[..., list(self.signs)] @ found_BV.new_tensor(list(self.signs.values()))
 
 
 @dataclass(frozen=True)
 class OutputNames:
-    """The names of a model's outputs.
+    """Names of a model's outputs.
 
     Args:
         names: vocabulary entries or labels, in the order of the outputs.
-        tokenizer: of the entries; None: they are labels.
-        are_independent: each label has a probability of its own.
+        tokenizer: tokenizer of the entries. None means that the names are labels.
+        are_independent: True if each label has an independent probability (sigmoid).
     """
 
     names: Sequence[str]
@@ -84,19 +84,19 @@ class OutputNames:
         """Return the names of the outputs of a model.
 
         Args:
-            module: the model.
-            tokenizer: of what its last stack reads.
-            record: the task that it was trained for.
+            module: model.
+            tokenizer: tokenizer of its last stack.
+            record: task that the model was trained for.
 
         Raises:
-            InputError: its outputs are vectors or numbers.
+            InputError: the outputs are vectors or numbers.
         """
         task = find_task(record.kind)
         has_numbers = task.outputs in ("vector", "span") or (task.has_labels and not record.labels)
         if module.head is None or has_numbers:
             raise InputError(
-                "this model gives no probabilities of tokens or labels, so nothing can raise or lower them: effects, "
-                "contributions and the lens need a language model, a masked model, a classifier or a tagger"
+                "this model outputs no probabilities of tokens or labels, as effects, contributions and the lens need: "
+                "use a language model, masked model, classifier or tagger"
             )
         if record.labels:
             return cls(record.labels, None, record.label_kind == "multi_label")
@@ -107,27 +107,27 @@ class OutputNames:
         return logits.sigmoid() if self.are_independent else logits.softmax(-1)
 
     def name(self, index: int) -> str:
-        """Return the name of an output; empty for one without (tables can be padded beyond the vocabulary)."""
+        """Return the name of an output; empty for padding outputs beyond the vocabulary."""
         return self.names[index] if index < len(self.names) else ""
 
     def display_name(self, index: int) -> str:
-        """Return an output as pages and messages write it: a label, or a token with signs for its blanks."""
+        """Return the display name of an output: a label, or a token with visible signs for white space."""
         if self.tokenizer is None or not self.name(index):
             return self.name(index)
         return label_tokens(self.tokenizer, [index])[0]
 
     def difference(self, outcome: ModelOutcome, joint: str) -> str:
-        """Return an outcome as pages write it: 'Mary', or with the other one behind some words, 'Mary' less 'John'."""
+        """Return an outcome in words: 'Mary', or with another output joined by `joint`: 'Mary' less 'John'."""
         return joint.join(f"'{self.display_name(index)}'" for index in outcome.signs)
 
     def find(self, token: str) -> int:
         """Return the index of an output.
 
         Args:
-            token: a label; an entry of the vocabulary, as it is there or as pages write it; a text that is one token.
+            token: label; vocabulary entry or its display name; or a text that is one token.
 
         Raises:
-            InputError: there is no such output.
+            InputError: the output does not exist.
         """
         if token and token in self.names:
             return self.names.index(token)
@@ -142,14 +142,14 @@ class OutputNames:
             ids = ids if written is None else [written]
         if len(ids) != 1:
             pieces = ", ".join(f"'{piece}'" for piece in label_tokens(self.tokenizer, ids)) or "none"
-            raise InputError(f"'{token}' must be one token, but the tokenizer makes these of it: {pieces}; choose one")
+            raise InputError(f"'{token}' must be one token, but the tokenizer splits it into {pieces}: choose one")
         if ids[0] == self.tokenizer.unk_id:
             raise InputError(f"the vocabulary has no token '{token}'{did_you_mean(token, self.names)}")
         return ids[0]
 
 
 def predicts_next(streams: Streams, names: OutputNames) -> bool:
-    """Return whether the logits at a position are of the token behind it, as in a language model."""
+    """Return whether the logits at a position predict the next token, as in a language model."""
     head = streams.module.head
     return names.tokenizer is not None and streams.top == "decoder" and head is not None and not head.is_pooled
 
@@ -161,24 +161,24 @@ def _position_and_tokens(of: OutcomeChoice) -> tuple[int | None, list[str]]:
 
 
 def choose_outcome(of: OutcomeChoice, streams: Streams, names: OutputNames, labels: Sequence[int] = ()) -> ModelOutcome:
-    """Return the outcome that a user chose.
+    """Resolve the user's choice of an outcome.
 
-    A position counts the tokens that the last stack reads, from 0. In a language model the token at a position is
-    predicted by the position before it, and the position behind the last token is that of the next one. In a masked
-    model and in a tagger an output is predicted at its own position.
+    A position is the index of a token that the last stack reads. In a language model, the token at a position is
+    predicted by the previous position. The position after the last token is that of the next token. In a masked model
+    and in a tagger, an output is predicted at the same position.
 
     Args:
-        of: a position: the token that stands there in a language model, else what the model predicts there. A token:
-            as the next one in a language model, at the first mask in a masked model. A label of a classifier. Two
-            tokens or labels: how much more probable the first one is. A position in front of one or two: at this
-            position. None: the last token of a language model that is no end token, what a masked model predicts at
-            the first mask, the label that a classifier predicts.
-        streams: of the text.
-        names: of the outputs.
-        labels: in a language model, the id behind each token that the last stack reads, as far as it is known.
+        of: choice, one of these. Position: the token of a language model there, otherwise the predicted output there.
+            Token: the next token of a language model, or the token at the first mask. Label of a classifier. Two tokens
+            or labels: the difference of their log-probabilities. Position followed by one or two: these outputs at the
+            position. None means the last token of a language model (no end token), the prediction at the first mask, or
+            the predicted label.
+        streams: residual streams of the text.
+        names: names of the outputs.
+        labels: known ids of the tokens that follow those of the last stack, in a language model.
 
     Raises:
-        InputError: there is no such position, token or label.
+        InputError: the position, token or label does not exist.
     """
     assert streams.module.head is not None
     position, tokens = _position_and_tokens(of)
@@ -187,12 +187,12 @@ def choose_outcome(of: OutcomeChoice, streams: Streams, names: OutputNames, labe
     if streams.module.head.is_pooled:
         if position is not None:
             raise InputError(
-                key("of") + f" {of!r} names a position, but this model labels whole texts: name a label alone"
+                key("of") + f" {of!r} has a position, but this model labels whole texts: give only a label"
             )
     elif is_next:
         if position is None:
             position = length if tokens else _last_label(labels, names)
-        _check_position(position, 1, length, "which a token before them predicts")
+        _check_position(position, 1, length, "that an earlier token predicts")
         if not tokens and position <= len(labels):
             index = labels[position - 1]
             return ModelOutcome(position, names.name(index), index, is_next=True)
@@ -203,13 +203,13 @@ def choose_outcome(of: OutcomeChoice, streams: Streams, names: OutputNames, labe
     if tokens:
         index, *others = map(names.find, tokens)
         if index in others:
-            raise InputError(key("of") + f" compares '{tokens[0]}' with itself: name two different ones, or one alone")
+            raise InputError(key("of") + f" compares '{tokens[0]}' with itself: give two different outputs, or one")
     else:
         others = []
         logits_position = ModelOutcome(position, "", 0, is_next=is_next).logits_position
         logits_V = streams.logits(streams.hidden, logits_position)[0, : len(names.names)].cpu()
         if names.tokenizer is not None and not is_next:
-            # A mask stands for a part of a text, never for a special token.
+            # A mask stands for text, never for a special token.
             logits_V = logits_V.where(torch.from_numpy(word_boundaries(names.tokenizer).ordinary), -torch.inf)
         index = int(logits_V.argmax())
     outcome = ModelOutcome(position, names.name(index), index, names.are_independent, is_next)
@@ -217,7 +217,7 @@ def choose_outcome(of: OutcomeChoice, streams: Streams, names: OutputNames, labe
 
 
 def _last_label(labels: Sequence[int], names: OutputNames) -> int:
-    """Return the position of the last label that is no end token; the first position behind the start without any."""
+    """Return the position of the last label that is no end token; 1 if there is no such label."""
     end = None if names.tokenizer is None else names.tokenizer.eos_id
     return max((position for position, label in enumerate(labels, start=1) if label != end), default=1)
 
@@ -226,11 +226,9 @@ def _first_mask(streams: Streams, names: OutputNames) -> int:
     mask_id, ids = None if names.tokenizer is None else names.tokenizer.mask_id, streams.last.ids[0].tolist()
     if mask_id in ids:
         return ids.index(mask_id)
-    raise InputError(
-        "the text has no mask, so " + key("of") + " must name a position, such as 3, or in Python a pair (3, 'x')"
-    )
+    raise InputError("the text has no mask: give " + key("of") + " a position, such as 3, or in Python a pair (3, 'x')")
 
 
 def _check_position(position: int, first: int, last: int, what: str) -> None:
     if not first <= position <= last:
-        raise InputError(key("of") + f" names position {position}; expected {first} to {last}, the positions {what}")
+        raise InputError(key("of") + f" has position {position}; expected {first} to {last}, the positions {what}")

@@ -1,4 +1,4 @@
-"""One run of a model as the attention explorer shows it: from attention maps to the arrays of its page."""
+"""Build a page of the attention explorer from runs of a model: statistics, effects, lens and exact heads."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ from clearhead.text.tokenizer import Tokenizer
 Weights = Float32[np.ndarray, "heads queries keys"]
 
 MOST_EXACT = 2**20
-"""Numbers behind the weights that a page holds of every head without being asked."""
+"""Most numbers (queries, keys and weights) for which a page holds all heads in float32 by default."""
 MOST_TEXT = 2000
-"""Characters of a text in the heading."""
+"""Most characters of a text in the heading."""
 MOST_MEASURED = 2**22
-"""Weights up to which a page also holds them times the norm of what they move."""
+"""Most weights for which a page also has norm-weighted attention and rollout."""
 
 STATISTIC_COLUMNS = (
-    HeadColumn("entropy", "entropy", "How widely the head looks, in nats: 0 is one token, ln n is n tokens alike."),
-    HeadColumn("distance", "distance", "The mean distance between a token and what it looks at, in tokens."),
+    HeadColumn("entropy", "entropy", "Entropy of the weights, in nats: 0 for one token, ln n for n equal weights."),
+    HeadColumn("distance", "distance", "The mean distance between query and key, in tokens."),
     HeadColumn("first_token", "first token", "The share of the weight on the first token."),
-    HeadColumn("previous_token", "previous token", "The share of the weight on the token before."),
+    HeadColumn("previous_token", "previous token", "The share of the weight on the previous token."),
     HeadColumn("duplicate_token", "duplicate", "The share of the weight on earlier copies of a repeated random token."),
     HeadColumn(
-        "induction", "induction", "The share of the weight on what followed the earlier copy of a random token."
+        "induction", "induction", "The share of the weight on the token after the earlier copy of a random token."
     ),
     HeadColumn(
-        "diagonal", "diagonal", "The share of the weight on the same place: the token itself, in self-attention."
+        "diagonal", "diagonal", "The share of the weight on the same relative position (self-attention: itself)."
     ),
     HeadColumn(
         "alignment", "alignment", "The share of links between source and target that are best in both directions."
@@ -68,14 +68,14 @@ CONTRIBUTION: Final = "contribution"
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """What is computed for a page.
+    """Options for the content of a page.
 
     Args:
-        layers, heads: those that are shown, with the exact numbers behind their weights; None: all.
-        effects: whether the effect of every head on the outcome is measured, a run of the model for each; and that of
-            each key of the heads that `layers` and `heads` choose.
-        of: the outcome, as for `AttentionRun.outcome`.
-        top_k: predictions at each position and depth of the logit lens.
+        layers, heads: layers and heads to show, with float32 queries, keys and weights. None means all.
+        effects: True to measure the effect of every head on the outcome, with one run per head. If `layers` or `heads`
+            are given, the effect of each key of these heads is measured too.
+        of: outcome to measure; see `AttentionRun.outcome`. None means its default.
+        top_k: number of predictions at each position and depth of the logit lens.
     """
 
     layers: Sequence[int] | None = None
@@ -86,7 +86,7 @@ class SampleOptions:
 
     @property
     def are_chosen(self) -> bool:
-        """Whether some heads were asked for."""
+        """Return whether layers or heads were chosen."""
         return self.layers is not None or self.heads is not None
 
 
@@ -94,13 +94,13 @@ def run_sample(run: AttentionRun, label: str, options: SampleOptions, notify: No
     """Return one run as a sample of a page.
 
     Args:
-        run: the run.
-        label: what tells it from other samples.
-        options: what is shown.
-        notify: called with counts of heads whose effects are measured; None: `progress.update` is.
+        run: run of the model.
+        label: label that distinguishes the sample from others.
+        options: content of the page.
+        notify: function called with the number of measured heads and of all. None means `progress.update`.
 
     Raises:
-        InputError: a layer or head that no stack has, or an outcome that the model has not.
+        InputError: a layer, head or outcome does not exist.
     """
     return _SampleBuilder(run, options, notify).build(label)
 
@@ -116,14 +116,14 @@ def explorer_page(
     """Return a page that shows one run, or several side by side.
 
     Args:
-        title: the heading.
-        runs: each with what tells it from the others, such as "step 100".
-        options: what is shown; None: everything that needs no further run of the model.
-        is_timeline: whether the runs are of one text at successive checkpoints.
-        notify: called with counts of heads whose effects are measured; None: `progress.update` is.
+        title: heading of the page.
+        runs: pairs of a label, such as "step 100", and a run.
+        options: content of the page. None means everything that needs no further run of the model.
+        is_timeline: True if the runs are of one text at successive checkpoints.
+        notify: function called with the number of measured heads and of all. None means `progress.update`.
 
     Raises:
-        InputError: as for `run_sample`.
+        InputError: same as `run_sample`.
     """
     samples = tuple(run_sample(run, label, options or SampleOptions(), notify) for label, run in runs)
     facts = [("task", runs[0][1].task.kind), ("parameters", f"{num_parameters(runs[0][1].module):,}")]
@@ -133,12 +133,12 @@ def explorer_page(
 
 
 def token_row(tokenizer: Tokenizer, ids: Sequence[int], num_given: int | None) -> TokenRow:
-    """Return the tokens of a stack with their readable texts and words.
+    """Return the tokens of a stack with their display texts and word numbers.
 
     Args:
-        tokenizer: of the tokens.
-        ids: what the stack reads.
-        num_given: how many of them were not generated; None: nothing was.
+        tokenizer: tokenizer of the tokens.
+        ids: token ids that the stack reads.
+        num_given: number of tokens that were not generated. None means that no token was generated.
     """
     decoder = StreamingDecoder(tokenizer.decode)
     pieces = [decoder.add(index) for index in ids]
@@ -162,7 +162,7 @@ def _starts_word(before: str, piece: str) -> bool:
         return False
     first, last = piece[0], before[-1]
     if first.isspace() or last.isspace():
-        return not before.isspace()  # a space by itself belongs to the word behind it
+        return not before.isspace()  # a space token belongs to the next word
     return unicodedata.east_asian_width(first) in "WF" or first.isalnum() != last.isalnum()
 
 
@@ -180,7 +180,7 @@ def token_rows(run: AttentionRun) -> dict[RowName, TokenRow]:
         else:
             rows["encoder"] = token_row(tokenizers.source, ids, None)
     if run.written_ids is not None:
-        # A step writes the token after the token that it reads.
+        # Step i writes token i + 1, so one token less was given.
         num_given = None if inputs.num_given is None else inputs.num_given - 1
         written = token_row(tokenizers.target, run.written_ids, num_given)
         rows["decoder"] = replace(rows["decoder"], writes=written.texts)
@@ -190,12 +190,12 @@ def token_rows(run: AttentionRun) -> dict[RowName, TokenRow]:
 
 
 class _SampleBuilder:
-    """Builds one sample; every number is computed once."""
+    """Builder of one sample; computes every number once."""
 
     def __init__(self, run: AttentionRun, options: SampleOptions, notify: Notify | None) -> None:
         self.run, self.options, self.rows = run, options, token_rows(run)
         self.chosen = run.choose(options.layers, options.heads)
-        # Before anything is measured; a causal mask hides at most half of the weights.
+        # Refuse before measuring; a causal mask hides at most half of the weights, so half of them is a lower bound.
         refuse_too_many(sum(len(heads) * _num_weights(record) for record, heads in self.chosen) // 2)
         self.values: dict[tuple[str, int, int], dict[str, float]] = {}
         self.patterns: dict[tuple[str, int, int], str] = {}
@@ -221,7 +221,7 @@ class _SampleBuilder:
         return Sample(label, self.rows, attentions, columns, self._lens(), self.run.beams(), facts, self._texts())
 
     def _texts(self) -> tuple[tuple[str, str], ...]:
-        """Return what is read and what is written, as text."""
+        """Return the text that the model reads and the text that it writes or predicts."""
         inputs, tokenizers = self.run.inputs, self.run.tokenizers
         ids, num_given = inputs.source.ids[0].tolist(), inputs.num_given
         if self.top == "encoder":
@@ -237,14 +237,14 @@ class _SampleBuilder:
         return tuple((name, text[:MOST_TEXT]) for name, text in texts if text)
 
     def _describe_prediction(self) -> str:
-        """Return what a model without a decoder predicts; empty: it predicts no word and no label."""
+        """Return the prediction of a model without a decoder; empty if it predicts no token and no label."""
         try:
             return self.run.output_names.difference(self.run.outcome(None), "")
         except InputError:
             return ""
 
     def _add_outcome(self, notify: Notify | None) -> None:
-        """Add contributions and effects, where the model has an outcome that they can be measured on."""
+        """Add contributions and effects, if the model has an outcome to measure them on."""
         run, of = self.run, self.options.of
         try:
             outcome = run.outcome(of)
@@ -256,7 +256,7 @@ class _SampleBuilder:
         self.facts.append(("followed output", f"{run.output_names.difference(outcome, ' rather than ')}{where}"))
         written = run.output_names.difference(outcome, " less that of ")
         self.columns.append(
-            HeadColumn(CONTRIBUTION, "contribution", f"What it adds to the logit of {written}.", CONTRIBUTION)
+            HeadColumn(CONTRIBUTION, "contribution", f"The head's term in the logit of {written}.", CONTRIBUTION)
         )
         for term in run.contributions(of):
             if term.head is not None and term.layer is not None:
@@ -303,7 +303,7 @@ class _SampleBuilder:
                 if record.stack == stack
             ],
             self.rows,
-            "weight times length of what it moves, as a share of the largest in the layer",
+            "weight times length of the moved vector, as a share of the largest in the layer",
         )
 
     def _norm_weighted_shares(self, record: AttentionRecord, heads: Sequence[int]) -> Weights:
@@ -365,13 +365,13 @@ class _SampleBuilder:
 
     @property
     def top(self) -> RowName:
-        """The stack below the head."""
+        """Name of the last stack, below the head."""
         return "encoder" if self.run.module.decoder is None else "decoder"
 
     def _compared_outputs(self) -> tuple[str, OutcomeChoice]:
-        """Return the two outputs that are compared at every depth, in words and as chosen; or nothing.
+        """Return the two outputs that the lens compares at every depth, in words and as chosen; or ("", None).
 
-        A single output is not shown there: its effects and contributions are numbers of the heads.
+        A single output is not shown in the lens, only in the numbers of the heads.
         """
         of = self.options.of
         if isinstance(of, tuple) and (outcome := self.run.outcome(of)).other is not None:
@@ -410,13 +410,13 @@ class _SampleBuilder:
 def stack_attention(
     stack: StackName, layers: Sequence[LayerAttention], rows: Collection[RowName], measure: str = "attention weight"
 ) -> StackAttention:
-    """Return the attention of some layers with the names of the tokens of its rows and columns.
+    """Return the attention of some layers with the names of its query and key token rows.
 
     Args:
-        stack: the name of the stack.
-        layers: ascending.
-        rows: the names of the rows that the sample has.
-        measure: the meaning of a number.
+        stack: name of the stack.
+        layers: layers in ascending order.
+        rows: names of the token rows of the sample.
+        measure: meaning of a number, in words.
     """
     queries: RowName = "encoder" if stack == "encoder.self" else "decoder"
     keys: RowName = "decoder" if stack == "decoder.self" else "encoder"
@@ -443,14 +443,14 @@ def _mask(record: AttentionRecord) -> np.ndarray | None:
 
 
 def _reach(records: Sequence[AttentionRecord]) -> np.ndarray | None:
-    """Return what a query sees through several layers: every token, or those up to itself."""
+    """Return the causal mask if all layers are causal; None if some layer lets a query see later tokens."""
     masks = [_mask(record) for record in records]
     causal = np.tri(*_size(records[0]), dtype=np.bool_)
     return causal if all(mask is not None and not mask[~causal].any() for mask in masks) else None
 
 
 def bias_name(record: AttentionRecord) -> str:
-    """Return the kind of the bias on scores in words; empty: none."""
+    """Return the kind of the score bias in words; empty if there is none."""
     bias = record.attention.spec.score_bias
     return "" if bias is None else bias.kind.replace("_", " ")
 

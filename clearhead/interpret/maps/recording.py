@@ -1,7 +1,7 @@
-"""One run of a model, recorded: the queries, keys and values of every attention at every depth.
+"""Record one run of a model: queries, keys and values of every attention at every depth.
 
-Attention weights are not kept. They are recomputed for the heads and queries that someone looks at, so that memory
-follows the number of tokens and not its square, and the model itself runs with the fused kernel.
+Attention weights are not stored but recomputed for the requested heads and queries. So memory grows with the number of
+tokens, not with its square, and the model runs with the fused kernel.
 
 Legend: B batch, T queries, S keys, H heads, K key/value heads, E head size.
 """
@@ -35,13 +35,13 @@ STACKS: tuple[StackName, ...] = ("encoder.self", "decoder.self", "decoder.memory
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    """One attention at one depth, as it ran.
+    """Recorded call of one attention at one depth.
 
     Args:
-        address: of the module.
-        attention: the module.
-        context: what it shared with the other attentions of its stack: positions, masks and depth.
-        query_BHTE, key_BKSE, value_BKSE: after norms and rotation; no copies.
+        address: address of the attention module.
+        attention: attention module.
+        context: context that it shared with the other attentions of its stack: positions, masks and depth.
+        query_BHTE, key_BKSE, value_BKSE: queries, keys and values after norms and rotation, not copied.
     """
 
     address: str
@@ -53,12 +53,12 @@ class AttentionRecord:
 
     @property
     def stack(self) -> str:
-        """The name of its stack and of what it attends to, such as "decoder.memory"."""
+        """Name of its stack and of its source ("self" or "memory"), such as "decoder.memory"."""
         return f"{self.address.partition('.')[0]}.{self.attention.spec.source}"
 
     @property
     def layer(self) -> int:
-        """How many layers of its stack ran before."""
+        """Number of layers of its stack that ran before."""
         return self.context.depth
 
     @property
@@ -68,14 +68,14 @@ class AttentionRecord:
 
     @property
     def is_only_causal(self) -> bool:
-        """Whether a query sees all keys up to its own and nothing else, so that what follows never changes it."""
+        """Return whether each query sees exactly the keys up to its position, so later tokens never change it."""
         return self.context.masking.is_only_causal(self.attention.spec.mask) and not self.needs_all_heads
 
     def beginning(self, count: int) -> AttentionRecord:
-        """Return the attention of the first tokens of a causal one, which is the same as in the longer text.
+        """Return the record of the first tokens of a causal attention; its weights equal those in the longer text.
 
         Args:
-            count: of the tokens.
+            count: number of tokens.
         """
         masking = replace(self.context.masking, num_queries=count, num_keys=count)
         positions = {name: getattr(self.context, name)[:, :count] for name in ("query_position", "key_position")}
@@ -88,17 +88,17 @@ class AttentionRecord:
         )
 
     def kv_head(self, head: int) -> int:
-        """Return the key/value head that a head uses."""
+        """Return the key/value head of a query head."""
         return head * self.key_BKSE.shape[1] // self.num_heads
 
     @torch.no_grad()
     def mask(self, queries: slice = ALL) -> Bool[Tensor, "#batch #heads #queries keys"] | None:
-        """Return the mask of some queries, True = may attend; None: they may attend to every key."""
+        """Return the mask of some queries, True = may attend; None if they may attend to every key."""
         return self.attention.mask(self._context(queries))
 
     @torch.no_grad()
     def bias(self, queries: slice = ALL) -> Float[Tensor, "#batch heads queries keys"] | None:
-        """Return the bias on the scores of some queries; None: there is none."""
+        """Return the score bias of some queries; None if there is no bias."""
         return self.attention.bias(self.query_BHTE[:, :, queries], self.key_BKSE, self._context(queries))
 
     @torch.no_grad()
@@ -108,8 +108,8 @@ class AttentionRecord:
         """Return the scores before the softmax, -inf where the mask is False.
 
         Args:
-            heads: the heads; None: all.
-            queries: the queries.
+            heads: heads to compute. None means all.
+            queries: slice of the queries; all by default.
         """
         return self._scores(heads, queries, self._context(queries))
 
@@ -117,11 +117,11 @@ class AttentionRecord:
     def weights(
         self, heads: Sequence[int] | None = None, queries: slice = ALL
     ) -> Float[Tensor, "batch heads queries keys"]:
-        """Return the attention weights, float32, as the eager kernel computes them.
+        """Return the attention weights in float32, as the eager kernel computes them.
 
         Args:
-            heads: the heads; None: all.
-            queries: the queries.
+            heads: heads to compute. None means all.
+            queries: slice of the queries; all by default.
         """
         return self.weights_and_mask(heads, queries)[0]
 
@@ -129,7 +129,7 @@ class AttentionRecord:
     def weights_and_mask(
         self, heads: Sequence[int] | None = None, queries: slice = ALL
     ) -> tuple[Float[Tensor, "batch heads queries keys"], Bool[Tensor, "#batch #heads #queries keys"] | None]:
-        """Return the weights of some queries and their mask, which is built once: see `weights` and `mask`."""
+        """Return the weights and the mask of some queries; builds the mask only once. See `weights` and `mask`."""
         attention, context = self.attention, self._context(queries)
         mask, computed = attention.mask(context), None if self.needs_all_heads else heads
         if type(attention).weights is not Attention.weights:
@@ -155,27 +155,27 @@ class AttentionRecord:
 
     @property
     def needs_all_heads(self) -> bool:
-        """Whether a step, or a class, of a user's own computes scores or weights, of which a head may need others."""
+        """Return whether custom code computes scores or weights, so that one head may depend on other heads."""
         has_step = self.attention.score_step is not None or self.attention.weight_step is not None
         return has_step or any(getattr(type(self.attention), name) is not getattr(Attention, name) for name in _STEPS)
 
     def _context(self, queries: slice) -> Context:
-        """Return the context of some queries; it shares nothing, so that no mask outlives its use."""
+        """Return the context of some queries, without cached masks, so that no mask stays in memory."""
         context = self.context
         masking = replace(context.masking, rows=queries)
         return replace(context, masking=masking, query_position=context.query_position[:, queries], masks={}, shared={})
 
 
 class _StopRun(Exception):
-    """What is wanted of a run is known."""
+    """Stops a run early: all that is needed has been recorded."""
 
 
 def record_first_layer(module: Transformer, source: Read) -> list[AttentionRecord]:
     """Return the self-attention of the first layer of the first stack, without running the layers above it.
 
     Args:
-        module: a replica of it runs, in evaluation mode.
-        source: what the stack reads.
+        module: model, of which a replica runs in evaluation mode.
+        source: input of the first stack.
     """
     module = replica(module)
     first = next(path for path, child in module.named_modules() if isinstance(child, Attention))
@@ -189,12 +189,12 @@ def record_first_layer(module: Transformer, source: Read) -> list[AttentionRecor
 
 
 def record_run(module: Transformer, source: Read, target: Read | None) -> list[AttentionRecord]:
-    """Run a model once and return its attentions: those of each stack, lowest layer first.
+    """Run a model once and return its recorded attentions, stack by stack, lowest layer first.
 
     Args:
-        module: a replica of it runs, in evaluation mode.
-        source: what the first stack reads.
-        target: what the decoder of a two-stack model reads.
+        module: model, of which a replica runs in evaluation mode.
+        source: input of the first stack.
+        target: input of the decoder of a two-stack model. None means one stack.
     """
     return record_states(module, source, target)[0]
 
@@ -202,8 +202,8 @@ def record_run(module: Transformer, source: Read, target: Read | None) -> list[A
 def record_states(
     module: Transformer, source: Read, target: Read | None
 ) -> tuple[list[AttentionRecord], Float[Tensor, "batch tokens width"]]:
-    """Run a model once and return its attentions and its last hidden states; arguments as for `record_run`."""
-    # Without the head, whose logits for a long text would be larger than all the rest.
+    """Run a model once and return its recorded attentions and its last hidden states; arguments: see `record_run`."""
+    # Without the head: the logits of a long text would need more memory than everything else.
     module = replica(module)
     with torch.no_grad(), recording(module) as records:
         hidden: Tensor = module(source, target, head=False).hidden
@@ -212,24 +212,22 @@ def record_states(
 
 @contextmanager
 def recording(module: nn.Module) -> Iterator[list[AttentionRecord]]:
-    """Record every attention of a model while it runs once in the block.
+    """Return a context manager that records every attention of a model, which runs once within it.
 
     Args:
-        module: a model.
+        module: model.
 
     Returns:
-        a list that is filled when the block ends: the records of each stack, lowest layer first.
+        A list that is filled when the context manager ends: the records of each stack, lowest layer first.
     """
     attentions = {path: child for path, child in module.named_modules() if isinstance(child, Attention)}
     if not attentions:
-        raise InputError(
-            "this model has no attention, and so no maps of it, nor an explanation; capture shows what it computes"
-        )
+        raise InputError("this model has no attention, so it has no attention maps: use capture to see its activations")
     contexts: dict[str, list[Context]] = defaultdict(list)
     records: list[AttentionRecord] = []
 
     def keep(path: str, _: nn.Module, arguments: tuple[Any, ...]) -> None:
-        # A copy, for the depth counts on while the stack runs.
+        # A copy, since the stack changes the depth while it runs.
         contexts[path].append(replace(arguments[1], masks={}, shared={}))
 
     points = [f"{path}.{point}" for path in attentions for point in ("queries", "keys", "values")]

@@ -1,4 +1,4 @@
-"""The shapes of all activations of a model, from its spec alone: run on the meta device, it allocates nothing."""
+"""Compute the shapes of all activations from a model's spec, on the meta device, without allocating memory."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from clearhead.core import Transformer, build
 from clearhead.interpret.maps.hook_points import Captured, Record, capture
 
 Axis = int | str
-# Two calls of different sizes; an axis whose size differs between them is named after the size that it follows.
+# Two calls with different sizes: an axis that differs between them gets the name of the size that it equals.
 _CALLS = ({"batch": 2, "source": 5, "target": 7}, {"batch": 3, "source": 11, "target": 13})
 
 
 @dataclass(frozen=True)
 class ActivationShape:
-    """The shape of an activation.
+    """Shape of an activation.
 
     Args:
-        address: of the activation.
-        shape: sizes of the model as numbers, those of a call by name: "batch"; "tokens", or "source" and "target" with
-            two stacks; "queries" and "keys" in a matrix of both; "batch*tokens" where two axes are one; "source|target"
-            where records differ.
-        records: how often a call computes it: several times where depths share a layer, or stacks a table.
-        is_identity: whether nothing happens there, as in the place of an absent norm.
+        address: address of the activation.
+        shape: sizes of the axes. Sizes of the model are numbers, and sizes of a call are names. The names are "batch";
+            "tokens", or "source" and "target" with two stacks; and "queries" and "keys" of a matrix. The name
+            "batch*tokens" is a merged axis, and "source|target" means that records differ.
+        records: number of times that one call computes it; more than one if depths share a layer, or stacks a table.
+        is_identity: True if the module is an identity, such as an absent norm.
     """
 
     address: str
@@ -41,10 +41,10 @@ class ActivationShape:
 def activation_shapes(model: spec.Model) -> list[ActivationShape]:
     """Return the shape of every activation of a call without padding and cache, in the order of `addresses()`.
 
-    What is inside the experts of a mixture is left out: its size depends on the tokens that choose an expert.
+    Activations inside experts are left out: their sizes depend on the routing of the tokens.
 
     Raises:
-        InputError: the spec is inconsistent; every fault is named.
+        InputError: the spec is inconsistent; the message lists every fault.
     """
     module = build(model, device="meta").eval()
     first, second = (_capture_shapes(module, sizes) for sizes in _CALLS)
@@ -63,9 +63,9 @@ def activation_shapes(model: spec.Model) -> list[ActivationShape]:
 
 
 class _MetaValues(TorchDispatchMode):
-    """Answers the questions that a model asks about values: on the meta device every number is taken for 0.
+    """Dispatch mode that lets a model read values on the meta device: every number is 0.
 
-    So a check passes, and no expert is chosen by a token; none of that changes the shape of an activation.
+    So checks of values pass, and no token chooses an expert; neither changes the shape of an activation.
     """
 
     def __torch_dispatch__(
@@ -93,7 +93,7 @@ def _capture_shapes(module: Transformer, sizes: Mapping[str, int]) -> Captured:
 
 
 def _axis_names(*, has_two_stacks: bool) -> dict[tuple[int, int], str]:
-    """Return the name of every pair of sizes that an axis can have in the two calls."""
+    """Return a dictionary from the pair of sizes of an axis in the two calls to the name of the axis."""
     first, second = _CALLS
     shown = {"batch": "batch", "source": "source" if has_two_stacks else "tokens", "target": "target"}
     names = {(first[name], second[name]): text for name, text in shown.items()}
@@ -115,6 +115,6 @@ def _name_axes(first: Record, second: Record, names: Mapping[tuple[int, int], st
 
 
 def _merge_shapes(shapes: Sequence[tuple[Axis, ...]]) -> tuple[Axis, ...]:
-    """Join the shapes of the records of one activation, which have the same number of axes."""
+    """Merge the shapes of the records of one activation, which have the same number of axes."""
     choices = (list(dict.fromkeys(axes)) for axes in zip(*shapes, strict=True))
     return tuple(axes[0] if len(axes) == 1 else "|".join(map(str, axes)) for axes in choices)

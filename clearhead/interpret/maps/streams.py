@@ -1,4 +1,4 @@
-"""The residual stream of one text at every depth, from which the model can run on.
+"""Residual stream of one text at every depth; the model can continue from any depth.
 
 Legend: B rows of a batch, T tokens, D width, V outputs.
 """
@@ -19,7 +19,7 @@ from clearhead.interpret.maps.hook_points import capture
 
 
 def repeat_rows(sequence: Sequence, rows: int) -> Sequence:
-    """Return the one row of a sequence as several equal rows, without a copy."""
+    """Expand a sequence of one row to several equal rows, without a copy."""
     named = {field.name: getattr(sequence, field.name) for field in fields(sequence)}
     tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
     return replace(sequence, **{name: value.expand(rows, *value.shape[1:]) for name, value in tensors.items()})
@@ -27,15 +27,15 @@ def repeat_rows(sequence: Sequence, rows: int) -> Sequence:
 
 @dataclass(frozen=True)
 class Streams:
-    """The residual stream of one text.
+    """Residual stream of one text.
 
     Args:
-        module: the model.
-        source: what its first stack read, one row.
-        target: what the decoder of a two-stack model read.
-        before: by the name of a stack, the stream before each depth and after the last, [1, tokens, width] each.
-        memory: the output of the encoder of a two-stack model.
-        hidden: the output of the last stack.
+        module: model that ran.
+        source: input of the first stack, one row.
+        target: input of the decoder of a two-stack model. None means one stack.
+        before: name of a stack -> its stream before each depth and after the last one, each [1, tokens, width].
+        memory: output of the encoder of a two-stack model. None means one stack.
+        hidden: output of the last stack.
     """
 
     module: Transformer
@@ -47,15 +47,15 @@ class Streams:
 
     @classmethod
     def of(cls, module: Transformer, source: Sequence, target: Sequence | None = None) -> Streams:
-        """Run a model on one text.
+        """Run a model on one text, and capture its residual stream.
 
         Args:
-            module: the model, of which a replica in evaluation mode runs.
-            source: what its first stack reads, one row.
-            target: what the decoder of a two-stack model reads.
+            module: model, of which a replica runs in evaluation mode.
+            source: input of the first stack, one row.
+            target: input of the decoder of a two-stack model. None means one stack.
 
         Raises:
-            InputError: as for `Transformer.run`.
+            InputError: same as `Transformer.run`.
         """
         module = replica(module)
         after: dict[str, list[str]] = {}
@@ -75,25 +75,25 @@ class Streams:
 
     @property
     def top(self) -> str:
-        """The name of the stack below the head."""
+        """Name of the last stack, below the head."""
         return "encoder" if self.module.decoder is None else "decoder"
 
     @property
     def last(self) -> Sequence:
-        """What the stack below the head read."""
+        """Input of the last stack."""
         return self.target or self.source
 
     @torch.no_grad()
     def continue_from(
         self, stack: str, depth: int, rows: int, x_BTD: Float[Tensor, "rows own_tokens own_width"] | None = None
     ) -> Float[Tensor, "rows tokens width"]:
-        """Run the model from a depth on with equal rows, and return the output of the last stack.
+        """Run the model from a depth on with a batch of equal rows, and return the output of the last stack.
 
         Args:
             stack: "encoder" or "decoder".
-            depth: the layers of the stack below it do not run again; neither does an encoder below a decoder.
-            rows: of the batch; edits of activations make them differ.
-            x_BTD: the stream at this depth; None: that of the text in every row.
+            depth: first layer of the stack to run. Lower layers do not run again, nor does the encoder of a decoder.
+            rows: number of batch rows; edits of activations make them differ.
+            x_BTD: stream at this depth. None means the recorded stream in every row.
         """
         memory = self.memory if stack == "decoder" else None
         x_BTD = self._run_on(stack, depth, rows, memory, x_BTD)
@@ -105,11 +105,11 @@ class Streams:
     def logits(
         self, hidden_BTD: Float[Tensor, "rows tokens width"], position: int | None
     ) -> Float[Tensor, "rows outputs"]:
-        """Return the head's outputs at one position, float32.
+        """Return the head's outputs at one position, in float32.
 
         Args:
             hidden_BTD: outputs of the last stack.
-            position: in the last stack; None: the head gives one output for the whole text.
+            position: position in the last stack. None means that the head has one output for the whole text.
         """
         assert self.module.head is not None
         if position is None:

@@ -1,6 +1,6 @@
-"""How a token is written where people read it: on pages, in pictures and in messages.
+"""Display texts of tokens, for pages, pictures and messages.
 
-Data (what Python returns, JSON, arrays) has the entry of the vocabulary instead, which is exact.
+Data (Python results, JSON, arrays) has the vocabulary entries instead, which are exact.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from clearhead.generate.results import StreamingDecoder
 from clearhead.text.token_bytes import part_of_character
 from clearhead.text.tokenizer import Tokenizer
 
-# As in the page's labels.js.
+# Same signs as in labels.js of the page.
 SIGNS = {" ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u202f": "⍽", "\u200b": "⌷", "\u3000": "□"}
 OTHER_BLANKS = "".join(filter(str.isspace, map(chr, range(0x1680, 0x3000))))
-"""The other blanks of Unicode, such as a thin one."""
+"""All other Unicode spaces, such as the thin space."""
 _SIGNED = str.maketrans(dict.fromkeys(OTHER_BLANKS, SIGNS[" "]) | SIGNS)
 _UNFINISHED = "\ufffd"
 
 
 @dataclass(frozen=True)
 class WrittenToken:
-    """One token of a text.
+    """One token of a text, with its display text and bytes.
 
     Args:
-        text: the token as it is after another one, with its space. A special token is its vocabulary entry, and so is
-            a part of a character except the last, which has the whole character.
-        content: the UTF-8 bytes that it adds to the text; none for a special token.
-        offset: characters of the text before the token.
+        text: text of the token after another token, with its space. For a special token it is the vocabulary entry. For
+            a token with part of a character it is also the entry, but the last part has the whole character.
+        content: UTF-8 bytes that the token adds to the text; empty for a special token.
+        offset: number of characters of the text before the token.
     """
 
     text: str
@@ -39,12 +39,12 @@ class WrittenToken:
 
 
 class TokenWriter:
-    """Writes the tokens of one text, one after the other; their bytes together are those of the text.
+    """Converts the tokens of one text one by one; their bytes together are those of the text.
 
     Args:
-        tokenizer: of the tokens.
-        context: ids before the first token.
-        end_ids: tokens that write nothing.
+        tokenizer: tokenizer of the tokens.
+        context: token ids before the first token.
+        end_ids: ids of end tokens, which add no text.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = (), end_ids: Sequence[int] = ()) -> None:
@@ -54,7 +54,7 @@ class TokenWriter:
         self._length, self._unfinished = 0, b""
 
     def add(self, index: int) -> WrittenToken:
-        """Return the next token of the text."""
+        """Add the next token of the text, and return its display text and bytes."""
         if index in self._end_ids:
             return WrittenToken(self._tokenizer.tokens([index])[0], b"", self._length)
         alone, piece, offset = self.write_alone(index), self._decoder.add(index), self._length
@@ -65,51 +65,51 @@ class TokenWriter:
         self._length += len(self._utf8.decode(content))
         text = self._text_of(index)
         if text:
-            # Bytes that are no character may come before it.
+            # Bytes that form no character may come before the token.
             offset = self._length - len(content.decode("utf-8", "replace"))
         return WrittenToken(text or piece or alone.text, content, offset)
 
     def write_alone(self, index: int) -> WrittenToken:
-        """Return a token that may follow, such as an alternative to the one that does."""
+        """Return the display text and bytes of a token without adding it, such as an alternative to the next token."""
         (entry,), text = self._tokenizer.tokens([index]), self._text_of(index)
         is_unfinished = not text and _UNFINISHED in self._tokenizer.decode([index])
         return WrittenToken(text or entry, part_of_character(entry) if is_unfinished else text.encode())
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token: see `WrittenToken`.
+    """Return the display text of each token; see `WrittenToken`.
 
     Args:
-        tokenizer: of the tokens.
-        ids: tokens of one text.
+        tokenizer: tokenizer of the tokens.
+        ids: token ids of one text.
     """
     writer = TokenWriter(tokenizer)
     return [writer.add(index).text for index in ids]
 
 
 def label_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """Return the labels of tokens on pages and in pictures: their texts with signs for blanks, such as ␣dog.
+    """Return display labels of tokens: their texts with visible signs for white space, such as ␣dog.
 
     Args:
-        tokenizer: of the tokens.
-        ids: tokens of one text.
+        tokenizer: tokenizer of the tokens.
+        ids: token ids of one text.
     """
     return [text.translate(_SIGNED) for text in token_texts(tokenizer, ids)]
 
 
 def read_token(tokenizer: Tokenizer, written: str) -> int | None:
-    """Return the first id whose token is written so by `label_tokens`; None: there is none.
+    """Return the first id with a display label (see `label_tokens`); None if no token has this label.
 
     Args:
-        tokenizer: of the token.
-        written: the token.
+        tokenizer: tokenizer of the token.
+        written: display label of the token.
     """
     text_of = _writer(tokenizer)
     return next((index for index in range(tokenizer.vocab_size) if text_of(index).translate(_SIGNED) == written), None)
 
 
 def _writer(tokenizer: Tokenizer) -> Callable[[int], str]:
-    """Return the function from an id to its text, which is empty for a special token and for a part of a character."""
+    """Return a function from an id to its text; the text is empty for special tokens and parts of characters."""
 
     @cache
     def text_of(index: int) -> str:

@@ -1,4 +1,4 @@
-"""Word alignments: from which word of a text each word of its translation was written, by attention to the memory.
+"""Word alignments between a text and its translation, from cross-attention weights.
 
 Legend: B texts, T target tokens, S source tokens, W target words, V source words.
 """
@@ -27,19 +27,19 @@ from clearhead.text.spans import trim_spans, word_numbers
 from clearhead.text.tokenizer import Tokenizer
 
 SAMPLE = 64
-"""Translations on which heads are measured."""
+"""Number of translations on which heads are measured."""
 MOST_HEADS, LEAST_SHARE = 4, 0.8
-"""Heads that are taken together: the best ones, whose alignment is at least this share of that of the best."""
+"""Most heads that are averaged, and their least alignment score as a share of that of the best head."""
 
 Head = tuple[int, int]
-"""The number of a layer and that of a head."""
+"""Numbers of a layer and of a head."""
 Alignments = bool | Sequence[Head]
-"""Whether words are aligned, or by which heads."""
+"""True to align words by the best heads, False for no alignment, or the heads to use."""
 
 
 @dataclass(frozen=True)
 class _TokenizedPair:
-    """What encoder and decoder read of a text and its translation, and the word of each token; -1: of none."""
+    """Tokens of a text and its translation, as encoder and decoder read them, and the word of each token (-1: none)."""
 
     source: list[int]
     target: list[int]
@@ -48,23 +48,23 @@ class _TokenizedPair:
 
     @property
     def has_words(self) -> bool:
-        """Whether there is something to align on both sides."""
+        """Return whether both sides have words."""
         return max(self.source_words, default=-1) >= 0 and max(self.target_words, default=-1) >= 0
 
 
 class WordAligner:
     """Aligns the words of translations with those of their texts.
 
-    A head's weights in row t say where the decoder looks while it writes target token t. Of the mean over some heads,
-    the weights on the tokens of a source word are added up, and the rows of a target word averaged; a link joins two
-    words each of which has its largest weight on the other.
+    Row t of a head's weights shows where the decoder attends while it writes target token t. The weights are averaged
+    over some heads, summed over the tokens of each source word, and averaged over the rows of each target word. Two
+    words are linked if each has its largest weight on the other.
 
     Args:
-        decoder: an encoder-decoder model.
-        heads: of the attention to the memory; None: those that align best in the first translations, see `measure`.
+        decoder: encoder-decoder model with its decoding settings.
+        heads: heads of the cross-attention. None means the heads that align best in the first translations.
 
     Raises:
-        InputError: a head that the attention to the memory has not.
+        InputError: the cross-attention does not have one of the heads.
 
     Source: Och and Ney 2003, symmetrization by intersection; arXiv 1909.02074, section 3 (attention as alignment).
     """
@@ -82,8 +82,8 @@ class WordAligner:
         """Return translations with their alignments.
 
         Args:
-            texts: what was translated.
-            translations: the hypotheses of each text.
+            texts: source texts.
+            translations: hypotheses of each text.
         """
         pairs = [
             [self._pair(text, hypothesis) for hypothesis in hypotheses]
@@ -109,7 +109,7 @@ class WordAligner:
         )
 
     def _memory(self, pairs: Sequence[_TokenizedPair]) -> list[AttentionRecord]:
-        """Return the attentions of the decoder to the memory, of a batch."""
+        """Return the recorded cross-attentions of a batch."""
         pad, device = self.tokenizers.source.pad_id, device_of(self.module)
         source, target = (
             Read(*pad_ids([getattr(pair, side) for pair in pairs], pad, device)) for side in ("source", "target")
@@ -118,7 +118,7 @@ class WordAligner:
         return [record for record in records if record.stack == "decoder.memory"]
 
     def _measure_heads(self, pairs: Sequence[_TokenizedPair]) -> tuple[Head, ...] | None:
-        """Return the heads whose statistic `alignment` is the largest over some texts, best first; None: of no text."""
+        """Return the heads with the largest statistic `alignment`, best first; None without texts."""
         sums: dict[Head, float] = {}
         for pair in pairs:
             for record in self._memory([pair]):
@@ -139,20 +139,20 @@ class WordAligner:
         return texts
 
     def _weights(self, pairs: Sequence[_TokenizedPair]) -> Float[Tensor, "batch target source"]:
-        """Return the mean weights of the heads."""
+        """Return the attention weights averaged over the heads."""
         assert self.heads is not None
         records = {record.layer: record for record in self._memory(pairs)}
         return torch.stack([records[layer].weights([head])[:, 0] for layer, head in self.heads]).mean(0)
 
 
 def written_words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Return the number of the word that each id was written into, counted from 0; -1 for one without text.
+    """Return the word number of each token id, from 0; -1 for a token without text.
 
-    Words are what white space separates in the text of the ids.
+    Words are separated by white space in the decoded text.
 
     Args:
-        tokenizer: of the ids.
-        ids: of one text, special ones included.
+        tokenizer: tokenizer of the ids.
+        ids: token ids of one text, special tokens included.
     """
     decoder, spans, text = StreamingDecoder(tokenizer.decode), [], ""
     for index in ids:
@@ -164,7 +164,7 @@ def written_words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 
 
 def _mutual(weights_TS: Float[Tensor, "target source"], pair: _TokenizedPair) -> list[tuple[int, int]]:
-    """Return the pairs of a source and a target word that have their largest weights on each other."""
+    """Return the pairs (source word, target word) that have their largest weights on each other."""
     target, source = (_membership(words, weights_TS) for words in (pair.target_words, pair.source_words))
     weights_WV = target.T @ weights_TS[: len(target), : len(source)] @ source / target.sum(0)[:, None].clamp(min=1)
     source_W, target_V = weights_WV.argmax(1).tolist(), weights_WV.argmax(0).tolist()
@@ -172,7 +172,7 @@ def _mutual(weights_TS: Float[Tensor, "target source"], pair: _TokenizedPair) ->
 
 
 def _membership(words: Sequence[int], like: Tensor) -> Float[Tensor, "tokens words"]:
-    """Return 1 where a token belongs to a word, else 0."""
+    """Return a matrix with 1 where a token belongs to a word, otherwise 0."""
     number = torch.tensor(words, device=like.device)[:, None]
     return (number == torch.arange(max(words) + 1, device=like.device)).to(like)
 
@@ -183,7 +183,7 @@ def _format_links(links: Sequence[tuple[int, int]]) -> str:
 
 def _check_heads(heads: Sequence[Head], module: Transformer) -> None:
     if not heads:
-        raise InputError("no head is named to align words by: name some, or let those be found that align best")
+        raise InputError("the list of heads for alignments is empty: give some, or True for the heads that align best")
     assert module.decoder is not None
     counts = {}
     for depth, index in enumerate(module.decoder.order):
@@ -192,8 +192,8 @@ def _check_heads(heads: Sequence[Head], module: Transformer) -> None:
                 counts[depth] = child.spec.num_heads
     for layer, head in heads:
         if layer not in counts:
-            raise InputError(f"the attention to the source has no layer {layer}; it has 0 to {max(counts)}")
+            raise InputError(f"the cross-attention has no layer {layer}; it has 0 to {max(counts)}")
         if not 0 <= head < counts[layer]:
             raise InputError(
-                f"layer {layer} of the attention to the source has no head {head}; it has 0 to {counts[layer] - 1}"
+                f"layer {layer} of the cross-attention has no head {head}; it has 0 to {counts[layer] - 1}"
             )

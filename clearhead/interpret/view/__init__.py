@@ -1,1 +1,1 @@
-"""Pictures from arrays, without a model."""
+"""Draw pictures and pages from arrays, without a model."""

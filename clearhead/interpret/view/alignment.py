@@ -1,4 +1,4 @@
-"""Attention from target tokens to source tokens as heat maps."""
+"""Draw cross-attention from target tokens to source tokens as heat maps."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jaxtyping import Float
 from clearhead.base.figures import draw_color_scale, draw_heat_map, new_figure, save_figure, text_width, write_beside
 
 CELL, HEAD, FOOT = 0.25, 0.62, 0.75  # inches
-LEGEND = "attention weight: row = token being written, column = token looked at"
+LEGEND = "attention weight: row = token being written, column = source token"
 
 
 @dataclass(frozen=True)
 class AlignmentHeatMap:
-    """The attention of one sentence pair, and the room that its picture takes, in inches.
+    """Heat map of one sentence pair, with the size of its picture in inches.
 
     Args:
-        weights: attention of each target token (row) over the source tokens (column); a row sums to one.
-        source_tokens: column labels.
-        target_tokens: row labels.
-        title: above the heat map.
+        weights: attention weights of each target token (row) on the source tokens (columns); a row sums to one.
+        source_tokens: labels of the columns.
+        target_tokens: labels of the rows.
+        title: title above the heat map.
     """
 
     weights: Float[np.ndarray, "target source"]
@@ -34,28 +34,28 @@ class AlignmentHeatMap:
 
     @cached_property
     def rotated(self) -> list[bool]:
-        """Whether each column label is wider than its column and therefore vertical."""
+        """List with True for each column label that is wider than its column and therefore vertical."""
         return [text_width(token) > CELL for token in self.source_tokens]
 
     @cached_property
     def left(self) -> float:
-        """The width of the row labels."""
+        """Width of the row labels."""
         return max(map(text_width, self.target_tokens)) + 0.25
 
     @cached_property
     def top(self) -> float:
-        """The height of the column labels."""
+        """Height of the column labels."""
         labels = zip(self.source_tokens, self.rotated, strict=True)
         return max(0.16, *(text_width(token) for token, is_rotated in labels if is_rotated), 0.0) + 0.08
 
     @property
     def grid(self) -> tuple[float, float]:
-        """The width and the height of the cells."""
+        """Width and height of all cells together."""
         return CELL * len(self.source_tokens), CELL * len(self.target_tokens)
 
     @property
     def size(self) -> tuple[float, float]:
-        """The width and the height of everything."""
+        """Width and height of the heat map with its labels and title."""
         width, height = self.grid
         return self.left + max(width, 1.1 * text_width(self.title)) + 0.2, self.top + 0.45 + height + 0.2
 
@@ -64,9 +64,9 @@ def draw_alignments(alignments: Sequence[AlignmentHeatMap], path: Path, *, title
     """Draw attention weights as heat maps in one picture, with the tokens on both axes.
 
     Args:
-        alignments: one heat map each, at least one; two in a row.
-        path: the PNG to write.
-        title: one line above them all.
+        alignments: heat maps to draw, at least one; two per row.
+        path: PNG file to write.
+        title: one line above all heat maps.
 
     Raises:
         InputError: the file cannot be written.

@@ -1,7 +1,7 @@
-"""A model drawn from its spec, in the manner of figure 1 of arXiv 1706.03762.
+"""Draw the architecture of a model from its spec, in the style of figure 1 of arXiv 1706.03762.
 
 A column draws one stack: boxes above each other, residual lines around the branches, frames around the layers. The
-stream runs upwards at x = 0 from y = 0; y grows downwards, as in SVG.
+residual stream runs upwards at x = 0, starting at y = 0; y grows downwards, as in SVG.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def draw_architecture(model: spec.Model, title: str, notes: Sequence[str] = ()) 
     """Draw a model: the encoder on the left, the decoder on the right, the head on top, each repeated layer once.
 
     Args:
-        model: its spec.
-        title: one line above.
+        model: spec of the model.
+        title: one line above the drawing.
         notes: smaller lines below the title.
 
     Returns:
-        the text of an SVG file.
+        The text of an SVG file.
     """
     name = escape_text(title if len(title) <= _LONGEST_TITLE else f"…{title[1 - _LONGEST_TITLE :]}")
     shapes = architecture_shapes(model)
@@ -86,7 +86,7 @@ def architecture_shapes(model: spec.Model) -> list[Shape]:
 def _memory_lines(
     start: tuple[float, float], channel: float, entries: Sequence[MemoryEntry], shift: float
 ) -> list[Polyline]:
-    """Lead the memory from the top of the encoder to the keys and values of every cross-attention."""
+    """Return lines from the top of the encoder to the keys and values of every cross-attention."""
     x, y = start
     lines = []
     for entry in entries:
@@ -98,7 +98,7 @@ def _memory_lines(
 
 
 def _columns(model: spec.Model, sides: Mapping[str, Side]) -> list[StackColumn]:
-    """Draw the stacks, first with boxes of no width, which show how wide they must be."""
+    """Draw the stacks twice: first with boxes of width 0, to measure the widest text."""
     probes = [_column(model, name, 0.0, side) for name, side in sides.items()]
     boxes = [shape for probe in probes for shape in probe.shapes if isinstance(shape, Box) and not shape.width]
     widest = max(text.bounds[2] - text.bounds[0] for box in boxes for text in box.texts)
@@ -126,7 +126,7 @@ def _column(model: spec.Model, name: str, width: float, side: Side) -> StackColu
 TITLE, FACT, SMALL = 12.5, 11.0, 9.0
 _FACT_LINE, _PAD = 15.0, 9.0
 _NORM_HEIGHT = 23.0
-_GAP, _LABEL_GAP, _FAN = 18.0, 30.0, 38.0  # between boxes; with a size beside the arrow; below an attention
+_GAP, _LABEL_GAP, _FAN = 18.0, 30.0, 38.0  # gaps: between boxes, next to a size label, below an attention
 _PLUS, _SMALL_GAP = 8.0, 6.0
 _MARGIN = 13.0  # between residual lines, boxes and frames
 _BETWEEN = 22.0  # between parallel branches
@@ -135,7 +135,13 @@ Side = Literal[-1, 1]
 
 @dataclass(frozen=True)
 class MemoryEntry:
-    """Where keys and values of the memory enter a cross-attention: the arrows' x, and the y where they part."""
+    """Position at which keys and values of the memory enter a cross-attention.
+
+    Args:
+        x: x of the value arrow and of the key arrow.
+        y: y at which the two arrows split.
+        top: y of the end of the arrows.
+    """
 
     x: tuple[float, float]
     y: float
@@ -143,11 +149,11 @@ class MemoryEntry:
 
 
 class StackColumn:
-    """The drawing of one stack, made from the bottom to the top.
+    """Drawing of one stack, built from the bottom to the top.
 
     Args:
-        width: of its boxes.
-        side: on which side residual lines, positions and counts of layers are.
+        width: width of its boxes, in pixels.
+        side: side of residual lines, positions and layer counts: -1 is left, 1 is right.
     """
 
     def __init__(self, width: float, side: Side) -> None:
@@ -155,12 +161,12 @@ class StackColumn:
         self.side = side
         self.x: float = 0.0
         self.y: float = 0.0
-        self.side_top: float = float("inf")  # of the last box beside the stream
+        self.side_top: float = float("inf")  # top of the last box next to the stream
         self.shapes: list[Shape] = []
         self.entries: list[MemoryEntry] = []
 
     def text(self, x: float, y: float, content: str, size: float = FACT, anchor: str = "middle") -> None:
-        """Write beside the boxes."""
+        """Write a text next to the boxes."""
         self.shapes.append(Text(x, y, content, size, anchor, is_faint=True))
 
     def line(self, *points: Point, arrow: bool = False, dashed: bool = False) -> None:
@@ -168,20 +174,20 @@ class StackColumn:
         self.shapes.append(Polyline(points, arrow, dashed))
 
     def arrow(self, gap: float = _GAP) -> None:
-        """Draw the stream upwards, to what comes next."""
+        """Draw the stream upwards, as an arrow to the next box."""
         self.line((self.x, self.y), (self.x, self.y - gap), arrow=True)
         self.y -= gap
 
     def draw_labelled(self, label: str, *, arrow: bool = True) -> None:
-        """Draw the stream upwards, with the size of its vectors beside it."""
-        # Beside the stream where positions and residual lines are not.
+        """Draw the stream upwards, with the size of its vectors as a label."""
+        # The label is on the side without positions and residual lines.
         anchor = "end" if self.side > 0 else "start"
         self.text(self.x - 8 * self.side, self.y - 0.5 * _LABEL_GAP, label, anchor=anchor)
         self.line((self.x, self.y), (self.x, self.y - _LABEL_GAP), arrow=arrow)
         self.y -= _LABEL_GAP
 
     def draw_box(self, block: Block, x: float, bottom: float, width: float) -> Box:
-        """Put a box above a place."""
+        """Draw a box with its texts; `bottom` is its lower edge and `x` its middle."""
         lines = 1 + len(block.facts)
         height = _NORM_HEIGHT if lines == 1 else 2 * _PAD + lines * _FACT_LINE
         first = bottom - height + (height / 2 if lines == 1 else _PAD + _FACT_LINE / 2)
@@ -192,22 +198,22 @@ class StackColumn:
         return box
 
     def box(self, block: Block | None, *, with_arrow: bool = True) -> None:
-        """Lead the stream through a box, if there is one."""
+        """Draw a box on the stream, unless the block is None."""
         if block is not None:
             if with_arrow:
                 self.arrow()
             self.y = self.draw_box(block, self.x, self.y, self.width).top
 
     def plus(self) -> None:
-        """Lead the stream into a sum."""
+        """Draw a plus sign on the stream."""
         self.arrow()
         self.shapes.append(Circle(self.x, self.y - _PLUS, _PLUS))
         self.y -= 2 * _PLUS
 
     def side_input(self, block: Block) -> None:
-        """Add the output of a box beside the stream to it."""
+        """Draw a box next to the stream whose output is added to the stream."""
         half = _PAD + (1 + len(block.facts)) * _FACT_LINE / 2
-        # A box beside the stream is higher than a sum in it, so the second one needs room.
+        # A box next to the stream is taller than a plus sign, so a second box needs more space.
         self.arrow(max(_GAP, self.y - self.side_top + _SMALL_GAP + half - _PLUS))
         y = self.y - _PLUS
         self.shapes.append(Circle(self.x, y, _PLUS))
@@ -228,7 +234,7 @@ class StackColumn:
     # --- below and above the layers -------------------------------------------------------------------------------
 
     def embedding(self, model: spec.Model, stack: spec.Stack, name: str, tokens: str) -> None:
-        """Draw word_norm(table * scale) + segments + positions, and the norm and the projection where they are."""
+        """Draw word_norm(table * scale) + segments + positions, then norm and projection in their order."""
         embedding, address = stack.embedding, f"{name}.embedding"
         projection_order = None if embedding.projection is None else embedding.projection.place
         projection = linear_block(stack.table_width, stack.width, f"{address}.projection")
@@ -246,11 +252,11 @@ class StackColumn:
         self.draw_labelled(f"{tokens} × {format_number(stack.width)}", arrow=False)
 
     def end(self, stack: spec.Stack, name: str) -> None:
-        """Draw what follows the layers of a stack."""
+        """Draw the final norm of a stack."""
         self.box(_norm(stack.final_norm, f"{name}.final_norm"))
 
     def head(self, model: spec.Model, width: int, tokens: str) -> None:
-        """Draw a head, with the size of what leaves it, and the name of that."""
+        """Draw the head of the model, with the size and the name of its output."""
         size, shown = f"{tokens} × {format_number(width)}", ""
         for block, following in head_blocks(model, width, tokens):
             if size != shown:
@@ -284,7 +290,7 @@ class StackColumn:
         self.box(_norm(step.out, f"{address}.out"))
 
     def parallel(self, branches: Sequence[spec.Branch], width: int, address: str) -> None:
-        """Draw branches beside each other; their sum goes on."""
+        """Draw branches side by side, and the plus sign that sums their outputs."""
         self.line((0.0, self.y), (0.0, self.y - 10))
         bottom = self.y - 10
         pitch = self.width + _BETWEEN
@@ -318,7 +324,7 @@ class StackColumn:
             self.box(Block("linear", f"times {format_number(branch.scale)}"))
 
     def fan(self, *, from_memory: bool) -> None:
-        """Part the stream into value, key and query, of which the first two may come from the memory."""
+        """Split the stream into value, key and query; in cross-attention, value and key come from the memory."""
         x, top, middle = self.x, self.y - _FAN, self.y - 0.5 * _FAN
         xs = [x - self.width / 4, x, x + self.width / 4]
         if from_memory:
@@ -334,7 +340,7 @@ class StackColumn:
         self.y = top
 
     def layers(self, stack: spec.Stack, name: str) -> None:
-        """Draw the layers: each repeating unit once, in a frame with its count."""
+        """Draw the layers: each repeating unit once, in a frame with the number of its repeats."""
         for group in layer_groups(stack):
             self.lead()
             first, is_unit = len(self.shapes), len(group.runs) > 1
@@ -356,12 +362,12 @@ class StackColumn:
                 self.score_table(score_table_block(stack.score_table, stack.width, f"{name}.score_table"), first)
 
     def lead(self) -> None:
-        """Lead the stream to the next frame."""
+        """Draw the stream up to the next frame."""
         self.line((0.0, self.y), (0.0, self.y - _MARGIN))
         self.y -= _MARGIN
 
     def run(self, stack: spec.Stack, run: LayerRun, name: str, *, is_inside: bool) -> None:
-        """Draw a layer in a frame, with a count if it repeats inside of a repeating unit."""
+        """Draw a layer in a frame; if it repeats within a repeating unit, with its count."""
         first = len(self.shapes)
         for index, step in enumerate(stack.layers[run.layer].steps):
             self.step(step, stack.width, f"{name}.layers.{run.layer}.steps.{index}")
@@ -370,7 +376,7 @@ class StackColumn:
             self.count(first, run.count, [])
 
     def enclose(self, first: int) -> None:
-        """Draw a frame behind the shapes from `first` on, and lead the stream to its top."""
+        """Draw a frame under all shapes from index `first` on, and the stream up to the top of the frame."""
         left, top, right, bottom = bounds_of(self.shapes[first:])
         left, top, right = left - _MARGIN, top - _MARGIN, right + _MARGIN
         self.line((0.0, self.y), (0.0, top))
@@ -378,7 +384,7 @@ class StackColumn:
         self.shapes.insert(first, Box(left, top, right - left, bottom - top, "frame"))
 
     def count(self, first: int, repeats: int, lines: Sequence[str]) -> None:
-        """Write how often the shapes from `first` on are repeated, beside them."""
+        """Write the number of repeats next to the shapes from index `first` on."""
         left, top, right, bottom = bounds_of(shape for shape in self.shapes[first:] if isinstance(shape, Box))
         x, anchor = (right + 10, "start") if self.side > 0 else (left - 10, "end")
         y = (top + bottom) / 2 - 0.5 * _FACT_LINE * len(lines)
@@ -387,7 +393,7 @@ class StackColumn:
             self.text(x, y + 4 + row * _FACT_LINE, line, anchor=anchor)
 
     def score_table(self, block: Block, first: int) -> None:
-        """Draw the table that the attentions of all layers read, beside the frame that begins with shape `first`."""
+        """Draw the table that the attentions of all layers share, next to the frame that starts at index `first`."""
         left, _, right, bottom = bounds_of(shape for shape in self.shapes[first:] if isinstance(shape, Box))
         frame, width = (right if self.side > 0 else left), box_width([block])
         edge = frame + self.side * 2 * _MARGIN

@@ -1,4 +1,4 @@
-"""What the boxes of an architecture say, and which layers repeat: a spec in the words of its drawing."""
+"""Texts of the boxes of an architecture drawing, and the groups of repeated layers, from a spec."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _SCALINGS = {
     "linear_scaling": "linear", "dynamic_scaling": "dynamic", "band_scaling": "by frequency", "yarn_scaling": "YaRN",
     "long_rope_scaling": "LongRoPE",
 }  # fmt: skip
-# A unit of repeating layers and the layers before it are searched up to this length.
+# Longest repeating unit of layers, and most layers before it, that are searched.
 _LONGEST_UNIT = 32
 
 
 @dataclass(frozen=True)
 class Block:
-    """A box of the drawing.
+    """Text of one box of the drawing.
 
     Args:
-        kind: decides the colour.
-        title: the first line.
-        facts: the lines below.
-        address: of the node in the spec.
-        norms: addresses of norms that the facts name.
+        kind: kind of the box, which decides its colour.
+        title: first line.
+        facts: lines below the title.
+        address: address of the node in the spec.
+        norms: addresses of the norms that the facts mention.
     """
 
     kind: Kind
@@ -48,7 +48,12 @@ class Block:
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Equal neighbouring layers: the index of the first one among the layers of the spec, and how many there are."""
+    """Consecutive equal layers.
+
+    Args:
+        layer: index of the first one among the layers of the spec.
+        count: number of layers.
+    """
 
     layer: int
     count: int
@@ -56,12 +61,12 @@ class LayerRun:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Runs that follow each other, several times over.
+    """Unit of consecutive runs of layers that repeats.
 
     Args:
-        runs: of the unit.
-        repeats: how often the unit is repeated.
-        first, last: its depths.
+        runs: runs of the unit.
+        repeats: number of repeats of the unit.
+        first, last: depths of the first and last layer of all repeats.
     """
 
     runs: tuple[LayerRun, ...]
@@ -74,7 +79,7 @@ class LayerGroup:
 
 
 def layer_groups(stack: spec.Stack) -> list[LayerGroup]:
-    """Return the layers of a stack in groups, so that as few layers as possible are drawn."""
+    """Group the layers of a stack so that as few layers as possible are drawn."""
     distinct: dict[spec.Layer, int] = {}
     kinds = [distinct.setdefault(layer, len(distinct)) for layer in stack.depths]
     order = stack.sharing or range(len(stack.layers))
@@ -89,10 +94,10 @@ def layer_groups(stack: spec.Stack) -> list[LayerGroup]:
 
 
 def _best_unit(kinds: Sequence[int]) -> tuple[int, int, int]:
-    """Return start, length and repeats of the unit of layers that saves the most drawn layers; no repeats: none does.
+    """Return start, length and repeats of the unit of layers that saves most drawn layers; repeats 0 if none does.
 
     Args:
-        kinds: equal layers have the same number.
+        kinds: one number per layer; equal layers have equal numbers.
     """
     best, fewest = (0, 0, 0), len(_runs(kinds))
     for start in range(min(len(kinds), _LONGEST_UNIT)):
@@ -108,7 +113,7 @@ def _best_unit(kinds: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _runs(kinds: Sequence[int]) -> list[tuple[int, int]]:
-    """Return where equal neighbours begin, and how many they are."""
+    """Return the start and the length of each run of equal neighbours."""
     runs, start = [], 0
     for _, equal in itertools.groupby(kinds):
         count = len(list(equal))
@@ -128,17 +133,17 @@ def _plain_groups(kinds: Sequence[int], order: Sequence[int], start: int, end: i
 
 
 def format_number(value: float | int) -> str:
-    """Return a number as it is written in a picture: 50,257 or 0.0442."""
+    """Format a number for a picture, such as 50,257 or 0.0442."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
 
 
 def format_sizes(*values: int) -> str:
-    """Return the sizes that a map leads through: 768 → 3,072 → 768."""
+    """Format the sizes of a mapping, such as 768 → 3,072 → 768."""
     return " → ".join(map(format_number, values))
 
 
 def part_block(kind: Kind, node: spec.Part, address: Path) -> Block:
-    """Return the box of a part of the user's own: its name, and its values that are not at their default."""
+    """Return the box of a custom module: its name and its non-default settings."""
     title = node.kind.replace("_", " ").capitalize()
     return Block(kind, title, tuple(_part_facts(node)), address)
 
@@ -250,12 +255,12 @@ def _feed_forward_facts(function: spec.FeedForward, width: int) -> Iterator[str]
 
 
 def table_block(model: spec.Model, stack: spec.Stack, address: Path) -> Block:
-    """Return the box of the table that ids are looked up in.
+    """Return the box of the embedding table.
 
     Args:
-        model: with the owner of the table.
-        stack: of the embedding.
-        address: of the embedding.
+        model: spec of the model, which may have the table in another stack.
+        stack: stack of the embedding.
+        address: address of the embedding.
     """
     embedding, width = stack.embedding, stack.table_width
     tables = _tables(model)
@@ -274,7 +279,7 @@ def _tables(model: spec.Model) -> dict[Path, spec.Table]:
 
 
 def position_block(position: spec.Sinusoidal | spec.Learned | spec.Part, width: int, address: Path) -> Block:
-    """Return the box of the positions that are added to an embedding."""
+    """Return the box of the position embedding."""
     if isinstance(position, spec.Part):
         return part_block("position", position, address)
     if isinstance(position, spec.Sinusoidal):
@@ -283,7 +288,7 @@ def position_block(position: spec.Sinusoidal | spec.Learned | spec.Part, width: 
 
 
 def score_table_block(table: spec.RelativeBuckets | spec.DistanceTable, width: int, address: Path) -> Block:
-    """Return the box of the table of distances that the attentions of a stack share."""
+    """Return the box of the relative-position table that the attentions of a stack share."""
     if isinstance(table, spec.RelativeBuckets):
         return Block("position", "Position buckets", (f"{table.count} × {table.num_heads} heads",), address)
     facts, norms = [f"{format_number(2 * table.span)} × {format_number(width)}"], []
@@ -296,17 +301,17 @@ def score_table_block(table: spec.RelativeBuckets | spec.DistanceTable, width: i
 
 
 def linear_block(inputs: int, outputs: int, address: Path, *extra: str) -> Block:
-    """Return the box of a linear map."""
+    """Return the box of a linear layer."""
     return Block("linear", "Linear", (format_sizes(inputs, outputs), *extra), address)
 
 
 def head_blocks(model: spec.Model, width: int, tokens: str) -> Iterator[tuple[Block, str]]:
-    """Yield the boxes of a head with the size of what leaves each: "tokens × 768", or "768" of a whole text.
+    """Yield the boxes of a head with the size of each output: "tokens × 768", or "768" for a whole text.
 
     Args:
-        model: with the head, if there is one.
-        width: of the hidden states.
-        tokens: the name of their axis.
+        model: spec of the model, with or without a head.
+        width: width of the hidden states.
+        tokens: name of the token axis.
     """
     is_pooled = False
     for index, layer in enumerate(() if model.head is None else model.head.layers):
@@ -340,7 +345,7 @@ def _tie(model: spec.Model, weight: spec.Reference) -> str:
 
 
 def output_name(head: spec.Head | None) -> str:
-    """Return what leaves a model."""
+    """Return the name of a model's output, such as "logits"."""
     if head is None:
         return "hidden states"
     return "logits" if isinstance(head.layers[-1], spec.Linear | spec.SoftCap) else "vector of the text"

@@ -1,4 +1,4 @@
-"""Attention in arrays as a page of the explorer, without a model: arrays of any library, or maps saved as .npz.
+"""Show attention weights from arrays in the explorer, without a model: arrays of any library, or a saved .npz file.
 
 Legend: L layers, H heads, T queries, S keys.
 """
@@ -42,10 +42,10 @@ Weights = Float32[np.ndarray, "layers heads queries keys"]
 
 
 class AttentionPage(Printed):
-    """A page of the attention explorer; it shows itself in a notebook.
+    """Page of the attention explorer; a notebook displays it.
 
     Args:
-        page: what it shows.
+        page: content of the page.
     """
 
     def __init__(self, page: Page) -> None:
@@ -53,14 +53,14 @@ class AttentionPage(Printed):
         self.title: str = page.title
 
     def save_html(self, path: str | Path, *, force: bool = False) -> None:
-        """Write the page as one file that needs no network.
+        """Write the page as one HTML file that needs no network.
 
         Args:
-            path: the file.
-            force: whether an existing file is replaced.
+            path: HTML file to write.
+            force: True to replace an existing file.
 
         Raises:
-            InputError: too many weights for a page, or a file that exists or cannot be written.
+            InputError: the page would have too many weights, or the file exists or cannot be written.
         """
         refuse_unwritable(Path(path), force=force)
         write_page(self._page, Path(path))
@@ -77,30 +77,31 @@ def view_attention(
     *,
     title: str = "attention",
 ) -> AttentionPage:
-    """Show attention weights of any model in the explorer, or those that were saved.
+    """Show attention weights of any model, or a saved .npz file, in the explorer.
 
     Args:
-        weights: [layers, heads, queries, keys], numpy or torch, from 0 to 1; or one [heads, queries, keys] for each
-            layer, which may have a batch axis of 1. A row sums to one, or to zero where a query sees nothing. Or the
-            path of a .npz file of `AttentionMaps.save`, which has its tokens.
-        tokens: what is looked at: the keys; also the queries, without `target_tokens`.
-        target_tokens: the labels of the rows of cross-attention: the token that is written at each step.
-        title: the heading.
+        weights: array [layers, heads, queries, keys], numpy or torch, from 0 to 1. Or a list with one array [heads,
+            queries, keys] per layer, which may have a batch axis of size one. A row sums to one, or to zero if a query
+            sees no key. Or the path of a .npz file of `AttentionMaps.save`, which has its tokens.
+        tokens: labels of the keys; without `target_tokens` also of the queries. None means that a file has them.
+        target_tokens: labels of the rows of cross-attention: the token that is written at each step. None means
+            self-attention.
+        title: heading of the page.
 
     Returns:
-        The page, which shows itself in a notebook and is written by `save_html`.
+        The page, which a notebook displays and `save_html` writes.
 
     Raises:
-        InputError: weights of another shape, rows that do not sum to one, NaN, or lists of another length; or a file
-            that holds something else, or in a format that is not read.
+        InputError: the weights have another shape, NaN, or rows that do not sum to one. A list of tokens has another
+            length. The file has other content or an unsupported format.
     """
     if isinstance(weights, Path) or (isinstance(weights, str) and weights.endswith(".npz")):
         if tokens is not None or target_tokens is not None:
-            raise InputError(f"{weights} has its own tokens: leave " + argument("tokens") + " out")
+            raise InputError(f"{weights} has the tokens of its weights: leave " + argument("tokens") + " out")
         return AttentionPage(load_saved_page(Path(weights), title))
     stack_LHTS = _as_array(weights)
     if tokens is None:
-        raise InputError("weights without tokens: give " + argument("tokens") + ", one for each key")
+        raise InputError("weights need labels: give " + argument("tokens") + ", one for each key")
     queries = tokens if target_tokens is None else target_tokens
     _refuse_wrong(stack_LHTS, len(queries), len(tokens))
     layout = "full" if np.triu(stack_LHTS, 1).any() else "causal"
@@ -121,18 +122,18 @@ def view_attention(
 
 
 def _as_array(weights: Any) -> Weights:
-    """Return weights as one array; a list has one array for each layer."""
+    """Convert weights to one array; a list has one array per layer."""
     if isinstance(weights, list | tuple):
         layers = [array[0] if array.ndim == 4 and len(array) == 1 else array for array in map(_plain, weights)]
         if len({layer.shape for layer in layers}) != 1:
-            raise InputError("weights: the layers have different shapes; expected one [heads, queries, keys] each")
+            raise InputError("weights must have the same shape [heads, queries, keys] in every layer")
         array = np.stack(layers)
     else:
         array = _plain(weights)
     if array.ndim == 5 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 4 or not array.size:
-        raise InputError(f"weights must be [layers, heads, queries, keys]; got {list(array.shape)}")
+        raise InputError(f"weights must be [layers, heads, queries, keys], got {list(array.shape)}")
     return array
 
 
@@ -143,33 +144,33 @@ def _plain(value: Any) -> np.ndarray:
         return np.asarray(value, dtype=np.float32)
     except (TypeError, ValueError):
         raise InputError(
-            f"weights must be numbers, as an array of numpy or torch; got {type(value).__name__}"
+            f"weights must be a numpy array or a torch tensor of numbers, got {type(value).__name__}"
         ) from None
 
 
 def _refuse_wrong(stack_LHTS: Weights, queries: int, keys: int) -> None:
     if stack_LHTS.shape[2:] != (queries, keys):
         raise InputError(
-            f"weights have {stack_LHTS.shape[2]} queries and {stack_LHTS.shape[3]} keys; "
-            f"the tokens are {queries} and {keys}"
+            f"weights have {stack_LHTS.shape[2]} queries and {stack_LHTS.shape[3]} keys, but "
+            f"the tokens are {queries} and {keys}: give one token for each"
         )
     if not np.isfinite(stack_LHTS).all():
         layer, head, query, _ = np.argwhere(~np.isfinite(stack_LHTS))[0]
-        raise InputError(f"weights are not numbers: layer {layer}, head {head}, query {query} has NaN or infinity")
+        raise InputError(f"weights must be finite, but layer {layer}, head {head}, query {query} has NaN or infinity")
     if stack_LHTS.min() < 0:
-        raise InputError("weights must not be negative; these may be scores: take their softmax over the keys")
+        raise InputError("weights must not be negative: if these are scores, apply softmax over the keys")
     sums = stack_LHTS.sum(-1)
     wrong = np.argwhere((np.abs(sums - 1) > _MOST_OFF) & (sums > _MOST_OFF))
     if len(wrong):
         layer, head, query = wrong[0]
-        hint = "; the axes may be in another order" if np.allclose(stack_LHTS.sum(-2), 1, atol=_MOST_OFF) else ""
+        hint = ": swap the last two axes" if np.allclose(stack_LHTS.sum(-2), 1, atol=_MOST_OFF) else ": normalize them"
         raise InputError(
-            f"the weights of a query must sum to one; in layer {layer}, head {head}, query {query} they sum to "
+            f"the weights of a query must sum to one, but in layer {layer}, head {head}, query {query} they sum to "
             f"{sums[layer, head, query]:.3g}{hint}"
         )
 
 
-# Format 1 has no written tokens, and the page numbers the decoder's steps.
+# Format 1 has no written tokens, so the page numbers the decoder's steps.
 MAPS: Final = FileFormat("saved attention maps", 2, "save them again", oldest=1)
 _ROWS: Mapping[StackName, tuple[RowName, RowName]] = {
     "encoder.self": ("encoder", "encoder"), "decoder.self": ("decoder", "decoder"),
@@ -178,14 +179,14 @@ _ROWS: Mapping[StackName, tuple[RowName, RowName]] = {
 
 
 def load_saved_page(path: Path, title: str) -> Page:
-    """Return the page of attention maps that were saved.
+    """Load a .npz file of attention maps as a page.
 
     Args:
-        path: the file.
-        title: the heading.
+        path: .npz file.
+        title: heading of the page.
 
     Raises:
-        InputError: they are in a format that is not read, or the file holds something else.
+        InputError: the file has an unsupported format or other content.
     """
     arrays = _read(path)
     header = {name: arrays[name].item() for name in MAPS.header() if name in arrays and arrays[name].ndim == 0}
@@ -195,11 +196,11 @@ def load_saved_page(path: Path, title: str) -> Page:
         rows = _rows(arrays, stacks)
         return Page(title, (Sample("", rows, tuple(_stack(name, arrays, rows) for name in stacks)),))
     except (KeyError, ValueError, IndexError, TypeError) as error:
-        raise InputError(f"{path}: expected the tokens and weights of attention maps, but {error}") from None
+        raise InputError(f"{path} must have the tokens and weights of attention maps, but {error}") from None
 
 
 def _read(path: Path) -> dict[str, ndarray]:
-    """Return the arrays of a .npz file; what is packed small and unfolds is no file of ours."""
+    """Return the arrays of a .npz file; compressed files are refused, since they could expand without limit."""
     with open_model_file(path, what="attention maps as .npz") as file:
         try:
             if any(entry.compress_type != zipfile.ZIP_STORED for entry in zipfile.ZipFile(file).infolist()):
@@ -207,12 +208,12 @@ def _read(path: Path) -> dict[str, ndarray]:
             with np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
         except (ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-            raise InputError(f"{path}: expected attention maps as .npz, but {error}") from None
+            raise InputError(f"{path} must be attention maps as .npz, but {error}") from None
 
 
 def _rows(arrays: Mapping[str, ndarray], stacks: Sequence[StackName]) -> dict[RowName, TokenRow]:
     """Return the tokens of each row name."""
-    # One stack alone has one text, whichever stack it is.
+    # With one stack there is one text, for an encoder or a decoder.
     first: RowName = "encoder" if "target_tokens" in arrays or stacks == ["encoder.self"] else "decoder"
     rows: dict[RowName, TokenRow] = {first: token_row(arrays["tokens"].tolist())}
     if "target_tokens" in arrays:
@@ -221,7 +222,7 @@ def _rows(arrays: Mapping[str, ndarray], stacks: Sequence[StackName]) -> dict[Ro
     if "written_tokens" in arrays:
         written = token_row(arrays["written_tokens"].tolist())
         if len(written.tokens) != len(rows["decoder"].tokens):
-            raise ValueError(f"{len(written.tokens)} tokens are written at {len(rows['decoder'].tokens)} steps")
+            raise ValueError(f"it has {len(written.tokens)} written tokens for {len(rows['decoder'].tokens)} steps")
         rows["decoder"] = replace(rows["decoder"], writes=written.texts)
         if "written" in rows:
             rows["written"] = written
@@ -229,7 +230,7 @@ def _rows(arrays: Mapping[str, ndarray], stacks: Sequence[StackName]) -> dict[Ro
 
 
 def token_row(tokens: list[Any]) -> TokenRow:
-    """Return tokens that are words of their own."""
+    """Return a token row in which each token is a separate word."""
     texts = tuple(map(str, tokens))
     return TokenRow(texts, texts, np.arange(len(texts), dtype=np.int64))
 
@@ -240,14 +241,14 @@ def _stack(stack: StackName, arrays: Mapping[str, ndarray], rows: Mapping[RowNam
     queries, keys = _ROWS[stack]
     expected = (len(layers), len(numbers), len(rows[queries].tokens), len(rows[keys].tokens))
     if weights_LHTS.shape != expected or weights_LHTS.dtype != np.float32 or not weights_LHTS.size:
-        raise ValueError(f"{stack} is {weights_LHTS.dtype} {list(weights_LHTS.shape)} and not float32 {list(expected)}")
+        raise ValueError(f"{stack} is {weights_LHTS.dtype} {list(weights_LHTS.shape)}, not float32 {list(expected)}")
     is_causal = stack == "decoder.self" and not np.nan_to_num(np.triu(weights_LHTS, 1)).any()
     shown = (_layer(*layer, numbers, is_causal=is_causal) for layer in zip(layers, weights_LHTS, strict=True))
     return StackAttention(stack, queries, keys, tuple(shown))
 
 
 def _layer(layer: int, weights_HTS: ndarray, numbers: list[int], *, is_causal: bool) -> LayerAttention:
-    """Return one layer without the heads that it does not have, whose weights are NaN."""
+    """Return one layer without the heads that it does not have (their weights are NaN)."""
     rows = np.flatnonzero(~np.isnan(weights_HTS).any((1, 2))).tolist()
     found_HTS, count = weights_HTS[rows], max(numbers) + 1
     if not ((found_HTS >= 0) & (found_HTS <= 1 + 1e-3)).all():

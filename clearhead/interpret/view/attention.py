@@ -1,4 +1,4 @@
-"""Pictures of attention: one head as a matrix of tokens, and all heads as thumbnails.
+"""Draw attention: one head as a matrix of tokens, or all heads as thumbnails.
 
 Legend: L layers, H heads, T queries, S keys.
 """
@@ -28,11 +28,11 @@ from clearhead.base.figures import (
 )
 
 MOST_TOKENS = 2000
-"""The largest side of a matrix that a picture shows."""
+"""Most tokens on a side of a matrix that a picture shows."""
 _CELL, _SMALLEST_CELL, _LARGEST_GRID, _LABEL = 0.25, 0.02, 24.0, 0.2  # inches
 _LONGEST_LABEL = 24  # characters
 _THUMBNAIL, _GAP = 0.8, 0.08  # inches
-_LEGEND = "attention weight: row = {}, column = token looked at"
+_LEGEND = "attention weight: row = {}, column = key token"
 
 
 def draw_matrix(
@@ -42,23 +42,23 @@ def draw_matrix(
     path: Path,
     *,
     title: str,
-    row: str = "token that looks",
+    row: str = "query token",
 ) -> None:
     """Draw the attention of one head as a heat map with the tokens on both axes.
 
     Args:
-        weights_TS: from 0 to 1.
-        queries, keys: the labels of rows and columns.
-        path: the .png or .svg file.
-        title: one line above.
-        row: the meaning of a row, for the legend.
+        weights_TS: attention weights, from 0 to 1.
+        queries, keys: labels of the rows and of the columns.
+        path: .png or .svg file to write.
+        title: one line above the picture.
+        row: meaning of a row, for the legend.
 
     Raises:
-        InputError: there are too many tokens for a picture, or the file cannot be written.
+        InputError: the text has too many tokens for a picture, or the file cannot be written.
     """
     largest = max(weights_TS.shape)
     if largest > MOST_TOKENS:
-        raise InputError(f"a picture shows at most {MOST_TOKENS:,} tokens on a side, and this text has {largest:,}")
+        raise InputError(f"a picture shows at most {MOST_TOKENS:,} tokens on a side, got {largest:,}: shorten the text")
     cell = max(_SMALLEST_CELL, min(_CELL, _LARGEST_GRID / largest))
     rows, columns = _labels(queries, cell), _labels(keys, cell)
     rotated = [text_width(name) > cell for name in columns]
@@ -78,12 +78,12 @@ def draw_matrix(
 
 @dataclass(frozen=True)
 class StackThumbnails:
-    """The heads of one stack as small pictures.
+    """Thumbnails of the heads of one stack.
 
     Args:
-        stack: its name.
-        layers: the number of each layer.
-        heads: for each layer its heads, each from 0 to 1, of any size.
+        stack: name of the stack.
+        layers: number of each layer.
+        heads: thumbnails of the heads of each layer, with values from 0 to 1 and any size.
     """
 
     stack: str
@@ -92,12 +92,12 @@ class StackThumbnails:
 
 
 def draw_overview(stacks: Sequence[StackThumbnails], path: Path, *, title: str) -> None:
-    """Draw every head of every layer as a thumbnail: a row for each layer, a column for each head.
+    """Draw every head of every layer as a thumbnail: one row per layer, one column per head.
 
     Args:
-        stacks: at least one; one below the other.
-        path: the .png or .svg file.
-        title: one line above.
+        stacks: stacks to draw, at least one, below each other.
+        path: .png or .svg file to write.
+        title: one line above the picture.
 
     Raises:
         InputError: the file cannot be written.
@@ -105,7 +105,7 @@ def draw_overview(stacks: Sequence[StackThumbnails], path: Path, *, title: str) 
     pitch = _THUMBNAIL + _GAP
     columns = max(len(heads) for stack in stacks for heads in stack.heads)
     heights = [0.55 + pitch * len(stack.layers) for stack in stacks]
-    legend = _LEGEND.format("token that looks")
+    legend = _LEGEND.format("query token")
     width = max(0.95 + pitch * columns, text_width(title) * 1.4 + 0.5, text_width(legend) + 2.2)
     height = 0.65 + sum(heights) + 0.75
     figure = new_figure(width, height, title)
@@ -136,6 +136,6 @@ def _draw_thumbnail(axes: Axes, weights_TS: Float[np.ndarray, "queries keys"]) -
 
 
 def _labels(tokens: Sequence[str], cell: float) -> list[str]:
-    """Return the labels of cells, as many as there is room for; the others are empty."""
+    """Return the labels of the cells; if the cells are too small, only every n-th label is not empty."""
     step = math.ceil(_LABEL / cell - 1e-9) if cell < _LABEL else 1
     return [label_text(token, _LONGEST_LABEL) if position % step == 0 else "" for position, token in enumerate(tokens)]

@@ -1,4 +1,4 @@
-"""Pictures of signed changes as heat maps, one below the other."""
+"""Draw signed changes as heat maps, one below the other."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from clearhead.base.figures import (
 )
 
 MOST_COLUMNS = 400
-"""The largest number of columns that a picture shows."""
+"""Most columns that a picture shows."""
 _CELL, _LONGEST_LABEL = 0.25, 16  # inches, characters
 _LEGEND = "change of the log-probability: blue more, red less"
 
 
 @dataclass(frozen=True)
 class ChangeMap:
-    """One heat map.
+    """Heat map of signed changes.
 
     Args:
-        title: above it.
-        changes: of any size and sign; NaN where there is none.
-        rows, columns: labels.
+        title: title above the heat map.
+        changes: changes of any size and sign; NaN for a missing value.
+        rows, columns: labels of the rows and of the columns.
     """
 
     title: str
@@ -43,29 +43,29 @@ class ChangeMap:
 
     @property
     def labels(self) -> list[str]:
-        """The labels of the columns as they are written."""
+        """Labels of the columns, shortened."""
         return [label_text(name, _LONGEST_LABEL) for name in self.columns]
 
     @property
     def top(self) -> float:
-        """The height of title and column labels, in inches."""
+        """Height of the title and the column labels, in inches."""
         return 0.45 + max(0.16, *map(text_width, self.labels))
 
 
 def draw_changes(maps: Sequence[ChangeMap], path: Path, *, title: str) -> None:
-    """Draw changes, all with the same colours: white is none, and the strongest has the largest size among all.
+    """Draw heat maps with one common colour scale: white is no change, full colour is the largest change of all.
 
     Args:
-        maps: at least one; one below the other.
-        path: the .png or .svg file.
-        title: one line above.
+        maps: heat maps, at least one, below each other.
+        path: .png or .svg file to write.
+        title: one line above the picture.
 
     Raises:
-        InputError: there are too many columns for a picture, or the file cannot be written.
+        InputError: a heat map has too many columns for a picture, or the file cannot be written.
     """
     most = max(len(heat_map.columns) for heat_map in maps)
     if most > MOST_COLUMNS:
-        raise InputError(f"a picture shows at most {MOST_COLUMNS} tokens, and this text has {most:,}")
+        raise InputError(f"a picture shows at most {MOST_COLUMNS} tokens, got {most:,}: shorten the text")
     largest = float(max(np.nanmax(np.abs(heat_map.changes), initial=0.0) for heat_map in maps)) or 1.0
     left = 0.35 + max(text_width(name) for heat_map in maps for name in heat_map.rows)
     width = max(left + _CELL * most + 0.3, text_width(title) * 1.4 + 0.5, text_width(_LEGEND) + 2.4)

@@ -1,4 +1,4 @@
-"""A confusion matrix as a picture: expected labels, predicted labels, and how often each pair occurs.
+"""Draw a confusion matrix: the count of each pair of an expected and a predicted label.
 
 Shape suffixes: L labels.
 """
@@ -27,9 +27,9 @@ from clearhead.base.figures import (
 )
 
 LEGEND = "share of the expected class"
-_ROOMY, _NARROW, _WIDEST = 0.62, 0.24, 1.2  # inches of a cell: with few labels, with many, and at most
+_ROOMY, _NARROW, _WIDEST = 0.62, 0.24, 1.2  # width of a cell in inches: with few labels, with many, at most
 _FEW, _MANY = 4, 30
-_SMALLEST_COUNT = 4.5  # points; smaller figures cannot be read
+_SMALLEST_COUNT = 4.5  # points; smaller numbers are unreadable
 _LONGEST_NAME = 28  # letters
 _DARK = 0.55
 
@@ -37,25 +37,25 @@ _DARK = 0.55
 def draw_confusion(
     confusion_LL: Int64[np.ndarray, "labels labels"], labels: Sequence[str], path: Path, *, title: str
 ) -> None:
-    """Draw how often each class was predicted as each other one; the colour is the share of the row.
+    """Draw a confusion matrix; the colour of a cell is its share of the row.
 
     Args:
-        confusion_LL: counts, row = expected, column = predicted; as `evaluate.metrics.confusion_matrix` returns them.
-        labels: the names of the classes.
-        path: the PNG to write.
-        title: one line above.
+        confusion_LL: counts, row = expected, column = predicted, from `evaluate.metrics.confusion_matrix`.
+        labels: names of the classes.
+        path: PNG file to write.
+        title: one line above the picture.
 
     Raises:
-        InputError: there are not as many names as classes, or the file cannot be written.
+        InputError: the number of names differs from the number of classes, or the file cannot be written.
     """
     if len(labels) != len(confusion_LL) or not len(labels):
-        raise InputError(f"a confusion matrix of {len(confusion_LL)} classes needs as many names, got {len(labels)}")
+        raise InputError(f"a confusion matrix of {len(confusion_LL)} classes needs one name each, got {len(labels)}")
     names = [label_text(name, _LONGEST_NAME) for name in labels]
     size = len(names)
     widths = [text_width(name) for name in names]
     cell = float(np.interp(size, [_FEW, _MANY], [_ROOMY, _NARROW]))
     if size <= _FEW:
-        # So few columns have room for horizontal names.
+        # With few columns there is room for horizontal names.
         cell = float(np.clip(max(widths) + 0.2, _ROOMY, _WIDEST))
     is_vertical = max(widths) > cell - 0.08
     left = max(widths) + 0.55
@@ -70,7 +70,7 @@ def draw_confusion(
     axes = figure.add_axes((left / width, bottom / height, grid / width, grid / height))
     draw_heat_map(axes, shares(confusion_LL), names, names, rotated=[is_vertical] * size)
     for index in range(size):
-        # A thin frame leads the eye along the diagonal, which holds the correct predictions.
+        # A thin frame marks the diagonal, which has the correct predictions.
         axes.add_patch(
             Rectangle((index - 0.5, index - 0.5), 1, 1, fill=False, edgecolor="#8fa3b5", linewidth=0.8, zorder=3)
         )
@@ -83,19 +83,19 @@ def draw_confusion(
 
 
 def shares(confusion_LL: Int64[np.ndarray, "labels labels"]) -> Float[np.ndarray, "labels labels"]:
-    """Return each count as a share of its row; all zeros for a class that was never expected.
+    """Divide each count by the sum of its row; the row of a class that was never expected is zero.
 
     Args:
-        confusion_LL: counts, row = expected.
+        confusion_LL: counts, row = expected, column = predicted.
     """
     share_LL: Float[np.ndarray, "labels labels"] = confusion_LL / np.maximum(confusion_LL.sum(1, keepdims=True), 1)
     return share_LL
 
 
 def _write_counts(axes: Axes, confusion_LL: Int64[np.ndarray, "labels labels"], cell: float) -> None:
-    """Write every count that is not zero and can be read at the size of its cell."""
+    """Write every nonzero count that is readable at the size of its cell."""
     share_LL = shares(confusion_LL)
-    # Measuring a text is slow, and a large matrix repeats most of its counts.
+    # Measuring a text is slow, and most counts of a large matrix repeat.
     widths = {count: text_width(f"{count:,}") for count in np.unique(confusion_LL).tolist()}
     for row, column in zip(*np.nonzero(confusion_LL), strict=True):
         count = int(confusion_LL[row, column])
@@ -106,7 +106,7 @@ def _write_counts(axes: Axes, confusion_LL: Int64[np.ndarray, "labels labels"], 
 
 
 def _write_recall(axes: Axes, confusion_LL: Int64[np.ndarray, "labels labels"], cell: float) -> None:
-    """Write the recall of each class behind its row."""
+    """Write the recall of each class at the end of its row."""
     for row, counts in enumerate(confusion_LL):
         text = f"{100 * counts[row] / counts.sum():.0f} %" if counts.sum() else "–"
         anchor = (1.0, 1 - (row + 0.5) / len(confusion_LL))

@@ -1,4 +1,4 @@
-"""Shapes of a drawing, and their SVG: one file without scripts, fonts or styles from elsewhere, for light and dark."""
+"""Shapes of a drawing, and their SVG text: one self-contained file for light and dark colour schemes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from clearhead.base.figures import EDGE, FAINT, FONT, GRID, INK, drawable, text_
 Point = tuple[float, float]
 Bounds = tuple[float, float, float, float]
 _ARROW, _HALF_ARROW = 6.0, 3.2
-_BOLD = 1.14  # how much wider than the regular font at most
-# Characters that XML 1.0 does not have, beside those that `visible` escapes.
+_BOLD = 1.14  # most width of bold text, relative to regular text
+# Characters that XML 1.0 does not allow, in addition to those that `visible` escapes.
 _NOT_XML = re.compile("[\ufffe\uffff]")
-# A system font, and the one that widths are measured with, where there is no other.
+# System fonts; the last one is the font that widths are measured with.
 _FAMILY = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif"
-# Plain colours in plain rules, for programs that print SVG know no variables.
+# No CSS variables: programs that convert SVG do not support them.
 _LIGHT = {
     "page": "#ffffff", "inside": "#fafbfc", "ink": INK, "faint": "#5c6873", "edge": FAINT, "frame": EDGE,
     "embedding": "#fbe1e3", "attention": "#fde8cd", "feed_forward": "#d9eaf7", "norm": "#f4f3cf", "linear": "#dfe1f4",
@@ -61,14 +61,14 @@ text {{ font-family: {_FAMILY}; }}
 
 @dataclass(frozen=True)
 class Text:
-    """A line of text; `y` is its middle.
+    """One line of text.
 
     Args:
-        x, y: where, in pixels.
-        content: what it says.
-        size: of the font, in pixels.
-        anchor: which part of it is at x.
-        is_bold, is_faint: its looks.
+        x, y: position in pixels; y is the middle of the line.
+        content: the text.
+        size: font size, in pixels.
+        anchor: part of the text that is at x: "start", "middle" or "end".
+        is_bold, is_faint: style of the text.
     """
 
     x: float
@@ -81,17 +81,17 @@ class Text:
 
     @property
     def bounds(self) -> Bounds:
-        """The smallest and largest x and y."""
+        """Smallest x and y, and largest x and y."""
         width = estimated_width(self.content, self.size, is_bold=self.is_bold)
         left = self.x - {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor] * width
         return left, self.y - 0.6 * self.size, left + width, self.y + 0.6 * self.size
 
     def shift(self, x: float, y: float) -> Text:
-        """Return it elsewhere."""
+        """Return a copy that is shifted by x and y."""
         return replace(self, x=self.x + x, y=self.y + y)
 
     def element(self) -> ElementTree.Element:
-        """Return it as SVG."""
+        """Return the SVG element of the shape."""
         looks = [name for name, has in (("bold", self.is_bold), ("faint", self.is_faint)) if has]
         attributes = {"x": _px(self.x), "y": _px(self.y + 0.35 * self.size), "font-size": _px(self.size)}
         element = ElementTree.Element("text", attributes | {"text-anchor": self.anchor})
@@ -103,14 +103,14 @@ class Text:
 
 @dataclass(frozen=True)
 class Box:
-    """A rectangle with text in it.
+    """Rectangle with text inside.
 
     Args:
-        left, top, width, height: in pixels.
-        kind: the class of its colour; "frame" for what encloses other boxes.
-        texts: inside.
-        address: of what it stands for; empty: of nothing.
-        norms: addresses of norms that its texts name.
+        left, top, width, height: position and size, in pixels.
+        kind: class of its colour; "frame" for a rectangle around other boxes.
+        texts: lines of text inside.
+        address: address of the node that it shows; empty if it shows none.
+        norms: addresses of the norms that its texts mention.
     """
 
     left: float
@@ -124,16 +124,16 @@ class Box:
 
     @property
     def bounds(self) -> Bounds:
-        """The smallest and largest x and y."""
+        """Smallest x and y, and largest x and y."""
         return self.left, self.top, self.left + self.width, self.top + self.height
 
     def shift(self, x: float, y: float) -> Box:
-        """Return it elsewhere."""
+        """Return a copy that is shifted by x and y."""
         texts = tuple(text.shift(x, y) for text in self.texts)
         return replace(self, left=self.left + x, top=self.top + y, texts=texts)
 
     def element(self) -> ElementTree.Element:
-        """Return it as SVG."""
+        """Return the SVG element of the shape."""
         element = ElementTree.Element("g")
         if self.address:
             element.set("data-address", self.address)
@@ -150,7 +150,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Polyline:
-    """A line through points, with an arrow at its end where wanted."""
+    """Line through points, with an optional arrow at its end."""
 
     points: tuple[Point, ...]
     has_arrow: bool = False
@@ -158,16 +158,16 @@ class Polyline:
 
     @property
     def bounds(self) -> Bounds:
-        """The smallest and largest x and y."""
+        """Smallest x and y, and largest x and y."""
         x, y = zip(*self.points, strict=True)
         return min(x), min(y), max(x), max(y)
 
     def shift(self, x: float, y: float) -> Polyline:
-        """Return it elsewhere."""
+        """Return a copy that is shifted by x and y."""
         return replace(self, points=tuple((own_x + x, own_y + y) for own_x, own_y in self.points))
 
     def element(self) -> ElementTree.Element:
-        """Return it as SVG."""
+        """Return the SVG element of the shape."""
         element = ElementTree.Element("g")
         (x0, y0), (x1, y1) = self.points[-2:]
         length = max(1e-9, ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5)
@@ -188,7 +188,7 @@ class Polyline:
 
 @dataclass(frozen=True)
 class Circle:
-    """A circle with a plus, where vectors are added, or with a wave, the sinusoids."""
+    """Circle with a plus sign (a sum of vectors) or with a wave (sinusoidal positions)."""
 
     x: float
     y: float
@@ -197,15 +197,15 @@ class Circle:
 
     @property
     def bounds(self) -> Bounds:
-        """The smallest and largest x and y."""
+        """Smallest x and y, and largest x and y."""
         return self.x - self.radius, self.y - self.radius, self.x + self.radius, self.y + self.radius
 
     def shift(self, x: float, y: float) -> Circle:
-        """Return it elsewhere."""
+        """Return a copy that is shifted by x and y."""
         return replace(self, x=self.x + x, y=self.y + y)
 
     def element(self) -> ElementTree.Element:
-        """Return it as SVG."""
+        """Return the SVG element of the shape."""
         element = ElementTree.Element("g")
         geometry = {"cx": _px(self.x), "cy": _px(self.y), "r": _px(self.radius)}
         ElementTree.SubElement(element, "circle", geometry | {"class": "plus"})
@@ -225,27 +225,27 @@ Shape = Text | Box | Polyline | Circle
 
 
 def escape_text(text: str) -> str:
-    """Return a text without characters that would steer a reader or break XML."""
+    """Replace characters that XML does not allow, and escape control and direction characters."""
     return _NOT_XML.sub("�", escape_unsafe(text))
 
 
 @cache
 def estimated_width(text: str, size: float, *, is_bold: bool = False) -> float:
-    """Return how wide a text is at most, in pixels, in the fonts that a browser may take.
+    """Return an upper bound of the width of a text in pixels, in the fonts that a browser may use.
 
     Args:
-        text: one line.
-        size: of the font, in pixels.
-        is_bold: whether it is bold.
+        text: one line of text.
+        size: font size, in pixels.
+        is_bold: True for bold text.
     """
-    # Characters beyond the font that measures are at most as wide as high.
+    # A character that the measuring font lacks counts as a square.
     regular = text if drawable(text) else "".join(filter(drawable, text))
     width = text_width(regular) * 72 / FONT.get_size() + (len(text) - len(regular))
     return width * size * (_BOLD if is_bold else 1.0)
 
 
 def bounds_of(shapes: Iterable[Shape]) -> Bounds:
-    """Return the smallest and largest x and y of all shapes."""
+    """Return the smallest x and y, and the largest x and y, of all shapes."""
     left, top, right, bottom = zip(*(shape.bounds for shape in shapes), strict=True)
     return min(left), min(top), max(right), max(bottom)
 
@@ -254,9 +254,9 @@ def svg_text(shapes: Sequence[Shape], width: float, height: float, title: str) -
     """Return a drawing as the text of an SVG file.
 
     Args:
-        shapes: what is drawn, in this order.
-        width, height: of the picture, in pixels.
-        title: what a screen reader says.
+        shapes: shapes in drawing order.
+        width, height: size of the picture, in pixels.
+        title: title for screen readers.
     """
     size = {"width": _px(width), "height": _px(height), "viewBox": f"0 0 {_px(width)} {_px(height)}"}
     root = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size, "role": "img"})

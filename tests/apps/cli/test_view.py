@@ -173,7 +173,7 @@ def test_a_target_for_an_encoder_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["view", str(runs("classify")), TEXT, "--target", "a"]) == 2
-    assert "this model has only an encoder: leave the target out" in capfd.readouterr().err
+    assert "this model has no decoder to read a target: leave the target out" in capfd.readouterr().err
 
 
 def test_a_text_too_long_for_a_page_is_refused_before_it_is_read(

@@ -87,7 +87,7 @@ MIXED = "decoder.layers.0.steps.0.branches.0.function.mixed"
 MISTAKES = [
     ({"text": ""}, "the text is empty"),
     ({"text": "a" * 90}, "tokens, but the model has"),
-    ({"text": "a", "target": "b"}, "a target is for a model with encoder and decoder"),
+    ({"text": "a", "target": "b"}, "a target needs a model with encoder and decoder"),
     ({"text": "a", "edits": [{"address": MIXED.replace("mixed", "mixd")}]}, f"did you mean '{MIXED}'"),
     ({"text": "a", "edits": [{"address": MIXED, "head": 99}]}, "has no head 99; it has 0 to"),
     ({"text": "a", "edits": [{"address": "decoder.final_norm", "head": 0}]}, "has no axis of heads"),

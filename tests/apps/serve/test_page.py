@@ -115,8 +115,8 @@ def test_two_outputs_are_compared(running: Any) -> None:
     """The page asks why one token is more probable than another, and takes it back."""
     with serve("gpt2") as (address, runs):
         live = LiveTab(running, address)
-        live.tab.get_by_label("The output that is followed").fill("q")
-        live.tab.get_by_label("The output that it is compared with").fill("z")
+        live.tab.get_by_label("The first output").fill("q")
+        live.tab.get_by_label("The second output").fill("z")
         live.tab.get_by_role("button", name="Compare").click()
         live.tab.wait_for_selector(".difference")
         shown = live.wait_for_answer().locator(".difference").inner_text()

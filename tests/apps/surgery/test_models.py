@@ -143,14 +143,14 @@ def test_what_cannot_be_cut() -> None:
     size = model.tokenizer.vocab_size
     with pytest.raises(InputError, match="must not change"):
         surgery.cut_vocabulary(model, range(1, size))
-    with pytest.raises(InputError, match="is a letter of this BPE tokenizer"):
+    with pytest.raises(InputError, match="is a single character of this BPE tokenizer"):
         surgery.cut_vocabulary(model, [*range(30), *range(31, size)])
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["the"], "'the' is in the vocabulary already"),
+        (["the"], "'the' is already in the vocabulary"),
         (["new", "new"], "'new' is given twice"),
         ([" "], "more than white space"),
         ([], "`words` must not be empty"),

@@ -334,7 +334,7 @@ def test_what_is_added_by_the_configuration_alone(tmp_path: Path) -> None:
     assert size not in tokenizer.encode(sentence), "a special token that someone writes is plain text"
     config["added_tokens_decoder"] = {"5": {"content": "<|turn|>"}}
     tokenizer_folders.write(tmp_path, {"tokenizer_config.json": config})
-    with pytest.raises(InputError, match=r"gives '<\|turn\|>' the id 5, the tokenizer \d+; restore"):
+    with pytest.raises(InputError, match=r"gives '<\|turn\|>' the id 5, but the tokenizer gives it \d+; restore"):
         load_tokenizers(directory)
 
 
@@ -383,8 +383,8 @@ def test_places_of_pieces(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"spiece.model": b"no model", "config.json": {"model_type": "t5"}}, "expected a SentencePiece model"),
-        ({"spiece.model": b"", "config.json": {"model_type": "t5"}}, "expected a SentencePiece model"),
+        ({"spiece.model": b"no model", "config.json": {"model_type": "t5"}}, "must be a SentencePiece model"),
+        ({"spiece.model": b"", "config.json": {"model_type": "t5"}}, "must be a SentencePiece model"),
         ({"spiece.model": "ok"}, "tokenizer_config.json names no class"),
         ({"spiece.model": "ok", "tokenizer_config.json": {"tokenizer_class": "XlmRobertaTokenizer"}},
          r"'XlmRobertaTokenizer' is not known"),

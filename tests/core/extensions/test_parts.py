@@ -188,7 +188,7 @@ def test_maps_have_the_weights_of_its_steps(name: str) -> None:
 
 
 def test_a_model_without_attention_has_no_maps() -> None:
-    with pytest.raises(InputError, match="this model has no attention, and so no maps of it"):
+    with pytest.raises(InputError, match="this model has no attention, so it has no attention maps"):
         record_run(module("recurrent"), Sequence(ids(1)), None)
 
 

@@ -64,7 +64,7 @@ class Recomputed:
             yield from self._embedding(section)
         elif section.layer is not None:
             yield from self._step(section)
-        elif section.title == "behind the layers":
+        elif section.title == "after the layers":
             yield from self._behind(section)
         else:
             yield from self._head(section)

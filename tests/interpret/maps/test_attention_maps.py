@@ -219,7 +219,7 @@ def test_a_layer_that_lost_a_head_has_no_numbers_there(models: dict[str, Model],
     [
         ("decoder", {"text": "  "}, "the text is empty"),
         ("decoder", {"text": TEXT, "target": TARGET}, "leave the target out"),
-        ("encoder", {"text": TEXT, "target": TARGET}, "has only an encoder: leave the target out"),
+        ("encoder", {"text": TEXT, "target": TARGET}, "has no decoder to read a target: leave the target out"),
         ("encoder", {"text": TEXT, "generate": 3}, "generates no text: leave generate out"),
         ("encoder", {"text": (TEXT, TARGET)}, "received a pair"),
         ("decoder", {"text": (TEXT, TARGET)}, "received a pair"),
@@ -273,7 +273,11 @@ def test_what_does_not_exist_is_named(pair_maps: AttentionMaps, arguments: tuple
     ("family", "stack", "message"),
     [
         ("decoder", "encoder.self", "'encoder.self': this model has no encoder; it has decoder.self"),
-        ("decoder", "decoder.memory", "this model has no encoder, so its decoder reads no memory; it has decoder.self"),
+        (
+            "decoder",
+            "decoder.memory",
+            "this model has no encoder, so its decoder has no cross-attention; it has decoder.self",
+        ),
         ("encoder", "decoder.self", "'decoder.self': this model has no decoder; it has encoder.self"),
         ("encoder", "decoder.memory", "'decoder.memory': this model has no decoder; it has encoder.self"),
     ],
@@ -299,9 +303,9 @@ def test_files_that_cannot_be(pair_maps: AttentionMaps, tmp_path: Path, monkeypa
     with pytest.raises(InputError, match="cannot be written"):
         pair_maps.save(tmp_path / "file" / "maps.npz")
     monkeypatch.setattr("clearhead.interpret.maps.attention_run.MOST_BYTES", 4 * 6 * 7)
-    with pytest.raises(InputError, match="too large at once: choose some with layers= and heads="):
+    with pytest.raises(InputError, match="at most 2 GiB fit: choose some with layers= and heads="):
         pair_maps.save(tmp_path / "maps.npz")
-    with pytest.raises(InputError, match="too large at once: choose some with head= and queries="):
+    with pytest.raises(InputError, match="at most 2 GiB fit: choose some with head= and queries="):
         pair_maps.weights("decoder.memory", 0)
     assert pair_maps.weights("decoder.memory", 0, 0).shape == (6, 7)
     assert not list(tmp_path.glob("*.npz"))
@@ -315,7 +319,7 @@ def test_pictures_of_heads(pair_maps: AttentionMaps, models: dict[str, Model], t
     images = [(tmp_path / name).read_text().count("<image ") for name in ("head.svg", "all.svg", "one.svg")]
     assert images == [2, 3 * LAYERS * HEADS + 1, LAYERS * HEADS + 1]
     for arguments, message in (
-        ({"view": "lines"}, "there is no view 'lines'"),
+        ({"view": "lines"}, "must be matrix or overview, got 'lines'"),
         ({"stack": "decoder.self", "layer": 1}, r"give 'stack' \("),
         ({"layer": 1, "head": 1}, "encoder.self, decoder.self, decoder.memory"),
         ({"view": "overview", "head": 1}, "leave 'layer' and 'head' out"),

@@ -314,19 +314,22 @@ def test_maps_are_patched_refused_and_drawn(made_tokenizer, tmp_path: Path) -> N
     assert np.allclose(patches.streams["decoder"][-1, 2], patches.total, atol=1e-6)
     patches.save_picture(tmp_path / "patch.svg")
     picture = (tmp_path / "patch.svg").read_text("utf-8")
-    assert "decoder.memory: heads" in picture and "'c' rather than 'b': what the other text brings" in picture
+    assert "decoder.memory: heads" in picture and "'c' rather than 'b': effect of the other text" in picture
     with pytest.raises(InputError, match=r"patch.svg exists already"):
         patches.save_picture(tmp_path / "patch.svg")
     longer = model.attention("abd ded", "fa bb")
     refused = {
-        r"the encoder reads 7 tokens of this text and 8 of the other one, so its positions have no counterparts: give "
-        r"texts of as many tokens, or positions=\{'encoder': \[\(here, there\), ...\]\}": (longer, None),
+        r"the encoder reads 7 tokens of this text and 8 of the other one: give "
+        r"texts of equal length, or pairs of positions: positions=\{'encoder': \[\(here, there\), ...\]\}": (
+            longer,
+            None,
+        ),
         "positions names 'memory'; this model has encoder and decoder": (longer, {"memory": []}),
         "positions joins 7 and 0 of the encoder; expected 0 to 6 in this text and 0 to 7": (
             longer,
             {"encoder": [(7, 0)]},
         ),
-        "names a position of the encoder in this text twice": (longer, {"encoder": [(1, 0), (1, 2)]}),
+        "has a position of the encoder in this text twice": (longer, {"encoder": [(1, 0), (1, 2)]}),
         "the two runs are of different models": (model_of(made_tokenizer, "decoder", "generate").attention("ab"), None),
     }
     for message, (other, positions) in refused.items():

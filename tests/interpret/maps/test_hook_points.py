@@ -109,7 +109,7 @@ def test_an_edit_takes_a_tensor_alone_or_with_its_place() -> None:
         (lambda tensor, at, more: x): r"function\(tensor, at, more\)",
         (lambda tensor, *, more: x): r"function\(tensor, more\)",
     }.items():
-        message = rf"the edit of '0' must be function\(tensor\) or function\(tensor, at\), not {taken}"
+        message = rf"the edit of '0' must be function\(tensor\) or function\(tensor, at\), got {taken}"
         with pytest.raises(InputError, match=message), edit(module, {"0": function}):
             pass
     assert torch.equal(module(x), 2 * x)
@@ -117,7 +117,7 @@ def test_an_edit_takes_a_tensor_alone_or_with_its_place() -> None:
 
 def test_only_single_tensors_can_be_captured() -> None:
     module = nn.Sequential(Pairs())
-    with pytest.raises(InputError, match="'0' returns tuple, not one tensor"), capture(module, "0"):
+    with pytest.raises(InputError, match="'0' must return one tensor, got tuple"), capture(module, "0"):
         module(torch.ones(2))
 
 

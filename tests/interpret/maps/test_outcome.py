@@ -97,16 +97,16 @@ def test_labels_are_of_a_text_or_of_a_position() -> None:
 @pytest.mark.parametrize(
     ("name", "of", "message"),
     [
-        ("decoder, norms behind", 0, "position 0; expected 1 to 3, the positions which a token before them predicts"),
+        ("decoder, norms behind", 0, "position 0; expected 1 to 3, the positions that an earlier token predicts"),
         ("decoder, norms behind", 4, "position 4; expected 1 to 3"),
-        ("decoder, norms behind", "a b", r"'a b' must be one token, but the tokenizer makes these of it: .*; choose"),
-        ("encoder", None, "no mask, so 'of' must name a position"),
-        ("encoder", "g", "no mask, so 'of' must name a position"),
+        ("decoder, norms behind", "a b", r"'a b' must be one token, but the tokenizer splits it into .*: choose"),
+        ("encoder", None, "no mask: give 'of' a position"),
+        ("encoder", "g", "no mask: give 'of' a position"),
         ("encoder", (0, "never"), "the vocabulary has no token 'never'"),
         ("encoder", (0, "a", "never"), "the vocabulary has no token 'never'"),
-        ("encoder", (0, "a", "a"), "'of' compares 'a' with itself: name two different ones, or one alone"),
+        ("encoder", (0, "a", "a"), "'of' compares 'a' with itself: give two different outputs, or one"),
         ("encoder", 3, "expected 0 to 2, the positions at which the model predicts"),
-        ("classifier by the mean", 1, "this model labels whole texts: name a label alone"),
+        ("classifier by the mean", 1, "this model labels whole texts: give only a label"),
         ("classifier by the mean", "yess", r"no label 'yess' \(did you mean 'yes'\?\); its labels are 'no', 'yes'"),
     ],
 )
@@ -126,7 +126,7 @@ def test_a_wrong_choice_is_refused(name: str, of: OutcomeChoice, message: str) -
     ],
 )
 def test_a_model_without_probabilities_is_refused(record: TaskRecord) -> None:
-    with pytest.raises(InputError, match="gives no probabilities of tokens or labels"):
+    with pytest.raises(InputError, match="outputs no probabilities of tokens or labels"):
         OutputNames.of(make("tagger"), tokenizer(), record)
 
 

@@ -100,5 +100,5 @@ def test_a_wrong_argument_is_refused(
 def test_a_model_that_gives_vectors_is_refused(tokenizer: Tokenizer) -> None:
     maps = model_of(tokenizer, "encoder", "embed").attention(TEXT)
     for call in (maps.effects, maps.contributions, maps.lens):
-        with pytest.raises(InputError, match="gives no probabilities of tokens or labels"):
+        with pytest.raises(InputError, match="outputs no probabilities of tokens or labels"):
             call()

@@ -124,9 +124,9 @@ def test_segments_of_a_word_are_one_word() -> None:
 @pytest.mark.parametrize(
     ("heads", "message"),
     [
-        ([], "no head is named to align words by"),
-        ([(2, 0)], "the attention to the source has no layer 2; it has 0 to 1"),
-        ([(0, 0), (1, 3)], "layer 1 of the attention to the source has no head 3; it has 0 to 2"),
+        ([], "the list of heads for alignments is empty"),
+        ([(2, 0)], "the cross-attention has no layer 2; it has 0 to 1"),
+        ([(0, 0), (1, 3)], "layer 1 of the cross-attention has no head 3; it has 0 to 2"),
     ],
 )
 def test_heads_that_do_not_exist_are_refused(heads: list[tuple[int, int]], message: str) -> None:

@@ -38,10 +38,10 @@ def test_causal_and_cross_attention(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weight_input", "tokens", "sentence"),
     [
-        (weights() * 2, TOKENS, "sum to one"), (weights().mT, TOKENS, "axes may be in another order"),
+        (weights() * 2, TOKENS, "sum to one"), (weights().mT, TOKENS, "swap the last two axes"),
         (weights(), TOKENS[:4], "the tokens are 4 and 4"), (weights()[0], TOKENS, "layers, heads, queries, keys"),
         (weights() - 1, TOKENS, "negative"), (torch.full((1, 1, 5, 5), torch.nan), TOKENS, "NaN"),
-        ([np.ones((1, 2, 2)), np.ones((1, 3, 3))], TOKENS, "different shapes"), ("words", TOKENS, "must be numbers"),
+        ([np.ones((1, 2, 2)), np.ones((1, 3, 3))], TOKENS, "same shape"), ("words", TOKENS, "tensor of numbers"),
     ],
 )  # fmt: skip
 def test_wrong_arrays(weight_input: object, tokens: list[str], sentence: str) -> None:

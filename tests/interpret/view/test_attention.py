@@ -64,7 +64,7 @@ def test_an_overview_has_every_head(tmp_path: Path) -> None:
 def test_a_long_text_has_fewer_labels_and_no_end(tmp_path: Path) -> None:
     labels = pictures._labels(["a"] * 300, 24 / 300)
     assert 60 <= sum(map(bool, labels)) <= 120
-    with pytest.raises(InputError, match="at most 2,000 tokens on a side, and this text has 2,001"):
+    with pytest.raises(InputError, match="at most 2,000 tokens on a side, got 2,001"):
         draw_matrix(weights(1, 2001), ["a"], ["b"] * 2001, tmp_path / "x.png", title="x")
     with pytest.raises(InputError, match="use one of these endings"):
         draw_matrix(weights(), QUERIES, KEYS, tmp_path / "x.pdf", title="x")

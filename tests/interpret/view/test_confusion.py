@@ -88,5 +88,5 @@ def test_names_that_matplotlib_would_not_draw_as_they_are(tmp_path: Path, drawn:
 
 
 def test_as_many_names_as_classes(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="a confusion matrix of 3 classes needs as many names, got 2"):
+    with pytest.raises(InputError, match="a confusion matrix of 3 classes needs one name each, got 2"):
         draw_confusion(np.eye(3, dtype=np.int64), ["a", "b"], tmp_path / "a.png", title="t")

@@ -1,1 +1,1 @@
-"""The attention explorer: one self-contained HTML file, made from arrays."""
+"""The attention explorer: one self-contained HTML file, built from arrays."""

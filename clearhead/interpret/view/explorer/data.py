@@ -1,7 +1,7 @@
-"""What the attention explorer shows: the whole input of its page, as arrays and texts.
+"""Content of a page of the attention explorer, as arrays and texts.
 
-A page holds one sample or several: one text in one model, two texts, two models, or a run's checkpoints in order. A
-sample holds its tokens, its attentions, and what else was measured; a view without data is not offered.
+A page has one or more samples: one text in one model, two texts, two models, or the checkpoints of a run in order. A
+sample has tokens, attentions and optional measurements; the page hides a view that has no data.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ from jaxtyping import Bool, Float, Int
 
 StackName = Literal["encoder.self", "decoder.self", "decoder.memory"]
 RowName = Literal["encoder", "decoder", "written"]
-"""The tokens that a stack reads, or those that the decoder writes: "written" has the rows of `decoder.memory`."""
+"""Name of a token row: the tokens that a stack reads, or "written": those that the decoder writes at each step."""
 
 
 @dataclass(frozen=True)
 class TokenRow:
-    """The tokens that one stack reads, or that the decoder writes.
+    """Tokens that one stack reads, or that the decoder writes.
 
     Args:
-        tokens: entries of the vocabulary, as the tokenizer stores them.
-        texts: the readable text of each token, its spaces and line breaks kept; no text repeats its neighbour's.
-        words: the number of the word that each token belongs to, never falling; neighbours with the same number are
-            joined on demand.
-        is_generated: whether the model chose the token itself; None: no token is marked.
-        is_special: whether the token stands for no text, such as the end of one; None: none does.
-        writes: the text of the token that the model writes after each; empty: it writes none.
+        tokens: vocabulary entries, as the tokenizer stores them.
+        texts: display text of each token, with its spaces and line breaks; neighbours never repeat a text.
+        words: word number of each token, in ascending order; "join subwords" merges tokens of one word.
+        is_generated: True for a token that the model generated. None means that no token is marked.
+        is_special: True for a special token, such as the end token. None means that there are none.
+        writes: text of the token that the model writes at each step; empty if it writes none.
     """
 
     tokens: tuple[str, ...]
@@ -42,15 +41,15 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class ExactHead:
-    """The numbers from which the weights of one head follow: softmax(cap(query key^T * scale) + bias), masked.
+    """Inputs of the weights of one head: weights = softmax(cap(query key^T * scale) + bias), masked.
 
     Args:
-        query: after norm and rotation.
-        key: after norm and rotation, of the key/value head that this head uses.
-        scale: of the scores.
-        soft_cap: c of c * tanh(score / c), applied before the bias; None: none.
-        bias: added to the scores; None: none.
-        sink: the score without a key, whose weight is left out; None: none.
+        query: queries after norm and rotation.
+        key: keys after norm and rotation, of the key/value head that this head uses.
+        scale: factor of the scores.
+        soft_cap: c of c * tanh(score / c), applied before the bias. None means no soft cap.
+        bias: bias that is added to the scores. None means no bias.
+        sink: score of the attention sink, whose weight goes to no key. None means no sink.
     """
 
     query: Float[np.ndarray, "queries head_size"]
@@ -63,25 +62,26 @@ class ExactHead:
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """One attention of one layer, for the heads that are shown.
+    """One attention of one layer, for the heads that the page shows.
 
     Args:
-        layer: its number in the stack, from 0; shared layers count at every depth.
-        heads: the numbers of the heads that are shown, ascending.
-        num_heads, num_kv_heads: of the whole attention; neighbouring heads share a key/value head.
-        weights: gives the float32 weights [heads, queries, keys], from 0 to 1, of the shown heads, when the page is
-            written: one layer is in memory at a time. Zero where the mask is False. None: a live page asks for pieces.
-        mask: [queries, keys], True = may attend; None: every query sees every key. The keys that a query sees are
-            neighbours.
-        spans: in place of a large mask, the first and the last key of each query in turn; empty: the mask says it.
-        mask_name: in words, such as "causal" or "window: 64 before, 64 after".
-        has_sink: whether a part of each query's attention goes to no token.
-        score_bias: its kind in words; empty: none.
-        exact: by the number of the head: heads that are stored as float32 with the numbers behind their weights.
-        values: by the name of a column: a number for each shown head, NaN where undefined.
-        patterns: the named pattern of each shown head, empty where none; or no entry at all.
-        key_effects: how the output changes when a head's look at one key is switched off; None: not measured.
-        feed_forward: by the name of a column: the same number for the feed-forward of this layer.
+        layer: number of the layer in the stack, from 0; shared layers count at every depth.
+        heads: numbers of the shown heads, ascending.
+        num_heads, num_kv_heads: head counts of the whole attention; neighbouring heads share a key/value head.
+        weights: function that returns the float32 weights [heads, queries, keys] of the shown heads, from 0 to 1 and
+            zero where the mask is False. It is called while the page is written, so one layer is in memory at a time.
+            None means that a live page requests them in tiles.
+        mask: mask [queries, keys], True = may attend; the visible keys of a query are contiguous. None means that every
+            query sees every key.
+        mask_name: mask in words, such as "causal" or "window: 64 before, 64 after".
+        has_sink: True if a share of each query's attention goes to no token.
+        spans: first and last visible key of each query in turn, in place of a large mask; empty: use the mask.
+        score_bias: kind of the score bias in words; empty without a bias.
+        exact: number of a head -> its float32 queries, keys and weights.
+        values: name of a column -> number for each shown head; NaN if undefined.
+        patterns: named pattern of each shown head, empty without a pattern; or an empty tuple.
+        key_effects: change of the output if a head does not attend to one key. None means not measured.
+        feed_forward: name of a column -> number of the feed-forward network of this layer.
     """
 
     layer: int
@@ -103,14 +103,14 @@ class LayerAttention:
 
 @dataclass(frozen=True)
 class StackAttention:
-    """The attentions of one stack of layers.
+    """Attentions of one stack of layers.
 
     Args:
-        stack: whose attention, and over what.
-        queries, keys: the rows of tokens that look and that are looked at.
-        layers: ascending.
-        measure: what a number means, in words; one stack may be shown by several measures, such as its attention
-            weights, its weights times the norm of what they move, and rollout (one head in each layer).
+        stack: name of the stack with its source, such as "decoder.memory".
+        queries, keys: names of the token rows of the queries and of the keys.
+        layers: attentions in ascending order of layers.
+        measure: meaning of a number, in words. One stack can have several measures: attention weight, norm-weighted
+            attention, and rollout (one head per layer).
     """
 
     stack: StackName
@@ -122,13 +122,13 @@ class StackAttention:
 
 @dataclass(frozen=True)
 class HeadColumn:
-    """A number that every head has: a statistic, an effect or a contribution.
+    """Column of numbers, one per head: a statistic, an effect or a contribution.
 
     Args:
-        name: the key of `LayerAttention.values`.
-        title: one or two words.
-        description: what it means and in what unit, in one sentence.
-        kind: for the order in menus; effects and contributions are signed.
+        name: key in `LayerAttention.values`.
+        title: title of one or two words.
+        description: meaning and unit, in one sentence.
+        kind: kind of the number, for the order in menus; effects and contributions are signed.
     """
 
     name: str
@@ -139,19 +139,19 @@ class HeadColumn:
 
 @dataclass(frozen=True)
 class PageLens:
-    """What a stack would predict if it ended after each layer.
+    """Logit lens: the predictions of a stack if it ended after each layer.
 
     Args:
-        row: the tokens at whose positions predictions are made; or there is one position, for the whole text.
-        layers: the name of each depth, the first one below the others, such as "embedding", "0", "1".
-        vocabulary: the readable texts that occur.
-        entries: indices into the vocabulary, the most probable first.
-        probabilities: of the entries.
-        targets: for each position the token that follows or that is filled in, as an index into the vocabulary, -1
-            where unknown; None: unknown everywhere.
-        target_probabilities: of these; None: not computed.
-        followed: how much larger the log-probability of one output is than that of another; None: none are compared.
-        followed_name: the two, in words, the first one in front.
+        row: name of the token row of the positions.
+        layers: name of each depth, from the lowest, such as "embedding", "0", "1".
+        vocabulary: display texts of the outputs that occur.
+        entries: indices into `vocabulary` of the most probable outputs, the most probable first.
+        probabilities: probabilities of the entries.
+        targets: index into `vocabulary` of the next or the masked token at each position, -1 if unknown. None means
+            unknown everywhere.
+        target_probabilities: probabilities of the targets. None means not computed.
+        followed: difference of the log-probabilities of two outputs. None means that no outputs are compared.
+        followed_name: the two outputs in words.
     """
 
     row: RowName
@@ -167,17 +167,17 @@ class PageLens:
 
 @dataclass(frozen=True)
 class BeamNode:
-    """A token that beam search considered.
+    """Candidate token of a beam search, as a node of the search tree.
 
     Args:
-        parent: the index of the node before it in the tree, smaller than its own; -1: the start.
-        token: its readable text.
-        log_probability: of the token after its parents.
-        score: of the hypothesis that ends here, as the search compares it.
-        step: from 0.
-        state: kept for the next step, pruned, or finished.
-        reason: why it was pruned or how it finished, in words; empty where it was kept.
-        rank: its place among the results, from 0; None: not a result.
+        parent: index of the parent node, smaller than that of this node; -1 for the root.
+        token: display text of the token.
+        log_probability: log-probability of the token after its parents.
+        score: score of the hypothesis that ends with this token, as the search compares it.
+        step: step of the search, from 0 (the root).
+        state: "kept" for the next step, "pruned", or "finished".
+        reason: reason for pruning or finishing, in words; empty if it was kept.
+        rank: rank among the results, from 0. None means that it is no result.
     """
 
     parent: int
@@ -195,14 +195,14 @@ class Sample:
     """One text in one model.
 
     Args:
-        label: what tells it from the page's other samples: a text, a model, a checkpoint.
-        rows: the tokens of each stack that reads any, and those that the decoder of two stacks writes.
-        attentions: at most one for each stack and measure.
-        columns: of the heads' numbers.
-        lens: None: not computed.
-        beams: the search tree, parents before children; empty: no search.
+        label: label that distinguishes it from other samples of the page: a text, a model, a checkpoint.
+        rows: tokens of each stack, and those that the decoder of a two-stack model writes.
+        attentions: attentions, at most one for each stack and measure.
+        columns: columns of the numbers of the heads.
+        lens: logit lens. None means not computed.
+        beams: tree of the beam search, parents before children; empty without a search.
         facts: pairs of name and value, such as ("step", "4,000").
-        texts: pairs of what is done with a text and the text, such as ("writes", "A dog runs.").
+        texts: pairs of an action and a text, such as ("writes", "A dog runs.").
     """
 
     label: str
@@ -217,14 +217,14 @@ class Sample:
 
 @dataclass(frozen=True)
 class Page:
-    """Everything that a page shows.
+    """Content of a page.
 
     Args:
-        title: the heading, such as the name of the model.
-        samples: at least one; two are put side by side.
-        is_timeline: whether the samples are one text at successive checkpoints, to be played.
-        facts: pairs of name and value about the model, such as ("parameters", "124 million"); no date, so that the
-            same input makes the same file.
+        title: heading, such as the name of the model.
+        samples: samples, at least one; two are shown side by side.
+        is_timeline: True if the samples are one text at successive checkpoints, which the page can play.
+        facts: pairs of name and value about the model, such as ("parameters", "124 million"). There is no date, so
+            that equal content gives an identical file.
     """
 
     title: str

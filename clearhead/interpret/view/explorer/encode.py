@@ -1,7 +1,7 @@
-"""From the data of a page to what its file stores: one JSON object, and compressed arrays that it refers to.
+"""Encode the content of a page: one JSON object, and compressed arrays that it refers to by number.
 
-A weight w from 0 to 1 is stored as the integer round(2047 sqrt(w)): the error is below 5e-4 everywhere and smaller for
-small weights, so that an even spread over many tokens keeps its digits. Weights that the mask forbids are not stored.
+A weight w from 0 to 1 is stored as the integer round(2047 sqrt(w)). The error is below 5e-4, and smaller for small
+weights. Weights that the mask forbids are not stored.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from clearhead.interpret.view.explorer.data import (
 
 LEVELS = 2047
 LARGEST = 40_000_000
-"""Stored numbers of one page: about 40 MB of file for peaked attention, and 80 MB in the browser."""
+"""Most numbers that one page stores: about 40 MB of file for peaked attention, and 80 MB in the browser."""
 Json = dict[str, Any]
 
 
 @dataclass
 class Encoder:
-    """Collects what a page refers to, so that arrays are computed and written one at a time.
+    """Encoder of a page; collects functions that compute its arrays, so that they are written one at a time.
 
     Args:
-        makers: each gives some arrays; the arrays are numbered in this order.
-        num_blobs: arrays so far.
-        starts: the number of the first array that each maker gives.
-        spans: for each distinct mask, the first and the last key that each query sees (last < first: none).
+        makers: functions that return arrays; the arrays are numbered in this order.
+        starts: number of the first array of each function.
+        num_blobs: number of arrays so far.
+        spans: first and last visible key of each query, for each distinct mask; last < first means no key.
     """
 
     makers: list[Callable[[], list[Num[np.ndarray, "..."]]]] = field(default_factory=list)
@@ -52,18 +52,18 @@ class Encoder:
     spans: list[list[int]] = field(default_factory=list)
 
     def add_arrays(self, count: int, make: Callable[[], list[Num[np.ndarray, "..."]]]) -> int:
-        """Return the number of the first of `count` arrays, which are made when the page is written."""
+        """Add `count` arrays, which `make` computes when the page is written; return the number of the first."""
         self.makers.append(make)
         self.starts.append(self.num_blobs)
         self.num_blobs += count
         return self.num_blobs - count
 
     def add_array(self, array: Num[np.ndarray, "..."]) -> int:
-        """Return the number of an array."""
+        """Add an array, and return its number."""
         return self.add_arrays(1, lambda: [array])
 
     def texts(self) -> Iterator[str]:
-        """Give the compressed arrays in the order of their numbers."""
+        """Yield the compressed arrays in the order of their numbers."""
         for make in self.makers:
             yield from map(compress_array, make())
 
@@ -91,7 +91,7 @@ class Encoder:
         }
 
     def stack(self, stack: StackAttention, sample: Sample) -> Json:
-        """Return the JSON of a stack's attention."""
+        """Return the JSON of the attention of a stack."""
         size = len(sample.rows[stack.queries].tokens), len(sample.rows[stack.keys].tokens)
         return {
             "stack": stack.stack, "queries": stack.queries, "keys": stack.keys, "measure": stack.measure,
@@ -121,7 +121,7 @@ class Encoder:
         }  # fmt: skip
 
     def lens(self, lens: PageLens) -> Json:
-        """Return the JSON of the predictions after each layer."""
+        """Return the JSON of the logit lens."""
         targets, probabilities, followed = lens.targets, lens.target_probabilities, lens.followed
         return {
             "row": lens.row, "layers": list(lens.layers), "vocabulary": list(lens.vocabulary),
@@ -158,7 +158,7 @@ def _beam_node(node: BeamNode) -> Json:
 
 
 def _number_or_none(value: float | None) -> float | None:
-    """Return a float32 in its shortest digits, and None for what JSON has no number for."""
+    """Return a float32 with its shortest digits; None for NaN and infinity, which JSON cannot hold."""
     return None if value is None or not math.isfinite(value) else float(str(np.float32(value)))
 
 
@@ -167,10 +167,10 @@ def _numbers(values: Float[np.ndarray, " any_size"]) -> list[float | None]:
 
 
 def spans_of(mask: Bool[np.ndarray, "queries keys"] | None, size: tuple[int, int]) -> list[int]:
-    """Return first and last key of each query in turn; a query without keys has 0 and -1.
+    """Return the first and last visible key of each query in turn; 0 and -1 for a query without keys.
 
     Raises:
-        InputError: the keys that a query sees are not neighbours.
+        InputError: the visible keys of a query are not contiguous.
     """
     queries, keys = size
     if mask is None:
@@ -180,7 +180,7 @@ def spans_of(mask: Bool[np.ndarray, "queries keys"] | None, size: tuple[int, int
     first = np.where(seen > 0, mask.argmax(axis=1), 0)
     last = np.where(seen > 0, keys - 1 - mask[:, ::-1].argmax(axis=1), -1)
     if (last - first + 1 != seen).any():
-        raise InputError("the page shows masks in which each query sees neighbouring keys; this one has gaps")
+        raise InputError("the page can only show masks whose visible keys are contiguous, but this mask has gaps")
     return [int(number) for pair in zip(first, last, strict=True) for number in pair]
 
 
@@ -196,7 +196,7 @@ def _layer_arrays(
     weights: Float[np.ndarray, "heads queries keys"],
     allowed: Bool[np.ndarray, "queries keys"],
 ) -> list[Num[np.ndarray, "..."]]:
-    """Return the integers of all heads of a layer, and then the numbers of each exact head."""
+    """Return the weights of all heads of a layer as integers, then the float32 numbers of each exact head."""
     assert weights.shape == (len(layer.heads), *allowed.shape), "weights [heads, queries, keys]"
     exact = [
         _exact_numbers(layer.exact[head], weights[layer.heads.index(head)], allowed) for head in sorted(layer.exact)
@@ -207,7 +207,7 @@ def _layer_arrays(
 def codes(
     weights: Float[np.ndarray, "heads queries keys"], allowed: Bool[np.ndarray, "queries keys"], *, has_sink: bool
 ) -> UInt[np.ndarray, " numbers"]:
-    """Return integers: the allowed weights of each head row by row, and then, with a sink, its share by query."""
+    """Return the allowed weights of each head as integers, row by row; then, with a sink, its share per query."""
     parts = [weights[:, allowed].ravel()]
     if has_sink:
         parts.append((1.0 - weights.sum(axis=2, dtype=np.float64)).ravel())
@@ -226,7 +226,7 @@ def _exact_head(head: ExactHead, blob: int) -> Json:
 def _exact_numbers(
     head: ExactHead, weights: Float[np.ndarray, "queries keys"], allowed: Bool[np.ndarray, "queries keys"]
 ) -> Float[np.ndarray, " numbers"]:
-    """Return weights and bias where allowed, then queries and keys, as float32."""
+    """Return the allowed weights, the queries, the keys and the allowed biases of a head, as float32."""
     parts = [weights[allowed], head.query.ravel(), head.key.ravel()]
     if head.bias is not None:
         parts.append(head.bias[allowed])
@@ -234,22 +234,22 @@ def _exact_numbers(
 
 
 def compress_array(array: Num[np.ndarray, "..."]) -> str:
-    """Return the bytes of an array, deflated, in base64: all lowest bytes first, then all second ones, and so on."""
+    """Deflate the bytes of an array, in base64: first the lowest byte of all numbers, then the second, and so on."""
     little = np.ascontiguousarray(array.ravel().astype(array.dtype.newbyteorder("<")))
     planes = little.view(np.uint8).reshape(-1, array.dtype.itemsize).T
     return base64.b64encode(zlib.compress(planes.tobytes(), 6)).decode("ascii")
 
 
 def refuse_too_large(page: Page) -> None:
-    """Raise InputError where a page would hold more numbers than a browser opens with ease."""
+    """Raise InputError if a page would have more numbers than a browser can open easily."""
     refuse_too_many(sum(_stored_size(layer, sizes) for sample in page.samples for layer, sizes in _layers_of(sample)))
 
 
 def refuse_too_many(count: int) -> None:
-    """Raise InputError where this many numbers are more than a browser opens with ease."""
+    """Raise InputError if a page of `count` numbers is more than a browser can open easily."""
     if count > LARGEST:
         raise InputError(
-            f"a page holds up to {LARGEST:,} attention weights, and this one would hold {count:,}; choose some with "
+            f"a page holds up to {LARGEST:,} attention weights, and this one would hold {count:,}: choose some with "
             "--layers and --heads, or give a shorter text"
         )
 
@@ -262,7 +262,7 @@ def _layers_of(sample: Sample) -> Iterator[tuple[LayerAttention, tuple[int, int]
 
 
 def _stored_size(layer: LayerAttention, size: tuple[int, int]) -> int:
-    """Return how many numbers a layer takes; a float32 that hardly compresses counts as three."""
+    """Return the number of stored numbers of a layer; a float32 counts as three, since it hardly compresses."""
     pairs = size[0] * size[1] if layer.mask is None else int(layer.mask.sum())
     exact = sum(
         pairs * (1 + (head.bias is not None)) + head.query.size + head.key.size for head in layer.exact.values()

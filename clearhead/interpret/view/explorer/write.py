@@ -1,4 +1,4 @@
-"""The page as one file: its modules, its style and its data in one HTML document that loads nothing else."""
+"""Write a page as one HTML file with its scripts, styles and data; the file loads nothing else."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ FIRST_MODULE, LIVE_MODULE = "app.js", "live.js"
 IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w-]+\.js)";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?:async )?(?:function|class|const) (\w+)", re.MULTILINE)
 DATA = "<!-- data -->"
-# Names that a text gives become text only. Should that ever fail, the browser still runs and loads nothing but these.
+# Texts of the user are inserted as text only. If that ever failed, this policy would block all other scripts and loads.
 POLICY = (
     "default-src 'none'; script-src '{script}'; style-src '{style}'; img-src data: blob:; base-uri 'none'; "
     "form-action 'none'"
 )
-# A live page asks the program that it came from.
+# A live page may also request data from the program that serves it.
 LIVE_POLICY = POLICY + "; connect-src 'self'"
 
 
 def write_page(page: Page, path: Path) -> None:
-    """Write a page as one HTML file, a layer of weights in memory at a time.
+    """Write a page as one HTML file, with one layer of weights in memory at a time.
 
     Args:
-        page: what it shows.
-        path: the file, replaced as a whole or not at all; missing folders are created.
+        page: content of the page.
+        path: file to write, atomically; missing folders are created.
 
     Raises:
         InputError: the page is too large for a browser, or the file cannot be written.
     """
     parts = page_parts(page)
-    first = next(parts)  # a fault of the input is found before any file exists
+    first = next(parts)  # checks the input before any file is created
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.write(first)
             file.writelines(parts)
     except OSError as error:
-        raise InputError(f"the page {path} cannot be written: {error.strerror}") from None
+        raise InputError(f"cannot write the page {path}: {error.strerror}") from None
 
 
 def page_html(page: Page) -> str:
     """Return a page as the text of one HTML document.
 
     Args:
-        page: what it shows.
+        page: content of the page.
 
     Raises:
         InputError: the page is too large for a browser.
@@ -64,11 +64,11 @@ def page_html(page: Page) -> str:
 
 
 def frame_html(page: Page, *, height: int) -> str:
-    """Return a page in a frame, for the output of a notebook's cell.
+    """Return a page in an iframe, for the output of a notebook cell.
 
     Args:
-        page: what it shows.
-        height: of the frame, in pixels.
+        page: content of the page.
+        height: height of the iframe, in pixels.
 
     Raises:
         InputError: the page is too large for a browser.
@@ -79,7 +79,7 @@ def frame_html(page: Page, *, height: int) -> str:
 
 
 def page_parts(page: Page) -> Iterator[str]:
-    """Give the document in pieces; the first one comes after the input was checked."""
+    """Yield the HTML document piece by piece; the input is checked before the first piece."""
     encoder = Encoder()
     data = escaped_json(encoder.page(page))
     before, after = template().split(DATA)
@@ -90,11 +90,11 @@ def page_parts(page: Page) -> Iterator[str]:
 
 
 def live_html(title: str, facts: object) -> str:
-    """Return the document of a live page, which asks the program that it came from for all that it shows.
+    """Return the HTML document of a live page, which requests its data from the program that serves it.
 
     Args:
-        title: the heading.
-        facts: what the page asks for first, and what it knows of the model, as JSON.
+        title: heading of the page.
+        facts: first request of the page, and facts about the model, as JSON values.
     """
     empty = {"title": title, "facts": [], "timeline": False, "samples": [], "spans": []}
     elements = {"data": empty, "model": facts}
@@ -104,19 +104,19 @@ def live_html(title: str, facts: object) -> str:
 
 
 def json_element(name: str, data: str) -> str:
-    """Return an element that holds JSON; see `escaped_json`."""
+    """Return an HTML element with JSON data from `escaped_json`."""
     return f'<script type="application/json" id="{name}">{data}</script>\n'
 
 
 def escaped_json(content: object) -> str:
-    """Return JSON in ASCII without any character that HTML reads as markup."""
+    """Return JSON in ASCII without characters that HTML treats as markup."""
     text = json.dumps(content, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 @cache
 def template(*, is_live: bool = False) -> str:
-    """Return the document without its data: markup, policy, style and modules."""
+    """Return the HTML document without its data: markup, security policy, styles and scripts."""
     if is_live:
         return document(LIVE_MODULE, ("style.css", "live.css"), policy=LIVE_POLICY)
     return document(FIRST_MODULE, ("style.css",))
@@ -125,13 +125,14 @@ def template(*, is_live: bool = False) -> str:
 def document(
     first: str, styles: Sequence[str], *, policy: str = POLICY, read: Callable[[str], str] | None = None
 ) -> str:
-    """Return a document without its data.
+    """Return an HTML document without its data.
 
     Args:
-        first: the module that it runs.
-        styles: its sheets, in order.
-        policy: what the browser may run and load.
-        read: returns the text of a module or a sheet by its name; None: that of the explorer.
+        first: JavaScript module to run.
+        styles: style sheets, in order.
+        policy: content security policy.
+        read: function that returns the text of a module or a style sheet by its name. None means the files of the
+            explorer.
     """
     read = read or source_text
     style, script = "".join(map(read, styles)), bundle(first, read)
@@ -140,7 +141,7 @@ def document(
 
 
 def bundle(first: str = FIRST_MODULE, read: Callable[[str], str] | None = None) -> str:
-    """Return all modules as one script, each in a scope of its own and after those that it imports."""
+    """Join a module and its imports to one script; each module has a separate scope and follows its imports."""
     read = read or source_text
     texts: dict[str, str] = {}
 
@@ -160,10 +161,10 @@ def bundle(first: str = FIRST_MODULE, read: Callable[[str], str] | None = None) 
 
 
 def source_text(name: str) -> str:
-    """Return the text of a module, a sheet or the markup of the explorer."""
+    """Return the text of a script, a style sheet or the markup of the explorer."""
     return (files("clearhead.interpret.view.explorer") / "page" / name).read_text("utf-8")
 
 
 def digest(text: str) -> str:
-    """Return the hash by which the policy admits an inline script or style."""
+    """Return the hash with which the security policy allows an inline script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

@@ -64,7 +64,7 @@ def desk(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Tab:
 def test_two_stacks_open_on_what_they_linked(desk: Tab) -> None:
     tab = desk.wait_until_drawn()
     assert tab.locator("nav [aria-current]").inner_text() == "Alignment"
-    assert tab.locator(".panel .tag").inner_text() == "layer 1 · head 3, whose links agree most (0.90)"
+    assert tab.locator(".panel .tag").inner_text() == "layer 1 · head 3, with the best alignment (0.90)"
 
 
 @pytest.mark.parametrize("view", ["overview", "matrix", "lines", "token", "neuron", "alignment", "lens", "beams"])
@@ -74,7 +74,7 @@ def test_every_view_says_what_is_read_and_who_looks_at_what(desk: Tab, view: str
     assert "task translate" in tab.locator(".title").inner_text()
     words = tab.locator(".words").inner_text()
     if view not in ("lens", "beams"):
-        assert "each token that is written looks at tokens of the text that is read" in words
+        assert "each token that is written looks at tokens of the source text" in words
     assert words.endswith(".") and "−0.000" not in tab.locator("body").inner_text()
 
 
@@ -87,7 +87,7 @@ def test_views_open_on_a_token_of_the_text(desk: Tab) -> None:
 def test_layers_count_alike(desk: Tab) -> None:
     for layer, name in [(1, "After layer 1"), (0, "After layer 0"), (-1, "After the embedding")]:
         assert desk.go(f"view=lens&layer={layer}&query=2").locator(".panel h3").inner_text() == name
-    assert "What really follows is ," in desk.tab.locator(".panel").inner_text()
+    assert "The next token is ," in desk.tab.locator(".panel").inner_text()
     desk.tab.locator("td[data-depth='2']").first.click()
     assert "Layer 1 · head 0" in desk.go("view=matrix&layer=1").locator(".panel").inner_text()
 

@@ -1,4 +1,4 @@
-/** Source by target: where the decoder looks while it writes each token, by one head, a layer, or all layers. */
+/** Alignment view: the source tokens that the decoder attends to while it writes each token. */
 
 import { el, fill, fixed, refill, segmented, stepper } from "./dom.js";
 import { headOf, layerOf, paneGrid, strongest } from "./grids.js";
@@ -25,7 +25,7 @@ export function hasAlignment(sample) {
 }
 
 /**
- * The head whose links between both texts agree most, by its column "alignment"; null: it was not measured.
+ * Return the head with the largest value of the column "alignment"; null if it was not measured.
  * @param {import("./types.js").Stack} stack
  */
 function bestHead(stack) {
@@ -47,7 +47,7 @@ class Alignment {
     const stage = el("div", { class: "stage" });
     root.append(el("div", { class: "split" }, stage, this.panel));
     this.heat = new HeatMap(stage, {
-      name: `alignment of ${pane.name}: rows are the tokens that are written, columns source tokens; arrow keys walk`,
+      name: `alignment of ${pane.name}: rows are written tokens, columns are source tokens; arrow keys move`,
       hover: (cell) => { if (cell && this.grid) fill(this.heat.tip, ...cellNodes(this.grid, cell, this.heat.value(cell))); },
       pick: (cell) => this.picked(cell),
       moved: (box) => app.store.set({ box }),
@@ -81,7 +81,7 @@ class Alignment {
     const layers = state.average === "all" ? stack.layers : [layer];
     const heads = state.average === "best" && best ? [best] : layers.flatMap((one) =>
       (state.average === "head" ? [headOf(one, state)] : one.heads).map((head) => ({ layer: one.layer, head })));
-    this.tag = state.average === "best" && best ? `layer ${best.layer} · head ${best.head}, whose links agree most (${fixed(best.value, 2)})` : "";
+    this.tag = state.average === "best" && best ? `layer ${best.layer} · head ${best.head}, with the best alignment (${fixed(best.value, 2)})` : "";
     const shown = JSON.stringify([pane.name, heads, state.join]);
     if (shown !== this.shown) {
       this.shown = shown;
@@ -118,7 +118,7 @@ class Alignment {
     if (!grid) return;
     const pairs = grid.queries.map((label, query) => ({ label, query, best: strongest(grid, query, 1)[0] }));
     this.heat.rings = pairs.flatMap(({ query, best }) => (best ? [{ query, key: best.key }] : []));
-    fill(this.panel, el("h3", {}, "What each target token looks at most"), this.tag ? el("p", { class: "tag" }, this.tag) : null,
+    fill(this.panel, el("h3", {}, "Largest source token of each target token"), this.tag ? el("p", { class: "tag" }, this.tag) : null,
       el("table", { class: "keys" },
         el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "target"), el("th", { scope: "col" }, "source"), el("th", { scope: "col", class: "number" }, "weight"))),
         el("tbody", {}, ...pairs.flatMap(({ label, query, best }) => best ? [el("tr", {},

@@ -1,4 +1,4 @@
-/** The page: its heading, its controls, its views, its keys. */
+/** The page with its heading, controls, views and keyboard shortcuts. */
 
 import { alignment, hasAlignment } from "./alignment.js";
 import { beams } from "./beams.js";
@@ -32,7 +32,7 @@ import { token } from "./token.js";
  */
 
 const hasAttention = (/** @type {Sample} */ sample) => sample.attentions.length > 0;
-/** Of a long text a live page has pieces of maps only. */
+/** For a long text, a live page has only tiles of the maps. */
 const hasWeights = (/** @type {Sample} */ sample) => hasAttention(sample) && sample.attentions[0].layers[0].weights !== null;
 
 /** @type {ViewKind[]} */
@@ -53,7 +53,7 @@ function factNodes(facts) {
 }
 
 /**
- * What is read and written, once for samples that agree.
+ * The texts that the model reads and writes, once for samples with equal texts.
  * @param {Sample[]} samples
  */
 function textNodes(samples) {
@@ -92,7 +92,7 @@ class Explorer {
   }
 
   /**
-   * Show another page in place of this one.
+   * Replace the content by another page.
    * @param {import("./types.js").Page} page
    */
   replace(page) {
@@ -149,7 +149,7 @@ class Explorer {
   kind() {
     const offered = this.offered();
     const named = offered.find((kind) => kind.name === this.store.state.view);
-    // What a model of two stacks did is which words it linked.
+    // A model with two stacks opens with its word alignment.
     return named ?? offered.find((kind) => kind.name === "alignment") ?? offered[0];
   }
 
@@ -169,7 +169,7 @@ class Explorer {
     const { state } = this.store;
     const kind = this.kind();
     if (!kind) {
-      fill(this.main, el("p", { class: "note" }, "This page holds nothing to look at."));
+      fill(this.main, el("p", { class: "note" }, "This page has no data to show."));
       return;
     }
     this.controls(state, kind);
@@ -177,7 +177,7 @@ class Explorer {
     const panes = this.panes();
     fill(this.texts, ...textNodes([...new Set(panes.map((pane) => pane.sample))]));
     fill(this.words, inWords(kind.name, this.sample(), state));
-    // The checkpoints of a run follow each other in the same panes.
+    // The checkpoints of a run use the same panes one after the other.
     const place = (/** @type {Sample} */ sample) => (this.page.timeline && kind.has(sample) ? 0 : this.page.samples.indexOf(sample));
     const opened = JSON.stringify([kind.name, panes.map((pane) => [place(pane.sample), pane.minus !== null])]);
     if (opened !== this.opened) {
@@ -210,7 +210,7 @@ class Explorer {
     fill(this.main, ...sections.map(({ root }) => root));
     sections.forEach(({ pane, root, heading }, place) => {
       if (kind.has(pane.sample)) this.open.push({ view: kind.open(root, pane, this), root, heading, place });
-      else root.append(el("p", { class: "note" }, "Nothing was measured for this view here."));
+      else root.append(el("p", { class: "note" }, "There is no data for this view."));
     });
   }
 
@@ -288,7 +288,7 @@ class Explorer {
     const shown = samples.indexOf(this.sample());
     return [
       timeline ? null : select("Show", options, String(shown), (value) => this.store.set({ sample: Number(value) })),
-      select("Beside", [["-1", "nothing"], ...options.filter(([value]) => value !== String(shown))], String(other ? state.other : -1),
+      select("Compare with", [["-1", "nothing"], ...options.filter(([value]) => value !== String(shown))], String(other ? state.other : -1),
         (value) => this.store.set({ other: Number(value) })),
       other && kind.canDiffer && areComparable(this.sample(), other)
         ? toggle("Difference", state.difference === 1, (isOn) => this.store.set({ difference: isOn ? 1 : 0 })) : null,

@@ -1,9 +1,9 @@
-/** The arrays of the file: inflated when they are first looked at. */
+/** The arrays of the file, decompressed at their first use. */
 
 /** @typedef {import("./types.js").Layer} Layer */
 /** @typedef {import("./types.js").ExactHead} ExactHead */
 
-// Older descriptions of the browser lack it.
+// Older TypeScript definitions of the browser lack this class.
 const Inflater = /** @type {any} */ (globalThis).DecompressionStream;
 const LEVELS = 2047;
 export const WEIGHTS = Float32Array.from({ length: LEVELS + 1 }, (_, code) => (code / LEVELS) ** 2);
@@ -22,13 +22,13 @@ function fromBase64(text) {
 }
 
 /**
- * Where arrays come from that the file does not hold.
+ * Source of the arrays that are not in the file.
  * @type {(blob: number) => Promise<string>}
  */
 let fetched = async () => "";
 
 /**
- * Forget the arrays of the page before, and take those of another one from elsewhere.
+ * Drop the arrays of the previous page, and load those of another page from a source.
  * @param {(blob: number) => Promise<string>} source
  */
 export function readFrom(source) {
@@ -38,7 +38,7 @@ export function readFrom(source) {
 }
 
 /**
- * Take an array that was computed in this browser.
+ * Store an array that was computed in this browser.
  * @param {number} blob
  * @param {Uint16Array | Float32Array} numbers
  */
@@ -88,7 +88,7 @@ export function array(blob, type) {
   return made;
 }
 
-/** The pairs that a mask allows, in the order in which they are stored. */
+/** The pairs of query and key that a mask allows, in storage order. */
 export class Spans {
   /** @param {number[]} spans first and last key of each query */
   constructor(spans) {
@@ -125,7 +125,7 @@ export class LayerWeights {
   }
 
   /**
-   * Write the weights of one query, NaN where the mask forbids.
+   * Write the weights of one query into an array; NaN for masked keys.
    * @param {number} place of the head among those shown
    * @param {number} query
    * @param {Float32Array} out
@@ -138,7 +138,7 @@ export class LayerWeights {
   }
 
   /**
-   * The share of no token.
+   * Return the share of attention that goes to no token (the sink).
    * @param {number} place
    * @param {number} query
    */
@@ -149,7 +149,7 @@ export class LayerWeights {
   }
 }
 
-/** One head with the numbers behind its weights. */
+/** One head with its queries, keys and weights in float32. */
 export class ExactNumbers {
   /**
    * @param {ExactHead} head
@@ -220,7 +220,7 @@ export async function layerWeights(page, layer) {
 }
 
 /**
- * The numbers behind one head, where it was chosen to be exact.
+ * Load the float32 numbers of a head that was stored exactly.
  * @param {import("./types.js").Page} page
  * @param {Layer} layer
  * @param {number} head

@@ -1,7 +1,7 @@
-/** What a live page asks the program that it came from. */
+/** Requests of a live page to the program that serves it. */
 
-/** What a browser says where nobody answers. */
-const GONE = "the program does not answer; it was stopped, or the address is of an earlier one";
+/** Error message if the program does not answer. */
+const GONE = "the program does not answer: start it again, and open the address that it prints";
 
 /**
  * @param {string} path below the page's own address, which holds the token

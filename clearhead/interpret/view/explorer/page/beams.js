@@ -1,4 +1,4 @@
-/** The search tree: every token that beam search considered, what it kept, what it pruned, and why. */
+/** Beams view: the tree of the beam search, with the reason why each candidate was kept, finished or pruned. */
 
 import { ink } from "./color.js";
 import { Columns } from "./columns.js";
@@ -76,7 +76,7 @@ class Beams {
   }
 
   /**
-   * Give each node a row: children beside their parent's, the way to the best result on top.
+   * Assign a row to each node: children near their parent, the path to the best result on top.
    * @param {boolean} isAll
    */
   arrange(isAll) {

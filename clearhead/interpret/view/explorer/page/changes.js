@@ -1,10 +1,10 @@
-/** The form in which somebody says what is changed in the model. */
+/** Form for changes of the model. */
 
 import { el, fill } from "./dom.js";
 import { STACK_NAMES, stackOf } from "./grids.js";
 
 /**
- * One change, as the program reads it (see interventions.py).
+ * One change of the model, in the format of interventions.py.
  * @typedef {object} Change
  * @property {"scale" | "patch"} kind
  * @property {string} address
@@ -26,7 +26,7 @@ export function changeName(change) {
 }
 
 /**
- * The numbers of a list with ranges, such as 0,3-5.
+ * Parse a list of numbers and ranges, such as 0,3-5.
  * @param {string} text
  */
 export function numbersOf(text) {
@@ -96,10 +96,10 @@ export class ChangeForm {
     if (options.some(([name]) => name === value)) element.value = value;
   }
 
-  /** Take over what the views have chosen. */
+  /** Copy the selection of the views into the form. */
   follow() {
     const { state } = this.explorer.store;
-    // What is shown, which a link need not name.
+    // The shown selection; a link may leave it out.
     const stack = stackOf(this.explorer.sample(), state)?.stack ?? state.stack;
     const followed = [stack, state.layer, state.head, state.query].join();
     if (followed === this.followed) return;
@@ -141,7 +141,7 @@ export class ChangeForm {
   }
 
   /**
-   * The change that puts in the stream of the second text.
+   * Return the change that patches in the residual stream of the second text.
    * @param {string} stack
    * @param {number} depth 0 is the embedding, d the stream after d layers
    * @param {number} position

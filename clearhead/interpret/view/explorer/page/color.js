@@ -1,4 +1,4 @@
-/** Colours from numbers: one hue that grows darker (in the dark: brighter), and for differences two that all tell apart. */
+/** Colours from numbers: one hue for weights, and two hues for differences that suit colour-blind readers. */
 
 /** @typedef {{ sequential: Uint32Array, diverging: Uint32Array, masked: number }} Palette */
 
@@ -66,7 +66,7 @@ export function colors() {
 }
 
 /**
- * The place of a number on the scale of colours, from 0 to 255; NaN gives none.
+ * Return the index of a number on the colour scale, from 0 to 255; NaN has no colour.
  * @param {number} value
  * @param {string} scale root or linear
  * @param {boolean} signed
@@ -98,7 +98,7 @@ export function css(value, scale, signed) {
 }
 
 /**
- * The colour of text with the higher contrast on a cell: at least 4.5, where both are as good.
+ * Return the text colour with the higher contrast on a cell; its contrast is at least 4.5.
  * @param {number} value
  * @param {string} scale
  * @param {boolean} signed
@@ -116,7 +116,7 @@ export function inkOn(value, scale, signed) {
 const inks = new Map();
 
 /**
- * A colour of the stylesheet.
+ * Return a colour of the style sheet.
  * @param {string} name
  */
 export function ink(name) {

@@ -1,4 +1,4 @@
-/** A wide board of columns of which only those in the window exist. */
+/** A wide board of columns; only the columns in the window exist as elements. */
 
 import { el } from "./dom.js";
 

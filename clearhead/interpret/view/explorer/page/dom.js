@@ -1,4 +1,4 @@
-/** Small helpers for elements. Every text becomes a text node, so that no text can become markup. */
+/** Helpers for elements. Every text becomes a text node, so no text can become markup. */
 
 /**
  * @param {(Node | string | null)[]} children
@@ -40,7 +40,7 @@ export function fill(element, ...children) {
 export function fixed(number, digits = 3) {
   if (!Number.isFinite(number)) return "–";
   const text = number.toFixed(digits);
-  // What is rounded to zero has no sign.
+  // A number that is rounded to zero has no sign.
   return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
 }
 
@@ -53,7 +53,7 @@ export function short(number) {
 }
 
 /**
- * A number in a narrow place.
+ * Format a number for a narrow cell.
  * @param {number} number
  */
 export function narrow(number) {
@@ -80,7 +80,7 @@ export function select(title, options, value, choose) {
 }
 
 /**
- * Buttons of which one is chosen.
+ * A group of buttons with one selected button.
  * @param {string} title
  * @param {[string, string][]} options value and text
  * @param {string} value
@@ -94,7 +94,7 @@ export function segmented(title, options, value, choose) {
 }
 
 /**
- * A number with a button on each side.
+ * A number between two step buttons.
  * @param {string} title
  * @param {number[]} numbers
  * @param {number} value
@@ -137,7 +137,7 @@ export function toggle(title, isOn, choose) {
 }
 
 /**
- * Replace controls and leave the keyboard where it was.
+ * Replace controls, and keep the keyboard focus.
  * @param {HTMLElement} root
  * @param {(Node | string | null)[]} children
  */

@@ -1,4 +1,4 @@
-/** What is known about one head: how its layer attends, and its numbers among those of all heads. */
+/** Facts about one head: mask and bias of its layer, and its numbers compared with those of all heads. */
 
 import { ink } from "./color.js";
 import { el, fill, short } from "./dom.js";
@@ -8,7 +8,7 @@ import { el, fill, short } from "./dom.js";
 /** @typedef {import("./types.js").Stack} Stack */
 
 /**
- * A number of a head: in a pane of differences, what it has more.
+ * Return a number of a head; in a pane of differences, the difference.
  * @param {Pane} pane
  * @param {Stack | undefined} stack
  * @param {Layer} layer
@@ -33,7 +33,7 @@ export function headFacts(layer, head) {
   /** @type {[string, string][]} */
   const facts = [["mask", maskWords(layer.mask)]];
   if (share > 1) facts.push(["keys and values", `shared by heads ${first}–${first + share - 1}`]);
-  if (layer.sink) facts.push(["sink", "a part of the attention goes to no token"]);
+  if (layer.sink) facts.push(["sink", "a share of the attention goes to no token"]);
   if (layer.bias) facts.push(["score bias", layer.bias]);
   facts.push(["numbers", head in layer.exact ? "exact (float32)" : "within 0.0005"]);
   return el("dl", { class: "facts" }, ...facts.flatMap(([name, value]) => [el("dt", {}, name), el("dd", {}, value)]));
@@ -41,10 +41,10 @@ export function headFacts(layer, head) {
 
 /** @param {string} mask */
 export function maskWords(mask) {
-  return mask === "none" ? "none: every token is seen" : mask;
+  return mask === "none" ? "none: every token is visible" : mask;
 }
 
-/** For each column that the head has a number of, a line with a tick for every head, and this head's among them. */
+/** One strip per column of numbers, with a tick for every head and a mark for this head. */
 export class Strips {
   constructor() {
     this.root = el("div", { class: "strips" });

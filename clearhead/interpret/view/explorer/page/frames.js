@@ -1,4 +1,4 @@
-/** The page's own frame times, in milliseconds, from one frame to the next while someone hovers, zooms or scrolls. */
+/** Frame times of the page in milliseconds, measured while the user hovers, zooms or scrolls. */
 
 const LONGEST = 5000;
 /** @type {number[]} */
@@ -24,6 +24,6 @@ export function watchFrames() {
       isRunning = true;
     }, { passive: true, capture: true });
   }
-  // For the benchmark and for the curious: the console shows them.
+  // Exposed for the benchmark and the browser console.
   Object.assign(globalThis, { clearheadFrames: times });
 }

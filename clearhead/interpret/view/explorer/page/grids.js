@@ -1,4 +1,4 @@
-/** From weights to what a view draws: of one head or several, with subwords joined, or less another sample's. */
+/** Grids of numbers for the views: weights of one or more heads, with joined subwords, or differences of samples. */
 
 import { exactNumbers, layerWeights } from "./arrays.js";
 import { labels } from "./labels.js";
@@ -13,7 +13,7 @@ import { labels } from "./labels.js";
 export const STACK_NAMES = { "encoder.self": "Encoder", "decoder.self": "Decoder", "decoder.memory": "Cross" };
 
 /**
- * The stack and measure that the state names; else what links two texts, where there are two, or the only stack.
+ * Return the stack and measure of the state; by default cross-attention, or the only stack.
  * @param {Sample} sample
  * @param {State} state
  */
@@ -25,7 +25,7 @@ export function stackOf(sample, state) {
 }
 
 /**
- * The last token that is text, for a view to open on; behind it may stand the end of the text.
+ * Return the last token that is text, where a view opens; an end token may follow it.
  * @param {import("./types.js").TokenRow} row
  * @param {Label[]} shown
  */
@@ -73,7 +73,7 @@ function tokenLabels(row) {
 /** @typedef {(sample: Sample, stack: Stack, layer: import("./types.js").Layer, head: number, queries: Label[], keys: Label[]) => Promise<Grid>} MakeGrid */
 
 /**
- * How the maps of a long text are had: the page makes grids that ask for pieces.
+ * Replace the function that makes grids: a live page loads the maps of a long text in tiles.
  * @type {MakeGrid | null}
  */
 let pieceGrid = null;
@@ -84,7 +84,7 @@ export function gridsFrom(make) {
 }
 
 /**
- * One head, token by token; exact where the file has it so.
+ * Return the grid of one head, token by token; in float32 if the file has it.
  * @param {import("./types.js").Page} page
  * @param {Sample} sample
  * @param {Stack} stack
@@ -138,7 +138,7 @@ export function combined(grids, how) {
 }
 
 /**
- * Words in place of tokens: what a word's tokens look at on average, and the sum of looks at a word's tokens.
+ * Merge tokens to words: the mean over the query tokens of a word, the sum over its key tokens.
  * Source: Clark et al. 2019 (arXiv 1906.04341), section 4.1.
  * @param {Grid} grid
  * @param {Label[]} queries
@@ -188,7 +188,7 @@ export function difference(grid, minus) {
 }
 
 /**
- * Keys by queries.
+ * Transpose a grid: keys by queries.
  * @param {Grid} grid
  * @returns {Grid}
  */
@@ -209,7 +209,7 @@ export function turned(grid) {
 }
 
 /**
- * What a pane shows of some heads.
+ * Return the grid that a pane shows for some heads.
  * @param {import("./types.js").Page} page
  * @param {import("./types.js").Pane} pane
  * @param {State} state
@@ -241,7 +241,7 @@ async function sampleGrid(page, sample, state, heads, how) {
 }
 
 /**
- * Whether two samples can be subtracted: the same stacks, layers and heads over as many tokens.
+ * Return whether two samples can be subtracted: equal stacks, layers, heads and numbers of tokens.
  * @param {Sample} one
  * @param {Sample} two
  */
@@ -249,7 +249,7 @@ export function areComparable(one, two) {
   /** @param {Sample} sample */
   const shape = (sample) =>
     JSON.stringify([
-      // Of a target that was given, each model may predict another token after the last one.
+      // With a given target, each model may predict a different token after the last one.
       Object.entries(sample.rows).filter(([name]) => name !== "written").map(([name, row]) => [name, row.texts]),
       sample.attentions.map((stack) => [stack.stack, stack.measure, stack.layers.map((layer) => [layer.layer, layer.heads])]),
     ]);
@@ -257,7 +257,7 @@ export function areComparable(one, two) {
 }
 
 /**
- * The keys that a query looks at most.
+ * Return the keys with the largest weights of a query.
  * @param {Grid} grid
  * @param {number} query
  * @param {number} count

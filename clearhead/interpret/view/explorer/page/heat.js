@@ -1,4 +1,4 @@
-/** A heat map with labels on a canvas: zoomed, panned, and walked through with the arrow keys. */
+/** A heat map with labels on a canvas, with zoom, pan and arrow keys. */
 
 import { ink, theme } from "./color.js";
 import { el } from "./dom.js";
@@ -12,7 +12,7 @@ import { parts } from "./labels.js";
 
 const LARGEST_IMAGE = 1 << 20;
 const LARGEST_CELL = 56;
-/** The height of a map is at least this, where its cells can be that large; and leaves this much of the window. */
+/** Least height of a map (if its cells can be that large), and the height that it leaves free in the window. */
 const MOST_HEIGHT = [380, 190];
 
 /**
@@ -46,7 +46,7 @@ export class HeatMap {
     /** @type {Cell[]} */
     this.rings = [];
     /**
-     * A number for each key, from -1 to 1, above the columns.
+     * Numbers above the columns, one per key, from -1 to 1.
      * @type {Float32Array | null}
      */
     this.above = null;
@@ -97,7 +97,7 @@ export class HeatMap {
     this.paintNow();
   }
 
-  /** Take the width of the place: whether it is another than before. */
+  /** Measure the available width; return whether it changed. */
   widen() {
     const { width } = this.root.getBoundingClientRect();
     const pixels = Math.round(width * devicePixelRatio);
@@ -107,7 +107,7 @@ export class HeatMap {
     return true;
   }
 
-  /** A new size has emptied the canvas, and this is the last moment before the browser shows it. */
+  /** Redraw now: resizing has cleared the canvas, and the browser shows it next. */
   resize() {
     if (!this.widen()) return;
     this.measure();

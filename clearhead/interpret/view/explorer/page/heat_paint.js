@@ -1,4 +1,4 @@
-/** What a heat map draws around and over its cells: lines, marks, strips and labels. */
+/** Drawing of a heat map around and over its cells: lines, marks, strips and labels. */
 
 import { css, ink } from "./color.js";
 import { WRITES, parts } from "./labels.js";
@@ -27,7 +27,7 @@ export function writtenAfter({ writes }) {
 }
 
 /**
- * On the left each query's share of no token; above, a number of each key.
+ * Draw the strips: on the left the sink share of each query, above a number of each key.
  * @param {import("./heat.js").HeatMap} heat
  * @param {CanvasRenderingContext2D} context
  * @param {Grid} grid
@@ -151,7 +151,7 @@ export function paintLabels(heat, context, grid, right, bottom) {
 }
 
 /**
- * Labels that would touch the one under the pointer give way.
+ * Hide labels that would touch the label under the pointer.
  * @param {import("./heat.js").HeatMap} heat
  * @param {number} index
  * @param {number} every

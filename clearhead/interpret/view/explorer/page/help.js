@@ -1,31 +1,31 @@
-/** What the views show and which keys there are. */
+/** Help dialog: the views and the keyboard shortcuts. */
 
 import { el, fill } from "./dom.js";
 
 /** @type {Record<string, string>} */
 const VIEW_HELP = {
-  overview: "Every head as a small matrix: rows are queries, columns are keys. Sort them by any of their numbers.",
+  overview: "Every head as a small matrix: rows are queries, columns are keys. Sort the heads by any of their numbers.",
   matrix: "One head: each row shows how one query divides its attention among the keys. Grey cells are masked.",
-  lines: "Lines from each query on the left to the keys on the right; the stronger the look, the stronger the line.",
-  token: "One token through all layers: where it looks, and who looks at it.",
-  neuron: "The numbers behind one weight: query times key, scale, mask and softmax.",
-  alignment: "Which source tokens each target token looks at; a ring marks the most.",
-  lens: "What the model would predict if it ended after each layer.",
-  beams: "The search tree: what was kept, what was pruned, and why.",
+  lines: "Lines from queries on the left to keys on the right; a larger weight gives a stronger line.",
+  token: "One token through all layers: the tokens that it looks at, and the tokens that look at it.",
+  neuron: "The computation of one weight: query times key, scale, mask and softmax.",
+  alignment: "The source tokens that each target token looks at; a ring marks the largest weight.",
+  lens: "The prediction of the model if it ended after each layer.",
+  beams: "The tree of the beam search: candidates that were kept, finished or pruned, with the reason.",
 };
 
 /** @type {[string, string][]} */
 const KEYS = [
   ["1 … 8", "view"],
-  ["[  ]", "layer before, after"],
-  [",  .", "head before, after"],
+  ["[  ]", "previous layer, next layer"],
+  [",  .", "previous head, next head"],
   ["s", "next attention: encoder, decoder, cross"],
   ["j", "join subwords"],
   ["l", "colours: square root or linear"],
   ["d", "difference of two"],
   ["p", "play checkpoints"],
   ["t", "light or dark"],
-  ["← ↑ → ↓", "walk; with shift by ten"],
+  ["← ↑ → ↓", "move; with shift by ten"],
   ["+  −  0", "zoom in, out, show all"],
   ["Enter", "open, pick"],
   ["?", "this help"],
@@ -40,7 +40,7 @@ export function showHelp(views) {
   }
   fill(dialog,
     el("div", { class: "help-head" },
-      el("h2", { id: "help-title" }, "How to look"),
+      el("h2", { id: "help-title" }, "Help"),
       el("button", { type: "button", class: "icon", "aria-label": "close", onclick: () => dialog.close() }, "✕"),
     ),
     el("div", { class: "help" },
@@ -48,8 +48,8 @@ export function showHelp(views) {
       el("dl", { class: "help-keys" }, ...KEYS.flatMap(([key, what]) => [el("dt", {}, el("kbd", {}, key)), el("dd", {}, what)])),
     ),
     el("p", { class: "note" },
-      "Blanks are shown: ␣ a space, ↵ a line break, ⇥ a tab. Joined subwords: a word's look is the mean over its tokens, ",
-      "and a look at a word the sum over its tokens. The address of the page leads back to what it shows. ",
+      "White space has signs: ␣ a space, ↵ a line break, ⇥ a tab. Join subwords: weights are averaged over the query tokens ",
+      "of a word, and summed over its key tokens. The address of the page is a link to what it shows. ",
       "Pinch, or turn the wheel with Ctrl, to zoom."),
   );
   dialog.showModal();

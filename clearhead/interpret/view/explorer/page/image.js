@@ -1,11 +1,11 @@
-/** Numbers as pixels. */
+/** Convert grids of numbers to images. */
 
 import { colors, shade } from "./color.js";
 
 /** @typedef {import("./types.js").Grid} Grid */
 
 /**
- * The numbers of a grid as an image, one pixel for each cell, or for each square of cells their largest.
+ * Convert a grid to an image: one pixel per cell, or per square of cells with their largest number.
  * @param {Grid} grid
  * @param {number} pool side of the square
  * @param {string} scale
@@ -34,7 +34,7 @@ export function heatImage(grid, pool, scale) {
         let largest = most[x];
         for (; key < end; key++) {
           const value = row[key];
-          // A comparison with NaN is false: any number replaces it, and it replaces none.
+          // Comparisons with NaN are false, so any number replaces NaN, and NaN replaces no number.
           if (Math.abs(value) > Math.abs(largest) || (largest !== largest && value === value)) largest = value;
         }
         most[x] = largest;

@@ -1,4 +1,4 @@
-/** How tokens are shown: whitespace made visible, subwords joined, and each text in its own direction. */
+/** Labels of tokens: visible white space, joined subwords, and the writing direction of each text. */
 
 import { el } from "./dom.js";
 
@@ -6,7 +6,7 @@ const RTL = /^[^\p{L}]*[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/u;
 /** @type {Record<string, string>} */
 const SIGNS = { " ": "␣", "\n": "↵", "\r": "␍", "\t": "⇥", "\u00a0": "⍽", "\u202f": "⍽", "\u200b": "⌷", "\u3000": "□" };
 const OTHER_BLANKS = /[\u1680\u2000-\u200a\u2028\u2029\u202f\u205f]/;
-/** Stands between a token that is read and the one that the model writes after it. */
+/** Sign between a token that the model reads and the token that it writes next. */
 export const WRITES = "▸";
 const BLANK = /^[ \n\r\t\u00a0\u200b\u3000\u1680\u2000-\u200a\u2028\u2029\u202f\u205f]+/;
 
@@ -21,7 +21,7 @@ export function signs(text) {
 }
 
 /**
- * The signs for the blanks before a text, and the text; a token that is all blank, or empty, is all sign.
+ * Return the signs of the leading white space, and the rest of the text; for white space only, just signs.
  * @param {string} text
  * @returns {[string, string]}
  */
@@ -68,7 +68,7 @@ export function tokenNode(text) {
 }
 
 /**
- * A token that looks, and what the model writes after it.
+ * Label of a query token, with the token that the model writes next.
  * @param {import("./types.js").Label} label
  */
 export function queryNodes({ text, writes }) {
@@ -81,7 +81,7 @@ export function direction(row) {
 }
 
 /**
- * The label that a token belongs to.
+ * Return the label that a token belongs to.
  * @param {import("./types.js").Label[]} row
  * @param {number} token
  */

@@ -1,4 +1,4 @@
-/** What the model would predict if it ended after each layer. */
+/** Lens view: the predictions of the model if it ended after each layer. */
 
 import { array } from "./arrays.js";
 import { css, ink, inkOn } from "./color.js";
@@ -32,9 +32,9 @@ class LensView {
     this.app = app;
     this.pane = pane;
     const stage = el("div", { class: "stage" });
-    this.panel = el("aside", { class: "panel", "aria-label": "predictions at one place" });
+    this.panel = el("aside", { class: "panel", "aria-label": "predictions at one position" });
     root.append(el("div", { class: "split" }, stage, this.panel));
-    this.columns = new Columns(stage, "predictions by layer and position: arrow keys walk", (first, last) => this.draw(first, last));
+    this.columns = new Columns(stage, "predictions by layer and position: arrow keys move", (first, last) => this.draw(first, last));
     this.depth = 0;
     this.position = 0;
     this.largest = 1;
@@ -75,7 +75,7 @@ class LensView {
     this.largest = Math.max(1e-6, ...[...(this.followed ?? [])].filter(Number.isFinite).map(Math.abs));
     this.showsFollowed = this.followed !== null && state.cells === "followed";
     refill(this.app.slot, this.followed ? segmented("cells", [["prediction", "the prediction"], ["followed", made.followedName]], state.cells, (value) => this.app.store.set({ cells: value })) : null);
-    // Layers count as everywhere, from 0; below them is the embedding.
+    // Layers count from 0; the embedding is below them.
     this.depth = Math.max(0, Math.min(state.layer + 1, made.layers.length - 1));
     this.position = state.query < 0 ? 0 : Math.min(state.query, this.row.length - 1);
     this.columns.resize(this.row.length, WIDTH, LEFT);
@@ -155,7 +155,7 @@ class LensView {
       el("p", {}, "position ", String(position), ", reading ", tokenNode(row[position].text)),
       difference === undefined ? null : el("p", {}, `Log-probability of ${made.followedName}: ${withSign(difference)}`),
       el("table", { class: "keys" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "prediction"), el("th", { scope: "col", class: "number" }, "probability"))), el("tbody", {}, ...rows)),
-      curve ? el("div", {}, el("p", {}, "What really follows is ", tokenNode(made.vocabulary[target]), `: the model gives it ${percent(curve[depth])} here, and ${percent(curve.at(-1) ?? NaN)} after its last layer.`),
+      curve ? el("div", {}, el("p", {}, "The next token is ", tokenNode(made.vocabulary[target]), `: the model gives it ${percent(curve[depth])} here, and ${percent(curve.at(-1) ?? NaN)} after its last layer.`),
         el("h4", {}, "Probability of ", tokenNode(made.vocabulary[target]), " by layer"), canvas,
         el("div", { class: "curve-ends" }, el("span", {}, made.layers[0]), el("span", {}, `layer ${made.layers.at(-1)}: ${fixed(curve.at(-1) ?? NaN)}`))) : null,
     );

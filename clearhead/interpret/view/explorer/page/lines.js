@@ -1,4 +1,4 @@
-/** Queries on the left, keys on the right, and a line for every look that is strong enough. */
+/** Lines view: queries on the left, keys on the right, and a line for each large enough weight. */
 
 import { css, ink, inkOn, theme } from "./color.js";
 import { el, fill, fixed, refill } from "./dom.js";
@@ -120,14 +120,14 @@ class Lines {
       this.grids = grids;
       this.build();
     }
-    fill(this.note, pane.minus ? "Blue: more; orange: less. " : "", layer.sink ? "A part of the attention goes to no token (sink); its share is beside each query. " : "",
+    fill(this.note, pane.minus ? "Blue: more; orange: less. " : "", layer.sink ? "A share of the attention goes to no token (sink); it is next to each query. " : "",
       `Mask: ${maskWords(layer.mask)}${layer.bias ? `; ${layer.bias}` : ""}`);
     this.draw();
     this.shade();
     this.list();
   }
 
-  /** The numbers of the token under the pointer. */
+  /** Show the numbers of the token under the pointer. */
   list() {
     const [grid] = this.grids;
     if (!grid) return;
@@ -137,7 +137,7 @@ class Lines {
     const asked = focus.side === "query" ? all : turned(all);
     fill(this.panel,
       el("h3", {}, ...(focus.side === "query" ? ["Where ", ...queryNodes(label), " looks"] : ["Who looks at ", tokenNode(label.text)])),
-      this.grids.length > 1 ? el("p", { class: "note" }, "the largest of the heads that are drawn") : null,
+      this.grids.length > 1 ? el("p", { class: "note" }, "the largest weight of the drawn heads") : null,
       keyTable(asked, focus.index, (index) => this.pick({ side: focus.side === "query" ? "key" : "query", index }), focus.side === "query" ? "looks at" : "who looks"),
       this.note,
     );
@@ -201,7 +201,7 @@ class Lines {
     this.list();
   }
 
-  /** Shade the tokens at the other ends of the lines. */
+  /** Shade the tokens at the other end of the lines. */
   shade() {
     const focus = this.focus();
     const [grid] = this.grids;
@@ -243,7 +243,7 @@ class Lines {
     });
   }
 
-  /** The part of the lines that is in the window, and where the tokens are in it. */
+  /** Measure the visible area and the positions of the tokens in it. */
   measure() {
     const bounds = this.middle.getBoundingClientRect();
     const from = Math.max(0, -bounds.top);
@@ -254,7 +254,7 @@ class Lines {
     return { from, width: bounds.width, height: Math.min(innerHeight, bounds.height - from), places };
   }
 
-  /** Only what is in the window is drawn, on a canvas as large as the window. */
+  /** Draw the visible lines on a canvas of the size of the window. */
   paint() {
     this.place ??= this.measure();
     const { width, height, from, places } = this.place;

@@ -1,4 +1,4 @@
-/** A live page: another text, changes of the model, and what it puts out beside what it put out before. */
+/** A live page: other texts, changes of the model, and its output before and after. */
 
 import { explorer } from "./app.js";
 import { readFrom } from "./arrays.js";
@@ -13,7 +13,7 @@ import { showSweep } from "./sweep.js";
 /** @typedef {import("./changes.js").Change} Change */
 /** @typedef {{ text: string, target: string | null, generate: number, edits: Change[], of: [string, string] | null, position: number | null }} Asked */
 /**
- * What the program says of its model.
+ * Facts about the model, from the program.
  * @typedef {object} Facts
  * @property {Asked} first
  * @property {Record<string, Record<string, string>>} attentions address by stack and depth
@@ -39,8 +39,8 @@ class Bench {
     this.text = this.field("Text", this.asked.text);
     this.target = this.field("Target", this.asked.target ?? "", "what the model writes");
     this.more = /** @type {HTMLInputElement} */ (el("input", { type: "number", min: 0, max: 1024, value: this.asked.generate }));
-    this.first = this.name("The output that is followed");
-    this.second = this.name("The output that it is compared with");
+    this.first = this.name("The first output");
+    this.second = this.name("The second output");
     this.form = new ChangeForm(this.facts, explorer, (change) => this.add(change), (text, target) => void this.sweep(text, target));
     this.list = el("ul", { class: "changes" });
     this.status = el("p", { class: "status", role: "status" });
@@ -99,7 +99,7 @@ class Bench {
         el("button", { type: "button", class: "stop", onclick: () => this.stop() }, "Stop"),
         this.status,
       ),
-      facts.predicts ? el("div", { class: "bench-row why", title: "effects and contributions of heads, the lens and sweeps then follow the difference of two log-probabilities" },
+      facts.predicts ? el("div", { class: "bench-row why", title: "effects, contributions, the lens and sweeps then use the difference of two log-probabilities" },
         el("span", { class: "field-name" }, "Why"), this.first, el("span", { class: "field-name" }, "rather than"), this.second,
         el("button", { type: "button", class: "do", onclick: () => this.compare() }, "Compare"),
         el("button", { type: "button", class: "plain-button", onclick: () => this.alone() }, "One alone")) : null,
@@ -116,10 +116,10 @@ class Bench {
     this.set({ text: this.text.value, target, generate: Number(this.more.value) || 0, position: null });
   }
 
-  /** Follow why one output is more probable than another, where the output below was chosen. */
+  /** Compare two outputs at the position that was chosen in the output. */
   compare() {
     const { first, second } = this;
-    if (!first.value || !second.value) this.say("type both outputs, such as Mary and John", true);
+    if (!first.value || !second.value) this.say("type two outputs, such as Mary and John", true);
     else this.set({ of: [first.value, second.value], position: this.followed?.position ?? null });
   }
 
@@ -141,7 +141,7 @@ class Bench {
   }
 
   /**
-   * Put in every activation of a second text, one after the other.
+   * Patch in each activation of a second text, one after the other.
    * @param {string} text
    * @param {string | null} target
    */
@@ -152,7 +152,7 @@ class Bench {
   }
 
   /**
-   * Let the model go on from another token.
+   * Continue the output from another token.
    * @param {number} position
    * @param {number} index
    */
@@ -187,7 +187,7 @@ class Bench {
   }
 
   /**
-   * Wait for an answer, say for how long, and let the program end what nobody waits for any more.
+   * Wait for an answer and show the time; cancel the computation if it is no longer needed.
    * @template T
    * @param {(signal: AbortSignal) => Promise<T>} ask
    * @param {(error: Error) => void} [refused]
@@ -222,7 +222,7 @@ class Bench {
     const { asked } = this;
     this.showChanges();
     await this.working(async (signal) => {
-      // Of a long text the first layer comes first, and its maps stay when all have been computed.
+      // For a long text, the first layer is loaded first; its maps stay when all layers are ready.
       const begun = asked.edits.length ? null : await post("read", { ...asked, is_beginning: true }, signal);
       if (begun?.page.samples) await this.begin(begun);
       this.show(/** @type {Answer} */ (await post("read", asked, signal)), Boolean(begun?.page.samples));
@@ -230,7 +230,7 @@ class Bench {
   }
 
   /**
-   * Show the first layer, and return when its maps have come.
+   * Show the first layer, and return when its maps are loaded.
    * @param {Answer} begun
    */
   async begin(begun) {
@@ -245,7 +245,7 @@ class Bench {
   }
 
   /**
-   * What cannot be done changes nothing.
+   * An impossible change is refused and changes nothing.
    * @param {Asked} asked
    */
   refused(asked) {

@@ -1,4 +1,4 @@
-/** One head: every query by every key. */
+/** Matrix view: one head, queries by keys. */
 
 import { array } from "./arrays.js";
 import { headFacts } from "./facts.js";
@@ -30,7 +30,7 @@ export function amount(grid, value) {
 }
 
 /**
- * The tokens of a cell and its number.
+ * Text for a cell: its tokens and its number.
  * @param {import("./types.js").Grid} grid
  * @param {import("./heat.js").Cell} cell
  * @param {number} value
@@ -43,7 +43,7 @@ export function cellNodes(grid, cell, value) {
 }
 
 /**
- * Keys by their weight, as a table with bars.
+ * Table of keys by weight, with bars.
  * @param {import("./types.js").Grid} grid
  * @param {number} query
  * @param {(key: number) => void} pick
@@ -69,7 +69,7 @@ export function keyTable(grid, query, pick, title = "looks at") {
 }
 
 /**
- * How the output changes when the head's look at one key is switched off, as shares of the largest change.
+ * Return the change of the output if the head does not attend to each key, divided by the largest change.
  * @param {import("./types.js").Layer} layer
  * @param {number} head
  * @param {import("./types.js").Grid} grid
@@ -97,7 +97,7 @@ class Matrix {
     const stage = el("div", { class: "stage" });
     root.append(el("div", { class: "split" }, stage, this.panel));
     this.heat = new HeatMap(stage, {
-      name: `attention matrix of ${pane.name}: arrow keys walk, plus and minus zoom`,
+      name: `attention matrix of ${pane.name}: arrow keys move, plus and minus zoom`,
       hover: (cell) => this.hovered(cell),
       pick: (cell) => this.picked(cell),
       moved: (box) => app.store.set({ box }),
@@ -125,7 +125,7 @@ class Matrix {
       this.made = paneGrid(this.app.page, this.pane, state, [{ layer: layer.layer, head }])
         .then(async (grid) => ({ grid, above: await keyEffects(layer, head, grid, pane) }));
     }
-    // Also where an update before this one asked for it: whoever awaits this one may count on what it shows.
+    // Also if an earlier update requested it: a caller that awaits this update relies on its result.
     const made = await this.made;
     if (!made || shown !== this.shown || state !== this.app.store.state) return;
     const { grid } = made;
@@ -170,7 +170,7 @@ class Matrix {
       el("h4", {}, "Query ", ...queryNodes(grid.queries[query]), el("small", {}, ` position ${grid.queries[query].members[0]}`)),
       keyTable(grid, query, (key) => this.app.store.set({ query: grid.queries[query].members[0], key: grid.keys[key].members[0] })),
       this.facts ?? null,
-      this.heat.above ? el("p", { class: "note" }, "The strip above the columns: how much the output changes when this head's look at that token is switched off (blue: it gains, orange: it loses).") : null,
+      this.heat.above ? el("p", { class: "note" }, "Strip above the columns: the change of the output if this head does not look at the token (blue: more probable, orange: less).") : null,
     );
   }
 }

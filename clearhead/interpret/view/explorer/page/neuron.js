@@ -1,4 +1,4 @@
-/** The numbers behind one weight: query times key, scale, soft cap, bias, mask and softmax. */
+/** Neuron view: the computation of one weight from query, key, scale, soft cap, bias, mask and softmax. */
 
 import { exactNumbers } from "./arrays.js";
 import { css, inkOn } from "./color.js";
@@ -32,7 +32,7 @@ export function neuron(root, pane, app) {
 }
 
 /**
- * Every key's numbers for one query, computed here from queries and keys.
+ * Compute the score and weight of every key for one query, from queries and keys.
  * @param {ExactNumbers} exact
  * @param {number} query
  * @param {number} numKeys
@@ -75,8 +75,8 @@ class Neuron {
     this.table = el("div", { class: "neuron-keys", tabindex: 0, role: "group", "aria-label": "all keys of this query" });
     root.append(
       el("div", { class: "neuron-texts" },
-        el("section", {}, el("h3", {}, "Query: the token that looks"), this.queryRibbon.root),
-        el("section", {}, el("h3", {}, "Key: the token looked at, shaded by weight"), this.keyRibbon.root)),
+        el("section", {}, el("h3", {}, "Query token"), this.queryRibbon.root),
+        el("section", {}, el("h3", {}, "Key tokens, shaded by weight"), this.keyRibbon.root)),
       el("section", {}, this.vectors),
       el("div", { class: "neuron-split" }, this.steps, this.table),
     );
@@ -161,12 +161,12 @@ class Neuron {
     if (head.softCap !== null) steps.push(["soft cap", `${head.softCap} tanh(score / ${head.softCap})`, fixed(capped, 6)]);
     if (exact.biases) steps.push(["+ bias", numbers.allowed ? `${layer.bias || "bias"} ${short(numbers.score - capped)}` : "–", fixed(numbers.score, 6)]);
     steps.push(["mask", maskWords(layer.mask), numbers.allowed ? "may attend" : "masked: −∞"]);
-    if (head.sink !== null) steps.push(["sink", "one more score, without a token", fixed(head.sink, 6)]);
+    if (head.sink !== null) steps.push(["sink", "an additional score without a token", fixed(head.sink, 6)]);
     steps.push(["softmax", "e^score / sum over all keys", fixed(numbers.share, 7)]);
     const off = Math.abs(numbers.share - (numbers.allowed ? numbers.weight : 0));
     fill(this.steps, el("h3", {}, "From product to weight"), el("table", {}, el("tbody", {}, ...steps.map(([name, how, value]) =>
       el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: "how" }, how), el("td", { class: "number", "data-step": name }, value))))),
-      el("p", { class: "note" }, `The model's own weight: ${fixed(numbers.allowed ? numbers.weight : 0, 7)} (${off < 1e-12 ? "the same" : `${short(off)} apart`}).`));
+      el("p", { class: "note" }, `The model's weight: ${fixed(numbers.allowed ? numbers.weight : 0, 7)} (${off < 1e-12 ? "the same" : `${short(off)} apart`}).`));
   }
 
   /**

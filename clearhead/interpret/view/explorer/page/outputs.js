@@ -1,4 +1,4 @@
-/** What the model puts out, beside what it puts out while it is changed. */
+/** Output of the unchanged model and of the changed model, side by side. */
 
 import { el, fixed, withSign } from "./dom.js";
 import { tokenNode } from "./labels.js";
@@ -25,7 +25,7 @@ function candidateRow([text, , before, after], isChanged, go) {
     meter.style.setProperty("--share", String(value));
     return el("td", { class: "number" }, meter, el("span", { class: "share" }, percent(value)));
   };
-  const name = go ? el("button", { type: "button", class: "plain", title: "go on from here with this token", onclick: go }, tokenNode(text)) : tokenNode(text);
+  const name = go ? el("button", { type: "button", class: "plain", title: "continue from here with this token", onclick: go }, tokenNode(text)) : tokenNode(text);
   return el("tr", {}, el("th", { scope: "row" }, name), share(before, "before"), isChanged ? share(after, "after") : null);
 }
 
@@ -89,7 +89,7 @@ export function outputNodes(outputs, isChanged, follow, force) {
     shown.replaceChildren(el("h4", {}, ...title(row)), candidates(row, isChanged, force));
     follow(row.position, (row.follows ?? row.candidates[0])[1]);
   };
-  // The place that is compared; else not the end of a text, which says least about it.
+  // Start at the compared position; otherwise skip the end of the text, which is least informative.
   const first = rows.find((row) => difference && row.position === difference.position) ?? [...rows].reverse().find((row) => row.follows?.[1] !== outputs.end) ?? rows[rows.length - 1];
   show(first);
   if (rows.length > 1) {

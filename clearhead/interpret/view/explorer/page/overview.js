@@ -1,4 +1,4 @@
-/** All heads of a stack as thumbnails, in the order of the layers or of any of their numbers. */
+/** Overview: all heads of a stack as thumbnails, in the order of layers or sorted by a number. */
 
 import { theme } from "./color.js";
 import { headFacts, headNumbers, Strips } from "./facts.js";
@@ -42,7 +42,7 @@ class Overview {
     this.strips = new Strips();
     this.picture = el("div", { class: "preview" });
     this.heat = new HeatMap(this.picture, {
-      name: "the chosen head: arrow keys walk",
+      name: "the selected head: arrow keys move",
       hover: (cell) => { if (cell && this.heat.grid) fill(this.heat.tip, ...cellNodes(this.heat.grid, cell, this.heat.value(cell))); },
       pick: (cell) => this.picked(cell),
     });
@@ -143,7 +143,7 @@ class Overview {
   }
 
   /**
-   * The same number of the feed-forward layers, where it was measured.
+   * Show the same number for the feed-forward networks, if it was measured.
    * @param {import("./types.js").Stack} stack
    * @param {string} sort
    */
@@ -206,7 +206,7 @@ class Overview {
     const caption = el("span", { class: "caption" }, `${layer.layer}·${head}`, sort ? el("b", {}, narrow(value)) : null);
     const share = layer.numHeads / layer.numKvHeads;
     const kind = pattern ? ` pattern-${(this.patterns ?? []).indexOf(pattern) % 8}` : "";
-    // While checkpoints are played, the picture before stays until the next one is drawn.
+    // While checkpoints play, the previous picture stays until the next one is drawn.
     const before = this.images.get(`${layer.layer}.${head}`) ?? el("canvas", { width: 1, height: 1, "aria-hidden": "true" });
     const button = el("button", {
       type: "button",

@@ -1,4 +1,4 @@
-/** Maps of a long text, of which a live page asks for pieces: all of a map in few pixels, and tiles where it is near. */
+/** Maps of a long text on a live page: a coarse picture of the whole map, and tiles where the user zooms in. */
 
 import { WEIGHTS, inflated } from "./arrays.js";
 import { bytes } from "./ask.js";
@@ -14,7 +14,7 @@ const MASKED = 0xffff;
 const MOST_TILES = 96;
 const MOST_ROWS = 256;
 
-/** Tells when a piece has come, so that the page draws it. */
+/** Event when a tile has arrived, so that the page draws it. */
 export const arrivals = new EventTarget();
 
 /**
@@ -37,7 +37,7 @@ function codedGrid(codes, width, height) {
   };
 }
 
-/** The pieces of one run. */
+/** The tiles of one run. */
 export class Pieces {
   /** @param {string} name of the run */
   constructor(name) {
@@ -69,7 +69,7 @@ export class Pieces {
     const place = Object.values(where).join(" ");
     const known = this.grids.get(place) ?? this.made(where, place, queries, keys);
     this.grids.set(place, known);
-    // Only the whole run knows what is written last.
+    // Only the whole run knows the last written token.
     return known.then((grid) => Object.assign(grid, { queries, keys }));
   }
 
@@ -93,7 +93,7 @@ export class Pieces {
   }
 
   /**
-   * Write where a query looks, or nothing until it has come.
+   * Write the weights of a query into an array; NaN until they arrive.
    * @param {Record<string, string | number>} where
    * @param {number} query
    * @param {Float32Array} out
@@ -110,7 +110,7 @@ export class Pieces {
     if (!this.isAsking) void this.askRows();
   }
 
-  /** The last query that was wanted counts: the pointer has left the others. */
+  /** Load only the latest requested query: the pointer has left the others. */
   async askRows() {
     this.isAsking = true;
     while (this.wanted) {
@@ -127,7 +127,7 @@ export class Pieces {
   }
 
   /**
-   * Draw the tiles that are there over the coarse map, and ask for the others.
+   * Draw the loaded tiles over the coarse map, and request the missing ones.
    * @param {import("./heat.js").HeatMap} heat
    * @param {CanvasRenderingContext2D} context
    * @param {number} right
@@ -185,7 +185,7 @@ export class Pieces {
     return tile.image;
   }
 
-  /** One at a time; what has left the window meanwhile is no longer waited for. */
+  /** Load one tile at a time; skip tiles that have left the window. */
   async load() {
     this.isLoading = true;
     for (let tile = this.waiting.shift(); tile; tile = this.waiting.shift()) {

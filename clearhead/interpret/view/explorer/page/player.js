@@ -1,4 +1,4 @@
-/** The checkpoints of a run, one after the other. */
+/** Player of the checkpoints of a run, one after the other. */
 
 import { el, fill } from "./dom.js";
 

@@ -1,4 +1,4 @@
-/** A text as a flow of tokens, each shaded by a number, to read and to pick from. */
+/** A text as a row of tokens, each shaded by a number; the user can select a token. */
 
 import { css, inkOn } from "./color.js";
 import { el, fill, fixed } from "./dom.js";

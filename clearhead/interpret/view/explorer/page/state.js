@@ -1,4 +1,4 @@
-/** The state of the page: what is looked at, kept in the address so that a link leads back to it. */
+/** State of the page: its selection, stored in the address so that links restore it. */
 
 const DEFAULTS = {
   view: "",
@@ -38,7 +38,7 @@ export function readState(hash) {
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (!Object.hasOwn(DEFAULTS, name)) continue;
     if (typeof state[name] === "string") state[name] = value;
-    // Counted from 0; -1 is none, where there may be none, and the embedding below layer 0.
+    // Numbers count from 0. -1 means none, or the embedding below layer 0.
     else if (Number.isInteger(Number(value))) state[name] = Math.max(Number(value), name === "layer" ? -1 : Math.min(0, Number(defaults[name])));
   }
   return /** @type {State} */ (state);
@@ -78,7 +78,7 @@ export class Store {
     if (isStep) this.address(true);
     else {
       const shown = location.hash;
-      // A link may have been followed meanwhile, of which the page is not told yet: its address stays.
+      // The user may have followed a link that the page does not know yet: keep its address.
       this.timer = setTimeout(() => location.hash === shown && this.address(false), 200);
     }
   }
@@ -95,7 +95,7 @@ export class Store {
       if (isStep) history.pushState(null, "", hash);
       else history.replaceState(null, "", hash);
     } catch {
-      // A frame without an address of its own, as in a notebook: the page works, without links.
+      // A frame without an address, such as in a notebook: the page works, but without links.
     }
   }
 }

@@ -1,14 +1,14 @@
-/** A sweep as heat maps: what the stream of a second text changes, at each depth and position. */
+/** Heat maps of a sweep: the effect of patching in a second text at each depth and position. */
 
 import { el, fill, withSign } from "./dom.js";
 import { HeatMap } from "./heat.js";
 import { tokenNode } from "./labels.js";
 
-/** A space that labels do not show as a sign. */
+/** A space that labels show without a sign. */
 const GAP = "\u2002";
 
 /**
- * What the program answers (see sweeps.py).
+ * Answer of the program to a sweep.
  * @typedef {object} Swept
  * @property {string} outcome
  * @property {number | null} total
@@ -24,7 +24,7 @@ const GAP = "\u2002";
 const label = (text) => ({ text, members: [], generated: false, rtl: false });
 
 /**
- * Numbers as a grid from -1 to 1, with the largest of all maps as 1.
+ * Scale numbers to a grid from -1 to 1, relative to the largest number of all maps.
  * @param {(number | null)[][]} rows
  * @param {string[]} names of the rows
  * @param {string[]} columns
@@ -49,8 +49,8 @@ export function showSweep(root, swept, apply) {
   const most = Math.max(1e-9, ...all);
   const close = el("button", { type: "button", class: "plain-button", onclick: () => fill(root) }, "Close");
   fill(root, el("div", { class: "bench-row" }, el("h3", {}, `Sweep: log-probability of ${outcome}`), close),
-    el("p", { class: "note" }, "Each cell: how it changes when the vector of the second text is put in at that depth and position. Blue raises it, orange lowers it; the strongest changes it by ",
-      withSign(all.length ? most : 0).replace("+", ""), ".", total === null ? "" : ` In the second text it is ${withSign(total)} from here.`, " Click a cell to make that change."));
+    el("p", { class: "note" }, "Each cell shows its change if the vector of the second text is patched in at that depth and position. Blue raises it, orange lowers it; the largest change is ",
+      withSign(all.length ? most : 0).replace("+", ""), ".", total === null ? "" : ` In the second text it differs by ${withSign(total)}.`, " Click a cell to make that change."));
   for (const [stack, rows] of Object.entries(streams)) {
     const names = rows.map((_, depth) => (depth ? `after layer ${depth - 1}` : "embedding").replaceAll(" ", GAP));
     drawn(root, `${stack}: the stream`, gridOf(rows, names, tokens[stack], most), most, (cell) => apply(stack, cell.query, cell.key));

@@ -1,4 +1,4 @@
-/** One token through all layers: where it looks, and who looks at it. */
+/** Token view: one token through all layers, with the tokens that it looks at and that look at it. */
 
 import { el, fill, refill, select } from "./dom.js";
 import { headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf } from "./grids.js";
@@ -23,7 +23,7 @@ export function token(root, pane, app) {
   return new TokenView(root, pane, app);
 }
 
-/** Where a token looks, or who looks at it: the text shaded by one layer, and a line for each layer. */
+/** One side of the view (keys or queries of a token): the text shaded by one layer, and a line per layer. */
 class Side {
   /**
    * @param {HTMLElement} root

@@ -1,5 +1,5 @@
 /**
- * What the file stores (see encode.py) and what the views share. Types only.
+ * Types of the stored data (see encode.py) and of the views.
  *
  * @typedef {"encoder.self" | "decoder.self" | "decoder.memory"} StackName
  * @typedef {"encoder" | "decoder" | "written"} RowName
@@ -59,10 +59,10 @@
  *
  * @typedef {{ title: string, facts: [string, string][], timeline: boolean, samples: Sample[], spans: number[][] }} Page
  *
- * One token, or the joined tokens of a word; and the text that the model writes after it, or nothing.
+ * One token, or the joined tokens of a word, with the text that the model writes next, if any.
  * @typedef {{ text: string, members: number[], generated: boolean, rtl: boolean, writes?: string }} Label
  *
- * A table of numbers with labels; NaN where the mask forbids.
+ * A table of numbers with labels; NaN for masked cells.
  * @typedef {object} Grid
  * @property {Label[]} queries
  * @property {Label[]} keys
@@ -73,7 +73,7 @@
  * @property {{ grid: Grid, pool: number }=} coarse the largest number of each square of so many tokens, of a long text
  * @property {{ paint: (heat: import("./heat.js").HeatMap, context: CanvasRenderingContext2D, right: number, bottom: number) => void }=} tiles
  *
- * What a pane shows: a sample, or what it has more than another.
+ * Content of a pane: a sample, or the difference of two samples.
  * @typedef {{ sample: Sample, minus: Sample | null, name: string }} Pane
  *
  * @typedef {object} View
