@@ -48,7 +48,7 @@ class RateData(DataSection):
         return Bounds(least=self.least, most=self.most)
 
     def faults(self) -> Iterator[tuple[str, str]]:
-        """As of `DataSection`."""
+        """Yield contradictions between keys, each with the key to name in the message."""
         least, most = self.bounds.limits
         if least >= most:
             yield "most", f"= {most:g} must be above least = {least:g}"
