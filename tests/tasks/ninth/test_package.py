@@ -212,7 +212,7 @@ def test_it_is_converted_as_what_its_head_returns(ran: dict[str, CommandResult],
     [
         ("as trained", "there is no column 'number'; its columns, separated by tabs, are"),
         ("untrained", "is the beginning of a run, whose head is untrained; train further"),
-        ("paired", "this model was trained to 'rate' single texts, but received a pair: give one text"),
+        ("paired", "this model was trained to 'rate' single texts, got a pair; give one text"),
         ("unknown kind", "[task] kind must be one of translate, generate, fill, classify, tag, embed, denoise, answer, "
          "rate, received the text 'rat' (did you mean 'rate'?)"),
         ("unknown key", "unknown key 'los' in [task] (did you mean 'loss'?)"),
