@@ -199,7 +199,10 @@ def _memory_faults(model: Model) -> list[str]:
             elif model.encoder is None:
                 faults.append(f"{path}: attends to the memory, but the model has no encoder")
     if model.encoder and model.decoder and not attends:
-        faults.append("decoder: no step attends to the memory, so the encoder has no effect")
+        faults.append(
+            "decoder: no step attends to the memory, so the encoder has no effect; add cross-attention, or remove "
+            "the encoder"
+        )
     return faults
 
 
@@ -217,7 +220,9 @@ def _reference_faults(model: Model) -> list[str]:
             faults.append(f"{path}: '{node.path}' is another kind of table than this field needs")
         elif isinstance(table, RelativeBuckets):
             if isinstance(user, Attention) and table.num_heads != user.num_heads:
-                faults.append(f"{path}: '{node.path}' has {table.num_heads} heads, the attention {user.num_heads}")
+                faults.append(
+                    f"{path}: '{node.path}' has {table.num_heads} heads, but the attention has {user.num_heads}"
+                )
         else:
             faults += [f"{path}: '{node.path}' {fault}" for fault in _stack_faults(model, table, node.path, path)]
     for index, layer in enumerate(model.head.layers if model.head else ()):

@@ -57,7 +57,7 @@ def node_faults(node: Node, path: str) -> list[str]:
 
 def _norm_faults(norm: LayerNorm | RMSNorm) -> Iterator[str]:
     if norm.unit_offset and not norm.weight:
-        yield "unit_offset has no effect without a weight"
+        yield "unit_offset has no effect without a weight; remove it"
 
 
 def _attention_faults(node: Attention) -> Iterator[str]:
@@ -66,9 +66,9 @@ def _attention_faults(node: Attention) -> Iterator[str]:
     if node.position is not None:
         yield from _rotary_faults(node.position, node.head_size)
     if isinstance(node.score_bias, RelativeBuckets) and node.score_bias.num_heads != node.num_heads:
-        yield f"score_bias has {node.score_bias.num_heads} heads, the attention {node.num_heads}"
+        yield f"score_bias has {node.score_bias.num_heads} heads, but the attention has {node.num_heads}"
     if isinstance(node.score_bias, Alibi) and len(node.score_bias.slopes or range(node.num_heads)) != node.num_heads:
-        yield f"score_bias has {len(node.score_bias.slopes or ())} slopes, the attention {node.num_heads} heads"
+        yield f"score_bias has {len(node.score_bias.slopes or ())} slopes, but the attention has {node.num_heads} heads"
     if isinstance(node.score_bias, Disentangled):
         if node.num_heads != node.num_kv_heads:
             yield f"disentangled scores need as many kv heads as heads, got {node.num_kv_heads} and {node.num_heads}"
@@ -102,9 +102,9 @@ def _query_key_norm_faults(norm: QueryKeyNorm, node: Attention) -> Iterator[str]
     if norm.per_head and norm.over == "width":
         yield "query_key_norm.per_head has no effect on a norm over the width, which has weights per head anyway"
     if norm.per_head and not has_parameters:
-        yield "query_key_norm.per_head has no effect on a norm without weight and bias"
+        yield "query_key_norm.per_head has no effect on a norm without weight and bias; remove it"
     if norm.after_rotation and node.position is None:
-        yield "query_key_norm.after_rotation has no effect without rotary positions"
+        yield "query_key_norm.after_rotation has no effect without rotary positions; remove it"
     if norm.after_rotation and norm.over == "width":
         yield "query_key_norm over the width runs before the split into heads, so after_rotation is not possible"
     if node.clip is not None:
@@ -124,17 +124,17 @@ def _distance_faults(node: RelativeBuckets | DistanceTable) -> Iterator[str]:
         if (node.buckets is None) != (node.max_distance is None):
             yield "buckets and max_distance must be set together or not at all"
         elif node.buckets is not None and node.max_distance is not None and node.max_distance <= node.buckets // 2 + 1:
-            yield f"max_distance {node.max_distance} is not above what {node.buckets} buckets count exactly"
+            yield f"max_distance {node.max_distance} is too small for {node.buckets} buckets; raise it, or use fewer"
         return
     if node.bidirectional and node.count % 2:
         yield f"bidirectional buckets need an even count, got {node.count}"
     if node.max_distance <= node.count // (4 if node.bidirectional else 2):
-        yield f"max_distance {node.max_distance} is not above what {node.count} buckets count exactly"
+        yield f"max_distance {node.max_distance} is too small for {node.count} buckets; raise it, or use fewer"
 
 
 def _disentangled_faults(node: Disentangled) -> Iterator[str]:
     if len(set(node.terms)) != len(node.terms):
-        yield f"each term may occur once, got {', '.join(node.terms)}"
+        yield f"each term may occur only once, got {', '.join(node.terms)}"
 
 
 def _feed_forward_faults(node: FeedForward) -> Iterator[str]:
@@ -160,7 +160,7 @@ def _stack_faults(node: Stack) -> Iterator[str]:
     if table_width != node.width and embedding.projection is None:
         yield f"an embedding of width {table_width} needs a projection to the width {node.width} of the stack"
     if embedding.scale_rounding != "none" and embedding.scale == 1.0:
-        yield "embedding.scale_rounding has no effect on a scale of 1"
+        yield "embedding.scale_rounding has no effect on a scale of 1; remove it"
     if node.sharing is not None:
         wrong = sorted({index for index in node.sharing if index >= len(node.layers)})
         if wrong:

@@ -105,7 +105,7 @@ def test_constructors_report_all_faults_too() -> None:
         (attention(position=spec.Rotary(size=8)), "rotary size must be even and at most head_size 6, got 8"),
         (
             attention(score_bias=spec.RelativeBuckets(num_heads=3, bidirectional=True)),
-            "score_bias has 3 heads, the attention 2",
+            "score_bias has 3 heads, but the attention has 2",
         ),
         (attention(source="memory", mask=spec.Causal()), "attention to the memory needs a full mask and no position"),
         (attention(source="memory", position=spec.Rotary()), "needs a full mask and no position"),
@@ -124,11 +124,11 @@ def test_constructors_report_all_faults_too() -> None:
         (spec.RelativeBuckets(num_heads=2, count=7, bidirectional=True), "need an even count, got 7"),
         (
             spec.RelativeBuckets(num_heads=2, count=32, max_distance=16, bidirectional=False),
-            "max_distance 16 is not above what 32 buckets count exactly",
+            "max_distance 16 is too small for 32 buckets",
         ),
         (
             spec.RelativeBuckets(num_heads=2, count=32, max_distance=8, bidirectional=True),
-            "max_distance 8 is not above what 32 buckets count exactly",
+            "max_distance 8 is too small for 32 buckets",
         ),
         (spec.RMSNorm(weight=False, unit_offset=True), "unit_offset has no effect without a weight"),
         (
@@ -175,7 +175,7 @@ def test_constructors_report_all_faults_too() -> None:
             attention(score_bias=build_disentangled(), position=spec.Rotary()),
             "position with disentangled scores is not supported",
         ),
-        (build_disentangled("content_to_position", "content_to_position"), "each term may occur once"),
+        (build_disentangled("content_to_position", "content_to_position"), "each term may occur only once"),
         (spec.DistanceTable(span=7, buckets=6), "set together or not at all"),
         (spec.DistanceTable(span=7, buckets=6, max_distance=4), "max_distance 4 is not above what 6 buckets"),
         (spec.FeedForward(size=5, activation=spec.ClampedGate(alpha=1.0, limit=2.0)), "needs gated = true"),
@@ -257,11 +257,11 @@ def change_model(**parts: Any) -> spec.Model:
                     score_table=spec.RelativeBuckets(num_heads=3, bidirectional=True),
                 )
             ),
-            "'encoder.score_table' has 3 heads, the attention 2",
+            "'encoder.score_table' has 3 heads, but the attention has 2",
         ),
         (
             spec.Model(encoder=one_layer(attention(score_bias=spec.Alibi(slopes=(0.5, 0.25, 0.125))))),
-            "score_bias has 3 slopes, the attention 2 heads",
+            "score_bias has 3 slopes, but the attention has 2 heads",
         ),
         (
             change_model(head=spec.Head(layers=(spec.SoftCap(value=3.0), spec.Linear(size=29)))),

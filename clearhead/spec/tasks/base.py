@@ -107,7 +107,7 @@ class NewWords:
     needed: tuple[str, ...]
     optional: tuple[str, ...]
     longer: str
-    batch: str = "padded tokens in one batch: less if memory is short"
+    batch: str = "padded tokens in one batch; lower it if memory is short"
     comments: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -134,7 +134,7 @@ class ContrastivePlan(LengthPlan):
         return [batches[index] for index in np.argsort(bits[len(self) : len(self) + len(batches)], kind="stable")]
 
     def _cut_group(self, rows: Indices) -> list[Indices]:
-        """Sort a group by length and cut it into batches, longest first."""
+        """Return the batches of a group, sorted by length, longest first."""
         # Among pairs with the same longest side, sort by the difference, so that the other side has little padding.
         batches = self._cut(rows[np.lexsort(((self._source - self._target)[rows], self._longest[rows]))])
         if len(batches) > 1 and len(batches[-1]) < len(batches[-2]):

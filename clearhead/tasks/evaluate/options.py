@@ -103,7 +103,7 @@ class EvaluateOptions:
         faults = value_faults(_COUNTS, vars(self))
         numbers: Sequence[object] = () if self.similarities is None else self.similarities
         if not all(isinstance(number, int | float | np.floating) and math.isfinite(number) for number in numbers):
-            faults.append("every similarity must be a finite number.")
+            faults.append("every similarity must be a finite number")
         if self.tokenize is not None:
             faults += tokenize_faults(self.tokenize)
         if faults:

@@ -20,7 +20,7 @@ _CHUNK_ENTRIES = 2**24
 
 @dataclass(frozen=True)
 class Recall:
-    """The share of texts whose partner is among the k most similar texts of the other side, 0 to 1.
+    """Recall at k: the share of texts whose partner is among the k most similar texts of the other side, 0 to 1.
 
     Args:
         forward: the share of first texts that find their partner among the second texts.

@@ -32,7 +32,7 @@ def tokenize_faults(tokenize: str) -> list[str]:
     if tokenize in TOKENIZATIONS:
         return []
     valid = ", ".join(TOKENIZATIONS)
-    return [argument("tokenize") + f" must be one of {valid}, not '{tokenize}'{did_you_mean(tokenize, TOKENIZATIONS)}."]
+    return [argument("tokenize") + f" must be one of {valid}, got '{tokenize}'{did_you_mean(tokenize, TOKENIZATIONS)}"]
 
 
 def bleu_chrf(
@@ -53,9 +53,9 @@ def bleu_chrf(
     """
     faults = tokenize_faults(tokenize)
     if len(hypotheses) != len(references):
-        faults.append(f"there are {len(hypotheses)} translations but {len(references)} references: give one for each.")
+        faults.append(f"there are {len(hypotheses)} translations but {len(references)} references: give one for each")
     elif not references:
-        faults.append("there is nothing to score: give at least one translation and its reference.")
+        faults.append("there is nothing to score: give at least one translation and its reference")
     if faults:
         raise InputError.from_faults(faults, subject="the evaluation")
     # Imported late: every model imports this module, but few translate.

@@ -25,6 +25,4 @@ class Training(NoisedTraining):
     def check(self, model: spec.Model) -> None:
         """Raise an error if the stacks of the model do not suit the task."""
         if model.encoder is None or model.decoder is not None:
-            raise InputError(
-                "the task 'fill' needs a model with only an encoder, which attends to both sides of a blank"
-            )
+            raise InputError("the task 'fill' needs a model with only an encoder, which reads both sides of a blank")
