@@ -1,4 +1,4 @@
-"""Patterns of addresses: `*` stands for anything within one part of an address, `**` for any parts."""
+"""Patterns of addresses: `*` matches within one part of an address, `**` matches any number of parts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from clearhead.base.errors import did_you_mean
 
 
 def select_addresses(pattern: str, addresses: Collection[str]) -> list[str]:
-    """Return the addresses that a pattern matches, in their order.
+    """Return the addresses that a pattern matches, in the given order.
 
     Args:
-        pattern: an address. In a part of it, `*`, `?` and `[0-9]` stand for characters, as in names of files; the part
-            `**` stands for any number of parts, also none, and at the end for everything inside.
-        addresses: those that there are.
+        pattern: an address with wildcards. Within a part, `*`, `?` and `[0-9]` match characters, as in file names. The
+            part `**` matches any number of parts, also none; at the end it matches everything inside.
+        addresses: the addresses of the model, such as "encoder.layers.0".
     """
     if not set(pattern) & set("*?["):
         return [pattern] if pattern in addresses else []
@@ -32,7 +32,7 @@ def _matches(address: Sequence[str], pattern: Sequence[str]) -> bool:
 
 
 def nearest_address(pattern: str, addresses: Collection[str]) -> str:
-    """Return a hint for a pattern without a match: the same with `**` for `*` if that has one, else what is near."""
+    """Return a hint for a pattern without a match: the pattern with `**` for `*` if it matches, else near addresses."""
     wider = ".".join("**" if section == "*" else section for section in pattern.split("."))
     if select_addresses(wider, addresses):
         return f" (did you mean '{wider}'? * stays within one part of an address)"

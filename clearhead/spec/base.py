@@ -11,7 +11,7 @@ from clearhead.base.errors import InputError
 from clearhead.base.printing import block, short
 from clearhead.spec.pydantic_errors import error_messages
 
-# No model has more layers, or a larger size; weights of such sizes are refused before anything is built.
+# Upper limits for the number of layers and for sizes; a larger spec is refused before anything is built.
 MAX_LAYERS, MAX_SIZE = 2**10, 2**26
 
 Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]
@@ -20,7 +20,7 @@ Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
 
 class Node(BaseModel):
-    """A node of the spec tree: immutable, comparable, hashable; printed as a tree without its defaults."""
+    """Base class of all nodes of a spec: immutable, comparable, hashable, printed as a tree without default values."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -30,7 +30,7 @@ class Node(BaseModel):
         except ValidationError as error:
             raise InputError.from_faults(error_messages(error, type(self)), subject=type(self).__name__) from None
 
-    # Marks the constructor as pydantic's own, so that nested nodes are validated in one pass with one report.
+    # Tells pydantic to treat this constructor as its default, so that nested nodes are validated in one pass.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
@@ -43,14 +43,14 @@ AnyNode = TypeVar("AnyNode", bound=Node)
 
 
 def tree_lines(node: Node, name: str = "", depth: int = 0) -> Iterator[str]:
-    """Yield the tree as indented lines, without what is at its default; equal parts of a tuple share their lines.
+    """Yield the tree as indented lines, without default values; equal members of a tuple share their lines.
 
-    A part without parts is in the line of its owner.
+    A node without child nodes is printed in the line of its parent.
 
     Args:
-        node: the root.
-        name: what it is called, in its own line.
-        depth: of its indentation.
+        node: the root of the tree.
+        name: the label of the root in its line; empty: no label.
+        depth: the level of indentation of the root.
     """
     values = _non_default_fields(node)
     below = {key: value for key, value in values.items() if _has_nodes(value) and not _is_leaf(value)}
@@ -66,7 +66,7 @@ def tree_lines(node: Node, name: str = "", depth: int = 0) -> Iterator[str]:
 
 
 def _non_default_fields(node: Node) -> dict[str, Any]:
-    """Return the fields of a node that are not at their default."""
+    """Return the fields of a node that differ from their default."""
     values = {}
     for key, field in type(node).model_fields.items():
         value = getattr(node, key)
@@ -87,7 +87,7 @@ def _format_value(value: object) -> str:
     match value:
         case Node():
             return next(tree_lines(value))
-        case float():  # in full, since two specs may differ in the last digit
+        case float():  # with all digits, since two specs may differ in the last one
             return repr(value)
         case str():
             return value
@@ -95,7 +95,7 @@ def _format_value(value: object) -> str:
 
 
 def _group_equal_children(children: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield each distinct part once, labelled with the indices that it has: 0-5, or 0,2,4."""
+    """Yield each distinct child once, with a label that lists its indices, such as "0-5" or "0,2,4"."""
     for child in dict.fromkeys(children):
         places = [index for index, other in enumerate(children) if other == child]
         starts = [index for index in places if index - 1 not in places]
@@ -104,14 +104,14 @@ def _group_equal_children(children: tuple[Any, ...]) -> Iterator[tuple[str, Any]
 
 
 class Reference(Node):
-    """The path of a table that another module owns."""
+    """The path of a table that belongs to another node, such as "encoder.embedding.table"."""
 
     kind: Literal["reference"] = "reference"
     path: str
 
 
 class LayerNorm(Node):
-    """Layer normalisation. Source: arXiv 1607.06450, eq. 3."""
+    """Layer normalization. Source: arXiv 1607.06450, eq. 3."""
 
     kind: Literal["layer_norm"] = "layer_norm"
     eps: Positive = 1e-5
@@ -121,7 +121,7 @@ class LayerNorm(Node):
 
 
 class RMSNorm(Node):
-    """Root-mean-square normalisation. Source: arXiv 1910.07467, eq. 4."""
+    """Root-mean-square normalization. Source: arXiv 1910.07467, eq. 4."""
 
     kind: Literal["rms_norm"] = "rms_norm"
     eps: Positive = 1e-6

@@ -1,19 +1,21 @@
-"""The cost of a model, from its spec: floating-point operations of all matrix products, and cache memory.
+"""Cost of a model, computed from its spec: FLOPs of all matrix products, and memory of the KV cache.
 
-One multiplication and one addition are 2 FLOPs. For d the width, H query heads and K key/value heads of size E, and F
-the inner size of a feed-forward network, the forward pass takes
+One multiplication and one addition count as 2 FLOPs. d is the width, and F the inner size of a feed-forward network. H
+is the number of query heads and K that of key/value heads, each of size E. The forward pass takes
 
-    self-attention     4 d E (H + K)      for a token, and 4 H E for a pair of a query and a key
-    disentangled       4 H E S            for a token and a term, S the span; the table is projected once and left out
-    memory attention   4 d H E            for a decoder token, 4 d_encoder K E for an encoder token, 4 H E for a pair
-    feed-forward       4 d F              for a token, or 6 d F with a gate
-    mixture            2 d N + k times a feed-forward network, for a token; N experts, of which it passes through k
-    embedding          2 e d              for a token, where rows of size e are projected to the width
-    head               2 d V              for an output, V its size
-    own parts          as their spec says, or as measured
+    self-attention     4 d E (H + K)      per token, and 4 H E per pair of a query and a key
+    disentangled       4 H E S            per token and term, S the span; the projection of the table is left out
+    memory attention   4 d H E            per decoder token, 4 d_encoder K E per encoder token, 4 H E per pair
+    feed-forward       4 d F              per token, or 6 d F with a gate
+    mixture            2 d N + k times a feed-forward network, per token; N experts, k of them per token
+    embedding          2 e d              per token, if rows of size e are projected to the width
+    head               2 d V              per output, V its size
+    custom modules     the cost that their spec declares, or a measured one
 
-and the backward pass twice as much, for the gradients of both factors. Padding is not counted, and neither are norms,
-activations and softmax, which are a few percent. Source: arXiv 2001.08361, section 2.1; arXiv 2204.02311, appendix B.
+The backward pass takes twice as much, for the gradients of both factors. Padding is not counted. Norms, activations and
+softmax are not counted either; they are a few percent.
+
+Source: arXiv 2001.08361, section 2.1; arXiv 2204.02311, appendix B.
 """
 
 from __future__ import annotations
@@ -45,21 +47,21 @@ Number = int | float
 PairCount = Callable[[Mask], Number]
 FORWARD_AND_BACKWARD = 3
 FP32_BYTES = 4
-# Values that an optimizer of the Adam family keeps for each parameter: two moments of the gradient.
+# Values per parameter in the state of an Adam-like optimizer: two moments of the gradient.
 OPTIMIZER_SLOTS = 2
-# Of each parameter that is trained: the weight, its gradient and the optimizer's values, in fp32.
+# Bytes per trained parameter: the weight, its gradient and the optimizer's values, in fp32.
 TRAINING_BYTES = (2 + OPTIMIZER_SLOTS) * FP32_BYTES
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of the forward pass for one token.
+    """Cost of the forward pass per token: FLOPs, and numbers in the KV cache.
 
     Attributes:
-        source_flops: for each token of the encoder, the memory's keys and values in the decoder included.
-        target_flops: for each token of the decoder or of the only stack, the head included.
-        cache_numbers: numbers kept for each target token while decoding.
-        memory_numbers: numbers kept for each source token while decoding.
+        source_flops: FLOPs per token of the encoder, including the keys and values that the decoder computes from it.
+        target_flops: FLOPs per token of the decoder, or of the only stack, including the head.
+        cache_numbers: numbers in the KV cache per target token.
+        memory_numbers: numbers in the KV cache per source token.
     """
 
     source_flops: Number
@@ -69,12 +71,12 @@ class Cost:
 
 
 def cost_per_token(model: Model, source_length: int, target_length: int) -> Cost:
-    """Return the cost of one token in sequences of these lengths; only pairs that a mask allows are counted.
+    """Return the cost per token in sequences of the given lengths, counting only pairs that the masks allow.
 
     Args:
-        model: a spec with one stack or two.
-        source_length: tokens of the encoder.
-        target_length: tokens of the decoder.
+        model: a spec with one or two stacks.
+        source_length: the number of tokens in the encoder.
+        target_length: the number of tokens in the decoder.
     """
     first_length = target_length if model.encoder is None else source_length
     counts = TokenCounts(first_tokens=1, second_tokens=1, memory_pairs=source_length, outputs=1, sequences=1)
@@ -87,22 +89,22 @@ def cost_per_token(model: Model, source_length: int, target_length: int) -> Cost
 
 
 def training_flops(model: Model, counts: TokenCounts) -> Number:
-    """Return the FLOPs of training a model on some text, forward and backward."""
+    """Return the FLOPs of the forward and backward pass over a text."""
     return FORWARD_AND_BACKWARD * forward_flops(model, counts)
 
 
 def forward_flops(model: Model, counts: TokenCounts) -> Number:
-    """Return the FLOPs of one forward pass over some text; pairs that a mask hides are computed, and so counted.
+    """Return the FLOPs of one forward pass over a text, including masked pairs, since they are computed too.
 
     Args:
-        model: a spec with one stack or two.
-        counts: how many tokens, pairs and outputs there are.
+        model: a spec with one or two stacks.
+        counts: the numbers of tokens, pairs and outputs of the text.
     """
     return sum(_flops(model, counts, lambda _: counts.first_pairs, lambda _: counts.second_pairs))
 
 
 def _flops(model: Model, counts: TokenCounts, first_pairs: PairCount, second_pairs: PairCount) -> tuple[Number, Number]:
-    """Return the FLOPs of the first stack, and those of the second stack and the head."""
+    """Return two numbers: the FLOPs of the first stack, and those of the second stack with the head."""
     first_stack, last_stack = model.encoder or model.decoder, model.decoder or model.encoder
     if first_stack is None or last_stack is None:
         return 0, 0
@@ -115,7 +117,7 @@ def _flops(model: Model, counts: TokenCounts, first_pairs: PairCount, second_pai
 
 
 def _stack_flops(stack: Stack, tokens: Number, pairs: PairCount, memory_pairs: Number = 0) -> Number:
-    """Return the FLOPs of a stack, without the keys and values of its memory."""
+    """Return the FLOPs of a stack, without the keys and values that it computes from the encoder's output."""
     total: Number = 0
     if stack.embedding.projection is not None:
         total += tokens * 2 * stack.table_width * stack.width
@@ -153,7 +155,7 @@ def _feed_forward_flops(function: FeedForward, width: int) -> int:
 
 
 def _cache_numbers(model: Model, source: Literal["self", "memory"]) -> int:
-    """Return how many numbers of keys and values the decoder keeps for a token."""
+    """Return the number of values per token that the decoder stores in its KV cache."""
     if model.decoder is None:
         return 0
     functions, width = _functions(model.decoder), model.decoder.width
@@ -164,7 +166,7 @@ def _cache_numbers(model: Model, source: Literal["self", "memory"]) -> int:
 
 
 def _attended_positions(length: int, mask: Mask) -> int:
-    """Return how many positions a query attends to, on average."""
+    """Return the mean number of positions that a query attends to."""
     if isinstance(mask, Causal):
         return (length + 1) // 2
     if isinstance(mask, Window):
@@ -173,7 +175,7 @@ def _attended_positions(length: int, mask: Mask) -> int:
 
 
 def _head_flops(model: Model, stack: Stack, counts: TokenCounts, tokens: Number) -> Number:
-    """Return the FLOPs of the head: for the positions that have a label, or before a pool for all."""
+    """Return the FLOPs of the head: layers before a pool run at all positions, others at the labelled ones."""
     layers = model.head.layers if model.head is not None else ()
     rows = tokens if any(isinstance(layer, Pool) for layer in layers) else counts.outputs
     total: Number = 0

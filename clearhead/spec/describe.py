@@ -1,4 +1,4 @@
-"""Parts of a spec as text: its stacks, its head, and its masks."""
+"""Text descriptions of a spec: its stacks, its head, and its masks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from clearhead.spec.traversal import walk
 
 
 def model_summary(model: Model) -> list[str]:
-    """Return a line about each stack, and one about the head."""
+    """Return one line of text per stack, and one for the head."""
     lines = []
     for name, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         if stack is None:
@@ -32,7 +32,7 @@ def _join_with_or(numbers: set[str]) -> str:
 
 
 def head_summary(head: Head) -> str:
-    """Return the layers of a head in one line: pool mean, linear 64, activation tanh, linear 2."""
+    """Return the layers of a head in one line, such as "pool mean, linear 64, activation tanh, linear 2"."""
     return ", ".join(
         " ".join([layer.kind, *(str(getattr(layer, key)) for key in ("by", "size", "function") if hasattr(layer, key))])
         for layer in head.layers
@@ -40,6 +40,6 @@ def head_summary(head: Head) -> str:
 
 
 def decoder_masks(model: Model) -> list[str]:
-    """Return the kinds of mask in the self-attention of the decoder."""
+    """Return the sorted kinds of mask in the self-attention of the decoder, such as ["causal"]."""
     nodes = [node for _, node in walk(model.decoder)] if model.decoder is not None else []
     return sorted({node.mask.kind for node in nodes if isinstance(node, Attention) and node.source == "self"})

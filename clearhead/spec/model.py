@@ -1,4 +1,4 @@
-"""The spec of a model: one tree, its checks as a whole, and its JSON form."""
+"""The root node of a spec (`Model`), the checks across nodes, and the JSON format."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from clearhead.spec.traversal import walk
 
 
 class Model(Node):
-    """A Transformer: an encoder, a decoder, or both, and the head."""
+    """Spec of a Transformer: an encoder, a decoder, or both, and a head."""
 
     encoder: Stack | None = None
     decoder: Stack | None = None
@@ -42,13 +42,13 @@ class Model(Node):
 
     @property
     def num_outputs(self) -> int | None:
-        """Outputs of the head's last linear layer; None without one."""
+        """Number of outputs of the last linear layer of the head; None if it has no linear layer."""
         layers = self.head.layers if self.head is not None else ()
         return next((layer.size for layer in reversed(layers) if isinstance(layer, Linear)), None)
 
     @property
     def stacks(self) -> dict[Literal["encoder", "decoder"], Stack]:
-        """The stacks by name, in the order in which they run."""
+        """The stacks by name, in the order of execution."""
         both: dict[Literal["encoder", "decoder"], Stack | None] = {"encoder": self.encoder, "decoder": self.decoder}
         return {name: stack for name, stack in both.items() if stack is not None}
 
@@ -58,7 +58,7 @@ class Model(Node):
         positions = [stack.embedding.position for stack in self.stacks.values()]
         limits = [position.rows - position.offset for position in positions if isinstance(position, Learned)]
         if self.declared_length is not None:
-            # Layers with a window may scale their rotation otherwise, but every layer must reach the limit.
+            # Layers with a window may scale their rotation differently, but every layer must reach the limit.
             rotations = [node for _, node in walk(self) if isinstance(node, Rotary)]
             reached = [rotation.extended_length(self.declared_length) for rotation in rotations]
             limits.append(min(reached, default=self.declared_length))
@@ -66,13 +66,13 @@ class Model(Node):
 
     @property
     def family(self) -> Literal["encoder", "decoder", "encoder-decoder"]:
-        """Which stacks there are."""
+        """The family by its stacks: "encoder", "decoder" or "encoder-decoder"."""
         if self.encoder is None:
             return "decoder"
         return "encoder" if self.decoder is None else "encoder-decoder"
 
     def to_json(self) -> str:
-        """Write the tree as JSON; each distinct layer of a stack is written once."""
+        """Return the spec as JSON text, with each distinct layer of a stack written once."""
         tree = self.model_dump(mode="json")
         if self.declared_length is None:
             del tree["declared_length"]
@@ -85,19 +85,19 @@ class Model(Node):
 
     @classmethod
     def from_json(cls, text: str) -> Model:
-        """Read what `to_json` wrote.
+        """Return the spec in a JSON text that `to_json` wrote.
 
         Raises:
-            InputError: every error of structure, type and consistency, in one report.
+            InputError: the text is faulty; one report names all errors of structure, type and consistency.
         """
         from clearhead.base.files import (
             LARGEST_JSON,
             convert_json,
             parse_json,
-        )  # building a model from nodes reads no file
+        )  # not needed to build a spec from nodes
 
         if len(text) > LARGEST_JSON:
-            raise InputError(f"the spec has {len(text):,} characters, more than any (at most {LARGEST_JSON:,})")
+            raise InputError(f"the spec has {len(text):,} characters; at most {LARGEST_JSON:,} are allowed")
         try:
             tree = parse_json(text)
         except json.JSONDecodeError as error:
@@ -110,7 +110,7 @@ class Model(Node):
             if isinstance(tree.get(name), dict):
                 tree[name]["layers"] = _unfold(tree[name].get("layers"))
                 if tree[name].get("projection_out", True) is None:
-                    del tree[name]["projection_out"]  # earlier versions wrote this field, which OPT-350m alone used
+                    del tree[name]["projection_out"]  # a field that earlier versions wrote; only OPT-350m used it
         faults: list[str] = []
         model = None
         try:
@@ -124,14 +124,14 @@ class Model(Node):
 
     @classmethod
     def from_file(cls, path: Path, what: str = "a spec") -> Model:
-        """Read a file that holds what `to_json` wrote.
+        """Return the spec in a JSON file that `to_json` wrote.
 
         Args:
-            path: the file.
-            what: what is expected there, for messages.
+            path: the path of the file.
+            what: the expected content, for messages, such as "a spec".
 
         Raises:
-            InputError: as for `read_model_text`, or the spec is faulty.
+            InputError: the file cannot be read, see `read_model_text`, or the spec is faulty.
         """
         from clearhead.base.files import read_model_text
 
@@ -142,7 +142,7 @@ class Model(Node):
 
 @check_types
 def validate(node: AnyNode) -> AnyNode:
-    """Return the node, or raise one `InputError` that lists every inconsistency in it."""
+    """Return the node unchanged, or raise one `InputError` that lists all its inconsistencies."""
     faults = consistency_faults(node) if isinstance(node, Model) else node_faults(node, "")
     if faults:
         raise InputError.from_faults(faults, subject="the spec")
@@ -162,13 +162,13 @@ def _fold(layers: list[Any]) -> dict[str, Any]:
 def _unfold(layers: Any) -> Any:
     if not isinstance(layers, dict):
         if isinstance(layers, list) and len(layers) > MAX_LAYERS:
-            raise InputError(f"layers: {len(layers)} layers are too many, at most {MAX_LAYERS} are supported")
+            raise InputError(f"layers: {len(layers)} layers are too many; at most {MAX_LAYERS} are supported")
         return layers
     distinct, order = layers.get("distinct"), layers.get("order")
     if not isinstance(distinct, list) or not isinstance(order, list):
         raise InputError("layers must hold 'distinct' (a list of layers) and 'order' (a list of their indices)")
     if len(order) > MAX_LAYERS:
-        raise InputError(f"layers.order: {len(order)} layers are too many, at most {MAX_LAYERS} are supported")
+        raise InputError(f"layers.order: {len(order)} layers are too many; at most {MAX_LAYERS} are supported")
     wrong = [index for index in order if not isinstance(index, int) or not 0 <= index < len(distinct)]
     if wrong:
         raise InputError(f"layers.order: {wrong[0]!r} is not an index of the {len(distinct)} distinct layers")
@@ -180,7 +180,7 @@ def _unfold(layers: Any) -> Any:
 
 @check_types
 def consistency_faults(model: Model) -> list[str]:
-    """List inconsistencies across fields: sizes that do not fit together, and references that lead nowhere."""
+    """Return all inconsistencies of a spec: sizes that do not fit together, and references without a table."""
     faults: list[str] = []
     for path, node in walk(model):
         faults += node_faults(node, path)
@@ -199,7 +199,10 @@ def _memory_faults(model: Model) -> list[str]:
             elif model.encoder is None:
                 faults.append(f"{path}: attends to the memory, but the model has no encoder")
     if model.encoder and model.decoder and not attends:
-        faults.append("decoder: no step attends to the memory, so the encoder has no effect")
+        faults.append(
+            "decoder: no step attends to the memory, so the encoder has no effect; add cross-attention, or remove "
+            "the encoder"
+        )
     return faults
 
 
@@ -214,10 +217,12 @@ def _reference_faults(model: Model) -> list[str]:
         if table is None:
             faults.append(f"{path}: no table at '{node.path}'{did_you_mean(node.path, tables)}")
         elif not isinstance(table, _kind_of_table(user)):
-            faults.append(f"{path}: '{node.path}' is not the kind of table needed here")
+            faults.append(f"{path}: '{node.path}' is another kind of table than this field needs")
         elif isinstance(table, RelativeBuckets):
             if isinstance(user, Attention) and table.num_heads != user.num_heads:
-                faults.append(f"{path}: '{node.path}' has {table.num_heads} heads, the attention {user.num_heads}")
+                faults.append(
+                    f"{path}: '{node.path}' has {table.num_heads} heads, but the attention has {user.num_heads}"
+                )
         else:
             faults += [f"{path}: '{node.path}' {fault}" for fault in _stack_faults(model, table, node.path, path)]
     for index, layer in enumerate(model.head.layers if model.head else ()):
@@ -231,7 +236,7 @@ def _reference_faults(model: Model) -> list[str]:
 
 
 def _kind_of_table(user: Node) -> type[Table | RelativeBuckets | DistanceTable]:
-    """Return the kind of table that a node refers to."""
+    """Return the class of table that the references of a node must lead to."""
     match user:
         case Attention():
             return RelativeBuckets
@@ -241,17 +246,17 @@ def _kind_of_table(user: Node) -> type[Table | RelativeBuckets | DistanceTable]:
 
 
 def _stack_faults(model: Model, table: Node, owner: str, user: str) -> Iterator[str]:
-    """Yield what does not fit between the stack at whose path a table is, and the user at another path."""
+    """Yield faults of a shared table: `owner` is the path of the table, `user` the path of the reference to it."""
     stacks = {"encoder": model.encoder, "decoder": model.decoder}
     stack, users_stack = stacks[owner.split(".")[0]], stacks.get(user.split(".")[0])
-    assert stack is not None, "it has a table"
+    assert stack is not None, "the stack has a table"
     if isinstance(table, DistanceTable) and users_stack is not stack:
-        yield "belongs to another stack, which has other distances"
+        yield "belongs to another stack; a distance table cannot be shared between stacks"
     if isinstance(table, Table):
         # A word table is as wide as the embedding of its stack.
         width = _head_widths(model).get(user, 0) if users_stack is None else users_stack.table_width
         if stack.table_width != width:
-            yield f"is {stack.table_width} wide, {width} needed"
+            yield f"has width {stack.table_width}, but {width} is needed"
 
 
 def _head_widths(model: Model) -> dict[str, int]:
@@ -290,7 +295,7 @@ _TAGGED: dict[str, type[Node]] = {
 
 
 def partial_faults(tree: Any, path: str) -> Iterator[str]:
-    """Check the nodes that parse by themselves, so that a type error elsewhere does not hide their errors."""
+    """Yield the faults of every node that parses alone, so that a type error elsewhere does not hide them."""
     if isinstance(tree, dict):
         node_type = _TAGGED.get(str(tree.get("kind")), Stack if "layers" in tree and "width" in tree else None)
         if node_type is not None:

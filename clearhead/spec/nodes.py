@@ -1,4 +1,4 @@
-"""The nodes of a spec: frozen sum types, each the description of one module."""
+"""The nodes of a spec: immutable types that describe one module each."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Norm = Annotated[LayerNorm | RMSNorm | Part, AcceptsParts("norm")]
 
 
 class Full(Node):
-    """Every position may attend to every real position."""
+    """Mask in which every position may attend to every real position."""
 
     kind: Literal["full"] = "full"
 
 
 class Causal(Node):
-    """A position may attend to itself and to the positions before it."""
+    """Mask in which a position may attend to itself and to the positions before it."""
 
     kind: Literal["causal"] = "causal"
 
 
 class Window(Node):
-    """A position may attend to at most `before` positions before it and `after` positions after it, and to itself."""
+    """Mask in which a position attends to itself, `before` positions before it, and `after` positions after it."""
 
     kind: Literal["window"] = "window"
     before: Annotated[int, Field(ge=0)]
@@ -42,7 +42,7 @@ Mask = Annotated[Full | Causal | Window, Field(discriminator="kind")]
 
 
 class Biases(Node):
-    """Which of the four projections of attention have a bias."""
+    """Switches for the biases of the four projections of an attention."""
 
     query: bool = True
     key: bool = True
@@ -55,16 +55,16 @@ class QueryKeyNorm(Node):
 
     norm: PlainNorm
     over: Literal["head", "width"] = "head"
-    per_head: bool = False  # each head has a weight of its own
+    per_head: bool = False  # a separate weight for each head
     after_rotation: bool = False
 
 
 class Attention(Node):
-    """Multi-head self-attention, or attention to the memory. Source: arXiv 1706.03762, section 3.2.
+    """Multi-head self-attention, or attention to the encoder's output. Source: arXiv 1706.03762, section 3.2.
 
-    soft_cap c turns a scaled score s into c * tanh(s / c); clip bounds the projected queries, keys and values; a sink
-    is a learned score for each head that takes part in the softmax and has no value. An own step changes the scores
-    before the mask hides any, or makes the weights in place of the softmax.
+    A `soft_cap` of c turns a scaled score s into c * tanh(s / c), and `clip` bounds the projected queries, keys and
+    values. A sink is a learned score per head that takes part in the softmax and has no value. Two fields hold custom
+    modules: `score_step` changes the scores before masking, `weight_step` computes the weights in place of the softmax.
     """
 
     kind: Literal["attention"] = "attention"
@@ -90,7 +90,9 @@ ActivationName = Literal["relu", "gelu", "gelu_tanh", "silu", "relu2", "quick_ge
 
 
 class ClampedGate(Node):
-    """(up + 1) * gate * sigmoid(alpha * gate), gate clamped from above and up on both sides by the limit.
+    """Gated activation (up + 1) * gate * sigmoid(alpha * gate).
+
+    `limit` clamps the gate from above, and up from both sides.
 
     Source: arXiv 2508.10925, section 2.2.
     """
@@ -105,7 +107,7 @@ def _form(value: Any) -> str:
 
 
 class FeedForward(Node):
-    """A position-wise network with one inner layer. Source: arXiv 1706.03762, section 3.3; gates: arXiv 2002.05202."""
+    """Feed-forward network with one inner layer. Source: arXiv 1706.03762, section 3.3; gates: arXiv 2002.05202."""
 
     kind: Literal["feed_forward"] = "feed_forward"
     size: Count
@@ -119,14 +121,14 @@ class FeedForward(Node):
 
 
 class Router(Node):
-    """The router of a mixture: a token goes to the experts with the largest softmax scores."""
+    """Router of a mixture of experts: sends each token to the experts with the largest softmax scores."""
 
     bias: bool = False
     normalize: bool = True  # the weights of the chosen experts are divided by their sum
 
 
 class MixtureOfExperts(Node):
-    """Several feed-forward networks, of which each token passes through the top k of its router.
+    """Mixture of feed-forward networks (experts); each token passes through the `top_k` that its router selects.
 
     Source: arXiv 1701.06538, section 2; arXiv 2401.04088, section 2.1.
     """
@@ -144,7 +146,7 @@ Function = Annotated[Attention | FeedForward | MixtureOfExperts | Part, AcceptsP
 
 
 class Branch(Node):
-    """One term of the residual sum: scale * dropout(post(function(pre(x))))."""
+    """Branch of a residual step, one term of its sum: scale * dropout(post(function(pre(x))))."""
 
     function: Function
     pre: Norm | None = None
@@ -154,7 +156,7 @@ class Branch(Node):
 
 
 class Step(Node):
-    """One residual step: x <- out(x + sum of the branches of pre(x))."""
+    """Residual step: x <- out(x + sum of the branches of pre(x))."""
 
     branches: Annotated[tuple[Branch, ...], Field(min_length=1)]
     pre: Norm | None = None
@@ -162,7 +164,7 @@ class Step(Node):
 
 
 class Layer(Node):
-    """The residual steps that repeat through a stack."""
+    """Layer of a stack: a sequence of residual steps."""
 
     steps: Annotated[tuple[Step, ...], Field(min_length=1)]
 
@@ -171,28 +173,28 @@ class Layer(Node):
 
 
 class Table(Node):
-    """A trained table with a row for each vocabulary entry."""
+    """Trained embedding table with one row per vocabulary entry."""
 
     kind: Literal["table"] = "table"
     rows: Count
 
 
 class Projection(Node):
-    """The projection from the width of an embedding to that of its stack, before or after the norm of the sum."""
+    """Projection from the width of an embedding to the width of its stack, before or after the embedding's norm."""
 
     place: Literal["before_norm", "after_norm"]
     bias: bool
 
 
 class Embedding(Node):
-    """Ids to vectors: word_norm(table * scale), plus segments and position, then norm, then dropout.
+    """Embedding of token ids: word_norm(table * scale), plus segments and position, then norm, then dropout.
 
-    An embedding with a width of its own is projected to the width of the stack. With scale_rounding "weights" the scale
-    is rounded to the dtype of the weights.
+    If `width` differs from the width of the stack, `projection` maps one to the other. With scale_rounding "weights"
+    the scale is rounded to the dtype of the weights.
     """
 
     table: Annotated[Table | Reference, Field(discriminator="kind")]
-    width: Count | None = None  # of the table; None: that of the stack
+    width: Count | None = None  # width of the table; None: the width of the stack
     projection: Projection | None = None
     scale: Positive = 1.0
     scale_rounding: Literal["none", "weights"] = "none"
@@ -204,7 +206,7 @@ class Embedding(Node):
 
 
 class Linear(Node):
-    """A linear layer of a head; its weight is its own or tied to a table."""
+    """Linear layer of a head; `weight` ties its weight to a table, None means a separate weight."""
 
     kind: Literal["linear"] = "linear"
     size: Count
@@ -214,14 +216,14 @@ class Linear(Node):
 
 
 class Activation(Node):
-    """An activation function of a head."""
+    """Activation function in a head."""
 
     kind: Literal["activation"] = "activation"
     function: ActivationName
 
 
 class SoftCap(Node):
-    """Bound outputs: value * tanh(output / value). Source: arXiv 2408.00118, section 2."""
+    """Soft bound on the outputs of a head: value * tanh(output / value). Source: arXiv 2408.00118, section 2."""
 
     kind: Literal["soft_cap"] = "soft_cap"
     value: Positive
@@ -231,10 +233,10 @@ PoolMode = Literal["first", "mean", "last", "max", "root", "weighted"]
 
 
 class Pool(Node):
-    """Pooling over the real tokens of a sequence: the state of the first or last, the mean, or the maximum.
+    """Pooling over the real tokens of a sequence: the first or last state, the mean, or the maximum.
 
-    "root": the sum divided by the square root of the number of tokens. "weighted": the mean with the weights 1, 2, 3
-    and so on. Several: their vectors one after the other.
+    "root" is the sum divided by the square root of the number of tokens. "weighted" is the mean with the weights 1, 2,
+    3 and so on. With several modes, their vectors are concatenated.
     """
 
     kind: Literal["pool"] = "pool"
@@ -242,12 +244,12 @@ class Pool(Node):
 
     @property
     def modes(self) -> tuple[PoolMode, ...]:
-        """The kinds of pooling, in the order of their vectors."""
+        """The pooling modes, in the order of their vectors."""
         return (self.by,) if isinstance(self.by, str) else self.by
 
 
 class L2Normalize(Node):
-    """Scale a state to length 1, so that dot products are cosines."""
+    """Scaling of a vector to length 1, so that dot products are cosines."""
 
     kind: Literal["l2_normalize"] = "l2_normalize"
 
@@ -258,21 +260,21 @@ HeadLayer = Annotated[
 
 
 class Head(Node):
-    """The layers from hidden states to outputs; with a pool among them, a sequence has one output."""
+    """Head: the layers from hidden states to outputs; with a pool, a sequence has one output."""
 
     layers: Annotated[tuple[HeadLayer, ...], Field(min_length=1)]
 
     def output_width(self, width: int, count: int | None = None) -> int:
-        """Return the width of the outputs of the first `count` layers, or of all, for hidden states of a width."""
+        """Return the output width of the first `count` layers, or of all, for hidden states of width `width`."""
         for layer in self.layers[:count]:
             width = len(layer.modes) * width if isinstance(layer, Pool) else getattr(layer, "size", width)
         return width
 
 
 class Stack(Node):
-    """An embedding and the layers above it.
+    """Stack: an embedding, the layers after it, and an optional final norm.
 
-    If layers share weights, `layers` holds each layer once, and `sharing` is the index of the layer at each depth.
+    If layers share weights, `layers` holds each layer once, and `sharing` lists the index of the layer at each depth.
     """
 
     width: Count
@@ -284,23 +286,26 @@ class Stack(Node):
 
     @property
     def depths(self) -> tuple[Layer, ...]:
-        """The layers in the order in which they run, shared layers once for each run."""
+        """The layers in the order of execution; a shared layer occurs once for each run."""
         return self.layers if self.sharing is None else tuple(self.layers[index] for index in self.sharing)
 
     @property
     def table_width(self) -> int:
-        """The width of the table that ids are looked up in."""
+        """The width of the embedding table."""
         return self.width if self.embedding.width is None else self.embedding.width
 
 
 class Xavier(Node):
-    """Glorot-uniform matrices and N(0, 1/width) tables, as in the original implementation of arXiv 1706.03762."""
+    """Initialization with Glorot-uniform matrices and N(0, 1/width) tables, as in the code of arXiv 1706.03762."""
 
     kind: Literal["xavier"] = "xavier"
 
 
 class Normal(Node):
-    """N(0, std^2); the output projections of branches are divided by the square root of the number of branches."""
+    """Initialization with N(0, std^2).
+
+    `scale_branches` divides the output projection of each branch by the square root of the number of branches.
+    """
 
     kind: Literal["normal"] = "normal"
     std: Positive = 0.02

@@ -1,4 +1,4 @@
-"""Positions in their three places: at the embedding, on query and key, on the scores."""
+"""Nodes for positions: added to the embedding, applied to query and key, or added to the scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from clearhead.spec.registry import AcceptsParts, Part
 class Sinusoidal(Node):
     """Fixed sines and cosines added to the embedding. Source: arXiv 1706.03762, section 3.5.
 
-    The layout "fairseq" has halves too, but its frequencies end at exactly 1/theta, and it is computed in float32.
+    The layout "fairseq" also stores sines and cosines as halves. Its frequencies end at exactly 1/theta, and it is
+    computed in float32.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -26,7 +27,7 @@ class Sinusoidal(Node):
 
 
 class Learned(Node):
-    """A trained table added to the embedding; the row of a token is its position plus the offset."""
+    """Trained table added to the embedding; a token takes the row at its position plus `offset`."""
 
     kind: Literal["learned"] = "learned"
     rows: Count
@@ -39,14 +40,14 @@ EmbeddingPosition = Annotated[Sinusoidal | Learned | Part, AcceptsParts("positio
 
 
 class LinearScaling(Node):
-    """Every frequency divided by the factor. Source: arXiv 2306.15595, eq. 4."""
+    """Rotary scaling that divides every frequency by the factor. Source: arXiv 2306.15595, eq. 4."""
 
     kind: Literal["linear_scaling"] = "linear_scaling"
     factor: Positive
 
 
 class DynamicScaling(Node):
-    """A theta that grows with the length of a sequence beyond the original length.
+    """Rotary scaling with a theta that grows with the sequence beyond the original length.
 
     Source: arXiv 2309.00071, section 3.3 (dynamic scaling with the change of base of section 3.1).
     """
@@ -57,10 +58,10 @@ class DynamicScaling(Node):
 
 
 class BandScaling(Node):
-    """Low frequencies divided by the factor, high ones kept, those between interpolated.
+    """Rotary scaling that divides low frequencies by the factor, keeps high ones, and interpolates between them.
 
-    A frequency is low if fewer than `low_frequency_factor` of its periods fit into the original length, and high if
-    more than `high_frequency_factor` do. Source: arXiv 2407.21783, section 3.4.2 and its released code.
+    A frequency is low if fewer than `low_frequency_factor` of its periods fit into the original length. It is high if
+    more than `high_frequency_factor` fit. Source: arXiv 2407.21783, section 3.4.2 and its released code.
     """
 
     kind: Literal["band_scaling"] = "band_scaling"
@@ -71,9 +72,9 @@ class BandScaling(Node):
 
 
 class YarnScaling(Node):
-    """Frequencies mixed along a ramp between kept and divided; cosines and sines times the magnitude.
+    """YaRN scaling: a ramp from unchanged to divided frequencies; sines and cosines are multiplied by `magnitude`.
 
-    The ramp covers the dimensions with `beta_fast` to `beta_slow` periods in the original length; `truncate` rounds its
+    The ramp covers the dimensions with `beta_fast` to `beta_slow` periods in the original length. `truncate` rounds its
     ends to whole dimensions. Source: arXiv 2309.00071, sections 3.2 and 3.4.
     """
 
@@ -87,7 +88,7 @@ class YarnScaling(Node):
 
 
 class LongRopeScaling(Node):
-    """A divisor for each frequency: one list up to the original length, another for longer sequences.
+    """LongRoPE scaling: a divisor per frequency, from one list up to the original length and another beyond it.
 
     Source: arXiv 2402.13753, section 3.
     """
@@ -105,15 +106,15 @@ RotaryScaling = Annotated[
 
 
 class Rotary(Node):
-    """Rotation of query and key by position, first half paired with second half. Source: arXiv 2104.09864."""
+    """Rotary positions: rotate query and key, first half paired with second half. Source: arXiv 2104.09864."""
 
     kind: Literal["rotary"] = "rotary"
     theta: Positive = 10000.0
-    size: Count | None = None  # rotated dimensions of a head, from the first; None: all of them
+    size: Count | None = None  # number of rotated dimensions of a head, from the first; None: all
     scaling: RotaryScaling | None = None
 
     def extended_length(self, length: int) -> int:
-        """Return the longest sequence that the scaling extends a declared length to, both in tokens."""
+        """Return the sequence length, in tokens, to which the scaling extends a declared length."""
         scaling = self.scaling
         if scaling is None or isinstance(scaling, LongRopeScaling):
             return length
@@ -125,15 +126,15 @@ class Rotary(Node):
 
 
 class Alibi(Node):
-    """A penalty on the scores linear in distance. Source: arXiv 2108.12409, section 3."""
+    """ALiBi: a penalty on the scores that is linear in the distance. Source: arXiv 2108.12409, section 3."""
 
     kind: Literal["alibi"] = "alibi"
-    scaled: bool = False  # the scale of the scores multiplies the penalty, too
-    rounding: Literal["none", "bfloat16"] = "none"  # of the slopes and of slope times position, in any dtype
-    slopes: tuple[Positive, ...] | None = None  # one for each head; None: the default for the number of heads
+    scaled: bool = False  # the scale of the scores also multiplies the penalty
+    rounding: Literal["none", "bfloat16"] = "none"  # rounds slopes and penalties, in any dtype
+    slopes: tuple[Positive, ...] | None = None  # one per head; None: the default for the number of heads
 
     def head_slopes(self, num_heads: int) -> tuple[float, ...]:
-        """Return the slope of each head; by default a geometric sequence, filled up from the next finer one.
+        """Return the slope of each head: `slopes`, or a geometric sequence filled up from the next finer one.
 
         Source: arXiv 2108.12409, section 3, and its reference code for head counts that are no power of two.
         """
@@ -145,7 +146,7 @@ class Alibi(Node):
 
 
 class RelativeBuckets(Node):
-    """A trained score bias for each bucket of relative distance. Source: arXiv 1910.10683, section 2.1."""
+    """Table of trained score biases, one per head and distance bucket. Source: arXiv 1910.10683, section 2.1."""
 
     kind: Literal["relative_buckets"] = "relative_buckets"
     num_heads: Count
@@ -155,10 +156,10 @@ class RelativeBuckets(Node):
 
 
 class DistanceTable(Node):
-    """2 * span trained vectors for relative distances, owned by a stack, with an optional norm.
+    """Table of 2 * span trained vectors for relative distances, owned by a stack, with an optional norm.
 
-    Distances are clamped to the span; with buckets, distances beyond half of them first go to logarithmic buckets up to
-    `max_distance`. Source: arXiv 2006.03654, section 3.1; buckets: its released code.
+    Distances are clamped to the span. With `buckets`, distances beyond half of them first go to logarithmic buckets up
+    to `max_distance`. Source: arXiv 2006.03654, section 3.1; buckets: its released code.
     """
 
     kind: Literal["distance_table"] = "distance_table"
@@ -169,9 +170,10 @@ class DistanceTable(Node):
 
 
 class Disentangled(Node):
-    """Products of content with distance added to the scores, before the scale. Source: arXiv 2006.03654, eq. 4.
+    """Products of content and distance vectors, added to the unscaled scores. Source: arXiv 2006.03654, eq. 4.
 
-    Distances are projected by the key and query projections of the attention if these are shared, else by their own.
+    With `shared_projections`, the key and query projections of the attention also project the distances. Otherwise
+    distances have separate projections.
     """
 
     kind: Literal["disentangled"] = "disentangled"

@@ -1,4 +1,4 @@
-"""Error messages of pydantic, rewritten with the paths and kinds of the spec."""
+"""Error messages for faulty specs, made from pydantic's errors with the paths and kinds of the spec."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pydantic import BaseModel, ValidationError
 from clearhead.base.errors import did_you_mean
 
 PLAIN_NAME = "word"
-"""The tag of a plain name in a field that takes a name or a node."""
+"""The union tag of a plain name, in a field that takes a name or a node."""
 EXTENSION_TAG = "own part"
-"""The tag of the parts of a user's own in a union that is open to them."""
+"""The union tag of custom modules, in a union that accepts them."""
 
 
 def error_messages(error: ValidationError, root: type[BaseModel]) -> list[str]:
-    """Return a message for each error that pydantic found while it parsed `root`."""
-    base = root.__mro__[-1 - len(BaseModel.__mro__)]  # the base class of all nodes
+    """Return one message per error that pydantic raised while parsing a `root`."""
+    base = root.__mro__[-1 - len(BaseModel.__mro__)]  # the base class of all nodes of the spec
     faults = [dict(fault) for fault in error.errors(include_url=False)]
     return [_describe_fault(fault, root, base) for fault in faults if not _follows_from_others(fault, faults)]
 
 
 def _follows_from_others(fault: dict[str, Any], faults: list[dict[str, Any]]) -> bool:
-    """Return whether an error follows from others: pydantic calls a sequence too short when its members are invalid."""
+    """Return whether other errors cause this one: pydantic calls a sequence too short if its members are invalid."""
     location = fault["loc"]
     inner = any(other["loc"][: len(location)] == location and len(other["loc"]) > len(location) for other in faults)
     return fault["type"] == "too_short" and inner
@@ -42,7 +42,10 @@ def _describe_fault(fault: dict[str, Any], root: type[BaseModel], base: type[Bas
         return f"{path}: {fault['ctx']['error']}"
     if fault["type"] == "union_tag_invalid":
         expected = fault["ctx"]["expected_tags"]
-        return f"{path}: kind must be one of {expected}; got '{fault['ctx']['tag']}'{did_you_mean(fault['ctx']['tag'], tags)}"
+        return (
+            f"{path}: kind must be one of {expected}; got '{fault['ctx']['tag']}'"
+            f"{did_you_mean(fault['ctx']['tag'], tags)}"
+        )
     shown = value if isinstance(value, str | int | float | bool) or value is None else type(value).__name__
     message = fault["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     return f"{path}: expected {message}, got {shown!r}"
@@ -51,9 +54,9 @@ def _describe_fault(fault: dict[str, Any], root: type[BaseModel], base: type[Bas
 def _address(
     location: list[str], root: type[BaseModel], tagged: dict[str, type[BaseModel]]
 ) -> tuple[list[str], type[BaseModel]]:
-    """Return the parts of a path without the tags that pydantic adds for unions, and the last node on it.
+    """Return a path without the tags that pydantic adds for unions, and the class of the last node on it.
 
-    A field may have the name of a kind, so fields are looked up on the way down.
+    A field may have the same name as a kind, so each part of the path is first looked up as a field.
     """
     parts: list[str] = []
     current: type[BaseModel] | None = root
@@ -79,7 +82,7 @@ def _nodes_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def kinds_of_nodes(base: type[BaseModel], *, without: type[BaseModel] | None = None) -> dict[str, type[BaseModel]]:
-    """Return the classes of nodes below a base by their kinds, but for those below `without`."""
+    """Return the subclasses of `base` by their kind, except subclasses of `without`."""
     nodes = [node for node in _below(base) if "kind" in node.model_fields]
     return {
         str(node.model_fields["kind"].default): node

@@ -1,7 +1,7 @@
-"""The registry of extensions: custom modules of a user, and the nodes that describe them in a spec.
+"""Registry of extensions: custom modules, and the nodes that describe them in a spec.
 
-The spec of an own part is a frozen dataclass of the user; its node has the same fields, and stands wherever a union is
-open to its role.
+A frozen dataclass describes a custom module. Its node in the spec has the same fields, and may be used in every union
+that accepts its role.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ if TYPE_CHECKING:
     from torch import nn
 
 Role = Literal["function", "norm", "position", "scores", "weights"]
-"""Where an own part stands: as the function of a branch, a norm, the positions of an embedding, or a step of attention
-that changes scores or turns them into weights."""
+"""The role of a custom module: the function of a branch, a norm, or the positions of an embedding.
+
+"scores" and "weights" are steps of an attention: one changes the scores, the other turns them into weights.
+"""
 ENTRY_POINTS: Final = "clearhead.parts"
-"""The group of entry points by which a package has parts: KIND = "MODULE:CLASS"."""
+"""The group of entry points by which a package provides custom modules: KIND = "MODULE:CLASS"."""
 _WORD_BREAK: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 class Part(Node):
-    """The spec of an own part: its kind, and the fields of its dataclass."""
+    """Node of a custom module: its kind, and the fields of its dataclass."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(protected_namespaces=())
     described_by: ClassVar[type]
@@ -47,7 +49,7 @@ class Part(Node):
         kind: str
 
     def as_dataclass(self) -> Any:
-        """Return the values as the user's own dataclass."""
+        """Return the values as an instance of the dataclass that describes the module."""
         names = [field.name for field in dataclasses.fields(self.described_by) if field.init]
         return self.described_by(**{name: getattr(self, name) for name in names})
 
@@ -59,7 +61,7 @@ class Part(Node):
                     f"{name} cannot be written as JSON: {json_text(getattr(self, name))}; use numbers, text, truth "
                     "values and tuples of them"
                 )
-        self.as_dataclass()  # whose __post_init__ may raise a ValueError
+        self.as_dataclass()  # its __post_init__ may raise a ValueError
         return self
 
 
@@ -71,12 +73,12 @@ def _is_json(value: object) -> bool:
 
 @dataclass(frozen=True)
 class PartSource:
-    """The file that an own part is from.
+    """The file that defines a custom module.
 
     Args:
-        file: its name.
-        sha256: of its content.
-        package: name and version of the installed package that has it, or "".
+        file: the name of the file.
+        sha256: the SHA-256 digest of its content.
+        package: the name and version of the installed package that contains the file, or "".
     """
 
     file: str
@@ -89,18 +91,18 @@ class PartSource:
 
 @dataclass(frozen=True)
 class PartKind:
-    """An own part.
+    """A registered kind of custom module.
 
     Args:
-        name: of its kind.
-        role: where it stands.
+        name: the name of the kind, such as "gated_recurrence".
+        role: the role of the module in a spec.
         node: the class of its nodes.
-        source: the file that it is from.
-        path: where that file is.
-        build: makes the module from a size and the user's dataclass.
-        flops: for a node and the size that it is built for, the FLOPs of the forward pass for a token, and those for a
-            pair of a query and a key.
-        cache_numbers: for a node and that size, how many numbers are kept for each token while decoding.
+        source: the file that defines the module.
+        path: the path of that file.
+        build: function that builds the module from a size and the dataclass.
+        flops: function of a node and the size that returns two FLOP counts of the forward pass. The first is per token,
+            the second per pair of a query and a key.
+        cache_numbers: function of a node and the size that returns the numbers in the cache per token.
     """
 
     name: str
@@ -114,7 +116,7 @@ class PartKind:
 
     @cached_property
     def validator(self) -> SchemaValidator:
-        """Validates tables of values, with the kind in the places of errors."""
+        """Validator for tables of values; the locations of its errors include the kind."""
         return SchemaValidator(
             core_schema.tagged_union_schema({self.name: TypeAdapter(self.node).core_schema}, discriminator="kind")
         )
@@ -126,10 +128,10 @@ def _kinds() -> dict[str, PartKind]:
 
 
 def build_part(node: Part, size: int) -> nn.Module:
-    """Build the module of an extension.
+    """Build a custom module from its node.
 
     Args:
-        node: describes it.
+        node: the node that describes the module.
         size: the width of its input, or the number of heads.
     """
     return kind_of(node).build(size, node.as_dataclass())
@@ -142,17 +144,17 @@ def add_kind(
     build: Callable[[int, Any], nn.Module],
     cost: tuple[Callable[[Any, int], tuple[int, int]], Callable[[Any, int], int]],
 ) -> PartKind:
-    """Register an own part by the frozen dataclass that is its spec.
+    """Register a custom module by the frozen dataclass that describes it, and return its kind.
 
     Args:
-        described_by: the dataclass; its kind is its name in lower case, GatedRecurrence as gated_recurrence.
-        role: where the part stands.
-        origin: the file that it is from, and its path; a part of the same file takes the place of an earlier one.
-        build: makes the module, from a size and a dataclass.
-        cost: `flops` and `cache_numbers` of `Kind`.
+        described_by: the dataclass. Its name in snake case is the kind: GatedRecurrence becomes gated_recurrence.
+        role: the role of the module in a spec.
+        origin: the file that defines the module, and its path. A module of the same file replaces an earlier one.
+        build: function that builds the module from a size and the dataclass.
+        cost: the functions `flops` and `cache_numbers` of `PartKind`.
 
     Raises:
-        InputError: it is no frozen dataclass, cannot be written as JSON, or its name is taken.
+        InputError: the class is no frozen dataclass, cannot be written as JSON, or its name is taken.
     """
     name = _WORD_BREAK.sub("_", described_by.__name__).lower()
     _refuse_taken(name, origin[1])
@@ -164,14 +166,18 @@ def add_kind(
 def _refuse_taken(name: str, path: str) -> None:
     kind = _kinds().get(name)
     if name in kinds_of_nodes(Node, without=Part):
-        raise InputError(f"the name '{name}' of a part is taken by clearhead: give its dataclass another name")
+        raise InputError(f"the name '{name}' of a custom module is taken by clearhead: give its dataclass another name")
     if kind is not None and kind.path != path:
-        raise InputError(f"the name '{name}' of a part is taken by {kind.source}: give its dataclass another name")
+        raise InputError(
+            f"the name '{name}' of a custom module is taken by {kind.source}: give its dataclass another name"
+        )
 
 
 def _node_type(described_by: type, name: str) -> type[Part]:
     if not getattr(getattr(described_by, "__dataclass_params__", None), "frozen", False):
-        raise InputError(f"the spec of a part is a frozen dataclass: put @dataclass(frozen=True) over {name}")
+        raise InputError(
+            f"the spec of a custom module must be a frozen dataclass: put @dataclass(frozen=True) above {name}"
+        )
     hints = get_type_hints(described_by, include_extras=True)
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(described_by):
@@ -181,7 +187,10 @@ def _node_type(described_by: type, name: str) -> type[Part]:
         if field.init:
             fields[field.name] = (hints[field.name], default)
     if "kind" in fields:
-        raise InputError(f"the dataclass {described_by.__name__} has a field 'kind', which names the part: rename it")
+        raise InputError(
+            f"the dataclass {described_by.__name__} has a field 'kind', which is reserved for the name of the module: "
+            "rename the field"
+        )
     try:
         kind: Any = (Literal[name], name)
         node = create_model(described_by.__name__, __base__=Part, kind=kind, **fields)
@@ -197,25 +206,25 @@ def _node_type(described_by: type, name: str) -> type[Part]:
 
 
 def kind_of(node: Part) -> PartKind:
-    """Return the own part that a node is of."""
+    """Return the registered kind of a custom node."""
     return _kinds()[node.kind]
 
 
 @check_types
 def own_parts(root: Node) -> Iterator[tuple[str, Part]]:
-    """Yield every node of an own part in a tree, with its path."""
+    """Yield the path and the node of every custom module in a spec."""
     return ((path, node) for path, node in walk(root) if isinstance(node, Part))
 
 
 def find_kind(name: str, role: Role | None = None) -> PartKind | None:
-    """Return an own part by the name of its kind, also that of an installed package; None: there is none.
+    """Return the custom module of a name, registered or from an installed package; None if there is none.
 
     Args:
-        name: of the kind.
-        role: that it must have; None: any.
+        name: the name of the kind.
+        role: the role that the module must have; None means any.
 
     Raises:
-        InputError: the package that has it cannot be imported.
+        InputError: the package that provides the module cannot be imported.
     """
     kinds = _kinds()
     if name not in kinds:
@@ -231,17 +240,19 @@ def _load(point: metadata.EntryPoint) -> None:
         point.load()
     except Exception as error:  # noqa: BLE001 - the code of another package
         reason = f"{type(error).__name__}: {error}"
-        raise InputError(f"the part '{point.name}' of {point.value} cannot be imported ({reason})") from None
+        raise InputError(
+            f"the custom module '{point.name}' of {point.value} cannot be imported ({reason}); update its package"
+        ) from None
 
 
 def kinds_of_file(path: str) -> list[PartKind]:
-    """Return the own parts that the file at a path registered."""
+    """Return the custom modules that the file at a path registered."""
     return [kind for kind in _kinds().values() if kind.path == path]
 
 
 @contextmanager
 def unregister_on_failure() -> Iterator[None]:
-    """Forget what was registered while this was open if it ends with an error."""
+    """Return a context manager that undoes the registrations made inside it if it ends with an error."""
     kinds, before = _kinds(), dict(_kinds())
     try:
         yield
@@ -252,7 +263,7 @@ def unregister_on_failure() -> Iterator[None]:
 
 
 class AcceptsParts:
-    """In the annotation of a union of nodes, `Part` among them: own parts of a role are members too."""
+    """Annotation of a union of nodes that includes `Part`: custom modules of a role are members of the union."""
 
     def __init__(self, role: Role) -> None:
         self.role = role
@@ -280,7 +291,7 @@ def _dump(node: Part, info: Any) -> dict[str, Any]:
 
 
 def _parse(role: Role, names: list[str], value: Any) -> Part:
-    """Return the node of an own part from a table of values, a dataclass or a node."""
+    """Return the node of a custom module, made from a table of values, a dataclass or a node."""
     kinds = {kind.node.described_by: kind for kind in _kinds().values()}
     described = kinds.get(type(value))
     if described is not None:
@@ -290,7 +301,9 @@ def _parse(role: Role, names: list[str], value: Any) -> Part:
     kind = find_kind(name, role)
     if kind is None:
         others = (kind.name for kind in _kinds().values() if kind.role == role)
-        expected = ", ".join(f"'{choice}'" for choice in (*names, *others)) or "the name of a part of this role"
+        expected = (
+            ", ".join(f"'{choice}'" for choice in (*names, *others)) or "the name of a custom module of this role"
+        )
         raise PydanticKnownError(
             "union_tag_invalid", {"discriminator": "'kind'", "tag": name, "expected_tags": expected}
         )
@@ -301,7 +314,7 @@ def _parse(role: Role, names: list[str], value: Any) -> Part:
 
 
 class RequiredPart(BaseModel):
-    """What a spec in a file says of an own part in it."""
+    """Entry of a spec file for one custom module: its kind, and the file and package that define it."""
 
     kind: str
     file: str
@@ -310,33 +323,33 @@ class RequiredPart(BaseModel):
 
 
 def required_parts(root: Node) -> list[dict[str, str]]:
-    """Return what a spec needs beside clearhead: an entry for each kind of own part in it."""
+    """Return one entry per kind of custom module that a spec needs."""
     kinds = {kind.name: kind for kind in (kind_of(node) for _, node in own_parts(root))}
     for name, kind in kinds.items():
         if not kind.source.file:
             raise InputError(
-                f"the part '{name}' was defined in no file, so what needs it could not name it: put it into a file of "
-                "its own, and name that in parts"
+                f"the custom module '{name}' was defined in no file, so a saved model could not find it; write it to a "
+                "file, and name this in parts"
             )
     return [{"kind": name, **dataclasses.asdict(kind.source)} for name, kind in sorted(kinds.items())]
 
 
 def refuse_absent_parts(needed: list[RequiredPart]) -> None:
-    """Refuse a spec whose own parts are not there, or are from files that have changed.
+    """Raise an error if a custom module of a spec is not registered, or its file has changed.
 
     Raises:
-        InputError: a part is missing, or its file has another digest.
+        InputError: a custom module is missing, or its file has another digest.
     """
     for need in needed:
         kind, source = find_kind(need.kind), PartSource(need.file, need.sha256, need.package)
         if kind is None:
             how = f"install {need.package}" if need.package else f"name its file: parts={need.file}, or --parts"
             raise InputError(
-                f"this model needs the part '{need.kind}' of {source} (SHA-256 {need.sha256[:12]}), which is not "
-                f"here{did_you_mean(need.kind, _kinds())}; {how}"
+                f"this model needs the custom module '{need.kind}' of {source} (SHA-256 {need.sha256[:12]}), which is "
+                f"not loaded{did_you_mean(need.kind, _kinds())}; {how}"
             )
         if kind.source.sha256 != need.sha256:
             raise InputError(
-                f"this model was made with another version of {source}: the part '{need.kind}' here is from "
+                f"this model was made with another version of {source}: the loaded '{need.kind}' is from "
                 f"{kind.source} with SHA-256 {kind.source.sha256[:12]}, not {need.sha256[:12]}; restore the file"
             )

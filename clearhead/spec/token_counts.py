@@ -1,6 +1,6 @@
-"""How many tokens, pairs and outputs some text has: with a spec, these numbers give the FLOPs of computing it.
+"""Counts of tokens, query-key pairs and outputs of a text, from which a spec computes FLOPs.
 
-Text of the same size costs more as few long sequences than as many short ones.
+Few long sequences cost more than many short ones with the same number of tokens, since they have more pairs.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
 
 PREFIX: Final = "work."
-"""Of the entries in a run's checkpoints that hold its token counts."""
+"""Prefix of the entries with token counts in a run's checkpoints."""
 
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Tokens, pairs and outputs of some text, without padding.
+    """Counts of tokens, query-key pairs and outputs of a text, without padding.
 
     Attributes:
-        tokens: as a run counts the tokens it saw.
-        first_tokens: read by the first stack: the encoder, or the only one.
-        first_pairs: of a query and a key of one sequence (of one document, where a block holds several) there.
+        tokens: the number of tokens in the unit in which a run reports its progress.
+        first_tokens: the number of tokens that the first stack reads (the encoder, or the only stack).
+        first_pairs: the number of query-key pairs in the first stack. Both tokens belong to one sequence, or to one
+            document if a block holds several.
         second_tokens, second_pairs: the same for the decoder of a model with two stacks.
-        memory_pairs: of a token of the decoder and a token of the encoder.
-        outputs: positions that have a label.
-        sequences: rows of the batches, each with one output in a model that answers once for a sequence.
+        memory_pairs: the number of pairs of a decoder token and an encoder token.
+        outputs: the number of positions with a label.
+        sequences: the number of rows in the batches; models with a pool have one output per row.
     """
 
     tokens: int | float = 0
@@ -40,20 +41,20 @@ class TokenCounts:
         return TokenCounts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
     def scale_to(self, tokens: int | float) -> TokenCounts:
-        """Return the counts of more text of the same kind.
+        """Return the counts scaled to a text of the same kind with another number of tokens.
 
         Args:
-            tokens: how much text, as a run counts the tokens it saw.
+            tokens: the number of tokens of that text, in the unit of the attribute `tokens`.
         """
         return TokenCounts(*(getattr(self, field.name) * tokens / self.tokens for field in fields(self)))
 
     def choices(self) -> dict[str, int | float]:
-        """Return the counts as entries of a checkpoint's choices."""
+        """Return the counts as entries for the choices that a checkpoint stores."""
         return {f"{PREFIX}{name}": value for name, value in asdict(self).items()}
 
     @classmethod
     def from_choices(cls, choices: Mapping[str, Any]) -> TokenCounts | None:
-        """Take back what `choices` returned, or None if an entry is missing."""
+        """Return the counts that `choices` wrote, or None if an entry is missing."""
         entries = {field.name: choices.get(f"{PREFIX}{field.name}") for field in fields(cls)}
         numbers = {name: value for name, value in entries.items() if isinstance(value, int | float)}
         return cls(**numbers) if len(numbers) == len(entries) and numbers["tokens"] > 0 else None

@@ -1,4 +1,4 @@
-"""Traversal of a spec tree: every node with its path, and the tree with some nodes replaced."""
+"""Functions that walk through a spec, and that replace some of its nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Tree = TypeVar("Tree", bound=Node)
 
 @check_types
 def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Yield every node with its path, parents first; an index is a part of a path, as in module names."""
+    """Yield the path and the node of every node, parents first; paths include indices, such as "encoder.layers.0"."""
     waiting = [(path, node)]
     while waiting:
         current_path, current = waiting.pop()
@@ -31,12 +31,12 @@ def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
 
 @explain_types
 def map_nodes(node: Tree, change: Callable[[str, Node], Node], path: str = "") -> Tree:
-    """Return a tree in which `change` has replaced every node below the root, children before their parents.
+    """Return a copy of a tree in which `change` replaces nodes below the root, children before their parents.
 
     Args:
-        node: the root; its type does not change.
-        change: takes the path of a node and the node; returns it or a replacement.
-        path: of the root.
+        node: the root of the tree; it is not replaced itself.
+        change: function that takes the path of a node and the node, and returns the node or a replacement.
+        path: the path of the root.
     """
     updates: dict[str, object] = {}
     for name in type(node).model_fields:

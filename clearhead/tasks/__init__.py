@@ -1,1 +1,1 @@
-"""The kinds of task, one folder each, over a few shared bases."""
+"""Tasks, such as translate and classify: one folder per task, and shared base classes."""

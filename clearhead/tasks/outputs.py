@@ -1,4 +1,4 @@
-"""What all predictions share: texts or pairs as ids, and the outputs of a model for them in batches of similar lengths.
+"""Shared code of predictions: tokenize texts or pairs, and compute the outputs of a model in batches.
 
 Shape suffixes: B texts of a batch, N texts, D width of an output.
 """
@@ -24,7 +24,7 @@ from clearhead.generate.batching import batches_by_cost, default_batch_tokens, d
 from clearhead.text.long_texts import encode_start, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 
-# In tokens: what is read of a text where neither the model nor its training has a limit.
+# Maximum number of tokens that is read of a text if neither the model nor its training has a limit.
 LONGEST_INPUT = 4096
 
 Sides = list[list[Ids]]
@@ -32,28 +32,28 @@ Sides = list[list[Ids]]
 
 
 def split_pairs(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[list[str]]:
-    """Return single texts as one list, pairs as a list of the first and a list of the second texts.
+    """Return single texts as one list, or pairs as a list of first texts and a list of second texts.
 
     Args:
-        texts: all texts, or all pairs.
+        texts: the texts, or the pairs of texts; not mixed.
 
     Raises:
-        InputError: texts and pairs are mixed, or a pair is not of two texts.
+        InputError: texts and pairs are mixed, or a pair does not have two texts.
     """
     single = [text for text in texts if isinstance(text, str)]
     pairs: list[Sequence[str]] = [text for text in texts if not isinstance(text, str)]
     if not pairs:
         return [single]
     if single:
-        raise InputError(f"expected texts or pairs of texts, received {len(single)} texts among {len(pairs)} pairs")
+        raise InputError(f"expected only texts or only pairs, got {len(single)} texts among {len(pairs)} pairs")
     wrong = next((number for number, pair in enumerate(pairs, start=1) if len(pair) != 2), None)
     if wrong is not None:
-        raise InputError(nth_text(wrong) + f" has {len(pairs[wrong - 1])} parts; expected a pair of two texts")
+        raise InputError(nth_text(wrong) + f" has {len(pairs[wrong - 1])} texts; expected a pair of two texts")
     return [[pair[side] for pair in pairs] for side in (0, 1)]
 
 
 def truncate(sides: Sides, room: int) -> tuple[Sides, Bool[ndarray, " texts"]]:
-    """Keep the first `room` ids of each text, or of each pair together; also say which texts were cut."""
+    """Truncate texts, or pairs together, to `room` ids, and return which texts were truncated."""
     lengths = [np.array([len(ids) for ids in side], dtype=np.int64) for side in sides]
     kept_lengths = fitting_lengths(lengths, room)
     cut = [
@@ -64,11 +64,11 @@ def truncate(sides: Sides, room: int) -> tuple[Sides, Bool[ndarray, " texts"]]:
 
 
 def max_input_length(module: Transformer, max_length: int | None) -> int:
-    """Return the longest sequence that a model reads, special tokens included.
+    """Return the maximum number of tokens that a model reads, special tokens included.
 
     Args:
         module: the model.
-        max_length: of its training texts; None: not known.
+        max_length: the longest sequence in its training; None means unknown.
     """
     limits = [limit for limit in (max_length, module.max_positions) if limit is not None]
     longest = min(limits, default=LONGEST_INPUT)
@@ -78,15 +78,15 @@ def max_input_length(module: Transformer, max_length: int | None) -> int:
 def encode_sides(
     tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int
 ) -> tuple[Sides, Bool[ndarray, " texts"]]:
-    """Return the ids of texts, or of both texts of pairs, truncated; also say which were. A warning counts those.
+    """Return the truncated ids of texts or pairs, and which of them were truncated; a warning counts these.
 
     Args:
-        tokenizer: of the model's input.
-        texts: all texts, or all pairs.
-        max_length: the longest sequence that the model reads, special tokens included.
+        tokenizer: the tokenizer of the model's input.
+        texts: the texts, or the pairs of texts; not mixed.
+        max_length: the maximum number of tokens that the model reads, special tokens included.
 
     Raises:
-        InputError: texts and pairs are mixed, or one of them cannot be tokenized.
+        InputError: texts and pairs are mixed, or a text cannot be tokenized.
     """
     columns = split_pairs(texts)
     room = max_length - tokenizer.special_tokens.num_added(paired=len(columns) == 2)
@@ -98,7 +98,7 @@ def encode_sides(
 
 
 def run_batch(module: Transformer, batch: Batch | ModelInputs) -> Float[Tensor, "batch *outputs"]:
-    """Return a model's logits for a batch on its device."""
+    """Return the logits of a model for a batch, which must be on the device of the model."""
     out = module(batch.ids, batch.target_ids, mask=batch.mask, target_mask=batch.target_mask, segments=batch.segments)
     logits: Tensor | None = out.logits
     assert logits is not None, "the model has a head"
@@ -114,17 +114,18 @@ def batch_outputs(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> Iterator[tuple[list[int], Float[Tensor, "batch *outputs"]]]:
-    """Yield the texts of each batch, as indices, with their logits, float32 on the CPU.
+    """Yield the indices of the texts of each batch with their logits, float32 on the CPU.
 
-    The longest texts come first. While the calling context watches a model, the texts keep their order.
+    The longest texts come first. While activations are captured or edited, the texts keep their order.
 
     Args:
-        module: one in training runs as a replica in evaluation mode.
-        collator: how the model reads texts.
-        firsts: ids of each text, or of the first text of each pair, without special tokens.
-        seconds: ids of the second text of each pair; None: single texts.
-        batch_size: most texts of one batch; None: no limit but the tokens.
-        batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer text is a batch of its own.
+        module: the model; in training mode, a replica in evaluation mode runs in its place.
+        collator: the collator of the model's inputs.
+        firsts: the ids of each text, or of the first text of each pair, without special tokens.
+        seconds: the ids of the second text of each pair; None means single texts.
+        batch_size: the maximum number of texts in a batch; None means that only `batch_tokens` limits it.
+        batch_tokens: the maximum number of padded tokens in a batch; a longer text forms a separate batch. None means
+            `read_tokens`.
     """
     module = in_evaluation(module)
     extra, device = collator.special_tokens.num_added(paired=seconds is not None), device_of(module)
@@ -148,13 +149,13 @@ def pooled_outputs(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> Float[Tensor, "texts width"]:
-    """Return one output vector for each text, or pair of texts, in order, float32 on the CPU.
+    """Return one output vector per text or pair of texts, in order, float32 on the CPU.
 
     Args:
-        module: its head pools.
-        collator, batch_size, batch_tokens: as for `batch_outputs`.
-        sides: ids of single texts, or of both texts of pairs.
-        width: of an output.
+        module: a model whose head pools.
+        collator, batch_size, batch_tokens: the arguments of `batch_outputs`.
+        sides: the ids of single texts, or of both texts of pairs.
+        width: the width of an output vector.
     """
     found_ND = torch.zeros(len(sides[0]), width)
     for rows, out_BD in batch_outputs(module, collator, *sides, batch_size=batch_size, batch_tokens=batch_tokens):
@@ -163,7 +164,7 @@ def pooled_outputs(
 
 
 def check_finite(outputs: Float[Tensor, "*shape"]) -> None:
-    """Refuse outputs that are NaN or infinite.
+    """Raise an error if an output is NaN or infinite.
 
     Raises:
         RunFailure: an output is not finite.

@@ -1,7 +1,7 @@
-"""What the pipelines of all tasks share: the answers of a server in Hugging Face's task schema.
+"""Shared code of pipelines: answers of the server in the task schemas of Hugging Face.
 
-A task has a pipeline if its folder has a module `pipeline`, with the name of the schema (`NAME`), its `Parameters`, and
-`run(model, inputs, parameters)`, which returns one JSON value for each input.
+A task has a pipeline if its folder has a module `pipeline`. The module defines the name of the schema (`NAME`), its
+`Parameters`, and `run(model, inputs, parameters)`, which returns one JSON value per input.
 
 Source: the inference schemas of huggingface.co/docs/inference-providers, by task.
 """
@@ -16,21 +16,21 @@ from clearhead.base.errors import InputError
 
 
 class PipelineParameters(BaseModel):
-    """The parameters of a pipeline; one that is not honoured is refused by name."""
+    """Base class of the parameters of a pipeline; an unsupported parameter is refused by name."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
 
 
 def texts_of(inputs: list[Any]) -> list[str]:
-    """Return inputs that are texts.
+    """Return the inputs of a request after checking that all are texts.
 
     Args:
-        inputs: as a client sent them.
+        inputs: the inputs that the client sent.
 
     Raises:
-        InputError: one is not a text.
+        InputError: an input is not a text.
     """
     for text in inputs:
         if not isinstance(text, str):
-            raise InputError(f"inputs must be a text or a list of texts, not {type(text).__name__}")
+            raise InputError(f"inputs must be a text or a list of texts, got {type(text).__name__}")
     return inputs

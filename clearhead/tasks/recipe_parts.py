@@ -1,4 +1,4 @@
-"""Values and words that the recipes and commands of several tasks share."""
+"""Shared values of recipes, and shared help texts of `clearhead new` and `clearhead evaluate`."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Final
 
 from clearhead.spec.tasks.base import Architecture, Value
 
-TWO_FILES: Final = """  train.de, train.en   two text files: line 7 of one belongs to line 7 of the
-                       other
-  hf:OWNER/NAME:FIELD  twice: two fields of a data set on the Hugging Face hub
-  pairs.parquet:FIELD  twice: two columns of a Parquet file"""
-DATASETS: Final = """  hf:OWNER/NAME       a data set on the Hugging Face hub; behind it /CONFIG,
-                      @REVISION, [SPLIT] and :FIELD where they are needed
-  table.parquet       a Parquet file, with :FIELD behind it"""
+TWO_FILES: Final = """  train.de, train.en   two text files; line 7 of one is paired with line 7 of
+                       the other
+  hf:OWNER/NAME:FIELD  two fields of a data set on the Hugging Face hub
+  pairs.parquet:FIELD  two columns of a Parquet file"""
+DATASETS: Final = """  hf:OWNER/NAME       a data set on the Hugging Face hub; append /CONFIG,
+                      @REVISION, [SPLIT] and :FIELD if needed
+  table.parquet       a Parquet file; append :FIELD"""
 PAIR_OPTIONS: Final = (("source", "target"), ("valid_source", "valid_target"))
 LONGER_PAIRS: Final = "longer pairs are left out of training"
 TEXTS: Final = f"""  corpus.txt          a text file
-  corpus/             a folder: the files in it and in its folders
-  corpus.jsonl        {{"text": "..."}} in each line, which is a document
+  corpus/             a folder: all files in it and its subfolders
+  corpus.jsonl        {{"text": "..."}} in each line; a line is a document
 {DATASETS}"""
 TEXT_OPTIONS: Final = (("text",), ("text_column", "document", "pattern", "valid_text"))
 LONGER_TEXT: Final = "longer documents are cut into windows"
-POOL: Final = {"pool": "which states represent the text: first | mean | last"}
+POOL: Final = {"pool": "states that represent the text: first | mean | last"}
 EVALUATED_TEXT: Final = ("text_column", "document", "pattern", "batch_size")
 
 
 _MODERN: Final[Mapping[str, Value]] = {"norm": "rms", "norm_place": "pre", "positions": "rotary"}
 GATED: Final[Mapping[str, Value]] = {**_MODERN, "activation": "silu", "gated": True}
 MUON: Final[Mapping[str, Value]] = {"optimizer": "muon", "schedule": "cosine", "warmup": 0.1, "clip": 1.0}
-# The positions of T5: as good as rotary ones here, and an architecture that others read.
+# The positions of T5: here as good as rotary positions, and the architecture can be saved as T5.
 BUCKETS: Final[Mapping[str, Value]] = {
     "norm": "rms", "norm_place": "pre", "positions": "buckets", "bias": False,
 }  # fmt: skip

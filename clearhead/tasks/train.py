@@ -1,4 +1,4 @@
-"""Bases of the training of a task: shared preparation of data, tokenizer and loss."""
+"""Base classes for the training of a task: preparation of data and tokenizer, and the loss."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ from clearhead.training.task_setup import DataSide, PreparedTask, TaskSetup, one
 
 
 def token_loss(module: nn.Module, batch: Batch, *, label_smoothing: float) -> tuple[Float[Tensor, ""], int]:
-    """Sum the cross-entropy of one batch over its labels, without building its logits.
+    """Return the summed cross-entropy of a batch and the number of its labels, without storing the logits.
 
     Args:
         module: a Transformer with a head over the vocabulary.
-        batch: ids and labels, on the module's device.
-        label_smoothing: share of the target that is spread evenly over the vocabulary, from 0 up to but not 1.
+        batch: the ids and labels, on the device of the module.
+        label_smoothing: the share of the target that is spread evenly over the vocabulary, at least 0 and below 1.
 
     Returns:
-        the sum in nats and the number of labels.
+        The sum in nats, and the number of labels.
     """
     model = cast(Transformer, module)
     states_ND, labels_N = labelled_states(model, batch)
@@ -65,7 +65,7 @@ def token_loss(module: nn.Module, batch: Batch, *, label_smoothing: float) -> tu
 
 
 def mean_token_loss(module: nn.Module, batches: Iterable[Batch], device: torch.device) -> float:
-    """Return the mean loss of a label in nats, without label smoothing."""
+    """Return the mean loss per label in nats, without label smoothing."""
     total, count = 0.0, 0
     for batch in batches:
         loss, labels = token_loss(module, batch.to(device), label_smoothing=0.0)
@@ -84,7 +84,7 @@ _BYTE_VOCABULARY = 260
 
 @dataclass(frozen=True)
 class Stores(Generic[StoreT]):
-    """The prepared data of a run."""
+    """The prepared training and validation data of a run."""
 
     train: StoreT
     valid: StoreT
@@ -94,19 +94,19 @@ class Stores(Generic[StoreT]):
 
     @property
     def valid_share(self) -> float:
-        """Tokens of the validation data, as a share of those of the training data."""
+        """The tokens of the validation data divided by those of the training data."""
         return self.valid.num_tokens / self.train.num_tokens
 
 
 class TaskTraining(ABC):
-    """The training of a task: each has a subclass `Training`.
+    """Base class of the training of a task; each task has a subclass `Training`.
 
     Args:
-        setup: of the run.
+        setup: the setup of the run.
 
     Attributes:
-        run_file: of the setup.
-        budget: most tokens of a batch; one sequence fits at least.
+        run_file: the run file of the setup.
+        budget: the maximum number of tokens in a batch, large enough for one sequence.
     """
 
     def __init__(self, setup: TaskSetup) -> None:
@@ -123,7 +123,7 @@ class TaskTraining(ABC):
         """
 
     def loss(self, module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """Return the summed loss of a batch, here that of its labelled tokens, and the number of its labels."""
+        """Return the summed loss of a batch and the number of its labels; by default the loss of labelled tokens."""
         smoothing = self.run_file.train.label_smoothing
         return token_loss(module, batch.to(self.setup.device), label_smoothing=smoothing)
 
@@ -140,7 +140,7 @@ class TaskTraining(ABC):
         return table
 
     def source(self, name: str) -> tuple[Any, Share]:
-        """Return the source of "train" or "valid", and the share of it to use."""
+        """Return the source of "train" or "valid", and the share of the source to use."""
         data = self.run_file.data
         if isinstance(data.valid, Form):
             return getattr(data, name).as_source(), WHOLE
@@ -148,7 +148,7 @@ class TaskTraining(ABC):
         return data.train.as_source(), share
 
     def store(self, name: str, prepare: Callable[[Any, Share], StoreT]) -> StoreT:
-        """Prepare a share of the source of "train" or "valid", and report what was kept."""
+        """Prepare the data of "train" or "valid", and print a report of the rows."""
         self.setup.progress.message(f"{name}: reading and tokenizing")
         with within(f"[data] {name}"), use_display(self.setup.progress):
             store = prepare(*self.source(name))
@@ -156,16 +156,16 @@ class TaskTraining(ABC):
         return store
 
     def vocabulary(self) -> tuple[str, int]:
-        """Return the kind and the largest size of the vocabulary to train."""
+        """Return the kind of tokenizer to train, and the maximum size of its vocabulary."""
         section = self.run_file.tokenizer
-        assert section.kind is not None, "the rules of the run file want kind or path"
+        assert section.kind is not None, "the run file sets kind or path"
         return section.kind, section.vocab_size or (_BYTE_VOCABULARY if section.kind == "byte" else _NO_LIMIT)
 
     def need_two_stacks(self, model: spec.Model) -> None:
-        """Refuse a model without a decoder behind its encoder.
+        """Raise an error if a model has no encoder or no decoder.
 
         Raises:
-            InputError: it has one stack.
+            InputError: the model has one stack.
         """
         if model.encoder is None or model.decoder is None:
             raise InputError(
@@ -175,40 +175,40 @@ class TaskTraining(ABC):
 
 
 class LabelledTraining(TaskTraining):
-    """The training on texts with labels of their own, read by one tokenizer into one stack or two."""
+    """Base class for training on labelled texts, with one tokenizer."""
 
     @abstractmethod
     def texts(self, source: TableSource, share: Share) -> Iterable[str]:
-        """Read the texts of a share of a source, for the tokenizer."""
+        """Return the texts of a share of a source, to train the tokenizer."""
 
     @abstractmethod
     def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
-        """Return a share of a source as a store.
+        """Tokenize a share of a source, and return it as a store.
 
         Args:
-            source, share: what to read.
-            tokenizer: of the run.
-            train: the training data, whose labels the validation data has; None: this is the training data.
+            source, share: the source, and the share of it to read.
+            tokenizer: the tokenizer of the run.
+            train: the store of the training data, which defines the labels; None means that this is the training data.
         """
 
     @abstractmethod
     def record(self, stores: Stores[Store]) -> TaskRecord:
-        """Return the record of the task; data that cannot be learned from is refused."""
+        """Return the task record of the trained model; data without anything to learn is refused."""
 
     @abstractmethod
     def new_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> spec.Model:
-        """Return the spec of a model with a new head."""
+        """Return the spec of a model with a new head for this task."""
 
     @abstractmethod
     def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:
-        """Return what makes a batch of some rows; a tokenizer that does not suit the task is refused."""
+        """Return the function that makes a batch from row indices; an unsuitable tokenizer is refused."""
 
     @abstractmethod
     def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> Any:
-        """Return the measures of the model on validation data, with a loss and a score."""
+        """Return the metrics of the model on validation data, with attributes `loss` and `score`."""
 
     def parts(self) -> PreparedTask[Batch]:
-        """As of `TaskTraining`."""
+        """Prepare data, tokenizers and model of the run."""
         tokenizer = self.setup.find_tokenizer(self._train_tokenizer)
         stores = self._stores(tokenizer)
         record = self.record(stores)
@@ -243,12 +243,12 @@ class LabelledTraining(TaskTraining):
         """Return the spec of a model with a new head that scores every token.
 
         Args:
-            tokenizer: of the run.
-            outputs: of a token.
-            reads: what only a single stack reads, for the message.
+            tokenizer: the tokenizer of the run.
+            outputs: the number of scores per token.
+            reads: the input that the decoder of a model with two stacks would not read, for the message.
 
         Raises:
-            InputError: it has two stacks.
+            InputError: the model has two stacks.
         """
         model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=token_head(outputs))
         if model.encoder is not None and model.decoder is not None:
@@ -259,7 +259,7 @@ class LabelledTraining(TaskTraining):
         return model
 
     def reuse_initial_head(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, TaskRecord] | None:
-        """Return the spec with the head that the initial model has for these labels, and the record for it."""
+        """Return the spec with the head of the initial model, and its record; None if its labels differ."""
         known = self.setup.find_head(record)
         if known is None:
             return None
@@ -282,14 +282,14 @@ class LabelledTraining(TaskTraining):
 
 
 class TextTraining(TaskTraining):
-    """The training on running text."""
+    """Base class for training on running text."""
 
     def train_tokenizer(self, *, mask: bool = False, sentinels: int = 0) -> Tokenizer:
         """Train the tokenizer of the run on its training text, or load it from the cache.
 
         Args:
-            mask: whether the vocabulary has a mask token.
-            sentinels: how many sentinel tokens it has.
+            mask: True to add a mask token to the vocabulary.
+            sentinels: the number of sentinel tokens to add.
 
         Raises:
             InputError: the text is unusable, or does not support the vocabulary.
@@ -301,7 +301,7 @@ class TextTraining(TaskTraining):
         )
 
     def corpora(self, tokenizer: Tokenizer) -> Stores[Corpus]:
-        """Return the prepared text of training and validation.
+        """Return the tokenized text of training and validation.
 
         Raises:
             InputError: a source is unusable.
@@ -309,7 +309,7 @@ class TextTraining(TaskTraining):
         return Stores(self.corpus("train", tokenizer), self.corpus("valid", tokenizer))
 
     def corpus(self, name: str, tokenizer: Tokenizer) -> Corpus:
-        """Return the prepared text of "train" or "valid".
+        """Return the tokenized text of "train" or "valid".
 
         Raises:
             InputError: the source is unusable.
@@ -318,22 +318,22 @@ class TextTraining(TaskTraining):
 
 
 class NoisedTraining(TextTraining):
-    """The training on windows of noised text: the model predicts what is missing."""
+    """Base class for training on windows of noised text, in which the model predicts the missing tokens."""
 
     @abstractmethod
     def train_noise_tokenizer(self) -> Tokenizer:
-        """Train a tokenizer with the tokens that stand for what is missing, or load it from the cache."""
+        """Train a tokenizer with mask or sentinel tokens, or load it from the cache."""
 
     @abstractmethod
     def noise(self, tokenizer: Tokenizer) -> Noise:
-        """Return the noise; a tokenizer without the tokens for it is refused."""
+        """Return the noise settings; a tokenizer without the needed tokens is refused."""
 
     @abstractmethod
     def check(self, model: spec.Model) -> None:
-        """Refuse a model whose stacks do not suit the task."""
+        """Raise an error if the stacks of a model do not suit the task."""
 
     def parts(self) -> PreparedTask[Batch]:
-        """As of `TaskTraining`."""
+        """Prepare data, tokenizers and model of the run."""
         setup, length = self.setup, self.run_file.data.max_length
         tokenizer = setup.find_tokenizer(self.train_noise_tokenizer)
         noise = self.noise(tokenizer)
@@ -345,7 +345,7 @@ class NoisedTraining(TextTraining):
         view = window_view(corpora.train, objective, length=length, batch_tokens=self.budget, seed=seed)
         batches = view.batches(corpora.train.identity)
         widest, largest_id = batches.peek(), max(corpora.train.largest_id, corpora.valid.largest_id)
-        # A decoder reads tokens of its own beside those of the text.
+        # With a decoder, the model reads more tokens than those of the text.
         is_read_once = model.decoder is None
         of_text = corpora.train.num_tokens / batches.batches_per_epoch
 
@@ -371,19 +371,19 @@ class NoisedTraining(TextTraining):
 
 
 class PairTraining(TaskTraining):
-    """The training on pairs of texts."""
+    """Base class for training on pairs of texts."""
 
     def train_tokenizers(self, *, joint: bool) -> TokenizerPair:
-        """Train the tokenizers of both sides, or load them from the cache; `joint`: one vocabulary for both."""
+        """Train the tokenizers of both sides, or load them from the cache; `joint` means one shared vocabulary."""
         kind, size = self.vocabulary()
         return load_or_train_tokenizers(*self.source("train"), kind=kind, vocab_size=size, joint=joint)
 
     def pairs(self, tokenizers: TokenizerPair, *, extra: tuple[int, int] | None = None) -> Stores[Store]:
-        """Return the prepared pairs of training and validation, and report what the filters dropped.
+        """Return the tokenized pairs of training and validation, and print the pairs that filters dropped.
 
         Args:
-            tokenizers: of both sides.
-            extra: special tokens around a source and around a target; None: those of a translation.
+            tokenizers: the tokenizers of source and target.
+            extra: the numbers of special tokens around a source and a target; None means those of a translation.
 
         Raises:
             InputError: a source is unusable.
@@ -405,7 +405,7 @@ class PairTraining(TaskTraining):
 
     @staticmethod
     def sides(stores: Stores[Store], tokenizers: TokenizerPair) -> list[DataSide]:
-        """Return both sides of the data."""
+        """Return the descriptions of both sides of the data, source and target."""
         sides = []
         for index, name in enumerate(("source", "target")):
             texts = [store.texts[index] for store in stores]

@@ -1,4 +1,4 @@
-"""What the uses of several tasks share: evaluation data, texts as a model reads them, and measures of running text."""
+"""Shared code for the use of tasks: evaluation data, model inputs for texts, and metrics of hidden tokens."""
 
 from __future__ import annotations
 
@@ -26,47 +26,47 @@ from clearhead.text.tokenizer import Tokenizer
 
 
 def pairs_of(data: object, kind: str) -> DataTable:
-    """Return evaluation data that are pairs of texts; otherwise as `TaskData.source`."""
+    """Read evaluation data that are pairs of texts; see `TaskData.source` for the formats of `data`."""
     return read_pairs(data_of(kind).source(data))
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number, or None where JSON has none."""
+    """Return a number that JSON can hold; None for NaN and infinity."""
     return value if math.isfinite(value) else None
 
 
 def collate_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
-    """Return what a model reads of a text, or of a pair of texts.
+    """Return the model inputs for a text, or for a pair of texts.
 
-    A task that reads texts in another way for its predictions has a function `read_texts` with these arguments.
+    A task whose predictions read texts differently defines a function `read_texts` with the same arguments.
 
     Args:
-        texts: the text, or both.
-        collator: how the model reads texts.
-        tokenizer: of the model.
-        task: what it was trained for.
+        texts: the text, or both texts of the pair.
+        collator: the collator of the model's inputs.
+        tokenizer: the tokenizer of the model.
+        task: the task record of the model.
     """
     return collator.collate(*([tokenizer.encode(text)] for text in texts))
 
 
 def refuse_pair(texts: Sequence[str], task: TaskRecord) -> None:
-    """Refuse a pair of texts for a model that reads single ones.
+    """Raise an error if a pair is passed to a model that reads single texts.
 
     Raises:
-        InputError: there are two.
+        InputError: there are two texts.
     """
     if len(texts) > 1:
-        raise InputError(f"this model was trained to '{task.kind}' single texts, but received a pair: give one text")
+        raise InputError(f"this model was trained to '{task.kind}' single texts, got a pair; give one text")
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class HiddenTokenMeasures(Measures):
-    """How well a model predicts the tokens that are hidden from it.
+    """Metrics of a model that predicts hidden tokens.
 
     Args:
-        loss: of a hidden token, in nats.
+        loss: the mean loss per hidden token, in nats.
         perplexity: exp(loss).
-        accuracy: share of the hidden tokens that the model ranks first, 0 to 1.
+        accuracy: the share of the hidden tokens that the model ranks first, 0 to 1.
     """
 
     loss: float
@@ -74,35 +74,35 @@ class HiddenTokenMeasures(Measures):
     accuracy: float
 
     def lines(self) -> list[str]:
-        """Return the numbers for a person."""
+        """Return the measures as lines of text."""
         return align_columns(
             {
                 "loss": f"{self.loss:.4f} nats per hidden token",
                 "perplexity": f"{self.perplexity:.3f}",
-                "accuracy": f"{percent(self.accuracy)} of the hidden tokens come first",
+                "accuracy": f"{percent(self.accuracy)} of the hidden tokens are ranked first",
             }
         )
 
 
 def corpus_of(model: EvaluatedModel, data: object) -> Corpus:
-    """Return the tokenized text of evaluation data, and say how much it is."""
+    """Tokenize the text of evaluation data, and print the number of tokens and documents."""
     corpus = prepare_corpus(data_of(model.task.kind).source(data), model.tokenizers.source)
     message(f"{corpus.num_tokens:,} tokens in {count_noun(len(corpus), 'document')}")
     return corpus
 
 
 def noise_of(model: EvaluatedModel) -> Noise:
-    """Return the noise that a model learned to mend.
+    """Return the noise on which a model was trained.
 
-    Hugging Face checkpoints do not name it; for them it is the one of the papers.
+    Hugging Face checkpoints do not store it; for them, the noise of the papers is returned.
 
     Raises:
-        InputError: the task record of a model that was trained here does not say it.
+        InputError: the model was trained by clearhead, but its task record has no noise.
     """
     if model.task.noise is not None:
         return model.task.noise
     if model.hf_checkpoint is None:
-        raise InputError("the record of this model does not say how the text was damaged that it learned to mend")
+        raise InputError("the task record of this model lacks the noise of its training; restore task.json")
     if model.module.spec.decoder is None:
         return Noise(kind="mask", share=0.15)
     if model.tokenizers.source.sentinel_ids:
@@ -113,14 +113,16 @@ def noise_of(model: EvaluatedModel) -> Noise:
 def measure_hidden_tokens(
     model: EvaluatedModel, corpus: Corpus, objective: Objective, batch_size: int | None
 ) -> HiddenTokenMeasures:
-    """Measure the loss of the tokens that an objective hides; the same ones are hidden for every size of batches.
+    """Return the metrics of the tokens that an objective hides; the same tokens are hidden for every batch size.
 
     Raises:
-        InputError: the task record does not say how long the training texts were.
+        InputError: the length of the training texts is unknown.
     """
     length = model.task.max_length or model.module.max_positions
     if length is None:
-        raise InputError("the record of this model does not say how long the texts were that it was trained on")
+        raise InputError(
+            "the task record of this model lacks max_length, the length of its training texts; restore task.json"
+        )
     batches = window_epoch(corpus, objective, length=length)
     smaller = (batch for whole in batches for batch in whole.split_rows(batch_size))
     with torch.inference_mode():

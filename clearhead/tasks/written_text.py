@@ -1,4 +1,4 @@
-"""The schemas "summarization" and "text2text-generation", which every model with encoder and decoder answers."""
+"""Server schemas "summarization" and "text2text-generation", for every model with encoder and decoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from clearhead.generate.options import DECLARED, GenerateOptions
 from clearhead.tasks.pipelines import PipelineParameters
 
 FIELDS: Final[Mapping[str, str]] = {"summarization": "summary_text", "text2text-generation": "generated_text"}
-"""The field of an answer that holds the text, by schema."""
+"""The field of an answer that holds the text, for each schema."""
 _OPTIONS: Final[Mapping[str, str]] = {
     option.hf: name
     for name, (_, option) in DECLARED[GenerateOptions].items()
@@ -21,24 +21,25 @@ _OPTIONS: Final[Mapping[str, str]] = {
 
 
 class Parameters(PipelineParameters):
-    """The parameters of both schemas.
+    """Parameters of both schemas.
 
     Args:
-        truncation: "do_not_truncate" refuses a text that is longer than the encoder reads; the others read its start.
-        generate_parameters: options of generation, by their names in generation_config.json.
+        truncation: the treatment of texts that the encoder cannot read whole. "do_not_truncate" refuses them; the other
+            values read their start.
+        generate_parameters: the options of generation, by their names in generation_config.json.
     """
 
     truncation: Literal["do_not_truncate", "longest_first", "only_first", "only_second"] = "longest_first"
     generate_parameters: dict[str, Any] = Field(default_factory=dict)
 
     def options(self, *, has_limit: bool) -> dict[str, Any]:
-        """Return the options of generation, by our names.
+        """Return the options of generation, by the names of clearhead.
 
         Args:
-            has_limit: whether the positions of the model have a limit.
+            has_limit: True if the number of positions of the model is limited.
 
         Raises:
-            InputError: there is no such option.
+            InputError: an option is not supported.
         """
         unknown = next((name for name in self.generate_parameters if name not in _OPTIONS), None)
         if unknown is not None:

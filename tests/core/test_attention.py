@@ -126,7 +126,7 @@ def test_scale_and_query_key_norm() -> None:
         ({"width": 15, "num_heads": 3, "dropout": 1.5}, "dropout: expected less than 1, got 1.5"),
         (
             {"width": 15, "num_heads": 3, "position": spec.RelativeBuckets(num_heads=5, bidirectional=True)},
-            "score_bias has 5 heads, the attention 3",
+            "score_bias has 5 heads, but the attention has 3",
         ),
     ],
 )

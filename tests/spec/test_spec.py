@@ -105,7 +105,7 @@ def test_constructors_report_all_faults_too() -> None:
         (attention(position=spec.Rotary(size=8)), "rotary size must be even and at most head_size 6, got 8"),
         (
             attention(score_bias=spec.RelativeBuckets(num_heads=3, bidirectional=True)),
-            "score_bias has 3 heads, the attention 2",
+            "score_bias has 3 heads, but the attention has 2",
         ),
         (attention(source="memory", mask=spec.Causal()), "attention to the memory needs a full mask and no position"),
         (attention(source="memory", position=spec.Rotary()), "needs a full mask and no position"),
@@ -113,22 +113,22 @@ def test_constructors_report_all_faults_too() -> None:
             one_layer(
                 attention(), width=7, embedding=spec.Embedding(table=spec.Table(rows=5), position=spec.Sinusoidal())
             ),
-            "need an even width; got 7",
+            "need an even width, got 7",
         ),
         (
             one_layer(
                 attention(), embedding=spec.Embedding(table=spec.Table(rows=5), position=spec.Learned(rows=3, offset=3))
             ),
-            "3 rows of positions leave no row after the offset 3",
+            "positions have 3 rows, which must be more than the offset 3",
         ),
         (spec.RelativeBuckets(num_heads=2, count=7, bidirectional=True), "need an even count, got 7"),
         (
             spec.RelativeBuckets(num_heads=2, count=32, max_distance=16, bidirectional=False),
-            "max_distance 16 is not above what 32 buckets count exactly",
+            "max_distance 16 is too small for 32 buckets",
         ),
         (
             spec.RelativeBuckets(num_heads=2, count=32, max_distance=8, bidirectional=True),
-            "max_distance 8 is not above what 32 buckets count exactly",
+            "max_distance 8 is too small for 32 buckets",
         ),
         (spec.RMSNorm(weight=False, unit_offset=True), "unit_offset has no effect without a weight"),
         (
@@ -139,7 +139,7 @@ def test_constructors_report_all_faults_too() -> None:
             attention(query_key_norm=build_query_key_norm(spec.RMSNorm(weight=False), per_head=True)),
             "per_head has no effect on a norm",
         ),
-        (attention(query_key_norm=build_query_key_norm(after_rotation=True)), "has no effect where nothing is rotated"),
+        (attention(query_key_norm=build_query_key_norm(after_rotation=True)), "has no effect without rotary positions"),
         (
             attention(query_key_norm=build_query_key_norm(after_rotation=True, over="width"), position=spec.Rotary()),
             "before the split into heads",
@@ -165,7 +165,7 @@ def test_constructors_report_all_faults_too() -> None:
             spec.YarnScaling(factor=2.0, original_length=5, beta_fast=1.0, beta_slow=2.0),
             "beta_slow 2 must be below beta_fast 1",
         ),
-        (attention(score_bias=spec.Alibi(rounding="bfloat16")), "need a causal mask; got full"),
+        (attention(score_bias=spec.Alibi(rounding="bfloat16")), "need a causal mask, got full"),
         (attention(score_bias=build_disentangled(), num_kv_heads=1), "as many kv heads as heads, got 1 and 2"),
         (
             attention(score_bias=build_disentangled(), soft_cap=3.0),
@@ -175,19 +175,19 @@ def test_constructors_report_all_faults_too() -> None:
             attention(score_bias=build_disentangled(), position=spec.Rotary()),
             "position with disentangled scores is not supported",
         ),
-        (build_disentangled("content_to_position", "content_to_position"), "each term may occur once"),
-        (spec.DistanceTable(span=7, buckets=6), "given together or not at all"),
+        (build_disentangled("content_to_position", "content_to_position"), "each term may occur only once"),
+        (spec.DistanceTable(span=7, buckets=6), "set together or not at all"),
         (spec.DistanceTable(span=7, buckets=6, max_distance=4), "max_distance 4 is not above what 6 buckets"),
         (spec.FeedForward(size=5, activation=spec.ClampedGate(alpha=1.0, limit=2.0)), "needs gated = true"),
         (
             spec.MixtureOfExperts(count=3, top_k=5, expert=spec.FeedForward(size=7)),
-            "top_k 5 is more than the 3 experts there are",
+            "top_k 5 must be at most the number of experts, 3",
         ),
         (embedding(width=5), "an embedding of width 5 needs a projection to the width 14 of the stack"),
         (embedding(scale_rounding="weights"), "scale_rounding has no effect on a scale of 1"),
         (
             embedding(width=7, projection=spec.Projection(place="after_norm", bias=True), position=spec.Sinusoidal()),
-            "need an even width; got 7",
+            "need an even width, got 7",
         ),
         (
             embedding(
@@ -195,10 +195,10 @@ def test_constructors_report_all_faults_too() -> None:
                 projection=spec.Projection(place="before_norm", bias=True),
                 position=spec.Sinusoidal(layout="fairseq"),
             ),
-            "a width of at least 4; got 2",
+            "a width of at least 4, got 2",
         ),
         (one_layer(attention(), sharing=(0, 1)), "sharing names layer 1, but there are 1 layers"),
-        (one_layer(attention(), sharing=(0,)), "sharing has no effect where every layer runs once"),
+        (one_layer(attention(), sharing=(0,)), "sharing has no effect if every layer runs once"),
         (one_layer(attention(), sharing=()), "sharing never runs layer 0"),
     ],
 )
@@ -234,7 +234,7 @@ def change_model(**parts: Any) -> spec.Model:
             change_model(
                 head=spec.Head(layers=(spec.Linear(size=29, weight=spec.Reference(path="encoder.score_table")),))
             ),
-            "'encoder.score_table' is not the kind of table needed here",
+            "'encoder.score_table' is another kind of table than this field needs",
         ),
         (
             change_model(
@@ -248,7 +248,7 @@ def change_model(**parts: Any) -> spec.Model:
         ),
         (
             change_model(encoder=model().encoder.model_copy(update={"width": 22})),
-            "'encoder.embedding.table' is 22 wide, 14 needed",
+            "'encoder.embedding.table' has width 22, but 14 is needed",
         ),
         (
             spec.Model(
@@ -257,11 +257,11 @@ def change_model(**parts: Any) -> spec.Model:
                     score_table=spec.RelativeBuckets(num_heads=3, bidirectional=True),
                 )
             ),
-            "'encoder.score_table' has 3 heads, the attention 2",
+            "'encoder.score_table' has 3 heads, but the attention has 2",
         ),
         (
             spec.Model(encoder=one_layer(attention(score_bias=spec.Alibi(slopes=(0.5, 0.25, 0.125))))),
-            "score_bias has 3 slopes, the attention 2 heads",
+            "score_bias has 3 slopes, but the attention has 2 heads",
         ),
         (
             change_model(head=spec.Head(layers=(spec.SoftCap(value=3.0), spec.Linear(size=29)))),
@@ -273,7 +273,7 @@ def change_model(**parts: Any) -> spec.Model:
         ),
         (
             spec.Model(encoder=one_layer(attention(score_bias=spec.Reference(path="encoder.embedding.table")))),
-            "'encoder.embedding.table' is not the kind of table needed here",
+            "'encoder.embedding.table' is another kind of table than this field needs",
         ),
         (
             spec.Model(
@@ -282,7 +282,7 @@ def change_model(**parts: Any) -> spec.Model:
                     score_table=spec.RelativeBuckets(num_heads=2, bidirectional=True),
                 )
             ),
-            "'encoder.score_table' is not the kind of table needed here",
+            "'encoder.score_table' is another kind of table than this field needs",
         ),
         (
             spec.Model(
@@ -291,7 +291,7 @@ def change_model(**parts: Any) -> spec.Model:
                     score_table=spec.DistanceTable(span=3),
                 )
             ),
-            "'encoder.score_table' is not the kind of table needed here",
+            "'encoder.score_table' is another kind of table than this field needs",
         ),
         (
             change_model(
@@ -301,7 +301,7 @@ def change_model(**parts: Any) -> spec.Model:
                     score_table=spec.RelativeBuckets(num_heads=2, bidirectional=False),
                 ),
             ),
-            "'encoder.score_table' belongs to another stack, which has other distances",
+            "'encoder.score_table' belongs to another stack; a distance table cannot be shared",
         ),
     ],
 )
@@ -321,7 +321,7 @@ def test_parts_that_do_not_fit_together(broken: spec.Model, words: str) -> None:
         ('{"encoder": {"layers": {"distinct": [{}], "order": [' + "0," * 1024 + "0]}}}", "1025 layers are too many"),
         ('{"encoder": {"layers": [' + "{}," * 1024 + "{}]}}", "1025 layers are too many"),
         ('{"encoder": {"width": 67108865}}', "less than or equal to 67108864"),
-        ("{" + " " * 2**24 + "}", "more than any"),
+        ("{" + " " * 2**24 + "}", "characters; at most"),
         ('{"encoder": 7}', "encoder: expected"),
         ('{"encodr": null}', r"encodr: unknown key \(did you mean 'encoder'\?\)"),
     ],

@@ -130,10 +130,10 @@ def test_hidden_tokens_of_a_text_are_measured(make: Any, tmp_path: Path, capsys:
     code = main(["evaluate", str(folder), "--text", str(tmp_path / "text"), *limits, "--device", "cpu"])
     captured = capsys.readouterr()
     if make is fine_tuning.encoder:
-        assert code == 0 and "of the hidden tokens come first" in captured.out
+        assert code == 0 and "of the hidden tokens are ranked first" in captured.out
     else:
         # Relative distances have no longest text, and nothing says how long those of its training were.
-        assert code == 2 and "does not say how long the texts were" in captured.err
+        assert code == 2 and "lacks max_length" in captured.err
 
 
 def test_a_text_costs_what_it_costs_there(tmp_path: Path) -> None:

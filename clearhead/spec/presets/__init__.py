@@ -1,6 +1,6 @@
-"""Named models of the literature, and the few numbers that describe a regular model."""
+"""Specs of published models, and the hyperparameters that describe a regular model."""
 
 import lazy_loader
 
-# The public names stand in __init__.pyi. Each is imported when it is first used: specs take long to import.
+# __init__.pyi declares the public names. Each is imported at its first use, because importing specs takes long.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Hyperparameters of a regular model, in which all layers are alike, and the spec they expand to."""
+"""Hyperparameters of a regular model, in which all layers are alike, and their expansion to a spec."""
 
 from __future__ import annotations
 
@@ -17,75 +17,75 @@ Count = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """The sizes and choices that define a regular model; those of `PRESET_ONLY` are no keys of a run file."""
+    """Sizes and options of a regular model; all except those in `PRESET_ONLY` are keys of [model] in a run file."""
 
-    #: Which stacks there are; a task allows some of them.
+    #: The stacks of the model; each task allows some families.
     family: Literal["encoder", "decoder", "encoder-decoder"] = "encoder-decoder"
-    #: Layers of each stack.
+    #: Number of layers of each stack.
     layers: Layers = 6
-    #: Layers of the encoder of a model with two stacks, where they differ from `layers`.
+    #: Number of encoder layers in a model with two stacks, if it differs from `layers`.
     encoder_layers: Layers | None = None
-    #: Layers of the decoder of a model with two stacks, where they differ from `layers`.
+    #: Number of decoder layers in a model with two stacks, if it differs from `layers`.
     decoder_layers: Layers | None = None
-    #: Size of the residual stream: numbers for each token between the layers.
+    #: Size of the residual stream: numbers per token between the layers.
     width: Count = 512
-    #: Heads of each attention; they divide the width unless `head_size` is given.
+    #: Number of attention heads; it must divide the width unless `head_size` is set.
     heads: Count = 8
-    #: Heads of keys and values, each shared by several query heads (grouped-query attention); without it as many as
+    #: Number of key/value heads, each shared by several query heads (grouped-query attention); by default equal to
     #: `heads`.
     kv_heads: Count | None = None
-    #: Numbers of one head; without it width / heads.
+    #: Size of one head; by default width / heads.
     head_size: Count | None = None
-    #: Size of the inner layer of a feed-forward network; without it 4 times the width.
+    #: Size of the inner layer of a feed-forward network; by default 4 times the width.
     feedforward: Count | None = None
-    #: The function in the feed-forward networks.
+    #: Activation function of the feed-forward networks.
     activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "relu"
-    #: Whether a feed-forward network has a gate, a third matrix (GLU).
+    #: true gives each feed-forward network a gate, a third matrix (GLU).
     gated: bool = False
-    #: LayerNorm, or RMSNorm, which does not subtract the mean.
+    #: Kind of norm: LayerNorm, or RMSNorm, which does not subtract the mean.
     norm: Literal["layer", "rms"] = "layer"
-    #: Whether a norm stands on the stream behind each branch (post) or inside the branch, in front of its function
+    #: Position of the norms: on the residual stream after each branch (post), or inside the branch before its function
     #: (pre).
     norm_place: Literal["post", "pre"] = "post"
-    #: Added to the variance; None: the usual value for the kind of norm.
+    #: Number added to the variance; None: the default of the kind of norm.
     norm_eps: float | None = None
-    #: Whether a norm ends each stack; None: where norms stand before the branches.
+    #: true puts a norm at the end of each stack; None: only if norm_place is pre.
     final_norm: bool | None = None
-    #: Whether a norm ends the embedding.
+    #: true puts a norm at the end of the embedding.
     embedding_norm: bool = False
-    #: How the model knows the order of the tokens: added to the embedding (sinusoidal, learned), turned into queries
-    #: and keys (rotary), or added to the scores (alibi, buckets).
+    #: Positions: added to the embedding (sinusoidal, learned), applied to queries and keys as a rotation (rotary), or
+    #: added to the scores (alibi, buckets).
     positions: Literal["sinusoidal", "learned", "rotary", "alibi", "buckets"] = "sinusoidal"
-    #: Rows of learned positions, and so the longest text in tokens.
+    #: Number of learned positions, which limits the length of a text in tokens.
     max_positions: Count = 1024
-    #: Rows of the segment table; 0: none.
+    #: Number of segments, such as 2 for pairs of texts; 0: no segment table.
     segments: int = 0
-    #: Share of numbers that are set to 0 in training, at the end of every branch and of the embedding.
+    #: Dropout rate in training, at the end of every branch and of the embedding.
     dropout: Rate = 0.1
-    #: The same for attention weights; without it, `dropout` replaces the attention dropout of a preset that has one.
+    #: Dropout rate of attention weights. If it is not set, `dropout` replaces the attention dropout of a preset.
     attention_dropout: Rate = 0.0
-    #: The same for the inner layer of feed-forward networks; `dropout` replaces it in the same cases.
+    #: Dropout rate of the inner layer of feed-forward networks. `dropout` replaces it in the same case.
     activation_dropout: Rate = 0.0
-    #: How many tokens back, and in an encoder ahead, self-attention sees; without it all that its mask allows.
+    #: Number of tokens back, and in an encoder also ahead, that self-attention can attend to; by default no limit.
     window: Count | None = None
-    #: Whether queries and keys are normed before their product.
+    #: true normalizes queries and keys before their product.
     qk_norm: bool = False
-    #: Whether linear maps and layer norms have a bias.
+    #: true gives linear layers and layer norms a bias.
     bias: bool = True
-    #: Factor of the scores; None: head_size ** -0.5.
+    #: Factor of the attention scores; None: head_size ** -0.5.
     attention_scale: float | None = None
-    #: Factor of the rows of the table; None: sqrt(width) if tied to the output, else 1.
+    #: Factor of the embedding table; None: sqrt(width) if initialization is xavier, else 1.
     embedding_scale: float | None = None
-    #: Factor of the states that enter the last map.
+    #: Factor of the states that enter the last linear layer.
     output_scale: float = 1.0
-    #: Whether the last map has a bias.
+    #: true gives the last linear layer a bias.
     output_bias: bool = False
-    #: Whether the head has an inner layer with activation and norm.
+    #: true gives the head an inner layer with activation and norm.
     output_transform: bool = False
-    #: Which tables are one: those of both embeddings and the output (all), those of the decoder and the output, or
-    #: none.
+    #: Weight tying: one table for both embeddings and the output (all), one for the decoder's embedding and the output
+    #: (decoder), or separate tables (none).
     tie: Literal["all", "decoder", "none"] = "all"
-    #: How fresh weights are drawn.
+    #: Distribution of the initial weights.
     initialization: Literal["xavier", "normal"] = "xavier"
 
 
@@ -95,22 +95,22 @@ PRESET_ONLY: Final = frozenset(
     output_transform
     """.split()
 )
-"""Hyperparameters that named presets set, and the [model] table of a run file does not."""
+"""Hyperparameters that presets set, and that are no keys of [model] in a run file."""
 
 
 def build_spec(
     hparams: Hyperparameters, *, source_vocab: int, target_vocab: int, head: spec.Head | None = None
 ) -> spec.Model:
-    """Expand hyperparameters to the spec of a model.
+    """Return the spec of the model that the hyperparameters describe.
 
     Args:
-        hparams: sizes and choices.
-        source_vocab: rows of the table of the first stack.
-        target_vocab: rows of the table of the decoder; the same as source_vocab where tables are tied.
-        head: what turns states into outputs; None: scores of the vocabulary.
+        hparams: the sizes and options of the model.
+        source_vocab: the vocabulary size of the first stack.
+        target_vocab: the vocabulary size of the decoder; equal to source_vocab if all tables are tied.
+        head: the head of the model; None means a head that scores the vocabulary.
 
     Raises:
-        InputError: sizes that do not fit together, every fault in one report.
+        InputError: sizes do not fit together; one report names all faults.
     """
     faults = _faults(hparams, source_vocab, target_vocab)
     if faults:
@@ -230,7 +230,7 @@ def _embedding(hparams: Hyperparameters, table: spec.Table | spec.Reference) -> 
         position = spec.Learned(rows=hparams.max_positions)
     scale = hparams.embedding_scale
     if scale is None:
-        # Xavier draws tables with deviation 1/sqrt(width), so that they serve as output weights; undone on the way in.
+        # Xavier draws tables with deviation 1/sqrt(width), as output weights need; the scale undoes this at the input.
         scale = hparams.width**0.5 if hparams.initialization == "xavier" else 1.0
     return spec.Embedding(
         table=table,

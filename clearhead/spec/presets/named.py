@@ -1,4 +1,4 @@
-"""Presets: named models of the literature as hyperparameters."""
+"""Presets: hyperparameters and specs of published models."""
 
 from __future__ import annotations
 
@@ -91,35 +91,35 @@ def _vocabulary(hparams: Hyperparameters, vocab_size: int) -> spec.Model:
 
 @check_types
 def transformer_base(vocab_size: int = 37000) -> spec.Model:
-    """The original Transformer. Source: arXiv 1706.03762, table 3; the vocabulary: section 5.1."""
+    """Return the spec of the original Transformer. Source: arXiv 1706.03762, table 3; the vocabulary: section 5.1."""
     return _vocabulary(PRESETS["transformer"], vocab_size)
 
 
 @check_types
 def transformer_big(vocab_size: int = 37000) -> spec.Model:
-    """The large original Transformer. Source: arXiv 1706.03762, table 3; the vocabulary: section 5.1."""
+    """Return the spec of the big original Transformer. Source: arXiv 1706.03762, table 3 and section 5.1."""
     return _vocabulary(PRESETS["transformer-big"], vocab_size)
 
 
 @check_types
 def bert_base(vocab_size: int = 30522) -> spec.Model:
-    """A bidirectional encoder with a masked-word head. Source: arXiv 1810.04805, section 3."""
+    """Return the spec of BERT: a bidirectional encoder with a masked-word head. Source: arXiv 1810.04805, section 3."""
     return _vocabulary(PRESETS["bert"], vocab_size)
 
 
 @check_types
 def gpt2(vocab_size: int = 50257) -> spec.Model:
-    """A causal decoder with learned positions. Source: the GPT-2 report, section 2.3."""
+    """Return the spec of GPT-2: a causal decoder with learned positions. Source: the GPT-2 report, section 2.3."""
     return _vocabulary(PRESETS["gpt2"], vocab_size)
 
 
 @check_types
 def t5_small(vocab_size: int = 32128) -> spec.Model:
-    """An encoder-decoder with relative buckets. Source: arXiv 1910.10683, section 2.1."""
+    """Return the spec of T5: an encoder-decoder with relative buckets. Source: arXiv 1910.10683, section 2.1."""
     return _vocabulary(PRESETS["t5-small"], vocab_size)
 
 
 @check_types
 def llama_tiny(vocab_size: int = 512, layers: int = 5) -> spec.Model:
-    """A causal decoder with rotary positions and grouped heads. Source: arXiv 2302.13971, section 2.2."""
+    """Return the spec of a small Llama: a decoder with rotary positions. Source: arXiv 2302.13971, section 2.2."""
     return _vocabulary(replace(PRESETS["llama-tiny"], layers=layers), vocab_size)

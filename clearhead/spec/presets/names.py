@@ -1,4 +1,4 @@
-"""The names of presets, to be looked up without the specs that they stand for."""
+"""Names of presets, which can be looked up without importing specs."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -13,4 +13,4 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
         "llama-tiny": "llama_tiny",
     }
 )
-"""The names of run files, and of the functions that build their specs."""
+"""The preset names of run files, and the functions that return their specs."""

@@ -1,4 +1,4 @@
-"""Heads for outputs other than words: data, no modules."""
+"""Specs of heads for labels, token labels and vectors."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ PoolBy = Literal["first", "mean", "last"]
 
 
 def default_pool(model: spec.Model) -> PoolBy:
-    """Return which states usually stand for the sequence: a decoder has read all of it in the last one only."""
+    """Return the default pooling: the mean for an encoder, the last state for a decoder, which has read all tokens."""
     return "mean" if model.decoder is None else "last"
 
 
 def label_head(width: int, count: int, *, pool: PoolBy, inner: Literal["tanh", "gelu"] | None = "tanh") -> spec.Head:
-    """One score of a sequence for each label.
+    """Return a head that gives each sequence one score per label.
 
     Args:
-        width: of the states.
-        count: labels; 1 for a number.
-        pool: which states stand for the sequence.
-        inner: the activation of an inner layer; None: one layer without a bias is all.
+        width: the width of the hidden states.
+        count: the number of labels; 1 for a regression.
+        pool: the states that represent the sequence.
+        inner: the activation of an inner layer; None means a single linear layer without bias.
 
     Source: arXiv 1810.04805, section 3.2 (an inner layer with tanh, then the labels).
     """
@@ -32,15 +32,17 @@ def label_head(width: int, count: int, *, pool: PoolBy, inner: Literal["tanh", "
 
 
 def default_label_head(model: spec.Model, count: int, *, pool: PoolBy) -> spec.Head:
-    """The head that published classifiers with such stacks have, so that one trained here can be saved as one of them.
+    """Return the label head that published classifiers with the same stacks use, so that the model can be saved as one.
 
     Args:
-        model: whose stacks it reads.
-        count, pool: as in `label_head`.
+        model: the spec with the stacks.
+        count, pool: the arguments of `label_head`.
 
-    Source: one linear layer on a decoder, the GPT-1 report, section 3.2; tanh behind an encoder with norms after the
-    sum, arXiv 1810.04805, section 3.2, and behind two stacks, arXiv 1910.13461, section 3.1; GELU behind an encoder
-    with norms before the branches, arXiv 2503.05500 and its released code.
+    A decoder gets one linear layer. An encoder with norms after the sum, and a model with two stacks, get an inner
+    layer with tanh. An encoder with norms before the branches gets an inner layer with GELU.
+
+    Source: the GPT-1 report, section 3.2 (decoder); arXiv 1810.04805, section 3.2 (encoder); arXiv 1910.13461, section
+    3.1 (two stacks); arXiv 2503.05500 and its released code (norms before the branches).
     """
     top = model.decoder or model.encoder
     assert top is not None, "a validated model has a stack"
@@ -51,19 +53,19 @@ def default_label_head(model: spec.Model, count: int, *, pool: PoolBy) -> spec.H
 
 
 def token_head(count: int) -> spec.Head:
-    """One score of a token for each label. Source: arXiv 1810.04805, section 4.1 and 5.3."""
+    """Return a head that gives each token one score per label. Source: arXiv 1810.04805, sections 4.1 and 5.3."""
     return spec.Head(layers=(spec.Linear(size=count),))
 
 
 def vector_head(*, pool: PoolBy) -> spec.Head:
-    """One vector of length 1 for a sequence. Source: arXiv 1908.10084, section 3."""
+    """Return a head that gives each sequence one vector of length 1. Source: arXiv 1908.10084, section 3."""
     return spec.Head(layers=(spec.Pool(by=pool), spec.L2Normalize()))
 
 
 def with_head(model: spec.Model, head: spec.Head) -> spec.Model:
-    """Return the same stacks with another head.
+    """Return a spec with the same stacks and another head.
 
     Raises:
-        InputError: the head does not fit the stacks; every fault is named.
+        InputError: the head does not fit the stacks; one report names all faults.
     """
     return spec.validate(model.model_copy(update={"head": head}))

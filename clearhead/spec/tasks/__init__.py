@@ -1,1 +1,1 @@
-"""Facts of tasks: the record of a model's task, the kinds of task by name, and their recipes and words."""
+"""Descriptions of tasks, their registry by name, and the task record of a model."""

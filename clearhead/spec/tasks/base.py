@@ -1,6 +1,6 @@
-"""What a task is: its facts, the words of its commands, and the values of its run files.
+"""Descriptions of tasks: facts, help texts of their commands, and default values of their run files.
 
-Only the standard library is needed, as `clearhead --help` loads nothing else.
+This module imports only the standard library, so that `clearhead --help` stays fast.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ from clearhead.base.errors import InputError
 
 Family = Literal["encoder", "decoder", "encoder-decoder"]
 Outputs = Literal["vocabulary", "labels", "token_labels", "span", "vector"]
-"""What a head returns: scores of the vocabulary, of the labels of a text, of the labels of each token, of each token as
-start and as end of a span; or a vector."""
+"""The output of a head.
+
+- "vocabulary": scores of vocabulary entries.
+- "labels", "token_labels": scores of the labels of a text, or of each token.
+- "span": scores of each token as the start and as the end of a span.
+- "vector": one vector per text.
+"""
 Value = str | int | float | bool
 
 
 @dataclass(frozen=True)
 class Size:
-    """One size of a model, and when it is worth its time.
+    """One model size of a recipe, and the number of training tokens from which it is better than a smaller one.
 
     Args:
-        layers, width, heads, feedforward: as in [model].
-        dropout: as in [model].
-        least_tokens: the fewest tokens, repetitions included, that it must read to be better than the size before it.
+        layers, width, heads, feedforward, dropout: the keys of [model] with these names.
+        least_tokens: the fewest training tokens, repetitions included, at which this size beats the previous one.
     """
 
     layers: int
@@ -39,11 +43,11 @@ class Size:
 
 @dataclass(frozen=True)
 class Architecture:
-    """The parts of a model that do not depend on its size.
+    """The settings of [model] that do not depend on the size of the model.
 
     Args:
-        keys: of [model].
-        saved_as: the Hugging Face architecture in which `clearhead convert --to hf` saves it; empty: none fits.
+        keys: the keys of [model] with their values.
+        saved_as: the Hugging Face architecture that `clearhead convert --to hf` saves; empty means that none fits.
     """
 
     keys: Mapping[str, Value]
@@ -52,21 +56,22 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The values of a run file for one task and amount of data: those that were best on validation data.
+    """Run-file values for one task and one amount of data: those that scored best on validation data.
 
     Args:
-        up_to: the most texts, pairs or sentences, or characters of running text, of this row; None: any number.
-        tokenizer: kind of tokenizer. For "character", text with many different characters takes byte-bpe instead.
-        vocab_size: the largest vocabulary. It is smaller where fewer words are frequent.
-        least_count: a word counts as frequent if it occurs this often.
-        max_length: for running text whose documents are not lines, the length of a block in tokens; for all other
-            data, the most tokens of a text: the longest text decides.
-        sizes: of the model, the smallest first.
-        model: the rest of [model].
-        train: the keys of [train] other than its length and its run directory.
-        most_epochs: the passes over the data after which more of them do harm or no good.
-        task: keys of [task] beside its kind.
-        below: the plain baseline that a model from scratch stays below on so much data; empty: none.
+        up_to: the largest amount of data for this recipe, in texts, pairs or sentences, or in characters of running
+            text. None means any amount.
+        tokenizer: the kind of tokenizer. Instead of "character", text with many different characters gets byte-bpe.
+        vocab_size: the largest vocabulary size; it shrinks if fewer words are frequent.
+        least_count: the number of occurrences from which a word counts as frequent.
+        max_length: the block length in tokens, for running text whose documents are not lines. For all other data, the
+            upper limit of max_length, which the longest text decides.
+        sizes: the sizes of the model, smallest first.
+        model: the other settings of [model].
+        train: the keys of [train] except its length and its run directory.
+        most_epochs: the number of passes over the data after which more passes no longer help.
+        task: the keys of [task] except its kind.
+        below: a simple baseline that beats a model trained from scratch on this amount of data; empty means none.
     """
 
     up_to: int | None
@@ -84,16 +89,16 @@ class Recipe:
 
 @dataclass(frozen=True)
 class NewWords:
-    """What `clearhead new` says of a task, and which options name its data.
+    """Help texts and data options of `clearhead new` for a task.
 
     Attributes:
-        does: its help in one sentence.
-        examples: what follows `clearhead new TASK`.
-        data: the forms of data, line by line, and what is done with it.
-        needed, optional: the names of its data options.
-        longer: what happens to sequences that are too long.
-        batch: what a batch counts.
-        comments: on keys of [task] in a run file, in the order in which they stand there.
+        does: the purpose of the command in one sentence.
+        examples: arguments for `clearhead new TASK`, one example each.
+        data: the data formats and their treatment, one per line.
+        needed, optional: the names of the required and of the optional data options.
+        longer: a note on the treatment of sequences that are too long.
+        batch: the comment on the unit of batch_tokens.
+        comments: the comments on keys of [task] in a run file, in the order of the keys.
     """
 
     does: str
@@ -102,7 +107,7 @@ class NewWords:
     needed: tuple[str, ...]
     optional: tuple[str, ...]
     longer: str
-    batch: str = "padded tokens in one batch: less if memory is short"
+    batch: str = "padded tokens in one batch; lower it if memory is short"
     comments: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -111,9 +116,9 @@ class EvaluateWords:
     """The options of `clearhead evaluate` for a task.
 
     Attributes:
-        data: the names of those that name its data.
-        measures: what is measured, for the help.
-        optional: the names of the others that it takes, and those of `Model.evaluate` alone.
+        data: the names of the options that name the data.
+        measures: the names of the metrics, for the help.
+        optional: the names of the other options, including those that only `Model.evaluate` takes.
     """
 
     data: tuple[str, ...]
@@ -122,33 +127,34 @@ class EvaluateWords:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of all options."""
+        """The names of all options of the command."""
         return *self.data, *self.optional
 
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of task.
+    """Description of a kind of task, such as translate or classify.
 
     Attributes:
-        kind: its name, as in [task] kind.
-        outputs: what its head returns.
-        families: of the models that it is for; the first is the default.
-        new, evaluate: its words in these commands.
-        used_with: the command that uses a trained model, behind `clearhead`; "{run}" stands for its name.
-        recipes: by amount of data, the smallest first.
-        options: the help of its own options that name data, by their names; each is a text.
-        score: the name of the score of a validation.
-        scores_translations: whether it is computed from translations of some sentences ([train] bleu_sentences).
-        learns_head: whether the head is learned from nothing, as its outputs are what no text has: labels, borders of
-            spans, numbers.
-        smooths_labels: whether its loss has a use for [train] label_smoothing.
-        writes: whether its models write text token by token.
-        continues: whether that text continues the input.
-        is_paired: whether its data are pairs of texts, line by line.
-        has_two_vocabularies: whether its two texts may have a tokenizer each.
-        measured_on_pairs_as: the task whose measures it has for pairs of texts; empty: it has none for them.
-        home: the package of its parts, for a task that is not of this package; empty: its folder here.
+        kind: the name of the task, the value of [task] kind.
+        outputs: the kind of output of its head.
+        families: the model families that suit the task; the first is the default.
+        new, evaluate: the help texts and options of these commands.
+        used_with: the command that uses a trained model, without `clearhead`; "{run}" stands for the run.
+        recipes: the default values of run files by amount of data, smallest first.
+        options: the help of additional options that name data, by option name.
+        score: the name of the validation score.
+        scores_translations: True if the score is computed from translations of [train] bleu_sentences sentences.
+        learns_head: True if the head starts untrained, because no text contains its outputs, such as labels, borders of
+            spans or numbers.
+        smooths_labels: True if the loss uses [train] label_smoothing.
+        writes: True if the model generates text token by token.
+        continues: True if the generated text continues the input.
+        is_paired: True if the data are pairs of texts, line by line.
+        has_two_vocabularies: True if the two texts may have separate tokenizers.
+        measured_on_pairs_as: the task whose metrics apply if the evaluation data are pairs; empty means that pairs are
+            refused.
+        home: the package with the modules of a task that is not part of clearhead; empty means `clearhead.tasks.KIND`.
     """
 
     kind: str
@@ -171,10 +177,14 @@ class Task:
     home: str = ""
 
     def module(self, name: Literal["data", "use", "train", "pipeline"]) -> Any:
-        """Return the module of its data, its use and measures, its training or its schema for a server, imported then.
+        """Import and return a module of the task.
+
+        Args:
+            name: "data" (data formats), "use" (predictions and metrics), "train" (training), or "pipeline" (the schema
+                for the server).
 
         Raises:
-            InputError: another package has the task, and the module cannot be imported.
+            InputError: the task belongs to another package, and the module cannot be imported.
         """
         if not self.home:
             return importlib.import_module(f"clearhead.tasks.{self.kind}.{name}")
@@ -187,9 +197,9 @@ class Task:
 
     @property
     def has_labels(self) -> bool:
-        """Whether the outputs are scores of named labels."""
+        """True if the outputs are scores of named labels."""
         return self.outputs in ("labels", "token_labels")
 
     def recipe(self, amount: int) -> Recipe:
-        """Return the recipe for an amount of data: texts, pairs or sentences, or characters of running text."""
+        """Return the recipe for an amount of data, in texts, pairs or sentences, or in characters of running text."""
         return next(row for row in self.recipes if row.up_to is None or amount <= row.up_to)

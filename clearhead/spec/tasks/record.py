@@ -1,4 +1,4 @@
-"""The task record of a model, stored beside its weights: its task, its labels and its input format."""
+"""Task record of a model, stored in the folder of its weights: its task, labels and input format."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _check_kind(kind: str) -> str:
 
 
 TaskKind = Annotated[str, AfterValidator(_check_kind)]
-"""The name of a task that is built in or installed."""
+"""The name of a built-in task, or of a task from an installed package."""
 
 LabelKind = Literal["single_label", "multi_label", "regression"]
 
@@ -27,13 +27,13 @@ Repeats = Literal["start", "last"]
 
 
 class Noise(Printed, BaseModel):
-    """The corruption of text for masked language modelling and denoising.
+    """Settings of the noise for masked language modelling and denoising.
 
     Args:
-        kind: mask single tokens ("mask"), replace spans by sentinels ("spans") or by one mask each ("infill").
-        share: share of the tokens to corrupt.
-        mean_span: mean length of a span in tokens; None for "mask".
-        whole_words: mask all tokens of a word or none.
+        kind: "mask" masks single tokens, "spans" replaces spans by sentinels, "infill" replaces each span by one mask.
+        share: the share of the tokens to corrupt, 0 to 1.
+        mean_span: the mean length of a span in tokens; None for "mask".
+        whole_words: True to mask either all tokens of a word or none.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -45,11 +45,11 @@ class Noise(Printed, BaseModel):
 
 
 class DataFormat(Printed, BaseModel):
-    """How the data that a model was trained on was read.
+    """Format of the training data of a model, in which evaluation data are read too.
 
     Args:
-        form: the key of its [data] table that names it: text, source, tsv, jsonl or dataset.
-        ending: of a text file with columns or fields: .tsv, .csv or .jsonl.
+        form: the key of the [data] table that names the data: text, source, tsv, jsonl or dataset.
+        ending: the ending of a text file with columns or fields: .tsv, .csv or .jsonl.
         keys: the other keys of the table, such as document = "line".
     """
 
@@ -61,23 +61,25 @@ class DataFormat(Printed, BaseModel):
 
 
 class TaskRecord(Printed, BaseModel):
-    """The task that a model was trained for.
+    """Record of the task that a model was trained for.
 
     Args:
-        kind: the task of its run file.
-        labels: names of the labels, in the order of the outputs; empty for vocabulary heads and vectors.
-        label_kind: single-label, multi-label or regression; None for other tasks.
-        max_length: the longest training sequence in tokens, with special tokens; None: not known.
-        is_paired: whether the model reads pairs of texts; None: not known, so that it reads either.
-        number_mean, number_scale: a predicted number is output * number_scale + number_mean.
-        noise: the corruption of its training text; None for other tasks.
-        repeats: the decoder reads the input of the encoder shifted right, after its start token ("start") or after the
-            last id of the text ("last"); None: it reads a text of its own, or the start token alone.
-        reading: how its training data was read, which is how evaluation data is read; None: not known.
-        answer_tokens: tokens of the longest answer of the training data; None: not known.
-        inner_signs, sign_runs: how raw text is split into words as in training; see `WordSplitter`.
-        prompt: text in front of every text that becomes a vector.
-        facts: what else a task of another package remembers of its training.
+        kind: the name of the task, as in its run file.
+        labels: the names of the labels, in the order of the outputs; empty for vocabulary heads and vectors.
+        label_kind: the kind of labels; None for other tasks.
+        max_length: the longest training sequence in tokens, with special tokens; None means unknown.
+        is_paired: True if the model reads pairs of texts. None means unknown; then texts and pairs are accepted.
+        number_mean, number_scale: mean and scale of a regression: a predicted number is output * number_scale +
+            number_mean.
+        noise: the noise in the training text; None for other tasks.
+        repeats: the first id of the decoder's input, if the decoder reads the encoder's input shifted right. It
+            is the start token ("start") or the last id of the text ("last"). None means that the
+            decoder reads another text, or the start token alone.
+        reading: the format of the training data, in which evaluation data are read; None means unknown.
+        answer_tokens: the number of tokens of the longest answer in the training data; None means unknown.
+        inner_signs, sign_runs: the rules that split raw text into words, see `WordSplitter`.
+        prompt: the text put in front of every text to embed.
+        facts: further values that a task of another package stores.
     """
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -99,12 +101,16 @@ class TaskRecord(Printed, BaseModel):
     facts: dict[str, JsonValue] = {}
 
     def to_json(self) -> str:
-        """Return the record as JSON; a prompt is written only where there is one."""
+        """Return the record as JSON text; an empty prompt is left out."""
         return self.model_dump_json(indent=2, exclude=None if self.prompt else {"prompt"}) + "\n"
 
     @classmethod
     def from_json(cls, text: str, name: str) -> TaskRecord:
-        """Read what `to_json` wrote; `name` is for messages.
+        """Return the record in a JSON text that `to_json` wrote.
+
+        Args:
+            text: the JSON text.
+            name: the name of its file, for messages.
 
         Raises:
             InputError: the text is not a task record.

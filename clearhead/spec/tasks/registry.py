@@ -1,4 +1,4 @@
-"""The tasks by their names: those of this package, and those of installed ones."""
+"""Registry of tasks by name: the built-in ones, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from clearhead.base.errors import InputError, did_you_mean
 from clearhead.spec.tasks.base import Family, Outputs, Task
 
 BUILT_IN: Final = ("translate", "generate", "fill", "classify", "tag", "embed", "denoise", "answer")
-"""One line here registers a task of this package."""
+"""The names of the built-in tasks."""
 ENTRY_POINTS: Final = "clearhead.tasks"
-"""The group of entry points by which a package has tasks of its own: KIND = "MODULE:TASK"."""
+"""The group of entry points by which a package provides tasks: KIND = "MODULE:TASK"."""
 
 
 @cache
 def task_kinds() -> tuple[str, ...]:
-    """Return the names of all tasks, those of installed packages last."""
+    """Return the names of all tasks; those of installed packages come last."""
     return (*BUILT_IN, *sorted({point.name for point in metadata.entry_points(group=ENTRY_POINTS)} - {*BUILT_IN}))
 
 
 @cache
 def find_task(kind: str) -> Task:
-    """Return a task by its name.
+    """Return the task of a name.
 
     Raises:
-        InputError: there is none, or the package that has it cannot be imported.
+        InputError: there is no such task, or the package that provides it cannot be imported.
     """
     if kind in BUILT_IN:
         built_in: Task = importlib.import_module(f"clearhead.tasks.{kind}.task").TASK
@@ -52,16 +52,16 @@ def find_task(kind: str) -> Task:
 
 
 def unknown_task_message(kind: str) -> str:
-    """Return what is wrong with the name of a task that there is not."""
+    """Return the error message for the name of an unknown task."""
     return (
-        f"there is no task '{kind}'{did_you_mean(kind, task_kinds())}; the tasks are {', '.join(task_kinds())}: another one needs the "
-        "package that has it"
+        f"there is no task '{kind}'{did_you_mean(kind, task_kinds())}; available: {', '.join(task_kinds())}; a task of "
+        "another package needs that package installed"
     )
 
 
 @cache
 def list_tasks() -> tuple[Task, ...]:
-    """Return all tasks; one whose package cannot be imported is left out with a warning."""
+    """Return all tasks; a task that cannot be imported is left out, with a warning."""
     tasks = []
     for kind in task_kinds():
         try:
@@ -72,7 +72,7 @@ def list_tasks() -> tuple[Task, ...]:
 
 
 def tasks_with_outputs(outputs: Outputs, family: Family | None = None) -> tuple[Task, ...]:
-    """Return the tasks whose head returns something, and that are for a family; the usual one is the first."""
+    """Return the tasks with a kind of output that suit a family of models; the default task comes first."""
     return tuple(
         task for task in list_tasks() if task.outputs == outputs and (family is None or family in task.families)
     )

@@ -1,1 +1,1 @@
-"""Extractive question answering: the span of a text that answers a question."""
+"""Extractive question answering: find the span of a text that answers a question."""

@@ -1,6 +1,6 @@
-"""The data of extractive question answering: questions about contexts, with the answers that stand in them.
+"""Data of extractive question answering: questions with contexts, and the answers in these contexts.
 
-They come in the SQuAD layout, as JSON lines or as a list.
+Supported formats are the SQuAD layout, JSON lines, and Python lists.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COLUMNS: Final = ("context", "question", "answers")
 
 
 class GoldAnswer(NamedTuple):
-    """A right answer: its characters, and the place of the first of them in the context, counted from 0."""
+    """A right answer: its text, and the index of its first character in the context, counted from 0."""
 
     text: str
     start: int
@@ -47,12 +47,12 @@ class GoldAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class SquadFile:
-    """A file in the SQuAD layout, version 1.1 or 2.0.
+    """Data file in the SQuAD layout, version 1.1 or 2.0.
 
     Args:
-        path: a JSON file, plain or .gz: {"data": [{"paragraphs": [{"context", "qas"}]}]}. Each of `qas` has a
-            "question" and "answers", a list of {"text", "answer_start"}; the list is empty where "is_impossible" is
-            true, and only there.
+        path: the path of a JSON file, plain or .gz: {"data": [{"paragraphs": [{"context", "qas"}]}]}. Each item of
+            `qas` has a "question" and "answers", a list of {"text", "answer_start"}. The list is empty if, and only
+            if, "is_impossible" is true.
 
     Source: arXiv 1606.05250 (1.1) and arXiv 1806.03822 (2.0).
     """
@@ -61,7 +61,7 @@ class SquadFile:
     columns = _COLUMNS
 
     def rows(self) -> Iterator[Row]:
-        """Go through the questions in file order, counted by article, paragraph and question."""
+        """Yield the questions in file order, with the numbers of article, paragraph and question."""
         document, is_empty = self._document(), True
         for article, content in self._items(document, ()):
             for paragraph, values in self._items(content, article):
@@ -77,51 +77,51 @@ class SquadFile:
                         ),
                     )
         if is_empty:
-            raise InputError(f"{self.path}: expected at least one question, found none")
+            raise InputError(f"{self.path}: expected at least one question, got none")
 
     def _document(self) -> object:
         try:
             return parse_json("".join(stream_text(self.path)))
         except json.JSONDecodeError as error:
             raise InputError(
-                f"{self.path}:{error.lineno}: expected JSON in the SQuAD layout, but {error.msg.lower()}; the name of "
-                "a file of JSON lines ends in .jsonl"
+                f"{self.path}:{error.lineno}: expected JSON in the SQuAD layout, but {error.msg.lower()}; if this "
+                "file holds JSON lines, rename it to end in .jsonl"
             ) from None
 
     def _items(self, record: object, number: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], object]]:
-        """Go through the list that the next level of the layout is, with the number of each item."""
+        """Yield the items of the list at the next level of the layout, each with its number."""
         for index, value in enumerate(_list_of(record, _LAYOUT[len(number)], self.location(number))):
             yield (*number, index), value
 
     def location(self, number: tuple[int, ...]) -> str:
-        """Return the place of a question, a paragraph, an article or the file."""
+        """Return the location of a question, a paragraph or an article for messages, such as "f.json: data[0]"."""
         levels = [f"{name}[{index}]" for name, index in zip(_LAYOUT, number, strict=False)]
         return ": ".join(filter(None, [str(self.path), ".".join(levels)]))
 
     def identity(self) -> list[object]:
-        """Return JSON values that the questions depend on."""
+        """Return JSON values that identify the content of the file, for the key of the cache."""
         return ["answers", "squad", content_key(self.path)]
 
 
 class QuestionRows(CheckedRows):
-    """Questions as rows of a table.
+    """Questions from the rows of a table, checked.
 
-    Its columns are "context", "question", "answer" and "start"; the last two are lists where there are several right
-    answers, and null where the context holds none.
+    The table has the columns "context", "question", "answer" and "start". The last two hold lists if several answers
+    are right, and null if the context holds none.
     """
 
     kind: ClassVar[str] = "answers"
     columns: ClassVar[tuple[str, ...]] = _COLUMNS
 
     def check(self, record: Mapping[str, Any], location: str) -> tuple[Any, ...]:
-        """As of `CheckedRows`."""
+        """Return the values of a row, or raise an error if they are unusable."""
         context, question = (
             _read_nonempty_text(record, "context", location),
             _read_nonempty_text(record, "question", location),
         )
         texts, starts = _as_list(record["answer"]), _as_list(record["start"])
         if len(texts) != len(starts):
-            raise InputError(f"{location}: expected a start for each of {len(texts)} answers, got {len(starts)}")
+            raise InputError(f"{location}: expected a start for each of the {len(texts)} answers, got {len(starts)}")
         golds = [_check_gold_answer(text, start, context, location) for text, start in zip(texts, starts, strict=True)]
         return context, question, tuple(golds)
 
@@ -136,7 +136,7 @@ def _list_of(record: object, field: str, location: str) -> list[object]:
 def _read_nonempty_text(record: object, field: str, location: str) -> str:
     text = check_text(field_value(record, field, location), field, location)
     if not text.strip():
-        raise InputError(f"{location}: the {field} is empty")
+        raise InputError(f"{location}: the {field} is empty; expected a text")
     with within(location):
         refuse_enormous([text], None, field)
     return text
@@ -150,61 +150,64 @@ def _squad_answers(entry: object, context: str, location: str) -> tuple[GoldAnsw
         golds.append(_check_gold_answer(text, start, context, its_location))
     is_impossible = bool(entry.get("is_impossible")) if isinstance(entry, Mapping) else False
     if is_impossible and golds:
-        raise InputError(f"{location}: the question is marked as impossible, but it has answers; remove one of the two")
+        raise InputError(
+            f"{location}: the question is marked as impossible, but it has answers; remove the mark or the answers"
+        )
     if not golds and not is_impossible:
         raise InputError(
-            f'{location}: the question has no answer; where the context holds none, SQuAD 2.0 says "is_impossible": '
-            "true"
+            f'{location}: the question has no answer; if the context holds none, mark it with "is_impossible": true'
         )
     return tuple(golds)
 
 
 def _as_list(value: object) -> list[object]:
-    """Return the values of a field that may hold one, several in a list, or null for none."""
+    """Return the value of a field as a list: a list unchanged, null as an empty list, anything else as one item."""
     if isinstance(value, list):
         return value
     return [] if value is None else [value]
 
 
 def _check_gold_answer(text: object, start: object, context: str, location: str) -> GoldAnswer:
-    """Return an answer that stands in its context.
+    """Return an answer after checking that its context contains it at `start`.
 
     Raises:
-        InputError: it does not; the sentence says what stands there.
+        InputError: the context has another text at `start`; the message quotes it.
     """
     if not isinstance(text, str) or not text.strip():
-        raise InputError(f"{location}: the answer is {json_text(text)}; expected a text that stands in the context")
+        raise InputError(f"{location}: the answer is {json_text(text)}; expected a text from the context")
     if not isinstance(start, int) or isinstance(start, bool):
         raise InputError(
-            f"{location}: the start of the answer is {json_text(start)}; expected a number of characters, from 0"
+            f"{location}: the start of the answer is {json_text(start)}; expected a character index, from 0"
         )
     if start < 0 or context[start : start + len(text)] != text:
         first = context.find(text)
-        there = f"{json_text(context[start : start + len(text)])} stands" if 0 <= start < len(context) else "nothing is"
-        mend = f"it stands at {first}" if first >= 0 else "it is not in the context at all"
+        there = (
+            f"found {json_text(context[start : start + len(text)])}" if 0 <= start < len(context) else "found no text"
+        )
+        mend = f"it begins at character {first}" if first >= 0 else "the context does not contain it"
         raise InputError(
-            f"{location}: the answer {json_text(text)} does not begin at character {start} of the context, where "
+            f"{location}: the answer {json_text(text)} does not begin at character {start} of the context: "
             f"{there}; {mend}"
         )
     return GoldAnswer(text, start)
 
 
 class AnswerText(Form):
-    """A file in the SQuAD layout, or JSON lines."""
+    """The [data] keys for a file in the SQuAD layout, or a file of JSON lines."""
 
     #: A .json file in the SQuAD layout, or .jsonl with context, question, answer and start.
     text: Filled = Field(examples=["train.json"])
 
     def as_source(self) -> TableSource:
-        """Return the source of the questions."""
+        """Return the source that reads the questions of the file."""
         path = user_path(self.text)
         if path.is_dir():
-            raise InputError(f"{path} is a folder: name a file in it")
+            raise InputError(f"{path} is a folder; name a file in it")
         if has_ending(path, ".jsonl"):
             return QuestionRows(JsonLinesFile(path, _FIELDS, raw=_RAW))
         if has_ending(path, ".json"):
             return SquadFile(path)
-        # One that is well named may be written before it is read, as lists of examples are.
+        # A file with a valid ending may be written later, before it is read, such as a list of examples.
         if not path.exists():
             raise InputError(f"{path}: {explain_absent(path)}")
         raise InputError(
@@ -214,38 +217,37 @@ class AnswerText(Form):
 
 
 def read_answers(source: TableSource, share: Share = WHOLE) -> DataTable:
-    """Read the questions of a source, as columns "context", "question" and "answers", tuples of `GoldAnswer`.
+    """Read questions into a table with the columns "context", "question" and "answers" (tuples of `GoldAnswer`).
 
     Args:
         source: the source of the questions.
-        share: the share of them to read, as for `read_table`.
+        share: the share of the rows to read, see `read_table`.
 
     Raises:
-        InputError: the file is missing or unusable, an answer does not stand in its context, or there is no question
-            in the share.
+        InputError: the file is missing or unusable, an answer is not in its context, or the share has no question.
     """
     return read_table(source, share, what="question", row_keys=_group_keys)
 
 
 def _group_keys(data: DataTable) -> tuple[list[list[str]], list[bool]]:
-    """Return the context of each question, and whether it has an answer."""
+    """Return two keys per question: its context, and True if it has an answer."""
     return [[context] for context in data["context"]], list(map(bool, data["answers"]))
 
 
 def answer_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
-    """Return the contexts of a source, each once, and its questions, to train a tokenizer on."""
+    """Return the distinct contexts and all questions of a source, to train a tokenizer."""
     data = read_answers(source, share)
     return [*dict.fromkeys(data["context"]), *data["question"]]
 
 
-# A list has the question first, as it is asked.
+# In a Python list the question comes before its context.
 _EXAMPLES: Final = ListedExamples(
     ({"question": "question", "context": "context", "answer": "answer", "start": "start"},), _RAW, QuestionRows
 )
 
 
 def _read_labelled_examples(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
-    """As of `TaskData.labelled`; questions about one context stay together."""
+    """Read the training examples for `clearhead new`; questions about one context stay together in a split."""
     form = AnswerText(text=str(options["text"]))
     data = read_answers(form.as_source())
     contexts = dict.fromkeys(data["context"])

@@ -1,4 +1,4 @@
-"""The schema "question-answering": spans of contexts that answer questions."""
+"""Server schema "question-answering": returns spans of contexts that answer questions."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ NAME = "question-answering"
 
 
 class Parameters(PipelineParameters):
-    """What a client may ask for."""
+    """Parameters that a client may set."""
 
     top_k: int = Field(default=1, ge=1, le=1000)
     handle_impossible_answer: bool = False
 
 
 def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
-    """Return the best answer to each question, or as many as are asked for.
+    """Return the best answer to each question, or the best `top_k` answers.
 
     Args:
-        model: that answers.
-        inputs: {"question", "context"} each.
-        parameters: of the call.
+        model: a model of the task answer.
+        inputs: the questions, as {"question", "context"}.
+        parameters: the parameters of the request.
     """
     results = []
     for item in inputs:

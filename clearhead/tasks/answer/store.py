@@ -1,4 +1,4 @@
-"""The stores of questions, and of windows of their contexts with the place of the answer.
+"""Stores of tokenized questions and contexts, with the windows of contexts and the tokens of the answers.
 
 Shape suffixes: T tokens.
 """
@@ -21,9 +21,9 @@ from clearhead.tasks.answer.data import GoldAnswer, read_answers
 from clearhead.text.tokenizer import Tokenizer
 
 NO_ANSWER = -1
-"""The first and the last token of an answer that is not in the window."""
+"""The label in place of the first and the last token, if the answer is not in the window."""
 _NO_ANSWER_SPAN = (NO_ANSWER, NO_ANSWER)
-# In tokens, as models that answer questions are trained: a longer context is read in windows that overlap.
+# The usual sizes, in tokens, of models for question answering: a longer context is read in overlapping windows.
 WINDOW, OVERLAP = 384, 128
 
 
@@ -47,12 +47,19 @@ def _lengths(store: Store) -> list[Rows]:
 
 
 ANSWERS = StoreKind("answers", "questions and contexts", ("question", "context"), _report, _lengths)
-"""Stores of questions: their texts are questions and contexts.
+"""Kind of store for questions; its texts are questions and contexts.
 
-"context_of" is the context of each question; "spans" are for each id of all contexts its first character there and the
-one behind its last; "text" and "gold" are the contexts and the answers in UTF-8. An example is a window of a
-context: "rows" is its question, whose windows are neighbours; "borders" are its first id among those of all contexts
-and the one behind its last; "labels" are the first and the last token of the answer in the window, or NO_ANSWER.
+Arrays of questions and contexts:
+
+- "context_of": the context of each question.
+- "spans": for each id of all contexts, its first character and the character after its last one.
+- "text", "gold": the contexts and the answers in UTF-8.
+
+An example is a window of a context, with these arrays:
+
+- "rows": the question of each window; windows of one question are neighbours.
+- "borders": the first id of the window among those of all contexts, and the id after its last one.
+- "labels": the first and the last token of the answer in the window, or NO_ANSWER.
 """
 
 
@@ -66,35 +73,35 @@ def window_ids(
 
 
 def context_text(store: Store, question: int) -> str:
-    """Return the text of a question's context."""
+    """Return the text of the context of a question."""
     return store.ragged_rows("text")[store.arrays["context_of"][question]].tobytes().decode()
 
 
 def gold_texts(store: Store) -> list[list[str]]:
-    """Return the right answers to each question; none where its context holds none."""
+    """Return the right answers to each question; the list is empty if the context holds none."""
     golds = store.ragged_rows("gold")
     return [json.loads(golds[question].tobytes()) for question in range(len(golds))]
 
 
 def prepare_answers(source: TableSource, tokenizer: Tokenizer, *, max_length: int, share: Share = WHOLE) -> Store:
-    """Tokenize questions and contexts, or open what an earlier run made of the same content.
+    """Tokenize questions and contexts, or open the cached store of the same content.
 
     Args:
-        source: where they come from.
-        tokenizer: turns them into ids.
-        max_length: the longest sequence in tokens, special ids included; a longer context is read in windows, and a
-            question that is longer than half of it is truncated.
-        share: the share of the questions to read, as for `read_table`.
+        source: the source of the data.
+        tokenizer: the tokenizer of the run.
+        max_length: the longest sequence in tokens, special ids included. A longer context is read in windows, and a
+            question longer than half of `max_length` is truncated.
+        share: the share of the questions to read, see `read_table`.
 
     Raises:
-        InputError: the source or an answer is unusable, or nothing has a token.
+        InputError: the source or an answer is unusable, or no question and context have a token.
         RunFailure: the cache cannot be written.
     """
     num_special = tokenizer.special_tokens.num_added(paired=True)
-    # The longest question leaves half of the rest to the context, and a window has at least two tokens.
+    # The longest question leaves half of the remaining tokens to the context, and a window has at least two tokens.
     shortest = 2 * (num_special + 2)
     if max_length < shortest:
-        raise InputError(f"max_length is {max_length}; expected at least {shortest}, for a question and its context")
+        raise InputError(f"max_length is {max_length}; expected at least {shortest}, to fit a question and its context")
     inputs = [source.identity(), tokenizer.fingerprint, max_length, share]
 
     def encode() -> Encoded:
@@ -104,14 +111,14 @@ def prepare_answers(source: TableSource, tokenizer: Tokenizer, *, max_length: in
 
 
 def token_span(spans_T2: Integer[ndarray, "tokens 2"], gold: GoldAnswer) -> tuple[int, int] | None:
-    """Return the first and the last token of an answer: all that stand for one of its characters.
+    """Return the first and the last token that cover a character of the answer.
 
     Args:
-        spans_T2: for each token of the context the place of its first character, and the place behind its last one.
-        gold: the answer.
+        spans_T2: the first character of each token of the context, and the character after its last one.
+        gold: the right answer.
 
     Returns:
-        The two tokens, counted from 0; None if no token stands for a character of the answer.
+        The indices of the two tokens, counted from 0; None if no token covers a character of the answer.
     """
     end = gold.start + len(gold.text)
     tokens = np.flatnonzero((spans_T2[:, 0] < end) & (spans_T2[:, 1] > gold.start))
@@ -119,25 +126,25 @@ def token_span(spans_T2: Integer[ndarray, "tokens 2"], gold: GoldAnswer) -> tupl
 
 
 def context_windows(num_question: int, num_context: int, *, longest: int, num_special: int) -> list[range]:
-    """Return the tokens of each window: as many as fit beside the question.
+    """Return the token ranges of the windows of a context; each window fits together with the question.
 
-    Neighbours share `OVERLAP` tokens, or half of a shorter window; whatever is at most one token longer than that is
-    whole in one of them.
+    Neighbouring windows share `OVERLAP` tokens, or half of a shorter window. A span of at most one token more than
+    this is complete in one of them.
 
     Args:
-        num_question, num_context: tokens of the question, and of the context.
-        longest: tokens that the model reads at once, special ones included.
-        num_special: special tokens around a pair.
+        num_question, num_context: the numbers of tokens in the question and in the context.
+        longest: the maximum number of tokens that the model reads at once, special tokens included.
+        num_special: the number of special tokens around a pair.
 
     Raises:
-        InputError: the question leaves no room.
+        InputError: the question leaves no room for the context.
     """
     room = longest - num_question - num_special
     if room < 2:
         raise InputError(
-            f"the question has {num_question} tokens, and {longest} are read together with the text; shorten it"
+            f"the question has {num_question} tokens, but must fit into {longest} with its context; shorten it"
         )
-    # A long question shortens the overlap.
+    # A long question leaves shorter windows, which overlap less.
     overlap = min(OVERLAP, longest // 2, room // 2)
     windows = [range(first, min(first + room, num_context)) for first in range(0, num_context, room - overlap)]
     return windows[: [window.stop for window in windows].index(num_context) + 1]
@@ -157,7 +164,10 @@ def _encode(data: DataTable, tokenizer: Tokenizer, max_length: int, num_special:
     for number, golds in enumerate(data["answers"]):
         windows.add(number, golds, int(context_of[number]), int(limit[number]))
     if not windows.rows:
-        raise InputError(f"{data.location(0)}: the tokenizer has no token for any question from here on")
+        raise InputError(
+            f"{data.location(0)}: the tokenizer produces no token for any question from here on; check the tokenizer "
+            "and the data"
+        )
     report = {
         "questions": len(data),
         "contexts": len(texts),
@@ -186,13 +196,13 @@ def _encode(data: DataTable, tokenizer: Tokenizer, max_length: int, num_special:
 
 
 class _WindowCollector:
-    """Collects the windows of all questions.
+    """Collector of the windows of all questions.
 
     Args:
         contexts: the ids of each context.
-        spans_T2: for each id of all contexts its characters.
-        max_length: the most ids that are read at once, special ids included.
-        num_special: special ids around a question with a window.
+        spans_T2: the character span of each id of all contexts.
+        max_length: the maximum number of ids that the model reads at once, special ids included.
+        num_special: the number of special ids around a question and a window.
     """
 
     def __init__(
@@ -206,9 +216,9 @@ class _WindowCollector:
         self.num_long = self.num_split = self.longest = 0
 
     def add(self, number: int, golds: Sequence[GoldAnswer], context: int, num_question: int) -> None:
-        """Add the windows of one question, unless its question, context or answer has no token."""
+        """Add the windows of one question, unless the question, its context or its answer has no token."""
         begin, end = map(int, self._contexts.offsets[context : context + 2])
-        # A model learns the first of several right answers.
+        # Of several right answers the model learns the first.
         answer = token_span(self._spans_T2[begin:end], golds[0]) if golds else None
         if not num_question or begin == end or (golds and answer is None):
             return
@@ -224,14 +234,14 @@ class _WindowCollector:
 
 
 def _label(answer: tuple[int, int] | None, window: range) -> tuple[int, int]:
-    """Return the first and the last token of an answer in a window that holds all of it."""
+    """Return the first and the last token of an answer within a window, or NO_ANSWER twice if it is not complete."""
     if answer is None or answer[0] < window.start or answer[1] >= window.stop:
         return _NO_ANSWER_SPAN
     return answer[0] - window.start, answer[1] - window.start
 
 
 def _bytes(texts: Sequence[str]) -> Ragged:
-    """Return texts as rows of UTF-8 bytes."""
+    """Return texts as a ragged array, one row of UTF-8 bytes per text."""
     encoded = [text.encode() for text in texts]
     lengths = np.array(list(map(len, encoded)), dtype=np.int64)
     return Ragged.of(np.frombuffer(b"".join(encoded), dtype=np.uint8), lengths)

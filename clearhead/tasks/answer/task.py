@@ -1,4 +1,4 @@
-"""Extractive question answering: the span of a text that answers a question."""
+"""Description of the task answer: find the span of a text that answers a question."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 from clearhead.spec.tasks.base import Architecture, EvaluateWords, NewWords, Recipe, Size, Task, Value
 from clearhead.tasks.recipe_parts import GATED, WORDS_TRAIN
 
-# The layers of the other encoders, and a class that finds answers.
+# The same layers as in other encoders; UltraBERT has a class for question answering.
 _MODEL: Final = Architecture(GATED, saved_as="ultrabert")
 _TRAIN: Final[Mapping[str, Value]] = {**WORDS_TRAIN, "learning_rate": 8e-3}
 _DATA: Final = """  train.json    the SQuAD layout, version 1.1 or 2.0
   train.jsonl   {"context": "Ada built it.", "question": "Who built it?",
                 "answer": "Ada", "start": 0} in each line; the start counts
-                characters; both are lists where several answers are right,
-                and null where the context holds none"""
+                characters; both are lists if several answers are right,
+                and null if the context holds none"""
 _RECIPES: Final = (
     Recipe(
         1_500, "bpe", 2_000, 384, (Size(2, 64, 4, 128, 0.3),), _MODEL, _TRAIN, most_epochs=60,

@@ -1,4 +1,4 @@
-"""The training of extractive question answering: batches of windows, and the loss of the start and the end of answers.
+"""Training of extractive question answering: batches of windows, and the loss of the answer's start and end.
 
 Shape suffixes: B windows, T tokens.
 """
@@ -31,54 +31,54 @@ from clearhead.text.tokenizer import Tokenizer
 
 
 class Training(LabelledTraining):
-    """The training of a model that answers questions from their contexts."""
+    """Training of a model that answers questions from their contexts."""
 
     def texts(self, source: TableSource, share: Share) -> list[str]:
-        """As of `LabelledTraining`."""
+        """Return the texts on which the tokenizer is trained."""
         return answer_texts(source, share)
 
     def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
-        """As of `LabelledTraining`."""
+        """Tokenize a share of a source, and return it as a store."""
         return prepare_answers(source, tokenizer, max_length=self.run_file.data.max_length, share=share)
 
     def record(self, stores: Stores[Store]) -> TaskRecord:
-        """As of `LabelledTraining`."""
+        """Return the task record of the trained model."""
         longest = stores.train.facts["report"]["answer_tokens"]
         if not longest:
-            raise InputError("[data] train: no question has an answer; expected some that have one")
+            raise InputError("[data] train: no question has an answer; add questions that have one")
         length = self.run_file.data.max_length
         return TaskRecord(kind="answer", max_length=length, is_paired=True, answer_tokens=longest)
 
     def new_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> spec.Model:
-        """As of `LabelledTraining`."""
+        """Return the spec of a model with a new head for this task."""
         return self.one_stack_spec(tokenizer, 2, "the context")
 
     def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:
-        """As of `LabelledTraining`."""
+        """Return the function that makes a batch from row indices."""
         check_no_answer(collator)
         return lambda rows: collate_answers(store, rows, collator)
 
     def loss(self, module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """As of `TaskTraining`."""
+        """Return the summed loss of a batch, and the number of its labels."""
         smoothing = self.run_file.train.label_smoothing
         return answer_loss(module, batch.to(self.setup.device), label_smoothing=smoothing)
 
     def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> AnswerMeasures:
-        """As of `LabelledTraining`."""
+        """Return the measures of the model on validation data."""
         collator, longest = InputCollator.of(module.spec, tokenizer, record.repeats), longest_answer(record)
         return measure_store(module, collator, store, max_tokens=longest, batch_tokens=self.budget)
 
 
 def collate_answers(store: Store, rows: Indices, collator: InputCollator) -> Batch:
-    """Make a batch of some windows of contexts, each behind its question.
+    """Return a batch of windows of contexts, each preceded by its question.
 
-    The labels [B, T, 2] say of each token whether the answer starts and whether it ends there: 1 or 0, and NO_LABEL
-    where it cannot. An answer that is not in the window starts and ends at the special id in front.
+    The labels [B, T, 2] are 1 at the tokens at which the answer starts and ends, and 0 at the other tokens of the
+    window. An answer outside of the window starts and ends at the first special id. All other tokens have NO_LABEL.
 
     Args:
-        store: the windows.
-        rows: which of them, in the order of the batch; at least one.
-        collator: adds the special ids and the padding of the model.
+        store: the store of the windows.
+        rows: the indices of the examples, in the order of the batch; at least one.
+        collator: the collator that adds special ids and padding.
 
     Source: arXiv 1810.04805, section 4.2 and 4.3.
     """
@@ -95,12 +95,12 @@ def collate_answers(store: Store, rows: Indices, collator: InputCollator) -> Bat
 
 
 def answer_loss(module: nn.Module, batch: Batch, *, label_smoothing: float = 0.0) -> tuple[Float[Tensor, ""], int]:
-    """Sum the loss of one batch of windows: the mean of two cross-entropies, of the start and of the end.
+    """Return the summed loss of a batch of windows: the mean of the cross-entropies of start and end.
 
     Args:
-        module: a Transformer whose head gives two scores of each token.
-        batch: as of `collate_answers`.
-        label_smoothing: share of the target spread evenly over the tokens that can be the start, or the end.
+        module: a Transformer whose head gives each token two scores.
+        batch: a batch from `collate_answers`.
+        label_smoothing: the share of the target that is spread evenly over the possible start or end tokens.
 
     Returns:
         The sum in nats and the number of windows.

@@ -1,4 +1,4 @@
-"""Answers to questions - spans of a context, or that there is none - and how good they are.
+"""Predictions and metrics of question answering: spans of a context, or "no answer".
 
 Shape suffixes: W windows of the context, T tokens of a window, K lengths of an answer.
 """
@@ -44,19 +44,19 @@ from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.spans import Span
 from clearhead.text.tokenizer import Tokenizer
 
-# In tokens: the longest answer of a model whose task record does not say how long those of its training were.
+# The longest answer, in tokens, if the task record does not contain the length of the training answers.
 MAX_ANSWER_TOKENS = 15
 
 
 @dataclass(frozen=True, repr=False)
 class Answer(Printed):
-    """A span of the context, or "no answer" where the text is empty.
+    """An answer: a span of the context, or "no answer" if the text is empty.
 
     Args:
-        text: the characters of the span.
-        score: probability of its start times probability of its end, among the tokens of the window that scores it
-            best; for "no answer" the lowest score over all windows.
-        start, end: character offsets in the context; `end` is exclusive.
+        text: the text of the span.
+        score: the probability of its start times the probability of its end, 0 to 1, in the window that scores it best.
+            For "no answer", the lowest score over all windows.
+        start, end: the character offsets in the context; `end` is exclusive.
     """
 
     text: str
@@ -82,15 +82,15 @@ def answer(
     A context that is longer than the model's window is read in overlapping windows.
 
     Args:
-        module: its head scores each token as start and as end of an answer; used in evaluation mode, its own mode is
-            restored.
-        tokenizer: the tokenizer it was trained with.
-        record: the task it was trained for.
-        question, context: neither empty.
-        top_k: number of answers; a short context has fewer.
-        allow_no_answer: "no answer" is one of the possible answers.
-        max_tokens: most tokens of an answer; None: as many as in training, where that is known.
-        batch_size: most windows of one batch; None: no limit but the tokens.
+        module: a model whose head scores each token as start and as end of an answer. It runs in evaluation mode, and
+            its mode is restored.
+        tokenizer: the tokenizer of the model.
+        record: the task record of the model.
+        question, context: the two texts, not empty.
+        top_k: the number of answers; a short context has fewer.
+        allow_no_answer: True to allow "no answer" as an answer.
+        max_tokens: the maximum number of tokens in an answer; None means the longest training answer, or 15 if unknown.
+        batch_size: the maximum number of windows in a batch; None means that only a token budget limits it.
 
     Raises:
         InputError: the model does not answer questions, or a text or a number is out of range.
@@ -126,10 +126,10 @@ def answer(
 
 
 def _encode(tokenizer: Tokenizer, question: str, context: str) -> tuple[list[int], list[int], list[Span]]:
-    """Return the ids of a question, and those of a context with their characters.
+    """Return the ids of a question, the ids of a context, and the character span of each id of the context.
 
     Raises:
-        InputError: one of them has no token.
+        InputError: the question or the context has no token.
     """
     warn_of_long_texts(len(context) > MOST_CHARACTERS, MOST_CHARACTERS, "characters")
     question_ids = tokenizer.encode(question[:MOST_CHARACTERS])
@@ -141,7 +141,7 @@ def _encode(tokenizer: Tokenizer, question: str, context: str) -> tuple[list[int
 
 
 def answer_collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecord) -> InputCollator:
-    """Return the collator of questions with their contexts.
+    """Return the collator of questions and contexts for a model.
 
     Raises:
         InputError: the model does not answer questions, or its tokenizer has no template for pairs.
@@ -149,7 +149,7 @@ def answer_collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecor
     head = module.head
     if record.kind != "answer" or head is None or head.is_pooled or module.spec.num_outputs != 2:
         raise InputError(
-            f"this model was trained to '{record.kind}', so it cannot find answers in a text: train it with [task] "
+            f"this model was trained to '{record.kind}', so it cannot answer questions: train it with [task] "
             'kind = "answer" and init = "…", the path of this model, or load a checkpoint whose class ends in '
             "ForQuestionAnswering"
         )
@@ -159,22 +159,25 @@ def answer_collator(module: Transformer, tokenizer: Tokenizer, record: TaskRecor
 
 
 def check_no_answer(collator: InputCollator) -> None:
-    """Refuse a tokenizer without a token that can stand for "no answer".
+    """Raise an error if the tokenizer has no token that can represent "no answer".
 
     Raises:
-        InputError: it puts no special token in front of a pair.
+        InputError: the tokenizer puts no special token in front of a pair.
     """
     if not collator.has_pair_front:
-        raise InputError("this tokenizer puts no token in front of a text, where a model could say 'no answer'")
+        raise InputError(
+            "this tokenizer puts no special token before a text, which 'no answer' needs; use a tokenizer with a start "
+            "token"
+        )
 
 
 def window_length(module: Transformer, record: TaskRecord) -> int:
-    """Return how many tokens a model reads at once, special ones included: those of its training, if they are known."""
+    """Return the maximum number of tokens that a model reads at once: its training length, or 384 if unknown."""
     return max_input_length(module, record.max_length or WINDOW)
 
 
 def longest_answer(record: TaskRecord) -> int:
-    """Return the most tokens of an answer."""
+    """Return the maximum number of tokens in an answer of a model."""
     return record.answer_tokens or MAX_ANSWER_TOKENS
 
 
@@ -187,19 +190,19 @@ def window_scores(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> Iterator[tuple[int, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]:
-    """Yield for each window the log-probabilities that an answer starts, and that it ends, at each of its tokens.
+    """Yield the log-probabilities of each window: that an answer starts, and that it ends, at each of its tokens.
 
     Args:
-        module: its head scores each token as start and as end of an answer; used in evaluation mode, its own mode is
-            restored.
-        collator: how the model reads pairs.
+        module: a model whose head scores each token as start and as end of an answer. It runs in evaluation mode, and
+            its mode is restored.
+        collator: the collator of the model's inputs.
         questions: the ids of the question of each window, without special tokens.
         contexts: the ids of each window, without special tokens.
-        batch_size, batch_tokens: as for `batch_outputs`.
+        batch_size, batch_tokens: the limits of a batch, see `batch_outputs`.
 
     Yields:
-        The number of the window; and for start and end a row over "nowhere", which is the first special token, and
-        then the tokens of the window, in float64.
+        The number of the window, and two float64 rows, for start and end. Each row has an entry for "no answer" (the
+        first special token), and then one per token of the window.
 
     Raises:
         RunFailure: the model's outputs are not finite.
@@ -222,16 +225,16 @@ def best_spans(
 
     Args:
         starts_T, ends_T: the probability that an answer starts, and that it ends, at each token.
-        top_k: how many spans; a short window has fewer.
-        max_tokens: most tokens of a span.
+        top_k: the number of spans; a short window has fewer.
+        max_tokens: the maximum number of tokens in a span.
 
     Returns:
-        First and last token, and the score of each, best first.
+        The first token, the last token and the score of each span, best first.
     """
     count = len(starts_T)
     longest = min(max_tokens, count)
     padded = torch.cat([ends_T, ends_T.new_full((longest - 1,), -1.0)])
-    # Row k holds the ends of answers of k + 1 tokens.
+    # Row k holds the scores of answers with k + 1 tokens.
     scores_KT = starts_T * torch.stack([padded[extra : extra + count] for extra in range(longest)])
     is_inside_KT: Bool[Tensor, "lengths tokens"] = torch.arange(count) + torch.arange(longest)[:, None] < count
     scores = scores_KT.where(is_inside_KT, -1.0).flatten()
@@ -250,9 +253,9 @@ def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) 
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
-    """Return what a model reads of a question and a context; see `collate_texts`."""
+    """Return the model inputs for a question and its context; see `collate_texts`."""
     if len(texts) == 1:
-        raise InputError("this model answers questions: give a pair of a question and a text that holds the answer")
+        raise InputError("this model answers questions: give a pair of a question and a text with the answer")
     return collate_texts(texts, collator, tokenizer, task)
 
 
@@ -265,9 +268,9 @@ class AnswerScores:
     """Scores of answers as the SQuAD evaluation defines them.
 
     Args:
-        exact_match: share of questions whose answer is one of the right ones, 0 to 1.
-        f1: mean F1 over the words of the answer and of the right answer that it shares most with, 0 to 1.
-        num_questions: questions.
+        exact_match: the share of questions whose answer equals a right answer, 0 to 1.
+        f1: the mean F1 over words between the answer and the most similar right answer, 0 to 1.
+        num_questions: the number of questions.
     """
 
     exact_match: float
@@ -275,26 +278,26 @@ class AnswerScores:
     num_questions: int
 
     def record(self) -> dict[str, float | int]:
-        """Return the numbers by name."""
+        """Return the scores by name, as JSON values."""
         return {"exact_match": self.exact_match, "f1": self.f1, "questions": self.num_questions}
 
 
 def answer_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -> AnswerScores:
-    """Compare answers with the right ones; each question counts the best over its right answers.
+    """Score answers against the right ones; for each question, the best match of its right answers counts.
 
-    Texts are compared in lower case, without punctuation and articles, and F1 counts the words that both have. An
-    empty text is "no answer": it is exactly right, with an F1 of 1, where no answer is expected, else wrong.
+    Texts are compared in lower case, without punctuation and articles. F1 counts the words that both have. An empty
+    text is "no answer": if no answer is expected it is right, with an F1 of 1; otherwise it is wrong.
 
     Args:
-        predicted: the answer to each question; at least one.
-        expected: the right answers to each question; none where the context holds none.
+        predicted: the answer to each question; at least one question.
+        expected: the right answers to each question; an empty list if the context holds none.
 
     Source: arXiv 1606.05250, section 6.1 and its evaluation program; arXiv 1806.03822, section 5 for "no answer".
     """
     exact = f1 = 0.0
     for text, golds in zip(predicted, expected, strict=True):
         guess = _answer_words(text)
-        # A right answer of nothing but articles and punctuation is none.
+        # A right answer of only articles and punctuation counts as no answer.
         right = list(filter(None, map(_answer_words, golds))) or [[]]
         exact += guess in right
         f1 += max(_word_f1(guess, words) for words in right)
@@ -313,13 +316,13 @@ def _word_f1(guess: Sequence[str], gold: Sequence[str]) -> float:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class AnswerMeasures(Measures):
-    """How good answers are.
+    """Metrics of a model that answers questions.
 
     Args:
-        exact_match, f1: as of `AnswerScores`, of all questions.
-        questions: their number.
-        loss: mean over windows of the mean of two cross-entropies, of the start and of the end, in nats.
-        has_answer, no_answer: of the questions with and without an answer; None if every question has one.
+        exact_match, f1: the scores over all questions, see `AnswerScores`.
+        questions: the number of questions.
+        loss: the mean cross-entropy of start and end over all windows, in nats.
+        has_answer, no_answer: the scores over the questions with and without an answer; None if all questions have one.
     """
 
     exact_match: float
@@ -331,11 +334,11 @@ class AnswerMeasures(Measures):
 
     @property
     def score(self) -> float:
-        """The score of a validation: F1 times 100."""
+        """The validation score: F1 times 100."""
         return 100 * self.f1
 
     def record(self) -> dict[str, Any]:
-        """Return JSON values by the names of the numbers."""
+        """Return the metrics by name, as JSON values."""
         kinds = {name: scores.record() for name, scores in self._kinds().items()}
         return {
             "exact_match": self.exact_match,
@@ -346,7 +349,7 @@ class AnswerMeasures(Measures):
         }
 
     def lines(self) -> list[str]:
-        """Return the numbers for a person: of all questions, and of those with and without an answer."""
+        """Return the metrics as lines of text: over all questions, and over those with and without an answer."""
         rows = {"all": AnswerScores(self.exact_match, self.f1, self.questions)}
         rows |= {name.replace("_", " "): scores for name, scores in self._kinds().items()}
         width = max(len("questions"), *map(len, rows))
@@ -361,7 +364,7 @@ class AnswerMeasures(Measures):
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> AnswerMeasures:
-    """Compare a model's answers with the right ones, as the SQuAD evaluation does.
+    """Measure the answers of a model, as the SQuAD evaluation does.
 
     Raises:
         InputError: the model does not answer questions, or the data cannot be used.
@@ -386,18 +389,18 @@ def measure_store(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> AnswerMeasures:
-    """Answer prepared questions and measure the answers; "no answer" is possible where a question has none.
+    """Answer prepared questions and measure the answers; "no answer" is allowed if some question has none.
 
     Args:
-        module: its head scores each token as start and as end of an answer; one in training runs as a replica in
-            evaluation mode.
-        collator: how the model reads pairs.
-        store: the questions and the windows of their contexts.
-        max_tokens: most tokens of an answer.
-        batch_size, batch_tokens: as for `window_scores`.
+        module: a model whose head scores each token as start and as end of an answer. If it is in training mode, a
+            replica in evaluation mode runs in its place.
+        collator: the collator of the model's inputs.
+        store: the store of the questions and the windows of their contexts.
+        max_tokens: the maximum number of tokens in an answer.
+        batch_size, batch_tokens: the limits of a batch, see `window_scores`.
 
     Raises:
-        InputError: a question has no answer, and the tokenizer no token that could say so.
+        InputError: a question has no answer, but the tokenizer has no token for "no answer".
         RunFailure: the model's outputs are not finite.
     """
     golds = gold_texts(store)
@@ -422,7 +425,7 @@ def measure_store(
 
 @dataclass
 class _BestSpan:
-    """The best span of all windows of a question, in ids of all contexts, and the least score of "no answer"."""
+    """The best span over all windows of a question, and the lowest score of "no answer"."""
 
     score: float = -math.inf
     first: int = 0
@@ -432,16 +435,16 @@ class _BestSpan:
     def add(
         self, starts_T: Float[Tensor, " tokens"], ends_T: Float[Tensor, " tokens"], front: int, max_tokens: int
     ) -> None:
-        """Compare with the best span of a window whose first id has the number `front` of all contexts."""
+        """Update the best span with a window whose first id is number `front` among the ids of all contexts."""
         ((first, last, score),) = best_spans(starts_T[1:], ends_T[1:], 1, max_tokens)
-        # The windows come in no order: of equal scores the first in the context counts, as in `answer`.
+        # Windows arrive in any order: among equal scores the first span in the context wins, as in `answer`.
         if (score, -front - first, -front - last) > (self.score, -self.first, -self.last):
             self.score, self.first, self.last = score, front + first, front + last
         self.no_answer_score = min(self.no_answer_score, float(starts_T[0] * ends_T[0]))
 
 
 def _measures(loss: float, predicted: list[str], golds: list[list[str]]) -> AnswerMeasures:
-    """Return the scores of all questions, and of both kinds where there are questions without an answer."""
+    """Return the scores over all questions, and separately with and without an answer if both kinds occur."""
     kinds: dict[bool, AnswerScores] = {}
     for has_answer in {bool(gold) for gold in golds}:
         rows = [row for row, gold in enumerate(golds) if bool(gold) == has_answer]

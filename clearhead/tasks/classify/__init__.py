@@ -1,1 +1,1 @@
-"""Text classification: a label, several labels or a number for a text or a pair of texts."""
+"""Text classification: predict one label, several labels or a number for a text or a pair of texts."""

@@ -1,4 +1,4 @@
-"""The data of text classification: texts, or pairs of texts, with labels."""
+"""Data of text classification: texts, or pairs of texts, with labels."""
 
 from __future__ import annotations
 
@@ -44,18 +44,18 @@ _KEYS: Final = {"text": "text_column", "labels": "labels", "pair": "pair"}
 
 
 class ClassifyTask(PooledSection):
-    """The [task] table: what the labels are."""
+    """The [task] table of classification, with the kind of labels."""
 
-    #: Whether a text has one label, any number of them, or a number.
+    #: Kind of labels: one label per text, any number of labels, or a number.
     labels: LabelKind = "single_label"
 
 
 class LabelledTable(Form):
-    """A table or JSON lines, whose columns are chosen; or a text in each line, with files of labels and of pairs."""
+    """The [data] keys for a table or JSON lines, or for a text file with a file of labels and one of second texts."""
 
-    #: A .tsv, .csv or .jsonl file; or a file with a text in each line.
+    #: A .tsv, .csv or .jsonl file; or a file with one text per line.
     text: Filled = Field(examples=["train.tsv"])
-    #: The column or field of the labels; for a text in each line the file of the labels.
+    #: The column or field of the labels; for a file with one text per line, the file of the labels.
     labels: Column = Field(examples=["label"])
     #: The column or field of the texts.
     text_column: OptionalColumn = None
@@ -63,7 +63,7 @@ class LabelledTable(Form):
     pair: OptionalColumn = None
 
     def as_source(self) -> TableSource:
-        """Return the source of the columns, fields or files."""
+        """Return the source that reads the columns, fields or files."""
         path = user_path(self.text)
         pair = {} if self.pair is None else {"pair": self.pair}
         if _is_delimited(path):
@@ -76,32 +76,32 @@ class LabelledTable(Form):
             return JsonLinesFile(path, {"text": _name("text", self.text_column or "text"), **names}, _RAW, _KEYS)
         if self.text_column is not None:
             raise InputError(
-                key("text_column") + f" is for a table, but the text is '{self.text}'; "
+                key("text_column") + f" needs a table, but the text is '{self.text}'; "
                 "expected a name that ends in .tsv, .csv or .jsonl"
             )
         return AlignedFiles({"text": path, **{role: user_path(name) for role, name in names.items()}}, "labels")
 
 
 class LabelledDataset(Form):
-    """A Hugging Face dataset by name, or a Parquet file."""
+    """The [data] keys for a Hugging Face data set, or a Parquet file."""
 
-    #: Its name on the hub, a folder, or a Parquet file.
+    #: The name of the data set on the hub, a folder, or a Parquet file.
     dataset: Filled = Field(examples=["name"])
     #: The field of the labels.
     labels: Filled = Field(examples=["label"])
-    #: The part of it.
+    #: The split of the data set.
     split: Filled = "train"
-    #: Its configuration, where it has several.
+    #: The configuration, if the data set has several.
     config: Filled | None = None
-    #: A branch, a tag or a commit of the hub; without it the newest.
+    #: A branch, a tag or a commit on the hub; by default the newest.
     revision: Filled | None = None
-    #: The field of the texts; without it text.
+    #: The field of the texts; by default text.
     field: Filled | None = None
     #: The field of second texts.
     pair: Filled | None = None
 
     def as_source(self) -> TableSource:
-        """Return the source of the fields of the dataset."""
+        """Return the source that reads the fields of the data set."""
         pair = {} if self.pair is None else {"pair": self.pair}
         fields = {"text": self.field or "text", "labels": self.labels, **pair}
         keys = _KEYS | {"text": "field"}
@@ -109,69 +109,69 @@ class LabelledDataset(Form):
 
 
 def _name(role: str, column: int | str) -> str:
-    """Return a field or a file, which has no number."""
+    """Return the name of a field or a file; a column number is refused."""
     if isinstance(column, int):
-        raise InputError(key(_KEYS[role]) + f" is {column}; expected a text that is not empty")
+        raise InputError(key(_KEYS[role]) + f" is {column}; expected the name of a field or a file")
     return column
 
 
 def _is_delimited(path: Path | str) -> bool:
-    """Tell whether a file has columns, which may be given by their numbers."""
+    """Return whether a file has numbered columns: .tsv or .csv."""
     return has_ending(path, ".tsv", ".csv")
 
 
 def read_labelled(source: TableSource, share: Share = WHOLE, *, kind: LabelKind = "single_label") -> DataTable:
-    """Read the examples of a source, as columns "text", "labels" and, for pairs of texts, "pair".
+    """Read examples into a table with the columns "text", "labels" and, for pairs of texts, "pair".
 
     Args:
         source: the source of the examples.
-        share: the share of them to read, as for `read_table`.
-        kind: the kind of their labels.
+        share: the share of the rows to read, see `read_table`.
+        kind: the kind of labels.
 
     Raises:
         InputError: a file, column or field is missing or unusable, or files have unequal line counts.
     """
     if isinstance(source, AlignedFiles) and not (labels := source.columns["labels"]).exists():
         raise InputError(
-            f"{labels}: {explain_absent(labels)}; expected a file with a label for each line of {source.columns['text']}, or a "
-            "column where the name of that file ends in .tsv, .csv or .jsonl"
+            f"{labels}: {explain_absent(labels)}; expected a file with a label for each line of "
+            f"{source.columns['text']}; if that file is a table, its name must end in .tsv, .csv or .jsonl"
         )
     return read_table(source, share, what="labelled text", row_keys=lambda data: _group_keys(data, kind))
 
 
 def _group_keys(data: DataTable, kind: LabelKind) -> tuple[list[list[str]], list[Hashable] | None]:
-    """Return the text of each example, or its two texts as one, and its labels unless they are numbers."""
+    """Return two keys per example: its text (or both texts joined), and its labels; None for numbers."""
     texts = ["\n".join(texts).strip() for texts in zip(*text_columns(data), strict=True)]
     keys = [[text] if text else [] for text in texts]
     if kind == "regression":
         return keys, None
-    # What is no label is refused later, and may not be hashable.
+    # Unusable labels are refused later; they may not be hashable.
     return keys, [
         tuple(map(repr, label)) if isinstance(label, list | tuple) else repr(label) for label in data["labels"]
     ]
 
 
 def text_columns(data: DataTable) -> list[list[str]]:
-    """Return the texts of labelled data, or the first and the second texts of pairs."""
+    """Return one list with all texts, or for pairs two lists, with the first and the second texts."""
     return [list(data[role]) for role in ("text", "pair") if role in data]
 
 
 def labelled_texts(source: TableSource, share: Share = WHOLE, *, kind: LabelKind = "single_label") -> list[str]:
-    """Return the texts of a source without their labels, those of pairs one by one, to train a tokenizer on."""
+    """Return all texts of a source, without labels, to train a tokenizer."""
     return [text for column in text_columns(read_labelled(source, share, kind=kind)) for text in column]
 
 
 def labelled_table(
     text: Path, labels: str | None, *, text_column: str | None, pair: str | None, split: str | None = "train"
 ) -> dict[str, Any]:
-    """Return the [data] table of labelled texts that are named on the command line.
+    """Return the [data] table for labelled texts that the command line names.
 
     Args:
-        text: the file of the texts, or a data set as `named_dataset` reads it.
-        labels: the column of their labels, or a file of them; None: that of the training data.
+        text: the file of the texts, or the name of a data set, see `named_dataset`.
+        labels: the column or the file of the labels; None means the column of the training data.
         text_column: the column of the texts.
-        pair: the column of the second texts, or a file of them.
-        split: as for `named_dataset`.
+        pair: the column or the file of the second texts.
+        split: the split of the data set, see `named_dataset`.
     """
     named = parse_dataset_name(text, split=split)
     if named is not None:
@@ -179,7 +179,7 @@ def labelled_table(
         return {**named.table, **{key: value for key, value in fields.items() if value is not None}}
     values = {"labels": labels, "text_column": text_column, "pair": pair}
     named_columns = {key: value for key, value in values.items() if value is not None}
-    # As in a run file, a column of a table is a name or a number counted from 1.
+    # A column of a table is a name, or a number counted from 1, as in a run file.
     columns = {
         key: int(value) if _is_delimited(text) and value.isdecimal() else value for key, value in named_columns.items()
     }
@@ -193,7 +193,7 @@ _EXAMPLES: Final = ListedExamples(
 
 
 def _read_labelled_examples(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
-    """As of `TaskData.labelled`; both parts have shares of each class."""
+    """Read the training examples that the options of `clearhead new` name; splits keep the shares of the classes."""
     text_column, pair = options.get("text_column"), options.get("pair")
     table = labelled_table(options["text"], options["labels"], text_column=text_column, pair=pair)
     data = read_labelled(parse_table(table, _FORMS).as_source())
@@ -214,14 +214,14 @@ def _read_labelled_examples(options: Mapping[str, Any], train: LabelledExamples 
         settings={"labels": labels.kind},
     )
     if labels.kind == "regression":
-        # A baseline that counts labels has no use for numbers either.
+        # Label smoothing and the baseline apply to classes only.
         return replace(described, unfit=("label_smoothing", "below"))
     return described
 
 
 def _labels(data: DataTable, options: Mapping[str, Any], train: LabelledExamples | None) -> LabelSet:
-    """Return the labels of training examples; those of validation examples must be among them."""
-    # It loads NumPy, for which a fault in a run file should not wait.
+    """Return the labels of the training examples; the labels of validation examples must be among them."""
+    # Imported late: it loads NumPy, which would delay the messages about faulty run files.
     from clearhead.tasks.classify.label_set import learn_labels
 
     if train is None:
@@ -232,7 +232,7 @@ def _labels(data: DataTable, options: Mapping[str, Any], train: LabelledExamples
 
 
 def _label_kind(data: DataTable, wanted: str | None) -> LabelKind:
-    """Return the kind that is wanted; else tell lists of labels, and numbers that are not classes, from names."""
+    """Return the wanted kind of labels, or derive it: lists, numbers with decimals, or names."""
     kinds: tuple[LabelKind, ...] = get_args(LabelKind)
     for kind in kinds:
         if kind == wanted:
@@ -250,7 +250,7 @@ def _label_kind(data: DataTable, wanted: str | None) -> LabelKind:
 
 
 def _read(source: TableSource, share: Share, task: Mapping[str, Any]) -> DataTable:
-    """As `TaskData.read`; a faulty kind of labels is left to the check of the run file."""
+    """Read a source; a faulty kind of labels is ignored here, and reported by the check of the run file."""
     kinds: tuple[LabelKind, ...] = get_args(LabelKind)
     kind = next((kind for kind in kinds if kind == task.get("labels")), kinds[0])
     return read_labelled(source, share, kind=kind)

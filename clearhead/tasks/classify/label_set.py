@@ -1,4 +1,4 @@
-"""The labels of a task: one class, several classes or a number, as they occur in the training data."""
+"""Label sets of classification, learned from training data: one class, several classes, or a number."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from clearhead.data.sources.tables import DataTable
 from clearhead.spec.tasks.record import LabelKind
 
 _MAX_SHOWN = 12
-# From this many on, labels that are all different are taken for a wrong column.
+# If at least this many labels are all different, the column is probably the wrong one.
 _SUSPICIOUS = 20
 
 
 @dataclass(frozen=True)
 class LabelSet:
-    """The labels that a model can give.
+    """The labels that a model predicts.
 
     Args:
-        kind: one class for each text, several of them or none, or a number.
-        names: the classes in the order of the model's outputs; none for numbers.
-        mean: of the numbers of the training data.
-        scale: their standard deviation; a model learns (number - mean) / scale.
+        kind: the kind of labels: one class per text, any number of classes, or a number.
+        names: the names of the classes, in the order of the model's outputs; empty for numbers.
+        mean: the mean of the numbers in the training data.
+        scale: the standard deviation of these numbers; the model learns (number - mean) / scale.
     """
 
     kind: LabelKind
@@ -41,17 +41,17 @@ class LabelSet:
 
     @property
     def num_outputs(self) -> int:
-        """Outputs of a head for these labels."""
+        """The number of outputs of a head for these labels."""
         return 1 if self.kind == "regression" else len(self.names)
 
     def encode(self, data: DataTable) -> Int64[ndarray, " texts"] | Float[ndarray, "texts ..."]:
         """Return the labels as training targets.
 
         Args:
-            data: the labels as the source has them.
+            data: a table with the labels of the source.
 
         Returns:
-            The index of the class; or for each class 1 or 0; or the number in units of the training data.
+            The index of the class, or 1 or 0 for each class, or the number as (number - mean) / scale.
 
         Raises:
             InputError: a label is missing, unknown, or not a number.
@@ -74,12 +74,12 @@ class LabelSet:
 
     def _unknown(self, name: str, location: str) -> InputError:
         return InputError(
-            f"{location}: the label {json_text(name)} is not among the {len(self.names)} of the training "
+            f"{location}: the label {json_text(name)} is not among the {len(self.names)} labels of the training "
             f"data ({_format_names(self.names)}){did_you_mean(name, self.names)}; check " + key("labels")
         )
 
     def describe(self, data: DataTable) -> str:
-        """Return how often each label occurs in some data, or the range of its numbers."""
+        """Return a text with the count of each label in the data, or with the range of the numbers."""
         if self.kind == "regression":
             values = _numbers(data)
             return f"numbers from {values.min():g} to {values.max():g}"
@@ -89,11 +89,11 @@ class LabelSet:
 
 
 def learn_labels(data: DataTable, kind: LabelKind) -> LabelSet:
-    """Return the labels of training data: classes in order of number or name, numbers with their mean and deviation.
+    """Return the label set of training data: classes sorted by number or name, or the mean and scale of numbers.
 
     Args:
-        data: the labels as the source has them.
-        kind: what a label is.
+        data: a table with the labels of the source.
+        kind: the kind of labels.
 
     Raises:
         InputError: a label is missing or not a number, there is only one label, or every label is different.
@@ -103,7 +103,7 @@ def learn_labels(data: DataTable, kind: LabelKind) -> LabelSet:
         values = _numbers(data)
         if np.all(values == values[0]):
             raise InputError(
-                f"{location}: all {len(data)} labels from here on are the number {values[0]:g}, and there is nothing "
+                f"{location}: all {len(data)} labels from here on are the number {values[0]:g}, so there is nothing "
                 "to learn; check " + key("labels")
             )
         return LabelSet(kind, mean=float(values.mean()), scale=float(values.std()))
@@ -116,16 +116,16 @@ def learn_labels(data: DataTable, kind: LabelKind) -> LabelSet:
             "a classifier needs at least two classes: check " + key("labels")
         )
     if kind == "single_label" and len(names) == len(data) >= _SUSPICIOUS:
-        numbers = ", or for numbers set " + key("task.labels", "regression") if all(map(_is_number, names)) else ""
+        numbers = ", or for a regression set " + key("task.labels", "regression") if all(map(_is_number, names)) else ""
         raise InputError(
-            f"{location}: each of the {len(data)} texts from here on has a label of its own "
+            f"{location}: each of the {len(data)} texts from here on has a different label "
             f"({_format_names(sorted(names))}); check " + key("labels") + numbers
         )
     return LabelSet(kind, names=tuple(sorted(names, key=_order)))
 
 
 def _order(name: str) -> tuple[int, float, str]:
-    """Sort whole numbers by size, in front of words by their letters."""
+    """Return a sort key: whole numbers by size, then names alphabetically."""
     return (0, float(name), name) if re.fullmatch("-?[0-9]+", name) else (1, 0.0, name)
 
 
@@ -141,20 +141,20 @@ def _format_names(names: Sequence[str]) -> str:
 
 
 def _counts(data: DataTable, kind: LabelKind) -> Counter[str]:
-    """Count how often each class occurs in some data."""
+    """Return the number of occurrences of each class."""
     return Counter(itertools.chain.from_iterable(_names(data, kind)))
 
 
 def _names(data: DataTable, kind: LabelKind) -> Iterator[list[str]]:
-    """Go through the class of each row, or its classes, each once."""
+    """Yield the distinct classes of each row."""
     for row, label in enumerate(data["labels"]):
         yield [_class(label, data.location(row))] if kind == "single_label" else _classes(label, data.location(row))
 
 
 def _class(label: object, location: str) -> str:
-    name = _name(label, location, "several labels need a model with " + key("task.labels", "multi_label"))
+    name = _name(label, location, "several labels per text need a model with " + key("task.labels", "multi_label"))
     if not name:
-        raise InputError(f"{location}: the label is missing; expected the name of a class, or no such line")
+        raise InputError(f"{location}: the label is missing; expected the name of a class; complete or remove the line")
     return name
 
 
@@ -164,7 +164,7 @@ def _classes(label: object, location: str) -> list[str]:
         values = [*label]
     elif isinstance(label, str):
         values = [*label.split(",")]
-    names = [_name(value, location, "a list of labels holds names") for value in values]
+    names = [_name(value, location, "a list of labels must hold names") for value in values]
     return list(dict.fromkeys(filter(None, names)))
 
 
@@ -179,7 +179,7 @@ def _name(value: object, location: str, hint: str) -> str:
         name = value.strip()
         if any("\ud800" <= letter <= "\udfff" for letter in name):
             raise InputError(
-                f"{location}: the label {json_text(name)} holds a lone surrogate, which is not Unicode text"
+                f"{location}: the label {json_text(name)} holds a lone surrogate, which is not valid Unicode; remove it"
             )
         return name
     if isinstance(value, float):
@@ -188,7 +188,7 @@ def _name(value: object, location: str, hint: str) -> str:
 
 
 def _numbers(data: DataTable) -> Float[ndarray, " texts"]:
-    """Return the numbers that the labels of some data are."""
+    """Return the labels of the data as numbers."""
     return np.array([_number(label, data.location(row)) for row, label in enumerate(data["labels"])], dtype=np.float64)
 
 
@@ -200,6 +200,6 @@ def _number(value: object, location: str) -> float:
     if not math.isfinite(number):
         raise InputError(
             f"{location}: the label is {json_text(value)}; expected a finite number, since this is regression "
-            "(" + key("task.labels", "single_label") + " is for classes)"
+            "(" + key("task.labels", "single_label") + " is the setting for classes)"
         )
     return number

@@ -1,4 +1,4 @@
-"""The schema "text-classification": the labels of texts."""
+"""Server schema "text-classification": returns the labels of texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IS_NESTED = True
 
 
 class Parameters(PipelineParameters):
-    """What a client may ask for."""
+    """Parameters that a client may set."""
 
     top_k: int | None = Field(default=None, ge=1)
 
@@ -23,9 +23,9 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     """Return the labels of each text with their probabilities, most probable first.
 
     Args:
-        model: that classifies.
-        inputs: texts, or {"text", "text_pair"} for a model that reads pairs.
-        parameters: of the call.
+        model: a classifier.
+        inputs: the texts, or {"text", "text_pair"} for a model that reads pairs.
+        parameters: the parameters of the request.
     """
     answers = []
     for predicted in model.classify([_text(item) for item in inputs]):
@@ -36,7 +36,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
 
 
 def _only_label(model: Any) -> str:
-    """Return the name of the only output of a model."""
+    """Return the name of the only output of a regression model."""
     loaded = None if model.hf_checkpoint is None else model.hf_checkpoint.loaded
     names = {} if loaded is None else loaded.config.get("id2label") or {}
     return str(names.get("0", "LABEL_0"))

@@ -1,4 +1,4 @@
-"""The stores of labelled texts, or pairs of texts."""
+"""Stores of tokenized texts, or pairs of texts, with labels."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def _report(store: Store) -> str:
 
 
 LABELLED = StoreKind("labelled", "labelled texts", ("first", "second"), _report, joint_lengths)
-"""Stores of labelled texts: "labels" are those of `LabelSet.encode`, "rows" their numbers in the data."""
+"""Kind of store for labelled texts: "labels" come from `LabelSet.encode`, "rows" are their row numbers in the data."""
 
 
 def labels_of(store: Store) -> LabelSet:
-    """Return what the labels mean."""
+    """Return the label set of a store."""
     labels = store.facts["labels"]
     return LabelSet(**{**labels, "names": tuple(labels["names"])})
 
@@ -53,15 +53,15 @@ def prepare_labelled(
     labels: LabelSet | None = None,
     share: Share = WHOLE,
 ) -> Store:
-    """Tokenize labelled texts, or open what an earlier run made of the same content.
+    """Tokenize labelled texts, or open the cached store of the same content.
 
     Args:
-        source: where they come from.
-        tokenizer: turns them into ids.
-        max_length: the longest sequence in tokens, special ids included; longer ones are truncated.
-        kind: what a label is.
-        labels: the labels of the training data; None: this is the training data.
-        share: the share of the examples to read, as for `read_table`.
+        source: the source of the data.
+        tokenizer: the tokenizer of the run.
+        max_length: the longest sequence in tokens, special ids included; longer texts are truncated.
+        kind: the kind of labels.
+        labels: the labels of the training data; None means that this is the training data.
+        share: the share of the examples to read, see `read_table`.
 
     Raises:
         InputError: the source or a label is unusable, or no text is left.
@@ -83,7 +83,7 @@ def _encode(data: DataTable, tokenizer: Tokenizer, max_length: int, num_special:
     shortest, room = num_special + len(columns), max_length - num_special
     if max_length < shortest:
         raise InputError(
-            f"max_length is {max_length}; expected at least {shortest}, the special ids and one token each"
+            f"max_length is {max_length}; expected at least {shortest}, for the special ids and one token per text"
         )
     values, most = labels.encode(data), room * CHARACTERS_PER_TOKEN
     is_cut = np.zeros(len(data), dtype=bool)
@@ -94,7 +94,9 @@ def _encode(data: DataTable, tokenizer: Tokenizer, max_length: int, num_special:
     lengths = [text.lengths for text in texts]
     keep: Bool[ndarray, " texts"] = np.min(lengths, axis=0) > 0
     if not keep.any():
-        raise InputError(f"{data.location(0)}: all {len(data)} texts from here on are empty; nothing is left to use")
+        raise InputError(
+            f"{data.location(0)}: all {len(data)} texts from here on are empty; check the column of the texts"
+        )
     arrays: dict[str, ndarray | Ragged] = {}
     for name, text, kept_lengths in zip(LABELLED.texts, texts, fitting_lengths(lengths, room), strict=False):
         is_cut |= kept_lengths < text.lengths

@@ -1,4 +1,4 @@
-"""Text classification: a label, several labels or a number for a text or a pair of texts."""
+"""Description of the task classify: predict one label, several labels or a number for a text or a pair of texts."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _TRAIN: Final[Mapping[str, Value]] = {
 }  # fmt: skip
 _SETTINGS: Final[Mapping[str, Value]] = {"pool": "mean"}
 _BASELINE: Final = "naive Bayes over words and pairs of words"
-_DATA: Final = f"""  reviews.tsv, .csv   a table; its columns are given by the names in its first
-                      line, or by number, the first one being 1
+_DATA: Final = f"""  reviews.tsv, .csv   a table; name its columns as in its first line, or by
+                      number, counted from 1
   reviews.jsonl       {{"text": "A fine film.", "label": "good"}} in each line
   reviews.txt         a text in each line, with --labels F line by line
 {DATASETS}
-  Labels are names; numbers with decimals are predicted as numbers, and lists,
-  in JSON lines, are several labels of one text."""
+  Labels are names. Labels that are numbers with decimals train a regression.
+  In JSON lines, a list holds several labels of one text."""
 _RECIPES: Final = (
     Recipe(
         1_500, "bpe", 1_000, 512, (Size(2, 64, 4, 128, 0.4),), ENCODER, _TRAIN, most_epochs=20,
@@ -54,6 +54,6 @@ TASK: Final = Task(
     ),
     used_with="classify {run} FILE",
     recipes=_RECIPES,
-    options={"label_kind": "single_label, multi_label or regression; by default what fits the labels."},
+    options={"label_kind": "single_label, multi_label or regression; by default chosen by the labels."},
     learns_head=True,
 )

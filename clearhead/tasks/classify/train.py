@@ -1,4 +1,4 @@
-"""The training of text classification: single-label, multi-label or regression, of texts or pairs of texts.
+"""Training of text classification: single-label, multi-label or regression, for texts or pairs of texts.
 
 Shape suffixes: B texts, L labels.
 """
@@ -43,17 +43,17 @@ SCORES: Mapping[LabelKind, str] = MappingProxyType(
 
 
 class Training(LabelledTraining):
-    """The training of a classifier.
+    """Training of a classifier.
 
     Args:
-        setup: of the run.
+        setup: the setup of the run.
 
     Attributes:
-        kind: of the labels.
+        kind: the kind of labels.
     """
 
     def texts(self, source: TableSource, share: Share) -> list[str]:
-        """As of `LabelledTraining`."""
+        """Return the texts on which the tokenizer is trained."""
         return labelled_texts(source, share, kind=self.kind)
 
     def __init__(self, setup: TaskSetup) -> None:
@@ -61,13 +61,13 @@ class Training(LabelledTraining):
         self.kind: LabelKind = self.task_table(ClassifyTask).labels
 
     def parts(self) -> PreparedTask[Batch]:
-        """As of `TaskTraining`."""
+        """Prepare data, tokenizers and model of the run."""
         if self.kind == "regression" and self.run_file.train.label_smoothing:
-            raise InputError("[train] label_smoothing has no effect where labels are numbers; remove it")
+            raise InputError("[train] label_smoothing has no effect on a regression; remove it")
         return replace(super().parts(), score_name=SCORES[self.kind])
 
     def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
-        """As of `LabelledTraining`."""
+        """Tokenize a share of a source, and return it as a store."""
         length = self.run_file.data.max_length
         prepared = partial(prepare_labelled, source, tokenizer, max_length=length, kind=self.kind, share=share)
         if train is not None:
@@ -78,7 +78,7 @@ class Training(LabelledTraining):
         return store if known == labels else prepared(labels=known)
 
     def _reuse_initial_labels(self, labels: LabelSet) -> LabelSet:
-        """Return the labels of the initial model, if they are those of the data, so that its head can be kept."""
+        """Return the label set of the initial model if it has the same labels, so that its head can be reused."""
         initial = self.setup.initial
         if initial is None or initial.record.kind != "classify" or initial.record.label_kind != labels.kind:
             return labels
@@ -88,10 +88,10 @@ class Training(LabelledTraining):
         return labels if names is None else LabelSet(labels.kind, names)
 
     def record(self, stores: Stores[Store]) -> TaskRecord:
-        """As of `LabelledTraining`."""
+        """Return the task record of the trained model."""
         labels = labels_of(stores.train)
         if is_paired(stores.train) != is_paired(stores.valid):
-            raise InputError("[data] pair: training and validation texts must both be pairs, or both stand alone")
+            raise InputError("[data] pair: training and validation data must both be pairs, or both be single texts")
         return TaskRecord(
             kind="classify",
             labels=labels.names,
@@ -103,45 +103,45 @@ class Training(LabelledTraining):
         )
 
     def reuse_initial_head(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, TaskRecord] | None:
-        """As of `LabelledTraining`; a pooling that the run file chooses needs a new head."""
+        """Return the spec with the head of the initial model; None if the run file sets another pooling."""
         return None if self.task_table(ClassifyTask).pool is not None else super().reuse_initial_head(tokenizer, record)
 
     def new_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> spec.Model:
-        """As of `LabelledTraining`."""
-        # The width of the head is that of the spec, so the first spec has any head.
+        """Return the spec of a model with a new head for this task."""
+        # The label head needs the width of the spec, so the spec is first built with a placeholder head.
         model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=token_head(1))
         pool = self.task_table(ClassifyTask).pool or default_pool(model)
         if pool == "first" and model.encoder is None:
             raise InputError(
-                "[task] pool = 'first' is the start token, which in a decoder does not attend to the text; use 'last'"
+                "[task] pool = 'first' is the start token, which does not attend to the text in a decoder; use 'last'"
             )
         return with_head(model, default_label_head(model, len(record.labels) or 1, pool=pool))
 
     def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:
-        """As of `LabelledTraining`."""
+        """Return the function that makes a batch from row indices."""
         return lambda rows: collate_labelled(store, rows, collator)
 
     def loss(self, module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """As of `TaskTraining`."""
+        """Return the summed loss of a batch, and the number of its labels."""
         smoothing = self.run_file.train.label_smoothing
         return label_loss(module, batch.to(self.setup.device), kind=self.kind, label_smoothing=smoothing)
 
     def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> ClassifyMeasures:
-        """As of `LabelledTraining`."""
+        """Return the measures of the model on validation data."""
         return measure_store(module, tokenizer, store, batch_tokens=self.budget, repeats=record.repeats)
 
 
 def collate_labelled(store: Store, rows: Indices, collator: InputCollator) -> Batch:
-    """Make a batch of some labelled texts.
+    """Return a batch of labelled texts.
 
     Args:
-        store: the texts.
-        rows: which of them, in the order of the batch; at least one.
-        collator: adds the special ids and the padding of the model.
+        store: the store of the texts.
+        rows: the indices of the examples, in the order of the batch; at least one.
+        collator: the collator that adds special ids and padding.
     """
     inputs = collator.collate(*([text[row] for row in rows] for text in store.texts), limit=store.longest[0])
     values: Int64[ndarray, " batch"] | Float[ndarray, "batch ..."] = store.arrays["labels"][rows]
-    # Classes are indices, which cross-entropy takes; all other targets are numbers.
+    # Cross-entropy needs classes as integer indices; all other targets are floats.
     labels = torch.from_numpy(values.astype(np.int64 if values.dtype == np.int64 else np.float32))
     return inputs.with_labels(labels, rows, num_labels=labels.numel())
 
@@ -149,16 +149,16 @@ def collate_labelled(store: Store, rows: Indices, collator: InputCollator) -> Ba
 def label_loss(
     module: nn.Module, batch: Batch, *, kind: LabelKind, label_smoothing: float = 0.0
 ) -> tuple[Float[Tensor, ""], int]:
-    """Sum the loss of one batch of labelled texts.
+    """Return the summed loss of a batch of labelled texts, and the number of labels.
 
     Args:
-        module: a Transformer with a pooling head and one output for each label.
-        batch: texts, each labelled with a class, with 1 or 0 for each class, or with a number.
-        kind: selects cross-entropy, binary cross-entropy of each class, or squared error.
-        label_smoothing: share of the target spread evenly over the classes, or over yes and no; 0 for regression.
+        module: a Transformer with a pooling head and one output per label.
+        batch: a batch of texts; the label is a class, 1 or 0 for each class, or a number.
+        kind: the kind of labels; selects cross-entropy, binary cross-entropy of each class, or squared error.
+        label_smoothing: the share of the target spread evenly over the classes, or over yes and no; 0 for regression.
 
     Returns:
-        The sum in nats, or of squared errors, and the number of labels.
+        The sum of the losses, in nats or as squared errors, and the number of labels.
     """
     assert isinstance(module, Transformer), "labels need the module that was built for them"
     logits_BL = run_batch(module, batch).float()

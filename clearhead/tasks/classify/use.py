@@ -1,4 +1,4 @@
-"""Labels of texts - one, several, or a number (regression) - and how good they are.
+"""Predictions and metrics of text classification: one label, several labels, or a number (regression).
 
 Shape suffixes: N texts, L labels.
 """
@@ -45,15 +45,15 @@ from clearhead.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, repr=False)
 class Classification(Printed):
-    """The prediction for one text.
+    """Prediction for one text.
 
     Args:
-        label: the label; several labels separated by commas, possibly none; or the number as text.
-        probability: of the label; of exactly this set of labels, each decided independently; None for a number.
-        probabilities: of each label; they sum to 1 for a single-label model; empty for a number.
-        labels: the predicted labels: one, or those with a probability of at least one half; empty for a number.
-        value: the number that a regression model predicts.
-        is_cut: the text was truncated, because it is longer than the model reads.
+        label: the label, several labels separated by commas (possibly empty), or the number as text.
+        probability: the probability of the label, or of exactly this set of independent labels; None for a number.
+        probabilities: the probability of each label. They sum to 1 for a single-label model; empty for a number.
+        labels: the predicted labels: one, or all with a probability of at least one half; empty for a number.
+        value: the number that a regression model predicts; None for other models.
+        is_cut: True if the text was truncated because it is longer than the model can read.
     """
 
     label: str
@@ -73,15 +73,16 @@ def classify(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> list[Classification]:
-    """Return the label of each text, or of each pair of texts.
+    """Return the predicted labels of each text, or of each pair of texts.
 
     Args:
-        module: one in training runs as a replica in evaluation mode.
-        tokenizer: the tokenizer it was trained with.
-        record: the task it was trained for.
-        texts: none empty; pairs if it was trained on pairs.
-        batch_size: most texts of one batch; None: no limit but the tokens.
-        batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer text is a batch of its own.
+        module: the model; in training mode, a replica in evaluation mode runs in its place.
+        tokenizer: the tokenizer of the model.
+        record: the task record of the model.
+        texts: the texts, none empty; pairs if the model was trained on pairs.
+        batch_size: the maximum number of texts in a batch; None means that only `batch_tokens` limits it.
+        batch_tokens: the maximum number of padded tokens in a batch; a longer text forms a separate batch. None means
+            `read_tokens`.
 
     Raises:
         InputError: the model is not a classifier, or a text is empty, not a string, or not paired as in training.
@@ -95,7 +96,7 @@ def classify(
     for side in sides:
         empty = next((number for number, ids in enumerate(side, start=1) if not len(ids)), None)
         if empty is not None:
-            raise InputError(nth_text(empty) + " is empty; there is nothing to classify")
+            raise InputError(nth_text(empty) + " is empty; there is nothing to classify: remove it")
     collator = InputCollator.of(module.spec, tokenizer, record.repeats)
     logits_NL = pooled_outputs(
         module, collator, sides, width=labels.num_outputs, batch_size=batch_size, batch_tokens=batch_tokens
@@ -107,15 +108,15 @@ def classify(
 
 
 def check_classifier(module: Transformer, record: TaskRecord) -> LabelSet:
-    """Return the labels of a classifier.
+    """Return the label set of a classifier.
 
     Raises:
-        InputError: the model is not a classifier; the message says how to train one.
+        InputError: the model is not a classifier; the message explains how to train one.
     """
     head = module.head
     if record.kind != "classify" or record.label_kind is None or head is None or not head.is_pooled:
         raise InputError(
-            f"this model was trained to '{record.kind}', so it knows no labels and would only guess: train it on "
+            f"this model was trained to '{record.kind}', so it cannot predict labels: train it on "
             'labelled texts with [task] kind = "classify" and init = "…", the path of this model'
         )
     labels = LabelSet(record.label_kind, record.labels, record.number_mean, record.number_scale)
@@ -129,16 +130,16 @@ def check_classifier(module: Transformer, record: TaskRecord) -> LabelSet:
 
 
 def check_paired(record: TaskRecord, *, is_paired: bool) -> None:
-    """Refuse pairs for a model trained on single texts, and single texts for one trained on pairs.
+    """Raise an error if pairs are passed to a model of single texts, or single texts to a model of pairs.
 
     Raises:
-        InputError: they do not match.
+        InputError: the inputs do not match the training data of the model.
     """
     if record.is_paired is None or record.is_paired == is_paired:
         return
     if record.is_paired:
-        raise InputError("this model was trained on pairs of texts; give two texts for each answer")
-    raise InputError("this model was trained on single texts, but received pairs; give one text for each answer")
+        raise InputError("this model was trained on pairs of texts, got single texts; give two texts per prediction")
+    raise InputError("this model was trained on single texts, got pairs; give one text per prediction")
 
 
 def _predictions(logits_NL: Float[Tensor, "texts labels"], labels: LabelSet) -> list[Classification]:
@@ -164,28 +165,28 @@ def _multi_label(probabilities: dict[str, float]) -> Classification:
 
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[Classification]:
-    """Return the label of each text; see `Model.classify`."""
+    """Return the predicted labels of each text; see `Model.classify`."""
     labels: list[Classification] = model.classify(list(texts), batch_size=batch_size)
     return labels
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
-    """Return what a model reads of a text, or of a pair where it was trained on pairs; see `collate_texts`."""
+    """Return the model inputs for a text, or for a pair if the model was trained on pairs; see `collate_texts`."""
     check_paired(task, is_paired=len(texts) > 1)
     return collate_texts(texts, collator, tokenizer, task)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class LabelMeasures(Measures):
-    """How good predictions of one label for each text are.
+    """Metrics of a single-label classifier.
 
     Args:
-        texts: their number.
-        loss: of a label, in nats.
-        accuracy: share of texts whose label is right, 0 to 1.
-        macro_f1: mean F1 of the labels that were expected or predicted, 0 to 1.
-        labels: precision, recall, F1 and expected count of each.
-        confusion: counts, row = expected, column = predicted.
+        texts: the number of texts.
+        loss: the mean cross-entropy per label, in nats.
+        accuracy: the share of texts with the right label, 0 to 1.
+        macro_f1: the mean F1 of the labels that were expected or predicted, 0 to 1.
+        labels: precision, recall, F1 and expected count of each label.
+        confusion: the confusion matrix of counts; row = expected, column = predicted.
     """
 
     texts: int
@@ -197,25 +198,25 @@ class LabelMeasures(Measures):
 
     @property
     def score(self) -> float:
-        """The score of a validation: accuracy times 100."""
+        """The validation score: accuracy times 100."""
         return 100 * self.accuracy
 
     def lines(self) -> list[str]:
-        """Return the numbers for a person."""
+        """Return the measures as lines of text."""
         scores = align_columns({"accuracy": percent(self.accuracy), "macro F1": percent(self.macro_f1)})
         return [*scores, "", *f1_table("label", self.labels, "texts")]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class MultiLabelMeasures(Measures):
-    """How good predictions of several labels for each text are.
+    """Metrics of a multi-label classifier.
 
     Args:
-        texts: their number.
-        loss: of a label, binary cross-entropy in nats.
-        micro_f1: F1 of all decisions together, 0 to 1.
-        macro_f1: mean F1 of the labels that were expected or predicted at least once, 0 to 1.
-        exact: share of texts whose labels are all right, 0 to 1.
+        texts: the number of texts.
+        loss: the mean binary cross-entropy per label, in nats.
+        micro_f1: the F1 over all decisions together, 0 to 1.
+        macro_f1: the mean F1 of the labels that were expected or predicted at least once, 0 to 1.
+        exact: the share of texts whose labels are all right, 0 to 1.
     """
 
     texts: int
@@ -226,11 +227,11 @@ class MultiLabelMeasures(Measures):
 
     @property
     def score(self) -> float:
-        """The score of a validation: micro F1 times 100."""
+        """The validation score: micro F1 times 100."""
         return 100 * self.micro_f1
 
     def lines(self) -> list[str]:
-        """Return the numbers for a person."""
+        """Return the measures as lines of text."""
         exact = f"{percent(self.exact)} of the texts have exactly their labels"
         return align_columns(
             {"micro F1": percent(self.micro_f1), "macro F1": percent(self.macro_f1), "exact match": exact}
@@ -239,14 +240,14 @@ class MultiLabelMeasures(Measures):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class NumberMeasures(Measures):
-    """How good predicted numbers are.
+    """Metrics of a regression model.
 
     Args:
-        texts: their number.
-        loss: mean squared difference of standardised numbers.
-        spearman: rank correlation, -1 to 1.
-        pearson: linear correlation, -1 to 1.
-        mean_squared_error: in the squared unit of the numbers.
+        texts: the number of texts.
+        loss: the mean squared error of the standardized numbers.
+        spearman: the rank correlation, -1 to 1.
+        pearson: the linear correlation, -1 to 1.
+        mean_squared_error: the mean squared error, in the squared unit of the numbers.
     """
 
     texts: int
@@ -257,11 +258,11 @@ class NumberMeasures(Measures):
 
     @property
     def score(self) -> float:
-        """The score of a validation: Spearman's correlation times 100."""
+        """The validation score: Spearman's correlation times 100."""
         return 100 * self.spearman
 
     def lines(self) -> list[str]:
-        """Return the numbers for a person."""
+        """Return the measures as lines of text."""
         rows = {"Spearman": f"{self.spearman:.4f}", "Pearson": f"{self.pearson:.4f}"}
         return align_columns({**rows, "mean squared error": f"{self.mean_squared_error:.6g}"})
 
@@ -270,7 +271,7 @@ ClassifyMeasures = LabelMeasures | MultiLabelMeasures | NumberMeasures
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> ClassifyMeasures:
-    """Measure how well a classifier predicts the labels or numbers of texts.
+    """Return the metrics of a classifier on labelled data.
 
     Raises:
         InputError: the model is not a classifier, or the data cannot be used or has other labels.
@@ -294,14 +295,14 @@ def measure_store(
     batch_tokens: int | None = None,
     repeats: Repeats | None = None,
 ) -> ClassifyMeasures:
-    """Run a model over prepared texts and measure its predictions.
+    """Predict the labels of prepared texts, and return the metrics.
 
     Args:
-        module: its head gives one output for each label; one in training runs as a replica in evaluation mode.
+        module: a model with one output per label; in training mode, a replica in evaluation mode runs in its place.
         tokenizer: the tokenizer of the store.
-        store: the texts.
-        batch_size, batch_tokens: as for `classify`.
-        repeats: as in the model's task record.
+        store: the store of the texts.
+        batch_size, batch_tokens: the limits of a batch, see `classify`.
+        repeats: the field `repeats` of the model's task record.
     """
     collator = InputCollator.of(module.spec, tokenizer, repeats)
     labels, expected = labels_of(store), np.array(store.arrays["labels"])
@@ -315,7 +316,7 @@ def measure_store(
             return _label_measures(logits_NL.argmax(1).numpy(), expected, labels, loss)
         case "multi_label":
             loss = float(F.binary_cross_entropy_with_logits(logits_NL, values))
-            # Those with a probability of at least one half are predicted.
+            # A label is predicted if its probability is at least one half, that is, if its logit is at least 0.
             scores = multi_label_scores((logits_NL >= 0).numpy(), expected > 0)
             return MultiLabelMeasures(len(store), loss, scores.micro_f1, scores.macro_f1, scores.exact)
         case "regression":

@@ -1,1 +1,1 @@
-"""Denoising: a corrupted text is restored, before a model is trained for another task."""
+"""Denoising: train a model to restore corrupted text, before it is trained for another task."""

@@ -1,4 +1,4 @@
-"""The data of denoising: plain text."""
+"""Data of denoising: plain text."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from clearhead.spec.tasks.base import Family
 
 
 class DenoiseTask(TaskSection):
-    """The [task] table: how the text is corrupted."""
+    """The [task] table of denoising, with the settings of the noise."""
 
-    #: Spans replaced by sentinels and predicted alone (T5), or replaced by one mask each, with the whole text predicted
-    #: (BART).
+    #: Kind of noise: "spans" replaces spans by sentinels, and the model predicts the spans (T5). With "infill" one mask
+    #: replaces each span, and the model predicts the whole text (BART).
     noise: Literal["spans", "infill"] = "spans"
-    #: Share of the tokens in the spans.
+    #: Share of the tokens in spans, 0 to 1.
     noise_share: Share | None = None
     #: Mean length of a span in tokens.
     mean_span: Annotated[float, Field(ge=1.0)] = 3.0
 
     def defaults(self, family: Family) -> dict[str, object]:
-        """Return the share of the papers: 15 % of the tokens in spans, or 30 % for infilling."""
+        """Return the default share of the papers: 15 % of the tokens for "spans", 30 % for "infill"."""
         return {"noise_share": 0.3 if self.noise == "infill" else 0.15}
 
 
 def _num_sentinels(length: int) -> int:
-    # Only now: batches load torch, and faults in a run file should not wait for it.
+    # Imported late: it loads torch, which would delay the messages about faulty run files.
     from clearhead.data.objectives.spans import num_sentinels
 
     return num_sentinels(length)

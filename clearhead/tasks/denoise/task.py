@@ -1,4 +1,4 @@
-"""Denoising: a corrupted text is restored, before a model is trained for another task."""
+"""Description of the task denoise: restore corrupted text, before training for another task."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ TASK: Final = Task(
         longer=LONGER_TEXT,
         comments={
             "noise": "spans | infill",
-            "noise_share": "of the tokens",
-            "mean_span": "tokens in a span, on average",
+            "noise_share": "share of the tokens in spans",
+            "mean_span": "mean number of tokens in a span",
         },
     ),
     evaluate=EvaluateWords(("text",), "loss, perplexity, accuracy", EVALUATED_TEXT),
-    # For other tasks to start from.
+    # A denoised model is mostly the start for another task.
     used_with="new translate --source FILE --target FILE --init {run}",
     recipes=_RECIPES,
     score="accuracy",
     writes=True,
-    # Such as a model for summaries.
+    # For pairs of texts, such as a text and its summary.
     measured_on_pairs_as="translate",
 )

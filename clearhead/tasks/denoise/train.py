@@ -1,4 +1,4 @@
-"""The training of denoising: an encoder reads a corrupted text, a decoder predicts the missing spans or all of it."""
+"""Training of denoising: an encoder reads corrupted text, a decoder predicts the missing spans or the whole text."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from clearhead.text.tokenizer import Tokenizer
 
 
 class Training(NoisedTraining):
-    """The training of a model that restores text."""
+    """Training of a model that restores text."""
 
     def train_noise_tokenizer(self) -> Tokenizer:
-        """As of `NoisedTraining`."""
-        # A tokenizer that is trained here adds two special tokens to a text.
+        """Train a tokenizer with the mask or sentinel tokens of the noise, or load it from the cache."""
+        # A tokenizer trained by a run adds two special tokens to a text.
         noise = self.task_table(DenoiseTask).noise
         sentinels = self._sentinels_needed(2) if noise == "spans" else 0
         return self.train_tokenizer(mask=noise == "infill", sentinels=sentinels)
 
     def noise(self, tokenizer: Tokenizer) -> Noise:
-        """As of `NoisedTraining`; too few sentinels are refused before any text is read."""
+        """Return the noise settings of the run; a tokenizer with too few sentinels is refused before reading text."""
         task = self.task_table(DenoiseTask)
         assert task.noise_share is not None, "the run file fills its defaults"
         if task.noise == "spans":
@@ -30,13 +30,12 @@ class Training(NoisedTraining):
             if len(sentinels) < needed:
                 raise InputError(
                     f"a text of max_length {self.run_file.data.max_length} can have {needed} spans, but the tokenizer "
-                    f"has {len(sentinels)} sentinels: shorten [data] max_length, raise [task] mean_span, or take a "
-                    "tokenizer with more sentinels"
+                    f"has {len(sentinels)} sentinels: lower [data] max_length, or raise [task] mean_span"
                 )
         return Noise(kind=task.noise, share=task.noise_share, mean_span=task.mean_span)
 
     def check(self, model: spec.Model) -> None:
-        """As of `NoisedTraining`."""
+        """Raise an error if the stacks of the model do not suit the task."""
         self.need_two_stacks(model)
 
     def _sentinels_needed(self, extra: int) -> int:

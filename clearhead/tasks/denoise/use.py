@@ -1,4 +1,4 @@
-"""Restored texts, and how well a model restores them."""
+"""Predictions and metrics of denoising."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from clearhead.tasks.use import corpus_of, measure_hidden_tokens, noise_of
 
 
 def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) -> list[str]:
-    """Return what the decoder writes for each text; see `Model.translate`."""
+    """Return the text that the decoder generates for each text; see `Model.translate`."""
     return list(model.translate(list(texts), batch_size=batch_size))
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
-    """Measure the loss of the tokens that the noise of training hides."""
+    """Return the loss of the tokens that the noise of training hides."""
     objective = build_objective(noise_of(model), model.tokenizers.source)
     return measure_hidden_tokens(model, corpus_of(model, data), objective, options.batch_size)

@@ -1,1 +1,1 @@
-"""Text embedding: texts of one meaning get vectors that are near each other."""
+"""Text embedding: map texts with the same meaning to similar vectors."""

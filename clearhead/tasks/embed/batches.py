@@ -1,8 +1,8 @@
-"""Batches for contrastive training: each pair's second text is the wrong answer to all other pairs of its batch.
+"""Batches for contrastive training: the second text of a pair is a negative for all other pairs of its batch.
 
-Padding and randomness pull in two directions. Batches of similar lengths waste little, but if all pairs were sorted,
-the same pairs would always be compared; random batches waste a third of their positions. The compromise: an epoch is
-shuffled and cut into groups of several batches, and pairs are sorted by length within each group only.
+Batches of similar lengths waste little padding, but sorting all pairs would always compare the same pairs. Random
+batches waste a third of their positions. As a compromise, each epoch is shuffled and cut into groups of several
+batches, and pairs are sorted by length only within a group.
 
 Shape suffixes: B pairs of a batch, T tokens of the first text, U tokens of the second.
 """
@@ -25,24 +25,24 @@ from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import LengthPlan
 from clearhead.data.stores.store import Store
 
-# Batches in a group. On Multi30k with a budget of 4,096: 1 batch wastes 38 % of the positions, 4 waste 20 %,
-# 16 waste 10 %, and all pairs sorted together 4 %.
+# Batches per group. On Multi30k with a budget of 4,096 tokens, padding takes 38 % of the positions with 1 batch per
+# group. With 4 batches it takes 20 %, with 16 batches 10 %, and 4 % if all pairs are sorted.
 _GROUP = 16
 
 
 @dataclass(frozen=True)
 class ContrastiveBatch(DeviceBatch):
-    """Some pairs as two padded batches of texts with their special ids; masks are True at real tokens.
+    """Batch of pairs: two padded batches of texts with special ids; masks are True at real tokens.
 
     Args:
-        ids: the first texts.
-        mask: where `ids` is real.
-        other_ids: the second texts, row by row what belongs to `ids`.
-        other_mask: where `other_ids` is real.
-        groups: pairs with the same number are positives of each other.
-        num_labels: pairs.
-        num_tokens: real tokens of both sides, special ones included.
-        rows: which pairs of the store these are.
+        ids: the ids of the first texts.
+        mask: the mask of `ids`.
+        other_ids: the ids of the second texts; row i is the partner of row i of `ids`.
+        other_mask: the mask of `other_ids`.
+        groups: the group number of each pair; pairs of one group are positives of each other.
+        num_labels: the number of pairs.
+        num_tokens: the number of real tokens on both sides, special tokens included.
+        rows: the indices of the pairs in the store.
     """
 
     ids: Int64[Tensor, "batch tokens"]
@@ -56,13 +56,13 @@ class ContrastiveBatch(DeviceBatch):
 
 
 def collate_contrastive(store: Store, rows: Indices, groups: Rows, collator: InputCollator) -> ContrastiveBatch:
-    """Make a batch of some pairs.
+    """Return a batch of pairs.
 
     Args:
-        store: the pairs, both sides in one vocabulary.
-        rows: which pairs, in the order of the batch; at least one.
-        groups: what `store_groups` returns for the whole store.
-        collator: adds the special ids and the padding of the model.
+        store: the store of the pairs, both sides in one vocabulary.
+        rows: the indices of the pairs, in the order of the batch; at least one.
+        groups: the result of `store_groups` for the whole store.
+        collator: the collator that adds special ids and padding.
     """
     special, pad = collator.special_tokens.for_text, collator.pad
     first, second = (
@@ -81,15 +81,15 @@ def collate_contrastive(store: Store, rows: Indices, groups: Rows, collator: Inp
 
 
 def positive_groups(pairs: Iterable[tuple[Hashable, Hashable]]) -> Rows:
-    """Number pairs of texts so that positives of each other have the same number.
+    """Return a group number for each pair; pairs with the same number are positives of each other.
 
-    Two pairs are positives of each other if they share a text, on either side, or if a chain of such pairs joins them.
+    Two pairs are positives if they share a text, on either side, or if a chain of such pairs connects them.
 
     Args:
         pairs: the two texts of each pair, as strings or as ids in one vocabulary.
 
     Returns:
-        the number of each pair's group, which is that of its first pair.
+        The number of each pair's group: the index of the first pair in the group.
     """
     first_with: dict[Hashable, int] = {}
     group: list[int] = []
@@ -99,19 +99,19 @@ def positive_groups(pairs: Iterable[tuple[Hashable, Hashable]]) -> Rows:
             first, second = sorted((_root(group, row), _root(group, first_with.setdefault(text, row))))
             group[second] = first
     for row in range(len(group)):
-        # An earlier pair already points to its root, and no pair points to a later one.
+        # Earlier pairs already point to their root, and no pair points to a later one.
         group[row] = group[group[row]]
     return np.array(group, dtype=np.int64)
 
 
 def store_groups(store: Store) -> Rows:
-    """Return the `positive_groups` of a store, both sides in one vocabulary."""
+    """Return the `positive_groups` of the pairs in a store, both sides in one vocabulary."""
     firsts, seconds = store.texts
     return positive_groups((firsts[row].tobytes(), seconds[row].tobytes()) for row in range(len(store)))
 
 
 def _root(group: list[int], row: int) -> int:
-    """Follow a pair to the first of its group, and shorten the path for later calls."""
+    """Return the first pair of a pair's group, and shorten the path for later calls."""
     while (parent := group[row]) != row:
         group[row] = group[parent]
         row = parent
@@ -119,13 +119,13 @@ def _root(group: list[int], row: int) -> int:
 
 
 class ContrastivePlan(LengthPlan):
-    """Random batches of pairs of similar lengths; arguments as of `LengthPlan`."""
+    """Plan of random batches with pairs of similar lengths; see `LengthPlan` for its arguments."""
 
     least_rows: ClassVar[int] = 2
 
     def epoch(self, number: int) -> list[Indices]:
-        """Return the batches of an epoch; as of `LengthPlan`."""
-        # Raw bits: numpy keeps this stream the same for ever, which it does not promise for its distributions.
+        """Return the batches of an epoch; see `LengthPlan`."""
+        # Raw bits, because numpy keeps them the same across versions, but not its distributions.
         bits = np.random.PCG64(np.random.SeedSequence([self.seed, number])).random_raw(2 * len(self))
         order = np.argsort(bits[: len(self)], kind="stable")
         group_size = _GROUP * self.batch_tokens / float(self._longest.mean())
@@ -134,17 +134,17 @@ class ContrastivePlan(LengthPlan):
         return [batches[index] for index in np.argsort(bits[len(self) : len(self) + len(batches)], kind="stable")]
 
     def _cut_group(self, rows: Indices) -> list[Indices]:
-        """Sort a group by length and cut it into batches, longest first."""
-        # Pairs with the same longest side are sorted by their difference, so that the other side is narrow too.
+        """Return the batches of a group, sorted by length, longest first."""
+        # Among pairs with the same longest side, sort by the difference, so that the other side has little padding.
         batches = self._cut(rows[np.lexsort(((self._source - self._target)[rows], self._longest[rows]))])
         if len(batches) > 1 and len(batches[-1]) < len(batches[-2]):
-            # A remainder of a few pairs would have next to nothing to tell apart.
+            # A small last batch would have few negatives, so the last two batches are divided evenly.
             batches[-2:] = np.array_split(np.concatenate(batches[-2:]), 2)
         return batches
 
 
 def contrastive_plan(store: Store, collator: InputCollator, *, batch_tokens: int, seed: int) -> ContrastivePlan:
-    """Return the plan of a store whose texts are read one by one; arguments as of `LengthPlan`."""
+    """Return the plan for a store in which the model reads each text of a pair alone; see `LengthPlan`."""
     num_special = collator.special_tokens.num_added()
     lengths = (side.lengths + num_special for side in store.texts)
     return ContrastivePlan(*lengths, batch_tokens=batch_tokens, seed=seed)

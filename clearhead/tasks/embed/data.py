@@ -1,4 +1,4 @@
-"""The data of text embedding: pairs of texts with one meaning."""
+"""Data of text embedding: pairs of texts with the same meaning."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from clearhead.data.task_tables import PAIR_EXAMPLES, PairSection, PooledSection
 
 
 class EmbedTask(PooledSection):
-    """The [task] table: what the cosines are divided by."""
+    """The [task] table of text embedding, with the temperature."""
 
-    #: What cosines are divided by before the softmax; smaller is sharper.
+    #: Temperature that divides the cosines before the softmax; smaller is sharper.
     temperature: Positive = 0.05
 
 

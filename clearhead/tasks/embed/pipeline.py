@@ -1,4 +1,4 @@
-"""The schema "feature-extraction": the vectors of texts."""
+"""Server schema "feature-extraction": returns the vectors of texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "feature-extraction"
 
 
 class Parameters(PipelineParameters):
-    """What a client may ask for; long texts are always truncated at their ends."""
+    """Parameters that a client may set; long texts are always truncated at their end."""
 
     normalize: bool = False
     truncate: Literal[True] = True
@@ -25,14 +25,14 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     """Return the vector of each text.
 
     Args:
-        model: that embeds.
-        inputs: texts.
-        parameters: of the call.
+        model: an embedding model.
+        inputs: the texts.
+        parameters: the parameters of the request.
     """
     vectors = model.embed(texts_of(inputs))
     width = vectors.shape[1]
     if parameters.dimensions is not None and parameters.dimensions > width:
-        raise InputError(f"dimensions is {parameters.dimensions}, but the vectors have {width}: ask for fewer")
+        raise InputError(f"dimensions is {parameters.dimensions}; expected at most {width}, the size of the vectors")
     vectors = vectors[:, : parameters.dimensions]
     if parameters.normalize or parameters.dimensions is not None:
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)

@@ -1,4 +1,4 @@
-"""Text embedding: texts of one meaning get vectors that are near each other."""
+"""Description of the task embed: map texts with the same meaning to similar vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TRAIN: Final[Mapping[str, Value]] = {
     **MUON, "batch_tokens": 4096, "learning_rate": 4e-3, "weight_decay": 0.1, "metric": "score",
 }  # fmt: skip
 _SETTINGS: Final[Mapping[str, Value]] = {"pool": "mean", "temperature": 0.05}
-_BASELINE: Final = "retrieval by the words that texts share, translated one by one"
+_BASELINE: Final = "retrieval by shared words, translated word by word"
 _RECIPES: Final = (
     Recipe(
         1_500, "bpe", 1_000, 256, (Size(2, 64, 4, 128, 0.2),), ENCODER, _TRAIN, most_epochs=60,
@@ -33,13 +33,13 @@ TASK: Final = Task(
     outputs="vector",
     families=("encoder", "decoder"),
     new=NewWords(
-        "Write a run file that trains an encoder to give two texts of one meaning nearby vectors.",
+        "Write a run file that trains an encoder to map texts with the same meaning to similar vectors.",
         ("--source train.de --target train.en",),
         TWO_FILES,
         *PAIR_OPTIONS,
         longer=LONGER_PAIRS,
-        batch="rows times the longest text: a pair is compared with all others of its batch, so more is harder",
-        comments={**POOL, "temperature": "what cosines are divided by: lower weighs hard negatives more"},
+        batch="rows times the longest text; a larger batch is harder, since a pair is compared with all others",
+        comments={**POOL, "temperature": "divides the cosines; a lower value weighs hard negatives more"},
     ),
     evaluate=EvaluateWords(
         ("source", "target"), "recall@1; with --labels F: Spearman", ("labels", "similarities", "batch_size")

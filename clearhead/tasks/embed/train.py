@@ -1,4 +1,4 @@
-"""The training of text embedding: contrastive training of a bi-encoder on pairs of texts.
+"""Training of text embedding: contrastive training of a bi-encoder on pairs of texts.
 
 Shape suffixes: N pairs of a batch, D width of a vector.
 """
@@ -29,20 +29,20 @@ from clearhead.tasks.train import PairTraining, Stores, evenly_spaced
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.task_setup import PreparedTask, one_sided
 
-# Recall depends on the number of candidates, so that number is fixed.
+# Recall depends on the number of candidates, so validation uses at most this number of pairs.
 _MOST_CHOICES = 2_000
 
 
 class Training(PairTraining):
-    """The contrastive training of a model that embeds texts."""
+    """Contrastive training of a model that embeds texts."""
 
     @property
     def temperature(self) -> float:
-        """Divides the cosines."""
+        """The temperature, which divides the cosines."""
         return self.task_table(EmbedTask).temperature
 
     def parts(self) -> PreparedTask[ContrastiveBatch]:
-        """As of `TaskTraining`."""
+        """Prepare data, tokenizers and model of the run."""
         setup, train = self.setup, self.run_file.train
         tokenizer = setup.find_tokenizer(lambda: self.train_tokenizers(joint=True).source)
         stores = self._stores(tokenizer)
@@ -53,7 +53,7 @@ class Training(PairTraining):
         groups = store_groups(store)
         batches = training_batches(store, plan, lambda rows: collate_contrastive(store, rows, groups, collator))
         setup.progress.message(
-            f"{len(store) / batches.batches_per_epoch:.0f} pairs in a batch, each contrasted with all others; "
+            f"{len(store) / batches.batches_per_epoch:.0f} pairs in a batch, each compared with all others; "
             f"padding: {100 * plan.padding_waste(0):.1f} % of the positions"
         )
 
@@ -77,27 +77,27 @@ class Training(PairTraining):
         )
 
     def _stores(self, tokenizer: Tokenizer) -> Stores[Store]:
-        """Return the prepared pairs; either text has the special tokens of a text by itself."""
+        """Return the prepared pairs of training and validation; each text has the special tokens of a single text."""
         length, extra = self.run_file.data.max_length, tokenizer.special_tokens.num_added()
         if length < extra + 1:
             raise InputError(
-                f"[data] max_length is {length}; a text between its start and end token needs at least {extra + 1}"
+                f"[data] max_length is {length}; a text with its start and end token needs at least {extra + 1}"
             )
         stores = self.pairs(one_sided(tokenizer), extra=(extra, extra))
         if len(stores.valid) < 2:
-            raise InputError("[data] valid: there is 1 pair; recall needs at least 2 to choose from")
+            raise InputError("[data] valid: got 1 pair; recall needs at least 2 pairs")
         return stores
 
     def _spec(self, tokenizer: Tokenizer) -> Model:
         initial, pool = self.setup.initial, self.task_table(EmbedTask).pool
         if pool is None and initial is not None and initial.record.kind == "embed" and initial.spec.head is not None:
             return self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=initial.spec.head)
-        # The usual pooling depends on the stacks of the spec, so the first spec has any head.
+        # The default pooling depends on the stacks, so the spec is first built with a placeholder head.
         model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=vector_head(pool="mean"))
         return with_head(model, vector_head(pool=pool or default_pool(model)))
 
     def _validator(self, store: Store, collator: InputCollator) -> Callable[[nn.Module], Validation]:
-        """Return the validation on held-out pairs: the loss of a pair, and the mean recall@1 of both directions."""
+        """Return the validation function: loss per pair, and mean recall@1 of both directions, on validation pairs."""
         groups = store_groups(store)
         budget = max(self.run_file.train.batch_tokens, 2 * self.run_file.data.max_length)
         plan = contrastive_plan(store, collator, batch_tokens=budget, seed=0)
@@ -127,13 +127,14 @@ class Training(PairTraining):
 def batch_loss(
     module: nn.Module, batch: ContrastiveBatch, *, temperature: float, start: int | None
 ) -> tuple[tuple[Float[Tensor, ""], int], Float[Tensor, "pairs width"], Float[Tensor, "pairs width"]]:
-    """Return the summed loss of a batch with the count of its pairs, and the vectors of both sides.
+    """Return the summed loss of a batch with its number of pairs, and the vectors of both sides.
 
     Args:
         module: a Transformer whose head pools.
-        batch: on the module's device.
-        temperature: divides the cosines.
-        start: the input of the decoder of a two-stack model, which attends to the text through its memory.
+        batch: the batch, on the device of the module.
+        temperature: the number that divides the cosines.
+        start: the id that the decoder of a model with two stacks reads, attending to the encoder's output. None means
+            a model with one stack.
     """
     assert isinstance(module, Transformer), "embedding needs the module that was built for it"
     vectors = []
@@ -151,18 +152,18 @@ def contrastive_loss(
     *,
     temperature: float,
 ) -> tuple[Float[Tensor, ""], int]:
-    """Sum the cross-entropy of each text's own pair against all others of the batch, in both directions.
+    """Return the summed contrastive loss: cross-entropy of each text's partner among all texts of the other side.
 
-    Every other pair of the batch is a negative, unless it is in the same group.
+    The loss is the mean of both directions. All other pairs of the batch are negatives, except those of the same group.
 
     Args:
-        vectors_ND: a vector for each first text; its length is ignored.
-        other_ND: a vector for each second text, in the order of `vectors_ND`.
-        groups_N: pairs of the same group have the same meaning and are not negatives of each other.
-        temperature: divides the cosines, positive.
+        vectors_ND: the vectors of the first texts; their lengths are ignored.
+        other_ND: the vectors of the second texts, in the order of `vectors_ND`.
+        groups_N: the group number of each pair; pairs of one group have the same meaning and are no negatives.
+        temperature: the positive number that divides the cosines.
 
     Returns:
-        the sum over the pairs in nats (mean of both directions) as a float32 scalar, and the number of pairs.
+        The sum over the pairs in nats, as a float32 scalar, and the number of pairs.
 
     Raises:
         InputError: the temperature is not positive.
@@ -171,8 +172,8 @@ def contrastive_loss(
         arXiv 2103.00020, figure 3 (both directions).
     """
     if not temperature > 0:
-        raise InputError(f"temperature is {temperature}; expected a positive number, 0.05 is usual")
-    # Divided by a small temperature, rounding to 16 bits would be a large error of a logit.
+        raise InputError(f"temperature is {temperature}; expected a positive number, such as 0.05")
+    # In fp32, since a small temperature would enlarge the rounding errors of 16 bits.
     with torch.autocast(vectors_ND.device.type, enabled=False):
         first_ND, second_ND = F.normalize(vectors_ND.float(), dim=1), F.normalize(other_ND.float(), dim=1)
         logits_NN = first_ND @ second_ND.T / temperature

@@ -1,4 +1,4 @@
-"""Vectors of texts, the similarity of two texts, and how good vectors are.
+"""Predictions and metrics of text embedding: vectors of texts, and similarities of pairs.
 
 Shape suffixes: N texts, D width of a vector.
 """
@@ -39,18 +39,21 @@ def embed(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> Float32[ndarray, "texts width"]:
-    """Return one vector for each text, pooled and normalised as the model's head defines.
+    """Return one vector per text, pooled and normalized as the head of the model defines.
 
     A vector does not depend on the other texts of its batch, up to rounding.
 
     Args:
-        module: a model whose head pools a text into one vector; one in training runs as a replica in evaluation mode.
-        tokenizer: of the model's input.
-        texts: texts, or pairs of texts that are read together; an empty text is read as its special tokens alone.
-        prompt: text in front of each text or pair.
-        max_length: of the training texts, special tokens included; longer texts are truncated. None: not known.
-        batch_size: most texts of one batch; None: no limit but the tokens.
-        batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer text is a batch of its own.
+        module: a model whose head pools a text into one vector. If it is in training mode, a replica in evaluation mode
+            runs in its place.
+        tokenizer: the tokenizer of the model's input.
+        texts: the texts, or pairs of texts that are read together; an empty text is read as its special tokens alone.
+        prompt: the text put in front of each text or pair.
+        max_length: the maximum length of a text in tokens, special tokens included; longer texts are truncated. None
+            means that only the model limits it.
+        batch_size: the maximum number of texts in a batch; None means that only `batch_tokens` limits it.
+        batch_tokens: the maximum number of padded tokens in a batch; a longer text forms a separate batch. None means
+            `read_tokens`.
 
     Raises:
         InputError: the head does not pool, or texts and pairs are mixed.
@@ -68,7 +71,7 @@ def embed(
     broken = np.flatnonzero(~np.isfinite(vectors_ND).all(1))
     if len(broken):
         raise RunFailure(
-            f"the vector of text {broken[0] + 1} is not finite, and those of {len(broken) - 1} others: the weights are "
+            f"the vector of text {broken[0] + 1} is not finite, nor are {len(broken) - 1} others: the weights are "
             "damaged or too large for this precision; try precision='fp32'"
         )
     return vectors_ND
@@ -89,18 +92,18 @@ def similarity(
 
     Args:
         module: a model whose head pools a text into one vector.
-        tokenizer: of the model's input.
+        tokenizer: the tokenizer of the model's input.
         firsts: the first text of each pair.
         seconds: the second text of each pair.
-        prompt, max_length, batch_size, batch_tokens: as for `embed`.
+        prompt, max_length, batch_size, batch_tokens: the arguments of `embed`.
 
     Raises:
-        InputError: the counts differ, or as `embed`.
+        InputError: the counts differ, or the head does not pool.
     """
     check_pairs(firsts, seconds)
     limits = {"max_length": max_length, "batch_size": batch_size, "batch_tokens": batch_tokens}
     vectors_ND = embed(module, tokenizer, [*firsts, *seconds], prompt=prompt, **limits)
-    # A head need not normalise its vectors.
+    # Some heads do not normalize their vectors.
     lengths_N1 = np.linalg.norm(vectors_ND, axis=1, keepdims=True)
     unit_ND = vectors_ND / np.maximum(lengths_N1, np.finfo(np.float32).tiny)
     cosine_N = (unit_ND[: len(firsts)] * unit_ND[len(firsts) :]).sum(1)
@@ -109,28 +112,28 @@ def similarity(
 
 
 def check_vectors(record: TaskRecord) -> None:
-    """Refuse models whose outputs are label scores instead of vectors.
+    """Raise an error if the outputs of a model are scores of labels, not vectors.
 
     Raises:
-        InputError: the outputs are label scores; the message says how to train an embedding model.
+        InputError: the outputs are scores of labels; the message explains how to train an embedding model.
     """
     if find_task(record.kind).has_labels:
         raise InputError(
-            f"this model was trained to '{record.kind}', so what it makes of a text are scores of labels, no vector: "
+            f"this model was trained to '{record.kind}', so its outputs are scores of labels, not vectors: "
             'train it with [task] kind = "embed" and init = "…", the path of this model'
         )
 
 
 def vector_width(module: Transformer) -> int:
-    """Return the width of the vectors that a model makes of texts.
+    """Return the width of the text vectors of a model.
 
     Raises:
-        InputError: its head does not pool a text into one vector.
+        InputError: the head of the model does not pool a text into one vector.
     """
     head = module.spec.head
     if head is None or not any(isinstance(layer, spec.Pool) for layer in head.layers):
         raise InputError(
-            "embedding needs a model whose head pools a text into one vector, and the head of this one does not; "
+            "embedding needs a model whose head pools a text into one vector, but the head of this model does not; "
             'train one with [task] kind = "embed"'
         )
     top = module.spec.decoder or module.spec.encoder
@@ -146,12 +149,12 @@ def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RecallMeasures(Measures):
-    """How often the nearest vector on the other side is that of the partner of a text.
+    """Recall@1: the share of texts whose nearest vector on the other side is that of their partner.
 
     Args:
-        recall_at_1: mean of both directions, 0 to 1.
-        forward, backward: of the sources, and of the targets.
-        pairs: their number.
+        recall_at_1: the mean of both directions, 0 to 1.
+        forward, backward: the recall of the sources, and that of the targets, 0 to 1.
+        pairs: the number of pairs.
     """
 
     recall_at_1: float
@@ -160,7 +163,7 @@ class RecallMeasures(Measures):
     pairs: int
 
     def lines(self) -> list[str]:
-        """Return the numbers for a person."""
+        """Return the measures as lines of text."""
         return align_columns(
             {
                 "recall@1": f"{percent(self.forward)} of the sources find their target among {self.pairs}",
@@ -172,12 +175,12 @@ class RecallMeasures(Measures):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class SimilarityMeasures(Measures):
-    """How well the cosines of pairs follow the similarities that were expected.
+    """Correlation between the cosines of pairs and the expected similarities.
 
     Args:
-        spearman: rank correlation, -1 to 1.
-        pearson: linear correlation, -1 to 1.
-        pairs: their number.
+        spearman: the rank correlation, -1 to 1.
+        pearson: the linear correlation, -1 to 1.
+        pairs: the number of pairs.
     """
 
     spearman: float
@@ -185,22 +188,22 @@ class SimilarityMeasures(Measures):
     pairs: int
 
     def lines(self) -> list[str]:
-        """Return the numbers for a person."""
+        """Return the measures as lines of text."""
         return align_columns({"Spearman": f"{self.spearman:.4f}", "Pearson": f"{self.pearson:.4f}"})
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
-    """Measure whether each text finds its partner, or whether similarities follow the expected ones."""
+    """Return the recall of partners, or with `similarities` the correlation with the expected similarities."""
     table = pairs_of(data, "embed")
     firsts, seconds = list(table["source"]), list(table["target"])
     for index, pair in enumerate(zip(firsts, seconds, strict=True)):
         if not all(map(str.strip, pair)):
-            raise InputError(f"{table.location(index)}: one side of the pair is empty; every pair needs both texts")
+            raise InputError(f"{table.location(index)}: one side of the pair is empty; complete or remove it")
     if options.similarities is not None:
         if len(options.similarities) != len(firsts):
             num_similarities = len(options.similarities)
             raise InputError(
-                f"there are {num_similarities} similarities, but {len(firsts)} pairs; expected one for each"
+                f"there are {num_similarities} similarities, but {len(firsts)} pairs; expected one per pair"
             )
         expected = np.array(options.similarities, dtype=np.float64)
         parts = model.tree, model.tokenizers.source, firsts, seconds
@@ -208,8 +211,8 @@ def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Me
         cosines = similarity(*parts, prompt=task.prompt, max_length=task.max_length, batch_size=size)
         return SimilarityMeasures(spearman(cosines, expected), pearson(cosines, expected), len(firsts))
     if len(firsts) < 2:
-        raise InputError("there is 1 pair, whose texts find each other in any case: give at least 2 pairs")
+        raise InputError("got 1 pair, whose texts find each other in any case; give at least 2 pairs")
     first_ND, second_ND = (model.embed(side, batch_size=options.batch_size) for side in (firsts, seconds))
-    # Pairs that share a text are right answers to each other, as in training.
+    # Pairs that share a text count as right for each other, as in training.
     recall = recall_at(first_ND, second_ND, groups=positive_groups(zip(firsts, seconds, strict=True)))
     return RecallMeasures(recall.mean, recall.forward, recall.backward, len(firsts))

@@ -1,1 +1,1 @@
-"""How good a model is: one file for each kind of measure."""
+"""Metrics of models: one file per kind of metric."""

@@ -1,4 +1,4 @@
-"""The measures of a model by the task that it was trained for."""
+"""Evaluation of a model with the metrics of its task."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 
 
 def evaluate_model(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
-    """Measure a model by the task it was trained for.
+    """Return the metrics of a model on evaluation data, as its task defines them.
 
     Args:
         model: the model.
-        data: names the evaluation data, as under [data] in a run file, and is read as the training data was where it is
-            the same kind of file; or a list of examples, as for `clearhead.train`.
-        options: those of this task.
+        data: the evaluation data, as in [data] of a run file, or a list of examples as for `clearhead.train`. Files of
+            the same kind as the training data are read with the same settings.
+        options: the options of the evaluation.
 
     Returns:
-        The numbers; for translations also the `translations` themselves.
+        The metrics; for translations also the `translations`.
 
     Raises:
-        InputError: the data is unusable, an option has no effect on this model, or a result is not a finite number.
+        InputError: the data is unusable, an option has no effect on this model, or a metric is not a finite number.
     """
     task = find_task(model.task.kind)
     if task.measured_on_pairs_as and are_pairs(data):
@@ -39,18 +39,18 @@ def evaluate_model(model: EvaluatedModel, data: object, options: EvaluateOptions
         added = [f"{key} = {json.dumps(value)}" for key, value in read.items() if key not in data]
     measures: Measures = task.module("use").measure(model, read, options)
     if added:
-        message(f"read as in training: {', '.join(added)}")
+        message(f"settings from training: {', '.join(added)}")
     unusable = [name for name, value in measures.items() if isinstance(value, float) and not math.isfinite(value)]
     if unusable:
         raise InputError(
             f"{' and '.join(unusable)} {'is' if len(unusable) == 1 else 'are'} not a finite number: the outputs of the "
-            "model overflow; take an earlier checkpoint, or compute with the precision fp32"
+            "model overflow; use an earlier checkpoint, or the precision fp32"
         )
     return measures
 
 
 def are_pairs(data: object) -> bool:
-    """Return whether evaluation data are pairs of texts."""
+    """Return whether the evaluation data are pairs of texts."""
     if isinstance(data, Mapping):
         return not {"source", "tsv", "jsonl"}.isdisjoint(data)
     return isinstance(data, Sequence) and len(data) > 0 and not isinstance(data[0], str)

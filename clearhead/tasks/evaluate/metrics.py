@@ -16,7 +16,7 @@ def accuracy(predicted_N: Integer[ndarray, " examples"], expected_N: Integer[nda
     """Return the share of right predictions, 0 to 1.
 
     Args:
-        predicted_N: label indices; at least one.
+        predicted_N: the predicted label indices; at least one.
         expected_N: the right label indices.
     """
     return float(np.mean(predicted_N == expected_N))
@@ -25,12 +25,12 @@ def accuracy(predicted_N: Integer[ndarray, " examples"], expected_N: Integer[nda
 def confusion_matrix(
     predicted_N: Integer[ndarray, " examples"], expected_N: Integer[ndarray, " examples"], *, num_labels: int
 ) -> Int64[ndarray, "labels labels"]:
-    """Count how often each label was predicted for each expected label; row = expected, column = predicted.
+    """Return the confusion matrix of counts; row = expected, column = predicted.
 
     Args:
-        predicted_N: label indices from 0 to num_labels - 1.
+        predicted_N: the predicted label indices, 0 to num_labels - 1.
         expected_N: the right label indices.
-        num_labels: rows and columns.
+        num_labels: the number of labels, which is the number of rows and columns.
     """
     cells_N = expected_N.astype(np.int64) * num_labels + predicted_N
     return np.bincount(cells_N, minlength=num_labels * num_labels).reshape(num_labels, num_labels).astype(np.int64)
@@ -40,7 +40,7 @@ def f1_by_label(confusion_LL: Int64[ndarray, "labels labels"]) -> Float[ndarray,
     """Return the F1 of each label, 0 to 1; NaN for a label that was neither expected nor predicted.
 
     Args:
-        confusion_LL: row = expected, column = predicted.
+        confusion_LL: the confusion matrix; row = expected, column = predicted.
     """
     return _f1(np.diag(confusion_LL), confusion_LL.sum(0), confusion_LL.sum(1))
 
@@ -49,7 +49,7 @@ def macro_f1(confusion_LL: Int64[ndarray, "labels labels"]) -> float:
     """Return the mean F1 of the labels that were expected or predicted at least once, 0 to 1.
 
     Args:
-        confusion_LL: row = expected, column = predicted; not all zero.
+        confusion_LL: the confusion matrix; row = expected, column = predicted; not all zero.
     """
     return float(np.nanmean(f1_by_label(confusion_LL)))
 
@@ -59,9 +59,9 @@ class MultiLabelScores:
     """Scores of multi-label predictions, each 0 to 1.
 
     Args:
-        micro_f1: F1 of all decisions together.
-        macro_f1: mean F1 of the labels that were expected or predicted at least once.
-        exact: share of examples whose labels are all right.
+        micro_f1: the F1 over all decisions together.
+        macro_f1: the mean F1 of the labels that were expected or predicted at least once.
+        exact: the share of examples whose labels are all right.
     """
 
     micro_f1: float
@@ -72,11 +72,11 @@ class MultiLabelScores:
 def multi_label_scores(
     predicted_NL: Bool[ndarray, "examples labels"], expected_NL: Bool[ndarray, "examples labels"]
 ) -> MultiLabelScores:
-    """Score multi-label predictions; F1 is 1 if nothing was expected and nothing predicted.
+    """Return the scores of multi-label predictions; F1 is 1 if nothing was expected and nothing predicted.
 
     Args:
-        predicted_NL: True where a label is predicted.
-        expected_NL: True where it is expected.
+        predicted_NL: the predicted labels, True for each label that is predicted.
+        expected_NL: the expected labels, True for each label that is expected.
     """
     correct_L, predicted_L, expected_L = (
         is_there_NL.sum(0) for is_there_NL in (predicted_NL & expected_NL, predicted_NL, expected_NL)
@@ -95,13 +95,13 @@ def _f1(
     predicted_L: Integer[ndarray, " labels"],
     expected_L: Integer[ndarray, " labels"],
 ) -> Float[ndarray, " labels"]:
-    """F1 = 2 correct / (predicted + expected): the harmonic mean of precision and recall."""
+    """Return F1 = 2 correct / (predicted + expected), the harmonic mean of precision and recall."""
     total_L = predicted_L + expected_L
     return np.where(total_L > 0, 2.0 * correct_L / np.maximum(total_L, 1), np.nan)
 
 
 def mean_squared_error(predicted_N: Real[ndarray, " examples"], expected_N: Real[ndarray, " examples"]) -> float:
-    """Return the mean of the squared differences, at least one example."""
+    """Return the mean of the squared differences; needs at least one example."""
     return float(np.mean(np.square(np.asarray(predicted_N, np.float64) - np.asarray(expected_N, np.float64))))
 
 
@@ -109,12 +109,12 @@ def pearson(first_N: Real[ndarray, " examples"], second_N: Real[ndarray, " examp
     """Return the linear correlation, -1 to 1; 0 if a side is constant.
 
     Args:
-        first_N, second_N: one number for each example.
+        first_N, second_N: the two numbers of each example.
     """
     first, second = (np.asarray(side, np.float64) for side in (first_N, second_N))
     if len(first) < 2 or np.all(first == first[0]) or np.all(second == second[0]):
         return 0.0
-    # Scaled before squaring, so that tiny and huge numbers neither vanish nor overflow.
+    # Scale before squaring, so that tiny numbers do not vanish and huge ones do not overflow.
     first, second = (side - side.mean() for side in (first, second))
     first, second = (side / np.abs(side).max() for side in (first, second))
     ratio = float(first @ second) / float(np.sqrt(first @ first) * np.sqrt(second @ second))
@@ -122,10 +122,10 @@ def pearson(first_N: Real[ndarray, " examples"], second_N: Real[ndarray, " examp
 
 
 def spearman(first_N: Real[ndarray, " examples"], second_N: Real[ndarray, " examples"]) -> float:
-    """Return the correlation of ranks, -1 to 1; equal numbers share the mean of their ranks.
+    """Return the rank correlation, -1 to 1; equal numbers share the mean of their ranks.
 
     Args:
-        first_N, second_N: one number for each example.
+        first_N, second_N: the two numbers of each example.
 
     Source: Spearman 1904; ties as in Kendall 1945.
     """
@@ -140,7 +140,7 @@ def _ranks(values_N: Real[ndarray, " examples"]) -> Float[ndarray, " examples"]:
 
 @dataclass(frozen=True)
 class F1Counts:
-    """How often a label or an entity type was expected, predicted, and both at once."""
+    """Counts of a label or an entity type: expected, predicted, and correct (both)."""
 
     expected: int = 0
     predicted: int = 0
@@ -148,12 +148,12 @@ class F1Counts:
 
     @property
     def precision(self) -> float:
-        """Share of predictions that are right, 0 to 1; 0 where there are none."""
+        """The share of predictions that are right, 0 to 1; 0 if there are no predictions."""
         return self.correct / max(self.predicted, 1)
 
     @property
     def recall(self) -> float:
-        """Share of what was expected that was found, 0 to 1; 0 where nothing was expected."""
+        """The share of expected labels that were predicted, 0 to 1; 0 if nothing was expected."""
         return self.correct / max(self.expected, 1)
 
     @property
@@ -162,7 +162,7 @@ class F1Counts:
         return 2 * self.correct / max(self.expected + self.predicted, 1)
 
     def record(self, *, undefined: float | None = 0.0) -> dict[str, float | int | None]:
-        """Return precision, recall, F1 and the expected count; `undefined` stands for a ratio with nothing to count."""
+        """Return precision, recall, F1 and the expected count; `undefined` replaces ratios without a denominator."""
         return {
             "precision": self.precision if self.predicted else undefined,
             "recall": self.recall if self.expected else undefined,

@@ -1,4 +1,4 @@
-"""How a model is measured, and what of it the measures use."""
+"""Options of an evaluation, and the interface of models that can be evaluated."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _COUNTS = MappingProxyType(dict.fromkeys(("window", "stride", "batch_size"), (in
 
 @runtime_checkable
 class EvaluatedModel(Protocol):
-    """What is measured: a module with its tokenizers and its task, and what it answers.
+    """Interface of a model that can be evaluated: its module, tokenizers and task, and its predictions.
 
     Attributes:
-        module, tokenizers, task: as in `Model`.
+        module, tokenizers, task: the attributes of `Model` with these names.
     """
 
     module: Transformer
@@ -45,11 +45,11 @@ class EvaluatedModel(Protocol):
 
     @property
     def tree(self) -> Transformer:
-        """The tree of modules that computes."""
+        """The module that computes: the plain module, or a faster replica."""
 
     @property
     def hf_checkpoint(self) -> object | None:
-        """The Hugging Face checkpoint that it came from; None: it was trained here."""
+        """The Hugging Face checkpoint that the model was loaded from; None for a model trained by clearhead."""
 
     @property
     def special_tokens(self) -> SpecialTokens:
@@ -63,7 +63,7 @@ class EvaluatedModel(Protocol):
 
 
 class EvaluateKwargs(SearchKwargs, total=False):
-    """Options of an evaluation, as keyword arguments; see `EvaluateOptions`. None: not given."""
+    """Options of an evaluation as keyword arguments, see `EvaluateOptions`; None means the default."""
 
     window: int | None
     stride: int | None
@@ -76,17 +76,17 @@ class EvaluateKwargs(SearchKwargs, total=False):
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """How a model is measured.
+    """Options of an evaluation.
 
     Args:
-        window, stride: tokens that a language model reads at once, and from one window to the next.
-        tokenize, lowercase: sacreBLEU's settings; None: no tokenization for segmented text, else 13a.
-        beam_size, length_penalty: of the search for translations.
-        batch_size: most texts, windows or chunks of a batch; None: a token budget decides.
-        similarities: the expected similarity of each pair of texts; None: recall is measured.
+        window, stride: the number of tokens in a window of a language model, and from one window to the next.
+        tokenize, lowercase: the settings of sacreBLEU. None means no tokenization for segmented text, 13a otherwise.
+        beam_size, length_penalty: the settings of the beam search for translations.
+        batch_size: the maximum number of texts, windows or chunks in a batch; None means that a token budget decides.
+        similarities: the expected similarity of each pair of texts; None means that recall is measured.
 
     Raises:
-        InputError: a number out of range; one report names all of them.
+        InputError: a number is out of range; one report names all such options.
     """
 
     window: int | None = None
@@ -99,11 +99,11 @@ class EvaluateOptions:
     similarities: Sequence[float | int] | None = None
 
     def __post_init__(self) -> None:
-        """Check the values."""
+        """Check the values of all options."""
         faults = value_faults(_COUNTS, vars(self))
         numbers: Sequence[object] = () if self.similarities is None else self.similarities
         if not all(isinstance(number, int | float | np.floating) and math.isfinite(number) for number in numbers):
-            faults.append("every similarity must be a finite number.")
+            faults.append("every similarity must be a finite number")
         if self.tokenize is not None:
             faults += tokenize_faults(self.tokenize)
         if faults:
@@ -112,10 +112,10 @@ class EvaluateOptions:
         SearchOptions(**drop_unset_options(search, SearchKwargs))
 
     def refuse_unused(self, kind: str) -> None:
-        """Refuse options without effect on a kind of task.
+        """Raise an error if an option has no effect on a kind of task.
 
         Raises:
-            InputError: one sentence that names all of them.
+            InputError: an option has no effect; the message names all such options.
         """
         used = [name for name in find_task(kind).evaluate.optional if name in vars(self)]
         unused = [

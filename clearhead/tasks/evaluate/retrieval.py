@@ -1,4 +1,4 @@
-"""Retrieval with embeddings: recall at k, in both directions.
+"""Retrieval metric for embeddings: recall at k, in both directions.
 
 Shape suffixes: N pairs, D width of a vector, C rows of one chunk.
 """
@@ -14,17 +14,17 @@ from numpy import ndarray
 
 from clearhead.base.errors import InputError
 
-# Similarities of one chunk: 64 MiB in float32, however many pairs there are.
+# Similarities per chunk: 64 MiB in float32, for any number of pairs.
 _CHUNK_ENTRIES = 2**24
 
 
 @dataclass(frozen=True)
 class Recall:
-    """The share of texts whose partner is among the k most similar texts of the other side, 0 to 1.
+    """Recall at k: the share of texts whose partner is among the k most similar texts of the other side, 0 to 1.
 
     Args:
-        forward: of the first texts, among the second texts.
-        backward: of the second texts, among the first texts.
+        forward: the share of first texts that find their partner among the second texts.
+        backward: the share of second texts that find their partner among the first texts.
     """
 
     forward: float
@@ -43,24 +43,24 @@ def recall_at(
     *,
     groups: Int64[ndarray, " pairs"] | None = None,
 ) -> Recall:
-    """Return how often a text's partner is among the k most similar texts of the other side.
+    """Return the share of texts whose partner is among the k most similar texts of the other side.
 
-    Ties count against the model, so that equal vectors for all texts find nothing.
+    Ties count against the model, so equal vectors for all texts score 0.
 
     Args:
-        first_ND: vectors of length 1; the similarity is their product.
-        second_ND: their partners, row by row.
-        k: how many of the most similar texts count, at least 1.
-        groups: pairs with the same number have the same meaning, so that any of their texts is right; None: all differ.
+        first_ND: the vectors of the first texts, of length 1; their dot products are the similarities.
+        second_ND: the vectors of their partners, row by row.
+        k: the number of most similar texts to look at, at least 1.
+        groups: the group number of each pair; any text of the same group counts as right. None means that all differ.
 
     Raises:
         InputError: k is not positive, the counts differ, or there are no pairs.
     """
     if k < 1:
-        raise InputError(f"k is {k}; recall needs at least 1")
+        raise InputError(f"k must be at least 1, got {k}")
     check_pairs(first_ND, second_ND)
     if not len(first_ND):
-        raise InputError("there are no pairs to measure recall on")
+        raise InputError("got no pairs to measure recall on; give at least one pair")
     groups_N = np.arange(len(first_ND)) if groups is None else groups
     return Recall(_one_way_recall(first_ND, second_ND, k, groups_N), _one_way_recall(second_ND, first_ND, k, groups_N))
 
@@ -71,7 +71,7 @@ def _one_way_recall(
     k: int,
     groups_N: Int64[ndarray, " pairs"],
 ) -> float:
-    """Return the share of queries with fewer than k wrong candidates at least as similar as the best right one."""
+    """Return the share of queries whose best right candidate has fewer than k wrong ones at least as similar."""
     rows = max(1, _CHUNK_ENTRIES // len(candidates_ND))
     hits = 0
     for start in range(0, len(queries_ND), rows):
@@ -83,10 +83,10 @@ def _one_way_recall(
 
 
 def check_pairs(firsts: Sized, seconds: Sized) -> None:
-    """Refuse two sides of different lengths.
+    """Raise an error if the two sides have different lengths.
 
     Raises:
         InputError: the counts differ.
     """
     if len(firsts) != len(seconds):
-        raise InputError(f"there are {len(firsts)} first texts but {len(seconds)} second ones; give pairs")
+        raise InputError(f"got {len(firsts)} first texts but {len(seconds)} second texts; expected pairs")

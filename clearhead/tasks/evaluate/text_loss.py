@@ -1,4 +1,4 @@
-"""How well a model predicts text: loss, perplexity and bits per byte."""
+"""Language-model metrics of a text: loss, perplexity and bits per byte."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from clearhead.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class TextLoss:
-    """How well a model predicts text.
+    """Loss of a model on a text.
 
     Args:
-        nats: sum of the cross-entropies of all scored tokens, without label smoothing.
-        num_tokens: scored tokens, end tokens included.
-        num_bytes: bytes of the text in UTF-8; None if unknown.
-        seconds: wall time of the pass.
+        nats: the summed cross-entropy of all scored tokens, in nats, without label smoothing.
+        num_tokens: the number of scored tokens, end tokens included.
+        num_bytes: the number of bytes of the text in UTF-8; None if unknown.
+        seconds: the wall time of the pass.
     """
 
     nats: float
@@ -31,7 +31,7 @@ class TextLoss:
 
     @property
     def loss(self) -> float:
-        """Nats per token."""
+        """The mean cross-entropy per token, in nats."""
         return self.nats / self.num_tokens
 
     @property
@@ -41,7 +41,7 @@ class TextLoss:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Bits per byte of text, comparable between vocabularies; None if the number of bytes is unknown."""
+        """The loss in bits per byte of text, comparable between vocabularies; None if the bytes are unknown."""
         return self.nats / math.log(2) / self.num_bytes if self.num_bytes else None
 
 
@@ -55,17 +55,18 @@ def sequence_loss(
     stride: int | None = None,
     batch_size: int | None = None,
 ) -> TextLoss:
-    """Return the loss of all sequences together; nothing is kept for each token.
+    """Return the loss of all sequences together, without storing values per token.
 
     Args:
-        module, sequences, pad_id, window, stride, batch_size: as for `score_sequences`; sequences may be memory-mapped.
-        num_bytes: bytes of the text in UTF-8, for the bits per byte.
+        module, sequences, pad_id, window, stride, batch_size: the arguments of `score_sequences`; sequences may be
+            memory-mapped.
+        num_bytes: the number of bytes of the text in UTF-8, for the bits per byte.
 
     Raises:
-        InputError: as for `score_sequences`; or no sequences.
+        InputError: there are no sequences, or `score_sequences` refuses them.
     """
     if not len(sequences):
-        raise InputError("there is nothing to score: give at least one text.")
+        raise InputError("there is nothing to score: give at least one text")
     started = time.perf_counter()
     nats, num_tokens = 0.0, 0
     for _, log_probs in token_log_probabilities(module, sequences, pad_id, window, stride, batch_size=batch_size):
@@ -82,13 +83,13 @@ def text_loss(
     window: int | None = None,
     stride: int | None = None,
 ) -> TextLoss:
-    """Return the loss of texts, each a document of its own with an end token.
+    """Return the loss of texts, each read as a separate document with an end token.
 
     Args:
-        module, tokenizer, texts, window, stride: as for `score_texts`.
+        module, tokenizer, texts, window, stride: the arguments of `score_texts`.
 
     Raises:
-        InputError: as for `score_texts`; or no texts.
+        InputError: there are no texts, or `score_texts` refuses them.
     """
     return sequence_loss(
         module,
@@ -108,20 +109,20 @@ def target_loss(
     pad_id: int,
     batch_size: int | None = None,
 ) -> TextLoss:
-    """Return the loss of targets, given their sources.
+    """Return the loss of target texts, conditioned on their sources.
 
     Args:
-        module: an encoder-decoder model; run in evaluation mode, its own mode is restored.
-        sources: ids as the encoder reads them, none empty.
-        targets: ids with start and end token.
-        pad_id: padding id.
-        batch_size: most pairs of one batch; None: no limit but the tokens.
+        module: an encoder-decoder model; it runs in evaluation mode, and its mode is restored.
+        sources: the ids that the encoder reads, none empty.
+        targets: the ids of the targets, with start and end token.
+        pad_id: the padding id.
+        batch_size: the maximum number of pairs in a batch; None means that only a token budget limits it.
 
     Raises:
-        InputError: no pairs, unequal counts, an empty source, or a sequence longer than the model's positions.
+        InputError: there are no pairs, counts differ, a source is empty, or a sequence exceeds the model's positions.
     """
     if not targets:
-        raise InputError("there is nothing to evaluate: give at least one sentence pair.")
+        raise InputError("there is nothing to evaluate: give at least one sentence pair")
     started = time.perf_counter()
     scores = score_targets(module, sources, targets, pad_id=pad_id, length_penalty=0.0, batch_size=batch_size)
     nats = -math.fsum(score.log_probability for score in scores)

@@ -1,4 +1,4 @@
-"""How good translations are: BLEU and chrF with their signatures."""
+"""Metrics of translations: BLEU and chrF with their signatures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOKENIZATIONS = ("13a", "none", "intl", "zh", "char")
 
 @dataclass(frozen=True)
 class TranslationScores:
-    """Corpus scores, 0 to 100, each with the signature that makes it comparable."""
+    """Corpus scores of translations, 0 to 100, with the sacreBLEU signatures needed to compare them."""
 
     bleu: float
     chrf: float
@@ -23,42 +23,42 @@ class TranslationScores:
 
 
 def join_segments(text: str) -> str:
-    """Return segmented text as whole words: "@@ " marks the end of each segment that the next one continues."""
+    """Join the segments of words in a text: a segment that ends in "@@ " continues in the next one."""
     return re.sub(r"@@(?: |$)", "", text)
 
 
 def tokenize_faults(tokenize: str) -> list[str]:
-    """Return what is wrong with a tokenization, in no sentence or in one."""
+    """Return a list with one sentence about what is wrong with the tokenization, or an empty list."""
     if tokenize in TOKENIZATIONS:
         return []
     valid = ", ".join(TOKENIZATIONS)
-    return [argument("tokenize") + f" must be one of {valid}, not '{tokenize}'{did_you_mean(tokenize, TOKENIZATIONS)}."]
+    return [argument("tokenize") + f" must be one of {valid}, got '{tokenize}'{did_you_mean(tokenize, TOKENIZATIONS)}"]
 
 
 def bleu_chrf(
     hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str = "13a", lowercase: bool = False
 ) -> TranslationScores:
-    """Return sacreBLEU's corpus BLEU and chrF for one reference each.
+    """Return the corpus BLEU and chrF of sacreBLEU, with one reference per translation.
 
     Args:
-        hypotheses: translations, one line each.
-        references: as many reference lines.
-        tokenize: sacreBLEU's tokenization for BLEU; "none" for tokenized text. chrF does not tokenize.
-        lowercase: compare without case, in both scores.
+        hypotheses: the translations, one line each.
+        references: the reference of each translation.
+        tokenize: the tokenization of sacreBLEU for BLEU; "none" for tokenized text. chrF does not tokenize.
+        lowercase: True to ignore case in both scores.
 
     Raises:
-        InputError: no lines, unequal counts, or an unknown tokenization.
+        InputError: there are no lines, the counts differ, or the tokenization is unknown.
 
     Source: Post 2018 (BLEU); Popovic 2015 (chrF).
     """
     faults = tokenize_faults(tokenize)
     if len(hypotheses) != len(references):
-        faults.append(f"there are {len(hypotheses)} translations but {len(references)} references: give one for each.")
+        faults.append(f"there are {len(hypotheses)} translations but {len(references)} references: give one for each")
     elif not references:
-        faults.append("there is nothing to score: give at least one translation and its reference.")
+        faults.append("there is nothing to score: give at least one translation and its reference")
     if faults:
         raise InputError.from_faults(faults, subject="the evaluation")
-    # Every model imports this module, and few of them translate.
+    # Imported late: every model imports this module, but few translate.
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 

@@ -1,1 +1,1 @@
-"""Masked language modelling: the hidden words of a text are found."""
+"""Masked language modelling: predict the hidden words of a text."""

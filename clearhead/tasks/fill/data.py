@@ -1,4 +1,4 @@
-"""The data of masked language modelling: plain text."""
+"""Data of masked language modelling: plain text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from clearhead.data.task_tables import TEXT_EXAMPLES, TaskData, TaskSection
 
 
 class FillTask(TaskSection):
-    """The [task] table: how much of the text is masked."""
+    """The [task] table of masked language modelling, with the settings of the mask."""
 
-    #: Share of the tokens that are to be predicted.
+    #: Share of the tokens to mask and predict, 0 to 1.
     mask_share: Share = 0.15
-    #: Whether all tokens of a word are masked together.
+    #: true masks all tokens of a word together.
     whole_words: bool = False
 
 

@@ -1,4 +1,4 @@
-"""The schema "fill-mask": candidates for the blanks of texts."""
+"""Server schema "fill-mask": returns candidates for the blanks of texts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ NAME = "fill-mask"
 
 
 class Parameters(PipelineParameters):
-    """What a client may ask for."""
+    """Parameters that a client may set."""
 
     top_k: int = Field(default=5, ge=1, le=1000)
 
 
 def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
-    """Return the candidates for the blank of each text; those of several blanks are a list for each.
+    """Return the candidates for the blank of each text; for several blanks, one list per blank.
 
     Args:
-        model: that fills blanks.
-        inputs: texts.
-        parameters: of the call.
+        model: a masked language model.
+        inputs: the texts.
+        parameters: the parameters of the request.
     """
     answers = []
     for blanks in model.fill(texts_of(inputs), top_k=parameters.top_k):

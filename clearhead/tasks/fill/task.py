@@ -1,4 +1,4 @@
-"""Masked language modelling: the hidden words of a text are found."""
+"""Description of the task fill: predict the hidden words of a text (masked language modelling)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TASK: Final = Task(
         TEXTS,
         *TEXT_OPTIONS,
         longer=LONGER_TEXT,
-        comments={"mask_share": "of the tokens", "whole_words": "true: all tokens of a word are masked"},
+        comments={"mask_share": "share of the tokens", "whole_words": "true masks all tokens of a word"},
     ),
     evaluate=EvaluateWords(("text",), "loss, perplexity, accuracy", EVALUATED_TEXT),
     used_with="fill {run} TEXT",

@@ -1,4 +1,4 @@
-"""Masked language modelling: the most probable tokens for the blanks of a text.
+"""Predictions and metrics of masked language modelling: the most probable tokens for blanks.
 
 Shape suffixes: B texts of a batch, T tokens, N blanks of a batch, D width, V vocabulary, K candidates.
 """
@@ -35,9 +35,9 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import WordBoundaries, word_boundaries
 
 BLANK = "___"
-"""Marks a blank for every model; more underscores in a row are a single blank."""
+"""The mark of a blank, for every model; a longer row of underscores is also one blank."""
 
-# Every subword tokenizer splits between a digit and a letter or a punctuation mark.
+# A digit in place of a blank, since every subword tokenizer splits between a digit and a letter or punctuation.
 _PLACEHOLDER = "0"
 _BATCH_TOKENS = 4096
 _TRAIN = 'train a masked model with [task] kind = "fill" and [model] family = "encoder"'
@@ -45,14 +45,14 @@ _TRAIN = 'train a masked model with [task] kind = "fill" and [model] family = "e
 
 @dataclass(frozen=True, repr=False)
 class Filled(Printed):
-    """One candidate for one blank.
+    """One candidate for a blank.
 
     Args:
         text: the text for the blank.
-        token: its vocabulary entry.
-        probability: of this entry among the whole vocabulary, 0 to 1.
-        start, end: character offsets of the blank in the given text; `end` is exclusive.
-        filled: the whole text with this candidate in its blank and the best candidates in the other blanks.
+        token: the vocabulary entry of the text.
+        probability: the probability of this entry among the whole vocabulary, 0 to 1.
+        start, end: the character offsets of the blank in the input text; `end` is exclusive.
+        filled: the whole text with this candidate in the blank, and the best candidates in the other blanks.
     """
 
     text: str
@@ -65,7 +65,7 @@ class Filled(Printed):
 
 @dataclass(frozen=True)
 class _MaskedText:
-    """A text as ids with mask tokens, and its blanks in ids and in characters."""
+    """Ids of a text with mask tokens, and the positions of its blanks among the ids and the characters."""
 
     ids: list[int]
     places: list[int]
@@ -88,21 +88,22 @@ def fill(
     independently. Special tokens keep their share of the probability but are never candidates.
 
     Args:
-        module: an encoder with a head over its vocabulary; one in training runs as a replica in evaluation mode.
-        tokenizer: has a mask token, which marks a blank as `BLANK` does.
-        texts: each with at least one blank.
-        top_k: candidates for each blank, at least 1.
-        max_length: of the training texts, special tokens included; longer texts are truncated, and what is behind, with
-            its blanks, stays as it is. None: not known.
-        batch_size: most texts of one batch; None: no limit but the tokens.
-        batch_tokens: most padded tokens of one batch; a longer text is a batch of its own.
+        module: an encoder with a head over its vocabulary. If it is in training mode, a replica in evaluation mode runs
+            in its place.
+        tokenizer: a tokenizer with a mask token; the mask token marks a blank, as `BLANK` does.
+        texts: the texts, each with at least one blank.
+        top_k: the number of candidates per blank, at least 1.
+        max_length: the maximum length of a text in tokens, special tokens included. The rest of a longer text is not
+            read, and its blanks are not filled. None means that only the model limits it.
+        batch_size: the maximum number of texts in a batch; None means that only `batch_tokens` limits it.
+        batch_tokens: the maximum number of padded tokens in a batch; a longer text forms a separate batch.
 
     Returns:
-        For each text and each of its blanks, from left to right, the candidates.
+        The candidates for each text and each of its blanks, from left to right.
 
     Raises:
-        InputError: the model or the tokenizer cannot fill blanks, or a text has no blank, none in the part that is
-            read, or one that the tokenizer joins with a neighbouring word.
+        InputError: the model or the tokenizer cannot fill blanks. Or a text has no blank in the part that is read, or
+            one that the tokenizer joins with a neighbouring word.
         RunFailure: the model's outputs are not finite.
     """
     _check_model(module)
@@ -110,7 +111,7 @@ def fill(
     words = word_boundaries(tokenizer)
     most = int(words.ordinary.sum())
     if not 1 <= top_k <= most:
-        raise InputError(argument("top_k") + f" is {top_k}; expected 1 to {most}, the entries a blank can hold")
+        raise InputError(argument("top_k") + f" is {top_k}; expected 1 to {most}, the entries that can fill a blank")
     limit = max_input_length(module, max_length)
     masked_texts, num_cut = [], 0
     for number, text in enumerate(texts, start=1):
@@ -135,7 +136,7 @@ def fill(
 
 
 def masked_ids(text: str, tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of a text with special tokens, and with mask tokens in place of its blanks, if it has any.
+    """Return the ids of a text with special tokens, and with a mask token in place of each blank.
 
     Raises:
         InputError: the tokenizer has no mask token, or joins a blank with a word.
@@ -147,11 +148,11 @@ def masked_ids(text: str, tokenizer: Tokenizer) -> list[int]:
 
 def _check_model(module: Transformer) -> None:
     if module.decoder is not None or module.encoder is None:
-        raise InputError(f"this model reads from left to right only, so it cannot fill blanks; {_TRAIN}")
+        raise InputError(f"this model reads only from left to right, so it cannot fill blanks; {_TRAIN}")
     head = module.spec.head
     pools = head is not None and any(isinstance(layer, spec.Pool) for layer in head.layers)
     if pools or module.spec.num_outputs != module.num_source_ids:
-        raise InputError(f"the head of this model does not predict its vocabulary; {_TRAIN}")
+        raise InputError(f"the head of this model does not predict vocabulary entries; {_TRAIN}")
 
 
 def _mask_id(tokenizer: Tokenizer) -> int:
@@ -168,10 +169,9 @@ def _blank_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
 def _read_start(
     text: str, number: int, tokenizer: Tokenizer, words: WordBoundaries, most: int
 ) -> tuple[_MaskedText, bool]:
-    """Return at most so many ids of a text with its blanks, and whether it is longer."""
+    """Return the first `most` ids of a text with its blanks, and whether the text is longer."""
     late_blanks = InputError(
-        nth_text(number) + f" has its blanks behind the {most} tokens that the model reads; shorten the text in "
-        "front of them"
+        nth_text(number) + f" has its blanks after the {most} tokens that the model reads; shorten the text before them"
     )
     start = text[: most * CHARACTERS_PER_TOKEN]
     is_cut = len(start) < len(text)
@@ -189,13 +189,13 @@ def _read_start(
 
 
 def _mask_blanks(text: str, number: int, tokenizer: Tokenizer, words: WordBoundaries) -> _MaskedText:
-    """Return a text with blanks as ids with mask tokens."""
+    """Return the ids of a text, with a mask token in place of each blank."""
     mask_id = _mask_id(tokenizer)
     mask_text = tokenizer.tokens([mask_id])[0]
     spans = _blank_spans(text, tokenizer)
     if not spans:
-        raise InputError(nth_text(number) + f" has no blank: write {BLANK} or {mask_text} where a word is wanted")
-    # Blanks are encoded as words of one character, so that white space around them is encoded as around any word.
+        raise InputError(nth_text(number) + f" has no blank: write {BLANK} or {mask_text} in place of a word")
+    # Blanks are encoded as words of one character, so that the white space around them is tokenized as for any word.
     placeholder_text, blank_starts, last = "", [], 0
     for start, end in spans:
         placeholder_text += text[last:start]
@@ -209,7 +209,7 @@ def _mask_blanks(text: str, number: int, tokenizer: Tokenizer, words: WordBounda
         while token < len(ids) and places[token][1] <= blank_start:
             masked_ids.append(ids[token])
             token += 1
-        # A token for the space alone comes from the stand-in: a word includes its own space.
+        # A token for the space alone comes from the placeholder, since a word includes its space.
         if words.carries_space and len(masked_ids) > len(framing.prefix) and words.texts[masked_ids[-1]] == " ":
             masked_ids.pop()
         mask_places.append(len(masked_ids))
@@ -217,8 +217,8 @@ def _mask_blanks(text: str, number: int, tokenizer: Tokenizer, words: WordBounda
         while token < len(ids) and places[token][0] <= blank_start:
             if placeholder_text[slice(*places[token])].strip() not in ("", _PLACEHOLDER):
                 raise InputError(
-                    at_text(number) + f": the blank at characters {start} to {end} is one word with what it touches "
-                    "for the tokenizer of this model: put white space around it"
+                    at_text(number) + f": the blank at characters {start} to {end} and the text next to it are one "
+                    "word for the tokenizer of this model; put white space around the blank"
                 )
             token += 1
     return _MaskedText([*masked_ids, *ids[token:], *framing.suffix], mask_places, spans)
@@ -231,7 +231,7 @@ def _best_candidates(
     ordinary_V: Bool[Tensor, " vocabulary"],
     count: int,
 ) -> tuple[Float[Tensor, "blanks count"], Int[Tensor, "blanks count"]]:
-    """Return the probabilities and ids of the best candidates of all blanks, text by text."""
+    """Return the probabilities and ids of the best candidates for all blanks, text by text."""
     device = device_of(module)
     ids_BT, mask_BT = pad_ids([masked.ids for masked in masked_texts], pad_id, device)
     hidden_BTD = module(ids_BT, mask=mask_BT, head=False).hidden
@@ -241,7 +241,7 @@ def _best_candidates(
     logits_NV = module.head(hidden_BTD[row_N, place_N][:, None])[:, 0].float()
     check_finite(logits_NV)
     probabilities_NV = logits_NV.softmax(dim=1)
-    # Embedding tables can be padded beyond the vocabulary.
+    # Embedding tables may have padding rows after the vocabulary.
     candidates_V = F.pad(ordinary_V, (0, logits_NV.shape[1] - len(ordinary_V))).to(device)
     probabilities_NK, ids_NK = probabilities_NV.masked_fill(~candidates_V, -1.0).topk(count, dim=1)
     return probabilities_NK.cpu(), ids_NK.cpu()
@@ -254,7 +254,7 @@ def _answers(
     tokenizer: Tokenizer,
     words: WordBoundaries,
 ) -> list[list[Filled]]:
-    """Return the candidates of all blanks of one text."""
+    """Return the candidates for all blanks of one text."""
     probabilities, ids = candidates
     best = [words.texts[blank[0]] for blank in ids]
     answers: list[list[Filled]] = []
@@ -278,7 +278,7 @@ def _answers(
 
 
 def _fill_blanks(text: str, spans: Sequence[tuple[int, int]], fillings: Sequence[str], carries_space: bool) -> str:
-    """Return a text with its blanks filled; entries that include a leading space decide about it."""
+    """Return a text with its blanks filled, with the spaces that the filled entries imply."""
     result, last = "", 0
     for (start, end), filling in zip(spans, fillings, strict=True):
         result, last = result + text[last:start], end
@@ -298,7 +298,7 @@ def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) 
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
-    """Return what a model reads of a text: mask tokens in the place of its blanks; see `collate_texts`."""
+    """Return the model inputs for a text, with mask tokens in place of its blanks; see `collate_texts`."""
     refuse_pair(texts, task)
     inputs = collate_texts(texts, collator, tokenizer, task)
     if tokenizer.mask_id is None:
@@ -307,6 +307,6 @@ def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokeniz
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
-    """Measure the loss of the tokens that the masks of training hide."""
+    """Return the loss and accuracy of the tokens that masks as in training hide."""
     objective = build_objective(noise_of(model), model.tokenizers.source)
     return measure_hidden_tokens(model, corpus_of(model, data), objective, options.batch_size)

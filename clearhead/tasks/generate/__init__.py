@@ -1,1 +1,1 @@
-"""Language modelling: a text is continued, token by token."""
+"""Language modelling: continue a text token by token."""

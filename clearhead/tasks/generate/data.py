@@ -1,4 +1,4 @@
-"""The data of language modelling: plain text, which may be streamed."""
+"""Data of language modelling: plain text, optionally streamed."""
 
 from __future__ import annotations
 
@@ -12,47 +12,47 @@ from clearhead.spec.tasks.base import Family
 
 
 class GenerateTask(TaskSection):
-    """The [task] table: what is predicted of a text, each next token or the rest after a prefix."""
+    """The [task] table of language modelling, with the objective."""
 
-    #: Whether each next token is predicted (causal), or the rest of a text after a prefix that an encoder reads
+    #: Training objective: predict each next token (causal), or the rest of a text after a prefix that an encoder reads
     #: (prefix).
     objective: Literal["causal", "prefix"] | None = None
 
     def defaults(self, family: Family) -> dict[str, object]:
-        """Return the objective of the stacks."""
+        """Return the default objective of the family: "prefix" with an encoder, otherwise "causal"."""
         return {"objective": "prefix" if family == "encoder-decoder" else "causal"}
 
     def faults(self, family: Family) -> Iterator[tuple[str, str]]:
-        """Refuse an objective that does not fit the stacks."""
+        """Yield a fault if the objective does not fit the family."""
         if self.objective == "causal" and family == "encoder-decoder":
-            yield "objective", "= 'causal' needs [model] family = 'decoder'; with an encoder it is 'prefix'"
+            yield "objective", "= 'causal' needs [model] family = 'decoder'; with an encoder use 'prefix'"
         if self.objective == "prefix" and family == "decoder":
-            yield "objective", "= 'prefix' needs [model] family = 'encoder-decoder': masks of a decoder are causal"
+            yield "objective", "= 'prefix' needs [model] family = 'encoder-decoder': a decoder alone is causal"
 
 
 class GenerateData(DataSection):
-    """The [data] table; with `stream`, `shuffle_buffer` characters of the text are read and shuffled at a time."""
+    """The [data] table of language modelling, with the settings of packing and streaming."""
 
-    #: Whether short documents share a block, where they do not see each other; without it each has a padded block of
-    #: its own.
+    #: true packs several short documents into a block, without attention between them; false gives each document a
+    #: padded block.
     pack: bool = True
-    #: Characters of a streamed text that are read and shuffled at a time.
+    #: Number of characters of a streamed text that are read and shuffled at a time.
     shuffle_buffer: Count | None = None
 
     def defaults(self) -> dict[str, object]:
-        """Return the size of the buffer of a streamed text."""
+        """Return the default size of the shuffle buffer, for a streamed text."""
         return {"shuffle_buffer": 16_000_000} if self.stream else {}
 
     def faults(self) -> Iterator[tuple[str, str]]:
-        """Go through what cannot be streamed."""
+        """Yield faults of keys that contradict `stream`."""
         if not self.stream:
             if self.shuffle_buffer is not None:
-                yield "shuffle_buffer", "is for a streamed text, whose pieces it shuffles; remove it"
+                yield "shuffle_buffer", "has an effect only with stream = true; remove it"
             return
         if isinstance(self.valid, float):
-            yield "valid", "must be a text of its own for a streamed text, whose end is not known"
+            yield "valid", "must name a separate text, since the length of a streamed text is unknown"
         if isinstance(self.train, TextDataset):
-            yield "stream", "reads text files, but a dataset by name is on disk as a whole; remove it"
+            yield "stream", "works with text files only, but train names a data set; remove it"
 
 
 DATA: Final = TaskData(GenerateTask, TEXT_FORMS, TEXT_EXAMPLES, GenerateData, streams=True)

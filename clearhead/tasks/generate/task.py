@@ -1,4 +1,4 @@
-"""Language modelling: a text is continued, token by token."""
+"""Description of the task generate: continue a text token by token (language modelling)."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ TASK: Final = Task(
     outputs="vocabulary",
     families=("decoder", "encoder-decoder"),
     new=NewWords(
-        "Write a run file that trains a decoder, which continues text.",
+        "Write a run file that trains a decoder to continue text.",
         ("--text corpus/", "--text stories.txt --document paragraph"),
         TEXTS,
         *TEXT_OPTIONS,
-        longer="a block; longer documents are cut into blocks",
+        longer="the length of a block; longer documents are cut into blocks",
     ),
     evaluate=EvaluateWords(("text",), "loss, perplexity, bits per byte", ("window", "stride", *EVALUATED_TEXT)),
     used_with="generate {run} --prompt TEXT",

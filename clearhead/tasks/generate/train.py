@@ -1,4 +1,4 @@
-"""The training of language modelling: a decoder predicts the next token of a text, or the rest of it after a prefix."""
+"""Training of language modelling: a decoder predicts each next token of a text, or the rest after a prefix."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from clearhead.training.runfile.sections import Train
 from clearhead.training.task_setup import DataSide, PreparedTask, one_sided
 
 SAMPLE_CHARACTERS: Final = 1 << 25
-"""So much of a streamed text a tokenizer is trained on, from the beginnings of its files."""
+"""The number of characters of a streamed text on which a tokenizer is trained, from the beginnings of its files."""
 
 
 @dataclass(frozen=True)
 class _TrainingText:
-    """The text of a run: of the training data, or of the part of them that is shuffled together, batches and tokens."""
+    """Training batches and validation text of a run; counts are those of the buffer if the text is streamed."""
 
     batches: EpochBatches[Batch]
     num_tokens: int
@@ -44,10 +44,10 @@ class _TrainingText:
 
 
 class Training(TextTraining):
-    """The training of a language model."""
+    """Training of a language model."""
 
     def parts(self) -> PreparedTask[Batch]:
-        """As of `TaskTraining`."""
+        """Prepare data, tokenizers and model of the run."""
         setup = self.setup
         tokenizer = setup.find_tokenizer(self._train_tokenizer)
         spec = setup.build_spec(source_vocab=tokenizer.vocab_size)
@@ -75,7 +75,7 @@ class Training(TextTraining):
         )
 
     def _train_tokenizer(self) -> Tokenizer:
-        """Train the tokenizer on the training text, or on a sample of a streamed one."""
+        """Train the tokenizer on the training text, or on a sample of a streamed text."""
         if not self.run_file.data.stream:
             return self.train_tokenizer()
         kind, vocab_size = self.vocabulary()
@@ -84,7 +84,7 @@ class Training(TextTraining):
         return train_tokenizer(kind, texts, vocab_size=vocab_size)
 
     def _tokenize_text(self, tokenizer: Tokenizer, views: _BatchViews) -> _TrainingText:
-        """Return the whole text, tokenized."""
+        """Tokenize the whole text, and return its batches."""
         corpora = self.corpora(tokenizer)
         train = corpora.train
         _check_block(train.num_tokens, views.block)
@@ -94,7 +94,7 @@ class Training(TextTraining):
         )
 
     def _stream_text(self, tokenizer: Tokenizer, views: _BatchViews) -> _TrainingText:
-        """Return the first part of a text that is read while the run goes on."""
+        """Open a streamed text, and return its batches; later parts are read during training."""
         data, train, progress = self.data_table(GenerateData), self.run_file.train, self.setup.progress
         assert data.shuffle_buffer is not None, "the run file fills its defaults"
         shards = list_stream_shards(self.run_file)
@@ -108,7 +108,7 @@ class Training(TextTraining):
         one_pass = "compressed"
         if all(shard.path.suffix != ".gz" for shard in shards):
             steps = num_bytes / pool.text_bytes * batches.batches_per_epoch / train.accumulate
-            one_pass = f"a pass is about {max(1, round(steps)):,} steps"
+            one_pass = f"one pass takes about {max(1, round(steps)):,} steps"
         progress.message(f"train: streamed, {files}, {one_pass}; {pool.num_tokens:,} tokens are shuffled at a time")
         _check_block(pool.num_tokens, views.block)
         seconds = batches.reading_seconds / batches.batches_per_epoch
@@ -118,16 +118,16 @@ class Training(TextTraining):
 
 
 def _check_block(num_tokens: int, block: int) -> None:
-    """Refuse a training text shorter than one block: the model would never train on its full length."""
+    """Raise an error if the training text is shorter than one block, so that training never reaches the full length."""
     if num_tokens < block:
         raise InputError(
-            f"[data] train: the whole text has {num_tokens:,} tokens, which is less than one block of max_length "
-            f"{block:,}; take more text, or lower max_length to at most {num_tokens:,}"
+            f"[data] train: the whole text has {num_tokens:,} tokens, less than one block of max_length "
+            f"{block:,}; add text, or lower max_length to at most {num_tokens:,}"
         )
 
 
 class _BatchViews:
-    """Batches of text: causal blocks, or windows split into prefix and rest."""
+    """Factory for batches of text: causal blocks, or windows split into prefix and rest."""
 
     def __init__(self, data: GenerateData, train: Train, tokenizer: Tokenizer, spec: Model) -> None:
         self.block = data.max_length
@@ -137,13 +137,13 @@ class _BatchViews:
         self.split = None if spec.encoder is None else PrefixSplit(tokenizer)
 
     def training_view(self, documents: Documents) -> View:
-        """Return documents as training batches."""
+        """Return the training batches of documents."""
         if self.split is None:
             return causal_view(documents, block=self.block, batch_tokens=self.budget, pack=self.pack, seed=self.seed)
         return window_view(documents, self.split, length=self.block, batch_tokens=self.budget, seed=self.seed)
 
     def validation_batches(self, corpus: Corpus) -> Iterator[Batch]:
-        """Return the batches of one pass over the text, always the same."""
+        """Return the validation batches, the same for every validation."""
         if self.split is None:
             return causal_epoch(corpus, block=self.block, batch_tokens=self.budget)
         return window_epoch(corpus, self.split, length=self.block)

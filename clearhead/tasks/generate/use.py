@@ -1,4 +1,4 @@
-"""Continued texts, and the measures of a language model: loss, perplexity and bits per byte."""
+"""Predictions and metrics of language modelling: continuations, loss, perplexity and bits per byte."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from clearhead.tasks.use import corpus_of, finite_or_none, measure_hidden_tokens
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TextMeasures(Measures):
-    """How well a model predicts each next token of a text.
+    """Metrics of a language model on a text.
 
     Args:
-        loss: of a token, in nats.
-        perplexity: exp(loss).
-        bits_per_byte: loss of the whole text in bits, by its bytes in UTF-8.
-        tokens, bytes: of the text.
-        seconds: that it took.
+        loss: the mean loss per token, in nats.
+        perplexity: exp(loss); None if it is too large.
+        bits_per_byte: the loss of the whole text in bits, divided by its bytes in UTF-8.
+        tokens, bytes: the numbers of tokens and bytes of the text.
+        seconds: the wall time of the evaluation.
     """
 
     loss: float
@@ -36,7 +36,7 @@ class TextMeasures(Measures):
     seconds: float
 
     def lines(self) -> list[str]:
-        """Return the numbers for a person."""
+        """Return the measures as lines of text."""
         done = f"({self.tokens:,} in {self.seconds:.1f} s)"
         return align_columns(
             {
@@ -54,7 +54,7 @@ def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) 
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
-    """Measure how well a model predicts each next token of a text, or the rest of a text from its beginning.
+    """Return the metrics of a model that predicts each next token of a text, or the rest of a text from its beginning.
 
     Raises:
         InputError: the data cannot be used, or an option has no effect on the model.

@@ -1,1 +1,1 @@
-"""Token classification: a tag for each word of a text."""
+"""Token classification: predict a tag for each word of a text."""

@@ -1,4 +1,4 @@
-"""The data of token classification: words with tags, in columns, JSON lines or a list."""
+"""Data of token classification: words with tags, in columns, JSON lines or Python lists."""
 
 from __future__ import annotations
 
@@ -19,26 +19,27 @@ from clearhead.data.task_tables import LabelledExamples, TaskData, TaskSection
 from clearhead.tasks.tag.tag_set import entity_type, find_scheme, learn_tags
 
 _FIELDS: Final = {"tokens": "tokens", "tags": "tags"}
-# Other white space, such as U+00A0, belongs to a word.
+# Only spaces and tabs separate columns; other white space, such as U+00A0, belongs to a word.
 _BLANKS: Final = re.compile(r"[ \t]+")
 _DOCUMENT_MARK: Final = "-DOCSTART-"
 
 
 @dataclass(frozen=True)
 class TaggedFile:
-    """A file of sentences in columns.
+    """File of tagged sentences in columns.
 
     Args:
-        path: a file, plain or .gz. Each line has a word in its first column and its tag in the last one, and an empty
-            line ends a sentence; columns are separated by tabs if the first line has one, else by blanks, and
-            lines that mark the start of a document are skipped.
+        path: the path of the file, plain or .gz. Each line has a word in its first column and its tag in the last one.
+            An empty line ends a sentence. Columns are separated by tabs if the first line has one, otherwise by
+            spaces. Lines that begin with -DOCSTART- are skipped.
+        columns: the names of the columns of the table: "tokens" and "tags".
     """
 
     path: Path
     columns: tuple[str, ...] = tuple(_FIELDS)
 
     def rows(self) -> Iterator[Row]:
-        """Go through the sentences in file order: the line of the first word; words and tags."""
+        """Yield the sentences in file order: the line number of the first word, and the words and tags."""
         words: list[str] = []
         tags: list[str] = []
         for number, columns in self._lines():
@@ -50,7 +51,7 @@ class TaggedFile:
                 words, tags = [], []
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
-        """Go through the columns of the lines; a line between sentences has none, as the end of the file."""
+        """Yield the number and the columns of each line; lines between sentences and the end of the file have none."""
         is_tabbed, width, number = False, 0, 0
         for number, line in enumerate(read_lines(self.path), start=1):
             if not line.strip() or line.startswith(_DOCUMENT_MARK):
@@ -62,41 +63,41 @@ class TaggedFile:
             if len(columns) < 2 or not columns[0].strip() or not columns[-1].strip():
                 between = "a tab" if is_tabbed else "a blank"
                 raise InputError(
-                    f"{self.path}:{number}: expected a word and its tag with {between} between them, received "
+                    f"{self.path}:{number}: expected a word and its tag with {between} between them, got "
                     f"{json_text(line)}"
                 )
             if len(columns) != width:
                 raise InputError(
-                    f"{self.path}:{number}: this line has {len(columns)} columns and those before it {width}; expected "
-                    f"in each line a word in the first column and its tag in the last, received {json_text(line)}"
+                    f"{self.path}:{number}: this line has {len(columns)} columns, earlier lines have {width}; expected "
+                    f"in each line a word in the first column and its tag in the last, got {json_text(line)}"
                 )
             yield number, columns
         yield number + 1, []
 
     def location(self, number: int, word: int = 0) -> str:
-        """Return the place of a word of the sentence that begins in a line."""
+        """Return the location of a word for messages; `number` is the line in which its sentence begins."""
         return f"{self.path}:{number + word}"
 
     def identity(self) -> list[object]:
-        """Return JSON values that the sentences depend on."""
+        """Return JSON values that identify the content of the file, for the key of the cache."""
         return ["tagged", "columns", content_key(self.path)]
 
 
 class TaggedRows(CheckedRows):
-    """Sentences as rows of a table with the lists "tokens" and "tags"; one without words is left out."""
+    """Sentences from table rows with the lists "tokens" and "tags"; sentences without words are left out."""
 
     kind: ClassVar[str] = "tagged"
     columns: ClassVar[tuple[str, ...]] = tuple(_FIELDS)
 
     def check(self, record: Mapping[str, Any], location: str) -> tuple[Any, ...]:
-        """As of `CheckedRows`."""
+        """Return the values of a row, or raise an error if they are unusable."""
         words, tags = (_texts(record[field], field, location) for field in _FIELDS)
         if len(words) != len(tags):
-            raise InputError(f"{location}: expected a tag for each of {len(words)} words, got {len(tags)}")
+            raise InputError(f"{location}: expected a tag for each of the {len(words)} words, got {len(tags)}")
         return (words, tags) if words else ()
 
     def location(self, number: int, word: int | None = None) -> str:
-        """Return the place of a sentence, or of one of its words."""
+        """Return the location of a sentence, or of one of its words, for messages."""
         return super().location(number) + ("" if word is None else f", word {word + 1}")
 
 
@@ -110,14 +111,14 @@ def _texts(value: object, field: str, location: str) -> list[str]:
 
 
 class TaggedText(Form):
-    """A file of columns, or JSON lines."""
+    """The [data] keys for a file of columns, or a file of JSON lines."""
 
-    #: A file with a word and its tag in each line and an empty line after each sentence, or .jsonl with lists of tokens
+    #: A file with one word and its tag per line, and an empty line after each sentence; or .jsonl with lists of tokens
     #: and tags.
     text: Filled = Field(examples=["train.conll"])
 
     def as_source(self) -> TableSource:
-        """Return the source of the sentences."""
+        """Return the source that reads the sentences of the file."""
         path = user_path(self.text)
         if has_ending(path, ".jsonl"):
             return TaggedRows(JsonLinesFile(path, _FIELDS, raw=(*_FIELDS,)))
@@ -125,11 +126,11 @@ class TaggedText(Form):
 
 
 def read_tagged(source: TableSource, share: Share = WHOLE) -> DataTable:
-    """Read the sentences of a source, as columns "tokens" and "tags", which are lists of texts.
+    """Read sentences into a table with the columns "tokens" and "tags", which hold lists of texts.
 
     Args:
         source: the source of the sentences.
-        share: the share of them to read, as for `read_table`.
+        share: the share of the rows to read, see `read_table`.
 
     Raises:
         InputError: the file is missing or unusable, or there is no sentence in the share.
@@ -138,18 +139,18 @@ def read_tagged(source: TableSource, share: Share = WHOLE) -> DataTable:
 
 
 def _group_keys(data: DataTable) -> tuple[list[list[tuple[str, ...]]], list[Hashable]]:
-    """Return the words of each sentence, and the classes or types of entities in it."""
+    """Return two keys per sentence: its words, and the classes or entity types in it."""
     words = [[tuple(words)] for words in data["tokens"]]
     return words, [tuple({entity_type(tag): None for tag in tags}) for tags in data["tags"]]
 
 
 def tagged_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
-    """Return the sentences of a source as texts, with a space between words, to train a tokenizer on."""
+    """Return the sentences of a source as texts, with a space between words, to train a tokenizer."""
     return [" ".join(words) for words in read_tagged(source, share)["tokens"]]
 
 
 def _read_labelled_examples(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
-    """As of `TaskData.labelled`."""
+    """Read the training examples that the options of `clearhead new` name."""
     form = TaggedText(text=str(options["text"]))
     data = read_tagged(form.as_source())
     scheme = find_scheme(data)

@@ -1,4 +1,4 @@
-"""The schema "token-classification": the entities of texts."""
+"""Server schema "token-classification": returns the entities of texts."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ NAME = "token-classification"
 
 
 class Parameters(PipelineParameters):
-    """What a client may ask for; entities are always joined from their words."""
+    """Parameters that a client may set; words of an entity are always joined."""
 
     aggregation_strategy: Literal["simple", "first", "average", "max"] = "simple"
     ignore_labels: list[str] = Field(default_factory=list)
 
 
 def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
-    """Return the entities of each text with their places.
+    """Return the entities of each text with their character offsets.
 
     Args:
-        model: that tags.
-        inputs: texts.
-        parameters: of the call.
+        model: a tagger.
+        inputs: the texts.
+        parameters: the parameters of the request.
     """
     return [
         [

@@ -1,4 +1,4 @@
-"""Words of a tagger: raw text is split into them, and long sentences are cut between them."""
+"""Splitting of raw text into words, and of long sentences into chunks, for taggers."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _MAX_RUNS = 200
 
 @dataclass(frozen=True)
 class WordSplitter:
-    """Splits text at white space and punctuation, except where the training data does not.
+    """Splitter of text at white space and punctuation, with exceptions learned from the training data.
 
     Args:
-        inner: punctuation that stays inside a word, as "_" in code and "'" in "n't".
-        runs: words of several punctuation characters, as "==" and "...", the longest first.
+        inner: the punctuation that stays inside a word, such as "_" in code and "'" in "n't".
+        runs: the words of several punctuation characters, such as "==" and "...", longest first.
     """
 
     inner: str = ""
@@ -29,10 +29,10 @@ class WordSplitter:
 
     @classmethod
     def learn(cls, words: Iterable[str]) -> WordSplitter:
-        """Return the splitter that fits some words best.
+        """Return a splitter that reproduces the words of a training text as well as possible.
 
         Args:
-            words: the words of a training text; white space inside them is ignored.
+            words: the words of the training text; white space inside them is ignored.
         """
         counts = Counter(unspaced for word in words for unspaced in word.split())
         inside: Counter[str] = Counter()
@@ -53,10 +53,10 @@ class WordSplitter:
         )
 
     def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the start and the end of each word.
+        """Return the start and the end of each word, as character offsets.
 
         Args:
-            text: any text; together the words hold everything but white space.
+            text: any text; its words cover all characters except white space.
         """
         spans = []
         start = 0
@@ -78,17 +78,17 @@ class WordSplitter:
 
 
 def _is_sign(letter: str) -> bool:
-    """True for what is neither letter, digit nor white space; an accent on its own belongs to its letter."""
+    """Return whether a character is punctuation: no letter, digit, white space or combining accent."""
     return not (letter.isalnum() or letter.isspace() or unicodedata.category(letter).startswith("M"))
 
 
 @dataclass(frozen=True)
 class WordChunk:
-    """A chunk of a sentence that a model reads at once.
+    """Chunk of a sentence that the model reads at once.
 
     Args:
-        ids: plain ids.
-        words: for each id that is the first token of a word, the number of that word in the sentence; else NO_WORD.
+        ids: the ids of the chunk, without special ids.
+        words: the word of each id, as its index in the sentence, if the id is the first token of a word; else NO_WORD.
     """
 
     ids: list[int]
@@ -96,19 +96,19 @@ class WordChunk:
 
 
 def chunk_words(words: Sequence[str], tokenizer: Tokenizer, *, room: int) -> tuple[list[WordChunk], int]:
-    """Cut a sentence between words into chunks of similar lengths that fit.
+    """Cut a sentence between words into chunks of similar lengths, at most `room` ids each.
 
     Args:
-        words: at least one; they are encoded together, with a space between them.
-        tokenizer: turns the sentence into ids.
-        room: the most ids of a chunk; a longer word is truncated.
+        words: the words of the sentence, at least one; they are encoded together, with a space between them.
+        tokenizer: the tokenizer of the model.
+        room: the maximum number of ids in a chunk; a longer word is truncated.
 
     Returns:
-        The chunks, and how many words were truncated. A word without a token is in no chunk.
+        The chunks, and the number of truncated words. A word without a token is in no chunk.
     """
     ids, owners = _first_tokens(words, tokenizer)
     starts = [position for position, owner in enumerate(owners) if owner != NO_WORD]
-    # Tokens in front of the first word belong to it.
+    # Tokens before the first word are counted to it.
     borders = [0, *starts[1:], len(ids)] if starts else [0]
     lengths, num_shortened = [], 0
     for start, end in itertools.pairwise(borders):
@@ -123,13 +123,13 @@ def chunk_words(words: Sequence[str], tokenizer: Tokenizer, *, room: int) -> tup
 
 @dataclass
 class Chunks:
-    """The chunks of some sentences.
+    """Chunks of several sentences.
 
     Args:
-        ids: plain ids of each chunk.
-        words: of each chunk, as of `WordChunk`, but numbered through all sentences.
-        num_cut: sentences in several chunks.
-        num_shortened: words that are truncated.
+        ids: the ids of each chunk, without special ids.
+        words: the words of the ids of each chunk, see `WordChunk`, with indices over all sentences.
+        num_cut: the number of sentences in more than one chunk.
+        num_shortened: the number of truncated words.
     """
 
     ids: list[list[int]] = field(default_factory=list)
@@ -139,7 +139,7 @@ class Chunks:
 
 
 def chunk_sentences(sentences: Iterable[Sequence[str]], tokenizer: Tokenizer, *, room: int) -> Chunks:
-    """Cut sentences, which may have no words, as `chunk_words` does."""
+    """Cut sentences into chunks, see `chunk_words`; sentences may be empty."""
     chunks, first_word = Chunks(), 0
     for sentence in sentences:
         of_sentence, num_shortened = chunk_words(sentence, tokenizer, room=room) if sentence else ([], 0)
@@ -153,13 +153,13 @@ def chunk_sentences(sentences: Iterable[Sequence[str]], tokenizer: Tokenizer, *,
 
 
 def _first_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the ids of a sentence, and for each the word whose first token it is."""
+    """Return the ids of a sentence, and for each id the word whose first token it is, or NO_WORD."""
     ends = list(itertools.accumulate((len(word) + 1 for word in words), initial=-1))[1:]
     ids, spans = tokenizer.encode_with_spans(" ".join(words))
     owners = [NO_WORD] * len(ids)
     next_word = 0
     for position, (start, end) in enumerate(spans):
-        # A token may span several words, but counts for one of them: the first that has none yet.
+        # A token may span several words; it counts for the first of them that has no token yet.
         word = max(next_word, bisect_right(ends, start))
         if word < len(words) and start < end and ends[word] - len(words[word]) < end:
             owners[position] = word
@@ -168,7 +168,7 @@ def _first_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int]
 
 
 def _even_groups(lengths: Sequence[int], room: int) -> list[range]:
-    """Put neighbours into as few groups as possible, of lengths as even as possible."""
+    """Group neighbouring items into as few groups as possible, with lengths as even as possible."""
     groups = _groups(lengths, room)
     if len(groups) < 2:
         return groups

@@ -1,4 +1,4 @@
-"""The stores of tagged words: sentences in chunks that a model reads at once, and a tag for each word."""
+"""Stores of tokenized sentences, cut into chunks, with a tag for each word."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ def _report(store: Store) -> str:
 
 
 TAGGED = StoreKind("tagged", "tagged words", ("chunk",), _report, joint_lengths)
-"""Stores of tagged words: their texts are chunks of sentences.
+"""Kind of store for tagged words; its texts are chunks of sentences.
 
-For each id of them "words" is the word whose first token it is, numbered through all sentences, or NO_WORD; "tag" are
-the tags of the words of each sentence.
+- "words": for each id, the word whose first token it is, as an index over all sentences, or NO_WORD.
+- "tag": the tags of the words of each sentence.
 """
 
 
 def tags_of(store: Store) -> TagSet:
-    """Return the tags that a model can give."""
+    """Return the tag set of a store."""
     return TagSet(tuple(store.facts["names"]))
 
 
 def splitter_of(store: Store) -> WordSplitter:
-    """Return what splits raw text into words like those of the data."""
+    """Return the splitter of raw text into words that was learned from the data."""
     splitter = store.facts["splitter"]
     return WordSplitter(splitter["inner"], tuple(splitter["runs"]))
 
 
 def names_of(store: Store, word_tags: Integer[ndarray, " words"]) -> list[list[str]]:
-    """Return tags of all words as names, sentence by sentence.
+    """Return the names of tags, sentence by sentence.
 
     Args:
-        store: of tagged words.
-        word_tags: a tag of each word, by its number.
+        store: the store of the sentences.
+        word_tags: the tag index of each word of the store.
     """
     names, sentences = tags_of(store).names, itertools.pairwise(store.ragged_rows("tag").offsets)
     return [[names[tag] for tag in word_tags[start:end].tolist()] for start, end in sentences]
@@ -67,14 +67,14 @@ def names_of(store: Store, word_tags: Integer[ndarray, " words"]) -> list[list[s
 def prepare_tagged(
     source: TableSource, tokenizer: Tokenizer, *, max_length: int, tags: TagSet | None = None, share: Share = WHOLE
 ) -> Store:
-    """Tokenize tagged sentences, or open what an earlier run made of the same content.
+    """Tokenize tagged sentences, or open the cached store of the same content.
 
     Args:
-        source: where they come from.
-        tokenizer: turns them into ids.
+        source: the source of the data.
+        tokenizer: the tokenizer of the run.
         max_length: the longest chunk in tokens, special ids included; longer sentences are cut between words.
-        tags: the tags of the training data; None: this is the training data.
-        share: the share of the sentences to read, as for `read_table`.
+        tags: the tags of the training data; None means that this is the training data.
+        share: the share of the sentences to read, see `read_table`.
 
     Raises:
         InputError: the source or a tag is unusable, or no word has a token.
@@ -83,14 +83,14 @@ def prepare_tagged(
     num_special = tokenizer.special_tokens.num_added()
     if max_length < num_special + 1:
         raise InputError(
-            f"max_length is {max_length}; expected at least {num_special + 1}, the special ids and one token"
+            f"max_length is {max_length}; expected at least {num_special + 1}, for the special ids and one token"
         )
 
     def encode() -> Encoded:
         data = read_tagged(source, share)
         scheme = find_scheme(data)
         if scheme == "IOB1":
-            # From here on borders of entities are as in IOB2 or BIOES.
+            # From here on the tags follow IOB2 or BIOES.
             data = replace(data, columns={**data.columns, "tags": [to_iob2(sentence) for sentence in data["tags"]]})
         return _encode(data, tags or learn_tags(data, scheme), tokenizer, max_length)
 
@@ -107,7 +107,10 @@ def _encode(data: DataTable, tags: TagSet, tokenizer: Tokenizer, max_length: int
     words = np.array(list(itertools.chain.from_iterable(chunks.words)), dtype=np.int64)
     num_read = int((words != NO_WORD).sum())
     if not num_read:
-        raise InputError(f"{data.location(0, 0)}: the tokenizer has no token for any of the words from here on")
+        raise InputError(
+            f"{data.location(0, 0)}: the tokenizer produces no token for any word from here on; check the tokenizer "
+            "and the data"
+        )
     report = {
         "sentences": len(data),
         "words": int(num_words.sum()),
@@ -127,7 +130,7 @@ def _encode(data: DataTable, tags: TagSet, tokenizer: Tokenizer, max_length: int
 
 
 def _counts(tags: Sequence[Sequence[str]]) -> str:
-    """Return how often each tag occurs."""
+    """Return a text with the counts of the most frequent tags."""
     counts = Counter(tag for sentence in tags for tag in sentence)
     shown_tags = [f"{tag} {count:,}" for tag, count in counts.most_common(_MAX_SHOWN)]
     more = f" and {len(counts) - _MAX_SHOWN} more" if len(counts) > _MAX_SHOWN else ""

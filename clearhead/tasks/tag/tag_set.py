@@ -1,8 +1,8 @@
-"""Tags of words: entities in one of three tagging schemes, or plain classes.
+"""Tag sets: entities in one of three tagging schemes, or plain classes.
 
-IOB2: B- begins an entity, I- continues it. IOB1: I- does both, and B- only separates an entity from one of the same
-type right before it. BIOES: E- ends an entity and S- is a whole one. In all three, B, I, E and S without a type tag
-entities without a type. Plain: one class for each word.
+IOB2: B- begins an entity, I- continues it. IOB1: I- begins and continues an entity; B- separates it from an entity of
+the same type right before it. BIOES: as in IOB2, and E- ends an entity, S- marks an entity of one word. In all three,
+B, I, E and S without a type mark entities without a type. Plain: one class per word.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ OUTSIDE = "O"
 Scheme = Literal["IOB1", "IOB2", "BIOES", "plain"]
 _PREFIXED = re.compile(r"([BIES])-(.+)")
 _BARE = frozenset("BIES")
-# Prefixes in small letters, after the type, or with another sign than "-".
+# Matches prefixes in lower case, after the type, or with another separator than "-".
 _MISSPELLED = re.compile(r"(?i:(?P<prefix>[BIES])(?:[-_:./|](?P<type>.+))?|(?P<first>.+)[-_:./|](?P<last>[BIES]))")
-# From so many tags on, with fewer words for each of them, a text was taken for tags.
+# With at least 20 tags and fewer than 10 words per tag, the last column probably holds text, not tags.
 _SUSPICIOUS, _LEAST_WORDS = 20, 10
 _ENDS = frozenset("ESO")
 
 
 def find_scheme(data: DataTable) -> Scheme:
-    """Return the tagging scheme of some tags.
+    """Return the tagging scheme of the tags in a table.
 
     Raises:
-        InputError: they follow no scheme; the first word that breaks it is named.
+        InputError: the tags follow no scheme; the message names the first word that breaks it.
     """
     names = {tag for tags in data["tags"] for tag in tags}
     is_bare = has_no_types(names)
@@ -45,32 +45,32 @@ def find_scheme(data: DataTable) -> Scheme:
                 f"I-; expected '{OUTSIDE}' or a tag with B-, I-, E- or S- in front"
             )
     if prefixes & {"E", "S"}:
-        _check(data, _breaks_bioes, "in the scheme BIOES, which its E- and S- tags announce")
+        _check(data, _breaks_bioes, "in the scheme BIOES, which E- and S- tags indicate")
         return "BIOES"
     if next(_breaks(data, _breaks_iob2), None) is None:
         return "IOB2"
     if next(_breaks(data, _breaks_iob1), None) is None:
         return "IOB1"
-    _check(data, _breaks_iob2, "where other entities begin with B- (IOB2)")
-    raise AssertionError("a scheme that is not IOB2 breaks it somewhere")
+    _check(data, _breaks_iob2, "in the scheme IOB2, in which other entities begin with B-")
+    raise AssertionError("tags that are not IOB2 break it somewhere")
 
 
 def has_no_types(tags: Iterable[str]) -> bool:
-    """Tell whether tags are prefixes alone, such as B, I and O, so that their entities have no type."""
+    """Return whether the tags are prefixes alone, such as B, I and O, so that entities have no type."""
     names = set(tags) - {OUTSIDE}
     return names <= _BARE and not names.isdisjoint("BI")
 
 
 def entity_type(tag: str) -> str:
-    """Return the entity type of a tag with a prefix, or any other tag as it is."""
+    """Return the entity type of a tag with a prefix; any other tag is returned unchanged."""
     return tag[2:] if _PREFIXED.fullmatch(tag) else tag
 
 
 def _refuse_misspelled(data: DataTable, tags: Collection[str]) -> None:
-    """Refuse tags that are all prefixes and types in another spelling.
+    """Raise an error if all tags are prefixes and types in another spelling, such as "b_PER".
 
     Raises:
-        InputError: the message says how the first one is spelled.
+        InputError: the tags are misspelled; the message shows the right spelling of the first one.
     """
     matches = {tag: _MISSPELLED.fullmatch(tag) for tag in tags if tag.upper() != OUTSIDE}
     rights = {
@@ -79,7 +79,7 @@ def _refuse_misspelled(data: DataTable, tags: Collection[str]) -> None:
         if match is not None
     }
     prefixes = {prefix for prefix, _ in rights.values()} & {"B", "I"}
-    # Plain classes may end in "-I", but hardly all of them, beside words outside or in both ways.
+    # Plain classes may end in "-I" too, but hardly all of them; so both B and I, or one of them and O, must occur.
     if len(rights) < len(matches) or len(prefixes) + (len(tags) > len(matches)) < 2:
         return
     sentence, word, tag = next(item for item in _words(data) if item[2] in rights)
@@ -91,21 +91,21 @@ def _refuse_misspelled(data: DataTable, tags: Collection[str]) -> None:
 
 
 def learn_tags(data: DataTable, scheme: Scheme) -> TagSet:
-    """Return the tags of training data.
+    """Return the tag set of the training data.
 
     Raises:
-        InputError: there is only one tag, or so many that the last column cannot hold tags.
+        InputError: there is only one tag, or too many different tags for a column of tags.
     """
     tags, num_words = TagSet.of(data["tags"], scheme), sum(map(len, data["tags"]))
     if len(tags.names) < 2:
         raise InputError(
             f"{data.location(0, 0)}: all {num_words} words from here on have the tag '{tags.names[0]}'; a tagger needs "
-            "at least two"
+            "at least two tags"
         )
     if len(tags.names) >= _SUSPICIOUS and scheme == "plain" and num_words < _LEAST_WORDS * len(tags.names):
         raise InputError(
             f"{data.location(0, 0)}: the {num_words} words from here on have {len(tags.names)} different tags, such as "
-            f"{', '.join(map(json_text, tags.names[:3]))}; that looks like plain text: expected in each line a word in "
+            f"{', '.join(map(json_text, tags.names[:3]))}; this looks like plain text; expected in each line a word in "
             "the first column and its tag in the last"
         )
     return tags
@@ -124,17 +124,17 @@ def to_iob2(tags: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class TagSet:
-    """The tags that a model can give.
+    """The tags that a model predicts.
 
     Args:
-        names: in the order of the model's outputs.
+        names: the names of the tags, in the order of the model's outputs.
     """
 
     names: tuple[str, ...]
 
     @classmethod
     def of(cls, tags: Sequence[Sequence[str]], scheme: Scheme) -> TagSet:
-        """Return the tags of training data, each type of entity with all prefixes that its scheme has."""
+        """Return the tag set of training data, with all prefixes of the scheme for each entity type."""
         names = {tag for sentence in tags for tag in sentence}
         if scheme == "plain":
             return cls(tuple(sorted(names, key=lambda tag: (tag != OUTSIDE, tag))))
@@ -144,34 +144,34 @@ class TagSet:
 
     @property
     def fallback(self) -> int:
-        """The tag of a word without a token: outside, or else the first."""
+        """The index of the tag for a word without a token: O, or else the first tag."""
         return self.names.index(OUTSIDE) if OUTSIDE in self.names else 0
 
     def encode(self, data: DataTable) -> list[list[int]]:
-        """Return the index of each tag.
+        """Return the index of each tag, sentence by sentence.
 
         Raises:
-            InputError: a tag that training did not see.
+            InputError: a tag is not in the training data.
         """
         index_of = {name: index for index, name in enumerate(self.names)}
         for sentence, word, tag in _words(data):
             if tag not in index_of:
                 raise InputError(
-                    f"{data.location(sentence, word)}: the tag {json_text(tag)} is not among the {len(self.names)} of "
-                    f"the training data{did_you_mean(tag, self.names)}"
+                    f"{data.location(sentence, word)}: the tag {json_text(tag)} is not among the {len(self.names)} "
+                    f"tags of the training data{did_you_mean(tag, self.names)}"
                 )
         return [[index_of[tag] for tag in tags] for tags in data["tags"]]
 
 
 def _words(data: DataTable) -> Iterator[tuple[int, int, str]]:
-    """Go through sentence, word and tag of all words."""
+    """Yield the sentence index, the word index and the tag of all words."""
     for sentence, tags in enumerate(data["tags"]):
         for word, tag in enumerate(tags):
             yield sentence, word, tag
 
 
 def _breaks(data: DataTable, breaks: Callable[[str, str], bool]) -> Iterator[tuple[int, int, str, str]]:
-    """Find the neighbours that a scheme does not allow, the end of a sentence counted as outside."""
+    """Yield neighbouring tags that a scheme forbids; the borders of a sentence count as O."""
     for sentence, tags in enumerate(data["tags"]):
         for word, (before, tag) in enumerate(zip([OUTSIDE, *tags], [*tags, OUTSIDE], strict=True)):
             if breaks(before, tag):
@@ -181,8 +181,8 @@ def _breaks(data: DataTable, breaks: Callable[[str, str], bool]) -> Iterator[tup
 def _check(data: DataTable, breaks: Callable[[str, str], bool], expected: str) -> None:
     for sentence, word, before, tag in _breaks(data, breaks):
         raise InputError(
-            f"{data.location(sentence, word)}: tag '{tag}' cannot follow '{before}' {expected}; mend the tags, or drop "
-            "the prefixes for plain classes"
+            f"{data.location(sentence, word)}: tag '{tag}' cannot follow '{before}' {expected}; correct the tags, or "
+            "remove the prefixes for plain classes"
         )
 
 
@@ -195,7 +195,7 @@ def _breaks_iob1(before: str, tag: str) -> bool:
 
 
 def _follows_another(before: str, tag: str) -> bool:
-    """Tell whether a tag follows no entity or one of another type."""
+    """Return whether a tag follows O or an entity of another type."""
     return before == OUTSIDE or before[2:] != tag[2:]
 
 

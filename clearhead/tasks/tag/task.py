@@ -1,4 +1,4 @@
-"""Token classification: a tag for each word of a text."""
+"""Description of the task tag: predict a tag for each word of a text (token classification)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final
 from clearhead.spec.tasks.base import EvaluateWords, NewWords, Recipe, Size, Task
 from clearhead.tasks.recipe_parts import ENCODER, WORDS_TRAIN
 
-_BASELINE: Final = "the commonest tag of each word"
-_DATA: Final = """  train.conll         a word and its tag in each line, the tag in the last
-                      column; an empty line ends a sentence
+_BASELINE: Final = "the most common tag of each word"
+_DATA: Final = """  train.conll         one word per line, its tag in the last column; an empty
+                      line ends a sentence
   train.jsonl         {"tokens": ["Ada", "sleeps"], "tags": ["B-PER", "O"]}
                       in each line"""
 _RECIPES: Final = (
@@ -32,7 +32,7 @@ TASK: Final = Task(
     outputs="token_labels",
     families=("encoder", "decoder"),
     new=NewWords(
-        "Write a run file that trains a tagger of words, such as of names.",
+        "Write a run file that trains a tagger of words, for example to find names.",
         ("--text train.conll --valid-text valid.conll",),
         _DATA,
         ("text",),

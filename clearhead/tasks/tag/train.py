@@ -1,4 +1,4 @@
-"""The training of token classification: a tag for each word, predicted at its first token.
+"""Training of token classification: the model predicts the tag of a word at its first token.
 
 Shape suffixes: B chunks, T tokens.
 """
@@ -30,14 +30,14 @@ from clearhead.text.tokenizer import Tokenizer
 
 
 class Training(LabelledTraining):
-    """The training of a tagger of words."""
+    """Training of a tagger of words."""
 
     def texts(self, source: TableSource, share: Share) -> list[str]:
-        """As of `LabelledTraining`."""
+        """Return the texts on which the tokenizer is trained."""
         return tagged_texts(source, share)
 
     def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
-        """As of `LabelledTraining`; tags of the data that are those of the initial model are in its order."""
+        """Tokenize a share of a source as a store; if the initial model has the same tags, their order is kept."""
         prepared = partial(prepare_tagged, source, tokenizer, max_length=self.run_file.data.max_length, share=share)
         if train is not None:
             return prepared(tags=tags_of(train))
@@ -47,7 +47,7 @@ class Training(LabelledTraining):
         return store if known is None or known == names else prepared(tags=TagSet(known))
 
     def record(self, stores: Stores[Store]) -> TaskRecord:
-        """As of `LabelledTraining`."""
+        """Return the task record of the trained model."""
         splitter = splitter_of(stores.train)
         return TaskRecord(
             kind="tag",
@@ -58,25 +58,25 @@ class Training(LabelledTraining):
         )
 
     def new_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> spec.Model:
-        """As of `LabelledTraining`."""
+        """Return the spec of a model with a new head for this task."""
         return self.one_stack_spec(tokenizer, len(record.labels), "the words")
 
     def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:
-        """As of `LabelledTraining`."""
+        """Return the function that makes a batch from row indices."""
         return lambda rows: collate_tagged(store, rows, collator)
 
     def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> TagMeasures:
-        """As of `LabelledTraining`."""
+        """Return the measures of the model on validation data."""
         return measure_store(module, tokenizer, store, batch_tokens=self.budget)
 
 
 def collate_tagged(store: Store, rows: Indices, collator: InputCollator) -> Batch:
-    """Make a batch of some chunks of sentences; the label of a word's first token is the word's tag.
+    """Return a batch of chunks of sentences; the label of a word's first token is the tag of the word.
 
     Args:
-        store: the chunks.
-        rows: which of them, in the order of the batch; at least one.
-        collator: adds the special ids and the padding of the model.
+        store: the store of the chunks.
+        rows: the indices of the examples, in the order of the batch; at least one.
+        collator: the collator that adds special ids and padding.
     """
     chunks, tags_W = store.texts[0], store.ragged_rows("tag").ids
     inputs = collator.collate([chunks[row] for row in rows], limit=store.longest[0])

@@ -1,4 +1,4 @@
-"""Entities of texts, or the class of each word, with character offsets; and how good they are.
+"""Predictions and metrics of token classification: entities, or a class per word, with character offsets.
 
 Shape suffixes: B chunks of a batch, T tokens, W words, N words of a batch, L tags.
 """
@@ -41,18 +41,18 @@ from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 
 WordSpan = tuple[int, int, str]
-"""First word, word behind the last, and type of an entity."""
+"""Span of an entity in words: first word, word after the last, and type."""
 
 
 @dataclass(frozen=True, repr=False)
 class Entity(Printed):
-    """One entity, or one word where every word has a class.
+    """An entity, or a word if every word has a class.
 
     Args:
-        label: its type; empty where the tags are B, I and O without a type.
-        text: the characters it covers.
-        start, end: character offsets in the given text; `end` is exclusive.
-        probability: mean probability of its tags over its words, 0 to 1.
+        label: the type of the entity; empty if the tags have no types (B, I and O).
+        text: the text of the entity.
+        start, end: the character offsets in the input text; `end` is exclusive.
+        probability: the mean probability of the tags of its words, 0 to 1.
     """
 
     label: str
@@ -64,11 +64,11 @@ class Entity(Printed):
 
 @dataclass(frozen=True)
 class WordTags:
-    """Tags of words.
+    """Predicted tags of the words of a sentence.
 
     Args:
-        tags: the index of the tag of each word.
-        probabilities: of that tag; 0 for a word without any token, whose tag is the fallback.
+        tags: the tag index of each word.
+        probabilities: the probability of each tag; 0 for a word without a token, which gets the fallback tag.
     """
 
     tags: Int64[ndarray, " words"]
@@ -84,16 +84,17 @@ def tag(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> list[list[Entity]]:
-    """Return the entities of each text in order.
+    """Return the entities of each text, in the order of the text.
 
     Args:
-        module: one in training runs as a replica in evaluation mode.
-        tokenizer: the tokenizer it was trained with.
-        record: the task it was trained for.
-        texts: raw texts, which are split into words as the training data was; or each a list of words, whose entities
-            then count characters in these words with a space between them. Long ones are read in chunks.
-        batch_size: most chunks of one batch; None: no limit but the tokens.
-        batch_tokens: most padded tokens of one batch, None: `read_tokens`; a longer chunk is a batch of its own.
+        module: the model; in training mode, a replica in evaluation mode runs in its place.
+        tokenizer: the tokenizer of the model.
+        record: the task record of the model.
+        texts: the raw texts, which are split into words as in the training data, or lists of words. Offsets then count
+            characters in the words joined by spaces. Long texts are read in chunks.
+        batch_size: the maximum number of chunks in a batch; None means that only `batch_tokens` limits it.
+        batch_tokens: the maximum number of padded tokens in a batch; a longer chunk forms a separate batch. None means
+            `read_tokens`.
 
     Raises:
         InputError: the model is not a tagger, or a text is not a string or a list of words.
@@ -129,13 +130,14 @@ def tag_words(
     """Return the tag of each word of each sentence.
 
     Args:
-        module: its head gives one output of a token for each tag.
-        tokenizer: the tokenizer it was trained with.
-        sentences: words; a sentence may have none.
-        fallback: the tag of a word without any token.
-        max_length: the longest chunk, special tokens included; a longer sentence is split between words.
-        batch_size: most chunks of one batch; None: no limit but the tokens.
-        batch_tokens: most padded tokens of one batch, None: `read_tokens`.
+        module: a model whose head gives each token one output per tag.
+        tokenizer: the tokenizer of the model.
+        sentences: the words of each sentence; a sentence may be empty.
+        fallback: the tag index of words without a token.
+        max_length: the maximum length of a chunk in tokens, special tokens included; a longer sentence is cut between
+            words.
+        batch_size: the maximum number of chunks in a batch; None means that only `batch_tokens` limits it.
+        batch_tokens: the maximum number of padded tokens in a batch; None means `read_tokens`.
 
     Raises:
         RunFailure: the model's outputs are not finite.
@@ -146,7 +148,7 @@ def tag_words(
     chunks = chunk_sentences(sentences, tokenizer, room=room)
     tags_W = np.full(ends[-1], fallback, dtype=np.int64)
     probabilities_W = np.zeros(ends[-1])
-    # The sentence of each chunk, by its last word.
+    # Index of the sentence of each chunk, found by its last word.
     numbers = [int(np.searchsorted(ends, max(words), side="right")) - 1 for words in chunks.words]
     with naming_texts(numbers, are_rows=False):
         for words_N, logits_NL in word_logits(
@@ -166,14 +168,15 @@ def word_logits(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> Iterator[tuple[Int64[ndarray, " words"], Float[Tensor, "words tags"]]]:
-    """Yield the words of each batch with the outputs of their first tokens, float32 on the CPU.
+    """Yield the words of each batch with the logits of their first tokens, float32 on the CPU.
 
     Args:
-        module: its head gives one output of a token for each tag; one in training runs as a replica in evaluation mode.
-        collator: how the model reads texts.
-        ids: of each chunk, without special tokens.
-        words: for each of these ids the word whose first token it is, or NO_WORD.
-        batch_size, batch_tokens: as for `batch_outputs`.
+        module: a model whose head gives each token one output per tag. If it is in training mode, a replica in
+            evaluation mode runs in its place.
+        collator: the collator of the model's inputs.
+        ids: the ids of each chunk, without special tokens.
+        words: the word of each id, if the id is the first token of a word; else NO_WORD.
+        batch_size, batch_tokens: the limits of a batch, see `batch_outputs`.
 
     Raises:
         RunFailure: the model's outputs are not finite.
@@ -189,15 +192,15 @@ def word_logits(
 
 
 def check_tagger(module: Transformer, record: TaskRecord) -> TagSet:
-    """Return the tags of a tagger.
+    """Return the tag set of a tagger.
 
     Raises:
-        InputError: the model is not a tagger; the message says how to train one.
+        InputError: the model is not a tagger; the message explains how to train one.
     """
     head = module.head
     if record.kind != "tag" or not record.labels or head is None or head.is_pooled:
         raise InputError(
-            f"this model was trained to '{record.kind}', so it knows no tags and would only guess: train it on tagged "
+            f"this model was trained to '{record.kind}', so it cannot tag words: train it on tagged "
             'words with [task] kind = "tag" and init = "…", the path of this model'
         )
     outputs = module.spec.num_outputs
@@ -210,14 +213,14 @@ def check_tagger(module: Transformer, record: TaskRecord) -> TagSet:
 
 
 def entity_spans(tags: Sequence[str], *, is_bare: bool = False) -> list[WordSpan]:
-    """Return the entities of a sentence as first word, word behind the last, and type.
+    """Return the entities of a sentence as first word, word after the last, and type.
 
-    The rule is that of conlleval: a tag I after another type or after O begins an entity, as B does; E ends one and S
-    is a whole one. Plain classes, tags without such a prefix, are one entity for each word.
+    The rules are those of conlleval: B begins an entity, and so does I after another type or after O. E ends an entity,
+    and S is an entity of one word. With plain classes (tags without prefix) every word is an entity.
 
     Args:
-        tags: one for each word.
-        is_bare: whether B, I, E and S without a type tag entities, whose type is then empty.
+        tags: the tag of each word.
+        is_bare: True if B, I, E and S without a type mark entities; their type is then empty.
 
     Source: Tjong Kim Sang and Buchholz 2000, and its program conlleval.
     """
@@ -235,7 +238,7 @@ def entity_spans(tags: Sequence[str], *, is_bare: bool = False) -> list[WordSpan
 
 
 def split_tag(tag: str, *, is_bare: bool = False) -> tuple[str, str]:
-    """Return the prefix of a tag (B, I, E or S) and its entity type; a plain class is an entity of its own (S)."""
+    """Return the prefix of a tag (B, I, E or S) and its entity type; a plain class has the prefix S."""
     if tag == OUTSIDE:
         return OUTSIDE, ""
     if len(tag) > 2 and tag[0] in "BIES" and tag[1] == "-":
@@ -244,7 +247,7 @@ def split_tag(tag: str, *, is_bare: bool = False) -> tuple[str, str]:
 
 
 def _split(text: str | Sequence[str], number: int, splitter: WordSplitter) -> tuple[str, Sequence[tuple[int, int]]]:
-    """Return a text, or words with a space between them, with the character offsets of its words."""
+    """Return a text (words are joined by spaces) and the character offsets of its words."""
     if isinstance(text, str):
         text = text[:MOST_CHARACTERS]
         return text, splitter.spans(text)
@@ -272,7 +275,7 @@ def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) 
 
 
 def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokenizer, task: TaskRecord) -> ModelInputs:
-    """Return what a model reads of a text: its words with a space between them; see `collate_texts`."""
+    """Return the model inputs for a text, with a space between its words; see `collate_texts`."""
     refuse_pair(texts, task)
     spans = WordSplitter(task.inner_signs, task.sign_runs).spans(texts[0])
     return collate_texts([" ".join(texts[0][start:end] for start, end in spans)], collator, tokenizer, task)
@@ -283,10 +286,10 @@ class EntityScores:
     """Entity scores as conlleval reports them.
 
     Args:
-        all: counts over all types.
-        by_type: counts of each type, sorted by name.
-        tag_accuracy: share of words whose tag is right, 0 to 1.
-        num_words: number of words.
+        all: the counts over all entity types.
+        by_type: the counts of each entity type, sorted by name.
+        tag_accuracy: the share of words with the right tag, 0 to 1.
+        num_words: the number of words.
     """
 
     all: F1Counts
@@ -296,11 +299,11 @@ class EntityScores:
 
 
 def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[str]]) -> EntityScores:
-    """Count entities as conlleval does: an entity is right if first word, last word and type are.
+    """Return entity scores as conlleval computes them: an entity is right if first word, last word and type are right.
 
     Args:
-        predicted: the tags of each sentence.
-        expected: the right tags, as many for each sentence.
+        predicted: the predicted tags of each sentence.
+        expected: the right tags of each sentence.
     """
     num_expected, num_predicted, num_correct = Counter[str](), Counter[str](), Counter[str]()
     right = num_words = 0
@@ -325,14 +328,14 @@ def entity_f1(predicted: Sequence[Sequence[str]], expected: Sequence[Sequence[st
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TagMeasures(Measures):
-    """How good the tags of words are; entities are counted as conlleval does.
+    """Metrics of a tagger; entities are counted as in conlleval.
 
     Args:
-        f1, precision, recall: of entities, 0 to 1.
-        tag_accuracy: share of words whose tag is right, 0 to 1.
-        words: their number.
-        types: precision, recall, F1 and expected count of each type of entity.
-        loss: of a word, in nats.
+        f1, precision, recall: the scores over all entities, 0 to 1.
+        tag_accuracy: the share of words with the right tag, 0 to 1.
+        words: the number of words.
+        types: precision, recall, F1 and expected count of each entity type.
+        loss: the mean cross-entropy per word, in nats.
     """
 
     f1: float
@@ -345,21 +348,21 @@ class TagMeasures(Measures):
 
     @property
     def score(self) -> float:
-        """The score of a validation: the F1 of entities times 100."""
+        """The validation score: the F1 of entities times 100."""
         return 100 * self.f1
 
     def lines(self) -> list[str]:
-        """Return the numbers for a person."""
+        """Return the measures as lines of text."""
         count = sum(row["count"] or 0 for row in self.types.values())
         whole = {"precision": self.precision, "recall": self.recall, "f1": self.f1, "count": count}
         share = f"accuracy of tags  {percent(self.tag_accuracy)} of {self.words} words"
-        # The only row of entities without a type would repeat the first one.
+        # Entities without a type have a single row, which would repeat the row "all".
         types = {name: row for name, row in self.types.items() if name}
         return [*f1_table("entities", {"all": whole, **types}, "count"), "", share]
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> TagMeasures:
-    """Measure how well a tagger tags the words of sentences.
+    """Return the metrics of a tagger on tagged sentences.
 
     Raises:
         InputError: the model is not a tagger, or the data cannot be used or has other tags.
@@ -381,13 +384,14 @@ def measure_store(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> TagMeasures:
-    """Run a model over prepared sentences and measure its tags.
+    """Tag the words of prepared sentences, and return the metrics.
 
     Args:
-        module: its head gives one output of a token for each tag; one in training runs as a replica in evaluation mode.
+        module: a model whose head gives each token one output per tag. If it is in training mode, a replica in
+            evaluation mode runs in its place.
         tokenizer: the tokenizer of the store.
-        store: the sentences.
-        batch_size, batch_tokens: as for `tag`.
+        store: the store of the sentences.
+        batch_size, batch_tokens: the limits of a batch, see `tag`.
 
     Raises:
         RunFailure: the model's outputs are not finite.

@@ -1,1 +1,1 @@
-"""Translation: a text in, a text out, token by token."""
+"""Translation: generate the translation of a text token by token."""

@@ -1,4 +1,4 @@
-"""The data of translation: pairs of texts."""
+"""Data of translation: pairs of texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clearhead.spec.tasks.base import Family
 
 
 class TranslateTask(TaskSection):
-    """The [task] table: the languages of a multilingual checkpoint."""
+    """The [task] table of translation, with the languages of a multilingual checkpoint."""
 
     #: The code of the source language of a multilingual checkpoint.
     from_language: str | None = None
@@ -24,10 +24,10 @@ class TranslateTask(TaskSection):
         return self.from_language, self.to_language
 
     def faults(self, family: Family) -> Iterator[tuple[str, str]]:
-        """Go through the languages of a model that has none."""
+        """Yield a fault for each language code without an initial checkpoint."""
         for name in ("from_language", "to_language"):
             if getattr(self, name) is not None and not self.init:
-                yield name, "is for a multilingual checkpoint as [task] init; remove it"
+                yield name, "has an effect only with a multilingual checkpoint in [task] init; remove it"
 
 
 DATA: Final = TaskData(

@@ -1,4 +1,4 @@
-"""The schema "translation": its answers come from the running batch of a server, and their words can be aligned."""
+"""Server schema "translation": the server translates in its running batch, and can return word alignments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "translation"
 
 
 class SearchParameters(BaseModel):
-    """How a translation is searched for."""
+    """Settings of the beam search for a translation."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", strict=True)
     num_beams: int | None = Field(default=None, ge=1, le=100)
@@ -21,13 +21,13 @@ class SearchParameters(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Those that were given, by our names."""
+        """The options that the client set, by the names of clearhead."""
         named = {"beam_size": self.num_beams, "max_length": self.max_length, "length_penalty": self.length_penalty}
         return {name: value for name, value in named.items() if value is not None}
 
 
 class Parameters(PipelineParameters):
-    """What a client may ask for."""
+    """Parameters that a client may set."""
 
     src_lang: str | None = None
     tgt_lang: str | None = None

@@ -1,4 +1,4 @@
-"""Translation: a text in, a text out, token by token."""
+"""Description of the task translate: generate the translation of a text token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training of translation: an encoder for the source text and a decoder for the target text."""
+"""Training of translation: the encoder reads the source text, the decoder predicts the target text."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from clearhead.training.preflight import ONCE
 from clearhead.training.task_setup import PreparedTask
 
 MEASURED_SECONDS: Final = 0.3
-"""Seconds that some sentences take whose time stands for that of all."""
+"""Shortest measured time, in seconds, from which the time for all sentences is extrapolated."""
 
 
 class Training(PairTraining):
-    """The training of a translator."""
+    """Training of a translator."""
 
     def parts(self) -> PreparedTask[Batch]:
-        """As of `TaskTraining`."""
+        """Prepare data, tokenizers and model of the run."""
         setup, train = self.setup, self.run_file.train
         joint = self.run_file.tokenizer.joint is not False
         tokenizers = setup.find_tokenizers(lambda: self.train_tokenizers(joint=joint))
@@ -73,7 +73,7 @@ class Training(PairTraining):
         )
 
     def _translator(self, store: Store, tokenizers: TokenizerPair) -> _Translator | None:
-        """Return what translates some of the validation data; None: no sentence is scored."""
+        """Return a translator for a sample of the validation data; None if no sentence is scored."""
         rows = evenly_spaced(len(store), self.run_file.train.bleu_sentences or 0)
         if not rows:
             return None
@@ -88,13 +88,13 @@ class Training(PairTraining):
 
 @dataclass(frozen=True)
 class _Translator:
-    """Translates some sentences greedily.
+    """Greedy translation of a sample of sentences, to compute BLEU during training.
 
     Args:
-        tokenizers: of both sides.
-        sources: their ids, without special ids; at least one.
-        references: their right translations.
-        steps: tokens of a right translation, on average.
+        tokenizers: the tokenizers of source and target.
+        sources: the ids of the source sentences, without special ids; at least one.
+        references: the reference translations.
+        steps: the mean number of tokens in a reference translation.
     """
 
     tokenizers: TokenizerPair
@@ -103,18 +103,18 @@ class _Translator:
     steps: float
 
     def bleu(self, module: nn.Module) -> float:
-        """Return BLEU of the translations."""
+        """Return the BLEU of the translations, 0 to 100."""
         translations = self.translations(module, self.sources)
         if self.tokenizers.target.kind != "split":
             return bleu_chrf(translations, self.references, tokenize="13a").bleu
         return bleu_chrf(translations, [join_segments(text) for text in self.references], tokenize="none").bleu
 
     def seconds(self, module: nn.Module) -> float:
-        """Return the seconds of the translations, extrapolated from a few steps of some sentences.
+        """Return the time of the translations in seconds, extrapolated from a few steps on some sentences.
 
-        An untrained model would decode to the limit, where a trained one ends its translations.
+        A full measurement would mislead: an untrained model decodes to the length limit, a trained model stops earlier.
         """
-        self.translations(module, self.sources[:1], max_length=1)  # the first call takes longer
+        self.translations(module, self.sources[:1], max_length=1)  # warm-up: the first call takes longer
         sources = self.sources[:1]
 
         def measure_seconds(length: int) -> float:
@@ -122,10 +122,10 @@ class _Translator:
             self.translations(module, sources, max_length=length)
             return time.perf_counter() - began
 
-        # Twice as many sentences, evenly spaced, until they take long enough to be measured.
+        # Double the number of sentences, evenly spaced, until one step takes long enough to measure.
         while measure_seconds(1) < MEASURED_SECONDS and len(sources) < len(self.sources):
             sources = self.sources[:: max(1, len(self.sources) // (2 * len(sources)))]
-        # In turn, and the least of each: other load only slows them down.
+        # Measure alternately and take the minimum of each, since other load only slows a run down.
         pairs = [(measure_seconds(1), measure_seconds(5))]
         if sum(pairs[0]) < ONCE:
             pairs.append((measure_seconds(1), measure_seconds(5)))
@@ -136,7 +136,7 @@ class _Translator:
     def translations(
         self, module: nn.Module, sources: Sequence[list[int]], *, max_length: int | None = None
     ) -> list[str]:
-        """Return greedy translations."""
+        """Return the greedy translations of source ids."""
         assert isinstance(module, Transformer), "translation needs the module that was built for it"
         target = self.tokenizers.target
         special_tokens = self.tokenizers.source.special_tokens.with_target(target.special_tokens.for_target)
@@ -147,12 +147,12 @@ class _Translator:
 
 
 def collate_pairs(store: Store, rows: Indices, tokenizers: TokenizerPair) -> Batch:
-    """Make a batch of some pairs.
+    """Return a batch of pairs.
 
     Args:
-        store: the pairs.
-        rows: which pairs, in the order of the batch; at least one.
-        tokenizers: of both sides.
+        store: the store of the pairs.
+        rows: the indices of the pairs, in the order of the batch; at least one.
+        tokenizers: the tokenizers of source and target.
     """
     source_ids, target_ids = (side.take(rows) for side in store.texts)
     return seq2seq_batch(source_ids, target_ids, tokenizers.source, tokenizers.target, rows, limits=store.longest)

@@ -1,4 +1,4 @@
-"""Translations and their measures: BLEU, chrF, and the loss of the references."""
+"""Predictions and metrics of translation: BLEU, chrF, and the loss of the references."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_lon
 
 @dataclass(frozen=True, repr=False, eq=False)
 class TranslationMeasures(Measures):
-    """How good translations are.
+    """Metrics of translations.
 
     Args:
-        bleu, chrf: corpus scores, 0 to 100.
-        signature, chrf_signature: of sacreBLEU, for both.
-        loss: of a token of the references, in nats.
-        perplexity: exp(loss).
-        seconds: that the translations took.
-        sentences: their number.
-        sentences_per_second: sentences / seconds.
-        translations: in order.
+        bleu, chrf: the corpus scores, 0 to 100.
+        signature, chrf_signature: the sacreBLEU signatures of BLEU and chrF.
+        loss: the mean loss per token of the references, in nats.
+        perplexity: exp(loss); None if it is too large.
+        seconds: the time of the translations.
+        sentences: the number of sentences.
+        sentences_per_second: the speed, sentences / seconds.
+        translations: the translations, in the order of the sources.
     """
 
     bleu: float
@@ -46,7 +46,7 @@ class TranslationMeasures(Measures):
     translations: Sequence[str]
 
     def lines(self) -> list[str]:
-        """Return the numbers for a person."""
+        """Return the measures as lines of text."""
         done = f"({self.sentences} in {self.seconds:.1f} s)"
         return align_columns(
             {
@@ -66,10 +66,10 @@ def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) 
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> TranslationMeasures:
-    """Compare a model's translations with references, and measure the loss of the references."""
+    """Translate the sources, and return BLEU, chrF and the loss of the references."""
     table = pairs_of(data, "translate")
     sources, references = list(table["source"]), list(table["target"])
-    # BLEU and chrF read a reference whole, whatever the model reads.
+    # BLEU and chrF read a whole reference, even if the model reads only its start.
     refuse_enormous(references, None, "reference")
     message("; ".join(filter(None, [f"translating {len(sources)} lines", equal_sides_warning(table)])))
     started = time.perf_counter()
@@ -102,11 +102,11 @@ def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Tr
 def _reference_loss(
     model: EvaluatedModel, sources: Sequence[str], references: Sequence[str], batch_size: int | None
 ) -> TextLoss:
-    """Return the loss of the references; an empty source is not translated, so that its reference has none."""
+    """Return the loss of the references; pairs with an empty source are left out."""
     pairs = [pair for pair in zip(sources, references, strict=True) if pair[0].strip()]
     source, target, special = model.tokenizers.source, model.tokenizers.target, model.special_tokens
     most = longest_sentence(model.module, model.task.max_length)
-    # Of sources that are too long, `translate` warned.
+    # `translate` has already warned about long sources.
     source_ids, _ = encode_start(source, [text for text, _ in pairs], most - len(special.for_source([])))
     target_ids, is_cut = encode_start(target, [text for _, text in pairs], most - len(special.for_target([])))
     warn_of_long_texts(sum(is_cut), most)

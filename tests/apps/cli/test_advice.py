@@ -121,8 +121,8 @@ def test_numbers_that_are_all_different_have_an_option(tmp_path: Path, capfd: py
     file = write_lines(tmp_path / "a.tsv", [f"{sentence}\t{number}" for number, sentence in enumerate(SENTENCES)])
     words = ["new", "classify", "--text", str(file), "--labels", "2", "--output", str(tmp_path / "run.toml")]
     message = run_refused(capfd, *words)
-    assert "check --labels, or for numbers set --label-kind" in message
-    assert main([*words, *shlex.split(message.rpartition("for numbers set ")[2])]) == 0
+    assert "check --labels, or for a regression set --label-kind" in message
+    assert main([*words, *shlex.split(message.rpartition("for a regression set ")[2])]) == 0
     assert load_run_file(tmp_path / "run.toml").task.labels == "regression"
 
 

@@ -154,7 +154,7 @@ def test_data_is_read_as_in_training(runs: Runs, capfd: pytest.CaptureFixture[st
     capfd.readouterr()
     assert main(["evaluate", f"{run_directory}@last", "--text", text, "--json"]) == 0
     captured = capfd.readouterr()
-    assert 'read as in training: labels = "label", pair = "other"' in captured.err
+    assert 'settings from training: labels = "label", pair = "other"' in captured.err
     assert json.loads(captured.out) == evaluate_run("pair", runs, capfd)
     assert clearhead.load(f"{run_directory}@last").evaluate({"text": text}) == evaluate_run("pair", runs, capfd)
 
@@ -228,7 +228,7 @@ def test_the_noise_is_that_of_the_training(
         record["noise"] = record["noise"] | {"share": share} if share else None
         (changed / "task.json").write_text(json.dumps(record), encoding="utf-8")
         if share is None:
-            assert "does not say how the text was damaged" in run_refused(
+            assert "lacks the noise of its training" in run_refused(
                 capfd, "evaluate", f"{changed}@last", *data_of(runs(kind), kind)
             )
         else:
@@ -433,11 +433,11 @@ def test_python_passes_on_options_and_messages(runs: Runs, capfd: pytest.Capture
         ("classify", [], {}, "data, example 1: expected at least one labelled text, found none"),
         ("classify", [("a m", "later")], {}, 'data, example 1: the label "later" is not among'),
         ("classify", [("a m u",)], {}, r"data, example 1: expected \(text, label\), got"),
-        ("tag", [(["a", "m"], ["O"])], {}, "data, example 1: expected a tag for each of 2 words, got 1"),
+        ("tag", [(["a", "m"], ["O"])], {}, "data, example 1: expected a tag for each of the 2 words, got 1"),
         ("tag", [], {}, "data, example 1: expected at least one tagged sentence, found none"),
         ("answer", [("a", "b c", "c", 1)], {}, 'data, example 1: the answer "c" does not begin at character 1'),
         ("embed", [("a", " ")], {}, "data, example 1: one side of the pair is empty"),
-        ("embed", [("a", "b")], {}, "there is 1 pair, whose texts find each other in any case"),
+        ("embed", [("a", "b")], {}, "got 1 pair, whose texts find each other in any case"),
         ("generate", ["a m"], {"length_penalty": -11}, "length_penalty must be a number from -10 to 10"),
         ("embed", [("a", "b")], {"similarities": [math.nan]}, "every similarity must be a finite number"),
         ("embed", {"source": "x"}, {}, "'target' is missing"),

@@ -71,7 +71,7 @@ def test_fill_reads_lines(
     ("kind", "arguments", "expected"),
     [
         ("fill", ["a m u"], "the text has no blank: write ___ or <mask>"),
-        ("generate", ["a ___ u"], "this model reads from left to right"),
+        ("generate", ["a ___ u"], "this model reads only from left to right"),
         ("classify", ["a ___ u"], 'train a masked model with [task] kind = "fill"'),
         ("fill", ["a ___", "--file", "f"], "TEXT and --file are two ways"),
         ("fill", ["a ___", "--batch-size", "2"], "--batch-size has no effect on a single TEXT"),

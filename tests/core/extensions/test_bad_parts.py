@@ -52,8 +52,8 @@ FILES = {
     "syntax": ("def f(:\n", r"syntax.py: it cannot be imported: SyntaxError: .*\(line 1\)"),
     "raises": ("\n\nprint(missing)\n", r"it cannot be imported: NameError: name 'missing' is not defined \(line 3\)"),
     "exits": ("raise SystemExit(3)\n", "it cannot be imported: SystemExit: 3"),
-    "melting": (PART.replace("(frozen=True)", ""), "frozen dataclass: put @dataclass.frozen=True. over melting"),
-    "attention": (PART, "the name 'attention' of a part is taken by clearhead: give its dataclass another name"),
+    "melting": (PART.replace("(frozen=True)", ""), "frozen dataclass: put @dataclass.frozen=True. above melting"),
+    "attention": (PART, "the name 'attention' of a custom module is taken by clearhead: give its dataclass another name"),
     "holding": (PART.replace("size: int = 3", "size: torch.Tensor"), "the dataclass Holding cannot be written as JSON"),
     "acting": (PART.replace("size: int = 3", "size: type"), "the dataclass Acting cannot be written as JSON"),
     "standing": (PART.replace("ch.register(NAME)", "ch.register(NAME, 'roof')"), r"standing\.py: .*role.*roof"),
@@ -132,14 +132,16 @@ def test_a_name_is_taken_by_another_file_but_not_by_the_same(tmp_path: Path) -> 
     other.mkdir()
     load_parts(write_file(tmp_path, "twice", PART))
     load_parts(write_file(tmp_path, "twice", PART, "2 * x"))
-    with pytest.raises(InputError, match=r"the name 'twice' of a part is taken by twice\.py: give"):
+    with pytest.raises(InputError, match=r"the name 'twice' of a custom module is taken by twice\.py: give"):
         load_parts(write_file(other, "twice", PART, "3 * x"))
 
 
 def test_a_spec_is_refused_without_its_file_and_with_another(tmp_path: Path) -> None:
     load_parts(write_file(tmp_path, "kept", PART))
     text = mix_spec("kept").to_json()
-    with pytest.raises(InputError, match=r"needs the part 'gone' of kept\.py \(SHA-256 \w{12}\), which is not here"):
+    with pytest.raises(
+        InputError, match=r"needs the custom module 'gone' of kept\.py \(SHA-256 \w{12}\), which is not loaded"
+    ):
         spec.Model.from_json(text.replace('"kept"', '"gone"'))
     load_parts(write_file(tmp_path, "kept", PART, "2 * x"))
     with pytest.raises(InputError, match=r"was made with another version of kept\.py: .*; restore the file"):
@@ -152,7 +154,9 @@ def test_an_installed_package_has_parts(tmp_path: Path, monkeypatch: pytest.Monk
     points = [metadata.EntryPoint(name, f"{name}:Module", "clearhead.parts") for name in ("packed", "absent")]
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point for point in points if point.group == group])
     try_parts(mix_spec("packed"))
-    with pytest.raises(InputError, match=r"the part 'absent' of absent:Module cannot be imported .ModuleNotFoundError"):
+    with pytest.raises(
+        InputError, match=r"the custom module 'absent' of absent:Module cannot be imported .ModuleNotFoundError"
+    ):
         mix_spec("absent")
 
 

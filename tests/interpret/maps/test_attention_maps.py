@@ -232,7 +232,7 @@ def test_a_layer_that_lost_a_head_has_no_numbers_there(models: dict[str, Model],
         ("encoder-decoder", {"text": TEXT, "target": TARGET, "generate": 2}, "leave target or generate out"),
         ("encoder-decoder", {"text": TEXT, "target": " "}, "the target is empty"),
         ("encoder-decoder", {"text": TEXT, "from_language": "de"}, "leave the languages out"),
-        ("reader", {"text": TEXT}, "give a pair of a question and a text that holds the answer"),
+        ("reader", {"text": TEXT}, "give a pair of a question and a text with the answer"),
         ("reader", {"text": (TEXT, TEXT, TARGET)}, "expected a text or a tuple of 2"),
     ],
 )

@@ -96,7 +96,9 @@ def test_a_package_without_a_part_is_named(install: Install) -> None:
 
 def test_a_model_of_a_task_that_is_not_installed_is_refused_by_its_name() -> None:
     text = TaskRecord(kind="classify").to_json().replace('"classify"', '"classfy"')
-    with pytest.raises(InputError, match=r"task.json: there is no task 'classfy' \(did you mean 'classify'\?\); the "):
+    with pytest.raises(
+        InputError, match=r"task.json: there is no task 'classfy' \(did you mean 'classify'\?\); available: "
+    ):
         TaskRecord.from_json(text, "task.json")
 
 

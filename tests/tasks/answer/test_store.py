@@ -52,7 +52,7 @@ def test_windows_hold_every_token_and_every_short_answer_whole() -> None:
 
 
 def test_a_question_that_leaves_no_room() -> None:
-    with pytest.raises(InputError, match="the question has 8 tokens, and 12 are read together with the text"):
+    with pytest.raises(InputError, match="the question has 8 tokens, but must fit into 12 with its context"):
         context_windows(8, 5, longest=12, num_special=3)
 
 

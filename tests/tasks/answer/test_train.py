@@ -114,7 +114,7 @@ def test_some_question_must_have_an_answer(tmp_path: Path) -> None:
     for split in ("train", "valid"):
         text = json.dumps({"context": "aa", "question": "who", "answer": None, "start": None})
         (tmp_path / f"{split}.jsonl").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=r"^\[data\] train: no question has an answer; expected some that have one"):
+    with pytest.raises(InputError, match=r"^\[data\] train: no question has an answer; add questions that have one"):
         train_run_file(tmp_path)
 
 

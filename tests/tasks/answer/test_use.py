@@ -146,7 +146,7 @@ def test_an_answer_has_no_more_tokens_than_asked_for(folder: Path) -> None:
     [
         ("", SHORT, {}, "the question is empty; there is nothing to ask"),
         (QUESTION, "", {}, "the context is empty; there is nothing to read"),
-        (QUESTION * 20, SHORT, {}, "are read together with the text; shorten it"),
+        (QUESTION * 20, SHORT, {}, "with its context; shorten it"),
         (QUESTION, SHORT, {"top_k": 0}, "top_k must be at least 1, got 0"),
         (QUESTION, SHORT, {"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
     ],

@@ -148,7 +148,9 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
         InputError, match=r"a.txt has 3 lines, but .*a.labels has 2; expected one for each line of text"
     ):
         read_labelled(DATA.source({"text": texts, "labels": short}))
-    with pytest.raises(InputError, match=r"^label: there is no such file: .* has no 'label'; .* or a column where"):
+    with pytest.raises(
+        InputError, match=r"^label: there is no such file: .* has no 'label'; .* is a table, its name must end"
+    ):
         read_labelled(DATA.source({"text": texts, "labels": "label"}))
 
 
@@ -164,9 +166,9 @@ def test_quotes_that_do_not_close(tmp_path: Path, text: str) -> None:
     [
         ({"text": "a.tsv"}, "'labels' is missing"),
         ({"text": "a.tsv", "labels": 0}, "'labels' is 0; expected a column by its number, counted from 1"),
-        ({"text": "a.jsonl", "labels": 1}, "'labels' is 1; expected a text that is not empty"),
+        ({"text": "a.jsonl", "labels": 1}, "'labels' is 1; expected the name of a field or a file"),
         ({"text": "a.tsv", "labels": "l", "pare": "p"}, r"'pare' does not belong .* \(did you mean 'pair'\?\)"),
-        ({"text": "a.txt", "labels": "l", "text_column": "t"}, "'text_column' is for a table, but the text is 'a.txt'"),
+        ({"text": "a.txt", "labels": "l", "text_column": "t"}, "'text_column' needs a table, but the text is 'a.txt'"),
         ({"txt": "a.tsv", "labels": "l"}, "'text' is missing|did you mean 'text'"),
         ({"dataset": "d", "labels": "l", "text_column": "t"}, "'text_column' does not belong"),
     ],

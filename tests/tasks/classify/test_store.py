@@ -210,7 +210,7 @@ ONE = [("a", "x"), ("b", "y")]
         (
             [(str(n), f"l{n}") for n in range(20)],
             "single_label",
-            "t.tsv:1: each of the 20 texts from here on has a label of its",
+            "t.tsv:1: each of the 20 texts from here on has a different",
         ),
         ([("a", ""), ("b", "")], "multi_label", "t.tsv:1: none of the 2 texts from here on has a label"),
         ([("a", "1"), ("b", "two")], "regression", r"t.tsv:2: the label is \"two\"; expected a finite number"),
@@ -229,9 +229,7 @@ def test_labels_that_cannot_be_learned(tmp_path: Path, rows: list[Any], kind: st
 
 def test_a_label_that_training_did_not_see(tmp_path: Path) -> None:
     known = labels_of(store_of(tmp_path, [("a", "positive"), ("b", "negative")]))
-    message = (
-        r"v.tsv:2: the label \"positve\" is not among the 2 of the training data \(negative, positive\) \(did you mean"
-    )
+    message = r"v.tsv:2: the label \"positve\" is not among the 2 labels of the training data \(negative, positive\) \(did you mean"
     with pytest.raises(InputError, match=message):
         store_of(tmp_path, [("a", "positive"), ("b", "positve")], labels=known, name="v")
     held_out = store_of(tmp_path, [("a", "positive"), ("b", "positive")], labels=known, name="w")

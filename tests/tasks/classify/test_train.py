@@ -95,7 +95,7 @@ def test_numbers(tmp_path: Path) -> None:
     assert low.value is not None and high.value is not None
     assert 90 < low.value < 120 < 140 < high.value < 170
     smoothed = load_run_file(path, [f"train.run={tmp_path}/other", "train.label_smoothing=0.1"])
-    with pytest.raises(InputError, match="label_smoothing has no effect where labels are numbers"):
+    with pytest.raises(InputError, match="label_smoothing has no effect on a regression"):
         train_run(smoothed, resume=False, progress=TrainingProgress())
 
 
@@ -106,7 +106,7 @@ def test_it_goes_on_from_a_masked_model(tmp_path: Path) -> None:
     filled = write_run_file(tmp_path, 'kind = "fill"', "encoder", ending="txt", labels="", valid="0.1", steps=5)
     train(filled)
     untrained = ch.load(tmp_path / "run", device="cpu")
-    with pytest.raises(InputError, match="trained to 'fill', so it knows no labels"):
+    with pytest.raises(InputError, match="trained to 'fill', so it cannot predict labels"):
         untrained.classify(["aa"])
     text = write_run_file(tmp_path, f'kind = "classify"\ninit = "{tmp_path}/run"', "encoder").read_text("utf-8")
     head, rest = text.split("[tokenizer]")

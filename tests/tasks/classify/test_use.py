@@ -139,10 +139,14 @@ def test_a_number_is_in_the_unit_of_the_training_data(tokenizer: Tokenizer) -> N
 @pytest.mark.parametrize(
     ("change", "head", "message"),
     [
-        ({"kind": "fill", "labels": (), "label_kind": None}, 3, "trained to 'fill', so it knows no labels .* init ="),
-        ({"kind": "tag"}, 3, "trained to 'tag', so it knows no labels"),
+        (
+            {"kind": "fill", "labels": (), "label_kind": None},
+            3,
+            "trained to 'fill', so it cannot predict labels.* init =",
+        ),
+        ({"kind": "tag"}, 3, "trained to 'tag', so it cannot predict labels"),
         ({}, 4, "the model has 4 outputs, but its record names 3 labels"),
-        ({}, None, "it knows no labels and would only guess: train it"),
+        ({}, None, "it cannot predict labels: train it"),
     ],
 )
 def test_a_head_that_learned_no_labels_never_answers(
@@ -158,8 +162,8 @@ def test_a_head_that_learned_no_labels_never_answers(
     [
         (["abc", ""], False, "^text 2 is empty"),
         ([("abc", "a"), ("", "a")], True, "^text 2 is empty"),
-        (["abc"], True, "trained on pairs of texts; give two texts"),
-        ([("abc", "a")], False, "trained on single texts, but received pairs"),
+        (["abc"], True, "trained on pairs of texts, got single texts; give two texts"),
+        ([("abc", "a")], False, "trained on single texts, got pairs"),
     ],
 )
 def test_texts_that_have_no_answer(texts: Any, paired: bool, message: str, tokenizer: Tokenizer) -> None:

@@ -107,7 +107,7 @@ def test_a_pair_is_read_as_one_sequence(tokenizer: Tokenizer) -> None:
             expected = module.eval()(torch.tensor([first_ids + second_ids]), segments=segments).logits[0].numpy()
         assert_close(vector, expected)
     assert np.abs(vectors[0] - vectors[2]).max() > 1e-3
-    with pytest.raises(InputError, match="received 1 texts among 2 pairs"):
+    with pytest.raises(InputError, match="got 1 texts among 2 pairs"):
         embed(module, tokenizer, [("aa", "bb"), "cc", ("dd", "ee")])
 
 
@@ -149,7 +149,7 @@ def test_broken_weights_are_said(tokenizer: Tokenizer) -> None:
     module = model(tokenizer)
     with torch.no_grad():
         module.encoder.embedding.rows.weight[tokenizer.encode("hh")[0]] = float("nan")  # type: ignore[union-attr]
-    with pytest.raises(RunFailure, match="the vector of text 2 is not finite, and those of 1 others"):
+    with pytest.raises(RunFailure, match="the vector of text 2 is not finite, nor are 1 others"):
         embed(module, tokenizer, TEXTS)
 
 
@@ -161,5 +161,5 @@ def test_similarity_is_the_cosine(tokenizer: Tokenizer) -> None:
     assert_close(cosines, np.array([left @ right for left, right in zip(vectors, vectors[::-1], strict=True)]))
     np.testing.assert_allclose(similarity(module, tokenizer, TEXTS, TEXTS), 1.0, atol=1e-6)
     assert similarity(module, tokenizer, TEXTS, TEXTS).max() <= 1.0
-    with pytest.raises(InputError, match="7 first texts but 6 second ones"):
+    with pytest.raises(InputError, match="7 first texts but 6 second texts"):
         similarity(module, tokenizer, TEXTS, TEXTS[1:])

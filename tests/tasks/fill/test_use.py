@@ -157,8 +157,8 @@ def test_special_entries_have_their_share_but_are_no_candidates() -> None:
     [
         (["ba ___", "ba de"], 5, "text 2 has no blank: write ___ or <mask>"),
         (["ba __"], 5, "text 1 has no blank"),
-        (["ba ___", "go " * 99 + "___"], 5, "text 2 has its blanks behind the 83 tokens that the model reads"),
-        (["go " * 10**5 + "___"], 5, "text 1 has its blanks behind"),
+        (["ba ___", "go " * 99 + "___"], 5, "text 2 has its blanks after the 83 tokens that the model reads"),
+        (["go " * 10**5 + "___"], 5, "text 1 has its blanks after"),
         (["ba ___"], 0, "top_k is 0"),
         (["ba ___"], 10_000, "top_k is 10000; expected 1 to"),
     ],
@@ -181,7 +181,7 @@ def test_a_long_text_is_read_as_its_front() -> None:
 
 
 def test_a_blank_that_the_tokenizer_cannot_tell_apart_is_refused() -> None:
-    with pytest.raises(InputError, match="blank at characters 2 to 5 is one word with what it touches"):
+    with pytest.raises(InputError, match="blank at characters 2 to 5 and the text next to it are one"):
         fill(model("split"), tokenizer("split"), ["ba___ de"])
 
 
@@ -190,11 +190,11 @@ def test_models_and_tokenizers_that_cannot_fill_are_refused() -> None:
     size = kind_tokenizer.vocab_size
     hparams = {"source_vocab": size, "target_vocab": size}
     decoder = build(build_spec(Hyperparameters(family="decoder", layers=1, width=8, heads=2, feedforward=8), **hparams))
-    with pytest.raises(InputError, match="reads from left to right"):
+    with pytest.raises(InputError, match="reads only from left to right"):
         fill(decoder, kind_tokenizer, ["ba ___"])
     spec = model("bpe").spec
     headless = build(spec.model_copy(update={"head": None}))
-    with pytest.raises(InputError, match="does not predict its vocabulary"):
+    with pytest.raises(InputError, match="does not predict vocabulary entries"):
         fill(headless, kind_tokenizer, ["ba ___"])
     plain: Tokenizer = train_tokenizer("bpe", lines("bpe"), vocab_size=size)
     with pytest.raises(InputError, match="has no mask token"):

@@ -57,7 +57,7 @@ def test_an_untrained_model_is_as_good_as_chance(tmp_path: Path) -> None:
 def test_a_text_shorter_than_one_block_is_refused(tmp_path: Path) -> None:
     path = run_file(tmp_path, TASK, "decoder")
     (tmp_path / "train.txt").write_text("a b c d e f g\n" + " ".join("hij") + "\n", encoding="utf-8")
-    with pytest.raises(InputError, match="10 tokens, which is less than one block of max_length 13"):
+    with pytest.raises(InputError, match="10 tokens, less than one block of max_length 13"):
         parts_from(path)
 
 
@@ -98,11 +98,14 @@ def test_a_streamed_run_resumes_to_the_same_bits_and_keeps_no_text(
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["data.shuffle_buffer=99"], "shuffle_buffer is for a streamed text"),
-        ([*STREAMED, "data.valid=0.1"], "valid must be a text of its own for a streamed text, whose end is not known"),
-        ([*STREAMED, "train.epochs=2"], "epochs counts passes, but the number of steps in a pass over a streamed text"),
+        (["data.shuffle_buffer=99"], "shuffle_buffer has an effect only with stream = true"),
+        (
+            [*STREAMED, "data.valid=0.1"],
+            "valid must name a separate text, since the length of a streamed text is unknown",
+        ),
+        ([*STREAMED, "train.epochs=2"], "epochs counts passes, and how many steps a pass over a streamed text has"),
         ([*STREAMED, "task.kind=fill", "model.family=encoder"], "stream has no effect for the task 'fill'"),
-        ([*STREAMED, 'data.train={ dataset = "a/b", split = "train" }'], "stream reads text files, but a dataset"),
+        ([*STREAMED, 'data.train={ dataset = "a/b", split = "train" }'], "stream works with text files only"),
     ],
 )
 def test_a_stream_that_cannot_be(overrides: list[str], expected: str, tmp_path: Path) -> None:

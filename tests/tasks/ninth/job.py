@@ -1,10 +1,10 @@
-"""Commands of clearhead one after the other, in a process that finds the installed package of `test_package`.
+"""Run commands of clearhead one after the other, in a process that finds the installed package of `test_package`.
 
     python -m tests.tasks.ninth.job INTERRUPTED COMMANDS
 
-COMMANDS is a JSON list of command lines, each a list of words; "-c" and code stand for Python. Training is interrupted,
-as by Ctrl-C, in the first step after the checkpoint INTERRUPTED is there. The last line of the output is a JSON list
-with exit code, stdout and stderr of each command.
+COMMANDS is a JSON list of command lines, each a list of words; "-c" followed by code runs Python. Ctrl-C interrupts the
+training in the first step after the checkpoint INTERRUPTED exists. The last line of the output is a JSON list with exit
+code, stdout and stderr of each command.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.training.quick import leave_out
 
 
 def interrupt_after(checkpoint: Path) -> None:
-    """Send this process SIGINT from the loss of the first batch behind a checkpoint."""
+    """Send SIGINT to this process from the loss of the first batch after a checkpoint."""
     training = find_task("rate").module("train").Training
     loss = training.loss
 
@@ -40,7 +40,7 @@ def interrupt_after(checkpoint: Path) -> None:
 
 
 def run(words: Sequence[str]) -> tuple[int, str, str]:
-    """Run one command, and return its exit code and what it wrote."""
+    """Run one command, and return its exit code, stdout and stderr."""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         if words[0] == "-c":
             exec(words[1], {})

@@ -70,7 +70,7 @@ def test_a_share_keeps_its_places(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"tokens": ["a"], "tags": []}, "expected a tag for each of 1 words, got 0"),
+        ({"tokens": ["a"], "tags": []}, "expected a tag for each of the 1 words, got 0"),
         ({"token": ["a"], "tags": []}, "there is no field 'tokens'; the fields are 'token', 'tags' (did you mean"),
         ({"tokens": "a", "tags": ["X"]}, "field 'tokens' is \"a\"; expected a list of texts"),
         ({"tokens": ["a", " "], "tags": ["X", "X"]}, "item 2 of field 'tokens' is \" \"; expected a text"),

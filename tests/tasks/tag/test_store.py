@@ -99,7 +99,7 @@ def test_held_out_tags_must_be_known(tmp_path: Path) -> None:
     known = tags_of(make_store(tmp_path, SENTENCES))
     held_out = make_store(tmp_path, [(["a", "b"], ["I-LOC", "O"])], tags=known, name="v")
     assert names_of(held_out, held_out.ragged_rows("tag").ids) == [["B-LOC", "O"]]
-    with pytest.raises(InputError, match=r'w.conll:2: the tag "B-ORG" is not among the 5 of the training data'):
+    with pytest.raises(InputError, match=r'w.conll:2: the tag "B-ORG" is not among the 5 tags of the training data'):
         make_store(tmp_path, [(["a", "b"], ["B-LOC", "B-ORG"])], tags=known, name="w")
 
 
@@ -116,8 +116,8 @@ def test_a_word_without_a_piece_is_counted(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a\tX\nb\n", ':2: expected a word and its tag with a tab between them, received "b"'),
-        ("a X\nb\n", ':2: expected a word and its tag with a blank between them, received "b"'),
+        ("a\tX\nb\n", ':2: expected a word and its tag with a tab between them, got "b"'),
+        ("a X\nb\n", ':2: expected a word and its tag with a blank between them, got "b"'),
         ("a\tX\n\tY\n", ":2: expected a word and its tag"),
         ("a\tX\nb\tX\n", ":1: all 2 words from here on have the tag 'X'; a tagger needs at least two"),
         ("\n\n", "expected at least one tagged sentence"),

@@ -145,10 +145,10 @@ def test_a_word_without_a_piece_has_the_fallback(tokenizer: Tokenizer, monkeypat
 @pytest.mark.parametrize(
     ("change", "count", "pool", "message"),
     [
-        ({"kind": "generate", "labels": ()}, 5, None, "trained to 'generate', so it knows no tags .* init ="),
-        ({"kind": "classify"}, 5, None, "trained to 'classify', so it knows no tags"),
+        ({"kind": "generate", "labels": ()}, 5, None, "trained to 'generate', so it cannot tag words.* init ="),
+        ({"kind": "classify"}, 5, None, "trained to 'classify', so it cannot tag words"),
         ({}, 4, None, "the model has 4 outputs, but its record names 5 tags"),
-        ({}, 5, "mean", "it knows no tags and would only guess"),
+        ({}, 5, "mean", "it cannot tag words"),
     ],
 )
 def test_a_head_that_learned_no_tags_never_answers(

@@ -1,1 +1,1 @@
-"""A task for clearhead: the rating of a text, which is a number."""
+"""A task for clearhead: predict a number, the rating of a text."""

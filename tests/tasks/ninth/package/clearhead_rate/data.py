@@ -1,4 +1,4 @@
-"""The data of the task: its tables of a run file, and the rows that they name."""
+"""Data of the task: its tables in a run file, and the rows that they name."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from clearhead.data.task_tables import DataSection, LabelledExamples, PooledSect
 
 
 class Bounds(RunFileSection):
-    """The least and the greatest number that a text can have; None: any."""
+    """The smallest and the largest number that a text can have; None means no bound."""
 
     least: float | None = None
     most: float | None = None
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The same, with infinity for any."""
+        """The bounds as a pair of floats, with infinity for no bound."""
         return -math.inf if self.least is None else self.least, math.inf if self.most is None else self.most
 
 
@@ -31,37 +31,37 @@ ANY: Final = Bounds()
 
 
 class RateTask(PooledSection):
-    """The [task] table: kind, init and pool are in its base."""
+    """The [task] table; its base class has kind, init and pool."""
 
     loss: Literal["absolute", "squared"] = "absolute"
 
 
 class RateData(DataSection):
-    """The [data] table: train, valid and max_length are in its base."""
+    """The [data] table; its base class has train, valid and max_length."""
 
     least: float | None = None
     most: float | None = None
 
     @property
     def bounds(self) -> Bounds:
-        """The least and the greatest number that a text can have."""
+        """The smallest and the largest number that a text can have."""
         return Bounds(least=self.least, most=self.most)
 
     def faults(self) -> Iterator[tuple[str, str]]:
-        """As of `DataSection`."""
+        """Yield contradictions between keys, each with the key to name in the message."""
         least, most = self.bounds.limits
         if least >= most:
             yield "most", f"= {most:g} must be above least = {least:g}"
 
 
 class RatedText(Form):
-    """How [data] names training and validation data: { text = "ratings.tsv", number = "stars" }."""
+    """The keys of training and validation data in [data], such as { text = "ratings.tsv", number = "stars" }."""
 
     text: Filled = Field(examples=["train.tsv"])
     number: Filled = "number"
 
     def as_source(self) -> TableSource:
-        """Return the source of texts and numbers."""
+        """Return the source that reads texts and numbers."""
         path, columns = user_path(self.text), {"text": "text", "number": self.number}
         if has_ending(path, ".tsv"):
             return DelimitedFile(path, columns, keys={"number": "number"})
@@ -71,15 +71,15 @@ class RatedText(Form):
 
 
 def read_rated(source: TableSource, share: Share = WHOLE, bounds: Bounds = ANY) -> DataTable:
-    """Read texts, and their numbers as floats.
+    """Return a table of texts and their numbers, as floats.
 
     Args:
         source: the source of the texts.
-        share: the share of them to read, as for `read_table`.
-        bounds: of the numbers.
+        share: the share of the rows to read, see `read_table`.
+        bounds: the bounds of the numbers.
 
     Raises:
-        InputError: a number is none, or out of bounds.
+        InputError: a number is missing, not a number, or out of bounds.
     """
     rows = read_table(source, share, what="rated text", row_keys=lambda table: (_keys(table["text"]), None))
     numbers = [_number(value, rows.location(index), bounds) for index, value in enumerate(rows["number"])]
@@ -87,7 +87,7 @@ def read_rated(source: TableSource, share: Share = WHOLE, bounds: Bounds = ANY) 
 
 
 def _keys(texts: Sequence[str]) -> list[list[str]]:
-    """Return what keeps rows together when some are held out: equal texts; none of an empty one."""
+    """Return the keys of each row; rows with a common key stay together in a split. Empty texts have no key."""
     return [[text.strip()] if text.strip() else [] for text in texts]
 
 
@@ -105,7 +105,7 @@ def _number(value: object, location: str, bounds: Bounds) -> float:
 
 
 def _read_labelled_examples(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
-    """Read what the options of `clearhead new` name."""
+    """Read the training examples that the options of `clearhead new` name."""
     table = {name: str(options[name]) for name in ("text", "number") if options[name] is not None}
     rows = read_rated(DATA.source(table))
     texts, numbers = rows["text"], rows["number"]

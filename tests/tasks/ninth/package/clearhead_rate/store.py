@@ -1,4 +1,4 @@
-"""Tokenized texts with their numbers: prepared once, and memory-mapped from then on.
+"""Store of tokenized texts with their numbers: prepared once, then memory-mapped.
 
 Shape suffixes: N texts.
 """
@@ -22,28 +22,28 @@ from clearhead_rate.data import Bounds, read_rated
 
 @dataclass(frozen=True)
 class Units:
-    """What a number is measured in: an output of the model is (number - mean) / scale."""
+    """Mean and scale of the numbers: an output of the model is (number - mean) / scale."""
 
     mean: float
     scale: float
 
 
 def _report(store: Store) -> str:
-    words = {"cut": "cut to the longest that is read", "empty": "empty and left out"}
+    words = {"cut": "cut to max_length", "empty": "empty and left out"}
     return ", ".join([f"{len(store):,} rated texts", *format_counts(store.facts["report"], words)])
 
 
 RATED: Final = StoreKind("rated", "rated texts", ("text",), _report, joint_lengths)
-"""Stores of rated texts: the ids of each text, and in the array "number" its number."""
+"""Kind of store for rated texts: the ids of each text, and its number in the array "number"."""
 
 
 def units_of(store: Store) -> Units:
-    """Return the units of the training data."""
+    """Return the mean and scale of the training data."""
     return Units(**store.facts["units"])
 
 
 def targets(store: Store, rows: Indices) -> Float32[ndarray, " rows"]:
-    """Return the outputs that the model should have for some texts."""
+    """Return the right outputs of the model for the texts at `rows`."""
     units = units_of(store)
     outputs_N: Float32[ndarray, " rows"] = ((store.arrays["number"][rows] - units.mean) / units.scale).astype(
         np.float32
@@ -54,18 +54,18 @@ def targets(store: Store, rows: Indices) -> Float32[ndarray, " rows"]:
 def prepare_rated(
     source: TableSource, tokenizer: Tokenizer, *, max_length: int, bounds: Bounds, units: Units | None, share: Share
 ) -> Store:
-    """Tokenize rated texts, or open what an earlier run made of the same content.
+    """Tokenize rated texts, or open the cached store of the same content.
 
     Args:
-        source: where they are.
-        tokenizer: turns them into ids.
-        max_length: tokens of the longest sequence, special ones included; longer texts are truncated.
-        bounds: of the numbers.
-        units: of the training data; None: this is the training data.
-        share: from which to which share of the source, 0 to 1.
+        source: the source of the texts.
+        tokenizer: the tokenizer of the run.
+        max_length: the longest sequence in tokens, special tokens included; longer texts are truncated.
+        bounds: the bounds of the numbers.
+        units: the units of the training data; None means that this is the training data.
+        share: the share of the rows to read, as start and end, 0 to 1.
 
     Raises:
-        InputError: all texts are empty, or a number is not as `read_rated` expects it.
+        InputError: all texts are empty, or `read_rated` refuses a number.
     """
     num_special = tokenizer.special_tokens.num_added()
 
@@ -77,7 +77,7 @@ def prepare_rated(
         has_text = ids.lengths > 0
         if not has_text.any():
             raise InputError(
-                f"{rows.location(0)}: all {len(rows)} texts from here on are empty; nothing is left to rate"
+                f"{rows.location(0)}: all {len(rows)} texts from here on are empty; check the column of the texts"
             )
         report = {"cut": int((ids.lengths > room).sum()), "empty": int((~has_text).sum())}
         numbers = numbers[has_text]

@@ -1,4 +1,4 @@
-"""What the task is: its facts, and the words of its commands."""
+"""Description of the task: its facts, and the help texts of its commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TRAIN: Final[Mapping[str, Value]] = {
     "weight_decay": 0.1, "batch_tokens": 2048, "metric": "score",
 }  # fmt: skip
 _SETTINGS: Final[Mapping[str, Value]] = {"pool": "mean", "loss": "absolute"}
-_DATA: Final = """  ratings.tsv     a table whose first line names its columns: text and number
+_DATA: Final = """  ratings.tsv     a table; its first line names the columns: text and number
   ratings.jsonl   {"text": "A fine film.", "number": 4.5} in each line"""
 
 TASK: Final = Task(
@@ -32,11 +32,11 @@ TASK: Final = Task(
         data=_DATA,
         needed=("text",),
         optional=("number", "valid_text"),
-        comments={"pool": "which states represent the text: first | mean | last", "loss": "absolute | squared"},
+        comments={"pool": "states that represent the text: first | mean | last", "loss": "absolute | squared"},
         longer="longer texts are truncated",
     ),
     evaluate=EvaluateWords(("text",), "mean absolute error, correlation", ("number", "batch_size")),
-    options={"number": "The column, or field, of the numbers."},
+    options={"number": "The column or field of the numbers."},
     used_with="predict {run} FILE",
     recipes=(
         Recipe(5_000, "bpe", 4_000, 256, (Size(2, 64, 4, 128, 0.2),), _MODEL, _TRAIN, most_epochs=30, task=_SETTINGS),

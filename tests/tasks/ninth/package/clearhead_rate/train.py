@@ -1,4 +1,4 @@
-"""The training of the task: its head, its batches, its loss and its validation.
+"""Training of the task: head, batches, loss and validation.
 
 Shape suffixes: B texts of a batch, N all texts.
 """
@@ -30,14 +30,14 @@ from clearhead_rate.use import compare, numbers_of
 
 
 class Training(LabelledTraining):
-    """The training of a model that rates texts; what is not here is the base's."""
+    """Training of a model that rates texts; the base class does the rest."""
 
     def texts(self, source: TableSource, share: Share) -> Sequence[str]:
-        """Return the texts on which a tokenizer is trained."""
+        """Return the texts on which the tokenizer is trained."""
         return read_rated(source, share)["text"]
 
     def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
-        """Return texts and numbers as a store; the validation data has the units of the training data."""
+        """Return texts and numbers as a store; the validation data use the units of the training data."""
         data = self.data_table(RateData)
         return prepare_rated(
             source,
@@ -49,7 +49,7 @@ class Training(LabelledTraining):
         )
 
     def record(self, stores: Stores[Store]) -> TaskRecord:
-        """Return what a trained model remembers of its task."""
+        """Return the task record of the trained model."""
         data, units = self.data_table(RateData), units_of(stores.train)
         return TaskRecord(
             kind="rate",
@@ -60,14 +60,14 @@ class Training(LabelledTraining):
         )
 
     def new_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> spec.Model:
-        """Return the spec of the model: of the states of a text one vector, and of the vector one number."""
+        """Return the spec of the model; its head pools the states of a text, and maps the vector to one number."""
         linear = spec.Linear(size=1)
         model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=spec.Head(layers=(linear,)))
         pool = self.task_table(RateTask).pool or default_pool(model)
         return with_head(model, spec.Head(layers=(spec.Pool(by=pool), linear)))
 
     def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:
-        """Return what makes a batch of some texts."""
+        """Return the function that makes a batch from row indices."""
 
         def batch(rows: Indices) -> Batch:
             inputs = collator.collate([store.texts[0][row] for row in rows], limit=store.longest[0])
@@ -83,7 +83,7 @@ class Training(LabelledTraining):
         return self._errors(difference_B).sum(), len(difference_B)
 
     def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> Validation:
-        """Return loss and score of the validation data."""
+        """Return the loss and the score of the validation data."""
         texts: list[Ids] = [store.texts[0][row] for row in range(len(store))]
         expected_N = np.array(store.arrays["number"])
         predicted_N = numbers_of(module, tokenizer, record, [texts], batch_tokens=self.budget)

@@ -1,4 +1,4 @@
-"""What a trained model is used for: ratings of texts, and how good they are.
+"""Predictions and metrics of the task: ratings of texts.
 
 Shape suffixes: N texts.
 """
@@ -30,13 +30,13 @@ from clearhead_rate.data import DATA, Bounds, read_rated
 def numbers_of(
     module: Transformer, tokenizer: Tokenizer, record: TaskRecord, texts: Sides, **sizes: int | None
 ) -> Float64[ndarray, " texts"]:
-    """Return the number of each text.
+    """Return the predicted number of each text.
 
     Args:
         module: the model.
-        tokenizer, record: as it was trained.
-        texts: their ids, without special ids.
-        sizes: batch_size or batch_tokens, as of `pooled_outputs`.
+        tokenizer, record: the tokenizer and the task record of the model.
+        texts: the ids of the texts, without special ids.
+        sizes: batch_size or batch_tokens, see `pooled_outputs`.
     """
     outputs_N1 = pooled_outputs(module, InputCollator.of(module.spec, tokenizer), texts, width=1, **sizes)
     check_finite(outputs_N1)
@@ -47,7 +47,7 @@ def numbers_of(
 
 
 def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) -> list[float]:
-    """Return the number of each text; this is what `Model.predict` and `clearhead predict` call."""
+    """Return the predicted number of each text; `Model.predict` and `clearhead predict` call this function."""
     for text in texts:
         refuse_pair([text] if isinstance(text, str) else text, model.task)
     ids, _ = encode_sides(model.tokenizer, texts, max_input_length(model.tree, model.task.max_length))
@@ -57,12 +57,12 @@ def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RateMeasures(Measures):
-    """How good predicted numbers are.
+    """Metrics of predicted numbers.
 
     Args:
-        texts: how many there are.
-        mean_absolute_error: in the unit of the numbers.
-        correlation: -1 to 1.
+        texts: the number of texts.
+        mean_absolute_error: the mean absolute error, in the unit of the numbers.
+        correlation: the linear correlation, -1 to 1.
     """
 
     texts: int
@@ -70,19 +70,19 @@ class RateMeasures(Measures):
     correlation: float
 
     def lines(self) -> list[str]:
-        """Return the numbers for a person."""
+        """Return the metrics as lines of text."""
         error = f"{self.mean_absolute_error:.4g} on average, of {self.texts} texts"
         return align_columns({"error": error, "correlation": f"{self.correlation:.4f}"})
 
 
 def compare(predicted_N: Float64[ndarray, " texts"], expected_N: Float64[ndarray, " texts"]) -> RateMeasures:
-    """Measure predicted numbers by those that were expected."""
+    """Return the metrics of predicted numbers."""
     error = float(np.abs(predicted_N - expected_N).mean())
     return RateMeasures(len(expected_N), error, pearson(predicted_N, expected_N))
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> RateMeasures:
-    """Measure a model; this is what `Model.evaluate` and `clearhead evaluate` call."""
+    """Return the metrics of a model; `Model.evaluate` and `clearhead evaluate` call this function."""
     rows = read_rated(DATA.source(data))
     message(f"{len(rows)} rated texts")
     predicted = predict(model, rows["text"], batch_size=options.batch_size)
