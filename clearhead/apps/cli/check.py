@@ -106,13 +106,13 @@ def check(
     A run file: its first steps are trained, killed and resumed. Every bit must be equal to training without a kill. The
     output is a certificate; checking a saved certificate shows whether it still holds.
 
-    The exit code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. --json ends
-    with {"ok", "findings"} and more, with {"same", "divergence", "causes"}, or with {"ok", "reports"}.
+    The exit code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. With
+    --json, the last line is {"ok", "findings"} and more, {"same", "divergence", "causes"}, or {"ok", "reports"}.
     """
     from clearhead.apps.check.handwritten.files import python_file
 
     file, library = python_file(ref), {"--against": against, "--reference": reference, "--tolerance": tolerance}
-    machine = _changed_options(compute) | {"--html": html, "--force": force or None}
+    machine = _options_without_default(compute) | {"--html": html, "--force": force or None}
     file_options: dict[str, Any] = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind}
     file_options |= {"--time-limit": time_limit, "name=value": settings or None}
     job = {"--steps": steps, "--kills": kills}
@@ -132,7 +132,7 @@ def check(
         check_model(ref, compute, html=html, force=force, as_json=as_json)
 
 
-def _changed_options(compute: ComputeOptions) -> dict[str, object]:
+def _options_without_default(compute: ComputeOptions) -> dict[str, object]:
     """Return the options for running a model by name; None for those at their default."""
     return {
         "--device": None if compute.device == "auto" else compute.device,
@@ -309,7 +309,8 @@ def check_model(ref: str, compute: ComputeOptions, *, html: Path | None, force: 
         InputError: the model cannot be loaded or checked, or the file cannot be written.
     """
     _refuse_unused(
-        f"{ref} is checked in single and in double precision", {"--precision": _changed_options(compute)["--precision"]}
+        f"{ref} is checked in single and in double precision",
+        {"--precision": _options_without_default(compute)["--precision"]},
     )
     if html is not None:
         refuse_unwritable(html, force=force)

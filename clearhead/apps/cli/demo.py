@@ -44,13 +44,15 @@ def demo(
       clearhead demo generate
       clearhead demo translate --out runs/dates --seed 7
 
-    translate: dates in many languages ("Montag, 5. Januar 1998") become ISO dates (1998-01-05).
-    generate: a language model trained on the installed Python library writes a function; its loss on code is shown.
-    classify: the language of a name, from CLDR's names of countries, languages, months and units in 54 languages.
-    fill: a masked language model trained on the same Python library fills blanks in code.
+    \b
+    - translate: dates in many languages become ISO dates (1998-01-05).
+    - generate: a language model of the installed Python library writes code.
+    - classify: names of countries, months and units in 54 languages (CLDR)
+      are classified by their language.
+    - fill: a masked language model of the same library fills blanks in code.
 
     Scores are measured on held-out data: dates, files and names that are in no training text. The result is an ordinary
-    run directory, for all other commands. --json ends with the results, {..., "seconds", "run"}.
+    run directory, for all other commands. With --json, the last line has the results, {..., "seconds", "run"}.
     """
     if kind not in KINDS:
         raise InputError(f"unknown demo '{kind}'{did_you_mean(kind, KINDS)}; expected one of {', '.join(KINDS)}")

@@ -111,7 +111,7 @@ def evaluate(
       clearhead evaluate runs/reviews --text test.tsv --labels label
 
     \b
-    Without data options, a run is measured on the validation data of its run file.
+    Without data options, the validation data of the run file is used.
 
     \b
     Metrics by task:
@@ -120,8 +120,9 @@ def evaluate(
     Losses are mean cross-entropies in nats, including end tokens. Translation uses beam search. The score of a
     hypothesis is its log-probability / length ** A, where A is the length penalty, by default 1.0. The search for a
     sentence stops once no unfinished hypothesis can still beat the best finished one. Settings of the checkpoint
-    replace these defaults. With --stride below --window, windows overlap, and each token is counted once. --json ends
-    with one object, for translations {"bleu", "chrf", "signature", "loss", "perplexity", "seconds"} and more.
+    replace these defaults. With --stride below --window, windows overlap, and each token is counted once. With --json,
+    the last line is one object, for translations {"bleu", "chrf", "signature", "loss", "perplexity", "seconds"} and
+    more.
     """
     arguments = {name: value for name, value in locals().items() if name not in ("others", "compute")} | dict(others)
     _run({name: value for name, value in arguments.items() if value is not None and value is not False}, compute)

@@ -64,9 +64,9 @@ def generate(
       clearhead generate runs/code --prompt-file begin.py --beam-size 4 --json
       clearhead generate runs/stories --file in.txt -o out.jsonl --json --seed 7
 
-    Text is sampled with the settings of the checkpoint. Without settings, the temperature is 0.8 and, unless a filter
-    is given, top-p is 0.95. A line on stderr names the settings and the seed, which reproduces the text. --greedy and
-    --beam-size do not sample.
+    Text is sampled with the settings of the checkpoint. Without settings, the temperature is 0.8, and top-p is 0.95
+    unless a filter is given. A line on stderr names the settings and the seed, which reproduces the text. Neither
+    --greedy nor --beam-size samples.
 
     The output is the text after the prompt. Several sequences, and the best of --beam-size, are printed when they are
     finished, with a line --- between them. The score is the log-probability / length ** A, where A is the length
@@ -77,7 +77,7 @@ def generate(
     the last position at the latest.
 
     --task puts the prefix of a task before each prompt and uses the checkpoint's settings for this task, which
-    `clearhead inspect` shows. --schema makes the text JSON that follows the schema, without white space. If
+    `clearhead inspect` shows. With --schema, the text is JSON that follows the schema, without white space. If
     --max-new-tokens cuts the JSON off, a line on stderr reports it, and the exit code is 1.
 
     With --file, the text for each prompt is one line, with spaces for line ends; --json has the exact text. An empty

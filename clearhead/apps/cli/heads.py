@@ -61,14 +61,14 @@ def heads(
     from 0 to 1:
 
     \b
-      first, previous  on the first and on the previous token
-      duplicate        on the same token elsewhere
-      induction        on the token that followed the same token before
-      diagonal         on the same position
-      alignment        on links that are the largest of both their tokens
+    - first, previous: on the first and on the previous token
+    - duplicate: on the same token elsewhere
+    - induction: on the token that followed the same token before
+    - diagonal: on the same position
+    - alignment: on links that are the largest of both their tokens
 
-    duplicate and induction are measured on repeated random tokens, drawn with --seed. A pattern is named if more than
-    half of the weight follows it. The model computes in fp32 unless --precision is given.
+    Here duplicate and induction are measured on repeated random tokens, drawn with --seed. A pattern is named if more
+    than half of the weight follows it. The model computes in fp32 unless --precision is given.
     --json ends with {"texts", "heads"}; a head has the numbers, their "spread" and its "patterns".
     """
     if compute.batch_size is not None:

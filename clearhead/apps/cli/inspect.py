@@ -72,12 +72,14 @@ def inspect(
     weights, the peak while loading, and the KV cache. Only the headers of weight files are read, so the model need not
     fit into memory. One multiplication and one addition are 2 FLOPs.
 
-    --addresses lists the addresses for model.capture and model.edit, one activation per line; it needs no weights.
-    {0..11} means that layers 0 to 11 have the activation. "2 records" means that one call computes it twice.
-    "identity" marks the position of an absent norm. --svg draws the model like figure 1 of "Attention Is All You Need".
+    --addresses lists the addresses for model.capture and model.edit, one activation per line; it needs no weights. Here
+    {0..11} means that layers 0 to 11 have the activation, and "2 records" that one call computes it twice. The word
+    "identity" marks the position of an absent norm. Option --svg draws the model like figure 1 of "Attention Is All You
+    Need".
 
-    --json ends with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops", "target_flops",
-    "precisions", "attention", "spec"} and more, with "addresses" and "picture" if requested. "task" is null for a spec.
+    With --json, the last line is {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops",
+    "target_flops", "precisions", "attention", "spec"} and more, with "addresses" and "picture" if requested. The value
+    of "task" is null for a spec.
     """
     _refuse_options(addresses, svg, force, length, as_json)
     inspected = read_reference(ref)
@@ -287,7 +289,7 @@ def read_reference(ref: str) -> _InspectedModel:
         refuse_altered(folder)
     spec = Model.from_file(file, what="a run directory or a spec file")
     task = read_task(folder) if (folder / TASK_FILE).is_file() else None
-    return _InspectedModel(spec, task, [], partial(_saved_headers, reference) if path.is_dir() else None)
+    return _InspectedModel(spec, task, [], partial(_read_saved_headers, reference) if path.is_dir() else None)
 
 
 def _read_headers(inspected: _InspectedModel) -> tuple[_WeightHeaders | None, list[str]]:
@@ -298,7 +300,7 @@ def _read_headers(inspected: _InspectedModel) -> tuple[_WeightHeaders | None, li
         return None, [f"kernels     unknown, since the weights cannot be loaded: {error}"]
 
 
-def _saved_headers(reference: ModelReference) -> _WeightHeaders:
+def _read_saved_headers(reference: ModelReference) -> _WeightHeaders:
     from clearhead.fast.stored import formats_of
     from clearhead.model.opening import open_model
 

@@ -63,6 +63,7 @@ _OUT_OF_MEMORY: Final = (
     "out of memory: use a precision of fewer bits (bf16, int8 or int4), smaller batches or shorter texts, or free some "
     "memory; {inspect} shows the memory of a model in each precision"
 )
+# Run-file keys and arguments whose option has another name.
 _OPTION_NAMES = {
     "task.labels": "label_kind",
     "task.init": "init",

@@ -146,9 +146,9 @@ def tag(
       clearhead tag runs/names news.txt
       echo "Anna flew from Oslo to Rome." | clearhead tag runs/names --json
 
-    A line of output holds the entities of the text with tabs between them, each as "label start-end text". start is the
-    index of the first character, from 0, and end is the index after the last one. A text without entities, and an empty
-    line, give an empty line. --json writes {"index", "text", "entities"}; an entity is {"label", "text", "start",
+    A line of output holds the entities of the text with tabs between them, each as "label start-end text". The
+    characters count from 0, and the end is the index after the last one. A text without entities, and an empty line,
+    give an empty line. With --json, a line is {"index", "text", "entities"}; an entity is {"label", "text", "start",
     "end", "probability"}.
     """
     call = LineCall(ref, TextInput.of(file, answers), as_json, compute)
@@ -243,14 +243,14 @@ def embed(
       clearhead embed runs/captions pairs.tsv --similarity
       echo "two dogs in the snow" | clearhead embed runs/captions --json
 
-    The model defines pooling and normalization. Without -o, a line of output is the vector as a JSON list. -o writes a
-    .npy file of float32 with one row per line; each share is such a file. With --pair, the two texts of a line are read
-    together and have one vector. With --similarity, each text has its vector, and the output is their cosine, from -1
-    to 1, as text even with -o.
+    The model defines pooling and normalization. Without -o, a line of output is the vector as a JSON list. With -o, the
+    output is a .npy file of float32 with one row per line; each share is such a file. With --pair, the two texts of a
+    line are read together and have one vector. With --similarity, each text has its vector, and the output is their
+    cosine, from -1 to 1, as text even with -o.
 
-    An empty line has no vector: its line of output is empty, or null in JSON, and a .npy file refuses it. --json writes
-    {"index", "text", "vector"}, with "pair" for two texts, or "similarity" instead of "vector". With -o it ends with
-    {"file", "texts", "width"}.
+    An empty line has no vector: its line of output is empty, or null in JSON, and a .npy file refuses it. With --json,
+    a line is {"index", "text", "vector"}, with "pair" for two texts, or "similarity" instead of "vector". With -o, the
+    last line is {"file", "texts", "width"}.
     """
     _check_embed_options(answers.output, pair, similarity)
     as_rows = answers.output is not None and not similarity
@@ -350,9 +350,9 @@ def answer(
       clearhead answer ./model --file questions.tsv -o answers.tsv
 
     A line of output is an answer and, after a tab, its probability, best first. A long text is read in overlapping
-    windows. --json writes {"question", "answers"}; an answer is {"text", "score", "start", "end"}, and start and end
-    count the characters of the text. With --file, all answers to a question are in one line, with tabs between them.
-    --json then writes {"index", "text", "pair", "answers"} for each line, where "text" is the question.
+    windows. With --json, the output is {"question", "answers"}; an answer is {"text", "score", "start", "end"}, and
+    start and end count the characters of the text. With --file, all answers to a question are in one line, with tabs
+    between them. Each line of --json is then {"index", "text", "pair", "answers"}, where "text" is the question.
     """
 
     def find(question: str, text: str) -> list[Answer]:

@@ -60,12 +60,12 @@ def train(
     Relative paths in the run file are relative to the current directory; paths of custom modules are relative to the
     run file. The custom modules of a run directory are code and need --parts FILE. Ctrl-C and SIGTERM finish the step,
     save, and print how to resume. With early_stop = { metric, patience }, training stops after `patience` validations
-    in a row without a better metric. --json ends with {"run", "step", "best", "seconds"}.
+    in a row without a better metric. With --json, the last line is {"run", "step", "best", "seconds"}.
 
     --sweep KEY=VALUES, once per key, trains every combination of values at an equal budget, each in a directory inside
     train.run. It ends with the table and the picture of `clearhead compare`. A failed run is named and skipped.
-    --resume, or the sweep's directory as FILE.toml, continues the sweep. --json ends with {"sweep", "runs", "failed"}
-    and the keys of compare. Example:
+    To continue a sweep, add --resume, or give the sweep's directory as FILE.toml. With --json, the last line has
+    {"sweep", "runs", "failed"} and the keys of compare. Example:
     clearhead train run.toml --sweep model.norm_place=pre,post --sweep train.seed=1..3 --equal tokens
     """
     options = {

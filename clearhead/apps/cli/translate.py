@@ -60,12 +60,14 @@ def translate(
       clearhead translate runs/de-en large.de -o large.en --share 2/8 --resume
 
     An empty line gives an empty line. The score of a hypothesis is its log-probability / length ** A. The length counts
-    the end token, and A is the length penalty, by default 1.0. The search for a sentence stops early once no unfinished
-    hypothesis can still score better than the worst of the N best finished ones. Settings of the checkpoint replace
-    these defaults. With --n-best above 1, a line of output is "index ||| text ||| score"; the first index is 0.
+    the end token, and A is the length penalty, by default 1.0 (--length-penalty). The search for a sentence stops early
+    once no unfinished hypothesis can still score better than the worst of the N best finished ones. Settings of the
+    checkpoint replace these defaults. With --n-best above 1, a line of output is "index ||| text ||| score"; the first
+    index is 0.
 
-    --alignments ends a line with pairs of words such as " ||| 0-0 1-2". Here, word 0 of the input is aligned with word
-    0 of the output, and word 1 with word 2. The heads that align best in the first lines are used and named on stderr.
+    --alignments ends a line with pairs of words such as " ||| 0-0 1-2". Here, the first word of the input is aligned
+    with the first word of the output, and the second with the third. The heads that align best in the first lines are
+    used and named on stderr.
 
     Search is deterministic: --seed changes nothing unless the computation itself is random.
     """

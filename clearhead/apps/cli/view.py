@@ -200,11 +200,12 @@ def view(
     as lines, and one token through all layers. It also shows the logit lens and the search, if the model has them.
 
     Heads chosen by --layers and --heads are stored with all digits, together with their queries and keys. For these
-    heads --effects also measures the effect of each attended token. --checkpoints shows the steps whose weights a run
-    kept: the untrained model, snapshots at logarithmic distances (train.snapshots), the last checkpoints and the best.
+    heads --effects also measures the effect of each attended token. Option --checkpoints shows the steps whose weights
+    a run kept: the untrained model, snapshots at logarithmic distances (train.snapshots), the last checkpoints and the
+    best.
 
-    The explained output is by default the last token, the first blank or the predicted label. --of Mary --of John
-    explains why the model prefers Mary to John.
+    The explained output is by default the last token, the first blank or the predicted label. With --of Mary --of John,
+    the page explains why the model prefers Mary to John.
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}

@@ -77,7 +77,7 @@ def compute_difference(row: ComparisonRow, reference: ComparisonRow, quality: Qu
     ours, theirs = _by_seed(row, quality), _by_seed(reference, quality)
     if not ours or not theirs:
         return None
-    seeds, reach = _paired_seeds(ours, theirs), None
+    seeds, reach = _common_seeds(ours, theirs), None
     if seeds:
         changes = [ours[seed][0] - theirs[seed][0] for seed in seeds]
         mean = fmean(changes)
@@ -115,7 +115,7 @@ def _by_seed(row: ComparisonRow, quality: Quality) -> dict[int, list[float]]:
     return values
 
 
-def _paired_seeds(ours: Mapping[int, Sequence[float]], theirs: Mapping[int, Sequence[float]]) -> tuple[int, ...]:
+def _common_seeds(ours: Mapping[int, Sequence[float]], theirs: Mapping[int, Sequence[float]]) -> tuple[int, ...]:
     """Return the common seeds of two rows; empty if they are fewer than two, or a seed was trained twice."""
     seeds = tuple(sorted({*ours} & {*theirs}))
     is_clear = all(len(ours[seed]) == len(theirs[seed]) == 1 for seed in seeds)

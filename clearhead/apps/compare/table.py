@@ -71,17 +71,17 @@ class ComparisonRow(Printed):
     @property
     def tokens(self) -> Spread:
         """Training tokens seen."""
-        return self._required_spread(lambda run: run.metrics[-1].tokens)
+        return self._spread_or_fail(lambda run: run.metrics[-1].tokens)
 
     @property
     def steps(self) -> Spread:
         """Optimizer steps taken."""
-        return self._required_spread(lambda run: run.metrics[-1].step)
+        return self._spread_or_fail(lambda run: run.metrics[-1].step)
 
     @property
     def seconds(self) -> Spread:
         """Wall-clock seconds, including validations."""
-        return self._required_spread(lambda run: run.metrics[-1].seconds)
+        return self._spread_or_fail(lambda run: run.metrics[-1].seconds)
 
     @property
     def tokens_per_second(self) -> Spread | None:
@@ -96,7 +96,7 @@ class ComparisonRow(Printed):
         """Return the spread of a number over the seeds, or None if no seed has it."""
         return Spread.of([value(run) for run in self.runs])
 
-    def _required_spread(self, value: Callable[[ComparedRun], int | float]) -> Spread:
+    def _spread_or_fail(self, value: Callable[[ComparedRun], int | float]) -> Spread:
         summary = self.spread(value)
         assert summary is not None, "a run that was read has metrics"
         return summary

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.apps.recipes.run_file import DataPlan
-from clearhead.apps.recipes.survey import MOST_COUNTED, Survey, TextSurvey, held_out_share, survey, survey_text
+from clearhead.apps.recipes.survey import MOST_COUNTED, Survey, TextSurvey, share_to_hold_out, survey, survey_text
 from clearhead.base.errors import InputError
 from clearhead.data.sources.held_out import HELD_OUT_SEED, Keys, Labels, draw_rows, group_rows
 from clearhead.data.sources.named import pair_table, parse_dataset_name, text_table
@@ -175,7 +175,7 @@ class _SurveyedExamples:
         messages = [f"{self.count} {what}, {survey.num_units} {survey.unit}{self.facts}"]
         if survey.num_empty:
             messages.append(
-                f"{_count_sentence(survey.num_empty, what, has_empty)}; training leaves {_pronoun(survey.num_empty)} out"
+                f"{_count_sentence(survey.num_empty, what, has_empty)}; training skips {_pronoun(survey.num_empty)}"
             )
         if held.valid:
             messages.append(
@@ -198,8 +198,8 @@ def _overlap_note(count: int, what: str) -> str:
 def _overlap(count: int, what: str) -> str:
     has = "has" if count == 1 else "have"
     return (
-        f"{count} of your validation {what} {has} a text that training reads too, which makes scores too good: leave "
-        f"{_pronoun(count)} out, or let `new` hold out data"
+        f"{count} of your validation {what} {has} a text that training reads too, so scores are too good: "
+        f"leave {_pronoun(count)} out, or let `new` hold out data"
     )
 
 
@@ -299,7 +299,7 @@ def _draft_text(options: NewOptions) -> Draft:
         num_held, note = len(held.valid), held.note(what)
         messages.append(f"held out {num_held} {what}, drawn at random; training reads the copies in {options.folder}")
     else:
-        num_held = valid = held_out_share(surveyed)
+        num_held = valid = share_to_hold_out(surveyed)
         note = "the share of the text, at its end, that is held out of training"
         messages.append(f"the last {valid:.1%} of the text are held out for validation")
     plan = DataPlan(

@@ -101,7 +101,7 @@ def _check_family(initial: InitialModel, task: str, reference: str) -> None:
     if initial.spec.family not in families:
         raise InputError(
             f"--init: {reference} is a model with {' and '.join(initial.spec.stacks)}, but the task '{task}' needs the "
-            f"family {' or '.join(families)}: name another checkpoint, or leave --init out to train from scratch"
+            f"family {' or '.join(families)}: name another checkpoint, or leave --init out"
         )
 
 
@@ -146,8 +146,8 @@ def recipe_for_checkpoint(task: str, amount: int, *, num_parameters: int, max_le
         key: scratch.train[key] for key in ("metric", "bleu_sentences", "batch_tokens") if key in scratch.train
     }
     train = {
-        **copied_settings, "optimizer": "adamw", "learning_rate": LORA_RATE if is_low_rank else rate, "weight_decay": 0.01,
-        "schedule": "linear", "warmup": 0.06, "clip": 1.0,
+        **copied_settings, "optimizer": "adamw", "learning_rate": LORA_RATE if is_low_rank else rate,
+        "weight_decay": 0.01, "schedule": "linear", "warmup": 0.06, "clip": 1.0,
     }  # fmt: skip
     return Recipe(
         None, "", 0, max_length, (), Architecture({}), train,

@@ -149,7 +149,7 @@ def run_file_text(plan: DataPlan, recipe: Recipe, choice: RunFileChoice) -> str:
         "task": [
             KeyLine("kind", plan.task),
             *_init(choice),
-            *_commented_lines(_task_keys(plan, recipe), task.new.comments),
+            *_lines_with_comments(_task_keys(plan, recipe), task.new.comments),
         ],
         "data": _data(plan, task, choice),
         "tokenizer": _tokenizer(plan, task, recipe, choice) if choice.start is None else [],
@@ -204,7 +204,7 @@ def _export_note(saved_as: str) -> str:
     return "No Hugging Face architecture can express this model: `clearhead convert --to hf` refuses it."
 
 
-def _commented_lines(values: Mapping[str, Value], comments: Mapping[str, str]) -> list[KeyLine]:
+def _lines_with_comments(values: Mapping[str, Value], comments: Mapping[str, str]) -> list[KeyLine]:
     """Return lines for the keys in the order of their comments; keys without a comment follow."""
     keys = [*(key for key in comments if key in values), *(key for key in values if key not in comments)]
     return [KeyLine(key, values[key], comments.get(key, "")) for key in keys]
@@ -256,7 +256,7 @@ def _model(recipe: Recipe, task: Task, size: Size) -> list[KeyLine]:
         KeyLine("width", size.width),
         KeyLine("heads", size.heads, "must divide the width"),
         KeyLine("feedforward", size.feedforward, hidden),
-        *_commented_lines(recipe.model.keys, _MODEL),
+        *_lines_with_comments(recipe.model.keys, _MODEL),
         KeyLine("dropout", size.dropout, "use more for little data"),
     ]
 
@@ -272,7 +272,7 @@ def _train(plan: DataPlan, recipe: Recipe, task: Task, choice: RunFileChoice) ->
         KeyLine("steps", choice.steps, choice.steps_note),
         *([] if choice.minutes is None else [KeyLine("planned_minutes", choice.minutes, _PLANNED)]),
         KeyLine("batch_tokens", batch_tokens, task.new.batch),
-        *_commented_lines(values, _TRAIN),
+        *_lines_with_comments(values, _TRAIN),
         KeyLine("precision", "auto", "auto | fp32 | bf16"),
         KeyLine("device", "auto", "auto | cpu | cuda | mps"),
         KeyLine("seed", 1, "seed of weights, order and dropout"),

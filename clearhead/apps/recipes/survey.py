@@ -161,7 +161,7 @@ def _kind_of_line(line: str) -> str:
     return "sentence" if _SENTENCE_END.search(line) else "other"
 
 
-def held_out_share(data: TextSurvey) -> float:
+def share_to_hold_out(data: TextSurvey) -> float:
     """Return the share of running text to hold out: a tenth, or about a million characters of a long text."""
     return 0.1 if data.num_characters <= 10_000_000 else round(max(0.001, 1e6 / data.num_characters), 3)
 
