@@ -1,4 +1,4 @@
-"""`clearhead average`: the mean of a run's last checkpoints."""
+"""`clearhead average`: average the last checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead.apps.cli.options import Json, refuse_absent_runs
 
 def average(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.")],
-    last: Annotated[int, typer.Option("--last", min=1, help="How many checkpoints, counted from the newest.")],
+    last: Annotated[int, typer.Option("--last", min=1, help="The number of checkpoints, counted from the newest.")],
     as_json: Json = False,
 ) -> None:
     """Average the last N checkpoints of a run.
@@ -23,7 +23,7 @@ def average(
       clearhead average runs/de-en --last 5
       clearhead translate runs/de-en@averaged input.de
 
-    The mean of their weights becomes RUN@averaged. --json ends with {"run", "steps", "path"}.
+    The mean of their weights is saved as RUN@averaged. --json ends with {"run", "steps", "path"}.
     """
     refuse_absent_runs([run])
     from clearhead.training.optim.weight_averages import average_run

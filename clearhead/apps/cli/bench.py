@@ -1,4 +1,4 @@
-"""`clearhead bench`: the speed of a model on this machine, with the machine's limits beside it."""
+"""`clearhead bench`: measure the speed of a model on this machine, next to the limits of the machine."""
 
 from __future__ import annotations
 
@@ -29,15 +29,20 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
       clearhead bench runs/stories
       clearhead bench path/to/checkpoint --threads 2 --batch-size 32 --json
 
-    A decoder reads prompts and generates, with 32, 500, 2,000 and 8,000 tokens before, as far as it goes; two stacks
-    translate greedily and by beam search; an encoder does its task. The limit is what the machine allows: for tokens
-    one by one, reading the weights and the cache from memory once for each step; for prompts and sentences, the matrix
-    products. Both are measured first, with the same threads: a buffer of 512 MB is read, and matrices of 2,048 x 2,048
-    are multiplied, the best of up to ten. A figure is the median of five, or of as many as fit into half a minute for
-    all together, so a small model takes no longer; a large one takes what one run of each takes, and a context that
-    would take seconds by itself is left out, and named. Without --precision all are measured in which this machine
-    multiplies fast; --batch-size is that of the larger batch, by default 16; p50 and p95 are of one token. --json ends
-    with {"device", "limits", "peak_memory", "speeds", "advice"}.
+    A decoder reads prompts and generates text after 32, 500, 2,000 and 8,000 tokens, up to its maximum length. An
+    encoder-decoder translates greedily and by beam search. An encoder does its task.
+
+    The limit is the fastest speed that the machine allows. In generation, each step must read the weights and the cache
+    from memory once. For prompts and sentences, the matrix products must be computed. Both limits are measured first,
+    with the same threads: a buffer of 512 MB is read, and square matrices of width 2,048 are multiplied. The best of up
+    to ten measurements counts.
+
+    Each figure is the median of five runs, or of fewer if all of them together would take more than half a minute. A
+    large model runs each work once. A context that would take seconds alone is left out and named.
+
+    Without --precision, every precision in which this machine multiplies fast is measured. Option --batch-size sets the
+    larger batch; its default is 16 rows. The columns p50 and p95 are the median and the 95th percentile of the time for
+    one token. With --json, the last line is {"device", "limits", "peak_memory", "speeds", "advice"}.
     """
     ref = locate_model(ref)
     import torch
@@ -68,7 +73,7 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
             limits = measure_limits(device, precisions)
         print_message(f"measuring the model in {precision}")
         speeds += measure(model, precision, limits, effort)
-        del model  # before the next one is loaded
+        del model  # frees its memory before the next precision is loaded
     if limits is None:
         raise LackOfMemory(f"{ref} fits into the free memory in none of {', '.join(precisions)}")
     default = choose_precision("auto", device)
@@ -84,7 +89,7 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
 
 
 def _choose_precision(precision: str, device: torch.device) -> Precision:
-    """Return the precision that the user asks for, as the device has it."""
+    """Return the precision of --precision, or the one that the device uses in its place."""
     from clearhead.base.machine import choose_precision
 
     return cast("Precision", precision if precision in ("int8", "int4") else choose_precision(precision, device))
@@ -94,7 +99,7 @@ def _machine_lines(limits: Limits, peak: int) -> Iterator[str]:
     flops = ", ".join(f"{value / 1e9:,.0f} GFLOP/s in {name}" for name, value in limits.flops.items())
     many = "s" * (limits.threads > 1)
     yield f"machine     {limits.threads} thread{many}: {human_bytes(limits.bytes_per_second)}/s read, {flops}"
-    yield f"memory      {human_bytes(peak)} at the peak, of the whole process"
+    yield f"memory      {human_bytes(peak)} peak of the whole process"
 
 
 def _table(speeds: Sequence[Speed]) -> Iterator[str]:

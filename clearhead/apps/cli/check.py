@@ -1,4 +1,4 @@
-"""`clearhead check`: whether a model, or a hand-written part of a Transformer, computes what it should."""
+"""`clearhead check`: check that a model, a handwritten Transformer or a training job computes correctly."""
 
 from __future__ import annotations
 
@@ -24,44 +24,42 @@ from clearhead.apps.cli.options import (
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.base.files import refuse_unwritable, write_output
 
-Steps = Annotated[int | None, typer.Option("--steps", min=1, help="Of a run file: how many steps to train.")]
-Kills = Annotated[int | None, typer.Option("--kills", min=1, help="Of a run file: how often to kill; by default 5.")]
+Steps = Annotated[int | None, typer.Option("--steps", min=1, help="For a run file: the number of steps to train.")]
+Kills = Annotated[int | None, typer.Option("--kills", min=1, help="For a run file: the number of kills; by default 5.")]
 Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Of a model: also write the report as one HTML file.")
+    Path | None, typer.Option("--html", metavar="FILE", help="For a model: also write the report as an HTML file.")
 ]
 
 Settings = Annotated[
     list[str] | None,
-    typer.Argument(metavar="name=value", help="Of FILE.py: arguments of its comparison, such as mask='block'."),
+    typer.Argument(metavar="name=value", help="For FILE.py: arguments of its comparison, such as mask='block'."),
 ]
 Against = Annotated[
-    str | None, typer.Option("--against", metavar="LIBRARY", help="What to compare with: transformers.")
+    str | None, typer.Option("--against", metavar="LIBRARY", help="The library to compare with: transformers.")
 ]
 Reference = Annotated[
-    Path | None, typer.Option("--reference", metavar="FOLDER", help="What the library loads; by default the same REF.")
+    Path | None, typer.Option("--reference", metavar="FOLDER", help="Folder that the library loads; by default REF.")
 ]
 Tolerance = Annotated[
     float | None,
-    typer.Option(
-        "--tolerance", min=0.0, help="The largest relative difference that counts as the same; by default 1e-4."
-    ),
+    typer.Option("--tolerance", min=0.0, help="The largest relative difference that counts as equal; by default 1e-4."),
 ]
 Hint = Annotated[
     int | None,
-    typer.Option("--hint", min=1, max=3, help="Of FILE.py: 1 where it differs, 2 the mathematics, 3 the mend."),
+    typer.Option("--hint", min=1, max=3, help="For FILE.py: 1 shows the place, 2 the mathematics, 3 the fix."),
 ]
 Width = Annotated[
-    int | None, typer.Option("--width", min=2, help="Of FILE.py: the width of what is built; by default 24.")
+    int | None, typer.Option("--width", min=2, help="For FILE.py: the width of the built module; by default 24.")
 ]
 Heads = Annotated[
-    int | None, typer.Option("--heads", min=1, help="Of FILE.py: the heads of what is built; by default 3.")
+    int | None, typer.Option("--heads", min=1, help="For FILE.py: the heads of the built module; by default 3.")
 ]
 As = Annotated[
-    str | None, typer.Option("--as", metavar="KIND", help="Of FILE.py:NAME: what it is; by default by its name.")
+    str | None, typer.Option("--as", metavar="KIND", help="For FILE.py:NAME: its kind; by default its name tells.")
 ]
 TimeLimit = Annotated[
     float | None,
-    typer.Option("--time-limit", metavar="S", min=1.0, help="Of FILE.py: the most seconds; by default 120."),
+    typer.Option("--time-limit", metavar="S", min=1.0, help="For FILE.py: the time limit in seconds; by default 120."),
 ]
 
 
@@ -85,7 +83,7 @@ def check(
     *,
     compute: ComputeOptions,
 ) -> None:
-    """Prove what a model does; or compare it with transformers, a job with itself, your own Transformer with the paper.
+    """Check a model, compare it with transformers, a training with itself, or your own Transformer with the paper.
 
     \b
     Example:
@@ -94,21 +92,27 @@ def check(
       clearhead check mine.py:MyAttention mask='block' --hint 1
       clearhead check run.toml --json > certificate.json
 
-    A model is run in double precision. What each output reads is measured and compared with its masks; batches,
-    padding, caches, packing, attention kernels and files must not change results, where a difference that stays in
-    double precision is a defect; weights, heads, norms and rows are looked at. Against transformers both models read
-    random, padded and real texts; the first submodule that differs is named with the cause. FILE.py, or a notebook,
-    runs in another process, and the mistake with the same numbers is named; name=value is an argument of the
-    comparison, as in Python. The first steps of a run file are killed and resumed, every bit must be the same, and a
-    certificate tells of it.
+    A checkpoint or run: the model runs in single and in double precision. The inputs that each output depends on are
+    measured and compared with the masks. Batches, padding, caches, packing, attention kernels and files must not change
+    results: a difference that remains in double precision is a defect. Weights, heads, norms and embedding rows are
+    inspected too.
 
-    The exit code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. --json ends
-    with {"ok", "findings"} and more, with {"same", "divergence", "causes"}, or with {"ok", "reports"}.
+    --against transformers: both models read random, padded and real texts. The first submodule that differs is named
+    with the cause.
+
+    FILE.py or a notebook: your code runs in another process and is compared with the paper. If a known mistake gives
+    the same numbers, it is named. name=value is an argument of the comparison, as in Python.
+
+    A run file: its first steps are trained, killed and resumed. Every bit must be equal to training without a kill. The
+    output is a certificate; checking a saved certificate shows whether it still holds.
+
+    The exit code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. With
+    --json, the last line is {"ok", "findings"} and more, {"same", "divergence", "causes"}, or {"ok", "reports"}.
     """
     from clearhead.apps.check.handwritten.files import python_file
 
     file, library = python_file(ref), {"--against": against, "--reference": reference, "--tolerance": tolerance}
-    machine = _changed_options(compute) | {"--html": html, "--force": force or None}
+    machine = _options_without_default(compute) | {"--html": html, "--force": force or None}
     file_options: dict[str, Any] = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind}
     file_options |= {"--time-limit": time_limit, "name=value": settings or None}
     job = {"--steps": steps, "--kills": kills}
@@ -128,8 +132,8 @@ def check(
         check_model(ref, compute, html=html, force=force, as_json=as_json)
 
 
-def _changed_options(compute: ComputeOptions) -> dict[str, object]:
-    """Return the options of how a model is run, None where one is as it is when it is left out."""
+def _options_without_default(compute: ComputeOptions) -> dict[str, object]:
+    """Return the options for running a model by name; None for those at their default."""
     return {
         "--device": None if compute.device == "auto" else compute.device,
         "--precision": None if compute.precision == "auto" else compute.precision,
@@ -140,14 +144,14 @@ def _changed_options(compute: ComputeOptions) -> dict[str, object]:
 
 
 def _refuse_unused(reason: str, *options: Mapping[str, object]) -> None:
-    """Refuse options that have no effect on what is checked.
+    """Refuse options that have no effect on this check.
 
     Args:
-        reason: why they have none.
-        options: their values by their names, None where one is not given.
+        reason: the kind of input that makes them useless, as the start of the message.
+        options: option values by option name; None means not given.
 
     Raises:
-        InputError: one is given.
+        InputError: at least one of the options is given.
     """
     names = [name for group in options for name, value in group.items() if value is not None]
     if names:
@@ -181,7 +185,7 @@ def _check_checkpoint(
         report = compare_with_transformers(
             folder, reference=reference, tolerance=tolerance if tolerance is not None else 1e-4
         )
-    # A run was saved in a temporary folder, whose name says nothing.
+    # A run was saved in a temporary folder: show the name that the user gave.
     report = replace(report, folder=resolved_ref, reference=resolved_ref if reference is None else report.reference)
     print_either(as_json, report.record(), *report.lines())
     if not report.is_same:
@@ -189,12 +193,12 @@ def _check_checkpoint(
 
 
 def _settings(words: list[str]) -> dict[str, object]:
-    """Return keyword arguments from words name=value, with values as in Python, or as text without quotation marks."""
+    """Return keyword arguments from words name=value; values are Python literals, or text without quotation marks."""
     settings: dict[str, object] = {}
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
-            raise InputError(f"'{word}' is no argument of a comparison: expected name=value, such as mask='block'")
+            raise InputError(f"'{word}' is not an argument of a comparison: expected name=value, such as mask='block'")
         try:
             settings[name] = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -209,11 +213,11 @@ def _check_file(path: Path, name: str, options: Mapping[str, Any], threads: int,
     settings = {"width": options["--width"] or 24, "heads": options["--heads"] or 3}
     settings |= _settings(options["name=value"] or [])
     if kind is not None and (kind not in KINDS or not name):
-        raise InputError(f"--as takes one of {', '.join(KINDS)}, with FILE.py:NAME; got {kind}")
+        raise InputError(f"--as expects one of {', '.join(KINDS)}, with FILE.py:NAME; got {kind}")
     width, heads = settings["width"], settings["heads"]
     if not isinstance(width, int) or not isinstance(heads, int) or heads < 1 or width < 1 or width % heads:
         raise InputError(f"--width must be a multiple of --heads; got {width} and {heads}")
-    if threads > 1:  # the check of the number loads torch
+    if threads > 1:  # checking the number of threads loads torch
         set_threads_and_seed(threads, None)
     reports, failure = [], None
     try:
@@ -221,7 +225,7 @@ def _check_file(path: Path, name: str, options: Mapping[str, Any], threads: int,
             reports.append(report)
             for line in () if as_json else report.lines(hint):
                 print_result(line)
-    except RunFailure as error:  # the reports until then are printed
+    except RunFailure as error:  # print the reports that came before the failure
         failure = error
     if as_json:
         is_ok = failure is None and all(report.ok for report in reports)
@@ -237,7 +241,7 @@ def _check_file(path: Path, name: str, options: Mapping[str, Any], threads: int,
 
 @contextmanager
 def _hf_folder(ref: str) -> Iterator[Path]:
-    """Yield the folder of a Hugging Face checkpoint; another model is saved as one first."""
+    """Yield the folder of a model as a Hugging Face checkpoint; other models are saved as one in a temporary folder."""
     import clearhead
     from clearhead.checkpoints.reference import ModelReference
 
@@ -254,20 +258,20 @@ def _hf_folder(ref: str) -> Iterator[Path]:
 
 
 def is_run_file(ref: str) -> bool:
-    """Return whether what is to be checked is a run file."""
+    """Return whether a reference names a run file."""
     return ref.endswith(".toml") and not Path(ref).is_dir()
 
 
 def is_certificate(ref: str) -> bool:
-    """Return whether what is to be checked is the certificate of a job, in a file."""
+    """Return whether a reference names the certificate of a training job, in a JSON file."""
     return ref.endswith(".json") and Path(ref).is_file()
 
 
 def check_certificate(file: str, options: Mapping[str, object], *, as_json: bool) -> None:
-    """Show a certificate, and exit with 1 where it does not hold any more.
+    """Print a certificate, and exit with 1 if it does not hold any more.
 
     Raises:
-        InputError: it cannot be read, or an option is given.
+        InputError: the file cannot be read, or an option is given.
     """
     for name, value in options.items():
         if value is not None:
@@ -281,12 +285,12 @@ def check_certificate(file: str, options: Mapping[str, object], *, as_json: bool
 
 
 def check_run_file(file: str, *, steps: int | None, kills: int | None, seed: int | None, as_json: bool) -> None:
-    """Check a job, print the certificate, and exit with 1 where something is wrong.
+    """Check a training job, print its certificate, and exit with 1 if something is wrong.
 
     Raises:
-        InputError: the job cannot be trained.
+        InputError: the run file cannot be trained.
     """
-    # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
+    # Import late: the libraries for training take seconds to load; a fault in the run file is reported before.
     from clearhead.training.runfile.read import load_run_file
 
     load_run_file(Path(file))
@@ -299,18 +303,19 @@ def check_run_file(file: str, *, steps: int | None, kills: int | None, seed: int
 
 
 def check_model(ref: str, compute: ComputeOptions, *, html: Path | None, force: bool, as_json: bool) -> None:
-    """Check a model, print the report, and exit with 1 where something is wrong.
+    """Check a model, print the report, and exit with 1 if something is wrong.
 
     Raises:
         InputError: the model cannot be loaded or checked, or the file cannot be written.
     """
     _refuse_unused(
-        f"{ref} is checked in single and in double precision", {"--precision": _changed_options(compute)["--precision"]}
+        f"{ref} is checked in single and in double precision",
+        {"--precision": _options_without_default(compute)["--precision"]},
     )
     if html is not None:
         refuse_unwritable(html, force=force)
     elif force:
-        raise InputError("--force replaces the file of --html; without that it would have no effect")
+        raise InputError("--force has no effect without --html; leave it out")
     resolved_ref = locate_model(ref)
     set_threads_and_seed(compute.threads, compute.seed)
     from clearhead.apps.check.model import model as checks

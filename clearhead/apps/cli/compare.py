@@ -1,4 +1,4 @@
-"""`clearhead compare`: one fair table and one picture of several runs."""
+"""`clearhead compare`: compare runs in one table and one picture, and name unfair differences."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ PICTURE = Path("compare.png")
 
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Run directories, finished or not.")],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The picture of the learning curves, a PNG.")
-    ] = PICTURE,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The PNG file for the learning curves.")] = PICTURE,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -29,17 +27,19 @@ def compare(
     \b
     Example:
       clearhead compare runs/encoder runs/decoder -o families.png
-    with a second seed of the first, which joins its row:
+    with a second seed of the first run, shown in the same row:
       clearhead train encoder.toml train.seed=2 train.run=runs/encoder-2
       clearhead compare runs/encoder runs/encoder-2 runs/decoder
 
-    Runs that differ in train.seed alone are one row: the mean of the seeds and the sample standard deviation. FLOPs are
-    those of the matrix products for the tokens seen, forward and backward, one multiplication and one addition 2;
-    padding, norms and softmax are not counted. Non-embedding parameters are all but the tables of tokens, segments and
-    positions. Seconds include validations, tokens/s do not. "best" is the best of all validations, loss and score each
-    by itself. Unfair differences from the first row are listed below the table, and for rows of several seeds the
-    difference with its 95 % interval (Student's t, seed by seed where both have them). The picture
-    shows the validation score where every run has one, else the loss, against tokens and against time.
+    Runs that differ in train.seed alone are one row: the mean over the seeds, with the sample standard deviation. FLOPs
+    count the matrix products for the tokens seen, forward and backward; one multiplication and one addition are 2
+    FLOPs. Padding, norms and softmax are not counted. Non-embedding parameters exclude the tables of tokens, segments
+    and positions. Seconds include validations, tokens/s do not. "best" is the best of all validations, separately for
+    loss and score.
+
+    Unfair differences from the first row are listed below the table. Rows of several seeds also show their difference
+    with its 95 % interval (Student's t, paired by seed where both rows have the seeds). The picture shows the
+    validation score over tokens and over time, or the loss if a run has no score.
     --json ends with {"rows", "differences", "differs_in", "same", "unfair", "notes", "picture"}.
     """
     _check_picture(output, force)
@@ -53,12 +53,12 @@ def compare(
 
 
 def table_columns() -> int | None:
-    """Return the width of the terminal for a table; None: the output is none."""
+    """Return the width of the terminal in columns, or None if stdout is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _check_picture(output: Path, force: bool) -> None:
-    """Refuse a picture that cannot be written, before anything is read."""
+    """Refuse a picture file that cannot be written, before the runs are read."""
     from clearhead.base.files import refuse_unwritable
 
     if output.suffix.lower() != ".png":

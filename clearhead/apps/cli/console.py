@@ -16,16 +16,17 @@ from typing import Any, TextIO
 from clearhead.base.errors import UNSAFE, LongTexts, escape_unsafe
 from clearhead.base.progress import Display, use_display
 
-# What ends a line for some reader of text, such as `str.splitlines`.
+# Characters that end a line for some readers of text, such as `str.splitlines`.
 LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-# Text from right to left may need them; only a terminal could be misled.
+# Direction marks: right-to-left text needs them, but on a terminal they could disguise other text.
 _DIRECTIONS = "".join(map(chr, (*range(0x202A, 0x202F), *range(0x2066, 0x206A))))
 
 
 def adapt_streams() -> None:
-    """Let stdout and stderr take every character, whatever the console or the system's code page can write.
+    """Make stdout and stderr accept every character, whatever the encoding of the console.
 
-    A file or a pipe gets UTF-8, unless PYTHONIOENCODING says otherwise; what a console cannot show is escaped.
+    A file or a pipe gets UTF-8, unless PYTHONIOENCODING sets an encoding. Characters that a console cannot show are
+    escaped.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
@@ -36,33 +37,33 @@ def adapt_streams() -> None:
 
 
 def print_message(message: str) -> None:
-    """Write a message to stderr, without the control characters that a file or a text may have put into it."""
+    """Write a message to stderr; control characters, such as from a file name, are escaped."""
     print(escape_unsafe(message, allowed="\n\t"), file=sys.stderr, flush=True)
 
 
 def silence(stream: TextIO) -> None:
-    """Let nothing more be written to stdout or stderr, not by a library either."""
+    """Discard all further output of stdout or stderr, also that of libraries."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def print_result(line: str = "") -> None:
-    """Write one line of the result to stdout, which is one for every reader: other line ends become spaces."""
+    """Write one line of the result to stdout; line ends inside it become spaces."""
     print(make_printable(line, is_terminal=sys.stdout.isatty()), flush=True)
 
 
 def print_text(text: str, *, end: str = "") -> None:
-    """Write a text of any number of lines, or a piece of it, to stdout at once."""
+    """Write text, possibly of several lines, to stdout without delay."""
     print(make_printable(text, allowed="\n\t", is_terminal=sys.stdout.isatty()), end=end, flush=True)
 
 
 def make_printable(text: str, *, allowed: str = "\t", is_terminal: bool = False) -> str:
-    """Return a text as output shows it: what ends a line and is not kept is a space, other controls are escaped."""
+    """Return a text for output: line ends that are not allowed become spaces, other control characters are escaped."""
     text = LINE_ENDS.sub(lambda match: match[0] if match[0] in allowed else " ", text)
     return escape_unsafe(text, allowed=allowed if is_terminal else allowed + _DIRECTIONS)
 
 
 def print_json(record: Mapping[str, Any]) -> None:
-    """Write one JSON object as one line of the result; what would not be shown as it is has an escape of JSON."""
+    """Write one JSON object as one line of the result; control characters become JSON escapes."""
     text = json.dumps(record, ensure_ascii=False, allow_nan=False)
     print(UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text), flush=True)
 
@@ -77,7 +78,7 @@ def print_either(as_json: bool, record: Mapping[str, Any], *lines: str) -> None:
 
 
 class MessageDisplay(Display):
-    """Writes messages to stderr, and shows no counts."""
+    """A display that writes messages to stderr and shows no counts."""
 
     def message(self, text: str) -> None:
         """Write the message."""
@@ -91,7 +92,7 @@ class _MessageHandler(logging.Handler):
 
 @contextmanager
 def show_library_messages() -> Iterator[None]:
-    """Show messages and logged warnings of the library inside a with block, and what makes a command take long."""
+    """Show messages and logged warnings of the library inside a with block, and notices about slow steps."""
     logger, handler = logging.getLogger("clearhead"), _MessageHandler()
     slow = {name: logging.getLogger(f"clearhead.{name}") for name in ("fast.native", "busy_waiting", "generate")}
     levels = {name: slow_logger.level for name, slow_logger in slow.items()}
@@ -109,7 +110,7 @@ def show_library_messages() -> Iterator[None]:
 
 @contextmanager
 def report_long_texts_once() -> Iterator[None]:
-    """Say at the end of a with block how many texts were too long, in one sentence."""
+    """Report at the end of a with block, in one sentence, the number of texts that were too long."""
     long_texts: list[LongTexts] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", LongTexts)

@@ -1,4 +1,4 @@
-"""`clearhead convert`: save a model for other tools or in fewer bits, or pickled weights as safetensors."""
+"""`clearhead convert`: save a model for other tools, quantize it, or convert pickled weights to safetensors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 Format = Annotated[str | None, typer.Option("--to", metavar="FORMAT", help="The layout to write: hf.")]
 FromBin = Annotated[
-    bool, typer.Option("--from-bin", help="Turn pytorch_model.bin into safetensors, with PyTorch's restricted reader.")
+    bool, typer.Option("--from-bin", help="Convert pytorch_model.bin to safetensors, with PyTorch's restricted reader.")
 ]
 Precision = Annotated[
     str | None,
-    typer.Option("--precision", metavar="PRECISION", help="Write our own layout in fewer bits: bf16, int8 or int4."),
+    typer.Option("--precision", metavar="PRECISION", help="Write clearhead's layout in bf16, int8 or int4."),
 ]
 Calibration = Annotated[
     Path | None,
@@ -30,7 +30,7 @@ Calibration = Annotated[
 ]
 ShardSize = Annotated[
     str | None,
-    typer.Option("--max-shard-size", metavar="SIZE", help="Most in a file, such as 500MB; by default 5GB."),
+    typer.Option("--max-shard-size", metavar="SIZE", help="The maximum size of a file, such as 500MB; by default 5GB."),
 ]
 Push = Annotated[
     str | None, typer.Option("--push", metavar="OWNER/NAME", help="Also upload it to the Hugging Face hub.")
@@ -50,7 +50,7 @@ def convert(
     push: Push = None,
     as_json: Json = False,
 ) -> None:
-    """Save a model for other tools.
+    """Save a model for other tools, or in fewer bits.
 
     \b
     Example:
@@ -60,33 +60,38 @@ def convert(
       clearhead convert runs/de-en de-en-int8 --precision int8
       clearhead convert runs/stories small --precision int4 --text sample.txt
 
-    --to hf writes config.json, safetensors and the tokenizer as transformers reads them, in the first model type that
-    can express the model; where none can, the report says why. Weights keep their dtype; above --max-shard-size they
-    are split into shards with an index. --from-bin reads pickled weights, which no other command does, and writes the
-    same folder with safetensors. --precision writes a folder for clearhead whose weights are rounded once: to bf16, to
-    8 bits with int8 (a quarter as large), or with int4 to 4 bits in the layers and 8 bits in tables and the output
-    layer; it loads at once. With --text, int4 measures the loss on a file, keeps those matrices in 8 bits that lose
-    most, and prints the loss before and after. Otherwise a model is converted one tensor at a time, so it need not fit
-    into memory. README.md is the model's card. --push uploads the same, with the token of HF_TOKEN or `hf auth login`.
-    --json ends with {"path", "format"}, "model_type" for --to hf, "commit" with --push.
+    --to hf writes config.json, safetensors and the tokenizer in the form that transformers reads. It uses the first
+    model type that can express the model, or reports why none can. Weights keep their dtype. Above --max-shard-size
+    they are split into shards with an index.
+
+    --from-bin reads pickled weights, which no other command does, and writes the same folder with safetensors.
+
+    --precision writes a folder for clearhead with rounded weights, which loads without further conversion. With bf16,
+    weights have 16 bits. With int8, they have 8 bits and take a quarter of the space. With int4, they have 4 bits in
+    the layers, and 8 bits in embedding tables and the output layer. Together with --text, int4 measures the loss on a file
+    and keeps the matrices that lose most in 8 bits. It prints the loss before and after.
+
+    Without --text, a model is converted one tensor at a time and need not fit into memory. README.md is the model card.
+    Option --push uploads the same files, with the token of HF_TOKEN or `hf auth login`. With --json, the last line is
+    {"path", "format"}, with "model_type" for --to hf and "commit" for --push.
     """
     from clearhead.base.files import refuse_unwritable_place
 
     if [from_bin, to is not None, precision is not None].count(True) != 1:
-        raise InputError("give one of --to hf, --from-bin and --precision bf16, int8 or int4")
+        raise InputError("choose one output: --to hf, --from-bin, or --precision bf16, int8 or int4")
     if precision not in (None, *_PRECISIONS):
-        raise InputError(f"--precision {precision} is not known; expected {' or '.join(_PRECISIONS)}")
+        raise InputError(f"--precision {precision} is unknown; expected {' or '.join(_PRECISIONS)}")
     if text is not None and precision != "int4":
         raise InputError("--text has an effect with --precision int4 only; leave it out")
     if to not in (None, "hf"):
-        raise InputError(f"--to {to} is not known; expected hf")
+        raise InputError(f"--to {to} is unknown; expected hf")
     if to is None and max_shard_size is not None:
         raise InputError("--max-shard-size has an effect with --to hf only; leave it out")
     if push is not None:
         from clearhead.model.saving import refuse_bad_repository
 
         if from_bin:
-            raise InputError("--push uploads a model that is loaded: leave --from-bin out")
+            raise InputError("--push does not work with --from-bin: leave one of them out")
         refuse_bad_repository(push)
     size = None if max_shard_size is None else _parse_size(max_shard_size)
     if out.exists():
@@ -103,7 +108,7 @@ def convert(
 def _convert(
     ref: str, out: Path, push: str | None, *, precision: str | None, text: Path | None, max_shard_size: int | None
 ) -> dict[str, str]:
-    """Write a model, and upload it too; return its model type and the commit."""
+    """Write a model, upload it if asked, and return its model type and the commit of the upload."""
     from clearhead.base.files import read_json_object
 
     resolved_ref = locate_model(ref)
@@ -123,7 +128,7 @@ def _convert(
 
 
 def _open(ref: str, precision: str | None) -> tuple[Model, Callable[[], Stream | None]]:
-    """Return a model and a function that starts to read its weights, which returns None if the model has them."""
+    """Return a model and a function that starts a stream of its weights, or returns None if they are loaded."""
     from clearhead.checkpoints.hf.saving import can_stream
     from clearhead.checkpoints.reference import ModelReference
     from clearhead.fast.memory import FORMATS
@@ -139,7 +144,7 @@ def _open(ref: str, precision: str | None) -> tuple[Model, Callable[[], Stream |
 
 
 def _calibrate(ref: str, text: Path) -> tuple[Model, Callable[[], Stream | None]]:
-    """Return a model in int4, as `_open` does, and say what calibration did."""
+    """Return an int4 model calibrated on a text, like `_open`, and print the result of the calibration."""
     from clearhead.model.calibration import calibrate
     from clearhead.model.loading import load
 
@@ -167,7 +172,7 @@ def _convert_bin(ref: str, out: Path) -> None:
 
 
 def _parse_size(size: str) -> int:
-    """Return the number of bytes of a size with a unit."""
+    """Return the bytes of a size with a unit, such as 500MB."""
     number, unit = size[:-2].strip(), size[-2:].upper()
     try:
         num_bytes = int(float(number) * UNITS[unit])

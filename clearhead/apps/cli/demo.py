@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parents[1] / "demo"
 KINDS = tuple(kind for kind in BUILT_IN if (_FOLDER / f"{kind}.py").is_file())
-"""The tasks that have a demo: a module of their name."""
+"""Names of the demos: tasks with a module of this name in apps/demo."""
 
 
 @takes_compute_options
 def demo(
-    kind: Annotated[str, typer.Argument(metavar="[KIND]", help=f"Which demo: {', '.join(KINDS)}.")] = KINDS[0],
+    kind: Annotated[str, typer.Argument(metavar="[KIND]", help=f"The demo: {', '.join(KINDS)}.")] = KINDS[0],
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="The run directory, new; by default runs/demo or runs/demo-KIND, or the next free."),
+        typer.Option("--out", help="A new run directory; by default runs/demo or runs/demo-KIND, or the next free."),
     ] = None,
     as_json: Json = False,
     *,
     compute: ComputeOptions,
 ) -> None:
-    """Make real data here, train on it in a minute or two, and show what was learned. Nothing is downloaded.
+    """Make real data on this machine, train on it for a minute or two, and show the results. Nothing is downloaded.
 
     \b
     Example:
@@ -44,20 +44,22 @@ def demo(
       clearhead demo generate
       clearhead demo translate --out runs/dates --seed 7
 
-    translate: dates as people of many languages write them ("Montag, 5. Januar 1998") become ISO dates (1998-01-05).
-    generate: a language model of the Python library found here writes a function, and says how well it knows code.
-    classify: which language is this name from? CLDR's names of countries, languages, months and units in 54 languages.
-    fill: a masked model of the same Python library fills blanks in code.
+    \b
+    - translate: dates in many languages become ISO dates (1998-01-05).
+    - generate: a language model of the installed Python library writes code.
+    - classify: names of countries, months and units in 54 languages (CLDR)
+      are classified by their language.
+    - fill: a masked language model of the same library fills blanks in code.
 
-    What is scored was held out: dates, files and things named that are in no training text. The result is an ordinary
-    run directory: use it, evaluate it, look into it. --json ends with the results, {..., "seconds", "run"}.
+    Scores are measured on held-out data: dates, files and names that are in no training text. The result is an ordinary
+    run directory, for all other commands. With --json, the last line has the results, {..., "seconds", "run"}.
     """
     if kind not in KINDS:
-        raise InputError(f"there is no demo '{kind}'{did_you_mean(kind, KINDS)}; there are: {', '.join(KINDS)}")
+        raise InputError(f"unknown demo '{kind}'{did_you_mean(kind, KINDS)}; expected one of {', '.join(KINDS)}")
     from clearhead.apps.demo.common import DemoPlan, free_folder
     from clearhead.base.machine import choose_device, choose_precision
 
-    # Before the data is made.
+    # Refuse an impossible precision before the data is made.
     choose_precision(compute.precision, choose_device(compute.device))
     began = time.monotonic()
     options = {"device": compute.device, "precision": compute.precision, "threads": compute.threads}
@@ -76,7 +78,7 @@ def demo(
         outcome = _runner(kind)(plan)
     except BaseException:
         if not (plan.run / "checkpoints").exists():
-            # The folder is new, and its data alone would be in the way of the next demo.
+            # Remove the new folder: its data alone would block the next demo.
             shutil.rmtree(plan.run, ignore_errors=True)
         raise
     seconds = round(time.monotonic() - began, 1)
@@ -93,7 +95,7 @@ def _runner(kind: str) -> Callable[[DemoPlan], DemoOutcome]:
 
 
 def _print_next_commands(plan: DemoPlan, outcome: DemoOutcome, seconds: float) -> None:
-    """Name the pictures, and commands to continue with."""
+    """Print the paths of the pictures, and commands to continue with."""
     from clearhead.apps.demo.common import HEADS_PAGE
 
     console = plan.console
@@ -103,11 +105,11 @@ def _print_next_commands(plan: DemoPlan, outcome: DemoOutcome, seconds: float) -
     run_file, again = quote(f"{plan.run}/run.toml"), quote(f"train.run={plan.run}-again")
     commands = {
         **outcome.commands,
-        "See what its heads do with a text of your own": make_command(f"view {quote(str(plan.run))} TEXT"),
-        "Its run file, to read and change": make_command(f"train {run_file} {again}"),
+        "See its heads on your own text": make_command(f"view {quote(str(plan.run))} TEXT"),
+        "Train again from its run file": make_command(f"train {run_file} {again}"),
     }
     for purpose, command in commands.items():
         console.print(f"{purpose}: {command}", markup=False)
     page = plan.run / HEADS_PAGE
     if page.exists():
-        console.print(f"What every head does, to open in a browser: {page.resolve().as_uri()}", markup=False)
+        console.print(f"All heads as a page, to open in a browser: {page.resolve().as_uri()}", markup=False)

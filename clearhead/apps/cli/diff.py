@@ -1,4 +1,4 @@
-"""`clearhead diff`: what changed from one model to another, in weights, heads and predictions."""
+"""`clearhead diff`: compare two models by their weights, heads and predictions."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from clearhead.interpret.difference.weights import Change
 
 NUM_SHOWN, NUM_ROWS, NUM_TOKENS = 20, 3, 5
-"""Parts in the table, rows of each table among them, and tokens below it."""
+"""The most tensors, heads and rows shown; the most rows of one embedding table; the most tokens below the table."""
 WIDTH = 160
-"""Width of a table that is written to a file, in characters."""
+"""Width in characters of a table that is written to a file."""
 
-A = Annotated[str, typer.Argument(metavar="A", help="The model before: a run (RUN@step-N), a folder or a hub id.")]
-B = Annotated[str, typer.Argument(metavar="B", help="The model after.")]
+A = Annotated[str, typer.Argument(metavar="A", help="The first model: a run (RUN@step-N), a folder or a hub id.")]
+B = Annotated[str, typer.Argument(metavar="B", help="The second model.")]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Texts that both models read.")]
 TextFile = Annotated[
-    Path | None, typer.Option("--file", metavar="F", help="Read the texts from this file, one in a line.")
+    Path | None, typer.Option("--file", metavar="F", help="Read the texts from this file, one per line.")
 ]
-Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write a page .html as well.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Also write an HTML page.")]
 FailAbove = Annotated[
     float | None,
     typer.Option("--fail-above", metavar="X", min=0.0, help="Exit with 1 if the difference is larger than X."),
@@ -61,13 +61,17 @@ def diff(
       clearhead diff base/ tuned/ "Zwei Hunde." -o diff.html
       clearhead diff released/ rebuilt/ --file texts.txt --fail-above 0.01
 
-    Weights are compared where address and shape agree; of a table that grew, the common rows. The others are listed as
-    only in A, only in B, or of another shape. The table has tensors, heads and rows. Their change is ||B - A|| / ||A||
-    (Frobenius), with the typical norm of such a part in place of a smaller ||A||. The rank counts the singular values
-    of B - A above 1 % of the largest: exactly up to 4 million numbers and a side of 1,024, else up to 256.
-    With texts both models read them: a head shows the mean Jensen-Shannon divergence of its attention rows, and each
-    token the KL divergence of its prediction. Without texts no model is loaded.
-    --fail-above bounds the largest change, as a share (0.01 is 1 %); with texts it bounds the mean KL divergence per
+    Weights of equal address and shape are compared; if an embedding table grew, its common rows. All other weights are
+    listed as only in A, only in B, or of another shape.
+
+    The table shows tensors, heads and rows with their relative change ||B - A|| / ||A|| (Frobenius). The typical norm
+    of such a part replaces a smaller ||A||. The rank is the number of singular values of B - A above 1 % of the
+    largest. It is exact up to 4 million numbers and a side of 1,024, otherwise at most 256.
+
+    With texts, both models read them. The table then shows the mean Jensen-Shannon divergence of the attention rows of
+    each head. Tokens are listed with the KL divergence of their predictions. Without texts no model is loaded.
+
+    --fail-above bounds the largest change, as a fraction (0.01 is 1 %). With texts it bounds the mean KL divergence per
     token instead.
     --json ends with {"a", "b", "largest", "only_in_a", "only_in_b", "other_shape", "changes", "texts", "path"}.
     """
@@ -93,21 +97,21 @@ def diff(
 
 
 def _check_options(output: Path | None, force: bool, has_texts: bool, compute: tuple[str, str]) -> None:
-    """Refuse options without effect, and a page that cannot be written, before anything is read."""
+    """Refuse options without effect and an unwritable page, before any model is read."""
     from clearhead.base.files import refuse_unwritable
 
     if output is None and force:
-        raise InputError("--force replaces the file of -o, and none is given: leave it out")
+        raise InputError("--force has no effect without -o: leave it out")
     if output is not None:
         if output.suffix != ".html":
-            raise InputError(f"-o names {output}: expected a page, whose name ends in .html")
+            raise InputError(f"-o {output} is not an HTML page: give a name that ends in .html")
         refuse_unwritable(output, force=force)
     if not has_texts and compute != ("auto", "fp32"):
-        raise InputError("--device and --precision are for models that read texts: give a TEXT or --file as well")
+        raise InputError("--device and --precision have no effect without texts: give a TEXT or --file as well")
 
 
 def _name_by_line(lines: Mapping[int, str], file: Path | None) -> AbstractContextManager[None]:
-    """Name texts of a file by their lines in messages; a text of the command line keeps its number."""
+    """Return a context manager in which messages name texts of a file by their lines."""
     return (
         nullcontext()
         if file is None
@@ -116,14 +120,14 @@ def _name_by_line(lines: Mapping[int, str], file: Path | None) -> AbstractContex
 
 
 def _read_texts(texts: list[str] | None, file: Path | None) -> dict[int, str]:
-    """Return the texts by number, or the lines of the file that are not empty."""
+    """Return the texts by number; texts of a file are its lines without the empty ones."""
     if texts and file is not None:
         raise InputError("give texts on the command line or with --file, not both")
     if file is None:
         return dict(enumerate(texts or (), start=1))
     lines = {number: text for number, text in enumerate(read_lines(file), start=1) if text.strip()}
     if not lines:
-        raise InputError(f"{name_of(file)}: there is no text; expected at least one line")
+        raise InputError(f"{name_of(file)}: the file has no text; expected at least one line")
     return lines
 
 
@@ -165,7 +169,7 @@ def _print_table(difference: Difference) -> None:
 
 
 def _choose_shown(difference: Difference) -> list[Change]:
-    """Return the parts that the table shows: those that changed most, and few rows of each table."""
+    """Return the changes for the table: the largest ones, with few rows of each embedding table."""
     shown: list[Change] = []
     num_rows = Counter[str]()
     for change in difference.weights.changes:
@@ -176,17 +180,17 @@ def _choose_shown(difference: Difference) -> list[Change]:
 
 
 def _fail_above(difference: Difference, bound: float | None) -> None:
-    """Fail if the difference is larger than the bound of --fail-above.
+    """Fail if the difference exceeds the bound of --fail-above.
 
     Raises:
-        RunFailure: it is larger.
-        InputError: texts were read, but predictions cannot be compared.
+        RunFailure: the difference is larger than the bound.
+        InputError: texts were given, but the predictions of the two models cannot be compared.
     """
     if bound is None:
         return
     texts = difference.texts
     if texts is not None and texts.divergence is None:
-        raise InputError(f"--fail-above bounds the KL divergence of predictions: {texts.reason}; leave the texts out")
+        raise InputError(f"--fail-above needs the KL divergence of predictions: {texts.reason}; leave the texts out")
     value = difference.largest if texts is None or texts.divergence is None else texts.divergence
     if value > bound:
         what = "the largest change of weights" if texts is None else "the KL divergence per token"

@@ -1,4 +1,4 @@
-"""`clearhead doctor`: what this machine has and lacks, as text for a report."""
+"""`clearhead doctor`: report the hardware and software of this machine, and advice on what is missing."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _SETTINGS: Final = """
     OMP_WAIT_POLICY ONEDNN_MAX_CPU_ISA CUDA_VISIBLE_DEVICES HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE NO_COLOR PYTHONUTF8
     PYTHONIOENCODING
 """.split()
-"""Environment variables that change what clearhead does; none of them is secret, but arguments in CXX may be."""
+"""Environment variables that change the behaviour of clearhead; none is secret, but arguments in CXX may be."""
 _MAX_REASON_LENGTH: Final = 300
 
 
 @dataclass
 class _Section:
-    """What one part of the report says.
+    """One section of the report.
 
     Attributes:
-        facts: for JSON.
-        lines: for people.
-        advice: how to mend what is missing.
+        facts: the values for JSON.
+        lines: the lines of text.
+        advice: sentences with the fix for each problem.
     """
 
     facts: dict[str, Any]
@@ -48,20 +48,24 @@ class _Section:
 
 
 def doctor(as_json: Json = False) -> None:
-    """Say what this machine has, and what to do where something is missing.
+    """Report the state of this machine, and what to do if something is missing.
 
     \b
     Example:
       clearhead doctor
       clearhead doctor --json > doctor.json
 
-    Versions, processor, kernels and the instructions that they are compiled for, memory, GPU, cache folders with their
-    size and how to empty them, the console and the settings of the environment: paste it into a report. Every device
-    computes attention, softmax, norms, products, lookups and samples; the table has the largest error of each against
-    double precision on the CPU. Nothing is compiled, downloaded or timed (clearhead bench times), and your home folder
-    is written as ~. What cannot be found out says why in its line, and the last lines say what to do. --json ends with
-    {"clearhead", "python", "packages", "torch", "processor", "kernels", "memory", "gpu", "devices", "cache", "hub",
-    "console", "settings", "advice"}; of these a part that failed is {"error"}.
+    Paste the output into a bug report. It shows versions, processor, kernels with their instruction sets, memory and
+    GPU. It also shows cache folders with their size and the command that empties them, the console, and environment
+    variables.
+
+    Every device computes attention, softmax, norms, products, lookups and samples. The table has the largest error of
+    each operation against double precision on the CPU. Nothing is compiled, downloaded or timed; clearhead bench
+    measures speed. Your home folder is written as ~.
+
+    A line that cannot be determined gives the reason, and the last lines give advice. --json ends with {"clearhead",
+    "python", "packages", "torch", "processor", "kernels", "memory", "gpu", "devices", "cache", "hub", "console",
+    "settings", "advice"}; a section that failed is {"error"}.
     """
     record: dict[str, Any] = {}
     lines, advice = list[str](), list[str]()
@@ -78,9 +82,9 @@ def doctor(as_json: Json = False) -> None:
 def _run_examination(examine: Callable[[], _Section]) -> _Section:
     try:
         return examine()
-    except Exception as error:  # noqa: BLE001 - a broken installation is what this command is for
+    except Exception as error:  # noqa: BLE001 - the command must also run on a broken installation
         text = _reason(error)
-        return _Section({"error": text}, [f"cannot be found out: {text}"])
+        return _Section({"error": text}, [f"unknown, the check failed: {text}"])
 
 
 def _reason(error: Exception) -> str:
@@ -108,7 +112,7 @@ def _python() -> _Section:
 
 
 def _packages() -> _Section:
-    """Compare what is installed with what clearhead needs, without importing it."""
+    """Compare the installed packages with the requirements of clearhead, without importing them."""
     needed = {requirement.name: _version(requirement.name) for requirement in list_requirements()}
     faults = _unmet_requirements("")
     extras = {
@@ -119,13 +123,13 @@ def _packages() -> _Section:
     lines += [f"with the extras {', '.join(complete) or 'none'}"]
     for extra, lacking in extras.items():
         if lacking:
-            lines.append(f"without {extra}: {', '.join(lacking)}; {make_install_command(extra=extra)}")
-    advice = [f"install what clearhead needs: {make_install_command(*faults)}"] if faults else []
+            lines.append(f"without {extra}: {', '.join(lacking)}; install: {make_install_command(extra=extra)}")
+    advice = [f"install the missing packages: {make_install_command(*faults)}"] if faults else []
     return _Section({"needed": needed, "unmet": faults, "extras_without": extras}, lines, advice)
 
 
 def _unmet_requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra that are missing or too old; "" means those of clearhead itself."""
+    """Return the requirements of an extra that are missing or too old; "" means the required packages."""
     versions = {requirement: _version(requirement.name) for requirement in list_requirements(extra)}
     return [
         str(requirement)
@@ -143,8 +147,8 @@ def _version(name: str) -> str | None:
 def _torch() -> _Section:
     try:
         import torch
-    except Exception as error:  # noqa: BLE001 - a library that it needs may be missing or broken
-        advice = "PyTorch cannot be imported: install it anew (README names the smaller build for a CPU)"
+    except Exception as error:  # noqa: BLE001 - a library that PyTorch needs may be missing or broken
+        advice = "PyTorch cannot be imported: install it again (README names the smaller build for a CPU)"
         return _Section({"error": _reason(error)}, [f"cannot be imported: {_reason(error)}"], [advice])
     facts = {
         "version": torch.__version__,
@@ -153,7 +157,7 @@ def _torch() -> _Section:
         "mkldnn": torch.backends.mkldnn.is_available(),
         "capability": torch.backends.cpu.get_cpu_capability(),
     }
-    built = "for a CPU alone" if torch.version.cuda is None else f"with CUDA {torch.version.cuda}"
+    built = "for the CPU only" if torch.version.cuda is None else f"with CUDA {torch.version.cuda}"
     one_dnn = "with" if facts["mkldnn"] else "without"
     line = f"{torch.__version__}, built {built}, {one_dnn} oneDNN; {facts['threads']} threads, {facts['capability']}"
     return _Section(facts, [line])
@@ -162,19 +166,19 @@ def _torch() -> _Section:
 def _processor() -> _Section:
     name, usable = _processor_name(), _usable_processors()
     facts: dict[str, Any] = {"name": name, "processors": os.cpu_count(), "usable": usable}
-    section = _Section(facts, [f"{name}; {usable} of {os.cpu_count()} processors are for this process"])
+    section = _Section(facts, [f"{name}; {usable} of {os.cpu_count()} processors are available to this process"])
     try:
         from clearhead.fast.probe import HIDE, NEEDS, processor
 
         has = processor()
-    except Exception as error:  # noqa: BLE001 - without PyTorch the name alone is known
-        section.lines.append(f"instructions not known: {_reason(error)}")
+    except Exception as error:  # noqa: BLE001 - without PyTorch only the name is known
+        section.lines.append(f"instructions unknown: {_reason(error)}")
         return section
     facts |= {"isa": _sort_instructions(has.isa), "hidden": _sort_instructions(has.hidden), "known": list(NEEDS)}
-    section.lines.append(f"instructions {', '.join(facts['isa']) or 'none that our kernels use'}")
+    section.lines.append(f"instructions {', '.join(facts['isa']) or 'none that the kernels use'}")
     if has.hidden:
-        section.lines.append(f"not used, though it has them: {', '.join(facts['hidden'])}")
-        section.advice.append(f"instructions are hidden by {HIDE} or denied by the system: unset {HIDE} to use them")
+        section.lines.append(f"supported but not used: {', '.join(facts['hidden'])}")
+        section.advice.append(f"instructions are hidden by {HIDE} or by the system: unset {HIDE} to use them")
     return section
 
 
@@ -204,39 +208,39 @@ def _kernels() -> _Section:
 
     section = _Section({}, [])
     if not uses_kernels():
-        advice = [f"kernels are turned off by {KERNELS}=plain: unset it to use them"]
-        return _Section({"wanted": False}, [f"none of ours: {KERNELS} is plain"], advice)
+        advice = [f"kernels are turned off by {KERNELS}=plain: unset the variable to use them"]
+        return _Section({"wanted": False}, [f"no clearhead kernels: {KERNELS} is plain"], advice)
     for purpose, kernels in (("inference", INFERENCE), ("training", TRAINING)):
         try:
             served = find_library(kernels)
         except OSError as error:
             section.facts[purpose] = {"served": False, "why": f"{error}"}
-            section.lines.append(f"{purpose}: PyTorch's own, because ours could not be used: {error}")
+            section.lines.append(f"{purpose}: PyTorch's kernels, because clearhead's cannot be used: {error}")
             section.advice += _advice_on_kernels(f"{error}")
             continue
         if served is None:
             section.facts[purpose] = {"served": None, "why": "not compiled yet"}
-            section.lines.append(f"{purpose}: not compiled yet; the first use does it, in about 10 s")
+            section.lines.append(f"{purpose}: not compiled yet; the first use compiles them in about 10 s")
             continue
         file, names = served[0], _sort_instructions(isa(served[1]))
-        origin = f"of the wheel, {file.stem}" if file.parent.name == PACKAGED else "compiled on this machine"
+        origin = f"from the wheel, {file.stem}" if file.parent.name == PACKAGED else "compiled on this machine"
         section.facts[purpose] = {"served": True, "file": str(file), "isa": names}
-        section.lines.append(f"{purpose}: ours, for {', '.join(names)}; {origin}")
+        section.lines.append(f"{purpose}: clearhead kernels, for {', '.join(names)}; {origin}")
     return section
 
 
 def _advice_on_kernels(reason: str) -> Iterator[str]:
     if "compiler" in reason:
-        yield "for faster models install a C++ compiler (Debian: apt install g++), or a wheel with kernels"
+        yield "for faster models, install a C++ compiler (Debian: apt install g++) or a wheel with kernels"
     elif sys.platform == "linux":
-        yield "report why kernels are not used, with this text; PyTorch's give the same results, slower"
+        yield "kernels cannot be used: report this text; PyTorch's kernels give the same results, but slower"
 
 
 def _memory() -> _Section:
     from clearhead.base.machine import free_memory, total_memory
 
     total, free = total_memory(), free_memory()
-    line = f"{human_bytes(total)}, of which {human_bytes(free)} are free for this process"
+    line = f"{human_bytes(total)}, {human_bytes(free)} of it free for this process"
     return _Section({"total": total, "free": free}, [line])
 
 
@@ -250,7 +254,7 @@ def _gpu() -> _Section:
         lines.append(f"cuda:{number}: {properties.name}, {human_bytes(properties.total_memory)}")
     if torch.backends.mps.is_available():
         names.append({"device": "mps", "name": "Apple"})
-        lines.append("mps: of this Mac")
+        lines.append("mps: the GPU of this Mac")
     advice = []
     if not names and (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi")):
         reason = "was built without CUDA" if torch.version.cuda is None else "cannot use it: its driver is too old"
@@ -259,13 +263,13 @@ def _gpu() -> _Section:
 
 
 def _devices() -> _Section:
-    """Compare what every device computes with double precision on the CPU."""
+    """Compare the results of every device with double precision on the CPU."""
     import torch
 
     from clearhead.base.machine import DEVICE_CHECK, needs_check
     from clearhead.fast.device_check import BOUNDS, advise, check_device, device_name, find_faults, largest_errors
 
-    needs_check(torch.device("cpu"))  # refuses an unknown choice
+    needs_check(torch.device("cpu"))  # raises InputError for an unknown setting
     if os.environ.get(DEVICE_CHECK) == "off":
         return _Section({"checked": False}, [f"not checked: {DEVICE_CHECK} is off"])
     names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
@@ -281,12 +285,12 @@ def _devices() -> _Section:
         wrong = {(fault.operation, fault.precision) for fault in faults}
         report.lines += [_error_line(operation, row, wrong) for operation, row in errors.items()]
         report.lines.append(_error_line("rounding, at most", BOUNDS, ()))
-        report.advice += [f"{name} computes wrong: {fault}; {advise(faults)}" for fault in faults]
+        report.advice += [f"{name} computes wrong results: {fault}; {advise(faults)}" for fault in faults]
     return report
 
 
 def _error_line(operation: str, errors: Mapping[str, float | None], wrong: Collection[tuple[str, str]]) -> str:
-    """Return the errors of an operation by precision; those that are no rounding are marked."""
+    """Return a table line with the errors of an operation; errors larger than rounding are marked WRONG."""
     cells = ("none" if error is None else f"{error:.1e}" for error in errors.values())
     marks = (" WRONG" if (operation, precision) in wrong else "" for precision in errors)
     return _table_line(operation, map(str.__add__, cells, marks))
@@ -309,7 +313,7 @@ def _cache() -> _Section:
     nearest = next(folder for folder in (root, *root.parents) if folder.exists())
     if not os.access(nearest, os.W_OK):
         section.lines.append(f"{nearest} cannot be written")
-        section.advice.append("set CLEARHEAD_CACHE to a folder that you can write, for prepared data and kernels")
+        section.advice.append("set CLEARHEAD_CACHE to a writable folder, for prepared data and kernels")
     return section
 
 
@@ -319,7 +323,7 @@ def _hub() -> _Section:
     root = Path(HF_HUB_CACHE)
     cached_bytes = sum(_size(repository / "blobs") for repository in root.glob("*--*")) if root.is_dir() else 0
     line = (
-        f"{root}: {human_bytes(cached_bytes)} of downloaded checkpoints; to choose what goes: hf cache ls, hf cache rm"
+        f"{root}: {human_bytes(cached_bytes)} of downloaded checkpoints; to choose and delete: hf cache ls, hf cache rm"
     )
     return _Section({"folder": str(root), "bytes": cached_bytes}, [line])
 
@@ -329,7 +333,7 @@ def _delete_command(folder: Path) -> str:
 
 
 def _size(folder: Path) -> int:
-    """Return the bytes of the files in a folder; what cannot be read counts nothing."""
+    """Return the total bytes of the files in a folder; unreadable files count as 0."""
     total = 0
     for directory, _, names in os.walk(folder):
         for name in names:

@@ -1,4 +1,4 @@
-"""`clearhead evaluate`: how good a model is on data with known answers."""
+"""`clearhead evaluate`: measure a model on data with known answers."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ from clearhead.spec.tasks.registry import find_task, list_tasks
 if TYPE_CHECKING:
     from clearhead import Model
 
-Source = Annotated[Path | None, typer.Option("--source", help="Text on the source side, one sentence in a line.")]
-Target = Annotated[Path | None, typer.Option("--target", help="Its translation or partner, line by line.")]
+Source = Annotated[Path | None, typer.Option("--source", help="Source text, one sentence per line.")]
+Target = Annotated[Path | None, typer.Option("--target", help="The translation or partner of each source line.")]
 TextFile = Annotated[
-    Path | None, typer.Option("--text", metavar="F", help="Text: a file, a folder or JSON lines, as under [data].")
+    Path | None, typer.Option("--text", metavar="F", help="Text: a file, a folder or JSON lines, as in [data].")
 ]
 Labels = Annotated[
     str | None, typer.Option("--labels", metavar="COLUMN|F", help="The column of the labels, or a file of them.")
 ]
 TextColumn = Annotated[
     str | None,
-    typer.Option("--text-column", metavar="COLUMN", help="The column, or field, of the text; else as in training."),
+    typer.Option("--text-column", metavar="COLUMN", help="The column or field of the text; by default as in training."),
 ]
 PairColumn = Annotated[
-    str | None, typer.Option("--pair", metavar="COLUMN|F", help="The column, or the file, of each second text.")
+    str | None, typer.Option("--pair", metavar="COLUMN|F", help="The column or the file of the second texts.")
 ]
 Document = Annotated[
-    str | None, typer.Option("--document", help="What one document is: file, line or paragraph; else as in training.")
+    str | None, typer.Option("--document", help="One document: file, line or paragraph; by default as in training.")
 ]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="F.png", help="Draw the confusion matrix.")]
-Window = Annotated[int | None, typer.Option("--window", min=1, help="Tokens read at once; by default as in training.")]
+Window = Annotated[int | None, typer.Option("--window", min=1, help="Tokens per window; by default as in training.")]
 Stride = Annotated[
     int | None, typer.Option("--stride", min=1, help="Tokens from one window to the next; by default the window.")
 ]
@@ -101,7 +101,7 @@ def evaluate(
     *,
     compute: ComputeOptions,
 ) -> None:
-    """Measure a model on data with known answers, by the task it was trained for.
+    """Measure a model on data with known answers, by the metrics of its task.
 
     \b
     Example:
@@ -111,24 +111,25 @@ def evaluate(
       clearhead evaluate runs/reviews --text test.tsv --labels label
 
     \b
-    Without data it measures a run on the validation data of its run file.
+    Without data options, the validation data of the run file is used.
 
     \b
-    What is measured:
+    Metrics by task:
     {measures}
 
-    Losses are mean cross-entropies in nats, end tokens counted. Translation is beam search; the score is the sum of
-    log-probabilities / length ** A, where A is the length penalty, by default 1.0, and a sentence is finished early
-    once no unfinished hypothesis can still beat the best finished one; a checkpoint's own settings replace these
-    defaults. With --stride below --window, windows overlap and each token is counted once. --json ends with one object,
-    for translations {"bleu", "chrf", "signature", "loss", "perplexity", "seconds"} and more.
+    Losses are mean cross-entropies in nats, including end tokens. Translation uses beam search. The score of a
+    hypothesis is its log-probability / length ** A, where A is the length penalty, by default 1.0. The search for a
+    sentence stops once no unfinished hypothesis can still beat the best finished one. Settings of the checkpoint
+    replace these defaults. With --stride below --window, windows overlap, and each token is counted once. With --json,
+    the last line is one object, for translations {"bleu", "chrf", "signature", "loss", "perplexity", "seconds"} and
+    more.
     """
     arguments = {name: value for name, value in locals().items() if name not in ("others", "compute")} | dict(others)
     _run({name: value for name, value in arguments.items() if value is not None and value is not False}, compute)
 
 
 def add_task_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the data options that only some tasks have; it receives them as the parameter `others`."""
+    """Add the data options that only some tasks have; the command gets them as the parameter `others`."""
     signature = inspect.signature(command)
     names = {name for task in list_tasks() for name in task.evaluate.names} - signature.parameters.keys()
     helps = {name: text for task in list_tasks() for name, text in task.options.items() if name in names}
@@ -147,7 +148,7 @@ def add_task_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _run(arguments: Mapping[str, Any], compute: ComputeOptions) -> None:
-    """Evaluate with the options that were given, and print the result."""
+    """Evaluate the model with the given options, and print the result."""
     if compute.batch_size is not None:
         arguments = {**arguments, "batch_size": compute.batch_size}
     ref = locate_model(arguments["ref"])
@@ -156,23 +157,23 @@ def _run(arguments: Mapping[str, Any], compute: ComputeOptions) -> None:
     task = _check_options(ref, named, is_named=valid is None)
     plot, force = arguments.get("plot"), "force" in arguments
     if plot is not None and plot.suffix.lower() != ".png":
-        raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
+        raise InputError(f"--plot {plot} is not a PNG: give a name that ends in .png")
     from clearhead.base.files import refuse_unwritable, write_output
     from clearhead.tasks.evaluate.options import EvaluateKwargs
 
     written = [path for path in (plot, arguments.get("output")) if path is not None]
     if force and not written:
-        raise InputError("--force has no effect without --output or --plot")
+        raise InputError("--force has no effect without --output or --plot; leave it out")
     for path in written:
         refuse_unwritable(path, force=force)
     model = compute.load_model(ref)
     if valid is not None:
-        print_message(f"{ref} is measured on its own validation data: data.valid = {json.dumps(valid, default=str)}")
+        print_message(f"measuring {ref} on its validation data: data.valid = {json.dumps(valid, default=str)}")
     if isinstance(valid, float):
         _validate(model, ref, arguments)
         return
     if plot is not None and model.task.label_kind != "single_label":
-        raise InputError("--plot draws which class is taken for which, and this model gives no single class")
+        raise InputError("--plot draws a confusion matrix, which needs a model with one label per text; leave it out")
     options = {name: value for name, value in arguments.items() if name in EvaluateKwargs.__annotations__}
     if "similarities" in task.evaluate.optional and "labels" in arguments:
         options["similarities"] = read_numbers(Path(arguments["labels"]))
@@ -196,7 +197,7 @@ def _flag(name: str) -> str:
 
 
 def _validation_data(ref: str, options: Mapping[str, Any]) -> Any:
-    """Return `data.valid` of the run file; None if options name data, or the model has no run file."""
+    """Return `data.valid` of the run file, or None if options name data or the model has no run file."""
     from clearhead.checkpoints.reference import ModelReference
     from clearhead.checkpoints.runs.directory import RUN_FILE, is_run_directory, read_configuration
 
@@ -211,7 +212,7 @@ def _validation_data(ref: str, options: Mapping[str, Any]) -> Any:
 
 
 def _validate(model: Model, ref: str, options: Mapping[str, Any]) -> None:
-    """Print the loss and score of a model on the share of the training data that its run held out."""
+    """Print the loss and score of a model on the part of the training data that its run held out."""
     import torch
 
     from clearhead.checkpoints.reference import ModelReference
@@ -223,11 +224,11 @@ def _validate(model: Model, ref: str, options: Mapping[str, Any]) -> None:
 
     unused = [_flag(name) for name in options if name not in ("ref", "as_json")]
     if unused:
-        raise InputError(f"{', '.join(unused)}: no effect on a share that training held out; name other data")
+        raise InputError(f"{', '.join(unused)}: no effect on held-out training data; name other data")
     run = ModelReference.parse(ref).folder
     tables = read_configuration(run / RUN_FILE)
     if isinstance(tables.get("model"), dict):
-        tables["model"].pop("parts", None)  # a run directory imports no code: --parts has imported what the model needs
+        tables["model"].pop("parts", None)  # a run directory imports no code: --parts has done so
     run_file = parse_run_file(toml_text(tables), str(run / RUN_FILE))
     initial = load_resumed_model(run) if run_file.task.init else None
     device = next(model.module.parameters()).device
@@ -242,12 +243,12 @@ def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
     """Refuse options that have no effect on the model's task, and return the task.
 
     Args:
-        ref: of the model.
-        options: the names of their parameters.
+        ref: the reference of the model.
+        options: the parameter names of the given options.
         is_named: True if options must name the data.
 
     Raises:
-        InputError: one sentence that names all of them, or the reference leads nowhere.
+        InputError: options without effect or missing options, all in one sentence; or the model does not exist.
     """
     from clearhead.checkpoints.hf.checkpoint import task_kind
     from clearhead.checkpoints.reference import ModelReference
@@ -265,7 +266,7 @@ def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
         task = find_task(task.measured_on_pairs_as)
     required, optional = task.evaluate.data, task.evaluate.optional
     if "labels" in required and reading is not None and "labels" in reading.keys:
-        # The column of the labels is that of the training data.
+        # Without --labels, the column of the training data has the labels.
         required, optional = ("text",), ("labels", *optional)
     values = {"labels": "COLUMN|F"}
     usage = " ".join(f"{_flag(name)} {values.get(name, 'F')}" for name in required)
@@ -280,7 +281,7 @@ def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
 
 
 def _data_table(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the [data] table of a run file that names the same data."""
+    """Return the given data as a [data] table of a run file."""
     from clearhead.data.sources.named import pair_table, text_table
     from clearhead.tasks.classify.data import labelled_table
 
@@ -294,7 +295,7 @@ def _data_table(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _draw(record: dict[str, Any], path: Path) -> None:
-    """Draw the confusion matrix of a record, and name the picture there."""
+    """Draw the confusion matrix of a record, and add the picture's path to the record."""
     import numpy as np
 
     from clearhead.interpret.view.confusion import draw_confusion

@@ -1,4 +1,4 @@
-"""`clearhead explain`: the forward pass of a model on a text, number by number."""
+"""`clearhead explain`: show the forward pass of a model on a text in numbers."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ if TYPE_CHECKING:
 
 def explain(
     ref: Ref,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the model reads.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text that the model reads.")],
     target: Annotated[
-        str | None, typer.Option("--target", metavar="TEXT", help="What the decoder reads; by default what it writes.")
+        str | None, typer.Option("--target", metavar="TEXT", help="The decoder's text; by default its own output.")
     ] = None,
     stack: Annotated[
-        str | None, typer.Option("--stack", help="encoder or decoder, where a model has both; by default decoder.")
+        str | None, typer.Option("--stack", help="encoder or decoder, if the model has both; by default decoder.")
     ] = None,
-    layer: Annotated[int, typer.Option("--layer", metavar="N", min=0, help="The layer that is shown.")] = 0,
-    head: Annotated[int, typer.Option("--head", metavar="N", min=0, help="The head that is shown.")] = 0,
+    layer: Annotated[int, typer.Option("--layer", metavar="N", min=0, help="The layer shown.")] = 0,
+    head: Annotated[int, typer.Option("--head", metavar="N", min=0, help="The head shown.")] = 0,
     token: Annotated[
-        int | None, typer.Option("--token", metavar="N", min=0, help="The token that is shown; by default the last.")
+        int | None, typer.Option("--token", metavar="N", min=0, help="The token shown; by default the last.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="A page .html, in which every step opens.")
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write an HTML page of all layers and heads.")
     ] = None,
     from_language: FromLanguage = None,
     to_language: ToLanguage = None,
@@ -52,7 +52,7 @@ def explain(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Show the forward pass of a model on a text in real numbers.
+    """Show the forward pass of a model on a text in numbers.
 
     \b
     Example:
@@ -60,16 +60,18 @@ def explain(
       clearhead explain runs/de-en "Zwei Hunde." --stack encoder --token 1
       clearhead explain runs/de-en "Zwei Hunde." -o forward.html
 
-    From text over tokens, embedding, norms, queries, keys, values, scores, mask and weights to the probabilities: each
-    step with its formula, shape and numbers, and the lines of the core that compute it. In the terminal one layer, head
-    and token are shown; a page has all of them. Below an attention stands why the token looks where it looks most: its
-    score as a sum over what wrote the query and what wrote the key, with the statistics of norms held fixed.
-    Layers, heads and tokens count from 0. --json ends with all numbers of that layer, head and token.
+    The output goes from the text to tokens, embedding, norms, queries, keys, values, scores, mask, weights and
+    probabilities. Each step has its formula, shape and numbers, and the lines of the core that compute it. The terminal
+    shows one layer, head and token; a page shows all of them.
+
+    Below each attention, the largest score of the token is explained. It is a sum over the modules that wrote the query
+    and those that wrote the key, with the statistics of norms held fixed. Layers, heads and tokens count from 0. --json
+    ends with all numbers of the chosen layer, head and token.
     """
     if output is not None:
         _check_output(output, force)
     elif force:
-        raise InputError("--force replaces the file of -o, and none is given: leave it out")
+        raise InputError("--force has no effect without -o: leave it out")
     set_threads_and_seed(threads, None)
     explained = _explain(
         (ref, device, precision),
@@ -93,7 +95,7 @@ def _check_output(path: Path, force: bool) -> None:
     from clearhead.base.files import refuse_unwritable
 
     if path.suffix != ".html":
-        raise InputError(f"-o names {path}: expected a page, whose name ends in .html")
+        raise InputError(f"-o {path} is not an HTML page: give a name that ends in .html")
     refuse_unwritable(path, force=force)
 
 
@@ -147,5 +149,5 @@ def _terms(terms: ScoreTerms | NonlinearNorm) -> dict[str, Any]:
 
 
 def _finite(numbers: list[float]) -> list[float | None]:
-    """Return numbers for JSON, which has no infinity: a masked score is null."""
+    """Return numbers for JSON, with None for infinite ones (masked scores)."""
     return [None if abs(number) == float("inf") else number for number in numbers]

@@ -1,4 +1,4 @@
-"""`clearhead generate`: text that continues a prompt, printed as it is generated."""
+"""`clearhead generate`: continue a prompt, and print the text while it is generated."""
 
 from __future__ import annotations
 
@@ -22,18 +22,16 @@ if TYPE_CHECKING:
 
 SEPARATOR = "---"
 
-Prompt = Annotated[
-    list[str] | None, typer.Option("--prompt", help="Text to continue; given several times: several prompts.")
-]
+Prompt = Annotated[list[str] | None, typer.Option("--prompt", help="Text to continue; repeat it for several prompts.")]
 PromptFile = Annotated[
     Path | None,
-    typer.Option("--prompt-file", metavar="F|-", help="A file with the prompt, without its last line end."),
+    typer.Option("--prompt-file", metavar="F|-", help="A file with the prompt; its last line end is left out."),
 ]
 LineFile = Annotated[
-    Path | None, typer.Option("--file", metavar="F|-", help="A file of prompts, one in a line, with one text for each.")
+    Path | None, typer.Option("--file", metavar="F|-", help="A file of prompts, one per line; one text for each.")
 ]
-Greedy = Annotated[bool, typer.Option("--greedy", help="Take the most probable token each time.")]
-Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a message, formatted by the chat template.")]
+Greedy = Annotated[bool, typer.Option("--greedy", help="Always take the most probable token.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Format the prompt as a message by the chat template.")]
 Task = Annotated[
     str | None, typer.Option("--task", metavar="PREFIX", help="A task that the checkpoint lists, or its prefix.")
 ]
@@ -57,7 +55,7 @@ def generate(
     answers: OutputOptions,
     compute: ComputeOptions,
 ) -> None:
-    """Continue a prompt, printed as it is generated; without a prompt, start a text.
+    """Continue a prompt, or start a text without one; print it while it is generated.
 
     \b
     Example:
@@ -66,26 +64,31 @@ def generate(
       clearhead generate runs/code --prompt-file begin.py --beam-size 4 --json
       clearhead generate runs/stories --file in.txt -o out.jsonl --json --seed 7
 
-    Text is sampled as the settings of the checkpoint say; without any, with temperature 0.8 and, unless a filter is
-    given, top-p 0.95. A line on stderr says so and names the seed, which gives the same text again. --greedy and
-    --beam-size do not sample. The output is the text after the prompt. Several sequences, and the best of --beam-size,
-    are printed once they are finished, with a line --- between them; the score is the sum of
-    log-probabilities / length ** A. --json writes {"index", "prompt", "text", "tokens", "score", "stop_reason", "seed"}
-    for each. A prompt and its --max-new-tokens must fit into the positions of the model: into its table, or into the
-    max_position_embeddings of a checkpoint that computes them; --beyond-positions lifts the second limit. Without
-    --max-new-tokens a text ends at the last position. --task puts the prefix of a task in front of
-    each prompt and uses the settings that the checkpoint lists for it; `clearhead inspect` shows them. With --schema a
-    text that ends is JSON under the schema, without white space between its parts. One that reaches --max-new-tokens is
-    the start of such a text: a line on stderr says so, and the command ends with 1. With --file the text for each
-    prompt is one line, in which spaces replace line ends; --json has the exact text. An empty line is answered by an
-    empty line.
+    Text is sampled with the settings of the checkpoint. Without settings, the temperature is 0.8, and top-p is 0.95
+    unless a filter is given. A line on stderr names the settings and the seed, which reproduces the text. Neither
+    --greedy nor --beam-size samples.
+
+    The output is the text after the prompt. Several sequences, and the best of --beam-size, are printed when they are
+    finished, with a line --- between them. The score is the log-probability / length ** A, where A is the length
+    penalty. --json writes {"index", "prompt", "text", "tokens", "score", "stop_reason", "seed"} for each sequence.
+
+    A prompt and its --max-new-tokens must fit into the positions of the model. Checkpoints that compute positions are
+    limited by max_position_embeddings; --beyond-positions lifts this limit. Without --max-new-tokens, a text ends at
+    the last position at the latest.
+
+    --task puts the prefix of a task before each prompt and uses the checkpoint's settings for this task, which
+    `clearhead inspect` shows. With --schema, the text is JSON that follows the schema, without white space. If
+    --max-new-tokens cuts the JSON off, a line on stderr reports it, and the exit code is 1.
+
+    With --file, the text for each prompt is one line, with spaces for line ends; --json has the exact text. An empty
+    line gives an empty line.
     """
     options: dict[str, Any] = {**decoding, **_temperature(greedy, decoding)}
     reading = {"chat": chat, **({} if schema is None else {"schema": schema})}
     if file is not None:
         resolve_options(GenerateOptions, options, {})
         if prompt or prompt_file is not None:
-            raise InputError("--file has the prompts: leave out --prompt and --prompt-file")
+            raise InputError("--file already gives the prompts: leave out --prompt and --prompt-file")
         lines = TextInput.of(file, answers)
         model, prefix = _for_task(compute.load_model(ref), task)
         _answer_file(model, lines, prefix, options, reading, answers)
@@ -106,7 +109,7 @@ def _run(
     streams: bool,
     as_json: bool,
 ) -> None:
-    """Generate, with a seed that is drawn here where none was given, and say how."""
+    """Generate and print the texts, drawing a seed if none is given; report the sampling settings on stderr."""
     settled = model.generate_options(**options)
     options |= {} if settled.seed is None else {"seed": settled.seed}
     if streams and settled.beam_size == settled.num_return_sequences == 1:
@@ -130,10 +133,10 @@ def _answer_file(
     reading: dict[str, Any],
     answers: OutputOptions,
 ) -> None:
-    """Continue each line of a file with one text."""
+    """Continue each line of a file by one text."""
     settled = model.generate_options(**options)
     if settled.num_return_sequences > 1:
-        raise InputError("--file has one text for each prompt: leave out --num-return-sequences")
+        raise InputError("--file writes one text per prompt: leave out --num-return-sequences")
     if settled.seed is not None and "seed" not in options:
         answers.refuse_unstable_choice(lines.output, "without --seed a seed is drawn", "--seed N")
         options["seed"] = settled.seed
@@ -156,7 +159,7 @@ def _answer_file(
 
 
 def _refuse_incomplete_json(reasons: Sequence[str], reading: dict[str, Any]) -> None:
-    """Report texts that were to follow a schema and have no end."""
+    """Fail if texts under a schema were cut off before the JSON was complete."""
     num_cut = sum(reason != "end" for reason in reasons)
     if num_cut and "schema" in reading:
         raise RunFailure(
@@ -167,21 +170,21 @@ def _refuse_incomplete_json(reasons: Sequence[str], reading: dict[str, Any]) -> 
 
 def _temperature(greedy: bool, options: GenerateKwargs) -> dict[str, float]:
     if greedy and "temperature" in options:
-        raise InputError("--greedy and --temperature are two ways to choose a token: give one of them")
+        raise InputError("--greedy and --temperature exclude each other: give one of them")
     return {"temperature": 0.0} if greedy else {}
 
 
 def _prompts(texts: Sequence[str], file: Path | None) -> list[str]:
     if texts and file is not None:
-        raise InputError("--prompt and --prompt-file are two ways to give the prompt: give one of them")
+        raise InputError("--prompt and --prompt-file both give the prompt: use one of them")
     return ["\n".join(read_lines(file))] if file is not None else list(texts) or [""]
 
 
 def _check(options: dict[str, Any], prompts: Sequence[str]) -> bool:
-    """Refuse options in conflict before a model is loaded; return whether the output is streamed."""
+    """Refuse conflicting options before a model is loaded; return whether the output is streamed."""
     checked = resolve_options(GenerateOptions, options, {})
     if "batch_size" in options and len(prompts) == 1:
-        raise InputError("--batch-size has no effect with one prompt, which is a batch by itself; remove it")
+        raise InputError("--batch-size has no effect on a single prompt; leave it out")
     return checked.method != "beam" and checked.num_return_sequences == 1 and len(prompts) == 1
 
 
@@ -190,7 +193,7 @@ def _for_task(model: Model, task: str | None) -> tuple[Model, str]:
 
 
 def _print_sampling_settings(options: GenerateOptions) -> None:
-    """Say on stderr that text is sampled, with what, and from which seed."""
+    """Print the sampling settings and the seed to stderr, if text is sampled."""
     if options.method == "sample":
         filters = {"top-k": options.top_k or None, "top-p": options.top_p, "min-p": options.min_p or None}
         shown = [f"{name} {value:g}" for name, value in filters.items() if value not in (None, 1.0)]
@@ -199,12 +202,12 @@ def _print_sampling_settings(options: GenerateOptions) -> None:
 
 
 def _show_stream(pieces: Iterator[str]) -> Generation:
-    """Print a text as it comes and end its last line, even after Ctrl-C or a failure; return the generation."""
+    """Print a streamed text and end its last line, even after Ctrl-C or a failure; return the generation."""
     last = ""
     try:
         while True:
             piece = next(pieces)
-            # Noted first: Ctrl-C can come while the piece is printed.
+            # Remember the piece before printing: Ctrl-C may come in between.
             last = piece or last
             print_text(piece)
     except StopIteration as end:

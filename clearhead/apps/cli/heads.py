@@ -1,4 +1,4 @@
-"""`clearhead heads`: what each head of a model does over a whole text."""
+"""`clearhead heads`: statistics of every attention head over the lines of a file."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from clearhead.base.errors import InputError, did_you_mean, renaming
 if TYPE_CHECKING:
     from clearhead.interpret.maps.head_statistics import HeadStatistics
 
-WIDTH = 160  # of a table that is written to a file
+WIDTH = 160  # width in characters of a table that is written to a file
 
 
 @takes_compute_options
@@ -37,41 +37,48 @@ def heads(
     ref: Ref,
     file: LineFile,
     target: Annotated[
-        Path | None, typer.Option("--target", metavar="FILE", help="The targets, line by line; by default generated.")
+        Path | None, typer.Option("--target", metavar="FILE", help="The target of each line; by default generated.")
     ] = None,
     pair: Paired = False,
     from_language: FromLanguage = None,
     to_language: ToLanguage = None,
     sort: Annotated[
-        str, typer.Option("--sort", metavar="COLUMN", help="Sort by layer, or by a statistic, largest first.")
+        str, typer.Option("--sort", metavar="COLUMN", help="Sort by layer or by a statistic, largest first.")
     ] = "layer",
     as_json: Json = False,
     *,
     compute: ComputeOptions,
 ) -> None:
-    """Show what each head does over the lines of a file.
+    """Show statistics of every attention head over the lines of a file.
 
     \b
     Example:
       clearhead heads runs/dates dates.txt --sort induction
       clearhead heads runs/de-en test.de --target test.en --json
 
-    Every line is a text; empty lines are left out. Each number is a mean over the lines and, behind ±, its standard
-    deviation. entropy is in nats and distance in tokens; the others are shares of a head's weight, from 0 to 1: on the
-    first token, the previous one, the same token elsewhere (duplicate), what followed the same token the last time
-    (induction), the same place (diagonal), and on links that are the largest of both their tokens (alignment).
-    duplicate and induction are measured on random tokens that come twice, which --seed draws. A pattern is named where
-    more than half of the weight follows it. The model computes in fp32 unless --precision asks for something else.
+    Each line is a text; empty lines are left out. Each number is the mean over the lines, followed by ± and its
+    standard deviation. entropy is in nats, distance in tokens. The other statistics are shares of the attention weight,
+    from 0 to 1:
+
+    \b
+    - first, previous: on the first and on the previous token
+    - duplicate: on the same token elsewhere
+    - induction: on the token that followed the same token before
+    - diagonal: on the same position
+    - alignment: on links that are the largest of both their tokens
+
+    Here duplicate and induction are measured on repeated random tokens, drawn with --seed. A pattern is named if more
+    than half of the weight follows it. The model computes in fp32 unless --precision is given.
     --json ends with {"texts", "heads"}; a head has the numbers, their "spread" and its "patterns".
     """
     if compute.batch_size is not None:
-        raise InputError("--batch-size has no effect here: texts are read one by one; leave it out")
+        raise InputError("--batch-size has no effect here, since texts are read one by one; leave it out")
     if sort != "layer":
         _check_column(sort)
     resolved_ref = locate_model(ref)
     lines, targets = _texts(file, target, pair)
     texts: list[Any] = [line.text for line in lines]
-    # The same numbers on every machine: fp32, unless something else is asked for.
+    # fp32 by default, for equal numbers on every machine.
     exact = replace(compute, precision="fp32") if compute.precision == "auto" else compute
     model = exact.load_exact(resolved_ref)
     with show_counts("texts", counts="texts"), renaming(line_namer(lines, name_of(file))):
@@ -98,18 +105,18 @@ def _check_column(sort: str) -> None:
     columns = ("layer", *STATISTICS)
     if sort not in columns:
         raise InputError(
-            f"--sort takes a column, not '{sort}'{did_you_mean(sort, columns)}: one of {', '.join(columns)}"
+            f"--sort expects a column, got '{sort}'{did_you_mean(sort, columns)}: one of {', '.join(columns)}"
         )
 
 
 def _texts(file: Path, target: Path | None, pair: bool) -> tuple[list[InputLine], list[str] | None]:
-    """Return the lines that are not empty, with their targets."""
+    """Return the lines with text, and their targets or None."""
     name, source = name_of(file), TextInput.of(file)
     numbered = enumerate(chain.from_iterable(source.blocks), start=1)
     lines = [parse_line(position, text, source, paired=pair) for position, text in numbered]
     text_lines = [line for line in lines if not line.is_empty]
     if not text_lines:
-        raise InputError(f"{name}: there is no text; expected at least one line")
+        raise InputError(f"{name}: the file has no text; expected at least one line")
     targets = None
     if target is not None:
         written = list(read_lines(target))
@@ -130,7 +137,7 @@ def _print_table(rows: list[HeadStatistics]) -> None:
     from clearhead.interpret.maps.head_statistics import STATISTICS
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    # In a narrow terminal words go on in the next line, and the spread is left out: all numbers stay whole.
+    # In a narrow terminal, wrap words and leave out the spread, so that no number is broken.
     is_narrow = console.width < WIDTH
     table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0 if is_narrow else (0, 1))
     table.add_column("stack", min_width=len("decoder.memory"))

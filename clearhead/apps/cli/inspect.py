@@ -1,4 +1,4 @@
-"""`clearhead inspect`: the parameters, the memory, the cost, the spec tree and the shapes of a model."""
+"""`clearhead inspect`: parameters, memory, cost, spec tree and weight shapes of a model."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def inspect(
     force: Force = False,
     length: Annotated[
         int | None,
-        typer.Option("--length", min=1, help="Tokens on each side, for the cost of attention; by default 32."),
+        typer.Option("--length", min=1, help="Tokens per side for the cost of attention; by default 32."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show what a model is and what it costs.
+    """Show the architecture, size, memory and cost of a model.
 
     \b
     Example:
@@ -67,15 +67,19 @@ def inspect(
       clearhead inspect gpt2 --addresses | grep weights
       clearhead inspect runs/de-en --svg de-en.svg
 
-    Shows parameters, memory and cost, the task, which attention kernel runs and why, the spec as a tree without what is
-    at its default, and the shapes of all weights; for each precision the memory of the weights, the peak of a load and
-    the KV cache. Only the headers of weights are read, so the model need not fit into memory. One multiplication and
-    one addition are 2 FLOPs. Nothing is searched or trained here, so no length penalty and no early-stop rule apply.
-    --addresses lists what model.capture and model.edit take, one activation in a line, and no weights are needed for
-    it: layers {0..11} have it alike, "2 records" is what one call computes twice, and nothing happens at an "identity",
-    the place of an absent norm. --svg draws the model in the manner of figure 1 of "Attention Is All You Need". --json
-    ends with {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops", "target_flops", "precisions",
-    "attention", "spec"} and more, "addresses" and "picture" where asked for; "task" is null for a spec alone.
+    Shows parameters, memory and cost, the task, and the attention kernel with the reason for it. Then follow the spec
+    as a tree without default values, and the shapes of all weights. Each precision has a line with the memory of the
+    weights, the peak while loading, and the KV cache. Only the headers of weight files are read, so the model need not
+    fit into memory. One multiplication and one addition are 2 FLOPs.
+
+    --addresses lists the addresses for model.capture and model.edit, one activation per line; it needs no weights. Here
+    {0..11} means that layers 0 to 11 have the activation, and "2 records" that one call computes it twice. The word
+    "identity" marks the position of an absent norm. Option --svg draws the model like figure 1 of "Attention Is All You
+    Need".
+
+    With --json, the last line is {"task", "head", "masks", "parameters", "parameter_bytes", "source_flops",
+    "target_flops", "precisions", "attention", "spec"} and more, with "addresses" and "picture" if requested. The value
+    of "task" is null for a spec.
     """
     _refuse_options(addresses, svg, force, length, as_json)
     inspected = read_reference(ref)
@@ -99,21 +103,21 @@ def _draw(file: Path, spec: Model, name: str, parameters: int, *, force: bool) -
 
 
 def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int | None, as_json: bool) -> None:
-    """Refuse options without effect, and a file that must not be written, before anything is read."""
+    """Refuse options without effect and an unwritable file, before the model is read."""
     from clearhead.base.files import refuse_unwritable
 
     if length is not None and (addresses or svg is not None) and not as_json:
-        raise InputError(f"--length has no effect with {'--addresses' if addresses else '--svg'}: it is for the cost")
+        raise InputError(f"--length has no effect with {'--addresses' if addresses else '--svg'}; leave it out")
     if force and svg is None:
-        raise InputError("--force has no effect without --svg")
+        raise InputError("--force has no effect without --svg; leave it out")
     if svg is not None:
         if svg.suffix.lower() != ".svg":
-            raise InputError(f"the picture is an SVG, but --svg names {svg}: give a name that ends in .svg")
+            raise InputError(f"--svg {svg} is not an SVG: give a name that ends in .svg")
         refuse_unwritable(svg, force=force)
 
 
 def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], list[str]]:
-    """Return what a model is and costs, as one record and as lines."""
+    """Return the report on a model as JSON values and as lines of text."""
     from clearhead.base.printing import num_parameters
     from clearhead.core import build
     from clearhead.core.extensions.modules import part_lines
@@ -181,7 +185,7 @@ def _shape_text(activation: ActivationShape) -> str:
 
 
 def _address_lines(shapes: Sequence[ActivationShape]) -> Iterator[str]:
-    """Yield a line for each activation, the same one of several layers once; in a narrow terminal a line may be two."""
+    """Yield the address and shape of each activation, with equal layers in one entry, wrapped to the terminal."""
     groups: dict[tuple[str, str, ActivationShape], list[int]] = {}
     for activation in shapes:
         match = _IN_LAYER.fullmatch(activation.address)
@@ -203,7 +207,7 @@ def _address_lines(shapes: Sequence[ActivationShape]) -> Iterator[str]:
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Return ascending numbers as 3 or as {0..2,5}."""
+    """Return ascending numbers as text, such as 3 or {0..2,5}."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
@@ -216,9 +220,9 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class _InspectedModel:
-    """The spec and the task of a model, and notes on a Hugging Face checkpoint, one for each line.
+    """The spec and task of a model, and lines of notes on a Hugging Face checkpoint.
 
-    Where there are weights, `outline` reads the headers of their files.
+    The last attribute reads the headers of the weight files; None means that the model has no weights.
     """
 
     spec: Model
@@ -229,12 +233,12 @@ class _InspectedModel:
 
 @dataclass(frozen=True)
 class _WeightHeaders:
-    """The headers of the files of a model.
+    """The headers of the weight files of a model.
 
     Args:
-        dtypes: the dtypes of the files, by the addresses of weights.
-        formats: the formats of quantized matrices, by the addresses of their modules.
-        is_mapped: whether a load leaves weights that need no conversion in their mapped files.
+        dtypes: the stored dtypes by weight address.
+        formats: the formats of quantized matrices by module address.
+        is_mapped: True if loading leaves weights without conversion in their mapped files.
     """
 
     dtypes: Mapping[str, torch.dtype]
@@ -243,10 +247,10 @@ class _WeightHeaders:
 
 
 def read_reference(ref: str) -> _InspectedModel:
-    """Read a Hugging Face checkpoint, a run directory, a saved model, a spec file or a preset; these have no task.
+    """Read a Hugging Face checkpoint, a run directory, a saved model, a spec file or a preset.
 
     Raises:
-        InputError: the reference leads nowhere, or a file is faulty.
+        InputError: the model does not exist, or a file is faulty.
     """
     from clearhead.checkpoints.reference import SPEC_FILE, ModelReference
     from clearhead.spec.presets.names import FUNCTIONS
@@ -255,7 +259,7 @@ def read_reference(ref: str) -> _InspectedModel:
     if ref in names and not Path(ref).exists():
         from clearhead import presets
 
-        print_message(f"{ref}: the preset of that name, a spec without weights")
+        print_message(f"{ref}: using the preset of this name, a spec without weights")
         return _InspectedModel(getattr(presets, FUNCTIONS.get(ref, ref))(), None, [])
     try:
         ref = locate_model(ref)
@@ -285,18 +289,18 @@ def read_reference(ref: str) -> _InspectedModel:
         refuse_altered(folder)
     spec = Model.from_file(file, what="a run directory or a spec file")
     task = read_task(folder) if (folder / TASK_FILE).is_file() else None
-    return _InspectedModel(spec, task, [], partial(_saved_headers, reference) if path.is_dir() else None)
+    return _InspectedModel(spec, task, [], partial(_read_saved_headers, reference) if path.is_dir() else None)
 
 
 def _read_headers(inspected: _InspectedModel) -> tuple[_WeightHeaders | None, list[str]]:
-    """Return the headers of the files of a model, or a line that says why they are not known."""
+    """Return the headers of the weight files, or None and a line with the reason."""
     try:
         return (None if inspected.read_headers is None else inspected.read_headers()), []
     except InputError as error:
-        return None, [f"kernels     not known, for the weights cannot be loaded: {error}"]
+        return None, [f"kernels     unknown, since the weights cannot be loaded: {error}"]
 
 
-def _saved_headers(reference: ModelReference) -> _WeightHeaders:
+def _read_saved_headers(reference: ModelReference) -> _WeightHeaders:
     from clearhead.fast.stored import formats_of
     from clearhead.model.opening import open_model
 
@@ -341,7 +345,7 @@ def _task_lines(task: TaskRecord | None) -> Iterator[str]:
 
 
 def _weight_lines(parameters: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    """Yield a line for each tensor; equal tensors of several layers share a line."""
+    """Yield a line for each tensor; equal tensors of several layers share one line."""
     groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for name, shape in parameters.items():
         groups.setdefault((_LAYER.sub("layers.*.", name), shape), []).append(name)
@@ -374,7 +378,7 @@ def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[st
 
 
 def _memory_lines(forecasts: Sequence[MemoryForecast], spec: Model) -> Iterator[str]:
-    """Yield a line for each precision: its weights, the peak of a load, and the KV cache per token."""
+    """Yield a line for each precision: memory of the weights, peak while loading, and KV cache per token."""
     for forecast in forecasts:
         line = f"{forecast.precision:<11} {human_bytes(forecast.weight_bytes)} of weights, peak of a load "
         line += human_bytes(forecast.load_bytes)
@@ -386,7 +390,7 @@ def _memory_lines(forecasts: Sequence[MemoryForecast], spec: Model) -> Iterator[
 
 
 def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each kernel and reason; one that holds in both modes once."""
+    """Yield a line for each attention kernel and its reason; training and evaluation share a line if equal."""
     modes: dict[str, list[str]] = {}
     for kernel in kernels:
         modes.setdefault("the {kernel} kernel in {count} of {total}, because {reason}".format(**kernel), []).append(
@@ -397,7 +401,7 @@ def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:
-    """Return the kernels that the attentions of a model run in each mode, with the reason."""
+    """Return the kernels of the attentions of a model in training and in evaluation, with the reason."""
     from clearhead.core.attention import Attention
 
     attentions = [submodule for submodule in module.modules() if isinstance(submodule, Attention)]
@@ -411,7 +415,7 @@ def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def _report_kernels(spec: Model, headers: _WeightHeaders | None) -> tuple[list[ModuleBackend], list[str]]:
-    """Return which parts of a model kernels run on this processor, and lines about batches and the precision auto."""
+    """Return the kernels of each module on this processor, and lines about batches and the precision auto."""
     if headers is None:
         return [], []
     from clearhead.fast.runner import Runner, multiplies_in_bf16
@@ -422,18 +426,18 @@ def _report_kernels(spec: Model, headers: _WeightHeaders | None) -> tuple[list[M
     in_16_bits = any(kind.is_exact for kind in stored_matrices(module).values())
     runner = Runner(module, in_bf16=in_16_bits)
     depend = "do not depend" if runner.is_batch_invariant else "depend, in their last digits,"
-    lines = [f"batches     results {depend} on what shares a batch, with the weights as they are"]
+    lines = [f"batches     results {depend} on the rest of the batch, with the stored weights"]
     if multiplies_in_bf16(module):
-        lines.append("precision   auto multiplies in bf16 here: last digits depend on what shares a batch")
+        lines.append("precision   auto multiplies in bf16 here: last digits depend on the rest of the batch")
     return runner.report(), lines
 
 
 def _runner_lines(served: Sequence[ModuleBackend]) -> Iterator[str]:
-    """Yield a line for each way in which parts run."""
+    """Yield a line for each kernel and reason, with the modules that it runs."""
     groups: dict[tuple[str, str], list[str]] = {}
     for served_module in served:
         groups.setdefault((served_module.backend, served_module.detail), []).append(served_module.address)
     for (by, why), addresses in groups.items():
         shown = ", ".join(addresses[:3]) + (f" and {len(addresses) - 3} more" if len(addresses) > 3 else "")
-        how = f"by our kernels, weights in {why}" if by == "kernels" else f"plain: {why}"
+        how = f"by clearhead kernels, weights in {why}" if by == "kernels" else f"plain: {why}"
         yield f"kernels     {shown or 'model'}: {how}"

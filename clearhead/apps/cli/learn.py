@@ -1,4 +1,4 @@
-"""`clearhead learn`: the lessons of the site, copied beside the reader and opened."""
+"""`clearhead learn`: copy the lessons into a folder, and open one of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clearhead.base.errors import InputError, RunFailure
 from clearhead.base.files import read_text_file
 
 _PACKAGE: Final = Path(__file__).parents[2]
-# In a wheel the sources are in the package; in the repository the site has them.
+# A wheel has the lessons in the package; the repository has them in docs.
 _SOURCES: Final = _PACKAGE / "lessons", _PACKAGE.parent / "docs" / "lessons"
 _SHARED: Final = "shared.py"
 _CELL: Final = "# %%"
@@ -33,21 +33,17 @@ def _pause():
         print()
         raise SystemExit(0) from None
 """
-# A solution runs, for later cells use it, but nobody has asked to see it.
+# Solutions run, since later cells need them, but their output is hidden.
 _HIDE: Final = "import io as _io, sys as _sys\n_shown, _sys.stdout = _sys.stdout, _io.StringIO()"
 _SHOW: Final = "_sys.stdout = _shown"
 
 
 def learn(
     number: Annotated[int | None, typer.Argument(metavar="[N]", help="The lesson to open; without it, a list.")] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="Where the lessons are copied.")] = Path(
-        "lessons"
-    ),
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Run in the terminal, also where Jupyter is installed.")
-    ] = False,
+    out: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder for the lessons.")] = Path("lessons"),
+    plain: Annotated[bool, typer.Option("--plain", help="Run in the terminal, even if Jupyter is installed.")] = False,
 ) -> None:
-    """Copy the lessons beside you, and open one: in Jupyter where it is installed, else cell by cell in the terminal.
+    """Copy the lessons into a folder, and open one in Jupyter or, if Jupyter is missing, in the terminal.
 
     \b
     Example:
@@ -55,16 +51,16 @@ def learn(
       clearhead learn 2
       clearhead learn 2 --plain
 
-    Files that are there already are yours and are kept. The first lesson with a model trains it, in about a minute. In
-    the terminal, Enter runs the next cell and Ctrl-D ends; to answer an exercise, edit the file and open it again.
-    Solutions stand behind the exercises in the file; in the terminal they run unseen.
+    Existing files are not replaced. The first lesson that needs a model trains it in about a minute. In the terminal,
+    Enter runs the next cell and Ctrl-D ends. To solve an exercise, edit the file and open it again. Solutions follow
+    the exercises in the file; in the terminal they run without being shown.
     """
     sources = next((folder for folder in _SOURCES if folder.is_dir()), None)
     if sources is None:
         raise InputError("this installation has no lessons: install clearhead from a wheel or its repository")
     lessons = {int(path.name[:2]): path for path in sorted(sources.glob("[0-9][0-9]_*.py"))}
     if number is not None and number not in lessons:
-        raise InputError(f"there is no lesson {number}: expected one of {', '.join(map(str, lessons))}")
+        raise InputError(f"lesson {number} does not exist: expected one of {', '.join(map(str, lessons))}")
     if plain and number is None:
         raise InputError("--plain has no effect without the number of a lesson: give one, such as 1")
     _copy([*lessons.values(), sources / _SHARED], out)
@@ -81,7 +77,7 @@ def learn(
 
 
 def _copy(sources: list[Path], folder: Path) -> None:
-    """Copy what is not there yet, and say what was kept."""
+    """Copy the missing lessons, and name the changed files that stay."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -94,7 +90,7 @@ def _copy(sources: list[Path], folder: Path) -> None:
         elif not filecmp.cmp(target, source, shallow=False):
             unchanged.append(target.name)
     if unchanged:
-        print_message(f"kept as you left them in {folder}: {', '.join(unchanged)}")
+        print_message(f"your changed files in {folder} were not replaced: {', '.join(unchanged)}")
 
 
 def _title(path: Path) -> str:
@@ -109,12 +105,12 @@ def _open_notebook(lesson: Path) -> None:
     if not notebook.exists():
         command = [sys.executable, "-m", "jupytext", "--to", "ipynb", "--output", str(notebook), str(lesson)]
         if subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode:
-            raise RunFailure(f"jupytext cannot make a notebook of {lesson}: mend what it says above, or add --plain")
+            raise RunFailure(f"jupytext cannot convert {lesson} to a notebook: fix the error above, or add --plain")
     subprocess.run([sys.executable, "-m", "jupyterlab", str(notebook)], check=False)
 
 
 def _cells(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the cells of a source in the percent format: "text", "solution" or "code", and what it holds."""
+    """Yield the kind ("text", "solution" or "code") and the content of each cell of a file in the percent format."""
     for cell in f"\n{text}".split(f"\n{_CELL}")[1:]:
         header, _, body = cell.partition("\n")
         if "[markdown]" in header:
@@ -124,7 +120,7 @@ def _cells(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _step_through(lesson: Path) -> None:
-    """Run the lesson as a script of its own, in a process of its own, that waits before each cell of code."""
+    """Run the lesson as a script in a separate process, which waits for Enter before each code cell."""
     script = [_PAUSE]
     for kind, body in _cells(read_text_file(lesson, "a lesson")):
         if kind == "solution":
@@ -139,4 +135,4 @@ def _step_through(lesson: Path) -> None:
         copy.write_text("\n".join(script), encoding="utf-8")
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
         if subprocess.run([sys.executable, str(copy)], env=environment, check=False).returncode:
-            raise RunFailure(f"{lesson} stopped at the error above: mend it in the file, and open the lesson again")
+            raise RunFailure(f"{lesson} stopped at the error above: fix it in the file, and open the lesson again")

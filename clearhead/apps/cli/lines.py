@@ -1,4 +1,4 @@
-"""Input of commands: one line in, one line out. Lines are answered in windows, in order."""
+"""Line input of commands: reads lines, answers them in windows, and writes the answers in order."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from clearhead.base.errors import InputError, MessageReference, renaming
 from clearhead.base.files import binary_file_error
 from clearhead.base.progress import Counted, use_display
 
-# Of standard input, at a time.
+# The most bytes of standard input that are read at once.
 BLOCK_BYTES = 1 << 16
-# So much of a file is read before its first line is answered: faults in a small file are reported first.
+# Bytes of a file that are read before its first line is answered, so that faults in a small file come first.
 HEAD_BYTES: Final = 1 << 24
 AnswerT = TypeVar("AnswerT")
 
@@ -32,9 +32,9 @@ class InputLine:
     """One line of input.
 
     Attributes:
-        position: the line in the share that is read, counted from 1.
-        text: its text, or both texts of a pair.
-        count_before: counts the lines of the file before the share, which takes a pass over them.
+        position: the number of the line within the share, from 1.
+        text: the text of the line, or both texts of a pair.
+        count_before: function that counts the lines before the share; it reads all of them.
     """
 
     position: int
@@ -43,16 +43,16 @@ class InputLine:
 
     @property
     def number(self) -> int:
-        """The line in the whole file, counted from 1."""
+        """The number of the line in the whole file, from 1."""
         return self.count_before() + self.position
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to answer."""
+        """True if the line has no text to answer."""
         return not "".join(self.text).strip()
 
     def record(self) -> dict[str, object]:
-        """Return the line as JSON values; its index is counted from 0."""
+        """Return the line as JSON values; its index counts from 0."""
         if isinstance(self.text, str):
             return {"index": self.number - 1, "text": self.text}
         return {"index": self.number - 1, "text": self.text[0], "pair": self.text[1]}
@@ -63,13 +63,13 @@ class TextInput:
     """The texts of a command: the lines of a file or of standard input, or one text of the command line.
 
     Attributes:
-        name: for messages; None: there is one text, without a file.
-        blocks: the lines, in the parts in which they arrive.
-        total: the number of lines; None: not known.
-        is_estimate: whether `total` is a forecast from the first lines of a large file.
-        count_before: as for `Line`.
-        output: the file of the answers; None means standard output.
-        as_json: whether the report on `output` is a JSON object.
+        name: the name of the input in messages. None means a single text without a file.
+        blocks: the lines, in blocks that are available at once.
+        total: the number of lines. None means unknown.
+        is_estimate: True if `total` is a forecast from the first lines of a large file.
+        count_before: function that counts the lines before the share.
+        output: the file for the answers. None means standard output.
+        as_json: True if the report on `output` is a JSON object.
     """
 
     name: str | None
@@ -82,18 +82,18 @@ class TextInput:
 
     @classmethod
     def of(cls, file: Path, options: OutputOptions | None = None, kind: type[AnswerFile] = AnswerFile) -> TextInput:
-        """Return the lines of a file, or those of standard input, as they arrive.
+        """Return the lines of a file or of standard input, read while they are answered.
 
-        A file is read as its lines are answered, in constant memory. Of a share, only its bytes are read.
+        A file is read in constant memory. For a share, only its bytes are read.
 
         Args:
-            file: the file, or "-".
-            options: where the answers go, and which share is read; None means all lines and no file.
-            kind: the form of the answers in a file.
+            file: the path of the file, or "-" for standard input.
+            options: the output file and the share. None means all lines and no output file.
+            kind: the format of the output file.
 
         Raises:
-            InputError: the input is missing, empty or unreadable, a line near its start is not valid UTF-8, or as for
-                `OutputOptions.find_output`.
+            InputError: the input is missing, empty or unreadable, or a line near its start is not valid UTF-8; or
+                `OutputOptions.find_output` refuses the options.
         """
         output, as_json = None, False
         if options is not None:
@@ -135,7 +135,7 @@ class TextInput:
         return cls(name_of(file), [chain(head, lines)], total, is_estimate, count_before)
 
     def windows(self, batch_size: int | None) -> Iterator[list[tuple[int, str]]]:
-        """Yield numbered lines that are answered together; those that have arrived do not wait for others."""
+        """Yield windows of numbered lines that are answered together, without waiting for lines yet to arrive."""
         sizes, position = window_sizes(batch_size), 1
         for block in self.blocks:
             lines = iter(block)
@@ -152,17 +152,17 @@ def answer_lines(
     batch_size: int | None,
     paired: bool = False,
 ) -> None:
-    """Answer every line, and show each answer as soon as it and those before it are there.
+    """Answer every line, and show the answers in order as they become available.
 
-    Answers that a stopped command has written are not shown again. The window in which it was stopped is computed
-    again as a whole: its batches are those of a command that was not stopped.
+    Answers that a stopped command has written are not shown again. Its last window is computed again as a whole, so
+    that its batches equal those of an uninterrupted command.
 
     Args:
-        lines: the texts, and the file of the answers.
-        answer: answers several texts, or pairs of texts; its errors name a text by its number.
-        show: prints an answer; called with every line and its answer, in order; an empty line has None.
-        batch_size: most texts of a batch; None: a token budget decides.
-        paired: whether a line holds two texts with a tab between them.
+        lines: the texts, and the file for the answers.
+        answer: function that answers a list of texts or pairs; its errors name a text by its number.
+        show: function that prints an answer, called in order with each line and its answer; None for an empty line.
+        batch_size: the maximum number of texts in a batch. None means that a token budget decides.
+        paired: True if each line holds two texts with a tab between them.
 
     Raises:
         InputError: the input is unusable, or a text cannot be answered.
@@ -193,7 +193,7 @@ def answer_lines(
 def _answer_window(
     lines: Sequence[InputLine], name: str | None, answer: Callable[[list[Any]], Iterable[AnswerT]], bar: Bar
 ) -> Iterator[AnswerT]:
-    """Return the answers to the lines of a window that are not empty."""
+    """Return the answers to the non-empty lines of a window."""
     filled = [line for line in lines if not line.is_empty]
     with use_display(_WindowProgress(bar, bar.done, len(filled))), renaming(line_namer(filled, name)):
         return iter(answer([line.text for line in filled]) if filled else ())
@@ -201,7 +201,7 @@ def _answer_window(
 
 @contextmanager
 def _open_output(output: AnswerFile | None) -> Iterator[tuple[int, AbstractContextManager[object]]]:
-    """Give the number of answers that the output has, and a context manager in which `print` writes to it."""
+    """Yield the number of answers in the output file, and a context manager in which `print` writes to this file."""
     if output is None:
         yield 0, nullcontext()
         return
@@ -210,7 +210,7 @@ def _open_output(output: AnswerFile | None) -> Iterator[tuple[int, AbstractConte
 
 
 def _read_head(lines: Iterator[str]) -> tuple[list[str], int]:
-    """Take the first lines, with at least `HEAD_BYTES` if there are so many, and return them and their bytes."""
+    """Take lines until they have `HEAD_BYTES` bytes or end; return the lines and their number of bytes."""
     head, size = list[str](), 0
     for line in lines:
         head.append(line)
@@ -221,12 +221,12 @@ def _read_head(lines: Iterator[str]) -> tuple[list[str], int]:
 
 
 def _show_progress(lines: TextInput) -> AbstractContextManager[Bar]:
-    """Return the progress of a command: a bar, or lines in a log where the answers go to a file."""
+    """Return the progress display of a command: a bar, or log lines if the answers go to a file."""
     output = lines.output
     if output is None:
-        # Lines that scroll by are progress enough.
+        # Answers that scroll by on the terminal show the progress.
         return show_counts("lines", lines.total, is_shown=not sys.stdout.isatty())
-    # The bars of several processes on one terminal would overwrite each other.
+    # Several processes on one terminal would overwrite each other's bars.
     is_alone = output.share is None or output.share.origin == EXPLICIT
     return show_counts(
         "lines",
@@ -240,12 +240,12 @@ def _show_progress(lines: TextInput) -> AbstractContextManager[Bar]:
 
 @dataclass(frozen=True)
 class _WindowProgress(MessageDisplay):
-    """Shows the share of a window that is computed; a line is done when its answer is shown.
+    """A display that adds the computed fraction of the current window to the bar of lines.
 
     Attributes:
-        bar: of the lines.
-        before: lines before the window.
-        count: lines of the window that are computed.
+        bar: the bar that counts lines.
+        before: the number of lines before the window.
+        count: the number of lines of the window that are computed.
     """
 
     bar: Bar
@@ -253,22 +253,22 @@ class _WindowProgress(MessageDisplay):
     count: int
 
     def update(self, done: int, total: int, what: Counted) -> None:
-        """Show the share."""
+        """Show the lines before the window plus the computed fraction of the window."""
         if what == "examples":
             self.bar.show(self.before + self.count * done // total)
 
 
 def parse_line(position: int, text: str, lines: TextInput, *, paired: bool) -> InputLine:
-    """Return a line of input.
+    """Parse one line of input.
 
     Args:
-        position: of the line, counted from 1.
-        text: the line.
+        position: the number of the line, from 1.
+        text: the text of the line.
         lines: the input.
-        paired: whether the line holds two texts with a tab between them; an empty one is a pair of empty texts.
+        paired: True if the line holds two texts with a tab between them; an empty line is a pair of empty texts.
 
     Raises:
-        InputError: there is not exactly one tab between two texts.
+        InputError: a line of a pair has no tab, or several.
     """
     line = InputLine(position, text, lines.count_before)
     if not paired:
@@ -276,24 +276,24 @@ def parse_line(position: int, text: str, lines: TextInput, *, paired: bool) -> I
     columns = ["", ""] if line.is_empty else text.split("\t")
     if len(columns) != 2:
         actual = "one text" if len(columns) == 1 else f"{len(columns)} columns"
-        raise InputError(f"{lines.name}:{line.number}: expected two texts with one tab between them, received {actual}")
+        raise InputError(f"{lines.name}:{line.number}: expected two texts with one tab between them, got {actual}")
     return replace(line, text=(columns[0], columns[1]))
 
 
 def read_lines(source: Path) -> Iterator[str]:
     """Yield the lines of a text file, or of standard input for "-", without their line ends.
 
-    Only a line feed ends a line. The first `HEAD_BYTES` of a file are read before its first line is yielded, so that an
-    error in a small file is found before anything is answered.
+    Only a line feed ends a line. The first `HEAD_BYTES` of a file are read before its first line is
+    yielded. Errors in a small file are thus found before any answer.
 
     Raises:
-        InputError: as for `Input.of`.
+        InputError: the input is missing, empty or unreadable, or a line near its start is not valid UTF-8.
     """
     return chain.from_iterable(TextInput.of(source).blocks)
 
 
 def read_numbers(source: Path) -> list[float]:
-    """Return the numbers of a text file, or of standard input for "-", one in each line.
+    """Return the numbers of a text file, or of standard input for "-", one per line.
 
     Raises:
         InputError: the file is unusable, or a line is not a finite number.
@@ -303,15 +303,15 @@ def read_numbers(source: Path) -> list[float]:
         try:
             numbers.append(float(line))
         except ValueError:
-            raise InputError(f"{name_of(source)}:{number}: expected a number, received {line!r}") from None
+            raise InputError(f"{name_of(source)}:{number}: expected a number, got {line!r}") from None
     return numbers
 
 
 def _split_blocks(read: Callable[[int], bytes]) -> Iterator[list[str]]:
-    """Yield lines in the blocks in which they arrive, so that none waits for the next.
+    """Yield lines in blocks as they arrive, so that no line waits for the next.
 
     Args:
-        read: returns what is there, at most so many bytes, and waits only where there is nothing.
+        read: function that returns the available bytes, at most the given number; it waits only if none is available.
     """
     number, begun = 1, list[bytes]()
     while block := read(BLOCK_BYTES):
@@ -331,7 +331,7 @@ def _from_standard_input(size: int) -> bytes:
 
 
 def _refuse_empty(blocks: Iterable[list[str]]) -> Iterator[list[str]]:
-    """Yield the lines of standard input; without any it is refused, as an empty file is."""
+    """Yield the blocks of standard input; raise InputError if there is no line."""
     is_empty = True
     for block in blocks:
         is_empty = False
@@ -353,21 +353,21 @@ def _decode_line(line: bytes, number: int) -> str:
 
 
 def is_standard_input(source: Path) -> bool:
-    """Return whether a file name on the command line means standard input."""
+    """Return whether a path on the command line means standard input."""
     return source == STANDARD_INPUT
 
 
 def name_of(file: Path) -> str:
-    """Return the name of the input for messages."""
+    """Return the name of an input for messages."""
     return "standard input" if is_standard_input(file) else str(file)
 
 
 def line_namer(lines: Sequence[InputLine], name: str | None) -> Callable[[MessageReference], str | MessageReference]:
-    """Return how to name one of several texts, counted from 1: by the line of the file that it came from.
+    """Return a function that names the n-th text by its line in the file, such as texts.de:7.
 
     Args:
         lines: the line of each text.
-        name: of the file; None: there is only one text, without a file.
+        name: the name of the file. None means a single text without a file.
     """
 
     def name_text(text: MessageReference) -> str | MessageReference:
@@ -375,7 +375,7 @@ def line_namer(lines: Sequence[InputLine], name: str | None) -> Callable[[Messag
             return text
         if name is None:
             return f"the {text.name}"
-        # The second texts of pairs can be counted after all the first ones.
+        # The second texts of pairs may be numbered after all first ones.
         line = f"{name}:{lines[(text.number - 1) % len(lines)].number}"
         return line if text.kind == "place" else f"{line}: the {text.name}"
 
@@ -383,5 +383,5 @@ def line_namer(lines: Sequence[InputLine], name: str | None) -> Callable[[Messag
 
 
 def one_line(text: str) -> str:
-    """Return a text as one column of a line: without line ends and tabs, which would break the output format."""
+    """Return a text without line ends and tabs, as one column of an output line."""
     return LINE_ENDS.sub(" ", text).replace("\t", " ")

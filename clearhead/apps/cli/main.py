@@ -1,4 +1,4 @@
-"""The program `clearhead`: its commands, and the place where errors become messages and exit codes."""
+"""The program `clearhead`: all commands, and the conversion of errors to messages and exit codes."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ from clearhead.version import __version__
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
 
-# The class of typer's usage errors is private; it is the base of a public class in every release.
+# typer's usage errors have a private class; it is the base of a public one in every release.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 _COMPLETING: Final = "_CLEARHEAD_COMPLETE"
-# Keys and arguments for which an option of another name stands.
 _OUT_OF_MEMORY: Final = (
     "out of memory: use a precision of fewer bits (bf16, int8 or int4), smaller batches or shorter texts, or free some "
     "memory; {inspect} shows the memory of a model in each precision"
 )
+# Run-file keys and arguments whose option has another name.
 _OPTION_NAMES = {
     "task.labels": "label_kind",
     "task.init": "init",
@@ -89,7 +89,7 @@ def _start(
     ] = False,
     parts: Annotated[
         list[Path] | None,
-        typer.Option("--parts", metavar="FILE", help="Import your own parts from this file; works after any command."),
+        typer.Option("--parts", metavar="FILE", help="Import custom modules from this file; works after any command."),
     ] = None,
 ) -> None:
     """Train a Transformer on your own text, use it, and look inside it.
@@ -101,18 +101,18 @@ def _start(
       clearhead train run.toml
       echo "ein Hund läuft" | clearhead translate runs/de-en
 
-    REF in the commands below is a run directory, optionally with @best (the default), @last, @averaged or @step-N; a
-    Hugging Face checkpoint; or its name on the hub, optionally with @revision.
-    The tasks are {tasks}; one without a command of its own is used with predict.
-    Exit codes: 0 done, 1 failed while running, 2 wrong input, 130 after Ctrl-C, 143 after SIGTERM.
+    REF in the commands below is a run directory, a Hugging Face checkpoint, or its name on the hub. A run directory may
+    be followed by @best (the default), @last, @averaged or @step-N, a name on the hub by @revision.
+    The tasks are {tasks}. Use predict for a task without a separate command.
+    Exit codes: 0 success, 1 failure while running, 2 wrong input, 130 after Ctrl-C, 143 after SIGTERM.
     """
 
 
 class _OrderedGroup(typer.core.TyperGroup):
-    """Commands listed in the order in which a newcomer meets them; typer puts groups behind all of them."""
+    """A command group that lists demo and new first; typer would list groups after all commands."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands."""
+        """Return the names of the commands in the order of the help."""
         first = ["demo", "new"]
         return first + [name for name in super().list_commands(ctx) if name not in first]
 
@@ -150,13 +150,13 @@ def make_app() -> typer.Typer:
         learn,
         doctor,
     ):
-        # Given in full: what typer takes from the docstring is cut off at the width of the terminal.
+        # Pass the full help: typer would cut the docstring off at the width of the terminal.
         app.command(help=_help(command), short_help=_summary(command))(command)
     return app
 
 
 def _help(command: Callable[..., None]) -> str:
-    """Return the docstring of a command, with the tasks that there are, also of other packages, and their measures."""
+    """Return the docstring of a command, with all tasks (including those of other packages) and their metrics."""
     text = inspect.cleandoc(command.__doc__ or "")
     *tasks, last = task_kinds()
     text = text.replace("{tasks}", f"{', '.join(tasks)} and {last}")
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line.
 
     Args:
-        arguments: the arguments after the program name; None: those of this process.
+        arguments: the arguments after the program name. None means the arguments of this process.
 
     Returns:
         The exit code.
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words, parts = _split_parts([word for word in words if word != "--debug"])
-    # A shell that completes a command line gives its words in the environment.
+    # During completion, the shell passes the words in the environment.
     if not words and _COMPLETING not in os.environ:
         main(["--help"])
         return WRONG_INPUT
@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words without the files of parts, and these; a file that is missing is left to typer."""
+    """Return the words without --parts, and the files of --parts; typer reports a missing file name."""
     rest, files, waiting = list[str](), list[str](), list(words)
     while waiting:
         word = waiting.pop(0)
@@ -210,7 +210,7 @@ def _split_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopOnSignal) -> int:
-    """Run a command and return its exit code; every error becomes one message."""
+    """Run a command and return its exit code; print one message for an error."""
     EXTENSIONS.set([])
     try:
         if parts:
@@ -239,7 +239,7 @@ def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopO
         code = error.code if isinstance(error.code, int) else FAILED
     except Exception as error:  # noqa: BLE001 - the last resort: every error becomes one message
         if signals.received is not None:
-            # A library that is interrupted while it is imported can raise an error of its own.
+            # A library that is interrupted during its import may raise a different error.
             raise Stopped(signals.received) from None
         if is_out_of_memory(error):
             code = _report_failure(_OUT_OF_MEMORY.format(inspect=make_command("inspect REF")), FAILED, debug)
@@ -251,7 +251,7 @@ def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopO
 
 
 def _options(command: Any, words: Sequence[str] = ()) -> dict[Any, Any]:
-    """Return the options of a command, or of the one in it that words name, each with its annotation in the code."""
+    """Return the options of a command, or of the subcommand in `words`, each with its type annotation."""
     for word in words:
         command = getattr(command, "commands", {}).get(word, command)
     parameters = inspect.signature(command.callback, eval_str=True).parameters
@@ -260,17 +260,17 @@ def _options(command: Any, words: Sequence[str] = ()) -> dict[Any, Any]:
 
 
 def _refuse_empty_paths(program: Any, words: Sequence[str]) -> None:
-    """Refuse what an unset variable of the shell makes of a path; it would be the current folder."""
-    # Annotated[Path, ...] or Annotated[Path | None, ...]; the types that typer makes of them are private.
+    """Refuse empty paths, such as from an unset shell variable; they would mean the current folder."""
+    # Annotated[Path, ...] or Annotated[Path | None, ...]; the types that typer derives are private.
     kinds = {option: get_args(annotation)[0] for option, annotation in _options(program, words).items()}
     paths = {name for option, kind in kinds.items() if Path in (kind, *get_args(kind)) for name in option.opts}
     for word, value in itertools.pairwise(words):
         if word in paths and not value:
-            raise InputError(f"{word} is empty: name a file or a folder")
+            raise InputError(f"{word} is empty: give the path of a file or folder")
 
 
 def _as_option(program: Any, words: Sequence[str], reference: MessageReference) -> str | MessageReference:
-    """Name an argument of Python, such as top_k, or a key of a run file by the command's option for it, if any."""
+    """Replace a Python argument, such as top_k, or a run-file key in a message by the option of the command."""
     names = {option.name: option.opts[0] for option in _options(program, words)}
     option = names.get(reference.name) or names.get(_OPTION_NAMES.get(reference.name, ""))
     return reference if option is None or reference.kind not in ("argument", "key") else reference.as_option(option)
@@ -289,11 +289,11 @@ def _report_unexpected(error: Exception, debug: bool) -> int:
 
 
 def _report_unwritable(error: OSError, debug: bool) -> int:
-    """Report that a file, or standard output, cannot be written."""
+    """Report that a file or standard output cannot be written."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         return _report_unexpected(error, debug)
     if error.filename is None:
-        # What is left in the buffer would fail again when the program ends.
+        # The rest of the buffer would fail again when the program ends.
         with contextlib.suppress(OSError, ValueError):
             silence(sys.stdout)
     return _report_failure(f"{error.filename or 'the output'} cannot be written: {error.strerror}", FAILED, debug)
@@ -309,7 +309,7 @@ def _usage_message(error: Any, words: Sequence[str]) -> str:
         message, needed = _bad_value(error, words), []
     if any(option not in message for option in needed):
         message += f"; it needs {' and '.join(needed)}"
-    if not message[1:2].isupper():  # an argument is written in capitals, as in the help
+    if not message[1:2].isupper():  # arguments keep their capitals, as in the help
         message = message[:1].lower() + message[1:]
     help_words = f"{name.partition(' ')[2]} --help".lstrip()
     return f"{name}: {message}; see {make_command(help_words)}"
@@ -322,15 +322,15 @@ def _missing_options(parameters: Sequence[Any], words: Sequence[str]) -> list[st
 
 
 def _wrong_words(error: Any, parameters: Sequence[Any]) -> str:
-    """Return what is wrong with options or commands, with the nearest valid one."""
+    """Return the error text for unknown options or commands, with the nearest valid name."""
     wanted = getattr(error, "option_name", None)
     if wanted and hasattr(error, "possibilities"):
-        from clearhead.generate.options import REMOVED  # most commands need no options of generation
+        from clearhead.generate.options import REMOVED  # import late: most commands need no generation options
 
         reason = REMOVED.get(wanted.lstrip("-").replace("-", "_"))
         if reason is not None:
             return f"no such option: {wanted}: {reason}; leave it out"
-        # Without the dashes, in which all options agree.
+        # Compare without the dashes, which all options share.
         known = {name.lstrip("-"): name for parameter in parameters for name in parameter.opts if name[:1] == "-"}
         near = nearest_name(wanted.lstrip("-"), known)
         return f"no such option: {wanted}" + ("" if near is None else f" (did you mean '{known[near]}'?)")
@@ -339,11 +339,11 @@ def _wrong_words(error: Any, parameters: Sequence[Any]) -> str:
 
 
 def _bad_value(error: Any, words: Sequence[str]) -> str:
-    """Return what an option expected and received."""
+    """Return the error text for a wrong value, with the expected and the given value."""
     option = error.param.opts[0] if error.param.param_type_name == "option" else error.param.name.upper()
     values = [following for word, following in itertools.pairwise(words) if word in error.param.opts]
     values += [word.partition("=")[2] for word in words if word.partition("=")[0] in error.param.opts and "=" in word]
-    # Annotated[int, ...] or Annotated[int | None, ...]: the last is how the option is declared, with its limits.
+    # Annotated[int, ...] or Annotated[int | None, ...]: the last item declares the option with its limits.
     kind, *_, declared = get_args(_options(error.ctx.command).get(error.param)) or (None, None)
     number = next((number for number in (int, float) if number in (kind, *get_args(kind))), None)
     if number is None or not values:
@@ -355,7 +355,7 @@ def _bad_value(error: Any, words: Sequence[str]) -> str:
             expected = f"a number of at most {declared.max:,}"
         elif declared.min is not None and not value >= declared.min:
             expected = f"a number of at least {declared.min}"
-    return f"{option} expects {expected}, received {values[-1]!r}"
+    return f"{option} expects {expected}, got {values[-1]!r}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`clearhead new`: write a run file with sizes that fit the data; each task is a subcommand with its own options."""
+"""`clearhead new`: write a run file with sizes that fit the data; each task is a subcommand."""
 
 from __future__ import annotations
 
@@ -24,59 +24,59 @@ if TYPE_CHECKING:
     from clearhead.apps.recipes.draft import Draft
     from clearhead.apps.recipes.fit import FittedRunFile
 
-# A year.
+# One year.
 MOST_MINUTES = 525_600
-# The name of a file in a folder of held-out data that is not complete; the number of the process follows.
+# Prefix of a file that marks a folder of held-out data as incomplete; the process id follows.
 UNFINISHED = ".unfinished-"
 
-# What names data, under the name of its parameter; each task takes some of them.
+# The data options by parameter name; each task uses some of them.
 DATA_PARAMETERS: Mapping[str, Any] = {
-    "source": Annotated[Path, typer.Option("--source", metavar="F", help="Training text: one text in a line.")],
-    "target": Annotated[Path, typer.Option("--target", metavar="F", help="What belongs to it, line by line.")],
+    "source": Annotated[Path, typer.Option("--source", metavar="F", help="Training text: one text per line.")],
+    "target": Annotated[Path, typer.Option("--target", metavar="F", help="The target of each source line.")],
     "text": Annotated[Path, typer.Option("--text", metavar="F", help="Training data, in one of the forms above.")],
     "labels": Annotated[
         str, typer.Option("--labels", metavar="COLUMN|F", help="The column of the labels, or a file of them.")
     ],
     "text_column": Annotated[
         str,
-        typer.Option("--text-column", metavar="COLUMN", help="The column, or field, of the texts; by default text."),
+        typer.Option("--text-column", metavar="COLUMN", help="The column or field of the texts; by default text."),
     ],
     "pair": Annotated[
-        str, typer.Option("--pair", metavar="COLUMN|F", help="The column of second texts, or a file of them.")
+        str, typer.Option("--pair", metavar="COLUMN|F", help="The column of the second texts, or a file of them.")
     ],
     "document": Annotated[
-        str, typer.Option("--document", help="One document: file, line or paragraph; by default what fits the text.")
+        str, typer.Option("--document", help="One document: file, line or paragraph; by default chosen from the text.")
     ],
     "pattern": Pattern,
     "valid_source": Annotated[Path, typer.Option("--valid-source", metavar="F", help="Validation data, as --source.")],
     "valid_target": Annotated[Path, typer.Option("--valid-target", metavar="F", help="Validation data, as --target.")],
     "valid_text": Annotated[Path, typer.Option("--valid-text", metavar="F", help="Validation data, as --text.")],
     "valid_labels": Annotated[
-        str, typer.Option("--valid-labels", metavar="F", help="Labels of --valid-text, where --labels is a file.")
+        str, typer.Option("--valid-labels", metavar="F", help="Labels of --valid-text, if --labels is a file.")
     ],
 }
 Init = Annotated[
-    str | None, typer.Option("--init", metavar="REF", help="A checkpoint or a run to start from; else from scratch.")
+    str | None, typer.Option("--init", metavar="REF", help="A checkpoint or run to start from; default: from scratch.")
 ]
 Minutes = Annotated[
     float,
     typer.Option(
-        "--minutes", min=0.01, max=MOST_MINUTES, metavar="M", help="How long training may take on this machine."
+        "--minutes", min=0.01, max=MOST_MINUTES, metavar="M", help="The minutes that training may take on this machine."
     ),
 ]
 RunFile = Annotated[Path, typer.Option("--output", "-o", metavar="F", help="The run file to write.")]
-RunDirectory = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="The run directory it will name.")]
+RunDirectory = Annotated[Path | None, typer.Option("--run", metavar="DIR", help="The run directory of the training.")]
 
 
-_ALWAYS = """Training steps are measured on this machine, so that model and steps fit --minutes. Every choice in the run
-file has a comment. What exists is replaced with --force only, and your data stays as it is. Without validation data, a
-part of the training data is held out: a tenth of lines, pairs and labelled texts, drawn at random and copied into a
-folder beside the run file; of other text the end. --json ends with {"file", "run", "steps", "held_out"} and how much
-data there is."""
+_ALWAYS = """Training steps are measured on this machine, so that model and steps fit into --minutes. Every choice in
+the run file has a comment. Existing files are replaced only with --force, and your data is never changed. Without
+validation data, some training data is held out: a tenth of the lines, pairs or labelled texts, drawn at random and
+copied into a folder next to the run file; from other text, the end. --json ends with {"file", "run", "steps",
+"held_out"} and the amount of data."""
 
 
 def new() -> None:
-    """Write a run file with sizes that fit your text.
+    """Write a run file with sizes that fit your data.
 
     \b
     Example:
@@ -98,14 +98,14 @@ def new_group() -> typer.Typer:
 
 
 def _help(task: Task) -> str:
-    """Return the text of --help; a paragraph behind a backspace keeps its lines."""
+    """Return the text of --help; a paragraph after a backspace keeps its line breaks."""
     words = task.new
     examples = "\n".join(f"  clearhead new {task.kind} {options}" for options in words.examples)
     return f"{words.does}\n\n\b\nExample:\n{examples}\n\n\b\nData, plain or .gz:\n{words.data}\n\n{_ALWAYS}"
 
 
 def _command(task: Task) -> Callable[..., None]:
-    """Give a task its data options in front of the options of every task, which are those of `_write_run_file`."""
+    """Return the command of a task: its data options, then the options of `_write_run_file`."""
     _, _, *shared = inspect.signature(_write_run_file, eval_str=True).parameters.values()
     needed = task.new.needed
     data = [_parameter(name, task, is_needed=name in needed) for name in (*needed, *task.new.optional)]
@@ -141,7 +141,7 @@ def _write_run_file(
 
     refuse_unwritable(output, force=force)
     if init == "":
-        raise InputError("--init is empty: name a checkpoint or a run, or leave it out to train from scratch")
+        raise InputError("--init is empty: give a checkpoint or run, or leave it out to train from scratch")
     folder = output.with_name(f"{output.stem}-data")
     shared = {name: value for name, value in data.items() if name in DATA_PARAMETERS}
     others = {name: value for name, value in data.items() if name not in shared}
@@ -162,7 +162,7 @@ def _write_run_file(
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Return whether a folder of held-out data is what a command left that was killed."""
+    """Return whether a folder of held-out data was left unfinished by a killed command."""
     marks = [name.removeprefix(UNFINISHED) for name in names_in(folder) if name.startswith(UNFINISHED)]
     return bool(marks) and not any(mark.isdigit() and is_running(int(mark)) for mark in marks)
 
@@ -170,12 +170,12 @@ def is_unfinished(folder: Path) -> bool:
 def _write_files(
     output: Path, drafted: Draft, folder: Path, minutes: float, init: str | None, *, force: bool
 ) -> FittedRunFile:
-    """Write held-out data, fit the recipe to data and machine, write the run file last; a failure leaves nothing."""
-    # Only now: the libraries for training take seconds to load, and a fault in the data should not wait for them.
+    """Write the held-out data, fit the recipe, and write the run file last; a failure leaves no files."""
+    # Import late: the libraries for training take seconds to load; faults in the data are reported before.
     from clearhead.apps.recipes.fit import fit_run_file
     from clearhead.apps.recipes.from_checkpoint import fit_to_checkpoint
 
-    # A command that was killed while it wrote its mark leaves nothing else.
+    # A command that was killed while writing its mark leaves only temporary files.
     is_there = not all(TEMPORARY.fullmatch(name) for name in names_in(folder))
     mark = folder / f"{UNFINISHED}{os.getpid()}"
     try:

@@ -1,4 +1,4 @@
-"""Options that several commands share, each declared once."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 
 def _limit_callback(most: int) -> Callable[[Any, Any, int | None], int | None]:
-    """Return a check of a number; a range of typer's would stand in the help with all its digits."""
+    """Return a callback that limits a number; a range of typer would show all its digits in the help."""
 
     def check(ctx: typer.Context, param: typer.CallbackParam, value: int | None) -> int | None:
         if value is not None and value > most:
-            raise InputError(f"{param.opts[0]} must be at most {most:,}, received {value}")
+            raise InputError(f"{param.opts[0]} must be at most {most:,}, got {value}")
         return value
 
     return check
 
 
 def _check_callback(check: Callable[[str], None]) -> Callable[[str], str]:
-    """Return the callback of an option that refuses it before the command begins."""
+    """Return an option callback that runs a check before the command starts."""
 
     def callback(value: str) -> str:
         check(value)
@@ -54,22 +54,22 @@ def _check_callback(check: Callable[[str], None]) -> Callable[[str], str]:
 
 
 def decoding_option(kind: type[DecodingOptions], name: str, *, ranged: bool = False) -> Any:
-    """Return the command-line option for an option of generation or search, with what is declared of it there.
+    """Return the command-line option for an option of generation or search, with its declared help and default.
 
     Args:
-        kind: the options.
-        name: of one that is a number.
-        ranged: it is refused below its range before the command begins; else the command checks all of them at once.
+        kind: the class of the options.
+        name: the name of a numeric option.
+        ranged: True to refuse values below the range before the command starts; otherwise the command checks them.
     """
     option, default = DECLARED[kind][name][1], kind.usual.get(name, getattr(kind, name))
-    # Other defaults turn an option off.
+    # These defaults turn an option off, so the help leaves them out.
     by_default = "" if default in (None, (), 0, 1) else f"; by default {default:g}"
     least = option.least if ranged else None
     return typer.Option(f"--{name.replace('_', '-')}", min=least, help=f"{option.help}{by_default}.")
 
 
 def _decoding_parameter(kind: type[DecodingOptions], name: str) -> inspect.Parameter:
-    """Return the parameter of a command for an option; None: the checkpoint or the default says."""
+    """Return the command parameter for an option; its default None means the checkpoint or the usual value."""
     declared = DECLARED[kind][name][0]
     value_type: Any = bool if declared is bool else number_type(declared) or list[str]
     annotation = Annotated[value_type | None, decoding_option(kind, name)]
@@ -79,18 +79,18 @@ def _decoding_parameter(kind: type[DecodingOptions], name: str) -> inspect.Param
 Ref = Annotated[
     str, typer.Argument(metavar="REF", help="A run directory, optionally with @best, @last, @averaged, @step-N.")
 ]
-LineFile = Annotated[Path, typer.Argument(metavar="FILE|-", help="Text, one sentence in a line; - is standard input.")]
-Paired = Annotated[bool, typer.Option("--pair", help="A line holds two texts, with a tab between them.")]
+LineFile = Annotated[Path, typer.Argument(metavar="FILE|-", help="Text, one sentence per line; - is standard input.")]
+Paired = Annotated[bool, typer.Option("--pair", help="Each line holds two texts with a tab between them.")]
 Device = Annotated[
     str, typer.Option("--device", callback=_check_callback(check_device), help="auto, cpu, cuda, cuda:N or mps.")
 ]
 Precision = Annotated[
     str, typer.Option("--precision", callback=_check_callback(check_precision), help="auto, fp32, bf16, int8 or int4.")
 ]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default what torch chooses.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default PyTorch chooses.")]
 BatchSize = Annotated[
     int | None,
-    typer.Option("--batch-size", min=1, callback=_limit_callback(2**31 - 1), help="Sentences computed together."),
+    typer.Option("--batch-size", min=1, callback=_limit_callback(2**31 - 1), help="The most texts computed together."),
 ]
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, callback=_limit_callback(2**63 - 1), help="Seed of every random choice.")
@@ -100,7 +100,7 @@ Json = Annotated[bool, typer.Option("--json", help="Make the last line of stdout
 JsonLines = Annotated[bool, typer.Option("--json", help="Write one JSON object for each line of input.")]
 BeamSize = Annotated[int | None, decoding_option(SearchOptions, "beam_size", ranged=True)]
 Pattern = Annotated[
-    str | None, typer.Option("--pattern", metavar="P", help='Which files of a folder to read, such as "*.txt".')
+    str | None, typer.Option("--pattern", metavar="P", help='The files of a folder to read, such as "*.txt".')
 ]
 FromLanguage = Annotated[
     str | None, typer.Option("--from", metavar="L", help="The language of the text, for a multilingual model.")
@@ -113,7 +113,7 @@ LengthPenalty = Annotated[float | None, decoding_option(SearchOptions, "length_p
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """How a command runs a model: the options that all such commands share."""
+    """Options for running a model: device, precision, threads, batch size and seed."""
 
     device: Device = "auto"
     precision: Precision = "auto"
@@ -130,7 +130,7 @@ class ComputeOptions:
         return clearhead.load(resolved_ref, device=_local_device(self.device), precision=self.precision)
 
     def load_exact(self, ref: str) -> Model:
-        """Set threads and seeds, then load a model; in fp32 on a CPU, its weights keep the form of their files."""
+        """Set threads and seeds, then load a model; in fp32 on a CPU, weights keep their stored form."""
         from clearhead.model.loading import load_exact
 
         resolved_ref = locate_model(ref)
@@ -139,7 +139,7 @@ class ComputeOptions:
 
 
 def _local_device(name: str) -> str:
-    """Return the GPU of this process: the processes that torchrun starts on one machine take one each."""
+    """Return the device name, with one GPU for each process that torchrun started on this machine."""
     import torch
 
     rank, count = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
@@ -147,12 +147,12 @@ def _local_device(name: str) -> str:
 
 
 def locate_model(ref: str) -> str:
-    """Return a reference with the folder in place of a name on the hub, and say that the hub was asked.
+    """Return a reference in which a name on the hub is replaced by the downloaded folder, and report the download.
 
-    What leads nowhere is found out without torch.
+    A model that does not exist is refused before torch is imported.
 
     Raises:
-        InputError: it is empty, or the name of a model that is neither here nor on the hub.
+        InputError: the reference is empty, or the model is neither here nor on the hub.
     """
     from clearhead.apps.cli.console import print_message
     from clearhead.base.files import MODEL, refuse_absent
@@ -162,15 +162,15 @@ def locate_model(ref: str) -> str:
     if reference == ModelReference.parse(ref):
         refuse_absent(reference.folder, expected=MODEL)
         return ref
-    print_message(f"{ref}: the checkpoint of that name on the Hugging Face hub, commit {reference.folder.name[:12]}")
+    print_message(f"{ref}: the checkpoint of this name on the Hugging Face hub, commit {reference.folder.name[:12]}")
     return str(reference.folder)
 
 
 def refuse_absent_runs(runs: Sequence[Path]) -> None:
-    """Refuse the first run directory that is not there, without torch; those with a label are left to the command.
+    """Refuse missing run directories before torch is imported; the command checks those with a label.
 
     Raises:
-        InputError: there is one.
+        InputError: a run directory does not exist.
     """
     from clearhead.base.files import refuse_absent
 
@@ -179,17 +179,17 @@ def refuse_absent_runs(runs: Sequence[Path]) -> None:
             refuse_absent(run, "run directory")
 
 
-# The options behind a parameter that a command declares with this type.
+# The option classes by the type of the parameter `decoding`.
 _DECODING: Mapping[type, type[DecodingOptions]] = MappingProxyType(
     {GenerateKwargs: GenerateOptions, SearchKwargs: SearchOptions}
 )
 
 
 def takes_compute_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `ComputeOptions` after its other ones; it receives them as the parameter `compute`.
+    """Add the options of `ComputeOptions` to a command, which gets them as the parameter `compute`.
 
-    A parameter `answers` gives the command the options of `OutputOptions`. A parameter `decoding`, keywords of
-    generation or of search, gives it these options; it receives those that the user sets.
+    A parameter `answers` adds the options of `OutputOptions`. A parameter `decoding` adds the options of generation or
+    search; the command gets those that the user sets.
     """
     shared = inspect.signature(ComputeOptions, eval_str=True).parameters
     signature = inspect.signature(command, eval_str=True)
@@ -220,10 +220,10 @@ def takes_compute_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextlib.contextmanager
 def _pause_garbage_collection() -> Iterator[None]:
-    """Leave the objects made within to the end of the process, and look for no garbage among them.
+    """Pause garbage collection inside a with block, and exclude the objects made there from later collections.
 
-    PyTorch makes hundreds of thousands while it is imported, none of which goes; looking through them again and again
-    takes a tenth of the time until a model answers.
+    The import of PyTorch makes hundreds of thousands of objects that are never freed. Scanning them repeatedly takes a
+    tenth of the time until a model answers.
     """
     gc.disable()
     try:
@@ -234,10 +234,10 @@ def _pause_garbage_collection() -> Iterator[None]:
 
 
 def set_threads_and_seed(threads: int | None, seed: int | None) -> None:
-    """Set the number of CPU threads and seed all random generators, where given.
+    """Set the number of CPU threads and seed all random generators; None leaves either unchanged.
 
     Raises:
-        InputError: there are far fewer processors.
+        InputError: this machine has far fewer processors than threads.
     """
     import random
 

@@ -1,4 +1,4 @@
-"""Files of answers: the share of a file of texts that a process answers, and the file that it writes."""
+"""Output files of commands that answer lines, and the share of the input that a process answers."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class FileShare:
     """One of several contiguous shares of the lines of a file.
 
     Attributes:
-        number: the share, counted from 1.
+        number: the number of the share, from 1.
         count: the number of shares.
-        origin: what implies the share, such as "torchrun"; for --share it is "--share".
+        origin: the source of the share: "--share", or an environment such as "torchrun".
     """
 
     number: int
@@ -44,20 +44,20 @@ class FileShare:
 
     @classmethod
     def parse(cls, text: str) -> FileShare:
-        """Return the share that a user names, such as 2/8.
+        """Parse a share such as 2/8.
 
         Raises:
-            InputError: the text is not I/N, or I is not between 1 and N.
+            InputError: the text is not I/N with I from 1 to N.
         """
         match = re.fullmatch("([0-9]{1,9})/([0-9]{1,9})", text)
         number, count = (int(match[1]), int(match[2])) if match else (0, 0)
         if not 1 <= number <= count:
-            raise InputError(f"--share expects I/N with I from 1 to N, such as 2/8; received {text!r}")
+            raise InputError(f"--share expects I/N with I from 1 to N, such as 2/8; got {text!r}")
         return cls(number, count)
 
     @classmethod
     def from_environment(cls) -> FileShare | None:
-        """Return the share of this process under torchrun, in a Slurm array, or in an array of both; else None.
+        """Return the share of this process under torchrun, in a Slurm array, or in both; None otherwise.
 
         Raises:
             InputError: the environment variables contradict each other.
@@ -70,25 +70,23 @@ class FileShare:
         return cls(number + 1, count, " of ".join(reversed(names))) if names else None
 
     def file_of(self, output: Path) -> Path:
-        """Return the name of the file for this share of an output."""
+        """Return the path of the output file for this share."""
         return output.with_name(f"{output.name}.{self.number}-of-{self.count}")
 
 
 def _rank() -> tuple[int, int] | None:
-    """Return the number of this process, counted from 0, and the number of processes that torchrun started."""
+    """Return the rank of this process under torchrun and the number of processes, or None without torchrun."""
     rank, size = _number("RANK"), _number("WORLD_SIZE")
     if rank is None and size is None:
         return None
     if rank is None or size is None or rank >= size:
         values = f"RANK is {os.environ.get('RANK')}, WORLD_SIZE is {os.environ.get('WORLD_SIZE')}"
-        raise InputError(
-            f"{values}: torchrun sets both, and RANK counts from 0 to WORLD_SIZE - 1; unset them or fix them"
-        )
+        raise InputError(f"{values}: torchrun sets both, with RANK from 0 to WORLD_SIZE - 1; unset or correct them")
     return rank, size
 
 
 def _array_task() -> tuple[int, int] | None:
-    """Return the position of this task in its Slurm array, counted from 0, and the number of tasks."""
+    """Return the index of this task in its Slurm array, from 0, and the number of tasks; None outside an array."""
     task, least, most, count = (_number(f"SLURM_ARRAY_TASK_{name}") for name in ("ID", "MIN", "MAX", "COUNT"))
     if task is None or least is None or count is None:
         return None
@@ -97,7 +95,7 @@ def _array_task() -> tuple[int, int] | None:
     if rest or not 0 <= index < count or (most is not None and most - least != (count - 1) * step):
         raise InputError(
             f"the tasks of this Slurm array are not evenly spaced (task {task} of {count} from {least} to {most}), so "
-            f"they imply no shares: name each share, as --share I/N; {_WHOLE_FILE}"
+            f"no shares follow from them: name each share, as --share I/N; {_WHOLE_FILE}"
         )
     return index, count
 
@@ -105,22 +103,22 @@ def _array_task() -> tuple[int, int] | None:
 def _number(name: str) -> int | None:
     text = os.environ.get(name, "")
     if text and not re.fullmatch("[0-9]{1,9}", text):
-        raise InputError(f"the environment variable {name} is {text!r}; expected a whole number from 0")
+        raise InputError(f"the environment variable {name} must be a whole number from 0, got {text!r}")
     return int(text) if text else None
 
 
 @dataclass
 class AnswerFile:
-    """A file of answers, one line each; it has another name until it is complete, so that a later command can go on.
+    """Output file with one answer per line; it has a temporary name until it is complete, so that it can be resumed.
 
     Attributes:
-        path: the name of the complete file.
-        partial: the name of the file while it is written.
-        share: the share of the input whose answers it holds; None means the whole input.
-        can_resume: whether the partial file of a stopped command is of use to a later one.
-        num_answers: answers that a stopped command has written.
+        path: the path of the complete file.
+        partial: the path of the file while it is written.
+        share: the share of the input that the file answers. None means the whole input.
+        can_resume: True if a later command can continue the partial file.
+        num_answers: the number of answers that a stopped command has written.
         file: the partial file while it is open.
-        is_begun: whether a window of answers is complete.
+        has_first_window: True once a window of answers is complete.
     """
 
     path: Path
@@ -133,9 +131,9 @@ class AnswerFile:
 
     @contextmanager
     def open_for_writing(self) -> Iterator[BinaryIO]:
-        """Open the file to write after its last whole answer; at the end of the with block it gets its name.
+        """Open the partial file after its last whole answer; at the end of the with block it gets its final name.
 
-        After a mistake in the first lines nothing is left. Any other end leaves the answers for --resume.
+        After a mistake in the first lines the file is removed. Any other failure keeps the answers for --resume.
         """
         try:
             with self.partial.open("r+b" if self.partial.exists() else "w+b") as file:
@@ -156,23 +154,23 @@ class AnswerFile:
 
     @property
     def is_shared(self) -> bool:
-        """True if other files have the answers to the rest of the input."""
+        """True if other output files have the answers to the rest of the input."""
         return self.share is not None and self.share.count > 1
 
     @property
     def resume_hint(self) -> str:
-        """The end of the message of a stopped command: how to go on, or that no file is written."""
+        """The end of the message of a stopped command: resume it, or no file was written."""
         return "; --resume goes on from there" if self.can_resume else f"; {self.path} is not written"
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
-        """Return the number of whole answers in a file, and the byte after the last of them."""
+        """Return the number of whole answers in a file, and the byte offset after the last one."""
         count = end = 0
         for line in takewhile(lambda line: line.endswith(b"\n"), file):
             count, end = count + 1, end + len(line)
         return count, end
 
     def finish(self, file: BinaryIO) -> None:
-        """Write what a complete file needs besides its answers."""
+        """Finish the file format; nothing to do for lines of text."""
 
     def report(self, num_lines: int, *, as_json: bool) -> None:
         """Print the name of the complete file."""
@@ -181,10 +179,10 @@ class AnswerFile:
 
 
 class RankedLines(AnswerFile):
-    """A file with several lines for each answer, each of which begins with the number of the text."""
+    """Output file with several lines per answer, each of which begins with the index of the text."""
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
-        """Return the number of whole answers; the last one may lack lines, and does not count."""
+        """Return the number of whole answers and their end; the last one may be incomplete and does not count."""
         count = start = end = 0
         last = b""
         for line in takewhile(lambda line: line.endswith(b"\n"), file):
@@ -197,24 +195,24 @@ class RankedLines(AnswerFile):
 
 @dataclass
 class VectorFile(AnswerFile):
-    """A .npy file of float32, with a row for each line of input. Its header is written again when it is complete.
+    """Output file in .npy format (float32) with one row per line of input; the header is completed at the end.
 
     Attributes:
-        width: numbers in a row; set before the file is written.
+        width: the number of values per row; set it before writing.
     """
 
     width: int = 0
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
-        """Return the number of whole rows and the byte after them; write the header into a new file."""
-        # The header leaves room for any number of rows: its length is the same for all of them.
+        """Write a header, and return the number of whole rows and the byte offset after them."""
+        # The length of the header does not depend on the number of rows.
         self._write_header(file, 0)
         start = file.tell()
         num_rows = max(0, file.seek(0, os.SEEK_END) - start) // self._row_bytes
         return num_rows, start + num_rows * self._row_bytes
 
     def add(self, vector: ndarray) -> None:
-        """Append a row."""
+        """Append one vector as a row."""
         assert self.file is not None
         self.file.write(vector.astype("<f4").tobytes())
 
@@ -242,10 +240,14 @@ class VectorFile(AnswerFile):
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """The output file of a command that answers lines, and the share of the lines that it reads.
+    """Options for the output file of a command that answers lines, and for its share of the lines.
 
     Attributes:
-        settings: all other parameters of the command by name; answers of other settings are not mixed in one file.
+        output: the path of the output file. None means standard output.
+        share: the share as I/N. None means that the environment decides.
+        resume: True to continue after a stopped command.
+        force: True to replace an existing file.
+        settings: all other parameters of the command by name; a file is resumed only with equal settings.
     """
 
     output: Annotated[
@@ -258,7 +260,7 @@ class OutputOptions:
         ),
     ] = None
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on after the last whole answer of a command that was stopped.")
+        bool, typer.Option("--resume", help="Continue after the last whole answer of a stopped command.")
     ] = False
     force: Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")] = False
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -269,24 +271,24 @@ class OutputOptions:
         return bool(self.settings["as_json"])
 
     def refuse_unstable_choice(self, output: AnswerFile | None, choice: str, option: str) -> None:
-        """Refuse a choice that each share, or each command that goes on, would make otherwise.
+        """Refuse a choice that would differ between shares or after --resume.
 
         Args:
-            output: the file of the answers.
-            choice: the choice, as the start of a sentence.
-            option: the option that makes the choice for all of them.
+            output: the output file. None means standard output.
+            choice: the description of the choice, as the start of the message.
+            option: the option that fixes the choice.
 
         Raises:
-            InputError: the command answers a share, or goes on after another.
+            InputError: the command answers a share or resumes a file.
         """
         if output is not None and (output.is_shared or self.resume):
             raise InputError(f"{choice}, which differs between shares and after --resume: add {option}")
 
     def refuse_unused(self, reason: str) -> None:
-        """Refuse the options for files of texts where the command answers a text of the command line.
+        """Refuse the output options if the command answers a single text.
 
         Args:
-            reason: the end of the sentence, such as "without --file".
+            reason: the end of the message, such as "without --file".
 
         Raises:
             InputError: one of the options is given.
@@ -297,34 +299,34 @@ class OutputOptions:
                 raise InputError(f"{option} has no effect {reason}")
 
     def find_output(self, source: Path, kind: type[AnswerFile]) -> AnswerFile | None:
-        """Return the file to write; None means standard output. A file that is complete ends the command.
+        """Return the output file, or None for standard output; end the command if the file is complete.
 
         Args:
-            source: the file of texts.
-            kind: the form of the answers.
+            source: the input file.
+            kind: the format of the output file.
 
         Raises:
-            InputError: options contradict each other, the input has no shares, or the file cannot be written.
+            InputError: options contradict each other, the input cannot be shared, or the file cannot be written.
         """
         share = self._choose_share(source)
         if self.output is None:
             for option, value in (("--resume", self.resume), ("--force", self.force)):
                 if value:
-                    raise InputError(f"{option} has no effect without -o")
+                    raise InputError(f"{option} has no effect without -o; leave it out")
             return None
         if self.resume and (self.force or source == STANDARD_INPUT):
-            reason = "--force begins anew: leave out one" if self.force else "standard input cannot be read twice"
-            raise InputError(f"--resume goes on where a command was stopped, and {reason}")
+            reason = "--force starts again: leave out one" if self.force else "standard input cannot be read twice"
+            raise InputError(f"--resume continues a stopped command, but {reason}")
         path = self.output if share is None else share.file_of(self.output)
         is_complete = path.is_file() and not self.force and (self.resume or share is not None)
         refuse_unwritable(path, force=self.force or is_complete)
         if not path.parent.is_dir():
             raise InputError(f"{path} cannot be written: {explain_absent(path.parent, 'folder')}")
         if is_complete:
-            print_message(f"{path} is complete already, so nothing is computed; --force computes it again")
+            print_message(f"{path} is already complete, so nothing is computed; --force computes it again")
             raise typer.Exit(0)
         if share is not None:
-            hint = "" if share.origin == EXPLICIT else f", implied by {share.origin} ({_WHOLE_FILE})"
+            hint = "" if share.origin == EXPLICIT else f", from {share.origin} ({_WHOLE_FILE})"
             print_message(f"{path}: share {share.number}/{share.count} of {source}{hint}")
         return kind(path, self._find_partial(path, source), share, can_resume=source != STANDARD_INPUT)
 
@@ -334,13 +336,13 @@ class OutputOptions:
             return None if self.output is None else share
         if self.output is None:
             raise InputError(
-                f"{share.origin} splits the lines into {share.count} shares, each with its file: add -o FILE, or "
+                f"{share.origin} splits the lines into {share.count} shares, one file each: add -o FILE, or "
                 + _WHOLE_FILE
             )
         faults = {
-            "standard input has no shares, since it has no middle to start from: name a file": source == STANDARD_INPUT,
-            f"{source} has no shares, since it is compressed: decompress it": source.suffix == ".gz",
-            f"{source} has no shares, since it is not a plain file": source.exists() and not source.is_file(),
+            "standard input cannot be split into shares: name a file": source == STANDARD_INPUT,
+            f"{source} is compressed and cannot be split into shares: decompress it": source.suffix == ".gz",
+            f"{source} is no regular file, so it has no shares: copy it": source.exists() and not source.is_file(),
         }
         for fault, is_so in faults.items():
             if is_so:
@@ -348,10 +350,10 @@ class OutputOptions:
         return share
 
     def _find_partial(self, path: Path, source: Path) -> Path:
-        """Return the name of the partial file for these settings and this input.
+        """Return the path of the partial file for these settings and this input.
 
         Raises:
-            InputError: there is one that is not to be continued, or cannot be.
+            InputError: a stopped command left a partial file that --resume must continue, or cannot continue.
         """
         status = source.stat() if source.is_file() else None
         content = [sorted(self.settings.items()), status and (status.st_size, status.st_mtime_ns)]
@@ -362,17 +364,17 @@ class OutputOptions:
             if self.force:
                 other.unlink(missing_ok=True)
             elif not self.resume:
-                raise InputError(f"{other} is left of a stopped command: --resume goes on with it, --force begins anew")
+                raise InputError(f"{other} was left by a stopped command: --resume continues it, --force starts again")
             elif other != partial:
                 raise InputError(
                     f"{other} has answers with other options or of another input: --resume needs the same command and "
-                    "file; --force begins anew"
+                    "file; --force starts again"
                 )
         return partial
 
 
 def explain_rounding(model: Model, output: AnswerFile | None) -> None:
-    """Say that shares may differ from one process in their last digits, where the model's results depend on batches."""
+    """Print that shares may differ from one process by rounding, if results of the model depend on the batch."""
     if output is not None and output.is_shared and not model.is_batch_invariant:
         print_message(
             "results of this model depend on their batch in the last digits, so shares can differ from one process by "

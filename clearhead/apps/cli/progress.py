@@ -1,6 +1,6 @@
-"""Signs of life of a command: a bar for counts on a terminal, and the seconds after two silent ones; lines in a log.
+"""Progress of commands: a bar or the seconds of silence on a terminal, and lines of progress in a log.
 
-A command that is stopped says how much is done. rich's status line is not used for the seconds: while it is shown, rich
+A stopped command reports how much is done. rich's status line is not used for the seconds. While it is shown, rich
 ends a line wherever streamed text is flushed, and wraps results at the width of the terminal.
 """
 
@@ -24,21 +24,21 @@ from clearhead.base.progress import QUIET_SECONDS, Counted, use_display
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-# Of a command that writes to a file: the first line of progress in its log, and the longest time until the next.
+# Seconds until the first line of progress in a log, and the longest time between two lines.
 FIRST_LOG_SECONDS: Final = 5.0
 LOG_SECONDS: Final = 60.0
 
 
 @dataclass
 class Bar(MessageDisplay):
-    """Shows what is counted.
+    """Progress display that counts items in a bar on a terminal, or in lines of a log.
 
     Attributes:
-        counts: which counts are shown.
-        total: of all; None: not known.
-        shown: on a terminal; None: elsewhere.
-        log: writes lines of progress; None: nothing is logged.
-        done: so many are done.
+        counts: the kind of items that the display counts.
+        total: the number of all items. None means unknown.
+        shown: the bar on a terminal. None means no bar.
+        log: the log for lines of progress. None means no lines.
+        done: the number of items that are done.
     """
 
     counts: Counted
@@ -48,20 +48,20 @@ class Bar(MessageDisplay):
     done: int = 0
 
     def update(self, done: int, total: int, what: Counted) -> None:
-        """Show how much is done, and of how much."""
+        """Show the number of done items and the total."""
         if what == self.counts:
             self.done, self.total = done, total
             self.show(done)
 
     def show(self, completed: int) -> None:
-        """Show how much is computed; what counts as done stays the same."""
+        """Show a number of computed items without changing `done`."""
         if self.shown is not None:
             self.shown.update(self.shown.task_ids[0], completed=completed, total=self.total)
         if self.log is not None:
             self.log.show(completed, self.total)
 
     def skip(self, done: int) -> None:
-        """Count what an earlier command has done, which says nothing about the speed of this one."""
+        """Count items that an earlier command has done, without counting them for the speed."""
         self.done = done
         if self.shown is not None:
             self.shown.reset(self.shown.task_ids[0], completed=done)
@@ -71,14 +71,14 @@ class Bar(MessageDisplay):
 
 @dataclass
 class ProgressLog:
-    """Writes lines of progress to stderr, the first after some seconds and then each minute.
+    """Log that writes lines of progress to stderr, first after some seconds and then at least each minute.
 
     Attributes:
         name: the start of each line.
-        unit: what is counted, in the plural.
-        is_estimate: whether the total is a forecast.
-        clock: gives the seconds.
-        num_skipped: done by an earlier command.
+        unit: the name of the counted items, in the plural.
+        is_estimate: True if the total is a forecast.
+        clock: function that returns the time in seconds.
+        num_skipped: the number of items that an earlier command has done.
     """
 
     name: str
@@ -92,7 +92,7 @@ class ProgressLog:
         self._due = self._start + FIRST_LOG_SECONDS
 
     def show(self, completed: int, total: int | None) -> None:
-        """Write how much is done, how fast, and how long the rest takes, if a line is due."""
+        """Write a line with the progress, the speed and the remaining time, if one is due."""
         now = self.clock()
         if now < self._due:
             return
@@ -109,7 +109,7 @@ class ProgressLog:
 
 
 def _duration(seconds: float) -> str:
-    """Return a duration in its two largest units, such as 3 h 20 min."""
+    """Return a duration as text in its two largest units, such as 3 h 20 min."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours:,} h {minutes} min" if hours else f"{minutes} min {rest} s"
@@ -126,16 +126,16 @@ def show_counts(
     log: str | None = None,
     is_estimate: bool = False,
 ) -> Iterator[Bar]:
-    """Show what is counted within a with block; a command that is stopped there says how much is done.
+    """Show progress inside a with block; a command that is stopped there reports how much is done.
 
     Args:
-        unit: what is counted, in the plural, as the user calls it.
-        total: of all; None: not known.
-        counts: which counts are shown.
-        is_shown: whether there is a bar; there is one on a terminal only.
-        stop_note: said of a stopped command, such as that no file was written.
-        log: the start of the lines that are written where there is no bar; None means no lines.
-        is_estimate: whether `total` is a forecast.
+        unit: the name of the counted items, in the plural, as shown to the user.
+        total: the number of all items. None means unknown.
+        counts: the kind of items to count.
+        is_shown: False to show no bar; a bar is shown on a terminal only.
+        stop_note: the end of the message of a stopped command, such as that no file was written.
+        log: the start of the log lines that replace the bar. None means no lines.
+        is_estimate: True if `total` is a forecast.
     """
     shown = _make_bar() if is_shown and sys.stderr.isatty() else None
     lines = None if log is None or shown is not None else ProgressLog(log, unit, is_estimate)
@@ -158,13 +158,13 @@ def _make_bar() -> Progress:
     from rich.text import Text
 
     class RateColumn(progress.ProgressColumn):
-        """What is done in a second."""
+        """A column with the number of items per second."""
 
         def render(self, task: progress.Task) -> Text:
-            """Return the rate, or nothing before it is known."""
+            """Return the rate as text, empty while it is unknown."""
             return Text("" if task.speed is None else f"{task.speed:,.1f}/s")
 
-    # Results on stdout may go anywhere, so only messages on stderr are written above the bar.
+    # Only messages on stderr are written above the bar: results on stdout may go to a file or a pipe.
     return progress.Progress(
         progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(), RateColumn(),
         progress.TimeRemainingColumn(), console=Console(stderr=True), transient=True, refresh_per_second=2,
@@ -179,17 +179,17 @@ _CURRENT: ContextVar[IdleDisplay | None] = ContextVar("waiting", default=None)
 
 
 class IdleDisplay:
-    """Shows on a terminal for how long a command has written nothing; what it writes next takes that place.
+    """Display of the seconds since the last output on a terminal; the next output replaces it.
 
-    Nothing is shown in the middle of a line, so neither in a text that is streamed nor below a panel or a bar, which
-    show by themselves that they are alive.
+    Nothing is shown in the middle of a line: neither in streamed text nor below a panel or a bar, which show activity
+    themselves.
 
     Args:
-        clock: gives the seconds.
+        clock: function that returns the time in seconds.
 
     Attributes:
-        is_paused: whether the command waits for the user.
-        streams: the terminal's, by name; they note when they are written to.
+        is_paused: True while the command waits for the user.
+        streams: the watched streams of the terminal by name, stdout and stderr.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -203,35 +203,35 @@ class IdleDisplay:
 
     @contextmanager
     def erase_and_write(self) -> Iterator[None]:
-        """Erase what is shown, before something else is written."""
+        """Return a context manager for other output: erase the display first, and restart the count after."""
         with self._lock:
             self.erase()
             yield
             self._last = self._clock()
 
     def erase(self) -> None:
-        """Erase what is shown."""
+        """Erase the displayed seconds."""
         if self._is_shown:
             self._is_shown = False
             self._write(_ERASE)
 
     def show_if_idle(self) -> None:
-        """Show for how long nothing was written, if that is long enough."""
+        """Show the seconds since the last output, if there are at least `QUIET_SECONDS`."""
         with self._lock:
             seconds = self._clock() - self._last
             is_free = bool(self.streams) and all(stream.is_whole for stream in self.streams.values())
             if seconds >= QUIET_SECONDS and is_free and not self.is_paused and not self._ended.is_set():
                 self._is_shown = True
-                # The cursor stays in front: what bypasses these streams is written over it.
+                # The cursor stays at the start, so that output that bypasses these streams overwrites the display.
                 self._write(f"working, {seconds:.0f} s{_ERASE}\r")
 
     def watch(self) -> None:
-        """Show each second what there is to show, until the end."""
+        """Update the display each second until the end."""
         while not self._ended.wait(1.0):
             self.show_if_idle()
 
     def end(self) -> None:
-        """Show nothing any more."""
+        """Stop the display and erase it."""
         self._ended.set()
         with self._lock:
             self.erase()
@@ -243,7 +243,7 @@ class IdleDisplay:
 
 
 class _WatchedStream:
-    """A stream that tells when it is written to; all else is that of the stream inside."""
+    """A wrapped output stream that reports each write to an idle display."""
 
     def __init__(self, inner: Any, display: IdleDisplay) -> None:
         self.inner = inner
@@ -251,7 +251,7 @@ class _WatchedStream:
         self._display = display
 
     def write(self, text: str) -> int:
-        """Write as the stream inside does."""
+        """Write to the wrapped stream."""
         with self._display.erase_and_write():
             if seen := _CONTROL.sub("", text):
                 self.is_whole = seen[-1] in "\r\n"
@@ -263,13 +263,12 @@ class _WatchedStream:
 
 @contextmanager
 def show_idle_time(clock: Callable[[], float] = time.monotonic) -> Iterator[IdleDisplay]:
-    """Show within a with block that a command works, where stderr is a terminal; of several processes the first does.
+    """Show the seconds of silence inside a with block, if stderr is a terminal and this is the first process.
 
-    The streams themselves note what is written, because not only commands write: also the bars and warnings of
-    libraries, and other threads.
+    The output streams are wrapped, because bars and warnings of libraries and other threads write as well.
 
     Args:
-        clock: gives the seconds.
+        clock: function that returns the time in seconds.
     """
     display, is_first = IdleDisplay(clock), os.environ.get("RANK", "0") == "0"
     with ExitStack() as stack:
@@ -289,7 +288,7 @@ def show_idle_time(clock: Callable[[], float] = time.monotonic) -> Iterator[Idle
 
 @contextmanager
 def pause_idle_time() -> Iterator[None]:
-    """Show nothing inside a with block: it is the user for whom the command waits."""
+    """Pause the display of idle time inside a with block, while the command waits for the user."""
     display = _CURRENT.get() or IdleDisplay()
     display.is_paused = True
     try:

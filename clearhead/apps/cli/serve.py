@@ -1,4 +1,4 @@
-"""`clearhead serve`: models at one address, until a signal ends it."""
+"""`clearhead serve`: serve models over HTTP until a signal ends the command."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ Result = TypeVar("Result")
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 _NAME: Final = re.compile(r"[._-]*[A-Za-z0-9][A-Za-z0-9._-]*")
 
-Host = Annotated[str, typer.Option("--host", help="The address it listens on; by default this machine alone.")]
-Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0: one that is free.")]
+Host = Annotated[str, typer.Option("--host", help="The address to listen on; by default this machine only.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 chooses a free one.")]
 KeyFile = Annotated[
-    Path | None, typer.Option("--api-key-file", metavar="F", help="Keys, one in a line, of which requests carry one.")
+    Path | None, typer.Option("--api-key-file", metavar="F", help="File of keys, one per line; each request needs one.")
 ]
 OpenAPI = Annotated[
-    bool, typer.Option("--openapi", help="Serve /openapi.json with --api-key-file, too; it then needs a key.")
+    bool, typer.Option("--openapi", help="Serve /openapi.json also with --api-key-file; it then needs a key.")
 ]
 SharePrefixes = Annotated[
     bool,
     typer.Option(
         "--share-prefixes/--no-share-prefixes",
-        help="Prompts with an equal prefix share its keys and values: up to 1 GB, an eighth of the free memory.",
+        help="Share the KV cache of equal prompt prefixes: up to 1 GB, an eighth of the free memory.",
     ),
 ]
 
@@ -49,7 +49,7 @@ BeyondPositions = Annotated[
     bool,
     typer.Option(
         "--beyond-positions",
-        help="Go on beyond the max_position_embeddings of checkpoints that compute their positions.",
+        help="Allow more than max_position_embeddings for checkpoints that compute positions.",
     ),
 ]
 
@@ -57,7 +57,7 @@ BeyondPositions = Annotated[
 def serve(
     refs: Annotated[
         list[str],
-        typer.Argument(metavar="[NAME=]REF ...", help="Run directories or checkpoints, with names if wanted."),
+        typer.Argument(metavar="[NAME=]REF ...", help="Run directories or checkpoints, with optional names."),
     ],
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -69,7 +69,7 @@ def serve(
     precision: Precision = "auto",
     threads: Threads = None,
 ) -> None:
-    """Serve models in OpenAI's protocol and Hugging Face's task schema.
+    """Serve models over HTTP: OpenAI's protocol and Hugging Face's task schema.
 
     \b
     Example:
@@ -77,19 +77,21 @@ def serve(
       clearhead serve path/to/gpt2 vectors=path/to/minilm --port 8080
       clearhead serve runs/shakespeare --host 0.0.0.0 --api-key-file keys.txt
 
-    Clients of OpenAI's API use http://127.0.0.1:8000/v1. NAME=REF names a model with letters, digits, ".", "_" and "-";
-    without a name it is the last folder of REF, or the repository's name. A prompt and its answer may have as many
-    tokens as the model has positions. Requests
-    share a running batch, which they join and leave at every token. GET /v1/models lists the models, /health is ready
-    once each has given a first token, /metrics is for Prometheus. Texts are never logged. SIGTERM finishes what runs
-    and refuses what comes; a second one ends at once.
+    Clients of OpenAI's API connect to http://127.0.0.1:8000/v1. NAME=REF names a model, with letters, digits, ".", "_"
+    and "-". The default name is the last folder of REF, or the repository's name. A prompt and its answer together may
+    have as many tokens as the model has positions. Requests share a running batch, which they join and leave at any
+    token.
+
+    GET /v1/models lists the models. /health reports ready when each model has produced a first token. /metrics is for
+    Prometheus. Texts are never logged. SIGTERM finishes running requests and refuses new ones; a second SIGTERM ends
+    at once.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise InputError(f"serve needs {' and '.join(missing)}; install them: {make_install_command(extra='serve')}")
+        raise InputError(f"serve needs {' and '.join(missing)}; install: {make_install_command(extra='serve')}")
     keys = () if api_key_file is None else _keys(api_key_file)
     if host not in ("127.0.0.1", "localhost", "::1") and not keys:
-        print_message(f"warning: other machines may reach {host}, and no key protects it: give --api-key-file")
+        print_message(f"warning: {host} may be open to other machines without a key: give --api-key-file")
     set_threads_and_seed(threads, None)
     from clearhead.apps.serve.api.application import make_application
     from clearhead.apps.serve.api.server import Server, hosts_of
@@ -123,25 +125,25 @@ def _keys(path: Path) -> tuple[str, ...]:
 
     keys = tuple(line.strip() for line in read_text_file(path, "file of keys").splitlines() if line.strip())
     if not keys:
-        raise InputError(f"{path} holds no key: write one in a line")
+        raise InputError(f"{path} has no key: write one key per line")
     return keys
 
 
 def _run_in_thread(work: Callable[[], Result]) -> Result:
-    """Return what a function returns in a thread that ends with it.
+    """Run a function in a short-lived thread and return its result.
 
-    The threads of OpenMP that a thread has called stay as long as it does. Beside those of the main thread, those of an
-    engine would be more than there are processors, and sleep whenever they wait: steps would take twice as long.
+    OpenMP's threads live as long as the thread that started them. Together with those of the main thread, the threads
+    of an engine would exceed the processors, and steps would take twice as long.
     """
     result, context = Future[Result](), contextvars.copy_context()
 
     def run() -> None:
         try:
             result.set_result(context.run(work))
-        except BaseException as error:  # noqa: BLE001 - it is raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - raised again where the result is read
             result.set_exception(error)
 
-    # Ctrl-C ends the program while it loads, without waiting for it.
+    # A daemon thread, so that Ctrl-C ends the program while models load.
     thread = threading.Thread(target=run, name="loading", daemon=True)
     thread.start()
     value = result.result()
@@ -150,7 +152,7 @@ def _run_in_thread(work: Callable[[], Result]) -> Result:
 
 
 def _name_models(refs: list[str]) -> dict[str, str]:
-    """Return the references of the models by their names, or refuse a name that is invalid or taken."""
+    """Return the model references by name; refuse an invalid or repeated name."""
     from clearhead.checkpoints.reference import ModelReference, repository_of
 
     refs_by_name: dict[str, str] = {}
@@ -164,7 +166,7 @@ def _name_models(refs: list[str]) -> dict[str, str]:
                 f"'{name}' in {ref} cannot name a model: use letters, digits, '.', '_' and '-', as in small=runs/de-en"
             )
         if name in refs_by_name:
-            raise InputError(f"two models are named '{name}', by which clients ask for them: name one, as b={path}")
+            raise InputError(f"two models have the name '{name}': name one of them, such as b={path}")
         refs_by_name[name] = path
     return refs_by_name
 
@@ -172,7 +174,7 @@ def _name_models(refs: list[str]) -> dict[str, str]:
 def _load_models(
     refs_by_name: dict[str, str], device: str, precision: str, *, shares_prefixes: bool, beyond_positions: bool
 ) -> Models:
-    """Load the models; one that cannot be loaded does not take the others down."""
+    """Load the models; if one of several cannot be loaded, serve the others."""
     import clearhead
     from clearhead.apps.serve.api.served import Models, ServedModel
 
@@ -189,16 +191,14 @@ def _load_models(
             failed[name] = f"{error}"
             print_message(f"clearhead: {name} is not served: {error}")
     if not served:
-        raise RunFailure("no model could be loaded")
+        raise RunFailure("no model could be loaded: see the reasons above")
     if beyond_positions and not any(model.beyond_positions for model in served):
-        raise InputError(
-            "--beyond-positions has no effect: no model computes its positions and has max_position_embeddings"
-        )
+        raise InputError("--beyond-positions has no effect on models without max_position_embeddings: leave it out")
     return Models(served, failed)
 
 
 def _warm_up(models: Models) -> None:
-    """Let each model give a first token, or a first prediction, so that the first client waits for nothing."""
+    """Compute one token or prediction with each model, so that the first request is not slow."""
     import torch
 
     for served in models:
@@ -212,7 +212,7 @@ def _warm_up(models: Models) -> None:
 
 
 def _lines(models: Models, host: str, port: int, key_file: Path | None) -> list[str]:
-    """Return a line for each model, and a first request that can be copied."""
+    """Return a line for each model, and a curl command for a first request."""
     lines = []
     # Clients cannot connect to a wildcard address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
@@ -221,9 +221,9 @@ def _lines(models: Models, host: str, port: int, key_file: Path | None) -> list[
         dtype = str(next(served.model.module.parameters()).dtype).removeprefix("torch.")
         if served.model.runner.in_bf16:
             dtype += " with products in bf16"
-        batches = "no result depends on the others of its batch"
+        batches = "results do not depend on the batch"
         if not served.model.is_batch_invariant:
-            batches = "results depend on the others of their batch by rounding"
+            batches = "results depend on the batch by rounding"
         about = f"{served.name}: {served.model.task.kind}, {dtype}, {_limit(served)}, {batches}"
         lines.append(f"{about}, at {address}/v1")
     path, body = _example(next(iter(models)))
@@ -234,7 +234,7 @@ def _lines(models: Models, host: str, port: int, key_file: Path | None) -> list[
 
 
 def _limit(served: ServedModel) -> str:
-    """Return the longest text of a model for its line."""
+    """Return the maximum text length of a model as text."""
     from clearhead.generate.decoder import longest_sentence
     from clearhead.tasks.outputs import max_input_length
 
@@ -248,7 +248,7 @@ def _limit(served: ServedModel) -> str:
 
 
 def _example(served: ServedModel) -> tuple[str, dict[str, Any]]:
-    """Return the path and the body of a request that the model answers."""
+    """Return the path and body of an example request for the model."""
     from clearhead.spec.tasks.registry import find_task
 
     model, outputs = served.model, find_task(served.model.task.kind).outputs

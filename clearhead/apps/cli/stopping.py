@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a command leaves within a second, even from a long call into a library."""
+"""Ctrl-C and SIGTERM: end a command within a second, even during a long call into a library."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-# Seconds in which a command that was stopped may close its files.
+# Seconds in which a stopped command may close its files.
 GRACE = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(BaseException):
-    """SIGINT or SIGTERM ended a command; not an Exception, so that no handler of exceptions catches it.
+    """Raised when SIGINT or SIGTERM stops a command; no Exception, so that no handler catches it.
 
     Args:
-        number: the signal.
+        number: the number of the signal.
 
     Attributes:
-        done: what the command has done, in words; empty where there is nothing to say.
+        done: the progress of the command as text; empty if there is none to report.
     """
 
     def __init__(self, number: int) -> None:
@@ -32,20 +32,20 @@ class Stopped(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """What a shell expects of a program that a signal ended."""
+        """The exit code for a program that a signal ended."""
         return 128 + self.number
 
     def __str__(self) -> str:
-        """Return the sentence for the user."""
+        """Return the message for the user."""
         sentence = "clearhead: interrupted" if self.number == signal.SIGINT else "clearhead: terminated"
         return f"{sentence}; {self.done}" if self.done else sentence
 
 
 class StopOnSignal:
-    """Raises `Stopped` in its with block at SIGINT and SIGTERM; handlers that are set inside, as by training, go first.
+    """Context manager that raises `Stopped` at SIGINT and SIGTERM; handlers set inside, such as by training, win.
 
-    Python runs a handler between two of its own instructions, which a long call into a library holds up. So a thread
-    ends the process where the block has not ended `GRACE` seconds after the signal.
+    Python runs signal handlers between two instructions, so a long call into a library delays them. Therefore a thread
+    ends the process if the with block has not ended `GRACE` seconds after the signal.
 
     Attributes:
         received: the first signal, or None.
@@ -59,7 +59,7 @@ class StopOnSignal:
         self._sockets: tuple[socket.socket, ...] = ()
 
     def __enter__(self) -> StopOnSignal:
-        # Only the main thread can install handlers. A shell's background job ignores SIGINT, and goes on doing so.
+        # Only the main thread can install handlers. A background job of a shell keeps ignoring SIGINT.
         if threading.current_thread() is not threading.main_thread():
             return self
         for number in _SIGNALS:
@@ -80,14 +80,14 @@ class StopOnSignal:
         sys.unraisablehook = self._hook_before
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        # The thread reads the end of its input, and closes the other socket.
+        # The thread then reads the end of its input and closes the other socket.
         self._sockets[1].close()
         if self.received is not None and error is None:
             raise Stopped(self.received)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         self.received = self.received or number
-        # What is raised inside a destructor is only reported, and the block goes on until the thread ends it.
+        # An exception inside a destructor is only reported; the thread then ends the process.
         sys.unraisablehook = lambda unraisable: None
         raise Stopped(self.received)
 
@@ -98,7 +98,7 @@ class StopOnSignal:
                     self._end(receiver, number[0])
 
     def _end(self, receiver: socket.socket, number: int) -> None:
-        """End the process, unless the with block ends first."""
+        """End the process after `GRACE` seconds, unless the with block ends first."""
         receiver.settimeout(GRACE)
         try:
             while receiver.recv(1):

@@ -38,19 +38,19 @@ if TYPE_CHECKING:
 
 ARRAY = ".npy"
 Shown = tuple[dict[str, object], str]
-"""An answer as JSON values and as a line of text."""
+"""The JSON values and the output line of one answer."""
 
 
 @dataclass(frozen=True)
 class LineCall:
-    """One call of a command that answers lines: the model, the texts and the form of the output.
+    """The arguments of a command that answers lines: model, texts and form of the output.
 
     Attributes:
         ref: the reference of the model.
-        lines: the texts.
-        as_json: whether each answer is written as JSON.
-        compute: how the model runs.
-        pair: whether a line holds two texts with a tab between them.
+        lines: the input texts.
+        as_json: True to write each answer as JSON.
+        compute: the options for running the model.
+        pair: True if each line holds two texts with a tab between them.
     """
 
     ref: str
@@ -60,7 +60,7 @@ class LineCall:
     pair: bool = False
 
     def load_model(self) -> Model:
-        """Load the model, and refuse single texts for a model of pairs.
+        """Load the model, and refuse single texts for a model trained on pairs.
 
         Raises:
             InputError: the model cannot be loaded, or it was trained on pairs and `pair` is False.
@@ -77,8 +77,8 @@ class LineCall:
         """Answer every line and write each answer.
 
         Args:
-            answer: the method of the model that answers several texts.
-            show: the form of one answer; an empty line has the answer None.
+            answer: function that answers a list of texts or pairs.
+            show: function that returns the JSON values and the line of an answer; None for an empty line.
         """
 
         def write(line: InputLine, value: Any) -> None:
@@ -106,10 +106,10 @@ def classify(
       echo "a warm and funny film" | clearhead classify runs/reviews
       clearhead classify runs/paraphrases pairs.tsv --pair --json
 
-    A line of output is the most probable label and, after a tab, its probability. Where several labels may be right it
-    is those with a probability of at least one half, with commas between them, and where the model gives a number it is
-    that number. An empty line is answered by an empty line. --json writes {"index", "text", "label", "labels",
-    "probability", "probabilities", "is_cut"}, or "value" instead of labels; is_cut: the text was truncated.
+    A line of output is the most probable label and, after a tab, its probability. A model that may give several labels
+    writes all labels of probability 0.5 or more, with commas between them. A regression model writes its number. An
+    empty line gives an empty line. --json writes {"index", "text", "label", "labels", "probability", "probabilities",
+    "is_cut"}, or "value" instead of labels. "is_cut" is true if the text was truncated.
     """
     call = LineCall(ref, TextInput.of(file, answers), as_json, compute, pair)
     model = call.load_model()
@@ -146,9 +146,9 @@ def tag(
       clearhead tag runs/names news.txt
       echo "Anna flew from Oslo to Rome." | clearhead tag runs/names --json
 
-    A line of output holds the entities of the text with tabs between them, each as "label start-end text"; start and
-    end count characters from 0, and the end is behind the last one. A text without entities, and an empty line, are
-    answered by an empty line. --json writes {"index", "text", "entities"}; an entity is {"label", "text", "start",
+    A line of output holds the entities of the text with tabs between them, each as "label start-end text". The
+    characters count from 0, and the end is the index after the last one. A text without entities, and an empty line,
+    give an empty line. With --json, a line is {"index", "text", "entities"}; an entity is {"label", "text", "start",
     "end", "probability"}.
     """
     call = LineCall(ref, TextInput.of(file, answers), as_json, compute)
@@ -170,9 +170,9 @@ def fill(
         typer.Argument(metavar="TEXT|-", help="Text with blanks: ___ or the mask token; - is standard input."),
     ] = "-",
     file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE|-", help="A file of texts, one in a line, instead of TEXT.")
+        Path | None, typer.Option("--file", metavar="FILE|-", help="A file of texts, one per line, instead of TEXT.")
     ] = None,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="Candidates for each blank.")] = 5,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="The number of candidates per blank.")] = 5,
     as_json: JsonLines = False,
     *,
     answers: OutputOptions,
@@ -185,10 +185,10 @@ def fill(
       clearhead fill runs/captions "A dog ___ through the snow."
       clearhead fill runs/captions --file captions.txt --top-k 1 | cut -f 1
 
-    A blank is one entry of the model's vocabulary. A line of output holds the text with the best candidates and then,
-    for each blank and after a tab, its candidates with their probabilities. An empty line is answered by an empty line.
-    --json writes {"index", "text", "filled", "blanks"}; a blank is a list of {"text", "token", "probability", "start",
-    "end", "filled"}, best first, and start and end count the characters of the given text.
+    A blank is filled with one entry of the model's vocabulary. A line of output holds the filled text and then, after a
+    tab for each blank, its candidates with their probabilities. An empty line gives an empty line. --json writes
+    {"index", "text", "filled", "blanks"}. A blank is a list of {"text", "token", "probability", "start", "end",
+    "filled"}, best first; start and end count the characters of the given text.
     """
     _check_source(text, file, answers, compute.batch_size)
     lines = TextInput.of(file or STANDARD_INPUT, answers) if text == "-" else TextInput(None, [[text]], 1)
@@ -213,11 +213,11 @@ def _check_source(text: str, file: Path | None, answers: OutputOptions, batch_si
         return
     answers.refuse_unused("on a single TEXT; give a file of texts with --file")
     if file is not None:
-        raise InputError("TEXT and --file are two ways to give the text: give one of them")
+        raise InputError("TEXT and --file both give the text: use one of them")
     if batch_size is not None:
-        raise InputError("--batch-size has no effect on a single TEXT; remove it, or give a file of texts with --file")
+        raise InputError("--batch-size has no effect on a single TEXT; leave it out, or give a file with --file")
     if "\n" in text:
-        raise InputError("TEXT is a single line; give several in a file with --file")
+        raise InputError("TEXT must be a single line; give several lines in a file with --file")
 
 
 @takes_compute_options
@@ -226,16 +226,16 @@ def embed(
     file: LineFile = STANDARD_INPUT,
     pair: Paired = False,
     similarity: Annotated[
-        bool, typer.Option("--similarity", help="The cosine of the two texts in a line, with a tab between them.")
+        bool, typer.Option("--similarity", help="Write the cosine of two texts per line, separated by a tab.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Write one JSON object for each line of input; with -o one in all.")
+        bool, typer.Option("--json", help="Write one JSON object per line of input; with -o only one.")
     ] = False,
     *,
     answers: OutputOptions,
     compute: ComputeOptions,
 ) -> None:
-    """Make a vector of each text, one line in, one line out.
+    """Compute a vector for each text, one line in, one line out.
 
     \b
     Example:
@@ -243,12 +243,14 @@ def embed(
       clearhead embed runs/captions pairs.tsv --similarity
       echo "two dogs in the snow" | clearhead embed runs/captions --json
 
-    Vectors are pooled and normalized as the model says. Without -o a line of output is the vector as a JSON list; -o
-    writes a .npy file of float32 with a row for each line, and so is each share of it. With --pair the two texts of a
-    line are read together and have one vector. With --similarity each text has its own vector, and the output is their
-    cosine, from -1 to 1, also in the file of -o. An empty line has no vector: its line of output is empty, or null in
-    JSON, and a .npy file refuses it. --json writes {"index", "text", "vector"}, for two texts "pair"
-    too, or "similarity"; with -o it ends with {"file", "texts", "width"}.
+    The model defines pooling and normalization. Without -o, a line of output is the vector as a JSON list. With -o, the
+    output is a .npy file of float32 with one row per line; each share is such a file. With --pair, the two texts of a
+    line are read together and have one vector. With --similarity, each text has its vector, and the output is their
+    cosine, from -1 to 1, as text even with -o.
+
+    An empty line has no vector: its line of output is empty, or null in JSON, and a .npy file refuses it. With --json,
+    a line is {"index", "text", "vector"}, with "pair" for two texts, or "similarity" instead of "vector". With -o, the
+    last line is {"file", "texts", "width"}.
     """
     _check_embed_options(answers.output, pair, similarity)
     as_rows = answers.output is not None and not similarity
@@ -294,7 +296,7 @@ def _write_vectors(model: Model, call: LineCall, output: VectorFile) -> None:
     def add(line: InputLine, vector: ndarray | None) -> None:
         if vector is None:
             raise InputError(
-                f"{call.lines.name}:{line.number}: the line is empty, and every row of {output.path} is a vector"
+                f"{call.lines.name}:{line.number}: the line is empty and has no vector for {output.path}; remove it"
             )
         output.add(vector)
 
@@ -304,11 +306,11 @@ def _write_vectors(model: Model, call: LineCall, output: VectorFile) -> None:
 
 def _check_embed_options(output: Path | None, pair: bool, similarity: bool) -> None:
     if similarity and pair:
-        raise InputError("--pair reads both texts as one, and --similarity compares two vectors: leave out one of them")
+        raise InputError("--pair makes one vector of both texts, --similarity compares two vectors: leave one out")
     if output is not None and (output.suffix == ARRAY) == similarity:
-        form = f"lines of text with --similarity, but names {output}: give a name that does not end"
+        form = f"lines of text with --similarity, got {output}: give a name that does not end"
         if not similarity:
-            form = f"a {ARRAY} file, but names {output}: give a name that ends"
+            form = f"a {ARRAY} file, got {output}: give a name that ends"
         raise InputError(f"-o writes {form} in {ARRAY}")
 
 
@@ -321,19 +323,19 @@ def answer(
         typer.Option("--context", metavar="TEXT", help="The text with the answer; by default standard input."),
     ] = None,
     context_file: Annotated[
-        Path | None, typer.Option("--context-file", metavar="FILE|-", help="A file with that text.")
+        Path | None, typer.Option("--context-file", metavar="FILE|-", help="A file with the text.")
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", metavar="FILE|-", help="Questions and contexts with a tab between them, one in a line."),
+        typer.Option("--file", metavar="FILE|-", help="Questions and contexts with a tab between them, one per line."),
     ] = None,
-    top_k: Annotated[int, typer.Option("--top-k", min=1, help="How many answers.")] = 1,
+    top_k: Annotated[int, typer.Option("--top-k", min=1, help="The number of answers.")] = 1,
     no_answer: Annotated[
-        bool, typer.Option("--no-answer", help="The text may hold no answer; then the answer is empty.")
+        bool, typer.Option("--no-answer", help="Allow an empty answer, if the text has none.")
     ] = False,
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Make the last line of stdout one JSON object; with --file each line is one."),
+        typer.Option("--json", help="Make the last line of stdout one JSON object; with --file every line."),
     ] = False,
     *,
     answers: OutputOptions,
@@ -347,10 +349,10 @@ def answer(
       clearhead answer ./model --question "Who?" --context-file a.txt --top-k 3
       clearhead answer ./model --file questions.tsv -o answers.tsv
 
-    A line of output is an answer and, after a tab, its probability, best first. A long text is read in windows that
-    overlap. --json writes {"question", "answers"}; an answer is {"text", "score", "start", "end"}, and start and end
-    count the characters of the text. With --file all answers to a question stand in one line, with tabs between them,
-    and --json writes {"index", "text", "pair", "answers"} for each line, where "text" is the question.
+    A line of output is an answer and, after a tab, its probability, best first. A long text is read in overlapping
+    windows. With --json, the output is {"question", "answers"}; an answer is {"text", "score", "start", "end"}, and
+    start and end count the characters of the text. With --file, all answers to a question are in one line, with tabs
+    between them. Each line of --json is then {"index", "text", "pair", "answers"}, where "text" is the question.
     """
 
     def find(question: str, text: str) -> list[Answer]:
@@ -365,7 +367,7 @@ def answer(
         return
     answers.refuse_unused("without --file")
     if question is None:
-        raise InputError("there is no question: give --question and a context, or --file with both")
+        raise InputError("the question is missing: give --question and a context, or --file with both")
     text = _read_context(context, context_file)
     model = compute.load_model(ref)
     with show_counts("windows"):
@@ -375,10 +377,10 @@ def answer(
 
 
 def _answer_each(find: Callable[[str, str], list[Answer]], pairs: list[tuple[str, str]]) -> list[list[Answer]]:
-    """Return the answers to each question.
+    """Return the answers to each question of a list of (question, context) pairs.
 
     Raises:
-        InputError: a question or a context is empty; the error names the pair.
+        InputError: a question or context is empty; the message names the pair.
     """
     for number, pair in enumerate(pairs, start=1):
         for name, text in zip(("question", "context"), pair, strict=True):
@@ -393,11 +395,11 @@ def _show_answers(answers: list[Answer] | None) -> Shown:
 
 
 def _read_context(context: str | None, file: Path | None) -> str:
-    """Return the given text, or the unchanged text of a file or of standard input."""
+    """Return the context: the given text, or the content of a file or of standard input."""
     from clearhead.base.files import decode_text, read_text_file
 
     if context is not None and file is not None:
-        raise InputError("--context and --context-file are two ways to give the text: give one of them")
+        raise InputError("--context and --context-file both give the text: use one of them")
     if context is not None:
         return context
     if file is None or is_standard_input(file):
@@ -416,17 +418,16 @@ def predict(
     answers: OutputOptions,
     compute: ComputeOptions,
 ) -> None:
-    """Predict what a model was trained to predict, one line in, one line out.
+    """Use a model for the task it was trained on, one line in, one line out.
 
     \b
     Example:
       clearhead predict runs/grades essays.txt > grades.txt
       echo "a warm and funny film" | clearhead predict runs/reviews --json
 
-    This is how a task of an installed package is used. The tasks of clearhead have commands of their own as well, with
-    more options: translate, generate, fill, classify, tag, embed and answer. A line of output is the text, the label or
-    the number; several have tabs between them. An empty line is answered by an empty line. --json writes {"index",
-    "text", "prediction"}.
+    This command serves tasks of other installed packages. The tasks of clearhead also have separate commands with more
+    options: translate, generate, fill, classify, tag, embed and answer. A line of output is the text, label or number;
+    several are separated by tabs. An empty line gives an empty line. --json writes {"index", "text", "prediction"}.
     """
     call = LineCall(ref, TextInput.of(file, answers), as_json, compute, pair)
     model = call.load_model()
@@ -450,7 +451,7 @@ def _json_value(value: Any) -> Any:
 
 
 def _value_text(value: Any) -> str:
-    """Return the JSON value of a prediction for a person: of an object its first field, which says what it is."""
+    """Return the JSON value of a prediction as text; an object is shown by its first field."""
     if isinstance(value, list):
         return "\t".join(map(_value_text, value))
     if isinstance(value, dict):

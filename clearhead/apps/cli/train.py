@@ -1,4 +1,4 @@
-"""`clearhead train`: from a run file to a run directory, or to the directory of a sweep."""
+"""`clearhead train`: train the model of a run file, or all runs of a sweep."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 Sweep = Annotated[
     list[str] | None,
-    typer.Option("--sweep", metavar="KEY=V,W", help="A run for each value, such as train.seed=1..3; or a sweep file."),
+    typer.Option("--sweep", metavar="KEY=V,W", help="Train a run per value, such as train.seed=1..3; or a sweep file."),
 ]
 Equal = Annotated[
     str | None,
-    typer.Option("--equal", metavar="WHAT", help="Of a sweep: steps (the default), tokens, seconds or parameters."),
+    typer.Option("--equal", metavar="WHAT", help="For a sweep: steps (the default), tokens, seconds or parameters."),
 ]
 
 
@@ -36,18 +36,18 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last undamaged checkpoint.")] = False,
     sweep: Sweep = None,
     equal: Equal = None,
-    device: Annotated[str | None, typer.Option("--device", help="As train.device: auto, cpu, cuda or mps.")] = None,
+    device: Annotated[str | None, typer.Option("--device", help="Set train.device: auto, cpu, cuda or mps.")] = None,
     precision: Annotated[
-        str | None, typer.Option("--precision", help="As train.precision: auto, fp32 or bf16.")
+        str | None, typer.Option("--precision", help="Set train.precision: auto, fp32 or bf16.")
     ] = None,
     threads: Threads = None,
     batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="As train.batch_tokens: padded tokens in one batch.")
+        int | None, typer.Option("--batch-size", min=1, help="Set train.batch_tokens: padded tokens in one batch.")
     ] = None,
     seed: Seed = None,
     as_json: Json = False,
 ) -> None:
-    """Train a model from a run file.
+    """Train the model of a run file.
 
     \b
     Example:
@@ -57,14 +57,15 @@ def train(
 
     torchrun starts several processes, also on several machines: torchrun --nproc-per-node 2 -m clearhead train run.toml
 
-    Relative paths in the run file are relative to the current directory, that of its parts to its own folder. The parts
-    of a run directory are code and need --parts FILE. Ctrl-C and SIGTERM finish the step, save, and
-    say how to resume. With early_stop = { metric, patience } training stops once that many validations in a row have
-    not improved the metric. --json ends with {"run", "step", "best", "seconds"}.
+    Relative paths in the run file are relative to the current directory; paths of custom modules are relative to the
+    run file. The custom modules of a run directory are code and need --parts FILE. Ctrl-C and SIGTERM finish the step,
+    save, and print how to resume. With early_stop = { metric, patience }, training stops after `patience` validations
+    in a row without a better metric. With --json, the last line is {"run", "step", "best", "seconds"}.
 
-    --sweep, once for each key, trains every combination of values in a directory inside train.run, at an equal budget,
-    and ends in the table and the picture of `clearhead compare`. A run that fails is named and skipped. --resume, or
-    the sweep's directory as FILE.toml, continues the whole. --json ends with {"sweep", "runs", "failed"} and compare's:
+    --sweep KEY=VALUES, once per key, trains every combination of values at an equal budget, each in a directory inside
+    train.run. It ends with the table and the picture of `clearhead compare`. A failed run is named and skipped.
+    To continue a sweep, add --resume, or give the sweep's directory as FILE.toml. With --json, the last line has
+    {"sweep", "runs", "failed"} and the keys of compare. Example:
     clearhead train run.toml --sweep model.norm_place=pre,post --sweep train.seed=1..3 --equal tokens
     """
     options = {
@@ -84,18 +85,18 @@ def train(
 
 
 def _train(path: Path, words: list[str], *, resume: bool, as_json: bool) -> None:
-    """Train, and tell the result; of several processes the first one does."""
+    """Train one run, and print its result in the first process."""
     from clearhead.training.runfile.read import load_run_file
 
     is_of_run = path.is_dir()
     if is_of_run:
         resume = True
-        # The folder that was named is the run: a copied or moved one goes on in its own place.
+        # The named folder is the run, even if it was copied or moved.
         words.insert(0, f"train.run={json.dumps(str(path))}")
         path = path / "run.toml"
     with share_faults() as process:
         run_file = load_run_file(path, words, is_of_run=is_of_run)
-    # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
+    # Import late: the libraries for training take seconds to load; a fault in the run file is reported before.
     from clearhead.training.assemble import train_run
     from clearhead.training.summary import summary_lines
 
@@ -115,7 +116,7 @@ def _train(path: Path, words: list[str], *, resume: bool, as_json: bool) -> None
 
 @contextlib.contextmanager
 def _print_faults_once() -> Iterator[None]:
-    """Silence all processes but the first of torchrun or Slurm while they refuse what all of them refuse."""
+    """Print faults that all processes of torchrun or Slurm find only in the first process."""
     try:
         yield
     except InputError:
@@ -126,7 +127,7 @@ def _print_faults_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _silence_followers() -> Iterator[None]:
-    """Silence this process where another process tells the user."""
+    """Silence this process if another process reports the failure."""
     from clearhead.training.parallel.world import FailedElsewhere
 
     try:
@@ -138,7 +139,7 @@ def _silence_followers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def share_faults() -> Iterator[Process]:
-    """Report wrong input inside a with block to the other processes of a training, so that they do not wait."""
+    """Send wrong input found inside a with block to the other processes of a training, so that they do not wait."""
     from clearhead.training.parallel.world import Process
 
     with _print_faults_once():
@@ -146,7 +147,7 @@ def share_faults() -> Iterator[Process]:
     if process.size == 1:
         yield process
         return
-    # Only now: it loads PyTorch, for which a process alone need not wait.
+    # Import late: it loads PyTorch, which a single process does not need here.
     from clearhead.training.parallel.meeting import reporting_faults
 
     with _silence_followers(), reporting_faults(process):
@@ -154,7 +155,7 @@ def share_faults() -> Iterator[Process]:
 
 
 def is_sweep(file: str, swept: Sequence[str] | None, equal: str | None) -> bool:
-    """Return whether a command line asks for a sweep, or names the directory of one."""
+    """Return whether a command line asks for a sweep or names the directory of a sweep."""
     return bool(swept) or equal is not None or Path(file, "sweep.toml").is_file()
 
 
@@ -165,15 +166,15 @@ def train_sweep(
 
     Args:
         path: the run file, or the directory of a sweep to continue.
-        words: changes to it for all runs, as texts `table.key=value`.
-        swept: KEY=VALUES each, or a sweep file.
-        equal: what all runs have in common; None: as the sweep file says, or the steps.
-        resume: whether to continue a sweep.
-        as_json: whether the result is one JSON object.
+        words: changes for all runs, as texts `table.key=value`.
+        swept: texts KEY=VALUES, or the path of a sweep file.
+        equal: the budget that is equal for all runs. None means the one of the sweep file, or the steps.
+        resume: True to continue a sweep.
+        as_json: True to print the result as one JSON object.
 
     Raises:
-        InputError: nothing was trained, for what is asked for cannot be.
-        RunFailure: runs failed; the others are in the table.
+        InputError: the sweep is impossible; no run was trained.
+        RunFailure: some runs failed; the others are in the table.
     """
     from clearhead.apps.sweeps.variations import BASE_FILE, SWEEP_FILE, parse_budget, parse_variation
     from clearhead.base.files import read_text_file
@@ -185,14 +186,14 @@ def train_sweep(
         words.insert(0, f"train.run={json.dumps(str(path))}")
         path, swept, resume = path / BASE_FILE, [str(path / SWEEP_FILE)], True
     if not swept:
-        raise InputError("--equal is for a sweep: name what is varied with --sweep, such as --sweep train.seed=1..3")
+        raise InputError("--equal has no effect without --sweep: name keys to vary, such as --sweep train.seed=1..3")
     variation, named = parse_variation(swept)
     budget = parse_budget(equal) if equal is not None else named or "steps"
     text = read_text_file(path, "run file")
-    # Only now: it loads torch, for which a fault in the words need not wait.
+    # Import late: it loads torch; a fault in the words is reported before.
     from clearhead.apps.sweeps.api import run_sweep
 
     result = run_sweep(text, str(path), words, variation, budget, resume=resume, folder=folder)
     print_either(as_json, result.record(), *result.comparison.lines(table_columns()))
     if result.failed:
-        raise RunFailure(f"not in the table, for they failed: {', '.join(result.failed)}; --resume tries them again")
+        raise RunFailure(f"runs failed and are not in the table: {', '.join(result.failed)}; --resume tries them again")

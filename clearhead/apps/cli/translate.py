@@ -1,4 +1,4 @@
-"""`clearhead translate`: one line in, one line out."""
+"""`clearhead translate`: translate text line by line."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from clearhead import Hypothesis
     from clearhead.interpret.maps.word_links import WordAligner
 
-Alignments = Annotated[bool, typer.Option("--alignments", help="Write which words belong together, as 0-0 1-2.")]
+Alignments = Annotated[bool, typer.Option("--alignments", help="Add word alignments to each line, such as 0-0 1-2.")]
 AlignmentHeads = Annotated[
-    str | None, typer.Option("--alignment-heads", metavar="L.H,...", help="By these heads, such as 2.0,3.1.")
+    str | None, typer.Option("--alignment-heads", metavar="L.H,...", help="Align by these heads, such as 2.0,3.1.")
 ]
 
 
@@ -59,13 +59,16 @@ def translate(
       clearhead translate checkpoints/m2m input.de --from de --to en
       clearhead translate runs/de-en large.de -o large.en --share 2/8 --resume
 
-    An empty line is answered by an empty line. The score of a hypothesis is the sum of its log-probabilities divided by
-    length ** A, where the length counts the end token and A is the length penalty, by default 1.0. The search for a
-    sentence stops early once no unfinished hypothesis can still reach a better score than the worst of the best N
-    finished ones. A checkpoint's own settings replace these defaults. With --n-best above 1 a line
-    of output is "index ||| text ||| score", and the first index is 0.
-    --alignments ends a line with " ||| 0-0 1-2": word 0 of the input and word 0 of the output, word 1 and word 2. The
-    heads that align best in the first lines decide, and are named on stderr.
+    An empty line gives an empty line. The score of a hypothesis is its log-probability / length ** A. The length counts
+    the end token, and A is the length penalty, by default 1.0 (--length-penalty). The search for a sentence stops early
+    once no unfinished hypothesis can still score better than the worst of the N best finished ones. Settings of the
+    checkpoint replace these defaults. With --n-best above 1, a line of output is "index ||| text ||| score"; the first
+    index is 0.
+
+    --alignments ends a line with pairs of words such as " ||| 0-0 1-2". Here, the first word of the input is aligned
+    with the first word of the output, and the second with the third. The heads that align best in the first lines are
+    used and named on stderr.
+
     Search is deterministic: --seed changes nothing unless the computation itself is random.
     """
     _check_options(decoding, n_best, as_json)
@@ -93,33 +96,33 @@ def translate(
 
 
 def _parse_heads(named: str | None) -> list[tuple[int, int]]:
-    """Return the heads of --alignment-heads, such as 2.0,3.1."""
+    """Parse the (layer, head) pairs of --alignment-heads, such as 2.0,3.1."""
     parts = [] if named is None else named.split(",")
     matches = [re.fullmatch(r"\s*(\d{1,4})\.(\d{1,4})\s*", word) for word in parts]
     if not all(matches):
-        raise InputError(f"--alignment-heads {named} names no heads; expected LAYER.HEAD, such as 2.0,3.1")
+        raise InputError(f"--alignment-heads expects LAYER.HEAD, such as 2.0,3.1; got {named}")
     return [(int(match[1]), int(match[2])) for match in matches if match]
 
 
 def _add_alignments(
     aligner: WordAligner, texts: list[str], translations: list[list[Hypothesis]]
 ) -> list[list[Hypothesis]]:
-    """Return translations with their alignments; the first time, say by which heads."""
+    """Add alignments to translations, and print the chosen heads the first time."""
     is_measured = aligner.heads is None
     aligned = aligner.add_to(texts, translations)
     if is_measured and aligner.heads is not None:
         heads = ",".join(f"{layer}.{head}" for layer, head in aligner.heads)
-        print_message(f"alignments by the heads that align best in the first lines: --alignment-heads {heads}")
+        print_message(f"using the heads that align best in the first lines: --alignment-heads {heads}")
     return aligned
 
 
 def _check_options(options: SearchKwargs, n_best: int, as_json: bool) -> None:
-    """Refuse what cannot be done before a model is loaded."""
+    """Refuse conflicting options before a model is loaded."""
     search_values: dict[str, Any] = {**SearchOptions.usual, **options, "n_best": n_best}
     search = SearchOptions(**search_values)
     if "length_penalty" in options and search.beam_size == 1 and not as_json:
         raise InputError(
-            "--length-penalty has no effect with --beam-size 1, which keeps a single hypothesis; remove one of the two"
+            "--length-penalty has no effect with --beam-size 1, which keeps a single hypothesis; leave one of them out"
         )
 
 

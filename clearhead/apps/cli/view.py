@@ -1,4 +1,4 @@
-"""`clearhead view`: the attention of a model as a page, as a picture, or live from a server."""
+"""`clearhead view`: show the attention of a model as a page, as a picture, or live in a browser."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from clearhead.interpret.maps.outcome import OutcomeChoice
 
 
-Serve = Annotated[bool, typer.Option("--serve", help="A live page: change text and model, and watch, until Ctrl-C.")]
+Serve = Annotated[bool, typer.Option("--serve", help="Serve a live page to change text and model, until Ctrl-C.")]
 Port = Annotated[
-    int | None, typer.Option("--port", min=1, max=65535, help="Of the live page; by default one that is free.")
+    int | None, typer.Option("--port", min=1, max=65535, help="The port of the live page; by default a free one.")
 ]
-# The parameters of `view` that a live page has too.
+# The parameters of `view` that have an effect on a live page.
 _SHARED = {
     "ref", "text", "target", "generate", "beam_size", "from_language", "to_language", "device", "precision", "threads",
     "as_json",
@@ -50,7 +50,7 @@ _SHARED = {
 
 
 def takes_serve(view: Callable[..., None]) -> Callable[..., None]:
-    """Give the command `view` the options of a live page."""
+    """Add the options of a live page to the command `view`."""
     signature = inspect.signature(view, eval_str=True)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     serve_parameters = [
@@ -63,7 +63,7 @@ def takes_serve(view: Callable[..., None]) -> Callable[..., None]:
         if not serve and port is None:
             view(**values)
             return
-        # In an annotation the first name of an option stands where its default would.
+        # typer stores the first name of an option as its default.
         options = {name: get_args(parameter.annotation)[-1].default for name, parameter in signature.parameters.items()}
         without_effect = [options[name] for name, value in values.items() if name not in _SHARED and value]
         _check_serve_options(serve, without_effect)
@@ -77,17 +77,17 @@ def takes_serve(view: Callable[..., None]) -> Callable[..., None]:
 
 
 def _check_serve_options(is_live: bool, without_effect: Sequence[str]) -> None:
-    """Refuse what a live page cannot do, before a model is loaded.
+    """Refuse options that a live page does not support, before a model is loaded.
 
     Args:
-        is_live: whether --serve was given, and not a port alone.
-        without_effect: options that were given for a file.
+        is_live: True if --serve was given, False if only --port was.
+        without_effect: names of the given options that need an output file.
     """
     if not is_live:
-        raise InputError("--port is that of a live page: give --serve as well")
+        raise InputError("--port has no effect without --serve: add --serve")
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
     if missing:
-        raise InputError(f"--serve needs {' and '.join(missing)}; install them: {make_install_command(extra='serve')}")
+        raise InputError(f"--serve needs {' and '.join(missing)}; install: {make_install_command(extra='serve')}")
     if without_effect:
         raise InputError(f"{', '.join(without_effect)} has no effect on a live page: leave it out")
 
@@ -97,8 +97,8 @@ def _serve(model: Model, port: int, values: Mapping[str, Any]) -> None:
 
     Args:
         model: the model.
-        port: of this machine; 0: one that is free.
-        values: of the parameters of `view`.
+        port: the port on this machine. 0 means a free one.
+        values: the arguments of the command `view` by parameter name.
 
     Raises:
         InputError: the port is in use.
@@ -111,7 +111,7 @@ def _serve(model: Model, port: int, values: Mapping[str, Any]) -> None:
     from clearhead.interpret.maps.map_inputs import ReadKwargs
 
     listener = listen(port)
-    library()  # compiled before somebody waits for it
+    library()  # compile the kernels before the first request
     port = listener.getsockname()[1]
     access, workers = Access.of_page(port), Workers()
     first = PageRequest(text=values["text"], target=values["target"], generate=values["generate"])
@@ -121,30 +121,28 @@ def _serve(model: Model, port: int, values: Mapping[str, Any]) -> None:
     runs = Runs(model, Path(values["ref"]).name or values["ref"], reading)
     app = make_app(access, workers, [explorer_router(runs, workers, first)])
     print_either(values["as_json"], {"url": access.address, "port": port}, access.address)
-    print_message("open this address in a browser of this machine; Ctrl-C ends the program")
+    print_message("open this address in a browser on this machine; Ctrl-C ends the program")
     run(app, listener, workers)
 
 
-# The options that stand for arguments of Python.
+# Endings of output files, and the name of the default picture.
 PAGE, PICTURES, ARRAYS, MATRIX = ".html", (".svg", ".png"), ".npz", "matrix"
 
-Text = Annotated[str, typer.Argument(metavar="TEXT", help="What the model reads; ___ or the mask token is a blank.")]
+Text = Annotated[str, typer.Argument(metavar="TEXT", help="The input text; ___ or the mask token is a blank.")]
 Target = Annotated[
-    str | None, typer.Option("--target", metavar="TEXT", help="What the decoder reads; by default what it writes.")
+    str | None, typer.Option("--target", metavar="TEXT", help="The decoder's text; by default its own output.")
 ]
-Generate = Annotated[
-    int, typer.Option("--generate", metavar="N", min=0, help="Most tokens that the model continues the text by.")
-]
+Generate = Annotated[int, typer.Option("--generate", metavar="N", min=0, help="Continue the text by at most N tokens.")]
 Beams = Annotated[int, decoding_option(GenerateOptions, "beam_size", ranged=True)]
 Layers = Annotated[str | None, typer.Option("--layers", metavar="L", help="The layers shown, such as 0,3-5.")]
 Heads = Annotated[str | None, typer.Option("--heads", metavar="H", help="The heads shown, such as 0,3-5.")]
 Effects = Annotated[bool, typer.Option("--effects", help="Measure the effect of every head on the output.")]
 Of = Annotated[
     list[str] | None,
-    typer.Option("--of", metavar="P", help="The output followed: a position, a token, a label; of two, why the first."),
+    typer.Option("--of", metavar="P", help="Explain this output (position, token, label); with two, why the first."),
 ]
 Checkpoints = Annotated[
-    bool, typer.Option("--checkpoints", help="Play the checkpoints of a run: how its heads formed.")
+    bool, typer.Option("--checkpoints", help="Show all checkpoints of a run, to see how heads formed.")
 ]
 Compare = Annotated[
     str | None, typer.Option("--compare", metavar="TEXT", help="A second text, side by side with the first.")
@@ -156,10 +154,10 @@ Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="A page .html, a picture .svg or .png, or .npz.")
 ]
 View = Annotated[
-    str | None, typer.Option("--view", help="Of a picture: overview, or matrix with --layers L and --heads H.")
+    str | None, typer.Option("--view", help="For a picture: overview, or matrix with --layers L and --heads H.")
 ]
 StackOption = Annotated[
-    str | None, typer.Option("--stack", help="Of a picture: encoder.self, decoder.self or decoder.memory.")
+    str | None, typer.Option("--stack", help="For a picture: encoder.self, decoder.self or decoder.memory.")
 ]
 
 
@@ -188,7 +186,7 @@ def view(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Show what every head of a model attends to, as one page that needs no network.
+    """Show the attention of every head on a text, as one page that needs no network.
 
     \b
     Example:
@@ -198,12 +196,16 @@ def view(
       clearhead view runs/de-en "Zwei Hunde." --view matrix \\
         --stack decoder.memory --layers 2 --heads 1 -o head.svg
 
-    Without -o the page is named after the model, in the current folder. It has views of all heads, of one head as a
-    matrix and as lines, of one token through all layers, of the logit lens, and of the search, as far as there are any.
-    Heads chosen by --layers and --heads are stored with all digits and the numbers behind their weights, and --effects
-    measures each token that they look at, too. --checkpoints shows the steps whose weights a run kept: the untrained
-    model, a few more spaced like a logarithm (train.snapshots), the last checkpoints and the best. The output followed
-    is by default the last token, the first blank or the predicted label; --of Mary --of John asks why the first.
+    Without -o, the page is named after the model, in the current folder. It shows all heads, one head as a matrix and
+    as lines, and one token through all layers. It also shows the logit lens and the search, if the model has them.
+
+    Heads chosen by --layers and --heads are stored with all digits, together with their queries and keys. For these
+    heads --effects also measures the effect of each attended token. Option --checkpoints shows the steps whose weights
+    a run kept: the untrained model, snapshots at logarithmic distances (train.snapshots), the last checkpoints and the
+    best.
+
+    The explained output is by default the last token, the first blank or the predicted label. With --of Mary --of John,
+    the page explains why the model prefers Mary to John.
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
@@ -230,7 +232,7 @@ def view(
 
 @dataclass(frozen=True)
 class _AttentionReader:
-    """Loads a model and lets it read a text, for the layers and heads that are shown."""
+    """Loads models and computes their attention on a text, for the layers and heads shown."""
 
     device: str
     precision: str
@@ -246,7 +248,7 @@ class _AttentionReader:
         return self._read(self.load(ref), text, target)
 
     def read_with_other(self, ref: str, maps: AttentionMaps, text: str, target: str | None) -> AttentionMaps:
-        """Let another model read the same tokens, or the same text where its vocabulary or its stacks are others."""
+        """Return the maps of another model on the same tokens, or on the same text if vocabulary or stacks differ."""
         model = self.load(ref)
         has_same_tokens = model.tokenizers.fingerprint == maps.tokenizers.fingerprint
         is_same = has_same_tokens and model.spec.family == maps.module.spec.family
@@ -260,7 +262,7 @@ class _AttentionReader:
 
 
 def _refuse_long(model: Model, text: str, generate: int, layers: list[int] | None, heads: list[int] | None) -> None:
-    """Refuse a text that is too long for a page before the model reads it, which takes the square of its length."""
+    """Refuse a text that is too long for a page before the model reads it: attention is quadratic in its length."""
     from clearhead import spec
     from clearhead.interpret.view.explorer.encode import refuse_too_many
 
@@ -282,7 +284,7 @@ def _page_runs(
     compare: str | None,
     compare_with: str | None,
 ) -> list[tuple[str, AttentionMaps]]:
-    """Return the runs of a page, each with what tells it from the others."""
+    """Return the attention maps shown on a page, each with its label."""
     from clearhead.checkpoints.weights.files import with_weights
 
     ref, text, target = reading
@@ -313,55 +315,55 @@ def _write_page(
 
 
 def _check_options(path: Path, force: bool, together: list[str], has_outcome: bool) -> None:
-    """Refuse options without effect, and a file that must not be written, before a model is loaded."""
+    """Refuse options without effect and an unwritable file, before a model is loaded."""
     from clearhead.base.files import refuse_unwritable
 
     if path.suffix not in (PAGE, *PICTURES, ARRAYS):
-        raise InputError(f"-o names {path}: expected a page .html, a picture .svg or .png, or arrays .npz")
+        raise InputError(f"-o {path} has an unknown ending: expected .html, .svg, .png or .npz")
     if len(together) > 1:
-        raise InputError(f"{' and '.join(together)} put different things side by side: give one of them")
+        raise InputError(f"{' and '.join(together)} exclude each other: give one of them")
     if path.suffix != PAGE and (together or has_outcome):
         named = ", ".join([*together, *(["--effects or --of"] if has_outcome else [])])
-        raise InputError(f"{named} has no effect on {path}: it is shown on a page, whose name ends in .html")
+        raise InputError(f"{named} has no effect on {path}: give -o a name that ends in .html")
     refuse_unwritable(path, force=force)
 
 
 def _check_picture(
     path: Path, picture: str | None, stack: str | None, layers: list[int] | None, heads: list[int] | None
 ) -> None:
-    """Refuse the options of a picture for another file, and several heads for one picture."""
+    """Refuse picture options for other files, and several heads for one picture."""
     if path.suffix not in PICTURES:
         if picture is not None or stack is not None:
-            raise InputError(f"--view and --stack choose a picture, but -o names {path}: give a name that ends in .svg")
+            raise InputError(f"--view and --stack have no effect on {path}: give -o a name that ends in .svg")
     elif any(numbers is not None and len(numbers) > 1 for numbers in (layers, heads)):
         raise InputError("a picture shows one head: give one number to --layers and one to --heads")
 
 
 def _parse_numbers(text: str | None, option: str) -> list[int] | None:
-    """Return the numbers of a list with ranges, such as 0,3-5."""
+    """Parse a list of numbers and ranges, such as 0,3-5."""
     if text is None:
         return None
     numbers: set[int] = set()
     for item in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", item)
         if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
-            raise InputError(f"{option} {text} is no list of numbers; expected numbers and ranges, such as 0,3-5")
+            raise InputError(f"{option} {text} is not a list of numbers; expected numbers and ranges, such as 0,3-5")
         numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return sorted(numbers)
 
 
 def _parse_outcome(of: Sequence[str]) -> OutcomeChoice:
-    """Return what --of names: a position, one or two tokens or labels, or a position and then these."""
+    """Parse --of: a position, one or two tokens or labels, or a position followed by these."""
     position = [int(of[0])] if of and of[0].isdecimal() else []
     tokens = of[len(position) :]
     if len(tokens) > 2:
-        raise InputError(f"--of names {len(tokens)} outputs: name one, or two of which the first is compared")
+        raise InputError(f"--of got {len(tokens)} outputs: give one, or two to compare the first with the second")
     parts: Any = (*position, *tokens)
     return parts if len(parts) > 1 else next(iter(parts), None)
 
 
 def _checkpoint_files(ref: str) -> dict[str, Path]:
-    """Return the weights of every step that a run kept, in order, by their labels."""
+    """Return the weight files of all steps that a run kept, in order, by label."""
     from clearhead.checkpoints.reference import ModelReference
     from clearhead.checkpoints.runs.checkpoint import find_undamaged_weights, read_best, snapshots_folder
     from clearhead.checkpoints.runs.directory import is_run_directory
@@ -369,7 +371,7 @@ def _checkpoint_files(ref: str) -> dict[str, Path]:
     run = ModelReference.parse(ref).folder
     steps = find_undamaged_weights(snapshots_folder(run), run / "checkpoints")
     if not is_run_directory(run):
-        raise InputError(f"--checkpoints plays the checkpoints of a run, but {run} is not a run directory")
+        raise InputError(f"--checkpoints needs a run, but {run} is not a run directory: name one")
     if len(steps) < 2:
         raise InputError(
             f"--checkpoints plays the checkpoints of a run, but {run} kept {len(steps)}: train it with snapshots = 10 "

@@ -1,1 +1,1 @@
-"""Runs beside one another: what each is and cost and reached, whether the comparison is fair, and their curves."""
+"""Compare runs: sizes, costs and results in a table, unfair differences, and learning curves."""

@@ -1,4 +1,4 @@
-"""Fairness of a comparison: what is the same for all runs, and a sentence for each unfair difference."""
+"""Fairness of a comparison: the properties equal for all runs, and a sentence for each unfair difference."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from clearhead.checkpoints.runs.metrics import FILE_NAME, find_damaged_lines
 from clearhead.spec.tasks.registry import find_task
 
 TOKENS_TOLERANCE: Final = 1.01
-"""Ratio up to which token counts are equal: batches of one budget hold a few tokens more or less."""
+"""Ratio up to which token counts count as equal: batches of one budget vary by a few tokens."""
 
 SECONDS_TOLERANCE: Final = 1.05
-"""Ratio up to which times are equal: a run ends with the step and the validation in which its time does."""
+"""Ratio up to which times count as equal: a run finishes its last step and validation after its time is over."""
 _AMOUNTS: Final[Mapping[str, tuple[float, str, Callable[[ComparisonRow], float]]]] = {
     "tokens": (TOKENS_TOLERANCE, "saw", lambda row: row.tokens.mean),
     "seconds": (SECONDS_TOLERANCE, "took", lambda row: row.seconds.mean),
     "parameters": (TOKENS_TOLERANCE, "has", lambda row: row.first.parameters.total),
 }
-# Keys of [task] that are not part of the objective: they have checks of their own, or belong to the model.
+# Keys of [task] that are no part of the objective: other checks cover them, or they belong to the model.
 _NO_OBJECTIVE: Final = ("task.init", "task.pool", "task.temperature")
 _VALIDATION_KEYS: Final = ("data.valid", "data.max_length", "data.max_ratio")
-# State of the batches that does not define their order; seeds are compared by row.
+# State of the batches that does not define their order; seeds are compared per row.
 _NO_ORDER: Final = ("epoch", "batch", "data", "seed")
 _MACHINE: Final[Mapping[str, str]] = {
     "accelerator": "accelerator",
@@ -38,14 +38,14 @@ _MACHINE: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, repr=False)
 class Fairness(Printed):
-    """The result of checking a comparison.
+    """The result of checking a comparison for unfair differences.
 
     Attributes:
         same: the names of the checks that all rows pass.
         unfair: one sentence for each unfair difference.
-        notes: one sentence for everything else that a reader must know about a run.
-        losses: names of the rows whose loss cannot be compared with that of the first row.
-        scores: names of the rows whose score cannot be compared with that of the first row.
+        notes: one sentence for each other fact to know about a run, such as that it is unfinished.
+        losses: the names of the rows whose loss cannot be compared with that of the first row.
+        scores: the names of the rows whose score cannot be compared with that of the first row.
     """
 
     same: tuple[str, ...]
@@ -61,13 +61,13 @@ class Fairness(Printed):
 
 @dataclass(frozen=True)
 class _Check:
-    """A property that should be the same for all runs.
+    """A property that should be equal for all runs.
 
     Attributes:
-        name: of the property.
-        same: whether it is the same for a run and the first one; None: unknown.
-        clause: what differs, given a run, the first run, and the name of the first row.
-        spoils: the validation numbers that cannot be compared if it differs.
+        name: the name of the property.
+        same: function that compares a run with the first one. Its result None means unknown.
+        clause: function that describes the difference, given a run, the first run and the name of the first row.
+        spoils: the validation numbers that cannot be compared if the property differs.
     """
 
     name: str
@@ -80,13 +80,13 @@ Amount = Literal["steps", "tokens", "seconds", "parameters"]
 
 
 def judge_fairness(rows: Sequence[ComparisonRow], *, equal: Amount = "steps", shared_machine: bool = False) -> Fairness:
-    """Compare every row with the first one.
+    """Compare every row with the first one, and list the unfair differences.
 
     Args:
-        rows: at least one.
-        equal: what the runs were given alike: with equal tokens their steps may differ, with equal seconds their
-            tokens, and equal parameters are those of the models beside the steps.
-        beside: whether several runs shared the machine.
+        rows: the rows, at least one.
+        equal: the budget that the runs should share. With equal tokens, steps may differ; with equal seconds, tokens
+            may differ; equal parameters also need equal steps.
+        shared_machine: True if several runs shared the machine at the same time.
     """
     reference, runs = rows[0], [run for row in rows for run in row.runs]
     same, unfair = list[str](), list[tuple[str, str]]()
@@ -104,7 +104,7 @@ def judge_fairness(rows: Sequence[ComparisonRow], *, equal: Amount = "steps", sh
             same.append(check.name)
     notes = [note for row in rows for note in _notes(row)]
     if shared_machine:
-        notes.append(("runs", "that ran side by side shared the machine, so seconds and tokens/s cannot be compared"))
+        notes.append(("runs", "that ran at once shared the machine, so seconds and tokens/s cannot be compared"))
     amounts = {"seeds": _seeds(rows), "tokens": _ratios(rows, "tokens")}
     if equal in ("seconds", "parameters"):
         amounts[equal] = _ratios(rows, equal)
@@ -125,7 +125,7 @@ def judge_fairness(rows: Sequence[ComparisonRow], *, equal: Amount = "steps", sh
 
 
 def _difference(check: _Check, row: ComparisonRow, reference: ComparisonRow) -> tuple[str, str] | None:
-    """Return the name of the row or of its run that differs, and the clause; None: none is known to differ."""
+    """Return the name of the row or run that differs and the clause, or None if no difference is known."""
     others = [run for run in row.runs if check.same(run, reference.first) is False]
     if not others:
         return None
@@ -134,7 +134,7 @@ def _difference(check: _Check, row: ComparisonRow, reference: ComparisonRow) -> 
 
 
 def _merge_clauses(clauses: Sequence[tuple[str, str]]) -> tuple[str, ...]:
-    """Join names and clauses to sentences; rows with the same clause share a sentence."""
+    """Join names and clauses into sentences; rows with equal clauses share a sentence."""
     names: dict[str, list[str]] = {}
     for name, clause in clauses:
         names.setdefault(clause, []).append(name)
@@ -167,7 +167,7 @@ def _batches(run: ComparedRun) -> Mapping[str, Any]:
 
 
 def _is_loss_per_token(run: ComparedRun) -> bool:
-    """Whether the loss is a mean over tokens, so that it depends on the tokenizer."""
+    """Return whether the loss is a mean over tokens, so that it depends on the tokenizer."""
     return find_task(run.task).outputs == "vocabulary"
 
 
@@ -176,7 +176,7 @@ def _same_tokenizer(run: ComparedRun, first: ComparedRun) -> bool | None:
 
 
 def _tokenizer_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
-    unit = ", so losses per token cannot be compared; scores and bits per byte could"
+    unit = ", so losses per token cannot be compared; compare scores or bits per byte"
     return f"used another tokenizer than {name}{unit if _is_loss_per_token(first) else ''}"
 
 
@@ -204,7 +204,7 @@ def _validation_data_clause(run: ComparedRun, first: ComparedRun, name: str) -> 
 
 
 def _same_data(run: ComparedRun, first: ComparedRun, is_equal: bool | None, keys: Sequence[str]) -> bool:
-    """Compare fingerprints of token ids, or the run files where there is none or the tokenizers differ."""
+    """Compare fingerprints of token ids, or the run files if a fingerprint is missing or the tokenizers differ."""
     if is_equal is None or not _same_tokenizer(run, first):
         return not _differing_keys_below(run, first, *keys)
     return is_equal
@@ -215,7 +215,7 @@ def _same_objective(run: ComparedRun, first: ComparedRun) -> bool:
 
 
 def _objective_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
-    return f"learned another objective than {name}{_values(run, first, _objective_keys(run, first))}"
+    return f"had another objective than {name}{_values(run, first, _objective_keys(run, first))}"
 
 
 def _objective_keys(run: ComparedRun, first: ComparedRun) -> list[str]:
@@ -228,7 +228,7 @@ def _same_temperature(run: ComparedRun, first: ComparedRun) -> bool:
 
 def _temperature_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
     values = _values(run, first, ["task.temperature"])
-    return f"divided by another temperature than {name}{values}, so losses cannot be compared"
+    return f"had another temperature than {name}{values}, so losses cannot be compared"
 
 
 def _same_score(run: ComparedRun, first: ComparedRun) -> bool:
@@ -236,14 +236,14 @@ def _same_score(run: ComparedRun, first: ComparedRun) -> bool:
 
 
 def _score_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
-    return f"took {run.score_name} for the score, {name} {first.score_name}"
+    return f"had the score {run.score_name}, {name} had {first.score_name}"
 
 
 # --- order, budget, start, machine ----------------------------------------------------------------------------
 
 
 def _same_order(run: ComparedRun, first: ComparedRun) -> bool | None:
-    """Compare how batches are made and shuffled."""
+    """Return whether two runs form and shuffle batches alike, or None if unknown."""
     return not _order_keys(run, first) if _batches(run) and _batches(first) else None
 
 
@@ -264,11 +264,11 @@ def _same_budget(run: ComparedRun, first: ComparedRun) -> bool:
 
 
 def _budget_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
-    return f"had a budget of {_budget(run)}, {name} of {_budget(first)}"
+    return f"had a budget of {_budget(run)}, {name} had {_budget(first)}"
 
 
 def _budget(run: ComparedRun) -> str:
-    """Return the limits of a run, as text."""
+    """Return the limits of a run as text, such as 400 steps."""
     limits = {name: run.value_of(f"train.{name}") for name in ("steps", "epochs", "seconds")}
     shown = [
         f"{_count(value)} {name if value != 1 else name[:-1]}" for name, value in limits.items() if value is not None
@@ -323,7 +323,7 @@ def _seed_list(row: ComparisonRow) -> str:
 
 
 def _ratios(rows: Sequence[ComparisonRow], amount: Amount) -> list[tuple[str, str]]:
-    """Return the rows that had more or less of an amount than the first one, and how much."""
+    """Return the rows that used more or less of an amount than the first one, with the ratio."""
     first, differences = rows[0], []
     most, verb, read = _AMOUNTS[amount]
     for row in rows[1:]:
@@ -338,36 +338,36 @@ def _ratios(rows: Sequence[ComparisonRow], amount: Amount) -> list[tuple[str, st
 
 
 def _notes(row: ComparisonRow) -> Iterator[tuple[str, str]]:
-    """Yield what a reader must know about the runs of a row, with their names."""
+    """Yield notes on the runs of a row, such as a missing checkpoint, each with the path of the run."""
     for run in row.runs:
         path = str(run.path)
         if run.state is None:
-            yield path, "had no sound checkpoint, so data, tokenizer and order are not checked"
+            yield path, "has no undamaged checkpoint, so data, tokenizer and order are not checked"
         elif run.work is None:
-            yield path, "did not record its token counts, so the FLOPs are not known"
+            yield path, "did not record its token counts, so its FLOPs are unknown"
         if run.unfinished is not None:
             yield path, f"reached {run.unfinished}: still in training, or interrupted"
         if run.best("loss") is None:
-            yield path, "had no validation yet"
+            yield path, "has no validation yet"
         if damaged := find_damaged_lines(run.path / FILE_NAME):
             yield path, f"has damaged lines in {FILE_NAME}, which are left out: {', '.join(map(str, damaged[:9]))}"
     twice = sorted({seed for seed in row.seeds if row.seeds.count(seed) > 1})
     if twice:
         paths = _join_names([str(run.path) for run in row.runs if run.seed == twice[0]])
-        yield paths, f"had one configuration and one seed, so the spread of {row.name} is too small"
+        yield paths, f"have equal configurations and seeds, so the spread of {row.name} is too small"
 
 
 # --- differences of run files ---------------------------------------------------------------------------------
 
 
 def _differing_keys_below(run: ComparedRun, first: ComparedRun, *prefixes: str) -> list[str]:
-    """Return the keys of the run files at or below dotted keys whose values differ."""
+    """Return the keys, equal to or below the given dotted keys, whose values differ between two run files."""
     keys = differing_keys(run.configuration, first.configuration)
     return [key for prefix in prefixes for key in keys if key == prefix or key.startswith(f"{prefix}.")]
 
 
 def _values(run: ComparedRun, first: ComparedRun, keys: Sequence[str]) -> str:
-    """Return the first of some keys with both values, as text."""
+    """Return the first three keys with both values as text."""
     shown = [f"{key} {_value_text(run.value_of(key))}, not {_value_text(first.value_of(key))}" for key in keys[:3]]
     return f" ({'; '.join(shown)})" if shown else ""
 

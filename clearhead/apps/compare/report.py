@@ -1,4 +1,4 @@
-"""The result of a comparison: a table with intervals as text, its numbers as JSON, and the picture of the curves."""
+"""Report of a comparison: a table with intervals, its numbers as JSON, and a picture of the learning curves."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ from clearhead.base.printing import Printed, human_count
 from clearhead.base.progress import message
 
 LEVEL: Final = 0.95
-"""The share of all comparisons whose interval holds the difference that more seeds would show."""
+"""The confidence level of the intervals."""
 _POINTS: Final = 2001
 _HALVINGS: Final = 60
 
 
 @dataclass(frozen=True, repr=False)
 class RowDifference(Printed):
-    """The difference of the best validations of two rows, by Student's t.
+    """The difference between the best validations of two rows, with an interval by Student's t.
 
-    Where two seeds at least are in both rows, their differences seed by seed are one sample; else the rows are two
+    If both rows have at least two seeds in common, the differences per seed form one sample. Otherwise the rows are two
     samples with a variance each.
 
     Source: Student (1908), The probable error of a mean; Welch (1947), The generalization of 'Student's' problem.
 
     Attributes:
-        row, reference: names of the rows; positive: the row has more.
-        quality: which best validation.
+        row, reference: the names of the rows; a positive difference means that `row` has the larger value.
+        quality: the compared number, loss or score.
         mean: the difference of the means.
-        low, high: the ends of the interval; None: a row has one seed, so there is none.
-        seeds: those that are paired; empty: the rows are two samples.
-        counts: how many seeds of the row and of the reference it is computed from.
+        low, high: the ends of the interval. None means that a row has only one seed.
+        seeds: the paired seeds; empty if the rows are two samples.
+        counts: the number of seeds of the row and of the reference.
     """
 
     row: str
@@ -68,16 +68,16 @@ class RowDifference(Printed):
 
     @property
     def is_told_apart(self) -> bool | None:
-        """Whether the seeds tell the two apart: zero is outside of the interval; None: there is none."""
+        """True if zero is outside the interval; None without an interval."""
         return None if self.low is None or self.high is None else not self.low <= 0.0 <= self.high
 
 
 def compute_difference(row: ComparisonRow, reference: ComparisonRow, quality: Quality) -> RowDifference | None:
-    """Return the difference of a row from another one; None: one of them has no such validation."""
+    """Return the difference of a row from a reference row, or None if one of them has no such validation."""
     ours, theirs = _by_seed(row, quality), _by_seed(reference, quality)
     if not ours or not theirs:
         return None
-    seeds, reach = _paired_seeds(ours, theirs), None
+    seeds, reach = _common_seeds(ours, theirs), None
     if seeds:
         changes = [ours[seed][0] - theirs[seed][0] for seed in seeds]
         mean = fmean(changes)
@@ -98,8 +98,8 @@ def compute_differences(
     """Return the differences of all rows from the first one.
 
     Args:
-        rows: at least one.
-        incomparable: names of the rows whose loss or score cannot be compared with that of the first one.
+        rows: the rows, at least one.
+        incomparable: the names of the rows whose loss or score cannot be compared with that of the first row.
     """
     pairs = [(row, quality) for row in rows[1:] for quality in incomparable if row.name not in incomparable[quality]]
     every = (compute_difference(row, rows[0], quality) for row, quality in pairs)
@@ -115,15 +115,15 @@ def _by_seed(row: ComparisonRow, quality: Quality) -> dict[int, list[float]]:
     return values
 
 
-def _paired_seeds(ours: Mapping[int, Sequence[float]], theirs: Mapping[int, Sequence[float]]) -> tuple[int, ...]:
-    """Return the seeds that both have; none where they are fewer than two, or one was trained twice."""
+def _common_seeds(ours: Mapping[int, Sequence[float]], theirs: Mapping[int, Sequence[float]]) -> tuple[int, ...]:
+    """Return the common seeds of two rows; empty if they are fewer than two, or a seed was trained twice."""
     seeds = tuple(sorted({*ours} & {*theirs}))
     is_clear = all(len(ours[seed]) == len(theirs[seed]) == 1 for seed in seeds)
     return seeds if len(seeds) >= 2 and is_clear else ()
 
 
 def _half_interval(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return half of the interval of the difference of two means; None: a sample has one value."""
+    """Return half the interval of the difference of two means, or None if a sample has one value."""
     if min(len(first), len(second)) < 2:
         return None
     errors = [variance(sample) / len(sample) for sample in (first, second)]
@@ -135,13 +135,13 @@ def _half_interval(first: Sequence[float], second: Sequence[float]) -> float | N
 
 
 def student_quantile(freedom: float, level: float = LEVEL) -> float:
-    """Return how many standard errors an interval around a mean reaches to each side, by Student's t.
+    """Return the half-width of a confidence interval in standard errors, by Student's t.
 
-    With t = sqrt(n) tan(a) the probability within t is an integral of cos(a)^(n - 1), which has no singularity.
+    With t = sqrt(n) tan(a), the probability within t is an integral of cos(a)^(n - 1), which has no singularity.
 
     Args:
-        freedom: degrees of freedom, from 1; not a whole number for two samples.
-        level: the probability within.
+        freedom: the degrees of freedom, at least 1; a fraction for two samples.
+        level: the probability inside the interval.
     """
     scale = 2 * math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
     low, high = 0.0, math.pi / 2
@@ -160,11 +160,11 @@ LONGEST_VALUE: Final = 40
 
 @dataclass(frozen=True, repr=False)
 class RunComparison(Printed):
-    """Runs beside one another; as a string it is the table.
+    """A comparison of runs; as a string it is the table.
 
     Attributes:
-        rows: the seeds of one configuration each.
-        fairness: what is the same for all, and what is unfair.
+        rows: the rows, with the seeds of one configuration each.
+        fairness: the equal properties and the unfair differences of the rows.
     """
 
     rows: tuple[ComparisonRow, ...]
@@ -175,7 +175,7 @@ class RunComparison(Printed):
 
     @cached_property
     def differs_in(self) -> dict[str, list[Any]]:
-        """The keys of the run files in which rows differ, each with its value in every row."""
+        """The run-file keys in which rows differ, each with its value in every row."""
         return differing_values(self.rows)
 
     @cached_property
@@ -184,10 +184,10 @@ class RunComparison(Printed):
         return compute_differences(self.rows, {"loss": self.fairness.losses, "score": self.fairness.scores})
 
     def lines(self, columns: int | None = None) -> list[str]:
-        """Return the table and what is to be said about it as lines of text.
+        """Return the table, its notes and the differences as lines of text.
 
         Args:
-            columns: of the terminal, where a wider table has a column for each row; None: any number.
+            columns: the width of the terminal; a wider table is transposed. None means unlimited.
         """
         blocks = (
             _table(self.rows, self.fairness, columns),
@@ -215,7 +215,7 @@ class RunComparison(Printed):
             path: the PNG to write.
 
         Returns:
-            it; None: no run was validated yet.
+            The path, or None if no run was validated yet.
 
         Raises:
             InputError: the file cannot be written.
@@ -235,11 +235,11 @@ class RunComparison(Printed):
 
 
 def compare_runs(paths: Sequence[Path], *, equal: Amount = "steps", shared_machine: bool = False) -> RunComparison:
-    """Compare runs.
+    """Read runs and compare them.
 
     Args:
-        paths: run directories, at least one.
-        equal, beside: as of `judge_fairness`.
+        paths: the run directories, at least one.
+        equal, shared_machine: the budget and the use of the machine; see `judge_fairness`.
 
     Raises:
         InputError: a run cannot be read or is named twice, or the tasks differ; all faults in one report.
@@ -252,7 +252,7 @@ def compare_runs(paths: Sequence[Path], *, equal: Amount = "steps", shared_machi
 
 
 def _table(rows: Sequence[ComparisonRow], fairness: Fairness, columns: int | None) -> Iterator[str]:
-    """Yield the lines of the table: a line for each row, or a column if the terminal is too narrow."""
+    """Yield the lines of the table, transposed if the terminal is too narrow."""
     cells = [_column_names(rows), *(_cells(row, fairness) for row in rows)]
     if all(len(row.runs) == 1 for row in rows):
         cells = [[line[0], *line[2:]] for line in cells]
@@ -292,7 +292,7 @@ def _is_marked(row: ComparisonRow, quality: Quality, fairness: Fairness) -> bool
 
 def _score(row: ComparisonRow) -> str:
     best = row.best("score")
-    # A fraction has four decimal places, a percentage two.
+    # Fractions have four decimal places, percentages two.
     return _number(best, 4 if best is not None and abs(best.mean) <= 1 else 2)
 
 
@@ -304,7 +304,7 @@ def _number(value: Spread | None, places: int) -> str:
 
 
 def _align_columns(cells: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yield rows with aligned columns: text to the left, numbers to the right."""
+    """Yield lines with aligned columns, text to the left and numbers to the right."""
     columns = []
     for column in zip(*cells, strict=True):
         side = ">" if all(map(_is_number, column[1:])) else "<"
@@ -332,19 +332,19 @@ def _fairness_lines(rows: Sequence[ComparisonRow], fairness: Fairness) -> Iterat
 
 
 def _difference_lines(comparison: RunComparison) -> Iterator[str]:
-    """Yield a line for each difference from the first row; without intervals there is none."""
+    """Yield a line for each difference from the first row, or a note if every row has one seed."""
     if any(len(row.runs) > 1 for row in comparison.rows):
         name = comparison.rows[0].first.score_name
         yield from (_sentence(each, "loss" if each.quality == "loss" else name) for each in comparison.differences)
     elif comparison.differences:
-        yield "no intervals of differences: each row has one seed, and they need two at least (train.seed)"
+        yield "no intervals: each row has one seed; train more seeds (train.seed), at least two per row"
 
 
 def _sentence(difference: RowDifference, name: str) -> str:
     places = 4 if difference.quality == "loss" or abs(difference.mean) <= 0.01 else 2
     start = f"{difference.row} against {difference.reference}: best {name} {difference.mean:+,.{places}f}"
     if difference.low is None or difference.high is None:
-        return f"{start}, without an interval: two seeds of each are needed"
+        return f"{start}, without an interval, which needs two seeds of each"
     seeds = f"{len(difference.seeds)} paired seeds"
     if not difference.seeds:
         seeds = " and ".join(map(str, difference.counts)) + " seeds"
@@ -353,7 +353,7 @@ def _sentence(difference: RowDifference, name: str) -> str:
 
 
 def _differences(rows: Sequence[ComparisonRow], differs: dict[str, list[Any]]) -> Iterator[str]:
-    """Yield a line for each key, or a line for each row if there are fewer keys than rows."""
+    """Yield a line for each differing key, or for each row if there are fewer keys than rows."""
     cells = [["differs in", *(row.name for row in rows)]]
     cells += [[key, *map(_value, values)] for key, values in differs.items()]
     if len(differs) < len(rows):
@@ -371,7 +371,7 @@ def _value(value: Any) -> str:
 
 
 def _record(row: ComparisonRow, fairness: Fairness) -> dict[str, Any]:
-    """Return a row as JSON values; a number with a spread is {"mean", "deviation", "count"}."""
+    """Return a row as JSON values; numbers over several seeds are {"mean", "deviation", "count"}."""
     parameters = row.first.parameters
     numbers = {
         "training_flops": row.flops,
@@ -404,7 +404,7 @@ LEFT: Final = 0.065
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of one line: their places on both axes and their heights."""
+    """The points of a learning curve: tokens, seconds and the value of each validation."""
 
     tokens: tuple[float, ...]
     seconds: tuple[float, ...]
@@ -414,14 +414,14 @@ class Curve:
 def draw_curves(
     rows: Sequence[ComparisonRow], path: Path, *, quality: Quality, name: str, notes: Sequence[str] = ()
 ) -> list[str]:
-    """Draw the validations of all rows: a thick line for the mean of a row's seeds, a thin line for each of several.
+    """Draw the validations of all rows: a thick line for the mean of the seeds, thin lines for several seeds.
 
     Args:
-        rows: those without a validation are left out.
+        rows: the rows; those without a validation are left out.
         path: the PNG to write.
-        quality: which number of a validation to draw.
+        quality: the number to draw, loss or score.
         name: the label of the vertical axis.
-        notes: sentences that must stay with the picture.
+        notes: sentences to write into the picture.
 
     Returns:
         The names of the rows that were left out.
@@ -449,7 +449,7 @@ def draw_curves(
 
 
 def _time_unit(rows: Sequence[ComparisonRow]) -> tuple[float, str]:
-    """Return the seconds and the name of the unit for the time of the longest run."""
+    """Return the time unit for the longest run: its seconds and its name."""
     longest = max((run.metrics[-1].seconds for row in rows for run in row.runs), default=0.0)
     return next((seconds, name) for least, seconds, name in UNITS if longest >= least)
 
@@ -466,7 +466,7 @@ def _draw_panel(axes: Axes, rows: Sequence[ComparisonRow], x_field: str, scale: 
 
 
 def _draw_row(axes: Axes, row: ComparisonRow, number: int, x_field: str, scale: float, quality: Quality) -> Line2D:
-    """Draw the lines of one row; return that of its mean."""
+    """Draw the lines of one row, and return the line of its mean."""
     color = COLOURS[number % len(COLOURS)]
     style = {"color": color, "linestyle": DASHES[number // len(COLOURS) % len(DASHES)]}
     seeds = [curve_of(run, quality) for run in row.runs if run.points(quality)]
@@ -478,7 +478,7 @@ def _draw_row(axes: Axes, row: ComparisonRow, number: int, x_field: str, scale: 
 
 
 def curve_of(run: ComparedRun, quality: Quality) -> Curve:
-    """Return the validations of one run as a line."""
+    """Return the learning curve of one run."""
     points = run.points(quality)
     return Curve(
         tuple(float(row.tokens) for row, _ in points),
@@ -488,7 +488,7 @@ def curve_of(run: ComparedRun, quality: Quality) -> Curve:
 
 
 def mean_curve(curves: Sequence[Curve]) -> Curve:
-    """Average lines point by point, up to the end of the shortest."""
+    """Return the pointwise mean of curves, up to the end of the shortest."""
 
     def mean(lines: list[tuple[float, ...]]) -> tuple[float, ...]:
         return tuple(fmean(points) for points in zip(*lines, strict=False))

@@ -1,4 +1,4 @@
-"""Runs as read from their directories: run file, spec, metrics, and the state of the newest checkpoint."""
+"""Read runs from their directories: run file, spec, metrics and the state of the newest checkpoint."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ Quality = Literal["score", "loss"]
 
 @dataclass(frozen=True, repr=False)
 class ComparedRun(Printed):
-    """One run, finished or not.
+    """One run, finished or not, as a comparison reads it.
 
     Attributes:
-        path: its directory, as it was given.
-        configuration: the resolved run file.
-        spec: the model.
-        metrics: the lines of its metrics, at least one.
-        state: the state of its newest sound checkpoint without tensors; None: it has none.
+        path: the run directory, as given.
+        configuration: the run file with all defaults.
+        spec: the spec of the model.
+        metrics: the lines of the metrics file, at least one.
+        state: the state of the newest undamaged checkpoint, without tensors. None means that there is no checkpoint.
     """
 
     path: Path
@@ -56,7 +56,7 @@ class ComparedRun(Printed):
 
     @property
     def task(self) -> str:
-        """The kind of task."""
+        """The kind of the task."""
         return str(self.value_of("task.kind"))
 
     @property
@@ -66,18 +66,18 @@ class ComparedRun(Printed):
 
     @property
     def choices(self) -> Mapping[str, Any]:
-        """Settings that were chosen at the start; empty without a checkpoint."""
+        """Settings chosen at the start of the run; empty without a checkpoint."""
         return self.state["choices"] if self.state is not None else {}
 
     @property
     def work(self) -> TokenCounts | None:
-        """The work of all text seen, or None where the run does not remember how its text is shaped."""
+        """Token counts of all text seen, or None if the run did not record them."""
         sample = TokenCounts.from_choices(self.choices)
         return None if sample is None else sample.scale_to(self.metrics[-1].tokens)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The speed of training alone, over the whole run."""
+        """Training tokens per second over the whole run, without validations; None if unknown."""
         tokens, seconds, before = 0, 0.0, 0
         for row in self.metrics:
             if row.tokens_per_second > 0:
@@ -98,7 +98,7 @@ class ComparedRun(Printed):
 
     @property
     def unfinished(self) -> str | None:
-        """The progress of an unfinished run, as text; None: it is finished, or that is not known."""
+        """The progress of an unfinished run as text, or None if the run is finished or the state unknown."""
         if self.state is None:
             return None
         tally = Tally(**self.state.get("tally", {}))
@@ -115,7 +115,7 @@ class ComparedRun(Printed):
         return f"step {step:,} of {planned:,}" if planned else f"step {step:,}"
 
     def value_of(self, name: str) -> Any:
-        """Return the value of a dotted key of the run file, or None where it is not set."""
+        """Return the value of a dotted run-file key, or None if it is not set."""
         return flatten_keys(self.configuration).get(name)
 
     def points(self, quality: Quality) -> list[tuple[MetricsRow, float]]:
@@ -124,7 +124,7 @@ class ComparedRun(Printed):
         return [(row, value) for row, value in values if value is not None]
 
     def best(self, quality: Quality) -> float | None:
-        """Return the highest score or the lowest loss of all validations."""
+        """Return the highest score or the lowest loss of all validations, or None without validations."""
         values = [value for _, value in self.points(quality)]
         if not values:
             return None
@@ -136,8 +136,8 @@ class Parameters(Printed):
     """Parameter counts of a model.
 
     Attributes:
-        total: all parameters, shared ones once.
-        embeddings: those in the tables of tokens, segments and positions.
+        total: the number of all parameters, shared ones counted once.
+        embeddings: the number of parameters in the tables of tokens, segments and positions.
     """
 
     total: int
@@ -153,17 +153,17 @@ def count_parameters(spec: Model) -> Parameters:
 
 
 def read_run(path: Path) -> ComparedRun:
-    """Read a run directory, possibly of a run still in training.
+    """Read a run directory; the run may still be in training.
 
     Args:
         path: the run directory.
 
     Raises:
-        InputError: it is not a run directory, a file cannot be read, or it has no metrics yet.
+        InputError: the path is not a run directory, a file cannot be read, or there are no metrics yet.
     """
     reference = ModelReference.parse(str(path))
     if reference.label is not None and reference.folder.is_dir():
-        raise InputError(f"{path} names one checkpoint, but whole runs are compared: name {reference.folder}")
+        raise InputError(f"{path} names one checkpoint, but a comparison needs whole runs: name {reference.folder}")
     refuse_absent(path, "run directory")
     missing = [name for name in (RUN_FILE, SPEC_FILE) if not (path / name).is_file()]
     if missing:
@@ -176,7 +176,7 @@ def read_run(path: Path) -> ComparedRun:
     spec = Model.from_file(path / SPEC_FILE)
     metrics = tuple(read_metrics(path / FILE_NAME))
     if not metrics:
-        raise InputError(f"{path} has no metrics yet: let it train for some steps first")
+        raise InputError(f"{path} has no metrics yet: train for some steps first")
     return ComparedRun(
         path, configuration, spec, metrics, retry_while_checkpoints_change(path, lambda: _newest_state(path))
     )
@@ -186,7 +186,7 @@ def _configuration(file: Path) -> dict[str, Any]:
     tree = read_configuration(file)
     if not isinstance(tree.get("task"), dict) or not isinstance(tree.get("train"), dict):
         raise InputError(f"{file} has no [task] and [train]: restore the run file that 'clearhead train' wrote")
-    # TOML has dates and times, and a run file none.
+    # TOML allows dates and times, which a run file does not have.
     convert_json(json.loads(json.dumps(tree, default=str)), _Configuration, name=str(file))
     return tree
 
@@ -209,7 +209,7 @@ class _Task(BaseModel):
 
 
 class _Configuration(BaseModel):
-    """The keys of a run file that a comparison computes with."""
+    """The types of the run-file keys that a comparison uses."""
 
     task: _Task
     train: _Train

@@ -1,4 +1,4 @@
-"""Runs as rows: runs that differ only in their seed are one row, with mean and standard deviation."""
+"""Rows of a comparison: runs that differ only in their seed share a row, with mean and standard deviation."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SEED_KEYS: Final = ("train.run", "train.seed")
 
 @dataclass(frozen=True, repr=False)
 class Spread(Printed):
-    """A number measured once for each seed.
+    """Mean and standard deviation of a number over the seeds of a row.
 
     Attributes:
-        mean: over the seeds.
-        deviation: the sample standard deviation, or None for one seed.
-        count: how many seeds have the number.
+        mean: the mean over the seeds.
+        deviation: the sample standard deviation. None means that there is one seed.
+        count: the number of seeds that have the number.
     """
 
     mean: float
@@ -34,7 +34,7 @@ class Spread(Printed):
 
     @classmethod
     def of(cls, values: Sequence[int | float | None]) -> Spread | None:
-        """Summarize the numbers that are not None, or return None if there are none."""
+        """Return the spread of the numbers that are not None, or None if there are none."""
         known = [value for value in values if value is not None]
         if not known:
             return None
@@ -43,11 +43,11 @@ class Spread(Printed):
 
 @dataclass(frozen=True, repr=False)
 class ComparisonRow(Printed):
-    """One line of the table: the seeds of one configuration.
+    """One row of the table: all seeds of one configuration.
 
     Attributes:
-        name: what it is called, unique among the rows.
-        runs: its runs, in the order they were given.
+        name: the name of the row, unique in the table.
+        runs: the runs of the row, in the given order.
     """
 
     name: str
@@ -55,58 +55,58 @@ class ComparisonRow(Printed):
 
     @property
     def first(self) -> ComparedRun:
-        """The first run, for what all seeds share."""
+        """The first run, for values that all seeds share."""
         return self.runs[0]
 
     @property
     def seeds(self) -> list[int]:
-        """The seeds, in rising order."""
+        """The seeds in ascending order."""
         return sorted(run.seed for run in self.runs)
 
     @property
     def flops(self) -> Spread | None:
-        """Training FLOPs, if the runs have recorded their token counts."""
+        """Training FLOPs, or None if the runs have not recorded their token counts."""
         return self.spread(lambda run: None if run.work is None else training_flops(run.spec, run.work))
 
     @property
     def tokens(self) -> Spread:
-        """Tokens seen."""
-        return self._required_spread(lambda run: run.metrics[-1].tokens)
+        """Training tokens seen."""
+        return self._spread_or_fail(lambda run: run.metrics[-1].tokens)
 
     @property
     def steps(self) -> Spread:
         """Optimizer steps taken."""
-        return self._required_spread(lambda run: run.metrics[-1].step)
+        return self._spread_or_fail(lambda run: run.metrics[-1].step)
 
     @property
     def seconds(self) -> Spread:
         """Wall-clock seconds, including validations."""
-        return self._required_spread(lambda run: run.metrics[-1].seconds)
+        return self._spread_or_fail(lambda run: run.metrics[-1].seconds)
 
     @property
     def tokens_per_second(self) -> Spread | None:
-        """Training throughput, without validations."""
+        """Training tokens per second, without validations; None if unknown."""
         return self.spread(lambda run: run.tokens_per_second)
 
     def best(self, quality: Quality) -> Spread | None:
-        """Return the best validation of each seed that has one."""
+        """Return the spread of the best validations, or None without validations."""
         return self.spread(lambda run: run.best(quality))
 
     def spread(self, value: Callable[[ComparedRun], int | float | None]) -> Spread | None:
-        """Summarize a number over the seeds."""
+        """Return the spread of a number over the seeds, or None if no seed has it."""
         return Spread.of([value(run) for run in self.runs])
 
-    def _required_spread(self, value: Callable[[ComparedRun], int | float]) -> Spread:
+    def _spread_or_fail(self, value: Callable[[ComparedRun], int | float]) -> Spread:
         summary = self.spread(value)
         assert summary is not None, "a run that was read has metrics"
         return summary
 
 
 def read_rows(paths: Sequence[Path]) -> list[ComparisonRow]:
-    """Read runs and group the seeds of one configuration, in the order of their first run.
+    """Read runs, and group the seeds of each configuration into rows, in the order of their first run.
 
     Args:
-        paths: run directories, at least one.
+        paths: the run directories, at least one.
 
     Raises:
         InputError: a run cannot be read or is named twice, or the tasks differ; all faults in one report.
@@ -133,12 +133,12 @@ def read_rows(paths: Sequence[Path]) -> list[ComparisonRow]:
 
 
 def is_seed_of(run: ComparedRun, other: ComparedRun) -> bool:
-    """Return whether two runs differ only in their seed and their directory."""
+    """Return whether two runs differ at most in seed and directory."""
     return not set(differing_keys(run.configuration, other.configuration)) - set(SEED_KEYS)
 
 
 def differing_values(rows: Sequence[ComparisonRow]) -> dict[str, list[Any]]:
-    """Return the keys of the run files in which rows differ, each with its value in every row (None: not set)."""
+    """Return the run-file keys in which rows differ, each with its value in every row, None if not set."""
     tables = [flatten_keys(row.first.configuration) for row in rows]
     keys = sorted(
         {key for table in tables for key in differing_keys(tables[0], table)} - set(SEED_KEYS), key=_table_order
@@ -147,7 +147,7 @@ def differing_values(rows: Sequence[ComparisonRow]) -> dict[str, list[Any]]:
 
 
 def _table_order(key: str) -> tuple[int, str]:
-    """Sort keys by the order of tables in a run file."""
+    """Return the sort key of a dotted key: the position of its table in a run file."""
     tables = ("task", "data", "tokenizer", "model", "train")
     table = key.partition(".")[0]
     return (tables.index(table) if table in tables else len(tables)), key
@@ -158,13 +158,13 @@ def _refuse_mixed_tasks(runs: Sequence[ComparedRun]) -> None:
     for run in runs:
         if run.task != first.task:
             raise InputError(
-                f"{run.path} learns the task '{run.task}', but {first.path} learns '{first.task}': compare runs of one "
-                "task with one another"
+                f"{run.path} has the task '{run.task}', but {first.path} has the task '{first.task}': compare runs of "
+                "the same task"
             )
 
 
 def _names(groups: Sequence[Sequence[ComparedRun]]) -> list[str]:
-    """Name rows by their folders, as short as is unique; seeds by the common prefix of their names."""
+    """Return short unique names of rows: their folders, or the common prefix of the folders of several seeds."""
     for parts in (1, 2):
         names = [_name(["/".join(run.path.resolve().parts[-parts:]) for run in group]) for group in groups]
         if len(set(names)) == len(names):
@@ -178,7 +178,7 @@ def _name(paths: Sequence[str]) -> str:
     alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*paths, strict=False))
     shared = "".join(letters[0] for letters in alike)
     if any(path[len(shared) : len(shared) + 1].isdigit() for path in paths):
-        # "dates-1" and "dates-12" share "dates-1", which is one of them
+        # "dates-1" and "dates-12" share "dates-1", the name of one of them: drop the digits
         shared = shared.rstrip("0123456789")
     shared = shared.removesuffix("seed").rstrip("-_.")
     return paths[0] if not shared or shared.endswith("/") else shared

@@ -1,1 +1,1 @@
-"""What `clearhead new` writes: a look at the data and a run file that fits it."""
+"""Recipes of `clearhead new`: survey the data, and write a run file that fits it."""

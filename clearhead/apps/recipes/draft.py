@@ -1,4 +1,4 @@
-"""The drafts of `clearhead new`: a survey of the data of each kind of task, and which part of it is held out."""
+"""Drafts of run files for `clearhead new`: survey the data of a task, and choose the held-out examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.apps.recipes.run_file import DataPlan
-from clearhead.apps.recipes.survey import MOST_COUNTED, Survey, TextSurvey, held_out_share, survey, survey_text
+from clearhead.apps.recipes.survey import MOST_COUNTED, Survey, TextSurvey, share_to_hold_out, survey, survey_text
 from clearhead.base.errors import InputError
 from clearhead.data.sources.held_out import HELD_OUT_SEED, Keys, Labels, draw_rows, group_rows
 from clearhead.data.sources.named import pair_table, parse_dataset_name, text_table
@@ -22,7 +22,7 @@ from clearhead.spec.tasks.registry import find_task
 
 LEAST_EXAMPLES = 20
 LEAST_CHARACTERS = 1_000
-# Names of files that say nothing of the data in them.
+# File names that do not describe the data.
 _GENERAL = ("train", "training", "data", "text", "texts", "input", "all")
 _RUN = re.compile(r'^run = "([^"]*)"', re.MULTILINE)
 _NOT_DATA = ("task", "folder", "run", "others")
@@ -33,12 +33,12 @@ class NewOptions:
     """The options of `clearhead new`.
 
     Attributes:
-        task: the kind of task.
-        folder: where held-out data goes.
-        run: the run directory; None: it is named after the data.
+        task: the kind of the task.
+        folder: the folder for held-out data.
+        run: the run directory. None means that it is named after the data.
         source, target, text, labels, text_column, pair, document, pattern: the training data.
         valid_source, valid_target, valid_text, valid_labels: the validation data.
-        others: the data options that only this task has; None: not given.
+        others: the data options that only this task has, by name. None means not given.
     """
 
     task: str
@@ -60,19 +60,19 @@ class NewOptions:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The options that say which data there is and how it is read; None: not given."""
+        """The options that name the data and how to read it; None means not given."""
         return {name: value for name, value in vars(self).items() if name not in _NOT_DATA} | dict(self.others)
 
     def check_options(self) -> None:
-        """Refuse options that have no effect alone, and a run directory that training would refuse.
+        """Refuse options that need another option, and a run directory that training would refuse.
 
         Raises:
-            InputError: one sentence that names them.
+            InputError: an option lacks its partner, or the run directory exists.
         """
         if (self.valid_source is None) != (self.valid_target is None):
-            raise InputError("--valid-source and --valid-target belong together: give both, or neither")
+            raise InputError("--valid-source and --valid-target belong together: give both or neither")
         if self.valid_labels is not None and self.valid_text is None:
-            raise InputError("--valid-labels has no effect without --valid-text, the texts they belong to")
+            raise InputError("--valid-labels has no effect without --valid-text: give the texts too")
         if self.run is not None:
             from clearhead.checkpoints.runs.directory import refuse_taken_folder
 
@@ -80,7 +80,7 @@ class NewOptions:
 
     @property
     def command(self) -> str:
-        """The command with these options."""
+        """The command line with these options."""
         data_options = {name: value for name, value in self.data.items() if value is not None}
         words = [word for name, value in data_options.items() for word in ("--" + name.replace("_", "-"), str(value))]
         return shlex.join(["clearhead", "new", self.task, *words])
@@ -88,13 +88,13 @@ class NewOptions:
 
 @dataclass(frozen=True)
 class Draft:
-    """What a run file will be about.
+    """The data of a run file to be written, before sizes and steps are fitted.
 
     Attributes:
-        plan: the data.
-        counts: how much data there is, and how much of it is held out.
-        messages: what was found.
-        files: data to be written beside it.
+        plan: the data of the run.
+        counts: the amounts of data and of held-out data, by name.
+        messages: sentences about the data, for the user.
+        files: lines of the data files to write next to the run file, by path.
     """
 
     plan: DataPlan
@@ -104,10 +104,10 @@ class Draft:
 
 
 def draft(options: NewOptions) -> Draft:
-    """Survey the data and decide which part of it is held out.
+    """Survey the data, and choose the held-out examples.
 
     Raises:
-        InputError: the data is unusable, or there is too little of it.
+        InputError: the data is unusable or too small.
     """
     options = _with_validation(options)
     if find_task(options.task).is_paired:
@@ -117,7 +117,7 @@ def draft(options: NewOptions) -> Draft:
 
 
 def _with_validation(options: NewOptions) -> NewOptions:
-    """Return the options with the validation split of a data set, where it has one and no other data is named."""
+    """Return the options with the validation split of a hub data set, if it has one and none is given."""
     if any((options.valid_text, options.valid_source, options.valid_labels)):
         return options
     text, source, target = map(_validation_split, (options.text, options.source, options.target))
@@ -132,17 +132,17 @@ def _validation_split(text: Path | None) -> Path | None:
 
 @dataclass(frozen=True)
 class _SurveyedExamples:
-    """Examples that were surveyed, and where their two parts go.
+    """Surveyed examples, and their split into training and validation data.
 
     Attributes:
-        what: what one message calls them: pairs, texts or sentences.
-        count: how many there are.
-        survey: of them.
-        held: which of them are held out.
-        train, valid: the tables of the run file.
-        facts: what was found, for the first message.
-        files: the copies of both parts; empty if nothing is held out.
-        num_overlapping: given validation examples that have a text of the training data.
+        what: the plural name of the examples in messages: pairs, texts or sentences.
+        count: the number of examples.
+        survey: the survey of the examples.
+        held: the split into training and held-out examples.
+        train, valid: the data tables of the run file.
+        facts: further facts for the first message.
+        files: the copies of both splits; empty if nothing is held out.
+        num_overlapping: the number of given validation examples that share a text with the training data.
     """
 
     what: str
@@ -175,7 +175,7 @@ class _SurveyedExamples:
         messages = [f"{self.count} {what}, {survey.num_units} {survey.unit}{self.facts}"]
         if survey.num_empty:
             messages.append(
-                f"{_count_sentence(survey.num_empty, what, has_empty)}; training leaves {_pronoun(survey.num_empty)} out"
+                f"{_count_sentence(survey.num_empty, what, has_empty)}; training skips {_pronoun(survey.num_empty)}"
             )
         if held.valid:
             messages.append(
@@ -183,7 +183,7 @@ class _SurveyedExamples:
                 f"{options.folder}"
             )
         if held.num_shared:
-            messages.append(f"{held.num_shared} {what} share a text with another one; such are never in both parts")
+            messages.append(f"{held.num_shared} {what} share a text with another one; these stay in the same split")
         if self.num_overlapping:
             messages.append(_overlap(self.num_overlapping, what))
         return Draft(plan, {what: self.count, "held_out": len(held.valid)}, messages, self.files)
@@ -198,13 +198,13 @@ def _overlap_note(count: int, what: str) -> str:
 def _overlap(count: int, what: str) -> str:
     has = "has" if count == 1 else "have"
     return (
-        f"{count} of your validation {what} {has} a text that training reads too, which makes scores too good: leave "
-        f"{_pronoun(count)} out, or let `new` hold out a part"
+        f"{count} of your validation {what} {has} a text that training reads too, so scores are too good: "
+        f"leave {_pronoun(count)} out, or let `new` hold out data"
     )
 
 
 def _count_sentence(count: int, what: str, does: str) -> str:
-    """Return "1 pair has a text" or "3 pairs have a text"."""
+    """Return a count with its noun and verb, such as "1 pair has a text" or "3 pairs have a text"."""
     singular, plural = does.split("|")
     return f"{count} {what.removesuffix('s')} {singular}" if count == 1 else f"{count} {what} {plural}"
 
@@ -215,7 +215,7 @@ def _pronoun(count: int) -> str:
 
 def _refuse_few(count: int, what: str, where: str) -> None:
     if count < LEAST_EXAMPLES:
-        raise InputError(f"{where} {count} {what}; training needs at least {LEAST_EXAMPLES}")
+        raise InputError(f"{where} {count} {what}; training needs at least {LEAST_EXAMPLES}: add data")
 
 
 def _draft_pairs(options: NewOptions) -> Draft:
@@ -236,7 +236,7 @@ def _draft_pairs(options: NewOptions) -> Draft:
         held, overlapping = HeldOutSplit(range(len(data))), count_overlapping(keys, pair_keys(valid_data))
     elif "dataset" in train:
         held, overlapping = draw_split(keys), 0
-        # Its texts may have several lines.
+        # Texts of a data set may have several lines, so write JSON lines.
         lines = []
         for source_text, target_text in zip(data["source"], data["target"], strict=True):
             lines.append(json.dumps({"source": source_text, "target": target_text}, ensure_ascii=False))
@@ -256,7 +256,7 @@ def _draft_pairs(options: NewOptions) -> Draft:
 
 
 def _endings(source: Path, target: Path) -> tuple[str, str]:
-    """Return the endings of two file names, or the names of two fields, which usually say the languages."""
+    """Return the endings of two file names or the names of two fields, which are usually the languages."""
     first, second = (re.split("[.:]", path.name.removesuffix(".gz"))[-1] for path in (source, target))
     return (first, second) if first != second else ("source", "target")
 
@@ -273,7 +273,7 @@ def _draft_text(options: NewOptions) -> Draft:
     surveyed = survey_text(chunk.text for chunk in parse_table(train, TEXT_FORMS).as_source().chunks())
     characters = surveyed.num_characters
     if characters < LEAST_CHARACTERS:
-        raise InputError(f"{text} has {characters} characters; training needs at least {LEAST_CHARACTERS}")
+        raise InputError(f"{text} has {characters} characters; training needs at least {LEAST_CHARACTERS}: add text")
     document = options.document or surveyed.document
     train["document"] = document
     messages = [f"{characters} characters, {surveyed.num_distinct} distinct ones; every {document} is a document"]
@@ -299,9 +299,9 @@ def _draft_text(options: NewOptions) -> Draft:
         num_held, note = len(held.valid), held.note(what)
         messages.append(f"held out {num_held} {what}, drawn at random; training reads the copies in {options.folder}")
     else:
-        num_held = valid = held_out_share(surveyed)
-        note = "the share of the text, from its end, that is held out of training"
-        messages.append(f"the last {valid:.1%} are for validation")
+        num_held = valid = share_to_hold_out(surveyed)
+        note = "the share of the text, at its end, that is held out of training"
+        messages.append(f"the last {valid:.1%} of the text are held out for validation")
     plan = DataPlan(
         task=options.task,
         train=train,
@@ -317,9 +317,9 @@ def _draft_text(options: NewOptions) -> Draft:
 
 
 def _split_documents(table: Mapping[str, Value], surveyed: TextSurvey) -> list[str]:
-    """Return the pieces of a text that can be held out; none of too much or too little text.
+    """Split a text into pieces that can be held out; return none if the text is too long or too short.
 
-    Lines and paragraphs are documents; the one document of a file is cut into passages, and several files into none.
+    The pieces are lines or paragraphs. A single file is cut into passages; several files are not split.
     """
     if surveyed.num_characters > MOST_COUNTED:
         return []
@@ -343,7 +343,7 @@ def _line_keys(lines: Iterable[str]) -> list[list[str]]:
 
 
 def _data_name(options: NewOptions) -> str:
-    """Return a name for a run, after the text; a file with a general name has that of its folder in front."""
+    """Return a name for a run from the name of the text; the folder precedes a general name such as train.txt."""
     assert options.text is not None, "the options were checked"
     if (named := parse_dataset_name(options.text)) is not None:
         return f"{Path(named.table['dataset']).name.removesuffix('.parquet')}-{options.task}"
@@ -355,11 +355,11 @@ def _data_name(options: NewOptions) -> str:
 
 
 def find_unused_run(name: str, folder: Path) -> str:
-    """Return the run directory of a name, with a number behind it if it exists or another run file names it.
+    """Return a run directory for a name; a number is appended if it exists or another run file names it.
 
     Args:
-        name: of the data.
-        folder: of the run file.
+        name: the name of the data.
+        folder: the folder of the run file.
     """
     taken = {match for file in folder.glob("*.toml") for match in _RUN.findall(_text_of(file))}
     names = (f"runs/{name}" + (f"-{number}" if number > 1 else "") for number in itertools.count(1))
@@ -400,17 +400,17 @@ def _draft_labelled(
 
 MOST_HELD_OUT = 1_000
 _SHARE = 0.1
-# In characters: of a passage, which ends with a paragraph if one ends before twice as many.
+# Characters of a passage; it ends with a paragraph if one ends before twice this length.
 _PASSAGE = 2_000
 
 
 @dataclass(frozen=True)
 class HeldOutSplit:
-    """Which examples go where.
+    """A split of examples into training and validation.
 
     Attributes:
-        train, valid: their rows, in order; nothing is held out where `valid` is empty.
-        num_shared: examples that have a text of another one, so that both are in the same part.
+        train, valid: the row numbers of the examples in order; `valid` is empty if nothing is held out.
+        num_shared: the number of examples that share a text with another one, so that both are in the same split.
     """
 
     train: Sequence[int]
@@ -418,17 +418,17 @@ class HeldOutSplit:
     num_shared: int = 0
 
     def copies(self, folder: Path, ending: str, texts: Sequence[str]) -> dict[Path, Sequence[str]]:
-        """Return the texts of both parts by the paths of their copies, first those of training.
+        """Return the texts of both splits by the paths of their copies, training first.
 
         Args:
-            folder, ending: of the copies.
-            texts: of all examples.
+            folder, ending: the folder and the file ending of the copies.
+            texts: the texts of all examples.
         """
         rows = {"train": self.train, "valid": self.valid}
         return {folder / f"{name}.{ending}": [texts[row] for row in rows[name]] for name in rows}
 
     def note(self, what: str) -> str:
-        """Return the comment on the validation data."""
+        """Return the run-file comment on the validation data; empty if nothing is held out."""
         if not self.valid:
             return ""
         return (
@@ -437,21 +437,21 @@ class HeldOutSplit:
 
 
 def draw_split(keys: Keys, labels: Labels = None) -> HeldOutSplit:
-    """Draw a tenth of the examples, and no more than a score that can be trusted needs.
+    """Draw a tenth of the examples for validation, at most `MOST_HELD_OUT`.
 
     Args:
-        keys: of each example; two with a key in common are never in different parts, one without a key is in training.
-        labels: of which each gets its share; None: there are none.
+        keys: the keys of each example. Examples with a common key stay in one split; one without keys is for training.
+        labels: the label of each example, drawn in proportion. None means no labels.
 
     Raises:
-        InputError: the examples have so much in common that none can be held out.
+        InputError: too many examples have keys in common, so that none can be held out.
     """
     wanted = min(MOST_HELD_OUT, max(1, round(_SHARE * len(keys))))
     held = draw_rows(keys, wanted / len(keys), labels)
     if not held:
         raise InputError(
-            "nothing can be held out for validation: every example has a text in common with many others; give "
-            "validation data"
+            "no validation data can be held out, since every example shares a text with many others: give validation "
+            "data, such as --valid-text"
         )
     rows = range(len(keys))
     drawn = set(held)
@@ -460,7 +460,7 @@ def draw_split(keys: Keys, labels: Labels = None) -> HeldOutSplit:
 
 
 def split_passages(lines: Sequence[str]) -> list[str]:
-    """Put the lines of a text together into passages."""
+    """Join the lines of a text into passages of at least `_PASSAGE` characters."""
     texts: list[str] = []
     passage: list[str] = []
     length = 0
@@ -476,6 +476,6 @@ def split_passages(lines: Sequence[str]) -> list[str]:
 
 
 def count_overlapping(train: Keys, valid: Keys) -> int:
-    """Return how many validation examples have a key of a training example."""
+    """Return the number of validation examples that share a key with a training example."""
     known = {key for example in train for key in example}
     return sum(not known.isdisjoint(example) for example in valid)

@@ -1,4 +1,4 @@
-"""The recipe fitted to data and machine: lengths from the trained tokenizer, size and steps from measured steps."""
+"""Fit a recipe to data and machine: lengths from the tokenizer, size and steps from measured training steps."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import RunFile
 from clearhead.training.task_setup import PreparedTask, TaskSetup, prepare_task
 
-# Texts that come later may be longer than those of the training data.
+# Factor on the longest training text, since later texts may be longer.
 _SPARE = 1.25
-# Of the time: slow validations are fewer.
+# The largest share of the time for validations: slow validations are fewer.
 _VALIDATION_SHARE = 0.15
 _MEASURED_SECONDS = 2.0
-# Fewer steps leave a model about as it was.
+# Fewer steps hardly change a model.
 LEAST_STEPS = 100
 
 
@@ -42,9 +42,9 @@ class FittedRunFile:
     """A run file that fits data and machine.
 
     Attributes:
-        text: of the run file.
-        steps: that it trains.
-        seconds: that it takes on this machine, by measurement.
+        text: the text of the run file.
+        steps: the number of training steps.
+        seconds: the forecast time of the training on this machine.
     """
 
     text: str
@@ -54,13 +54,13 @@ class FittedRunFile:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model, the data of its run, and the measurement of its steps.
+    """A model with its data and the measured time of its steps.
 
     Attributes:
-        size: of the model; None: that of a checkpoint.
-        parts: the data.
-        step_seconds, step_tokens: of a whole step with an average batch.
-        validation_seconds: of a validation.
+        size: the size of the model. None means the size of a checkpoint.
+        parts: the task setup with the data.
+        step_seconds, step_tokens: the seconds and tokens of one step with an average batch.
+        validation_seconds: the seconds of one validation.
     """
 
     size: Size | None
@@ -72,12 +72,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RunLength:
-    """How long a run is.
+    """The length of a run.
 
     Attributes:
-        steps: of the training.
-        validations: how many of them happen.
-        seconds: of all of it.
+        steps: the number of training steps.
+        validations: the number of validations.
+        seconds: the forecast time of the whole run.
     """
 
     steps: int
@@ -86,12 +86,12 @@ class RunLength:
 
     @classmethod
     def fit_minutes(cls, minutes: float, *, step: float, validation: float, most: int) -> RunLength:
-        """Return the length that fits into a time, or the most useful one where that is shorter.
+        """Return the length of a run that fits into a time, at most the given number of steps.
 
         Args:
-            minutes: that training may take.
-            step, validation: seconds of one.
-            most: the steps after which more of them do not help.
+            minutes: the minutes that training may take.
+            step, validation: the seconds of one step and of one validation.
+            most: the number of steps beyond which more do not help.
         """
         left = 60 * minutes - STARTUP_SECONDS
         validations = max(2, min(VALIDATIONS, math.floor(_VALIDATION_SHARE * left / validation)))
@@ -100,12 +100,12 @@ class RunLength:
 
 
 def advise_more_minutes(length: RunLength, most: int, *, step: float) -> str:
-    """Return what to do where there is too little time to learn in; empty: there is enough.
+    """Return advice on --minutes if the time is too short to learn anything, or an empty text.
 
     Args:
-        length: that fits into the time.
-        most: the steps after which more of them do not help.
-        step: seconds of one.
+        length: the length of the run that fits into the time.
+        most: the number of steps beyond which more do not help.
+        step: the seconds of one step.
     """
     least = min(most, LEAST_STEPS)
     if length.steps >= least:
@@ -115,19 +115,19 @@ def advise_more_minutes(length: RunLength, most: int, *, step: float) -> str:
 
 
 def fit_run_file(plan: DataPlan, minutes: float) -> FittedRunFile:
-    """Return the run file of a recipe with the size and the steps that fit the data and this machine.
+    """Return a run file from scratch, with a size and steps that fit the data and this machine.
 
     Args:
-        plan: the data.
-        minutes: that training may take.
+        plan: the data of the run.
+        minutes: the minutes that training may take.
 
     Raises:
         InputError: the data cannot be used, or no model of the recipe fits into memory.
     """
     recipe = find_task(plan.task).recipe(plan.amount)
     fitting = RunFileFitter(plan, recipe)
-    kind = "characters" if recipe.tokenizer == "character" else "a vocabulary"
-    message(f"preparing the text with {kind} of its own")
+    kind = "characters" if recipe.tokenizer == "character" else "a new vocabulary"
+    message(f"preparing the text with {kind}")
     choice = fitting.with_max_length(RunFileChoice(recipe.sizes[0], recipe.max_length))
     with preserve_random_state():
         best = choose_size(recipe, lambda size: fitting.measure_candidate(replace(choice, size=size)), minutes)
@@ -140,11 +140,11 @@ def write_run_file(
     """Return the run file of a choice, with the steps that fit into a time.
 
     Args:
-        plan: the data.
-        recipe: the values for it.
-        choice: without the steps.
-        candidate: the model, measured.
-        minutes: that training may take.
+        plan: the data of the run.
+        recipe: the recipe for the task and the amount of data.
+        choice: the choice without its steps.
+        candidate: the measured model.
+        minutes: the minutes that training may take.
     """
     validation, per_epoch = candidate.validation_seconds, candidate.parts.batches.batches_per_epoch
     most = math.ceil(recipe.most_epochs * per_epoch)
@@ -164,12 +164,12 @@ def write_run_file(
 
 
 class RunFileFitter:
-    """Builds the data and the model of a choice.
+    """Builds and measures the data and the model of a run-file choice.
 
     Args:
-        plan: the data.
-        recipe: the values for it.
-        initial: the checkpoint that the run starts from; None: from scratch.
+        plan: the data of the run.
+        recipe: the recipe for the task and the amount of data.
+        initial: the checkpoint to start from. None means from scratch.
     """
 
     def __init__(self, plan: DataPlan, recipe: Recipe, initial: InitialModel | None = None) -> None:
@@ -179,11 +179,11 @@ class RunFileFitter:
         self._tokenizers: dict[str, TokenizerPair] = {}
 
     def parse_choice(self, choice: RunFileChoice) -> RunFile:
-        """Return the checked run file of a choice."""
+        """Return the parsed run file of a choice."""
         return parse_run_file(run_file_text(self.plan, self.recipe, choice), "the run file")
 
     def prepare_task(self, choice: RunFileChoice) -> PreparedTask[Batch]:
-        """Return the data and the spec of a choice; a tokenizer is trained once."""
+        """Return the task setup of a choice, with data and spec; each tokenizer is trained once."""
         run_file = self.parse_choice(choice)
 
         def find(train: Callable[[], TokenizerPair]) -> TokenizerPair:
@@ -201,7 +201,7 @@ class RunFileFitter:
         return prepare_task(setup)
 
     def with_max_length(self, choice: RunFileChoice) -> RunFileChoice:
-        """Return a choice that has the most tokens of a text with the length that the texts need."""
+        """Return a choice whose `max_length` fits the longest text."""
         recipe, survey = self.recipe, self.plan.survey
         if isinstance(survey, TextSurvey):
             if dict(self.plan.train).get("document") != "line":
@@ -216,7 +216,7 @@ class RunFileFitter:
         return replace(choice, length_note=f"The longest text has {longest} or more")
 
     def measure_candidate(self, choice: RunFileChoice) -> Candidate:
-        """Build a model and measure its steps."""
+        """Build the model of a choice, and measure its steps."""
         run_file, parts = self.parse_choice(choice), self.prepare_task(choice)
         device = choose_device(run_file.train.device)
         seed_everything(run_file.train.seed)
@@ -234,15 +234,15 @@ class RunFileFitter:
 
 
 def choose_size(recipe: Recipe, candidate: Callable[[Size], Candidate], minutes: float) -> Candidate:
-    """Return the last size of a recipe that fits into memory and reads enough tokens in the time.
+    """Return the largest size of a recipe that fits into memory and reads enough tokens in the time.
 
     Args:
-        recipe: with the sizes.
-        candidate: builds a model and measures its steps.
-        minutes: that training may take.
+        recipe: the recipe with its sizes in ascending order.
+        candidate: function that builds a model of a size and measures its steps.
+        minutes: the minutes that training may take.
 
     Raises:
-        InputError: not even the smallest model fits into memory.
+        InputError: even the smallest model does not fit into memory.
     """
     best: Candidate | None = None
     message("measuring training steps")
@@ -264,7 +264,7 @@ def choose_size(recipe: Recipe, candidate: Callable[[Size], Candidate], minutes:
 
 
 def lacks_memory(error: InputError) -> bool:
-    """Return whether a measurement failed because memory ran out."""
+    """Return whether a measurement failed for lack of memory."""
     return isinstance(error.__cause__, RuntimeError) and is_out_of_memory(error.__cause__)
 
 

@@ -1,4 +1,4 @@
-"""The run file for starting from a checkpoint: all of it is trained, or low-rank matrices where that is too much."""
+"""Run files that start from a checkpoint: train all weights, or low-rank matrices if memory or time is short."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from clearhead.training.progress.reports import duration
 from clearhead.training.random_state import preserve_random_state
 from clearhead.training.record import STARTUP_SECONDS
 
-# Activations take half as much again as weights, gradients and moments.
+# Memory with activations, relative to weights, gradients and moments alone.
 _ACTIVATIONS = 1.5
 _LONGEST, _BLOCK = 512, 256
-# Low-rank matrices are worth it where they are faster by so much.
+# The least speedup at which low-rank matrices are chosen to save time.
 _FASTER = 1.1
 LORA_RANK = 8
 LORA_RATE = 2e-4
-# Up to how many parameters; the learning rate of all of them.
+# The learning rate for training all weights, by the largest number of parameters it is for.
 _RATES: tuple[tuple[int | None, float], ...] = (
     (5_000_000, 5e-4),
     (60_000_000, 5e-5),
     (200_000_000, 3e-5),
     (None, 2e-5),
 )
-# For up to how many texts, pairs or sentences, or characters; the most passes over them.
+# The most passes over the data, by the largest number of examples or characters it is for.
 _PASSES: tuple[tuple[int | None, int], ...] = ((1_500, 10), (100_000, 4), (None, 3))
 
 
 @dataclass(frozen=True)
 class FineTuneMode:
-    """A way to train a checkpoint, measured.
+    """A measured way to fine-tune a checkpoint: all weights or low-rank matrices.
 
     Attributes:
-        step_seconds: of a whole step.
-        steps_per_epoch: in one pass over the data.
-        write: returns the run file.
+        step_seconds: the seconds of one training step.
+        steps_per_epoch: the number of steps in one pass over the data.
+        write: function that returns the run file.
     """
 
     step_seconds: float
@@ -55,15 +55,15 @@ class FineTuneMode:
 
 
 def fit_to_checkpoint(plan: DataPlan, reference: str, minutes: float) -> FittedRunFile:
-    """Return the run file that starts from a checkpoint.
+    """Return the run file that fine-tunes a checkpoint.
 
     Args:
-        plan: the data.
-        reference: to the checkpoint.
-        minutes: that training may take.
+        plan: the data of the run.
+        reference: the reference of the checkpoint.
+        minutes: the minutes that training may take.
 
     Raises:
-        InputError: there is no such checkpoint, or it does not suit the task.
+        InputError: the checkpoint does not exist or does not suit the task.
     """
     initial = find_initial_model(reference, None, None)
     assert initial is not None, "a reference is not empty"
@@ -100,18 +100,18 @@ def _check_family(initial: InitialModel, task: str, reference: str) -> None:
     families = find_task(task).families
     if initial.spec.family not in families:
         raise InputError(
-            f"--init: {reference} is a model with {' and '.join(initial.spec.stacks)}, and the task '{task}' needs the "
-            f"family {' or '.join(families)}: name another checkpoint, or leave --init out to train from scratch"
+            f"--init: {reference} is a model with {' and '.join(initial.spec.stacks)}, but the task '{task}' needs the "
+            f"family {' or '.join(families)}: name another checkpoint, or leave --init out"
         )
 
 
 def choose_mode(tried: Callable[[int | None, str], FineTuneMode], count: int, minutes: float) -> FineTuneMode:
-    """Return the way to train: all weights, or low-rank matrices if memory or time is too short for that.
+    """Choose to train all weights, or low-rank matrices if memory or time is too short for all weights.
 
     Args:
-        tried: builds and measures one way, given the rank of the matrices (None: all weights) and why.
-        count: the parameters of the checkpoint.
-        minutes: that training may take.
+        tried: function that builds and measures one mode, given the rank (None means all weights) and the reason.
+        count: the number of parameters of the checkpoint.
+        minutes: the minutes that training may take.
     """
     needed, free = int(_ACTIVATIONS * TRAINING_BYTES * count), free_memory()
     too_large = f"all weights need about {human_bytes(needed)} of memory, and {human_bytes(free)} is free"
@@ -131,14 +131,14 @@ def choose_mode(tried: Callable[[int | None, str], FineTuneMode], count: int, mi
 
 
 def recipe_for_checkpoint(task: str, amount: int, *, num_parameters: int, max_length: int, is_low_rank: bool) -> Recipe:
-    """Return the values for starting from a checkpoint, with the model and the tokenizer that it has.
+    """Return the recipe for fine-tuning a checkpoint, with its model and tokenizer.
 
     Args:
-        task: kind of task.
-        amount: texts, pairs or sentences, or characters of running text.
-        num_parameters: of the checkpoint.
-        max_length: as in a recipe, within the positions of the checkpoint.
-        is_low_rank: whether only low-rank matrices are trained (LoRA).
+        task: the kind of the task.
+        amount: the number of texts, pairs or sentences, or of characters of running text.
+        num_parameters: the number of parameters of the checkpoint.
+        max_length: the maximum number of tokens of a text, at most the positions of the checkpoint.
+        is_low_rank: True if only low-rank matrices are trained (LoRA).
     """
     scratch = find_task(task).recipe(amount)
     rate = next(rate for most, rate in _RATES if most is None or num_parameters <= most)
@@ -146,12 +146,12 @@ def recipe_for_checkpoint(task: str, amount: int, *, num_parameters: int, max_le
         key: scratch.train[key] for key in ("metric", "bleu_sentences", "batch_tokens") if key in scratch.train
     }
     train = {
-        **copied_settings, "optimizer": "adamw", "learning_rate": LORA_RATE if is_low_rank else rate, "weight_decay": 0.01,
-        "schedule": "linear", "warmup": 0.06, "clip": 1.0,
+        **copied_settings, "optimizer": "adamw", "learning_rate": LORA_RATE if is_low_rank else rate,
+        "weight_decay": 0.01, "schedule": "linear", "warmup": 0.06, "clip": 1.0,
     }  # fmt: skip
     return Recipe(
         None, "", 0, max_length, (), Architecture({}), train,
         most_epochs=next(passes for most, passes in _PASSES if most is None or amount <= most),
-        # The pooling is the checkpoint's.
+        # The checkpoint defines the pooling.
         task={key: value for key, value in scratch.task.items() if key != "pool"},
     )  # fmt: skip

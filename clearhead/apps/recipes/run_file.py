@@ -1,4 +1,4 @@
-"""The text of a run file: its tables, with a comment behind each choice."""
+"""Write the text of a run file: its tables, with a comment on each choice."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from clearhead.data.task_tables import data_of
 from clearhead.spec.tasks.base import Recipe, Size, Task, Value
 from clearhead.spec.tasks.registry import find_task
 
-# The best validation counts; training ends when this many in a row have not improved.
+# Training ends after this number of validations in a row without a better one.
 PATIENCE = 5
 VALIDATIONS = 10
-# What helps where a model from scratch stays below its baseline; small enough for a laptop.
+# The checkpoint to recommend if a model from scratch stays below its baseline; it fits on a laptop.
 CHECKPOINT = "sentence-transformers/all-MiniLM-L6-v2"
-_PLANNED = "which these steps should take; a run that takes much less says how to make it longer"
+_PLANNED = "minutes that these steps should take; a much shorter run prints how to extend it"
 
 
 @dataclass(frozen=True)
 class DataPlan:
-    """The data of a run, and what is known of it.
+    """The data of a run, with its survey.
 
     Attributes:
-        task: kind of task.
-        train: the table of the training data, as in [data].
-        valid: the table of the validation data, or the share of the training data from its end.
-        note: how the validation data was chosen; empty if it was given.
-        summary: what there is to train on, such as "120 pairs (900 words)".
+        task: the kind of the task.
+        train: the table of the training data in [data].
+        valid: the table of the validation data, or the share of the training data at its end.
+        note: a comment on the choice of the validation data; empty if it was given.
+        summary: a summary of the training data, such as "120 pairs (900 words)".
         run: the run directory.
-        amount: texts, pairs or sentences, or characters of running text.
-        survey: what was counted in it.
-        settings: keys of [task] that follow from the data.
-        unfit: keys of [train], and of the recipe, that do not suit the data.
-        command: that this run file is written by.
+        amount: the number of texts, pairs or sentences, or of characters of running text.
+        survey: the survey of the training data.
+        settings: keys of [task] that follow from the data, with their values.
+        unfit: keys of [train] and of the recipe that do not suit the data.
+        command: the command line that writes this run file.
     """
 
     task: str
@@ -55,10 +55,10 @@ class StartCheckpoint:
     """The checkpoint that a run starts from.
 
     Attributes:
-        reference: to it.
-        rank: of the low-rank matrices that are trained; None: all weights are trained.
-        why: only low-rank matrices are trained.
-        saved_as: the Hugging Face architecture in which the trained model is saved; empty: there is none.
+        reference: the reference of the checkpoint.
+        rank: the rank of the trained low-rank matrices. None means that all weights are trained.
+        why: the reason for training only low-rank matrices.
+        saved_as: the Hugging Face architecture for saving the trained model; empty if there is none.
     """
 
     reference: str
@@ -69,17 +69,17 @@ class StartCheckpoint:
 
 @dataclass(frozen=True)
 class RunFileChoice:
-    """What fits the data and this machine.
+    """The values of a run file that fit the data and this machine.
 
     Attributes:
-        size: of the model; None: that of a checkpoint.
-        max_length: tokens of a text or a block.
-        length_note: how it was found.
-        steps: of the training.
-        steps_note: how they were found.
-        validations: how many of them happen in that time.
-        minutes: which the steps should fill; None: no such time decides how many there are.
-        start: the checkpoint; None: from scratch.
+        size: the size of the model. None means the size of the checkpoint.
+        max_length: the maximum number of tokens of a text or block.
+        length_note: a comment on the choice of `max_length`.
+        steps: the number of training steps.
+        steps_note: a comment on the choice of the steps.
+        validations: the number of validations during training.
+        minutes: the minutes that the steps should take. None means that the time does not limit the steps.
+        start: the checkpoint to start from. None means from scratch.
     """
 
     size: Size | None
@@ -107,30 +107,30 @@ class KeyLine:
 def _toml(value: Value | Mapping[str, Value]) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {_toml(inner)}" for key, inner in value.items()) + " }"
-    # JSON writes text, numbers and booleans as TOML does.
+    # Texts, numbers and booleans look the same in JSON and TOML.
     return json.dumps(value, ensure_ascii=False)
 
 
-# Comments on the keys that recipes have, in the order in which they stand in a run file.
+# Comments on the keys of recipes, in the order of a run file.
 _MODEL: Mapping[str, str] = {
     "norm": "layer | rms",
-    "norm_place": "before or behind the branches: pre | post",
+    "norm_place": "before or after the branches: pre | post",
     "positions": "sinusoidal | learned | rotary | alibi | buckets",
     "activation": "relu | gelu | gelu_tanh | silu",
     "gated": "true: the feed-forward network has a gate, a third matrix",
-    "qk_norm": "true: queries and keys are normed",
+    "qk_norm": "true: queries and keys are normalized",
     "bias": "true: linear maps have a bias",
     "tie": "one table for all embeddings and the output: all | decoder | none",
 }
 _TRAIN: Mapping[str, str] = {
     "optimizer": "adam | adamw | muon",
     "learning_rate": "the peak; lower it if the loss jumps",
-    "weight_decay": "of matrices",
+    "weight_decay": "applied to matrices",
     "schedule": "paper | inverse-sqrt | cosine | linear | wsd | plateau | constant",
-    "warmup": "a share of the steps, or a number of them",
+    "warmup": "a share of the steps, or a number of steps",
     "label_smoothing": "the share of each label that goes to all others",
-    "clip": "the largest norm of a gradient",
-    "ema": "an average of the weights is validated and saved; closer to 1 is slower",
+    "clip": "the largest norm of the gradient",
+    "ema": "decay of the weight average that is validated and saved; closer to 1 is slower",
     "average": "the last validated weights are averaged at the end, as RUN@averaged",
     "bleu_sentences": "validation pairs that are translated for BLEU",
 }
@@ -140,16 +140,16 @@ def run_file_text(plan: DataPlan, recipe: Recipe, choice: RunFileChoice) -> str:
     """Return a commented run file.
 
     Args:
-        plan: the data.
-        recipe: the values for this task and amount of data.
-        choice: what fits data and machine.
+        plan: the data of the run.
+        recipe: the recipe for the task and the amount of data.
+        choice: the values that fit the data and this machine.
     """
     task, recipe = find_task(plan.task), _without(recipe, plan.unfit)
     tables = {
         "task": [
             KeyLine("kind", plan.task),
             *_init(choice),
-            *_commented_lines(_task_keys(plan, recipe), task.new.comments),
+            *_lines_with_comments(_task_keys(plan, recipe), task.new.comments),
         ],
         "data": _data(plan, task, choice),
         "tokenizer": _tokenizer(plan, task, recipe, choice) if choice.start is None else [],
@@ -175,11 +175,11 @@ def _without(recipe: Recipe, unfit: Collection[str]) -> Recipe:
 
 
 def _advice(plan: DataPlan, recipe: Recipe) -> list[str]:
-    """Say what helps where a plain baseline is better."""
+    """Return comment lines with advice if a simple baseline is usually better than this model."""
     if not recipe.below:
         return []
     return [
-        f"# A Transformer from scratch usually stays below {recipe.below} on so little data. What helps: more data,",
+        f"# On this little data, a Transformer from scratch usually stays below {recipe.below}. What helps: more data,",
         "# or a checkpoint to start from, in the language of your text, such as this English one:",
         f"#   {plan.command} --init {CHECKPOINT}",
     ]
@@ -188,13 +188,13 @@ def _advice(plan: DataPlan, recipe: Recipe) -> list[str]:
 def _init(choice: RunFileChoice) -> list[KeyLine]:
     if choice.start is None:
         return []
-    return [KeyLine("init", choice.start.reference, "the checkpoint to start from, with its own model and tokenizer")]
+    return [KeyLine("init", choice.start.reference, "the checkpoint to start from, with its model and tokenizer")]
 
 
 def _lora(choice: RunFileChoice) -> list[KeyLine]:
     if choice.start is None or choice.start.rank is None:
         return []
-    comment = f"of matrices that are added to the attention and trained alone, because {choice.start.why}"
+    comment = f"rank of the only trained matrices, which are added to the attention, because {choice.start.why}"
     return [KeyLine("rank", choice.start.rank, comment)]
 
 
@@ -204,8 +204,8 @@ def _export_note(saved_as: str) -> str:
     return "No Hugging Face architecture can express this model: `clearhead convert --to hf` refuses it."
 
 
-def _commented_lines(values: Mapping[str, Value], comments: Mapping[str, str]) -> list[KeyLine]:
-    """Return the keys in the order of their comments, those without one behind them."""
+def _lines_with_comments(values: Mapping[str, Value], comments: Mapping[str, str]) -> list[KeyLine]:
+    """Return lines for the keys in the order of their comments; keys without a comment follow."""
     keys = [*(key for key in comments if key in values), *(key for key in values if key not in comments)]
     return [KeyLine(key, values[key], comments.get(key, "")) for key in keys]
 
@@ -222,7 +222,7 @@ def _data(plan: DataPlan, task: Task, choice: RunFileChoice) -> list[KeyLine]:
         KeyLine("max_length", choice.max_length, length),
     ]
     if "pack" in data_of(plan.task).data.model_fields:
-        settings.append(KeyLine("pack", True, "short documents share a block, and do not see each other"))
+        settings.append(KeyLine("pack", True, "short documents share a block without attending to each other"))
     return settings
 
 
@@ -230,7 +230,7 @@ def _tokenizer(plan: DataPlan, task: Task, recipe: Recipe, choice: RunFileChoice
     kind = tokenizer_kind(recipe, plan.survey)
     size = vocab_size(recipe, plan.survey, num_special=data_of(plan.task).num_signs(choice.max_length))
     if kind == "split":
-        comment = 'the text is segmented already: its "@@ " marks are joined in the output'
+        comment = 'the text is already segmented: its "@@ " marks are joined in the output'
     elif kind == "character":
         comment = "every character is a token, because there are few of them"
     else:
@@ -256,8 +256,8 @@ def _model(recipe: Recipe, task: Task, size: Size) -> list[KeyLine]:
         KeyLine("width", size.width),
         KeyLine("heads", size.heads, "must divide the width"),
         KeyLine("feedforward", size.feedforward, hidden),
-        *_commented_lines(recipe.model.keys, _MODEL),
-        KeyLine("dropout", size.dropout, "more where there is little data"),
+        *_lines_with_comments(recipe.model.keys, _MODEL),
+        KeyLine("dropout", size.dropout, "use more for little data"),
     ]
 
 
@@ -272,13 +272,13 @@ def _train(plan: DataPlan, recipe: Recipe, task: Task, choice: RunFileChoice) ->
         KeyLine("steps", choice.steps, choice.steps_note),
         *([] if choice.minutes is None else [KeyLine("planned_minutes", choice.minutes, _PLANNED)]),
         KeyLine("batch_tokens", batch_tokens, task.new.batch),
-        *_commented_lines(values, _TRAIN),
+        *_lines_with_comments(values, _TRAIN),
         KeyLine("precision", "auto", "auto | fp32 | bf16"),
         KeyLine("device", "auto", "auto | cpu | cuda | mps"),
-        KeyLine("seed", 1, "of weights, order and dropout"),
-        KeyLine("validate_every", every, "steps; a validation also saves a checkpoint"),
-        KeyLine("keep", 3, "checkpoints, besides the best one"),
-        KeyLine("snapshots", 10, "steps whose weights are kept for `view --checkpoints`, spaced like a logarithm"),
-        KeyLine("snapshot_megabytes", 1000, "what these take at most: a large model has fewer"),
+        KeyLine("seed", 1, "seed of weights, order and dropout"),
+        KeyLine("validate_every", every, "steps; each validation also saves a checkpoint"),
+        KeyLine("keep", 3, "checkpoints to keep besides the best one"),
+        KeyLine("snapshots", 10, "steps at logarithmic distances whose weights are kept for `view --checkpoints`"),
+        KeyLine("snapshot_megabytes", 1000, "the most megabytes of these snapshots: a large model has fewer"),
         KeyLine("early_stop", best, stop),
     ]

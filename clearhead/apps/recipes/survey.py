@@ -1,4 +1,4 @@
-"""A survey of text: how much there is, how long it is, and which vocabulary fits it."""
+"""Surveys of text: its amount, its lengths, and the vocabulary that fits it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from clearhead.spec.tasks.base import Recipe
 Texts = Sequence[tuple[str, ...]]
 DocumentKind = Literal["file", "line"]
 
-# Words are counted in the first part of a long text: more of it would change no size.
+# Characters of a long text in which words are counted: more would not change the chosen sizes.
 MOST_COUNTED = 20_000_000
-# Up to so many different characters are a vocabulary by themselves.
+# The most distinct characters that form a character vocabulary.
 FEW_CHARACTERS = 256
 NUM_BYTES = 256
-# Among so many of the longest lines is the one with the most tokens.
+# The number of longest lines kept, among which is the one with the most tokens.
 NUM_LONGEST = 50
 _LETTERS = re.compile(r"[^\W\d_]+")
 _SENTENCE_END = re.compile(r"[.!?…。！？][\"'”’»)\]]*\s*$")
@@ -27,17 +27,17 @@ _SENTENCE_END = re.compile(r"[.!?…。！？][\"'”’»)\]]*\s*$")
 
 @dataclass(frozen=True)
 class Survey:
-    """What was counted in single texts or in pairs.
+    """Counts of single texts or of pairs.
 
     Attributes:
-        num_pairs: texts, or pairs in which both sides have text.
-        num_empty: texts that are empty, or pairs with an empty side.
+        num_pairs: the number of texts, or of pairs with text on both sides.
+        num_empty: the number of empty texts, or of pairs with an empty side.
         kind: the kind of tokenizer that fits: bpe, split (already segmented) or character.
-        num_units: words on both sides together, or characters where the kind is character.
-        longest: length of the longest side of a pair, in words (or characters), the longest 1 in 1,000 pairs left out.
-        num_words: distinct words of both sides.
-        word_counts: how often each run of letters occurs, on both sides together.
-        num_characters: distinct characters of both sides.
+        num_units: the number of words on both sides, or of characters if the kind is character.
+        longest: the length in words (or characters) of the longest side, without the longest 1 in 1,000 pairs.
+        num_words: the number of distinct words on both sides.
+        word_counts: the number of occurrences of each run of letters on both sides.
+        num_characters: the number of distinct characters on both sides.
     """
 
     num_pairs: int
@@ -51,15 +51,15 @@ class Survey:
 
     @property
     def unit(self) -> str:
-        """What lengths are counted in."""
+        """The unit of lengths: words or characters."""
         return "characters" if self.kind == "character" else "words"
 
 
 def survey(pairs: Texts) -> Survey:
-    """Count what decides the sizes of a model.
+    """Count the words and lengths of texts that determine the sizes of a model.
 
     Args:
-        pairs: pairs of texts, or texts as tuples of one.
+        pairs: pairs of texts, or single texts as tuples of length 1.
     """
     filled = [pair for pair in pairs if all(side.strip() for side in pair)]
     words: Counter[str] = Counter()
@@ -87,7 +87,7 @@ def survey(pairs: Texts) -> Survey:
 
 
 def _kind(pairs: Texts, words: Counter[str]) -> str:
-    """Recognise segmented text by its "@@" marks, and text without words by lines without spaces."""
+    """Return the kind of tokenizer: split for "@@" marks, character for lines without spaces, otherwise bpe."""
     if not pairs:
         return "bpe"
     if sum(count for word, count in words.items() if word.endswith("@@")) > 0.01 * words.total():
@@ -101,15 +101,15 @@ def _kind(pairs: Texts, words: Counter[str]) -> str:
 
 @dataclass(frozen=True)
 class TextSurvey:
-    """What was counted in running text.
+    """Counts of running text; words are counted in its first `MOST_COUNTED` characters.
 
     Attributes:
-        num_characters: characters in all.
-        num_distinct: distinct characters.
-        num_words: distinct words in the part that was counted.
-        word_counts: how often each run of letters occurs in it.
-        longest_lines: the longest lines of this part.
-        document: what one document is: a line where lines are sentences, else a file.
+        num_characters: the number of characters.
+        num_distinct: the number of distinct characters.
+        num_words: the number of distinct counted words.
+        word_counts: the number of occurrences of each run of letters.
+        longest_lines: the longest of the counted lines.
+        document: the unit of a document: line if lines are sentences, otherwise file.
     """
 
     num_characters: int
@@ -121,10 +121,10 @@ class TextSurvey:
 
 
 def survey_text(chunks: Iterable[str]) -> TextSurvey:
-    """Count what decides the sizes of a model of running text.
+    """Count the words and lines of running text that determine the sizes of a model.
 
     Args:
-        chunks: the text, in parts.
+        chunks: the text in chunks.
     """
     num_characters = 0
     distinct: set[str] = set()
@@ -161,13 +161,13 @@ def _kind_of_line(line: str) -> str:
     return "sentence" if _SENTENCE_END.search(line) else "other"
 
 
-def held_out_share(data: TextSurvey) -> float:
-    """Return the share of running text to hold out: a tenth, but no more than can be measured quickly."""
+def share_to_hold_out(data: TextSurvey) -> float:
+    """Return the share of running text to hold out: a tenth, or about a million characters of a long text."""
     return 0.1 if data.num_characters <= 10_000_000 else round(max(0.001, 1e6 / data.num_characters), 3)
 
 
 def tokenizer_kind(recipe: Recipe, data: Survey | TextSurvey) -> str:
-    """Return the kind of tokenizer: the recipe's, if the text is neither segmented already nor too varied for it."""
+    """Return the kind of tokenizer: that of the recipe, unless the text is segmented or has too many characters."""
     if isinstance(data, Survey):
         return recipe.tokenizer if data.kind == "bpe" else data.kind
     is_varied = data.num_distinct > FEW_CHARACTERS
@@ -175,20 +175,20 @@ def tokenizer_kind(recipe: Recipe, data: Survey | TextSurvey) -> str:
 
 
 def vocab_size(recipe: Recipe, data: Survey | TextSurvey, *, num_special: int) -> int | None:
-    """Return the size of a vocabulary in which every entry is frequent, or None for a kind that takes what it finds.
+    """Return a vocabulary size for which every entry is frequent, or None if the kind of tokenizer has no size.
 
-    An alphabet has a row for each character, and up to a thousand entries more.
+    The size is at least the alphabet, with a row per character. A large alphabet gets up to a thousand further rows.
 
     Args:
-        recipe: with the largest size.
-        data: what was counted.
-        num_special: rows for masked text.
+        recipe: the recipe with the largest size.
+        data: the survey of the text.
+        num_special: the number of special tokens for masked text.
     """
     kind = tokenizer_kind(recipe, data)
     if kind in ("character", "split"):
         return None
     distinct = data.num_characters if isinstance(data, Survey) else data.num_distinct
     alphabet = (NUM_BYTES if kind == "byte-bpe" else distinct) + num_special
-    # Some frequent words differ only in the character before them, and are one entry.
+    # Frequent words that differ only in the preceding character share one entry.
     frequent = sum(1 for count in data.word_counts if count >= recipe.least_count) * 4 // 5
     return max(alphabet + 8, min(max(recipe.vocab_size, alphabet + 1_000), alphabet + frequent))

@@ -1,4 +1,4 @@
-"""A sweep from Python: every fault before anything runs, then the runs as child processes, then their comparison."""
+"""Run sweeps: check all runs first, train them in child processes, and compare the results."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class SweepResult(Printed):
 
     Attributes:
         folder: the directory of the sweep.
-        runs: the directories of the runs that are finished.
-        failed: names of the others, each with the reason.
-        comparison: of the finished runs.
-        picture: their learning curves; None: none was validated.
+        runs: the directories of the finished runs.
+        failed: the names of the failed runs, each with its reason.
+        comparison: the comparison of the finished runs.
+        picture: the path of the learning curves. None means that no run was validated.
     """
 
     folder: Path
@@ -76,22 +76,22 @@ def sweep(
     overrides: Mapping[str, Any] | None = None,
     resume: bool = False,
 ) -> SweepResult:
-    """Train one run for each of several changes to a run file at an equal budget, and compare them.
+    """Train one run for each of several changes to a run file at an equal budget, and compare the runs.
 
     Args:
-        run_file: the path of a run file, or its tables. The directory of the sweep is its train.run, in which each run
-            has a directory.
-        vary: dotted key -> values, which are combined in every way; or a list with the keys and values of each run.
-        equal: what all runs have in common: steps, tokens (steps are chosen), seconds, or steps and parameters (widths
-            are chosen).
-        overrides: dotted key -> value, for all runs.
-        resume: whether to continue a sweep: finished runs stay, others continue or begin.
+        run_file: the path of a run file, or its tables. The directory of the sweep is its train.run; each run has a
+            directory inside.
+        vary: a mapping of dotted keys to values, combined in every way; or a list with the keys and values of each run.
+        equal: the budget that is equal for all runs: steps, tokens (steps are adapted), seconds, or parameters (widths
+            are adapted, steps are equal).
+        overrides: a mapping of dotted keys to values, applied to all runs.
+        resume: True to continue a sweep: finished runs stay, others continue or start.
 
     Returns:
-        the runs, their table and their picture.
+        The finished runs, their comparison and their picture.
 
     Raises:
-        InputError: the sweep, a run file or the data cannot be used; nothing was trained.
+        InputError: the sweep, a run file or the data cannot be used; no run was trained.
         RunFailure: every run failed.
     """
     if isinstance(run_file, Mapping):
@@ -106,7 +106,7 @@ def sweep(
     if isinstance(vary, Mapping):
         return run_sweep(text, name, words, Variation(vary), equal, resume=resume, folder=folder)
     if not all(isinstance(run, Mapping) for run in vary):
-        raise InputError("a list of runs holds a dictionary of keys and values for each of them")
+        raise InputError("`vary` must be a mapping of keys to values, or a list with one such mapping per run")
     return run_sweep(text, name, words, Variation({}, vary), equal, resume=resume, folder=folder)
 
 
@@ -116,25 +116,25 @@ def run_sweep(
     """Train and compare the runs of a sweep.
 
     Args:
-        text, name: of the run file.
-        words: changes to it for all runs, as texts `table.key=value`.
-        variation: what is varied.
-        equal: what all runs have in common.
-        resume: whether to continue a sweep.
-        folder: as for `parse_run_file`.
+        text, name: the text of the run file, and its name in messages.
+        words: changes for all runs, as texts `table.key=value`.
+        variation: the varied keys and values.
+        equal: the budget that is equal for all runs.
+        resume: True to continue a sweep.
+        folder: the folder to which the paths of custom modules are relative. None means that none are imported.
 
     Raises:
-        InputError: the sweep, a run file or the data cannot be used; nothing was trained.
+        InputError: the sweep, a run file or the data cannot be used; no run was trained.
         RunFailure: every run failed.
     """
     process = Process.here()
-    # Also one process under torchrun: the runs would take its job for their own.
+    # Refuse even a single process under torchrun: the runs would join its job.
     if process.size > 1 or process.has_agent:
-        raise InputError("a sweep starts its runs by itself: call it without torchrun")
+        raise InputError("a sweep starts the processes of its runs: call it without torchrun")
     runs = plan_runs(text, name, words, variation, folder)
     check_budget(variation.keys, runs, equal)
     tables = parse_tables(text, name, words)
-    # The runs get the files of parts that were imported here: the directory of a sweep names no code.
+    # The runs get the files of custom modules imported here: the directory of a sweep names no code.
     tables.get("model", {}).pop("parts", None)
     base, sweep_file, folder = toml_text(tables), variation.to_toml(equal), Path(str(tables["train"]["run"]))
     _refuse_other(folder, base, sweep_file, resume=resume)
@@ -155,7 +155,7 @@ def run_sweep(
         ]
         waiting = [job for job in jobs if not _is_finished(job.run)]
         if len(waiting) < len(jobs):
-            message(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are finished already")
+            message(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are already finished")
         slots = job_environments([run.run_file for run in runs], equal)
         failed = train_all(waiting, folder, slots[: len(waiting)], len(jobs))
         return _compare_finished(folder, jobs, failed, equal, shared_machine=min(len(slots), len(jobs)) > 1)
@@ -167,8 +167,8 @@ def plan_runs(
     """Read the run file with the changes of each run.
 
     Args:
-        text, name, words, folder: as for `run_sweep`.
-        variation: what is varied.
+        text, name, words, folder: the run file and the changes for all runs; see `run_sweep`.
+        variation: the varied keys and values.
 
     Raises:
         InputError: the first fault of the sweep, of the run file, or of the run file with the changes of a run.
@@ -177,7 +177,7 @@ def plan_runs(
     parse_run_file(text, name, words, folder=folder)
     twice = [key for key in variation.keys if any(word.partition("=")[0].strip() == key for word in words)]
     if twice:
-        raise InputError(f"{twice[0]} is swept and set for all runs at once: do one of both")
+        raise InputError(f"{twice[0]} is both swept and set for all runs: leave out one of them")
     runs = []
     for configuration in varied:
 
@@ -193,19 +193,19 @@ def _assignments(values: Mapping[str, Any]) -> list[str]:
 
 
 def _with_run_directory(run: PlannedRun, path: Path) -> Mapping[str, Any]:
-    """Return the keys and values of a run, with its directory."""
+    """Return the varied keys and values of a run, and its directory as train.run."""
     return {**run.varied, "train.run": str(path)}
 
 
 def _refuse_other(folder: Path, base: str, sweep_file: str, *, resume: bool) -> None:
-    """Refuse a directory in which this sweep can neither begin nor continue."""
+    """Refuse a directory in which this sweep can neither start nor continue."""
     if folder.exists() and not folder.is_dir():
-        raise InputError(f"the directory of the sweep, {folder}, is a file: name a folder with train.run")
+        raise InputError(f"{folder} is a file, not a directory for the sweep: name a folder with train.run")
     refuse_unwritable_place(folder)
     is_sweep = (folder / SWEEP_FILE).is_file()
     if not resume and is_sweep:
         raise InputError(
-            f"{folder} holds a sweep already: add --resume to continue it, or name another directory with train.run"
+            f"{folder} already holds a sweep: add --resume to continue it, or name another directory with train.run"
         )
     if not resume and folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty: name a new directory for the sweep with train.run")
@@ -217,7 +217,7 @@ def _refuse_other(folder: Path, base: str, sweep_file: str, *, resume: bool) -> 
         keys = differing_keys(read_configuration(folder / file), tomllib.loads(text))
         if set(keys) - {"train.run"}:
             raise InputError(
-                f"{folder} holds another sweep, whose {folder / file} differs in {', '.join(keys[:5])}: restore that, "
+                f"{folder} holds another sweep: {folder / file} differs in {', '.join(keys[:5])}; restore them, "
                 "or name another directory with train.run"
             )
 
@@ -233,28 +233,28 @@ def _is_finished(path: Path) -> bool:
 def _compare_finished(
     folder: Path, jobs: Sequence[SweepJob], failed: Mapping[str, str], equal: Equal, *, shared_machine: bool
 ) -> SweepResult:
-    """Compare the finished runs of a sweep."""
+    """Compare the finished runs of a sweep; raise RunFailure if there are none."""
     runs = tuple(job.run for job in jobs if job.name not in failed)
     if not runs:
         name, reason = next(iter(failed.items()))
-        raise RunFailure(f"all {len(jobs)} runs of the sweep failed; the first of them, {name}: {reason}")
+        raise RunFailure(f"all {len(jobs)} runs of the sweep failed; the first one, {name}: {reason}")
     comparison = compare_runs(runs, equal=equal, shared_machine=shared_machine)
     return SweepResult(folder, runs, failed, comparison, comparison.draw(folder / PICTURE))
 
 
 POLL_SECONDS: Final = 0.1
 MARGIN: Final = 1.5
-"""One run more begins only where so many times the memory of the largest one is free."""
+"""Another run starts only if the free memory is at least this factor times the memory of the largest run."""
 
 
 class SweepInterrupted(Interrupted):
-    """A signal stopped a sweep; every run that had begun is saved.
+    """Raised when a signal stops a sweep; every run that had started is saved.
 
     Args:
         number: the signal.
         folder: the directory of the sweep.
-        finished: how many runs are finished.
-        total: how many there are.
+        finished: the number of finished runs.
+        total: the number of all runs.
     """
 
     def __init__(self, number: Signals, folder: Path, finished: int, total: int) -> None:
@@ -267,12 +267,12 @@ class SweepInterrupted(Interrupted):
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A run to train.
+    """One run of a sweep to train.
 
     Attributes:
-        name: of the run, and of its directory in that of the sweep.
-        run: its directory.
-        words: of the command `clearhead train`.
+        name: the name of the run and of its directory inside the sweep's directory.
+        run: the directory of the run.
+        words: the arguments of `clearhead train`.
     """
 
     name: str
@@ -282,15 +282,15 @@ class SweepJob:
 
 @dataclass
 class RunningSweepJob:
-    """A job that is training; its messages are passed on.
+    """A job in training; its messages are printed here.
 
     Attributes:
         job: the job.
         slot: the index of its environment among those of the jobs that run at once.
-        prefix: the beginning of each line that is passed on.
+        prefix: the start of each printed line.
         process: the training process.
-        peak: the largest memory that the process was seen to hold, in bytes.
-        num_passed: the number of messages that were passed on.
+        peak: the largest memory of the process seen so far, in bytes.
+        num_passed: the number of messages that were printed.
     """
 
     job: SweepJob
@@ -301,7 +301,7 @@ class RunningSweepJob:
     num_passed: int = 0
 
     def watch(self) -> None:
-        """Pass on the new messages of the process, and measure its memory."""
+        """Print the new messages of the process, and measure its memory."""
         for line in self.process.messages[self.num_passed :]:
             message(f"{self.prefix}{line}")
             self.num_passed += 1
@@ -309,26 +309,26 @@ class RunningSweepJob:
             self.peak = max(self.peak, self.process.popen.memory_info().rss)
 
     def find_failure(self) -> str | None:
-        """Return why the process failed; None if it did not."""
+        """Return the reason why the process failed, or None if it succeeded."""
         reason = self.process.last_words()
         self.watch()
         code = self.process.popen.poll()
         if code == 0:
             return None
-        return "the system killed it, as it does where memory runs out" if code == -9 else reason
+        return "the system killed it, probably because memory ran out" if code == -9 else reason
 
 
 def train_all(jobs: Sequence[SweepJob], folder: Path, slots: Sequence[dict[str, str]], total: int) -> dict[str, str]:
-    """Train the jobs in order, and return the names of those that failed, each with its reason.
+    """Train the jobs in order, and return the names of the failed ones with their reasons.
 
     Args:
-        jobs: that are not finished.
+        jobs: the unfinished jobs.
         folder: the directory of the sweep.
-        slots: the variables of the environment for each of those that may run at once.
-        total: how many runs the sweep has.
+        slots: the environment variables for each job that may run at once.
+        total: the number of all runs of the sweep.
 
     Raises:
-        SweepInterrupted: a signal came; the runs were stopped and are saved.
+        SweepInterrupted: a signal stopped the sweep; its runs are saved.
     """
     waiting, running, failed = deque(jobs), list[RunningSweepJob](), dict[str, str]()
     before = total - len(jobs)
@@ -366,13 +366,13 @@ def _check_ended(running: RunningSweepJob, failed: dict[str, str]) -> bool:
 
 
 def _has_free_memory(running: Sequence[RunningSweepJob]) -> bool:
-    """Return whether memory is left for one more run; the others show their need once their steps have begun."""
+    """Return whether memory is free for one more run; all running jobs must have begun their steps."""
     largest = max((each.peak for each in running), default=0)
     return all(each.process.has_started() for each in running) and free_memory() >= MARGIN * largest
 
 
 def _stop(running: Sequence[RunningSweepJob]) -> None:
-    """Let processes finish their step, save and end; a process that does not end in time is killed."""
+    """Stop processes after their current step; kill those that have not saved and ended after 120 seconds."""
     for each in running:
         with contextlib.suppress(psutil.Error):
             each.process.popen.terminate()
@@ -385,14 +385,14 @@ def _stop(running: Sequence[RunningSweepJob]) -> None:
 
 
 def job_environments(runs: Sequence[RunFile], equal: Equal) -> list[dict[str, str]]:
-    """Return the variables of the environment for each run that the processors allow at once.
+    """Return the environment variables for each run that may be trained at once.
 
-    On a CPU as many as the threads of each (train.threads) leave room for; with several GPUs one on each. At equal
-    seconds a run has the machine alone.
+    On a CPU, the number of processors divided by train.threads limits the runs. With several GPUs, each has one run. At
+    equal seconds, each run has the machine to itself.
 
     Args:
         runs: the run files.
-        equal: what they have in common.
+        equal: the budget that is equal for all runs.
     """
     if equal == "seconds":
         return [{}]
@@ -404,7 +404,7 @@ def job_environments(runs: Sequence[RunFile], equal: Equal) -> list[dict[str, st
 
 
 def _gpu_environments() -> list[dict[str, str]]:
-    """Return for each GPU the variable of the environment that shows it alone."""
+    """Return for each GPU the environment variable that makes only this GPU visible."""
     count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = named.split(",") if named else map(str, range(count))
     return [{"CUDA_VISIBLE_DEVICES": name} for name in names][:count]

@@ -1,4 +1,4 @@
-"""The equal budget of a sweep: the changes that give every run as many steps, tokens, seconds or parameters."""
+"""Equal budgets of sweeps: changes that give all runs equal steps, tokens, seconds or parameters."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from clearhead.training.runfile.sections import RunFile, Train
 from clearhead.training.task_setup import PreparedTask, TaskSetup, prepare_task
 
 LENGTHS: Final = ("train.steps", "train.epochs", "train.seconds")
-# Tables and keys on which the tokens of a step depend.
+# Prefixes of the keys that change the number of tokens per step.
 _TOKEN_KEYS: Final = ("task.", "data.", "tokenizer.", "train.batch_tokens", "train.accumulate")
 _MODEL_KEYS: Final = ("model.family", "model.preset", "model.spec")
 _FIXED_KEYS: Final = {
-    "train.run": "each run has a directory of its own in it",
-    "task.kind": "runs of one task are compared",
+    "train.run": "each run gets a directory inside it",
+    "task.kind": "only runs of one task can be compared",
 }
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a sweep before its budget is known.
+    """One run of a sweep, before its budget is known.
 
     Attributes:
-        varied: keys and values.
-        run_file: the run file with them.
-        reread: reads it with more changes, given as texts `table.key=value`.
+        varied: the varied keys and values.
+        run_file: the run file with these values.
+        reread: function that reads the run file with further changes, given as texts `table.key=value`.
     """
 
     varied: Configuration
@@ -54,50 +54,50 @@ def check_budget(keys: Collection[str], runs: Sequence[PlannedRun], equal: Equal
     """Refuse a sweep whose runs cannot have an equal budget, before any data is read.
 
     Args:
-        keys: that are varied.
-        runs: of the sweep.
-        equal: what they have in common.
+        keys: the varied keys.
+        runs: the runs of the sweep.
+        equal: the budget that is equal for all runs.
 
     Raises:
-        InputError: the first reason, in one sentence.
+        InputError: the runs cannot have this budget; the message gives the first reason.
     """
     for key, reason in _FIXED_KEYS.items():
         if key in keys:
-            raise InputError(f"{key} cannot be swept, for {reason}")
+            raise InputError(f"{key} cannot vary in a sweep, since {reason}")
     lengths = [key for key in LENGTHS if key in keys]
     if lengths:
         raise InputError(
-            f"{lengths[0]} cannot be swept, for the runs of a sweep have one budget, equal {equal}: set it once, as "
+            f"{lengths[0]} cannot vary in a sweep: all runs share one budget (equal {equal}); set it once, as "
             f"{lengths[0]}=VALUE"
         )
     train = runs[0].run_file.train
     has_steps = train.steps is not None or (train.epochs is not None and equal != "steps")
     if equal == "seconds" and train.seconds is None:
-        raise InputError("equal seconds need train.seconds, after which each run ends: set it, as train.seconds=600")
+        raise InputError("equal seconds need the time after which each run ends: set it, such as train.seconds=600")
     if equal != "seconds" and not has_steps:
-        raise InputError(f"equal {equal} need a number of steps, the same for all: set train.steps")
+        raise InputError(f"equal {equal} need the number of steps: set it, such as train.steps=1000")
     if equal != "seconds" and train.seconds is not None:
-        raise InputError(f"train.seconds may end a run before others, so {equal} are not equal: remove it")
+        raise InputError(f"train.seconds may end runs early, so that {equal} are not equal: remove it")
     if equal == "parameters":
         _check_widths(keys, runs)
 
 
 def _check_widths(keys: Collection[str], runs: Sequence[PlannedRun]) -> None:
     if "model.width" in keys:
-        raise InputError("model.width cannot be swept at equal parameters, which choose it: take it out of the sweep")
+        raise InputError("model.width cannot vary at equal parameters, which choose it: take it out of the sweep")
     for run in runs:
         if run.run_file.task.init or run.run_file.model.spec is not None:
             fixed_key = "task.init" if run.run_file.task.init else "model.spec"
-            raise InputError(f"equal parameters choose model.width, but {fixed_key} gives the whole model: remove it")
+            raise InputError(f"equal parameters choose model.width, but {fixed_key} fixes the whole model: remove it")
 
 
 def budget_of(keys: Collection[str], runs: Sequence[PlannedRun], equal: Equal) -> list[list[str]]:
-    """Return the changes to the run file of each run, as texts `table.key=value`; the first run stays as it is.
+    """Return the changes to the run file of each run, as texts `table.key=value`; the first run has none.
 
     Args:
-        keys: that are varied.
-        runs: of the sweep.
-        equal: what they have in common.
+        keys: the varied keys.
+        runs: the runs of the sweep.
+        equal: the budget that is equal for all runs.
 
     Raises:
         InputError: the data cannot be used.
@@ -110,7 +110,7 @@ def budget_of(keys: Collection[str], runs: Sequence[PlannedRun], equal: Equal) -
 
 
 def _share_between_seeds(runs: Sequence[PlannedRun], change: Callable[[PlannedRun], list[str]]) -> list[list[str]]:
-    """Return the changes to each run; those that differ in the seed alone have the same."""
+    """Return the changes to each run, computed once for runs that differ only in the seed."""
     known: list[tuple[Configuration, list[str]]] = [(_without_seed(runs[0]), [])]
     changes = []
     for run in runs:
@@ -130,7 +130,7 @@ def _without_seed(run: PlannedRun) -> Configuration:
 
 
 def prepare_run(run_file: RunFile) -> PreparedTask[Batch]:
-    """Prepare the data of a run outside of a run directory; the cache keeps it for the run.
+    """Prepare the data of a run without a run directory; the cache keeps it for the training.
 
     Raises:
         InputError: the data, the tokenizers or the sizes cannot be used.
@@ -148,13 +148,13 @@ def prepare_run(run_file: RunFile) -> PreparedTask[Batch]:
 
 
 class _StepChooser:
-    """Chooses the steps in which a run reads as many tokens as the first run of the sweep."""
+    """Chooses the steps of a run, so that it reads as many tokens as the first run of the sweep."""
 
     def __init__(self, first: PlannedRun) -> None:
         self.steps, self.tokens = self._count_work(first)
 
     def _count_work(self, run: PlannedRun) -> tuple[int, float]:
-        """Return the steps of a run by its run file, and the tokens of one step."""
+        """Return the steps in the run file of a run, and the mean tokens of one step."""
         parts, train = prepare_run(run.run_file), run.run_file.train
         steps = planned_steps(train, parts.batches.batches_per_epoch)
         assert steps is not None, "a budget of tokens has steps or epochs"
@@ -170,7 +170,7 @@ class _StepChooser:
 
 
 def _scale_step_keys(train: Train, ratio: float) -> list[str]:
-    """Return the changes by which what is given in steps keeps its share of the run."""
+    """Return the changes that scale warmup and validate_every, where they are given in steps."""
     values = {"warmup": train.warmup, "validate_every": train.validate_every}
     return [
         f"train.{key}={max(1, round(value * ratio))}"
@@ -180,7 +180,7 @@ def _scale_step_keys(train: Train, ratio: float) -> list[str]:
 
 
 class _WidthChooser:
-    """Chooses the width at which a run has as many parameters as the first run of the sweep."""
+    """Chooses the width of a run, so that it has as many parameters as the first run of the sweep."""
 
     def __init__(self, first: PlannedRun) -> None:
         self.parameters = self._parameters(first, [])
@@ -195,11 +195,11 @@ class _WidthChooser:
         stack = spec.decoder or spec.encoder
         assert stack is not None, "a model has a stack"
         heads = max(node.num_heads for _, node in walk(spec) if isinstance(node, Attention))
-        # Heads of an even size, for rotary and sinusoidal positions.
+        # Rotary and sinusoidal positions need heads of an even size.
         grain = 2 * heads
         widths = [max(grain, stack.width // grain * grain) + step * grain for step in range(3)]
         counts = [self._parameters(run, [f"model.width={width}"]) for width in widths]
-        # The count is a polynomial of the second degree in the width, which three values determine.
+        # The parameter count is a quadratic polynomial in the width, determined by three values.
         curve = np.polynomial.Polynomial.fit(widths, counts, 2)
         candidates = np.arange(grain, 8 * widths[-1], grain)
         width = int(candidates[np.abs(curve(candidates) - self.parameters).argmin()])

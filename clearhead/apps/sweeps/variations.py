@@ -1,4 +1,4 @@
-"""What a sweep varies: from the words of a command or a file to one configuration for each run, and back to a file."""
+"""Variations of a sweep: parse the varied keys from words or a sweep file, and write them as a sweep file."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ BASE_FILE: Final = "base.toml"
 SWEEP_FILE: Final = "sweep.toml"
 SEED: Final = "train.seed"
 MOST_RUNS: Final = 256
-"""A sweep of more runs is a slip of the pen: a grid grows by a factor with each key."""
+"""The most runs of a sweep: a larger grid is probably a mistake, since each key multiplies the runs."""
 _RANGE: Final = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)")
 _LONGEST_NAME: Final = 80
 
 
 @dataclass(frozen=True)
 class Variation:
-    """What is varied.
+    """The varied keys of a sweep, as a grid or as a list of runs.
 
     Attributes:
-        grid: the values of each key, all of which meet all others; empty: a list is given instead.
-        listed: the keys and values of each run; empty: a grid is given instead.
+        grid: the values of each key, combined in every way; empty if a list is given.
+        listed: the keys and values of each run; empty if a grid is given.
     """
 
     grid: Mapping[str, Any]
@@ -45,29 +45,29 @@ class Variation:
 
     @property
     def keys(self) -> list[str]:
-        """The varied keys, in the order in which they were given."""
+        """The varied keys, in the given order."""
         return list(dict.fromkeys(itertools.chain(self.grid, *self.listed)))
 
     def configurations(self) -> list[Configuration]:
-        """Return the keys and values of each run, all seeds of one configuration in a row.
+        """Return the keys and values of each run, with all seeds of a configuration next to each other.
 
         Raises:
-            InputError: nothing is varied, there are too many runs, or two runs are the same.
+            InputError: no key is varied, there are too many runs, or two runs are equal.
         """
         for key, values in self.grid.items():
             if isinstance(values, str) or not isinstance(values, Sequence):
-                raise InputError(f"{key}: expected a list of values, received {values!r:.80}")
+                raise InputError(f"{key}: expected a list of values, got {values!r:.80}")
             if not values:
-                raise InputError(f"{key} has no values to sweep over: give some, such as {key}=1,2")
+                raise InputError(f"{key} has no values: give some, such as {key}=1,2")
         for key, value in self._assignments():
             if value is None or not isinstance(value, bool | int | float | str | Mapping | Sequence):
-                raise InputError(f"{key}: expected a number, a text or a list as a value, received {value!r:.80}")
+                raise InputError(f"{key}: expected a number, a text or a list as a value, got {value!r:.80}")
         number = len(self.listed) or math.prod(map(len, self.grid.values()))
         if not self.keys:
-            raise InputError("a sweep of nothing: name a key and its values, such as train.seed=1..3")
+            raise InputError("the sweep varies no key: name a key and its values, such as train.seed=1..3")
         if number > MOST_RUNS:
-            raise InputError(f"the sweep has {number:,} runs, and {MOST_RUNS} are the most: vary fewer keys or values")
-        # The seed turns fastest, wherever it was given.
+            raise InputError(f"the sweep has {number:,} runs, but at most {MOST_RUNS} are allowed: vary fewer keys")
+        # The seed varies fastest, wherever it was given.
         keys = sorted(self.grid, key=lambda key: key == SEED)
         grid = [dict(zip(keys, values, strict=True)) for values in itertools.product(*(self.grid[key] for key in keys))]
         runs = [dict(run) for run in self.listed] or grid
@@ -83,10 +83,10 @@ class Variation:
             yield from run.items()
 
     def to_toml(self, equal: Equal) -> str:
-        """Write it as the text of a sweep file.
+        """Return the variation as the text of a sweep file.
 
         Args:
-            equal: what the runs have in common.
+            equal: the budget that is equal for all runs.
         """
         lines = [f'equal = "{equal}"', "", *(["[vary]"] if self.grid else [])]
         lines += _toml_lines({key: list(values) for key, values in self.grid.items()})
@@ -100,8 +100,8 @@ def _toml_lines(values: Configuration) -> list[str]:
 
 
 def describe_run(run: Configuration) -> str:
-    """Return the keys and values of a run as text."""
-    return shorten(" ".join(f"{key}={toml_value(value)}" for key, value in run.items()), 200) or "the run file as it is"
+    """Return the keys and values of a run as text, such as model.layers=2."""
+    return shorten(" ".join(f"{key}={toml_value(value)}" for key, value in run.items()), 200) or "the plain run file"
 
 
 class _SweepFile(BaseModel):
@@ -112,14 +112,14 @@ class _SweepFile(BaseModel):
 
 
 def read_sweep_file(path: Path) -> tuple[Variation, Equal]:
-    """Read what a sweep varied and what its runs had in common.
+    """Read the variation and the budget from a sweep file.
 
     Args:
-        path: a sweep file: `equal`, and either the table [vary] with a list of values for each key, or a table [[runs]]
-            with the keys and values of each run.
+        path: the sweep file. It has `equal`, and a table [vary] with lists of values or tables [[runs]] with the keys
+        and values of each run.
 
     Raises:
-        InputError: it cannot be read, or is not a sweep file.
+        InputError: the file cannot be read, or is not a sweep file.
     """
     try:
         tree = tomllib.loads(read_text_file(path, "sweep file"))
@@ -129,36 +129,34 @@ def read_sweep_file(path: Path) -> tuple[Variation, Equal]:
         raise InputError(f"{path} is not valid TOML: {error}") from None
     content = convert_json(json.loads(json.dumps(tree, default=str)), _SweepFile, name=str(path))
     if content.vary and content.runs:
-        raise InputError(f"{path} has both [vary] and [[runs]]: a sweep is a grid or a list")
+        raise InputError(f"{path} has both [vary] and [[runs]], but a sweep is a grid or a list: remove one")
     return Variation(content.vary, content.runs), content.equal
 
 
 def parse_budget(name: str) -> Equal:
-    """Return the budget of a name.
+    """Parse the name of a budget.
 
     Raises:
-        InputError: there is no such budget.
+        InputError: the name is unknown.
     """
     for equal in get_args(Equal):
         if name == equal:
             return cast(Equal, equal)
     names = get_args(Equal)
-    raise InputError(
-        f"--equal expects {', '.join(names[:-1])} or {names[-1]}, received '{name}'{did_you_mean(name, names)}"
-    )
+    raise InputError(f"--equal expects {', '.join(names[:-1])} or {names[-1]}, got '{name}'{did_you_mean(name, names)}")
 
 
 def parse_variation(words: Sequence[str]) -> tuple[Variation, Equal | None]:
-    """Return what the words of a command vary.
+    """Parse the values of --sweep.
 
     Args:
-        words: KEY=VALUES each, or the path of a sweep file alone.
+        words: texts KEY=VALUES, or the path of one sweep file.
 
     Returns:
-        the variation, and what a sweep file says of the budget.
+        The variation, and the budget of a sweep file or None.
 
     Raises:
-        InputError: a word is neither, a key is named twice, or as for `values_of`.
+        InputError: a word is neither, a key is named twice, or its values cannot be parsed.
     """
     if len(words) == 1 and "=" not in words[0] and (words[0].endswith(".toml") or Path(words[0]).exists()):
         return read_sweep_file(Path(words[0]))
@@ -167,46 +165,46 @@ def parse_variation(words: Sequence[str]) -> tuple[Variation, Equal | None]:
         key, equals, text = word.partition("=")
         if not equals:
             raise InputError(
-                f"a sweep expects KEY=VALUES, such as train.seed=1..3, or a sweep file; '{word}' has no values and is "
-                "no file"
+                f"--sweep expects KEY=VALUES, such as train.seed=1..3, or one sweep file; '{word}' has no values and "
+                "is no file"
             )
         if key in grid:
-            raise InputError(f"{key} is swept twice: name all its values at once, such as {key}=1,2")
+            raise InputError(f"{key} is swept twice: give all its values together, such as {key}=1,2")
         grid[key] = parse_values(key, text)
     return Variation(grid), None
 
 
 def parse_values(key: str, text: str) -> Sequence[Any]:
-    """Return the values that a text names: `pre,post`, `1..3`, or a list of TOML such as `[[0.9, 0.98], [0.9, 0.999]]`.
+    """Parse the values of a key: `pre,post`, `1..3`, or a TOML list such as `[[0.9, 0.98], [0.9, 0.999]]`.
 
     Args:
-        key: whose values they are, for messages.
-        text: the values.
+        key: the name of the key, for messages.
+        text: the values as text.
 
     Raises:
-        InputError: a range runs backwards, or a list is not TOML.
+        InputError: a range is reversed, or a list is not TOML.
     """
     ends = _RANGE.fullmatch(text)
     if ends is not None:
         first, last = int(ends[1]), int(ends[2])
         if first > last:
-            raise InputError(f"{key}={text} runs backwards: write {last}..{first}")
+            raise InputError(f"{key}={text} is a reversed range: write {last}..{first}")
         if last - first >= MOST_RUNS:
-            raise InputError(f"{key}={text} has {last - first + 1:,} values, and a sweep has at most {MOST_RUNS} runs")
+            raise InputError(f"{key}={text} has {last - first + 1:,} values, but a sweep has at most {MOST_RUNS} runs")
         return range(first, last + 1)
     if text.startswith("["):
         values = _parse_toml(text)
         if values is None:
-            raise InputError(f"{key}={text} is not a list of TOML, such as {key}=[1, 2]")
+            raise InputError(f"{key}={text} is not a TOML list: expected a list such as {key}=[1, 2]")
         return list(values)
     words = [word.strip() for word in text.split(",")] if text else []
     if "" in words:
-        raise InputError(f"{key}={text} has an empty value: remove the comma too many")
+        raise InputError(f"{key}={text} has an empty value: remove the extra comma")
     return [word if (value := _parse_toml(word)) is None else value for word in words]
 
 
 def _parse_toml(text: str) -> Any:
-    """Return a text as a value of TOML; None: it is none, but a bare word."""
+    """Return a text as a TOML value, or None if it is a bare word."""
     try:
         tree = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):
@@ -215,10 +213,10 @@ def _parse_toml(text: str) -> Any:
 
 
 def run_names(runs: Sequence[Configuration]) -> list[str]:
-    """Return a name for the directory of each run: what is varied, with the seed at the end.
+    """Return a directory name for each run, made of its varied keys and values, with the seed at the end.
 
     Args:
-        runs: the keys and values of each.
+        runs: the keys and values of each run.
     """
     keys = list(dict.fromkeys(itertools.chain(*runs)))
     last = Counter(key.rpartition(".")[2] for key in keys)
@@ -226,13 +224,13 @@ def run_names(runs: Sequence[Configuration]) -> list[str]:
     for run in runs:
         words = [f"{_short_key(key, last)}={value}" for key, value in run.items() if key != SEED]
         words += [f"seed{run[SEED]}"] if SEED in run else []
-        # A file name everywhere, which no shell takes apart.
+        # Keep only characters that are valid in file names and in shells.
         name = re.sub(r"[^\w.+=-]+", "_", "-".join(words))[:_LONGEST_NAME] or "as-it-is"
         names.append(name if name not in names else f"{name}-{len(names) + 1}")
     return names
 
 
 def _short_key(key: str, last: Mapping[str, int]) -> str:
-    """Return the last word of a key where no other key has it."""
+    """Return the last word of a dotted key, or the whole key if another one ends with the same word."""
     word = key.rpartition(".")[2]
     return word if last[word] == 1 else key

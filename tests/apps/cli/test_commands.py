@@ -149,7 +149,7 @@ def test_translate_alignments(trained: Path, tmp_path: Path, capfd: pytest.Captu
     assert [record["alignment"] for record in records[::2]] == list(written)
     assert "alignment" in records[0]["hypotheses"][1]
     assert main(["translate", f"{trained}/run", str(file), "--alignment-heads", "0"]) == 2
-    assert "--alignment-heads 0 names no heads; expected LAYER.HEAD" in capfd.readouterr().err
+    assert "--alignment-heads expects LAYER.HEAD, such as 2.0,3.1; got 0" in capfd.readouterr().err
 
 
 def test_translate_json_has_one_object_for_each_line(

@@ -105,9 +105,9 @@ def test_a_compressed_archive_and_an_empty_index_are_refused(tmp_path: Path, cap
 def test_what_to_do_must_be_said(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     for options in ([], ["--to", "hf", "--from-bin"]):
-        message = "give one of --to hf, --from-bin and --precision bf16, int8 or int4"
+        message = "choose one output: --to hf, --from-bin, or --precision bf16, int8 or int4"
         assert message in failing(capfd, tmp_path, out, *options)
-    assert "--to onnx is not known; expected hf" in failing(capfd, tmp_path, out, "--to", "onnx")
+    assert "--to onnx is unknown; expected hf" in failing(capfd, tmp_path, out, "--to", "onnx")
     assert "exists already" in failing(capfd, tmp_path, tmp_path, "--to", "hf")
     for size in ("5", "fiveGB", "-1GB", "1XB"):
         assert f"--max-shard-size {size} is not a size" in failing(

@@ -71,8 +71,12 @@ def test_kernels_that_are_not_compiled_yet_are_not_compiled(
     ("name", "value", "expected"),
     [
         ("CXX", "no-such-compiler", "there is no compiler no-such-compiler"),
-        ("CLEARHEAD_KERNELS", "plain", "unset it to use them"),
-        ("CLEARHEAD_KERNELS", "fast", "cannot be found out: InputError: the environment variable CLEARHEAD_KERNELS"),
+        ("CLEARHEAD_KERNELS", "plain", "unset the variable to use them"),
+        (
+            "CLEARHEAD_KERNELS",
+            "fast",
+            "unknown, the check failed: InputError: the environment variable CLEARHEAD_KERNELS",
+        ),
     ],
 )
 def test_why_kernels_do_not_serve_is_said(
@@ -141,7 +145,7 @@ def test_a_broken_installation_is_survived(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stderr == "", done.stderr
     lines = dict(line.split(maxsplit=1) for line in reversed(done.stdout.splitlines()))
     assert "libtorch_cpu.so" in lines["torch"] and "cannot be found out" in lines["kernels"]
-    assert "processors are for this process" in lines["processor"] and "to empty it" in lines["cache"]
+    assert "processors are available to this process" in lines["processor"] and "to empty it" in lines["cache"]
     assert "install it anew" in lines["advice"]
 
 

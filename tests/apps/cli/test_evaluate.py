@@ -101,7 +101,7 @@ def test_without_data_a_run_is_measured_on_its_own_validation_data(
     assert main(["evaluate", f"{runs(kind)}@last", "--json"]) == 0
     captured = capfd.readouterr()
     assert without_times(json.loads(captured.out)) == expected
-    assert f"{runs(kind)}@last is measured on its own validation data: data.valid = " in captured.err
+    assert f"measuring {runs(kind)}@last on its validation data: data.valid = " in captured.err
     assert "valid" in captured.err.partition("data.valid = ")[2] or "held-out" in captured.err
 
 
@@ -125,11 +125,11 @@ def test_a_share_that_training_held_out_is_measured_as_the_training_did(
     record, expected = json.loads(captured.out), last_validation(run_directory)
     assert record["loss"] == pytest.approx(expected["valid_loss"], rel=1e-5)
     assert record["score"] == (None if score is None else pytest.approx(expected["valid_score"], rel=1e-5))
-    assert "is measured on its own validation data: data.valid = 0.3\n" in captured.err
+    assert " on its validation data: data.valid = 0.3\n" in captured.err
     out = run(capfd, "evaluate", str(run_directory))
     assert out.startswith("loss ") and (score is None) != (f", {score} " in out)
     message = run_refused(capfd, "evaluate", str(run_directory), "--batch-size", "2")
-    assert "--batch-size: no effect on a share that training held out; name other data" in message
+    assert "--batch-size: no effect on held-out training data; name other data" in message
 
 
 def test_a_saved_model_has_no_validation_data(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -335,7 +335,7 @@ def test_a_wrong_combination_is_one_sentence(
     ("kind", "arguments", "expected"),
     [
         ("prefix", ["--window", "3"], "window has no effect here"),
-        ("several", ["--plot", "a.png"], "this model gives no single class"),
+        ("several", ["--plot", "a.png"], "needs a model with one label per text"),
         ("generate", ["--stride", "17"], "stride must be from 1 to the window of 16"),
         ("generate", ["--text-column", "a"], "--text-column belongs to JSON lines"),
         ("classify", ["--text-column", "labl"], "there is no column 'labl'"),

@@ -76,7 +76,7 @@ def test_a_page_loads_nothing_and_shows_a_text_as_text(trained: Path, tmp_path: 
         (["--token", "99"], "--token is 99, but the decoder reads tokens 0 to "),
         (["--stack", "both"], "--stack is 'both', and this model has encoder and decoder"),
         (["-o", "page.pdf"], "-o names page.pdf: expected a page"),
-        (["--force"], "--force replaces the file of -o, and none is given"),
+        (["--force"], "--force has no effect without -o"),
     ],
 )
 def test_wrong_options_are_one_sentence(

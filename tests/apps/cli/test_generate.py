@@ -202,10 +202,10 @@ def test_a_model_with_an_encoder_goes_on_from_what_it_read(runs: Runs, capfd: py
         (["--top-p", "1.5", "--max-new-tokens", "0"], ["--top-p must be", "--max-new-tokens must be"]),
         (["--length-penalty", "0.5"], ["--length-penalty is 0.5, which has no effect here"]),
         (["--penalty-alpha", "0.6"], ["no such option: --penalty-alpha: contrastive search is not supported"]),
-        (["--temperature", "warm"], ["--temperature expects a number, received 'warm'"]),
-        (["--prompt", "a", "--prompt-file", "f"], ["--prompt and --prompt-file are two ways"]),
+        (["--temperature", "warm"], ["--temperature expects a number, got 'warm'"]),
+        (["--prompt", "a", "--prompt-file", "f"], ["--prompt and --prompt-file both give the prompt"]),
         (["--prompt-file", "nowhere"], ["nowhere: there is no such file"]),
-        (["--prompt", "a", "--batch-size", "3"], ["--batch-size has no effect with one prompt"]),
+        (["--prompt", "a", "--batch-size", "3"], ["--batch-size has no effect on a single prompt"]),
     ],
 )
 def test_what_cannot_be_done_is_named_before_a_model_is_loaded(

@@ -68,7 +68,7 @@ def test_the_table_has_a_row_for_each_head(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sort", "entrpy"], "--sort takes a column, not 'entrpy' (did you mean 'entropy'?)"),
+        (["--sort", "entrpy"], "--sort expects a column, got 'entrpy' (did you mean 'entropy'?)"),
         (["--batch-size", "3"], "--batch-size has no effect"),
         (["--target", "TARGETS"], "has 3 lines, but"),
         (["--pair"], "texts.txt:1: expected two texts with one tab between them"),

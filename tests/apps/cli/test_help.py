@@ -81,4 +81,4 @@ def test_help_states_the_length_penalty_and_the_rule_for_stopping(name: str) -> 
 
 
 def test_help_of_train_states_its_rule_for_stopping() -> None:
-    assert "training stops once that many validations in a row have not improved" in words(help_of("train"))
+    assert "training stops after `patience` validations in a row without a better metric" in words(help_of("train"))

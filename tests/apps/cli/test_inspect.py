@@ -67,7 +67,7 @@ def test_parts_that_kernels_run_are_named_and_whether_results_depend_on_the_batc
     assert "kernels     decoder, head.layers.0: by our kernels" in run(capfd, "inspect", str(runs("generate")))
     encoder = json.loads(run(capfd, "inspect", str(runs("classify")), "--json"))["served"]
     assert {(served["by"], served["why"]) for served in encoder} == {("kernels", "float32")}
-    assert "results do not depend on what shares a batch" in run(capfd, "inspect", str(runs("generate")))
+    assert "results do not depend on the rest of the batch" in run(capfd, "inspect", str(runs("generate")))
     assert "auto multiplies in bf16" not in run(capfd, "inspect", str(runs("generate")))
     monkeypatch.setenv("CLEARHEAD_KERNELS", "plain")
     assert "results depend, in their last digits, on" in run(capfd, "inspect", str(runs("generate")))

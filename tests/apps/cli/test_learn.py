@@ -69,7 +69,7 @@ def test_copies_are_the_readers(tmp_path: Path, capfd: pytest.CaptureFixture[str
     copied.write_text("mine", encoding="utf-8")
     assert main(["learn", "--out", str(tmp_path / "here")]) == 0
     assert copied.read_text(encoding="utf-8") == "mine"
-    assert f"kept as you left them in {tmp_path / 'here'}: {copied.name}" in capfd.readouterr().err
+    assert f"your changed files in {tmp_path / 'here'} were not replaced: {copied.name}" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("words", (["99"], ["--plain"]))

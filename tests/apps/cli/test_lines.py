@@ -123,7 +123,7 @@ def test_pairs(tmp_path: Path) -> None:
 def test_a_line_that_is_no_pair(line: str, received: str, tmp_path: Path) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_text(f"a\tb\n{line}\n", encoding="utf-8")
-    with pytest.raises(InputError, match=rf"pairs.tsv:2: expected two texts with one tab .* received {received}"):
+    with pytest.raises(InputError, match=rf"pairs.tsv:2: expected two texts with one tab .* got {received}"):
         collect_answers(path, lambda pairs: pairs, paired=True)
 
 

@@ -30,7 +30,7 @@ def test_a_name_goes_before_its_reference(tmp_path: Path) -> None:
     assert _name_models([snapshot, "small=owner/name@v1", "owner/name"]) == {
         "tiny": snapshot, "small": "owner/name@v1", "name": "owner/name",
     }  # fmt: skip
-    with pytest.raises(InputError, match=rf"two models are named 'model'.* name one, as b={second}"):
+    with pytest.raises(InputError, match=rf"two models have the name 'model': name one of them, such as b={second}"):
         _name_models([first, second])
     for wrong in ("a b", "ü", "", "..", "a/b"):
         with pytest.raises(InputError, match="cannot name a model: use letters, digits"):
@@ -39,7 +39,7 @@ def test_a_name_goes_before_its_reference(tmp_path: Path) -> None:
 
 def test_two_models_of_one_name_are_refused_before_any_is_loaded(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "x=nowhere", "x=nowhere-else", "--port", "0"]) == 2
-    assert "two models are named 'x'" in capfd.readouterr().err
+    assert "two models have the name 'x'" in capfd.readouterr().err
 
 
 def test_beyond_positions_needs_a_model_with_a_declared_length(
@@ -54,7 +54,7 @@ def test_beyond_positions_needs_a_model_with_a_declared_length(
 def test_an_open_address_without_keys_is_warned_of(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "nowhere", "--port", "0", "--host", "0.0.0.0"]) == 2
     first = capfd.readouterr().err.splitlines()[0]
-    assert first == "warning: other machines may reach 0.0.0.0, and no key protects it: give --api-key-file"
+    assert first == "warning: 0.0.0.0 may be open to other machines without a key: give --api-key-file"
 
 
 @pytest.mark.parametrize("name", sorted(MAKERS))

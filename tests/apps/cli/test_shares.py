@@ -117,7 +117,7 @@ def test_shares_are_one_process_also_after_a_kill_at_any_byte(
     capfd.readouterr()
     assert main([*words, "-o", output, "--share", "3/3"]) == 0
     captured = capfd.readouterr()
-    assert captured.err == f"{output}.3-of-3 is complete already, so nothing is computed; --force computes it again\n"
+    assert captured.err == f"{output}.3-of-3 is already complete, so nothing is computed; --force computes it again\n"
     assert captured.out == ""
 
 
@@ -277,14 +277,14 @@ def test_torchrun_and_slurm_imply_a_share(
     [
         (
             ["FULL", "-o", "out", "--share", "3/2"],
-            "--share expects I/N with I from 1 to N, such as 2/8; received '3/2'",
+            "--share expects I/N with I from 1 to N, such as 2/8; got '3/2'",
         ),
-        (["FULL", "-o", "out", "--share", "0/2"], "received '0/2'"),
-        (["FULL", "-o", "out", "--share", "a/b"], "received 'a/b'"),
-        (["FULL", "-o", "out", "--share", "2"], "received '2'"),
-        (["FULL", "--share", "1/2"], "2 shares, each with its file: add -o FILE"),
-        (["-", "-o", "out", "--share", "1/2"], "standard input has no shares"),
-        (["FULL.gz", "-o", "out", "--share", "1/2"], "FULL.gz has no shares, since it is compressed"),
+        (["FULL", "-o", "out", "--share", "0/2"], "got '0/2'"),
+        (["FULL", "-o", "out", "--share", "a/b"], "got 'a/b'"),
+        (["FULL", "-o", "out", "--share", "2"], "got '2'"),
+        (["FULL", "--share", "1/2"], "2 shares, one file each: add -o FILE"),
+        (["-", "-o", "out", "--share", "1/2"], "standard input cannot be split into shares"),
+        (["FULL.gz", "-o", "out", "--share", "1/2"], "FULL.gz is compressed and cannot be split into shares"),
         (["absent", "-o", "out", "--share", "1/2"], "there is no such file"),
         (["empty", "-o", "out", "--share", "1/2"], "the file is empty"),
         (["FULL", "-o", "absent/out", "--share", "1/2"], "there is no such folder"),
@@ -326,7 +326,7 @@ def test_torchrun_without_a_file_is_refused(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["translate", "no-such-run", f"{tmp_path}/FULL"]) == 2
-    assert "torchrun splits the lines into 2 shares, each with its file: add -o FILE" in capfd.readouterr().err
+    assert "torchrun splits the lines into 2 shares, one file each: add -o FILE" in capfd.readouterr().err
     assert main(["translate", "no-such-run"]) == 2
     assert "add -o FILE" in capfd.readouterr().err
 

@@ -119,20 +119,23 @@ def test_without_a_name_the_page_is_named_after_the_model(
         ([""], "the text is empty"),
         ([TEXT, "--layers", "7"], "this model has no layer 7; it has 0"),
         ([TEXT, "--heads", "0-5"], "this model has no head 2; it has 0, 1"),
-        ([TEXT, "--layers", "one"], "--layers one is no list of numbers; expected numbers and ranges, such as 0,3-5"),
-        ([TEXT, "--heads", "3-1"], "--heads 3-1 is no list of numbers"),
-        ([TEXT, "-o", "x.pdf"], "expected a page .html, a picture .svg or .png, or arrays .npz"),
+        (
+            [TEXT, "--layers", "one"],
+            "--layers one is not a list of numbers; expected numbers and ranges, such as 0,3-5",
+        ),
+        ([TEXT, "--heads", "3-1"], "--heads 3-1 is not a list of numbers"),
+        ([TEXT, "-o", "x.pdf"], "has an unknown ending: expected .html, .svg, .png or .npz"),
         ([TEXT, "-o", "x.svg", "--effects"], "has no effect on x.svg"),
         ([TEXT, "-o", "x.svg", "--layers", "0-1"], "a picture shows one head"),
         (
             [TEXT, "-o", "x.svg", "--layers", "0", "--heads", "0"],
             "give --stack (encoder.self, decoder.self, decoder.memory), --layers and --heads",
         ),
-        ([TEXT, "--stack", "decoder.self"], "--view and --stack choose a picture"),
-        ([TEXT, "--compare", "a", "--checkpoints"], "put different things side by side: give one of them"),
+        ([TEXT, "--stack", "decoder.self"], "--view and --stack have no effect on"),
+        ([TEXT, "--compare", "a", "--checkpoints"], "exclude each other: give one of them"),
         ([TEXT, "--of", "99"], "--of names position 99"),
         ([TEXT, "--of", "1", "--of", "never"], "the vocabulary has no token 'never'"),
-        ([TEXT, "--of", "a", "--of", "b", "--of", "n"], "--of names 3 outputs: name one, or two"),
+        ([TEXT, "--of", "a", "--of", "b", "--of", "n"], "--of got 3 outputs: give one, or two"),
         ([TEXT, "--of", "never"], "the vocabulary has no token 'never'"),
         ([TEXT, "-o", "x.svg", "--view", "overview", "--heads", "0"], "leave --layers and --heads out"),
         ([TEXT, "-o", "file/x.html"], "file is not a folder"),
@@ -190,7 +193,7 @@ def test_a_text_too_long_for_a_page_is_refused_before_it_is_read(
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["--port", "8000"], "clearhead: --port is that of a live page: give --serve as well"),
+        (["--port", "8000"], "clearhead: --port has no effect without --serve: add --serve"),
         (["--serve", "-o", "x.html", "--effects"], "--effects, --output has no effect on a live page: leave it out"),
     ],
 )

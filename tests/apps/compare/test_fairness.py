@@ -122,7 +122,7 @@ def test_another_objective(tmp_path: Path) -> None:
     first = RunMaker(replaced={'init = ""': 'init = ""\nmask_share = 0.15'}).write(tmp_path / "a")
     other = RunMaker(replaced={'init = ""': 'init = ""\nmask_share = 0.3'}, overrides=[DROPOUT]).write(tmp_path / "b")
     fairness = judge_fairness(read_rows([first, other]))
-    assert fairness.unfair == ("b learned another objective than a (task.mask_share 0.3, not 0.15)",)
+    assert fairness.unfair == ("b had another objective than a (task.mask_share 0.3, not 0.15)",)
     assert fairness.losses == fairness.scores == {"b"}
 
 
@@ -164,7 +164,7 @@ def test_a_run_without_a_sound_checkpoint(tmp_path: Path) -> None:
     (other / "checkpoints" / "step-40" / "state.json").write_text("{}", encoding="utf-8")
     fairness = judge_fairness(read_rows([first, other]))
     assert fairness.unfair == ()
-    assert fairness.notes == (f"{other} had no sound checkpoint, so data, tokenizer and order are not checked",)
+    assert fairness.notes == (f"{other} has no undamaged checkpoint, so data, tokenizer and order are not checked",)
     assert not {"tokenizer", "order", "machine"} & set(fairness.same), "what is not known is not called the same"
 
 
@@ -173,15 +173,15 @@ def test_a_run_that_was_never_validated_or_measured(tmp_path: Path) -> None:
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     (run / "metrics.jsonl").write_text(lines[0].replace("3.0", "null").replace("1.5", "null"), encoding="utf-8")
     sentences = judge_fairness(read_rows([run])).notes
-    assert any("had no validation yet" in line for line in sentences)
-    assert any("the FLOPs are not known" in line for line in sentences)
+    assert any("has no validation yet" in line for line in sentences)
+    assert any("its FLOPs are unknown" in line for line in sentences)
 
 
 def test_a_seed_that_counts_twice(tmp_path: Path) -> None:
     runs = [RunMaker().write(tmp_path / name) for name in ("a", "a-2")]
     fairness = judge_fairness(read_rows(runs))
     assert fairness.notes == (
-        f"{runs[0]} and {runs[1]} had one configuration and one seed, so the spread of a is too small",
+        f"{runs[0]} and {runs[1]} have equal configurations and seeds, so the spread of a is too small",
     )
 
 

@@ -136,7 +136,7 @@ def test_what_is_no_run(tmp_path: Path) -> None:
     assert "there is no such run directory" in refusal_message(tmp_path / "none")
     assert "is not a run directory: it has no run.toml and no spec.json" in refusal_message(tmp_path)
     run = RunMaker().write(tmp_path / "a")
-    assert f"whole runs are compared: name {run}" in refusal_message(Path(f"{run}@best"))
+    assert f"a comparison needs whole runs: name {run}" in refusal_message(Path(f"{run}@best"))
     assert f"{run}/checkpoints is not a run directory" in refusal_message(run / "checkpoints")
 
 

@@ -28,7 +28,7 @@ def test_options_are_these() -> None:
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ("translat", "there is no demo 'translat' (did you mean 'translate'?)"),
+        ("translat", "unknown demo 'translat' (did you mean 'translate'?)"),
         ("tag", "there are: translate, generate, fill, classify"),
     ],
 )
@@ -131,7 +131,7 @@ def test_only_pictures_that_were_drawn_are_named(
     shown = capsys.readouterr().out
     assert f"Seen: {tmp_path}/run/there.png" in shown and "Unseen" not in shown and "Loss" not in shown
     page = (tmp_path / "run" / "plots" / "heads.html").as_uri()
-    assert shown.endswith(f"What every head does, to open in a browser: {page}\n")
+    assert shown.endswith(f"All heads as a page, to open in a browser: {page}\n")
     assert f"clearhead view {tmp_path}/run TEXT" in shown
 
 

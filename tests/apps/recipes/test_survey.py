@@ -9,7 +9,7 @@ import pytest
 from clearhead.apps.recipes.survey import (
     Survey,
     TextSurvey,
-    held_out_share,
+    share_to_hold_out,
     survey,
     survey_text,
     tokenizer_kind,
@@ -107,7 +107,7 @@ def test_sentences_are_documents(line: str, document: str) -> None:
 
 
 def test_more_text_needs_a_smaller_share_of_validation() -> None:
-    shares = [held_out_share(make_text_survey(10**power)) for power in (5, 6, 8, 9)]
+    shares = [share_to_hold_out(make_text_survey(10**power)) for power in (5, 6, 8, 9)]
     assert shares == sorted(shares, reverse=True) and shares[-1] > 0
 
 

@@ -50,7 +50,7 @@ def test_a_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert good.exists() and not bad.exists()
 
     assert main(["train", str(file), *SWEEP]) == 2
-    assert f"{folder} holds a sweep already: add --resume to continue it" in capfd.readouterr().err
+    assert f"{folder} already holds a sweep: add --resume to continue it" in capfd.readouterr().err
     assert main(["train", str(file), "--resume", "--sweep", "train.learning_rate=0.01,0.1"]) == 2
     assert "holds another sweep" in capfd.readouterr().err
 
@@ -58,7 +58,7 @@ def test_a_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     captured = capfd.readouterr()
     record = json.loads(captured.out.splitlines()[-1])
     assert "continuing after step" in captured.err
-    assert "clearhead: not in the table, for they failed: learning_rate=1e+30; --resume tries them" in captured.err
+    assert "clearhead: runs failed and are not in the table: learning_rate=1e+30; --resume tries them" in captured.err
     assert record["runs"] == [str(good)] and list(record["failed"]) == [bad.name]
     assert "loss became" in record["failed"][bad.name] or "gradient became" in record["failed"][bad.name]
     assert [row["name"] for row in record["rows"]] == [good.name] and Path(record["picture"]).is_file()
@@ -104,7 +104,7 @@ def run_jobs(folder: Path, names: list[str], slots: int) -> tuple[dict[str, str]
 
 def test_failed_runs_are_named_and_skipped(command: Path) -> None:
     failed, messages, _ = run_jobs(command, ["killed", "failed", "good"], slots=1)
-    assert failed == {"killed": "the system killed it, as it does where memory runs out", "failed": "no"}
+    assert failed == {"killed": "the system killed it, probably because memory ran out", "failed": "no"}
     assert "failed failed and is skipped: no" in messages and "run 3 of 3: good" in messages
     assert (command / "good.ended").exists()
 

@@ -188,7 +188,7 @@ def test_the_command_says_what_the_method_says(
     ("options", "words"),
     [
         (("--context-file", "no-such"), "no-such: there is no such file"),
-        (("--context", "a", "--context-file", "b"), "two ways to give the text"),
+        (("--context", "a", "--context-file", "b"), "both give the text"),
     ],
 )
 def test_a_text_that_is_not_there_is_no_text(

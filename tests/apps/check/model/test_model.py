@@ -84,7 +84,7 @@ def test_what_is_wrong_with_the_weights_ends_in_1(
         (["MODEL", "--steps", "3"], "is a checkpoint or a run: --steps would have no effect"),
         (["MODEL", "--hint", "1"], "--hint would have no effect"),
         (["MODEL", "--precision", "bf16"], "is checked in single and in double precision: --precision would have no"),
-        (["MODEL", "--force"], "--force replaces the file of --html"),
+        (["MODEL", "--force"], "--force has no effect without --html"),
         (
             ["MODEL", "--against", "transformers", "--precision", "bf16"],
             "is compared on the CPU in fp32: --precision would",

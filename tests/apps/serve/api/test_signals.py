@@ -34,7 +34,7 @@ def process(folder: Path, files: int | None = None) -> Iterator[tuple[subprocess
     try:
         assert started.stdout is not None
         line = started.stdout.readline()
-        assert "lm: generate, " in line and "no result depends on the others of its batch" in line
+        assert "lm: generate, " in line and "results do not depend on the batch" in line
         yield started, int(line.rstrip().removesuffix("/v1").rpartition(":")[2])
     finally:
         started.kill()
