@@ -39,7 +39,7 @@ CAPTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def trained(
+def train_model(
     run: Path, pairs: Pairs, tokenizer: dict[str, Any], recipe: dict[str, Any], valid: Pairs | None = None
 ) -> ch.Model:
     if not run.exists():
@@ -50,37 +50,37 @@ def trained(
     return ch.load(run, device="cpu", precision="fp32")
 
 
-def parsed(alignment: str | None) -> Links:
+def parse_links(alignment: str | None) -> Links:
     links = [link.split("-") for link in (alignment or "").split()]
     return {(int(source), int(target)) for source, target in links}
 
 
-def aligned(model: ch.Model, texts: Sequence[str]) -> tuple[list[str], dict[str, list[Links]]]:
+def align(model: ch.Model, texts: Sequence[str]) -> tuple[list[str], dict[str, list[Links]]]:
     """Return translations, and their alignments by the best heads and by those of the last layer."""
     module = model.module
     last = len(module.decoder.order) - 1
     heads = module.decoder.layers[module.decoder.order[last]].steps[1].branches[0].function.spec.num_heads
     ways: dict[str, Any] = {"best heads": True, "mean of the last layer": [(last, head) for head in range(heads)]}
-    found = {}
+    links_by_method = {}
     for name, chosen in ways.items():
         translations = model.translate_n_best(list(texts), n=1, beam_size=1, alignments=chosen)
-        found[name] = [parsed(one[0].alignment) for one in translations]
-    return [one[0].text for one in translations], found
+        links_by_method[name] = [parse_links(translation[0].alignment) for translation in translations]
+    return [translation[0].text for translation in translations], links_by_method
 
 
-def common(found: Sequence[Links], known: Sequence[Links]) -> int:
-    return sum(len(one & other) for one, other in zip(found, known, strict=True))
+def common(predicted: Sequence[Links], known: Sequence[Links]) -> int:
+    return sum(len(predicted_links & other) for predicted_links, other in zip(predicted, known, strict=True))
 
 
 def report(model: ch.Model, texts: Sequence[str], targets: Sequence[str], known: Sequence[Links]) -> None:
     """Print precision, recall and F1 where the translation is right."""
-    written, ways = aligned(model, texts)
-    right = [place for place, text in enumerate(written) if text == targets[place]]
+    written, ways = align(model, texts)
+    right = [index for index, text in enumerate(written) if text == targets[index]]
     print(f"{len(right)} of {len(texts)} translations are right, and compared")
-    answers = [known[place] for place in right]
+    answers = [known[index] for index in right]
     for name, links in ways.items():
-        found = [links[place] for place in right]
-        both, sizes = common(found, answers), [sum(map(len, one)) for one in (found, answers)]
+        predicted = [links[index] for index in right]
+        both, sizes = common(predicted, answers), [sum(map(len, links)) for links in (predicted, answers)]
         rates = f"precision {both / sizes[0]:.3f}, recall {both / sizes[1]:.3f}, F1 {2 * both / sum(sizes):.3f}"
         print(f"{name}: {rates}")
 
@@ -88,19 +88,19 @@ def report(model: ch.Model, texts: Sequence[str], targets: Sequence[str], known:
 def words(folder: Path) -> None:
     draw = random.Random(1)
 
-    def spelled(consonants: str) -> str:
-        return "".join(draw.choice(("aeiou", consonants)[place % 2]) for place in range(1, draw.randint(4, 7)))
+    def spell(consonants: str) -> str:
+        return "".join(draw.choice(("aeiou", consonants)[index % 2]) for index in range(1, draw.randint(4, 7)))
 
-    lexicon = {spelled("bdgklm"): spelled("pstfrn") for _ in range(150)}
+    lexicon = {spell("bdgklm"): spell("pstfrn") for _ in range(150)}
     texts, targets, known = [], [], []
     for _ in range(12_000):
         text = draw.choices(sorted(lexicon), k=draw.randint(3, 9))
-        order = [place ^ 1 if place ^ 1 < len(text) else place for place in range(len(text))]
+        order = [index ^ 1 if index ^ 1 < len(text) else index for index in range(len(text))]
         texts.append(" ".join(text))
-        targets.append(" ".join(lexicon[text[place]] for place in order))
-        known.append({(place, target) for target, place in enumerate(order)})
+        targets.append(" ".join(lexicon[text[index]] for index in order))
+        known.append({(index, target) for target, index in enumerate(order)})
     pairs = list(zip(texts, targets, strict=True))
-    model = trained(folder / "words", pairs[500:], {"kind": "bpe", "vocab_size": 120, "joint": False}, SMALL)
+    model = train_model(folder / "words", pairs[500:], {"kind": "bpe", "vocab_size": 120, "joint": False}, SMALL)
     report(model, texts[:500], targets[:500], known[:500])
 
 
@@ -110,7 +110,7 @@ def dates(folder: Path) -> None:
     for _ in range(60_000):
         date = datetime.date(1900, 1, 1) + datetime.timedelta(draw.randrange(60_000))
         style = draw.choice(styles)
-        axes = {axis: place for place, (axis, _) in enumerate(style.parts)}
+        axes = {axis: index for index, (axis, _) in enumerate(style.parts)}
         tables = (0, date.year - FIRST_YEAR, date.month - 1, date.day - 1, date.weekday())
         row = [table[tables[axis]] for axis, table in style.parts]
         starts = {axis: len(("".join(row[: axes[axis]]) + row[axes[axis]].lstrip()[:1]).split()) for axis in (1, 2, 3)}
@@ -118,35 +118,37 @@ def dates(folder: Path) -> None:
         targets.append(date.isoformat().replace("-", " "))
         known.append({(start - 1, axis - 1) for axis, start in starts.items()})
     pairs = list(zip(texts, targets, strict=True))
-    model = trained(folder / "dates", pairs[2000:], {"kind": "character", "joint": False}, SMALL)
+    model = train_model(folder / "dates", pairs[2000:], {"kind": "character", "joint": False}, SMALL)
     # Where year, month and day are words of their own.
-    apart = [place for place in range(2000) if len({source for source, _ in known[place]}) == 3]
-    report(model, *([column[place] for place in apart] for column in (texts, targets, known)))
+    apart = [index for index in range(2000) if len({source for source, _ in known[index]}) == 3]
+    report(model, *([column[index] for index in apart] for column in (texts, targets, known)))
 
 
 def captions(folder: Path, data: Path, eflomal: str) -> None:
     def read(name: str) -> list[str]:
         return (data / name).read_text("utf-8").replace("@@ ", "").splitlines()
 
-    train, valid = (list(zip(read(f"{part}.de"), read(f"{part}.en"), strict=True)) for part in ("train", "valid"))
-    model = trained(folder / "captions", train, {"kind": "bpe", "vocab_size": 6000, "joint": True}, CAPTIONS, valid)
+    train, valid = (list(zip(read(f"{split}.de"), read(f"{split}.en"), strict=True)) for split in ("train", "valid"))
+    model = train_model(folder / "captions", train, {"kind": "bpe", "vocab_size": 6000, "joint": True}, CAPTIONS, valid)
     texts = read("test.2016.de")
-    written, ways = aligned(model, texts)
+    written, ways = align(model, texts)
     everything = [*train, *zip(texts, written, strict=True)]
     for name, column in (("all.de", 0), ("all.en", 1)):
         (folder / name).write_text("".join(f"{pair[column]}\n" for pair in everything), "utf-8")
     source, target, forward, reverse = (folder / name for name in ("all.de", "all.en", "forward", "reverse"))
     command = [eflomal, "-s", source, "-t", target, "-f", forward, "-r", reverse, "--overwrite"]
     subprocess.run(command, check=True, capture_output=True)
-    one, other = ([*map(parsed, file.read_text().splitlines()[len(train) :])] for file in (forward, reverse))
-    sure = [first & second for first, second in zip(one, other, strict=True)]
-    possible = [first | second for first, second in zip(one, other, strict=True)]
+    forward_links, reverse_links = (
+        [*map(parse_links, file.read_text().splitlines()[len(train) :])] for file in (forward, reverse)
+    )
+    sure = [first & second for first, second in zip(forward_links, reverse_links, strict=True)]
+    possible = [first | second for first, second in zip(forward_links, reverse_links, strict=True)]
     print(
         f"eflomal: {sum(map(len, sure))} sure links, {sum(map(len, possible))} possible ones, {len(texts)} translations"
     )
-    for name, found in ways.items():
-        size, size_of_sure = sum(map(len, found)), sum(map(len, sure))
-        in_sure, in_possible = common(found, sure), common(found, possible)
+    for name, predicted in ways.items():
+        size, size_of_sure = sum(map(len, predicted)), sum(map(len, sure))
+        in_sure, in_possible = common(predicted, sure), common(predicted, possible)
         rates = f"precision {in_possible / size:.3f}, recall {in_sure / size_of_sure:.3f}"
         print(f"{name}: {size} links, {rates}, AER {1 - (in_sure + in_possible) / (size + size_of_sure):.3f}")
 

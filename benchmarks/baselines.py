@@ -30,12 +30,12 @@ def word_table(pairs: Pairs) -> dict[str, str]:
         for word in ours:
             together[word].update(theirs)
     return {
-        word: max(found, key=lambda other: (found[other] / (sources[word] + targets[other]), other))
-        for word, found in together.items()
+        word: max(counts, key=lambda other: (counts[other] / (sources[word] + targets[other]), other))
+        for word, counts in together.items()
     }
 
 
-def joined(tokens: Iterable[str]) -> str:
+def join_tokens(tokens: Iterable[str]) -> str:
     """Undo the cuts of `words`."""
     return " ".join(tokens).replace(" .", ".").replace(" ,", ",")
 
@@ -43,7 +43,7 @@ def joined(tokens: Iterable[str]) -> str:
 def word_by_word(pairs: Pairs, sources: Sequence[str]) -> list[str]:
     """Translate each word by itself, and leave unknown ones as they are."""
     table = word_table(pairs)
-    return [joined(table.get(word, word) for word in words(source)) for source in sources]
+    return [join_tokens(table.get(word, word) for word in words(source)) for source in sources]
 
 
 class TfIdf:
@@ -66,8 +66,8 @@ class TfIdf:
             for word, value in vector.items():
                 rows[word].append(row)
                 weights[word].append(value / length)
-        self._rows = {word: np.array(found) for word, found in rows.items()}
-        self._weights = {word: np.array(found) for word, found in weights.items()}
+        self._rows = {word: np.array(numbers) for word, numbers in rows.items()}
+        self._weights = {word: np.array(numbers) for word, numbers in weights.items()}
 
     def _vector(self, bag: Counter[str]) -> dict[str, float]:
         return {word: (1 + math.log(count)) * self._rarity.get(word, 0.0) for word, count in bag.items()}
@@ -87,7 +87,7 @@ def nearest_sentence(pairs: Pairs, sources: Sequence[str]) -> list[str]:
     return [pairs[known.nearest(source)][1] for source in sources]
 
 
-def translated_retrieval(pairs: Pairs, sources: Sequence[str], targets: Sequence[str]) -> float:
+def translation_recall(pairs: Pairs, sources: Sequence[str], targets: Sequence[str]) -> float:
     """Return recall@1 in percent, the mean of both directions, by TF-IDF of texts translated word by word."""
     shares = []
     for train, queries, choices in (
@@ -95,8 +95,8 @@ def translated_retrieval(pairs: Pairs, sources: Sequence[str], targets: Sequence
         ([(target, source) for source, target in pairs], targets, sources),
     ):
         known = TfIdf(choices)
-        found = [known.nearest(query) == row for row, query in enumerate(word_by_word(train, queries))]
-        shares.append(sum(found) / len(found))
+        hits = [known.nearest(query) == row for row, query in enumerate(word_by_word(train, queries))]
+        shares.append(sum(hits) / len(hits))
     return 100 * sum(shares) / 2
 
 
@@ -106,15 +106,15 @@ def ngram_bits(train: str, test: str, *, order: int = 5) -> float:
     Source: Chen and Goodman 1998, "An Empirical Study of Smoothing Techniques for Language Modeling", section 2.3.
     """
     counts: list[defaultdict[str, Counter[str]]] = [defaultdict(Counter) for _ in range(order)]
-    for place, letter in enumerate(train):
-        for length in range(min(order - 1, place) + 1):
-            counts[length][train[place - length : place]][letter] += 1
+    for index, letter in enumerate(train):
+        for length in range(min(order - 1, index) + 1):
+            counts[length][train[index - length : index]][letter] += 1
     alphabet = len(set(train)) + 1
     bits = 0.0
-    for place, letter in enumerate(test):
+    for index, letter in enumerate(test):
         probability = 1 / alphabet
-        for length in range(min(order - 1, place) + 1):
-            seen = counts[length].get(test[place - length : place])
+        for length in range(min(order - 1, index) + 1):
+            seen = counts[length].get(test[index - length : index])
             if seen is None:
                 break
             total, kinds = seen.total(), len(seen)
@@ -127,8 +127,8 @@ def naive_bayes(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]
     """Return the accuracy in percent of naive Bayes over words and pairs of words, for (text, label)."""
 
     def features(text: str) -> list[str]:
-        found = text.lower().split()
-        return [*found, *map(" ".join, itertools.pairwise(found))]
+        tokens = text.lower().split()
+        return [*tokens, *map(" ".join, itertools.pairwise(tokens))]
 
     by_label: defaultdict[str, Counter[str]] = defaultdict(Counter)
     sizes: Counter[str] = Counter()
@@ -140,7 +140,7 @@ def naive_bayes(train: Sequence[tuple[str, str]], test: Sequence[tuple[str, str]
 
     def score(label: str, text: str) -> float:
         counts, below = by_label[label], totals[label] + num_known
-        return math.log(sizes[label]) + sum(math.log((counts[one] + 1) / below) for one in features(text))
+        return math.log(sizes[label]) + sum(math.log((counts[feature] + 1) / below) for feature in features(text))
 
     right = sum(max(by_label, key=lambda label: score(label, text)) == answer for text, answer in test)
     return 100 * right / len(test)
@@ -155,7 +155,7 @@ def commonest_tags(train: Sequence[Sequence[tuple[str, str]]], test: Sequence[Se
             counts[word][tag] += 1
             whole[tag] += 1
     usual = whole.most_common(1)[0][0]
-    best = {word: found.most_common(1)[0][0] for word, found in counts.items()}
+    best = {word: tag_counts.most_common(1)[0][0] for word, tag_counts in counts.items()}
     answers = [best.get(word, usual) == tag for sentence in test for word, tag in sentence]
     return 100 * sum(answers) / len(answers)
 
@@ -173,20 +173,20 @@ def nearest_words(questions: Sequence[tuple[str, str]], length: int) -> list[str
 
 
 def _nearest_words(context: str, question: str, length: int) -> str:
-    found = list(re.finditer(r"\w+", context))
-    known = [one[0].lower() for one in found]
-    asked = set(re.findall(r"\w+", question.lower()))
-    places = {word: [place for place, other in enumerate(known) if other == word] for word in asked}
+    matches = list(re.finditer(r"\w+", context))
+    known = [match[0].lower() for match in matches]
+    question_words = set(re.findall(r"\w+", question.lower()))
+    places = {word: [index for index, other in enumerate(known) if other == word] for word in question_words}
     rarity = {word: math.log(1 + 1 / len(where)) for word, where in places.items() if where}
 
     def score(start: int) -> float:
-        nearest = {word: min(abs(place - start) for place in places[word]) for word in rarity}
+        nearest = {word: min(abs(position - start) for position in places[word]) for word in rarity}
         return sum(rarity[word] / (1 + nearest[word]) for word in rarity)
 
-    starts = range(max(1, len(found) - length + 1))
-    free = [start for start in starts if asked.isdisjoint(known[start : start + length])] or starts
+    starts = range(max(1, len(matches) - length + 1))
+    free = [start for start in starts if question_words.isdisjoint(known[start : start + length])] or starts
     best = max(free, key=score)
-    return context[found[best].start() : found[min(best + length, len(found)) - 1].end()]
+    return context[matches[best].start() : matches[min(best + length, len(matches)) - 1].end()]
 
 
 def commonest_token(train: Sequence[Sequence[int]], test: Sequence[Sequence[int]]) -> float:

@@ -31,7 +31,7 @@ from baselines import (
     nearest_sentence,
     nearest_words,
     ngram_bits,
-    translated_retrieval,
+    translation_recall,
     word_by_word,
 )
 from sacrebleu import corpus_bleu
@@ -203,10 +203,12 @@ def command(*words: str) -> tuple[dict[str, Any], float]:
 def steps_to_take(cell: Cell, seed: int, options: argparse.Namespace) -> list[str]:
     """Return the changes of the run file that --steps and --steps-of ask for."""
     if options.steps_of is not None:
-        found = sorted(options.steps_of.glob(f"{cell.name}-*.json"), key=lambda file: not file.match(f"*-{seed}.json"))
-        if not found:
+        result_files = sorted(
+            options.steps_of.glob(f"{cell.name}-*.json"), key=lambda file: not file.match(f"*-{seed}.json")
+        )
+        if not result_files:
             sys.exit(f"{options.steps_of} has no result of {cell.name}")
-        record = json.loads(found[0].read_text(encoding="utf-8"))
+        record = json.loads(result_files[0].read_text(encoding="utf-8"))
         model = [f"model.{key}={value}" for key, value in record["model"].items()]
         return [f"train.steps={record['steps']}", "train.validate_every=0.1", *model]
     return [f"train.steps={options.steps}", "train.validate_every=0.1"] if options.steps is not None else []
@@ -237,14 +239,14 @@ def table() -> str:
     lines = ["| task, data | size | score | test, by seed | aim | baselines | steps | minutes of training |"]
     lines.append("|---|---|---|---|---|---|---|---|")
     for cell in CELLS:
-        found = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob(f"{cell.name}-?.json"))]
-        if found:
-            plain = ", ".join(f"{name} {value:g}" for name, value in found[0]["baselines"].items())
+        records = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob(f"{cell.name}-?.json"))]
+        if records:
+            plain = ", ".join(f"{name} {value:g}" for name, value in records[0]["baselines"].items())
             lines.append(
                 f"| {cell.task}, {cell.data} | {cell.size} | {cell.score[1]} | "
-                f"{', '.join(format(one['test'], 'g') for one in found)} | {'-' if cell.aim is None else cell.aim} | "
-                f"{plain} | {', '.join(str(one['steps']) for one in found)} | "
-                f"{', '.join(format(one['seconds']['train'] / 60, '.1f') for one in found)} |"
+                f"{', '.join(format(record['test'], 'g') for record in records)} | {'-' if cell.aim is None else cell.aim} | "
+                f"{plain} | {', '.join(str(record['steps']) for record in records)} | "
+                f"{', '.join(format(record['seconds']['train'] / 60, '.1f') for record in records)} |"
             )
     return "\n".join(lines)
 
@@ -269,7 +271,7 @@ def multi30k(cell: Cell, data: Path, folder: Path) -> tuple[Parts, list[tuple[st
     """Write pairs, and return their options, and the pairs of training and test."""
     source = data / "multi30k"
     names = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
-    sides = {part: [read(source / f"{name}.{side}") for side in ("de", "en")] for part, name in names.items()}
+    sides = {split: [read(source / f"{name}.{side}") for side in ("de", "en")] for split, name in names.items()}
     sides["train"] = [lines[: most(cell)] for lines in sides["train"]]
     return pair_parts(sides, folder)
 
@@ -278,12 +280,12 @@ def pair_parts(
     sides: dict[str, list[list[str]]], folder: Path
 ) -> tuple[Parts, list[tuple[str, str]], list[tuple[str, str]]]:
     files = {
-        part: [write(folder / f"{part}.{end}", lines) for end, lines in zip(("de", "en"), both, strict=True)]
-        for part, both in sides.items()
+        split: [write(folder / f"{split}.{end}", lines) for end, lines in zip(("de", "en"), both, strict=True)]
+        for split, both in sides.items()
     }
     new = ["--source", files["train"][0], "--target", files["train"][1]]
     new += ["--valid-source", files["valid"][0], "--valid-target", files["valid"][1]]
-    pairs = [list(zip(*sides[part], strict=True)) for part in ("train", "test")]
+    pairs = [list(zip(*sides[split], strict=True)) for split in ("train", "test")]
     return Parts(new, ["--source", files["test"][0], "--target", files["test"][1]], {}), pairs[0], pairs[1]
 
 
@@ -308,7 +310,7 @@ def embed(cell: Cell, data: Path, folder: Path) -> Parts:
     return Parts(
         parts.new,
         parts.evaluate,
-        {"translated TF-IDF": lambda run_folder: translated_retrieval(train, sources, targets)},
+        {"translated TF-IDF": lambda run_folder: translation_recall(train, sources, targets)},
     )
 
 
@@ -322,9 +324,9 @@ def generate(cell: Cell, data: Path, folder: Path) -> Parts:
 
 
 def running(cuts: dict[str, str], folder: Path, baselines: dict[str, Callable[[Path], float]]) -> Parts:
-    files = {part: folder / f"{part}.txt" for part in cuts}
-    for part, cut in cuts.items():
-        files[part].write_text(cut, encoding="utf-8")
+    files = {split: folder / f"{split}.txt" for split in cuts}
+    for split, cut in cuts.items():
+        files[split].write_text(cut, encoding="utf-8")
     new = ["--text", str(files["train"])]
     new += ["--valid-text", str(files["valid"])] if "valid" in files else []
     return Parts(new, ["--text", str(files["test"])], baselines)
@@ -333,9 +335,9 @@ def running(cuts: dict[str, str], folder: Path, baselines: dict[str, Callable[[P
 def captions(cell: Cell, data: Path, folder: Path) -> Parts:
     source = data / "multi30k"
     sides = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
-    lines = {part: read(source / f"{name}.en") for part, name in sides.items()}
+    lines = {split: read(source / f"{name}.en") for split, name in sides.items()}
     lines["train"] = lines["train"][: most(cell)]
-    cuts = {part: "".join(f"{line}\n" for line in found) for part, found in lines.items()}
+    cuts = {split: "".join(f"{line}\n" for line in split_lines) for split, split_lines in lines.items()}
     parts = running(cuts, folder, {"commonest token": lambda run_folder: guess(run_folder, lines)})
     line = ["--document", "line"]
     return Parts([*parts.new, *line], [*parts.evaluate, *line], parts.baselines)
@@ -348,15 +350,17 @@ def guess(run_folder: Path, lines: dict[str, list[str]]) -> float:
 
 def classify(cell: Cell, data: Path, folder: Path) -> Parts:
     names = {"train": "train", "valid": "dev", "test": "test"}
-    rows = {part: [(line[2:], line[0]) for line in read(data / "sst2" / f"{name}.txt")] for part, name in names.items()}
+    rows = {
+        split: [(line[2:], line[0]) for line in read(data / "sst2" / f"{name}.txt")] for split, name in names.items()
+    }
     rows["train"] = rows["train"][: most(cell)]
-    return labelled(rows, folder)
+    return write_labelled(rows, folder)
 
 
-def labelled(rows: dict[str, list[tuple[str, str]]], folder: Path) -> Parts:
+def write_labelled(rows: dict[str, list[tuple[str, str]]], folder: Path) -> Parts:
     files = {
-        part: write(folder / f"{part}.tsv", ["text\tlabel", *(f"{text}\t{label}" for text, label in found)])
-        for part, found in rows.items()
+        split: write(folder / f"{split}.tsv", ["text\tlabel", *(f"{text}\t{label}" for text, label in split_rows)])
+        for split, split_rows in rows.items()
     }
     new = ["--text", files["train"], "--labels", "label", "--valid-text", files["valid"]]
     score = {"naive Bayes": lambda run_folder: naive_bayes(rows["train"], rows["test"])}
@@ -366,21 +370,21 @@ def labelled(rows: dict[str, list[tuple[str, str]]], folder: Path) -> Parts:
 def tag(cell: Cell, data: Path, folder: Path) -> Parts:
     """Sentences of the whole library, drawn at random up to a number of tokens."""
     subprocess.run([sys.executable, str(EXAMPLES / "make_tags.py"), str(folder)], check=True, stdout=sys.stderr)
-    files = {part: folder / f"{part}.conll" for part in ("train", "valid", "test")}
+    files = {split: folder / f"{split}.conll" for split in ("train", "valid", "test")}
 
-    def sentences(part: str) -> list[list[tuple[str, str]]]:
-        parts = files[part].read_text(encoding="utf-8").split("\n\n")
-        rows = ([line.split("\t") for line in one.split("\n")] for one in parts if one)
-        return [[(row[0], row[1]) for row in one] for one in rows]
+    def sentences(split: str) -> list[list[tuple[str, str]]]:
+        parts = files[split].read_text(encoding="utf-8").split("\n\n")
+        rows = ([line.split("\t") for line in block.split("\n")] for block in parts if block)
+        return [[(row[0], row[1]) for row in sentence] for sentence in rows]
 
     if cell.size == "5000":
-        drawn, kept, count = sentences("train"), [], 0
+        drawn, sentences_left, count = sentences("train"), [], 0
         random.Random(1).shuffle(drawn)
         for sentence in drawn:
             if count + len(sentence) <= NUM_TAGGED:
-                kept.append(sentence)
+                sentences_left.append(sentence)
                 count += len(sentence)
-        write(files["train"], ["".join(f"{word}\t{tag}\n" for word, tag in sentence) for sentence in kept])
+        write(files["train"], ["".join(f"{word}\t{tag}\n" for word, tag in sentence) for sentence in sentences_left])
     return Parts(
         ["--text", str(files["train"]), "--valid-text", str(files["valid"])],
         ["--text", str(files["test"])],
@@ -391,14 +395,14 @@ def tag(cell: Cell, data: Path, folder: Path) -> Parts:
 def answer(cell: Cell, data: Path, folder: Path) -> Parts:
     """Questions about functions of the library, drawn at random; they decide how long answers of the baseline are."""
     subprocess.run([sys.executable, str(EXAMPLES / "make_questions.py"), str(folder)], check=True, stdout=sys.stderr)
-    files = {part: folder / f"{part}.jsonl" for part in ("train", "valid", "test")}
+    files = {split: folder / f"{split}.jsonl" for split in ("train", "valid", "test")}
     lines = read(files["train"])
     write(files["train"], random.Random(1).sample(lines, most(cell) or len(lines)))
 
-    def score(part: str, length: int) -> float:
-        asked = [json.loads(line) for line in read(files[part])][:1_500]
-        found = nearest_words([(one["context"], one["question"]) for one in asked], length)
-        return 100 * answer_scores(found, [[one["answer"]] for one in asked]).f1
+    def score(split: str, length: int) -> float:
+        questions = [json.loads(line) for line in read(files[split])][:1_500]
+        answers = nearest_words([(question["context"], question["question"]) for question in questions], length)
+        return 100 * answer_scores(answers, [[question["answer"]] for question in questions]).f1
 
     def nearest(run_folder: Path) -> float:
         return score("test", max(range(1, 9), key=lambda length: score("train", length)))
@@ -415,7 +419,8 @@ def dates(cell: Cell, data: Path, folder: Path) -> Parts:
 
     sets = make_date_sets(seed=1, train_size=100_000, valid_per_locale=20, test_per_locale=20)
     sides = {
-        part: [[pair[side] for pair in getattr(sets, part)] for side in (0, 1)] for part in ("train", "valid", "test")
+        split: [[pair[side] for pair in getattr(sets, split)] for side in (0, 1)]
+        for split in ("train", "valid", "test")
     }
     parts, train, test = pair_parts(sides, folder)
     return Parts(parts.new, parts.evaluate, translation_baselines(train, test))
@@ -426,18 +431,20 @@ def names(cell: Cell, data: Path, folder: Path) -> Parts:
 
     sets = make_name_sets(seed=1, valid_per_language=24, test_per_language=24)
     parts = ("train", "valid", "test")
-    return labelled({part: [(one.text, one.language) for one in getattr(sets, part)] for part in parts}, folder)
+    return write_labelled(
+        {split: [(name.text, name.language) for name in getattr(sets, split)] for split in parts}, folder
+    )
 
 
 def sources(cell: Cell, data: Path, folder: Path) -> Parts:
     from clearhead.apps.demo.common import library_sources
 
-    found = library_sources(max_bytes=3_000_000, max_valid_bytes=200_000)
-    files = {"train": found.train, "valid": found.valid[::2], "test": found.valid[1::2]}
-    cuts = {part: "".join(file.text for file in own) for part, own in files.items()}
+    library = library_sources(max_bytes=3_000_000, max_valid_bytes=200_000)
+    files = {"train": library.train, "valid": library.valid[::2], "test": library.valid[1::2]}
+    cuts = {split: "".join(file.text for file in split_files) for split, split_files in files.items()}
     if cell.task == "generate":
         return running(cuts, folder, {"5-gram": lambda run_folder: ngram_bits(cuts["train"], cuts["test"])})
-    lines = {part: cut.splitlines() for part, cut in cuts.items()}
+    lines = {split: cut.splitlines() for split, cut in cuts.items()}
     return running(cuts, folder, {"commonest token": lambda run_folder: guess(run_folder, lines)})
 
 

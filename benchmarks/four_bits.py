@@ -62,15 +62,15 @@ def measure_perplexity(ref: str, text: str) -> dict[str, float]:
         "Q4_0, fp32 inputs": round_as_q4_0,
         "int4, fp32 inputs": round_as_int4,
     }
-    found = {}
+    results = {}
     for name, rule in rules.items():
         module = copy.deepcopy(plain.module)
         for address, kind in formats.items():
             weight = module.get_parameter(f"{address}.weight")
             weight.data = (rule if kind == INT4 else round_as_int8)(weight.data) if name != "fp32" else weight.data
-        found[name] = perplexity(plain.replaced(module), text)
-    found["int4"] = perplexity(ch.load(ref, device="cpu", precision="int4"), text)
-    return found
+        results[name] = perplexity(plain.with_module(module), text)
+    results["int4"] = perplexity(ch.load(ref, device="cpu", precision="int4"), text)
+    return results
 
 
 def perplexity(model: ch.Model, text: str) -> float:
@@ -117,15 +117,15 @@ def measure_speed(layers: int, rounds: int) -> dict[str, dict[str, float]]:
         "batch 8": lambda tree: decode(tree, 8, 8),
         "prompt of 512": lambda tree: read_prompt(tree, 512),
     }
-    found: dict[str, dict[str, float]] = {}
+    results: dict[str, dict[str, float]] = {}
     with torch.inference_mode():
         for work, run in works.items():
             speeds: dict[str, list[float]] = {name: [] for name in trees}
             for _ in range(rounds):
                 for name, tree in trees.items():
                     speeds[name].append(run(tree))
-            found[work] = {name: max(several) for name, several in speeds.items()}
-    return found
+            results[work] = {name: max(several) for name, several in speeds.items()}
+    return results
 
 
 def main() -> None:
@@ -139,10 +139,10 @@ def main() -> None:
     kernels = library()
     print("kernels:", "none" if kernels is None else ", ".join(sorted(isa(kernels))))
     if options.model and options.text:
-        found = measure_perplexity(options.model, options.text)
-        for name, value in found.items():
-            print(f"{name:18}  perplexity {value:8.4f}  {value / found['fp32'] - 1:+.2%}")
-        print(json.dumps(found))
+        results = measure_perplexity(options.model, options.text)
+        for name, value in results.items():
+            print(f"{name:18}  perplexity {value:8.4f}  {value / results['fp32'] - 1:+.2%}")
+        print(json.dumps(results))
     if options.speed:
         speeds = measure_speed(options.layers, options.rounds)
         for work, by_precision in speeds.items():

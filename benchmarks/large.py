@@ -34,7 +34,7 @@ import torch
 from inference_speed import is_installed
 from large_models import BYTES, SHAPES, Shape, write_checkpoint, write_gguf
 from pairing import Spread
-from side_by_side import described, machine
+from side_by_side import describe, machine
 
 from clearhead.apps.bench.limits import fast_precisions, measure_limits
 from clearhead.base.machine import total_memory
@@ -159,9 +159,9 @@ def print_command(name: str, answer: dict[str, Any]) -> None:
     if "failure" in answer:
         print(f"{name:24} failed: {answer['failure'][:100]}", flush=True)
         return
-    said = f": {answer['said'][0][:100]}" if answer["code"] and answer["said"] else ""
+    last_words = f": {answer['said'][0][:100]}" if answer["code"] and answer["said"] else ""
     print(
-        f"{name:24} {answer['seconds']:6.1f} s, peak {answer['peak'] / 1e9:.2f} GB, exit code {answer['code']}{said}",
+        f"{name:24} {answer['seconds']:6.1f} s, peak {answer['peak'] / 1e9:.2f} GB, exit code {answer['code']}{last_words}",
         flush=True,
     )
 
@@ -205,7 +205,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     facts, device = machine(options.threads), torch.device("cpu")
     limits = measure_limits(device, fast_precisions(device))
-    print(f"{described(facts)}\nlimits: {limits.bytes_per_second / 1e9:.1f} GB/s")
+    print(f"{describe(facts)}\nlimits: {limits.bytes_per_second / 1e9:.1f} GB/s")
     shape, record = SHAPES[options.billions], {"machine": facts, "bytes_per_second": limits.bytes_per_second}
     with tempfile.TemporaryDirectory() as temporary:
         folder = write_checkpoint(shape, (options.folder or Path(temporary)) / f"llama-{options.billions}b")

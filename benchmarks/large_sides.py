@@ -110,21 +110,21 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     for case in job["cases"]:
         kind, _, size = case.partition("-")
         letters = int(size) if kind == "prompt" else PROMPT
-        texts = ["".join(chr(97 + (row + place) % 26) for place in range(letters)) for row in range(int(size))]
+        texts = ["".join(chr(97 + (row + index) % 26) for index in range(letters)) for row in range(int(size))]
         texts = texts[:1] if kind == "prompt" else texts
         count = 0 if kind == "prompt" else job["new_tokens"]
         generate(texts, 1)
-        firsts = [timed(generate, texts, 1) for _ in range(job["rounds"])]
+        firsts = [measure_seconds(generate, texts, 1) for _ in range(job["rounds"])]
         if kind == "prompt":
             result[case] = [letters / first for first in firsts]
             continue
         # Every run reads the prompts too: the rest is the time of the steps.
-        runs = [timed(generate, texts, count + 1) - min(firsts) for _ in firsts]
+        runs = [measure_seconds(generate, texts, count + 1) - min(firsts) for _ in firsts]
         result[case] = [len(texts) * count / seconds for seconds in runs]
     return result | {"peak": status("VmHWM")}
 
 
-def timed(generate: Generate, texts: list[str], count: int) -> float:
+def measure_seconds(generate: Generate, texts: list[str], count: int) -> float:
     """Return the seconds of a generation."""
     began = time.perf_counter()
     generate(texts, count)

@@ -25,7 +25,7 @@ from clearhead.fast.native import build, options
 from clearhead.fast.probe import processor
 
 
-def compiled(level: str, folder: Path) -> ctypes.CDLL:
+def compile_level(level: str, folder: Path) -> ctypes.CDLL:
     """Return the kernels of linear layers for a level."""
     file = folder / f"{level}.so"
     command = options.command("g++", options.INFERENCE, options.LEVELS[level][1])
@@ -44,7 +44,9 @@ def multiply(
 ) -> None:
     """Write x weight^T + bias into y; the vectors are a scale in 8 bits, and a bias."""
     sizes = [ctypes.c_int64(size) for size in (len(x), *weight.shape, 2)]
-    getattr(library, f"linear_{kind}")(*(ctypes.c_void_p(one.data_ptr()) for one in (x, weight, *vectors, y)), *sizes)
+    getattr(library, f"linear_{kind}")(
+        *(ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, weight, *vectors, y)), *sizes
+    )
 
 
 def main() -> None:
@@ -52,30 +54,30 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
     for name, default in {"outputs": 3072, "inputs": 768, "copies": 24, "rounds": 7}.items():
         parser.add_argument(f"--{name}", type=int, default=default)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(2)
-    shape, bias = (given.outputs, given.inputs), torch.randn(given.outputs)
-    scale = torch.rand(given.outputs)
+    shape, bias = (arguments.outputs, arguments.inputs), torch.randn(arguments.outputs)
+    scale = torch.rand(arguments.outputs)
     weights = {
-        "float32": [torch.randn(shape) for _ in range(given.copies)],
-        "int8": [torch.randint(-127, 128, shape, dtype=torch.int8) for _ in range(given.copies)],
+        "float32": [torch.randn(shape) for _ in range(arguments.copies)],
+        "int8": [torch.randint(-127, 128, shape, dtype=torch.int8) for _ in range(arguments.copies)],
     }
 
     with tempfile.TemporaryDirectory() as name:
         levels = [level for level, (isa, _) in options.LEVELS.items() if processor().isa.issuperset(isa)]
-        libraries = {level: compiled(level, Path(name)) for level in levels}
+        libraries = {level: compile_level(level, Path(name)) for level in levels}
         for kind, copies in weights.items():
-            for rows in given.rows:
+            for rows in arguments.rows:
                 rates: dict[str, list[float]] = {}
-                x, y = torch.randn(rows, given.inputs), torch.empty(rows, given.outputs)
+                x, y = torch.randn(rows, arguments.inputs), torch.empty(rows, arguments.outputs)
                 vectors = (scale, bias) if kind == "int8" else (bias,)
                 sides: dict[str, Callable[[torch.Tensor], object]] = {
                     level: partial(multiply, library, kind, x, vectors, y) for level, library in libraries.items()
                 }
                 if kind == "float32":
                     sides["PyTorch"] = partial(torch.nn.functional.linear, x, bias=bias)
-                work = 2e-9 * rows * given.outputs * given.inputs * given.copies
-                for _ in range(given.rounds):
+                work = 2e-9 * rows * arguments.outputs * arguments.inputs * arguments.copies
+                for _ in range(arguments.rounds):
                     for side, run in sides.items():
                         began = time.perf_counter()
                         for weight in copies:

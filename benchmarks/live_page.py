@@ -29,7 +29,7 @@ from playwright.sync_api import sync_playwright
 from clearhead import presets
 from clearhead.apps.serve.explorer import explorer_router, listen, make_app
 from clearhead.apps.serve.gate import Access
-from clearhead.apps.serve.runs import Asked, Runs
+from clearhead.apps.serve.page_computations import PageRequest, Runs
 from clearhead.apps.serve.work import Workers
 from clearhead.core import build
 from clearhead.model.facade import Model
@@ -55,35 +55,35 @@ def model() -> Model:
 
 
 def tile_seconds(address: str, name: str, tokens: int, count: int) -> list[float]:
-    found, draw = [], random.Random(0)
+    seconds, draw = [], random.Random(0)
     for _ in range(count):
         row = draw.randrange(tokens // 512)
-        place = {
+        query = {
             "stack": "decoder.self", "layer": draw.randrange(LAYERS), "head": draw.randrange(HEADS), "row": row,
             "column": draw.randrange(row + 1),
         }  # fmt: skip
         start = time.perf_counter()
-        with urllib.request.urlopen(f"{address}tile/{name}?{urllib.parse.urlencode(place)}") as answer:
+        with urllib.request.urlopen(f"{address}tile/{name}?{urllib.parse.urlencode(query)}") as answer:
             answer.read()
-        found.append(time.perf_counter() - start)
-    return found
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
-def measured(address: str, asked: Asked, tokens: int, executable: str | None) -> dict[str, Any]:
+def measure_page(address: str, page_request: PageRequest, tokens: int, executable: str | None) -> dict[str, Any]:
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=executable, args=ARGUMENTS)
         tab = browser.new_page(viewport={"width": 1440, "height": 900})
         tab.goto(address, wait_until="commit")
         page = tab.wait_for_function(CARDS, timeout=120_000).json_value()
         first = tab.wait_for_function(DRAWN, arg=HEADS, timeout=120_000).json_value()
-        beside = tile_seconds(address, asked.name, tokens, 30)
+        beside = tile_seconds(address, page_request.name, tokens, 30)
         every = tab.wait_for_function(DRAWN, arg=HEADS * LAYERS, timeout=240_000).json_value()
-        alone = tile_seconds(address, asked.name, tokens, 30)
+        alone = tile_seconds(address, page_request.name, tokens, 30)
         browser.close()
     milliseconds = {"alone": alone, "beside the overview": beside}
     return {
         "page_s": page / 1000, "first_layer_s": first / 1000, "all_layers_s": every / 1000,
-        **{f"tile_ms {name}": str(Spread.of([1000 * one for one in times])) for name, times in milliseconds.items()},
+        **{f"tile_ms {name}": str(Spread.of([1000 * tile_time for tile_time in times])) for name, times in milliseconds.items()},
     }  # fmt: skip
 
 
@@ -91,21 +91,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=16_000)
     parser.add_argument("--chromium", default=shutil.which("chromium"), help="the browser; else playwright's")
-    given = parser.parse_args()
-    tokens, chromium = given.tokens, given.chromium
+    options = parser.parse_args()
+    tokens, chromium = options.tokens, options.chromium
     text = " ".join(f"w{index * index % WORDS}" for index in range(tokens))
     listener, workers = listen(0), Workers()
-    access, asked = Access.of_page(listener.getsockname()[1]), Asked(text=text)
-    app = make_app(access, workers, [explorer_router(Runs(model(), "long text", {}), workers, asked)])
+    access, page_request = Access.of_page(listener.getsockname()[1]), PageRequest(text=text)
+    app = make_app(access, workers, [explorer_router(Runs(model(), "long text", {}), workers, page_request)])
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        found = measured(access.address, asked, tokens, chromium)
+        results = measure_page(access.address, page_request, tokens, chromium)
     finally:
         server.should_exit = True
         thread.join()
-    print(json.dumps({"tokens": tokens, "python": platform.python_version(), "torch": torch.__version__, **found}))
+    print(json.dumps({"tokens": tokens, "python": platform.python_version(), "torch": torch.__version__, **results}))
 
 
 if __name__ == "__main__":

@@ -62,43 +62,44 @@ def write_tasks(folder: Path, count: int) -> None:
     draw = random.Random(1)
     rows: dict[str, list[dict[str, Any]]] = {"choice": [], "rolling": [], "until": []}
     for _ in range(count):
-        name, thing, other = draw.choice(NAMES), *draw.sample(THINGS, 2)
-        start = f"Once upon a time, there was a child named {name}. {name} had a big {thing}. {name} loved the"
-        ends = [f" {thing}", f" {other}", " under", " because of"]
+        name, noun, other = draw.choice(NAMES), *draw.sample(THINGS, 2)
+        start = f"Once upon a time, there was a child named {name}. {name} had a big {noun}. {name} loved the"
+        ends = [f" {noun}", f" {other}", " under", " because of"]
         rows["choice"].append({"start": start, "ends": ends, "right": 0})
-        rows["rolling"].append({"text": f"{start} {thing} and played with the {other} in the park. They were happy."})
-        rows["until"].append({"start": f"{start} {thing}. One day, {name}", "end": "saw"})
+        rows["rolling"].append({"text": f"{start} {noun} and played with the {other} in the park. They were happy."})
+        rows["until"].append({"start": f"{start} {noun}. One day, {name}", "end": "saw"})
     for kind, some in rows.items():
         (folder / f"{kind}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some), encoding="utf-8")
     for name, text in TASKS.items():
         (folder / f"{name}.yaml").write_text(text.replace("FOLDER", str(folder)), encoding="utf-8")
 
 
-def evaluated(model: str, arguments: str, folder: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+def evaluate(model: str, arguments: str, folder: Path) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Return the results of the tasks, and for each the answers behind them."""
     import lm_eval
     from lm_eval.tasks import TaskManager
 
-    found = lm_eval.simple_evaluate(
+    results = lm_eval.simple_evaluate(
         model=model, model_args=arguments, tasks=list(TASKS), task_manager=TaskManager(include_path=str(folder)),
         log_samples=True, bootstrap_iters=0,
     )  # fmt: skip
-    assert found is not None
+    assert results is not None
     answers = {
-        name: [one["resps"] for one in sorted(found["samples"][name], key=lambda one: one["doc_id"])] for name in TASKS
+        name: [sample["resps"] for sample in sorted(results["samples"][name], key=lambda record: record["doc_id"])]
+        for name in TASKS
     }
-    return found["results"], answers
+    return results["results"], answers
 
 
-def agreement(one: Any, other: Any) -> bool:
+def agreement(first: Any, other: Any) -> bool:
     """Return whether two answers are the same, numbers up to rounding."""
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(agreement, one, other))
+    if isinstance(first, list | tuple):
+        return len(first) == len(other) and all(map(agreement, first, other))
     try:
-        return abs(float(one) - float(other)) <= 1e-3 + 1e-5 * abs(float(one))
+        return abs(float(first) - float(other)) <= 1e-3 + 1e-5 * abs(float(first))
     except (TypeError, ValueError):
         # Its tokenizer drops the blank in front of the first word that it decodes.
-        return str(one).strip() == str(other).strip()
+        return str(first).strip() == str(other).strip()
 
 
 def main() -> int:
@@ -106,34 +107,36 @@ def main() -> int:
     parser.add_argument("model", type=Path, help="a decoder in the layout of Hugging Face")
     parser.add_argument("--count", type=int, default=40, help="examples of each task")
     parser.add_argument("--concurrent", type=int, default=8, help="requests at once")
-    given = parser.parse_args()
+    options = parser.parse_args()
     # Nothing here needs a network.
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
-    model = given.model.resolve()
+    model = options.model.resolve()
     words = [sys.executable, "-m", "clearhead", "serve", str(model), "--port", "0", "--precision", "fp32"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_tasks(folder, given.count)
+        write_tasks(folder, options.count)
         server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
             address = "http://" + server.stdout.readline().rpartition("http://")[2].strip()
             begun = time.perf_counter()
-            ours = evaluated(
+            ours = evaluate(
                 "local-completions",
                 f"model={model.name},base_url={address}/completions,tokenizer_backend=huggingface,tokenizer={model},"
-                f"num_concurrent={given.concurrent},max_length=512,add_bos_token=True",
+                f"num_concurrent={options.concurrent},max_length=512,add_bos_token=True",
                 folder,
             )
             middle = time.perf_counter()
-            theirs = evaluated(
+            theirs = evaluate(
                 "hf", f"pretrained={model},dtype=float32,device=cpu,max_length=511,add_bos_token=True", folder
             )
             end = time.perf_counter()
         finally:
             server.terminate()
             server.wait(60)
-    versions = ", ".join(f"{one} {importlib.metadata.version(one)}" for one in ("lm_eval", "transformers", "torch"))
+    versions = ", ".join(
+        f"{package} {importlib.metadata.version(package)}" for package in ("lm_eval", "transformers", "torch")
+    )
     print(f"{versions}; clearhead serve {middle - begun:.1f} s, Hugging Face {end - middle:.1f} s")
     is_equal = True
     for task in TASKS:

@@ -82,7 +82,7 @@ def make(case: Case, folder: Path) -> int:
     from clearhead.checkpoints.hf.saving import save_module
     from clearhead.core import build
 
-    record = registry.find(case.config)
+    record = registry.find_family(case.config)
     model = record.spec_of(configs.parse(record, case.config).values, record.variants[0])
     module = build(model, device="meta").to(case.dtype).to_empty(device="cpu")
     with torch.no_grad():
@@ -135,23 +135,25 @@ def in_process(side: str, name: str, folder: Path) -> dict[str, float]:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     if done.returncode:
         raise RuntimeError(done.stderr)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    measures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return measures
 
 
 def compare(name: str, sides: list[str], rounds: int, folder: Path) -> dict[str, Any]:
     """Make a case and measure it in turns."""
-    place = folder / name
-    size = make(CASES[name], place)
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    checkpoint = folder / name
+    size = make(CASES[name], checkpoint)
+    measures: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for _ in range(rounds):
         for side in sides:
-            found[side].append(in_process(side, name, place))
+            measures[side].append(in_process(side, name, checkpoint))
     result: dict[str, Any] = {"case": name, "bytes": size}
-    for side, measured in found.items():
-        result[side] = {key: statistics.median(one[key] for one in measured) for key in measured[0]}
+    for side, measured in measures.items():
+        result[side] = {
+            key: statistics.median(measure_of_run[key] for measure_of_run in measured) for key in measured[0]
+        }
         result[side] |= {f"{key}_ratio": result[side][key] / size for key in ("load", "run")}
-        result[side]["all_seconds"] = [one["seconds"] for one in measured]
+        result[side]["all_seconds"] = [measure_of_run["seconds"] for measure_of_run in measured]
     return result
 
 
@@ -172,20 +174,20 @@ def main() -> None:
         return
     for name in args.cases:
         with tempfile.TemporaryDirectory(dir=args.folder) as temporary:
-            found = compare(name, args.sides, args.rounds, Path(temporary))
+            results = compare(name, args.sides, args.rounds, Path(temporary))
         if args.json:
-            print(json.dumps(found))
+            print(json.dumps(results))
             continue
         for side in args.sides:
-            one = found[side]
+            medians = results[side]
             print(
-                f"{name:9} {side:13} {found['bytes'] / 1e6:5.0f} MB  {Spread.of(one['all_seconds'])} s  "
-                f"{one['processor']:5.2f} s of processors  "
-                f"peak {one['load_ratio']:.2f} x after loading, {one['run_ratio']:.2f} x after a forward pass"
+                f"{name:9} {side:13} {results['bytes'] / 1e6:5.0f} MB  {Spread.of(medians['all_seconds'])} s  "
+                f"{medians['processor']:5.2f} s of processors  "
+                f"peak {medians['load_ratio']:.2f} x after loading, {medians['run_ratio']:.2f} x after a forward pass"
             )
         if len(args.sides) == 2:
             first, second = args.sides
-            ratio = Ratio.of(found[second]["all_seconds"], found[first]["all_seconds"])
+            ratio = Ratio.of(results[second]["all_seconds"], results[first]["all_seconds"])
             print(f"{name:9} seconds {second} / {first}: {ratio}")
 
 

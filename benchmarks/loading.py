@@ -63,10 +63,10 @@ def merges(folder: Path, data: Path) -> Callable[[], object]:
 def document(folder: Path, data: Path) -> Callable[[], object]:
     """GPT-2's tokenizer as one file."""
     plain = merges(folder, data)
-    made = plain()
-    assert isinstance(made, tokenizers.Tokenizer)
-    made.add_special_tokens(["<|endoftext|>"])
-    made.save(str(folder / "tokenizer.json"))
+    model = plain()
+    assert isinstance(model, tokenizers.Tokenizer)
+    model.add_special_tokens(["<|endoftext|>"])
+    model.save(str(folder / "tokenizer.json"))
     return lambda: tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
@@ -96,23 +96,25 @@ CASES = {
 
 def templates(rounds: int) -> None:
     """Print what chat templates cost, in this process and in that which renders them."""
-    one = ChatTemplate({"default": TEMPLATE}, {"eos_token": "</s>"})
+    template = ChatTemplate({"default": TEMPLATE}, {"eos_token": "</s>"})
     began, clock = time.process_time(), time.perf_counter()
-    one.render(CHAT)
-    own, clock = time.process_time() - began, time.perf_counter() - clock
+    template.render(CHAT)
+    processor_time, clock = time.process_time() - began, time.perf_counter() - clock
     worker = chat._worker()._process
     assert worker is not None
     process = psutil.Process(worker.pid)
 
-    def used() -> float:
+    def used_seconds() -> float:
         return sum(process.cpu_times()[:2])
 
-    print(f"first template     {1e3 * (own + used()):8.1f} ms of processors, {1e3 * clock:.1f} ms by the clock")
+    print(
+        f"first template     {1e3 * (processor_time + used_seconds()):8.1f} ms of processors, {1e3 * clock:.1f} ms by the clock"
+    )
     for name, new in (("new template", True), ("known template", False)):
-        begun, here = used(), time.process_time()
+        begun, here = used_seconds(), time.process_time()
         for number in range(rounds):
             ChatTemplate({"default": TEMPLATE + str(number) * new}, {"eos_token": "</s>"}).render(CHAT)
-        each = (used() - begun + time.process_time() - here) / rounds
+        each = (used_seconds() - begun + time.process_time() - here) / rounds
         print(f"{name:18} {1e3 * each:8.2f} ms of processors each")
 
 
@@ -123,8 +125,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     for name, (make, load) in CASES.items():
-        with tempfile.TemporaryDirectory() as made:
-            folder = Path(made)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary)
             plain = make(folder, args.data)
             plain(), load(folder)
             pairs = [

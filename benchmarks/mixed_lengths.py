@@ -32,10 +32,10 @@ def main() -> None:
     parser.add_argument("--precision", default="int8")
     parser.add_argument("--prompts", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=6)
-    given = parser.parse_args()
-    model, draw = clearhead.load(given.model, precision=given.precision), random.Random(1)
+    arguments = parser.parse_args()
+    model, draw = clearhead.load(arguments.model, precision=arguments.precision), random.Random(1)
     ids = range(5, model.spec.num_outputs)
-    prompts = [draw.choices(ids, k=draw.choice([4, 8, 16, 64, 128])) for _ in range(given.prompts)]
+    prompts = [draw.choices(ids, k=draw.choice([4, 8, 16, 64, 128])) for _ in range(arguments.prompts)]
     ends = tuple(draw.sample(ids, len(ids) // SHARE_OF_ENDS))
     options = GenerateOptions(max_new_tokens=LIMIT, temperature=1.0, seed=1)
     request = GenerateRequest(prompts, options, ends[0], 0, config=GenerationConfig(eos_ids=ends))
@@ -47,15 +47,15 @@ def main() -> None:
     rates: dict[str, list[float]] = {"fixed batches": [], "running batch": []}
     tree = model.runner.tree()
     generate_ids(tree, replace(request, prompts=prompts[:2]))
-    for _ in range(given.rounds):
+    for _ in range(arguments.rounds):
         for name, requests in (("fixed batches", fixed), ("running batch", [request])):
             begun = time.perf_counter()
-            found = [one for some in requests for (one,) in generate_ids(tree, some)]
-            rates[name].append(sum(len(one.ids) for one in found) / (time.perf_counter() - begun))
-    for name, found in rates.items():
-        print(f"{name}: {Spread.of(found)} tokens/s")
+            values = [continuation for some in requests for (continuation,) in generate_ids(tree, some)]
+            rates[name].append(sum(len(continuation.ids) for continuation in values) / (time.perf_counter() - begun))
+    for name, values in rates.items():
+        print(f"{name}: {Spread.of(values)} tokens/s")
     ratio = Ratio.of(rates["running batch"], rates["fixed batches"])
-    print(f"ratio {ratio}, {torch.get_num_threads()} threads, {given.precision}, torch {torch.__version__}")
+    print(f"ratio {ratio}, {torch.get_num_threads()} threads, {arguments.precision}, torch {torch.__version__}")
 
 
 if __name__ == "__main__":

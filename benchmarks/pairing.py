@@ -60,7 +60,7 @@ class Ratio:
         Raises:
             ValueError: the sides have different numbers of turns, or none.
         """
-        ratios = sorted(one / other for one, other in zip(first, second, strict=True))
+        ratios = sorted(first_seconds / other for first_seconds, other in zip(first, second, strict=True))
         rank = interval_rank(len(ratios))
         low, high = (None, None) if rank is None else (ratios[rank], ratios[-1 - rank])
         return cls(len(ratios), statistics.median(ratios), low, high)

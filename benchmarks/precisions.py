@@ -85,12 +85,12 @@ def cases(new: int) -> Iterator[tuple[str, Callable[[], Transformer], dict[str, 
     yield "translation 6+6", lambda: build(presets.transformer_base()), translate
     read = {"32 texts of 64": reading(32, 64)}
     yield "BERT", lambda: build(presets.bert_base()), read
-    yield "MiniLM", lambda: build(resized("bert", width=384, layers=6, feedforward=1536)), read
-    small = resized("gpt2", width=256, heads=4, layers=8, feedforward=1024)
+    yield "MiniLM", lambda: build(resize("bert", width=384, layers=6, feedforward=1536)), read
+    small = resize("gpt2", width=256, heads=4, layers=8, feedforward=1024)
     yield "decoder 11M", lambda: build(small), decode | {"prompt of 512": reading(1, 512)}
 
 
-def resized(name: str, **sizes: Any) -> spec.Model:
+def resize(name: str, **sizes: Any) -> spec.Model:
     return build_spec(replace(PRESETS[name], **sizes), source_vocab=30_522, target_vocab=30_522)
 
 
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    found, broken = {}, []
+    results, broken = {}, []
     kernels = library()
     clock = time.process_time if options.processor_time else time.perf_counter
     print(f"kernels for {' '.join(sorted(isa(kernels)))}" if kernels else "no kernels", flush=True)
@@ -148,12 +148,12 @@ def main() -> None:
                 for name, figures in rates.items():
                     beside = "" if name == "fp32" else f", {Ratio.of(figures, rates['fp32'])} of fp32"
                     print(f"    {name:5} {Spread.of(figures)}{beside}", flush=True)
-                found[f"{model}, {work}"] = {**rates, "auto": rates[chosen]}
+                results[f"{model}, {work}"] = {**rates, "auto": rates[chosen]}
                 if not is_lawful(rates, chosen):
                     broken.append(f"{model}, {work}")
     print("broken: " + "; ".join(broken) if broken else "int8 and auto keep the law")
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
     sys.exit(bool(broken))
 
 

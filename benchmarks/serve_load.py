@@ -34,7 +34,7 @@ import numpy as np
 from inference_cases import TARGET, texts_of
 from inference_models import for_ctranslate2, for_llama, gpt2, in_8_bits, marian, minilm, one_token_words
 from pairing import Ratio, Spread
-from side_by_side import described, machine
+from side_by_side import describe, machine
 
 NEW_TOKENS, PROMPT_WORDS = 64, 32
 
@@ -106,20 +106,20 @@ async def run(port: int, server: Server, clients: int, requests: int, first: int
     return times
 
 
-def measured(server: Server, clients: int, requests: int, first: int) -> tuple[Times, Times, list[str]]:
+def measure_server(server: Server, clients: int, requests: int, first: int) -> tuple[Times, Times, list[str]]:
     """Start a server, warm it, and return what one client alone and many at once saw, and what it says of itself."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-        found = _measured(server, clients, requests, first, said)
-        said.seek(0)
-        lines = [line.strip() for line in said if any(word in line for word in server.says)]
-        return *found, list(dict.fromkeys(lines))[:8]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        times = _measure_times(server, clients, requests, first, output)
+        output.seek(0)
+        lines = [line.strip() for line in output if any(word in line for word in server.says)]
+        return *times, list(dict.fromkeys(lines))[:8]
 
 
-def _measured(server: Server, clients: int, requests: int, first: int, said: IO[str]) -> tuple[Times, Times]:
+def _measure_times(server: Server, clients: int, requests: int, first: int, output: IO[str]) -> tuple[Times, Times]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen(server.command(port), stdout=said, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(server.command(port), stdout=output, stderr=subprocess.STDOUT)
     try:
         for _ in range(1200):
             if process.poll() is not None:
@@ -138,58 +138,58 @@ def _measured(server: Server, clients: int, requests: int, first: int, said: IO[
         process.wait(60)
 
 
-def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
+def servers(options: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
     """Return the servers of each kind of work, ours first."""
-    python, threads = sys.executable, str(given.threads)
+    python, threads = sys.executable, str(options.threads)
 
-    def own(model: Path) -> Callable[[int], list[str]]:
+    def clearhead_command(model: Path) -> Callable[[int], list[str]]:
         return lambda port: [
             python, "-m", "clearhead", "serve", str(model), "--port", str(port), "--threads", threads,
-            "--precision", given.precision,
+            "--precision", options.precision,
         ]  # fmt: skip
 
     peer = [python, str(Path(__file__).with_name("serve_peers.py")), threads]
-    found: dict[str, list[Server]] = {}
-    if "generate" in given.only:
-        model = gpt2(folder / "gpt2", given.tokenizer)
+    servers_by_work: dict[str, list[Server]] = {}
+    if "generate" in options.only:
+        model = gpt2(folder / "gpt2", options.tokenizer)
         words = one_token_words(model)
 
         def completion(number: int) -> dict[str, Any]:
             prompt = " " + " ".join(random.Random(number).choices(words, k=PROMPT_WORDS))
             return {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "stream": True}
 
-        found["generate"] = [
+        servers_by_work["generate"] = [
             Server(
                 "clearhead",
-                own(in_8_bits(model, folder / "gpt2-int8")),
+                clearhead_command(in_8_bits(model, folder / "gpt2-int8")),
                 "/v1/completions",
                 completion,
                 (", at http://",),
             )
         ]
-        if given.llama_server is not None:
+        if options.llama_server is not None:
             file = for_llama(model, folder / "gpt2.gguf", "Q8_0")
-            flags = ["--parallel", str(given.clients), "--threads", threads, "--threads-batch", threads]
-            flags += ["--ctx-size", str(256 * given.clients), "--no-webui"]
-            print("llama.cpp:", " ".join(flags), _version(given.llama_server), flush=True)
-            print(_system([str(given.llama_server), "-m", str(file), "--port", "0", *flags, "-lv", "4"]), flush=True)
-            found["generate"].append(
+            flags = ["--parallel", str(options.clients), "--threads", threads, "--threads-batch", threads]
+            flags += ["--ctx-size", str(256 * options.clients), "--no-webui"]
+            print("llama.cpp:", " ".join(flags), _version(options.llama_server), flush=True)
+            print(_system([str(options.llama_server), "-m", str(file), "--port", "0", *flags, "-lv", "4"]), flush=True)
+            servers_by_work["generate"].append(
                 Server(
                     "llama.cpp",
-                    lambda port: [str(given.llama_server), "-m", str(file), "--port", str(port), *flags],
+                    lambda port: [str(options.llama_server), "-m", str(file), "--port", str(port), *flags],
                     "/v1/completions",
                     completion,
                     ("n_slots",),
                 )
             )
-    if "embed" in given.only:
-        texts = texts_of("embed", [], given.texts)
+    if "embed" in options.only:
+        texts = texts_of("embed", [], options.texts)
 
         def vector(number: int) -> dict[str, Any]:
             return {"input": texts[number % len(texts)]}
 
-        found["embed"] = [
-            Server("clearhead", own(minilm()), "/v1/embeddings", vector, (", at http://",)),
+        servers_by_work["embed"] = [
+            Server("clearhead", clearhead_command(minilm()), "/v1/embeddings", vector, (", at http://",)),
             Server(
                 "sentence-transformers",
                 lambda port: [*peer, "embed", str(minilm()), str(port)],
@@ -197,7 +197,7 @@ def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
                 vector,
             ),
         ]
-    if "translate" in given.only:
+    if "translate" in options.only:
         model = marian(folder / "marian")
         lines = (model / "lines.txt").read_text("utf-8").splitlines()
         ours, theirs = in_8_bits(model, folder / "marian-int8"), for_ctranslate2(model, folder / "ct2", "int8")
@@ -209,8 +209,8 @@ def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
             # The length is that of the checkpoint's own settings.
             return {**sentence(number), "parameters": {"generate_parameters": {"num_beams": 1}}}
 
-        found["translate"] = [
-            Server("clearhead", own(ours), "/models/marian-int8", ours_body, (", at http://",)),
+        servers_by_work["translate"] = [
+            Server("clearhead", clearhead_command(ours), "/models/marian-int8", ours_body, (", at http://",)),
             Server(
                 "CTranslate2",
                 lambda port: [*peer, "translate", str(theirs), str(port), str(model / "source.spm"), str(TARGET)],
@@ -219,29 +219,29 @@ def servers(given: argparse.Namespace, folder: Path) -> dict[str, list[Server]]:
                 ("system", "CPU:", "Selected", "GEMM_S8"),
             ),
         ]
-    return found
+    return servers_by_work
 
 
 def _version(program: Path) -> str:
-    said = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=False)
-    return (said.stdout + said.stderr).strip().replace("\n", "; ")
+    version = subprocess.run([str(program), "--version"], capture_output=True, text=True, check=False)
+    return (version.stdout + version.stderr).strip().replace("\n", "; ")
 
 
 def _system(command: list[str]) -> str:
     """Return the line in which llama.cpp says what it uses of the machine; it does so only where it says much else."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        found = next((line for line in process.stdout if "system_info" in line), "")
+        line_of_system = next((line for line in process.stdout if "system_info" in line), "")
         process.kill()
-    return found.strip()
+    return line_of_system.strip()
 
 
 def percentiles(values: list[float]) -> str:
     """Return the 50th and 95th percentile in milliseconds."""
     if len(values) < 2:
         return "-"
-    found = statistics.quantiles(values, n=20)
-    return f"{1000 * found[9]:.0f} / {1000 * found[18]:.0f}"
+    quantiles = statistics.quantiles(values, n=20)
+    return f"{1000 * quantiles[9]:.0f} / {1000 * quantiles[18]:.0f}"
 
 
 def main() -> None:
@@ -255,19 +255,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--precision", default="auto", help="of clearhead; models in 8 bits stay so")
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    print(described(machine(given.threads)), flush=True)
+    options = parser.parse_args()
+    print(describe(machine(options.threads)), flush=True)
     with tempfile.TemporaryDirectory() as name:
-        for kind, sides in servers(given, Path(name)).items():
+        for kind, sides in servers(options, Path(name)).items():
             rates: dict[tuple[str, str], list[float]] = {}
             seen: dict[tuple[str, str], Times] = {}
-            for number in range(given.rounds):
+            for number in range(options.rounds):
                 for side in sides if number % 2 == 0 else reversed(sides):
-                    *pair, lines = measured(side, given.clients, given.requests, 2 * number * given.requests)
+                    *pair, lines = measure_server(
+                        side, options.clients, options.requests, 2 * number * options.requests
+                    )
                     if number == 0:
                         print("\n".join([f"{side.name} says:", *lines]), flush=True)
-                    for times, how in zip(pair, ("one by one", f"{given.clients} clients"), strict=True):
-                        rates.setdefault((side.name, how), []).append(given.requests / times.seconds)
+                    for times, how in zip(pair, ("one by one", f"{options.clients} clients"), strict=True):
+                        rates.setdefault((side.name, how), []).append(options.requests / times.seconds)
                         total = seen.setdefault((side.name, how), Times())
                         total.first += times.first
                         total.between += times.between
@@ -276,15 +278,15 @@ def main() -> None:
             print(
                 f"\n{kind}: requests a second (median, spread); p50 / p95 ms of the answer, first token, between tokens"
             )
-            for key, found in rates.items():
+            for key, request_rates in rates.items():
                 times = seen[key]
-                print(f"{key[0]}, {key[1]}: {Spread.of(found)}; ", end="")
+                print(f"{key[0]}, {key[1]}: {Spread.of(request_rates)}; ", end="")
                 print("; ".join(percentiles(values) for values in (times.whole, times.first, times.between)))
             if kind == "embed":
                 vectors = [seen[side.name, "one by one"].answers[0]["data"][0]["embedding"] for side in sides]
                 cosine = np.dot(*vectors) / np.prod(np.linalg.norm(vectors, axis=1))
                 print(f"cosine of the vectors of one text: {cosine:.4f}")
-            many = f"{given.clients} clients"
+            many = f"{options.clients} clients"
             ours = rates["clearhead", many]
             print(f"clearhead, {many} : one by one: {Ratio.of(ours, rates['clearhead', 'one by one'])}")
             for side in sides[1:]:

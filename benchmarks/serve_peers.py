@@ -24,8 +24,8 @@ def embedding(folder: str, threads: int) -> FastAPI:
     model, app = SentenceTransformer(folder, device="cpu"), FastAPI()
 
     @app.post("/v1/embeddings")
-    def embeddings(asked: dict[str, Any]) -> dict[str, Any]:
-        texts = asked["input"] if isinstance(asked["input"], list) else [asked["input"]]
+    def embeddings(request: dict[str, Any]) -> dict[str, Any]:
+        texts = request["input"] if isinstance(request["input"], list) else [request["input"]]
         vectors = model.encode(texts, normalize_embeddings=True).tolist()
         return {"data": [{"index": index, "embedding": vector} for index, vector in enumerate(vectors)]}
 
@@ -42,15 +42,15 @@ def translation(folder: str, threads: int, pieces: str, length: int) -> FastAPI:
     reader, app = sentencepiece.SentencePieceProcessor(model_file=pieces), FastAPI()
 
     @app.post("/models/marian")
-    def translate(asked: dict[str, Any]) -> dict[str, Any]:
-        tokens = [*reader.encode(asked["inputs"], out_type=str), "</s>"]
-        (found,) = model.translate_batch([tokens], beam_size=1, max_decoding_length=length, min_decoding_length=length)
-        return {"translation_text": " ".join(found.hypotheses[0])}
+    def translate(request: dict[str, Any]) -> dict[str, Any]:
+        tokens = [*reader.encode(request["inputs"], out_type=str), "</s>"]
+        (result,) = model.translate_batch([tokens], beam_size=1, max_decoding_length=length, min_decoding_length=length)
+        return {"translation_text": " ".join(result.hypotheses[0])}
 
     return app
 
 
-def said(threads: str, *libraries: str) -> None:
+def print_versions(threads: str, *libraries: str) -> None:
     """Print the versions, for the benchmark."""
     names = (*libraries, "torch", "fastapi", "uvicorn")
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
@@ -60,9 +60,9 @@ def said(threads: str, *libraries: str) -> None:
 if __name__ == "__main__":
     threads, kind, folder, port = sys.argv[1:5]
     if kind == "embed":
-        said(threads, "sentence-transformers", "transformers")
-        made = embedding(folder, int(threads))
+        print_versions(threads, "sentence-transformers", "transformers")
+        answer = embedding(folder, int(threads))
     else:
-        said(threads, "ctranslate2", "sentencepiece")
-        made = translation(folder, int(threads), sys.argv[5], int(sys.argv[6]))
-    uvicorn.run(made, port=int(port), log_level="warning")
+        print_versions(threads, "ctranslate2", "sentencepiece")
+        answer = translation(folder, int(threads), sys.argv[5], int(sys.argv[6]))
+    uvicorn.run(answer, port=int(port), log_level="warning")

@@ -18,25 +18,25 @@ from pathlib import Path
 import torch
 from inference_models import gpt2, in_8_bits, one_token_words
 from pairing import Ratio, Spread
-from side_by_side import described, machine
+from side_by_side import describe, machine
 
 import clearhead as ch
-from clearhead.apps.serve.api.engine import Job, Step
-from clearhead.apps.serve.api.served import Served
+from clearhead.apps.serve.api.engine import EngineJob, TokenEvent
+from clearhead.apps.serve.api.served import ServedModel
 
 QUESTION_WORDS = 16
 
 
-def seconds_to_first(served: Served, prompt: str) -> tuple[float, int]:
+def seconds_to_first(served: ServedModel, prompt: str) -> tuple[float, int]:
     """Return the seconds until the first token of a prompt, and that token."""
     received: queue.SimpleQueue[object] = queue.SimpleQueue()
     request = served.request(prompt, served.model.generate_options(max_new_tokens=1, temperature=0))
     begun = time.perf_counter()
-    job = Job.of_request(served.engine, request)
+    job = EngineJob.of_request(served.engine, request)
     job.deliver = received.put
     served.engine.submit([job])
     event = received.get()
-    assert isinstance(event, Step), event
+    assert isinstance(event, TokenEvent), event
     return time.perf_counter() - begun, event.token
 
 
@@ -45,20 +45,20 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, default=Path("../shared/data/gpt2-tokenizer"))
     parser.add_argument("--system", type=int, default=400, help="words of the system prompt")
     parser.add_argument("--chats", type=int, default=16)
-    given = parser.parse_args()
-    print(described(machine(torch.get_num_threads())), flush=True)
+    options = parser.parse_args()
+    print(describe(machine(torch.get_num_threads())), flush=True)
     with tempfile.TemporaryDirectory() as name:
-        plain = gpt2(Path(name) / "gpt2", given.tokenizer)
+        plain = gpt2(Path(name) / "gpt2", options.tokenizer)
         words, draw = one_token_words(plain), random.Random(1)
         model = ch.load(in_8_bits(plain, Path(name) / "int8"))
-        sides = {"read": Served("read", model, shares_prefixes=False), "shared": Served("shared", model)}
-        system = " " + " ".join(draw.choices(words, k=given.system))
-        prompts = [f"{system} {' '.join(draw.choices(words, k=QUESTION_WORDS))}" for _ in range(given.chats)]
+        sides = {"read": ServedModel("read", model, shares_prefixes=False), "shared": ServedModel("shared", model)}
+        system = " " + " ".join(draw.choices(words, k=options.system))
+        prompts = [f"{system} {' '.join(draw.choices(words, k=QUESTION_WORDS))}" for _ in range(options.chats)]
         seconds: dict[str, list[float]] = {side: [] for side in sides}
         for prompt in [prompts[0], *prompts]:
-            found = {side: seconds_to_first(served, prompt) for side, served in sides.items()}
-            assert found["read"][1] == found["shared"][1]
-            for side, (taken, _) in found.items():
+            first_token_seconds = {side: seconds_to_first(served, prompt) for side, served in sides.items()}
+            assert first_token_seconds["read"][1] == first_token_seconds["shared"][1]
+            for side, (taken, _) in first_token_seconds.items():
                 seconds[side].append(taken)
         read, shared = ([1000 * value for value in seconds[side][1:]] for side in ("read", "shared"))
         engine = sides["shared"].engine

@@ -51,9 +51,9 @@ def machine(threads: int) -> dict[str, Any]:
     name, flags = platform.processor() or platform.machine(), []
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-        name = found.get("model name", name)
-        flags = [flag for flag in FLAGS if flag in found.get("flags", "").split()]
+        fields = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        name = fields.get("model name", name)
+        flags = [flag for flag in FLAGS if flag in fields.get("flags", "").split()]
     versions = {}
     for peer in PEERS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -64,7 +64,7 @@ def machine(threads: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def described(facts: dict[str, Any]) -> str:
+def describe(facts: dict[str, Any]) -> str:
     """Return the lines that stand above a table."""
     versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
     return (
@@ -80,8 +80,8 @@ def memory() -> tuple[int, int]:
     """
     try:
         lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
-        found = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Vm")}
-        return 1024 * int(found["VmRSS"]), 1024 * int(found["VmHWM"])
+        fields = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Vm")}
+        return 1024 * int(fields["VmRSS"]), 1024 * int(fields["VmHWM"])
     except (OSError, KeyError):
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most * (1 if sys.platform == "darwin" else 1024), most * (1 if sys.platform == "darwin" else 1024)
@@ -101,10 +101,10 @@ def serve(prepare: Callable[[], Work]) -> None:
     work = prepare()
 
     def answer() -> None:
-        seconds = [timed(run) for run in (work.run, work.by_ids) if run is not None]
+        seconds = [measure_seconds(run) for run in (work.run, work.by_ids) if run is not None]
         now, most = memory()
-        found = {"seconds": seconds, "working_set": now, "peak": most, "system": work.system}
-        answers.write(json.dumps(found) + "\n")
+        results = {"seconds": seconds, "working_set": now, "peak": most, "system": work.system}
+        answers.write(json.dumps(results) + "\n")
         answers.flush()
 
     answer()
@@ -112,7 +112,7 @@ def serve(prepare: Callable[[], Work]) -> None:
         answer()
 
 
-def timed(run: Run) -> float:
+def measure_seconds(run: Run) -> float:
     """Return the seconds of a run."""
     began = time.perf_counter()
     run()
@@ -149,7 +149,7 @@ class Side:
             self.seconds += seconds[:1]
             self.by_ids += seconds[1:]
 
-    def said(self, *words: str) -> list[str]:
+    def printed_lines(self, *words: str) -> list[str]:
         """Return what its libraries printed, line by line from one of these words on."""
         self._said.seek(0)
         lines = self._said.read().splitlines()
@@ -169,9 +169,9 @@ class Side:
             lines = self._said.read().strip().splitlines()
             self.failure = lines[-1] if lines else f"exit code {self._process.returncode}"
             return []
-        found = json.loads(line)
-        self.working_set, self.peak, self.system = found["working_set"], found["peak"], found["system"]
-        seconds: list[float] = found["seconds"]
+        results = json.loads(line)
+        self.working_set, self.peak, self.system = results["working_set"], results["peak"], results["system"]
+        seconds: list[float] = results["seconds"]
         return seconds
 
 
@@ -190,40 +190,40 @@ def figures(sides: Iterable[Side], work: float, limit: Callable[[str], float | N
         work: units of one run.
         limit: the seconds that the machine needs at least for the run of a side with this name; None: not known.
     """
-    found: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
     for side in sides:
         if side.failure:
-            found[side.name] = {"failure": side.failure}
+            results[side.name] = {"failure": side.failure}
             continue
         middle, least = statistics.median(side.seconds), limit(side.name)
-        found[side.name] = {
+        results[side.name] = {
             "work": work, "per_second": work / middle, "seconds": side.seconds,
             "working_set": side.working_set, "peak": side.peak,
             "share": None if least is None else least / middle, "system": side.system,
             "by_ids": work / statistics.median(side.by_ids) if side.by_ids else None,
         }  # fmt: skip
-    ours = [name for name, one in found.items() if "seconds" in one and name.startswith("clearhead")]
-    best = max(ours, key=lambda name: found[name]["per_second"], default=None)
-    for name, one in found.items():
-        is_peer = "seconds" in one and not name.startswith("clearhead")
-        one["ratio"] = asdict(Ratio.of(one["seconds"], found[best]["seconds"])) if best and is_peer else None
-    return found
+    ours = [name for name, result in results.items() if "seconds" in result and name.startswith("clearhead")]
+    best = max(ours, key=lambda name: results[name]["per_second"], default=None)
+    for name, result in results.items():
+        is_peer = "seconds" in result and not name.startswith("clearhead")
+        result["ratio"] = asdict(Ratio.of(result["seconds"], results[best]["seconds"])) if best and is_peer else None
+    return results
 
 
-def table(title: str, unit: str, found: dict[str, dict[str, Any]]) -> str:
+def table(title: str, unit: str, results: dict[str, dict[str, Any]]) -> str:
     """Return the lines of one case."""
-    width = 2 + max(26, *map(len, found))
+    width = 2 + max(26, *map(len, results))
     heads = f"{unit + '/s (spread)':>36} {'by ids':>12} {'ours (95 % interval)':>24} {'of limit':>9} "
     heads += f"{'working set':>12} {'peak':>9}"
     lines = [f"{title:{width}} {heads}"]
-    for name, one in found.items():
-        if "failure" in one:
-            lines.append(f"  {name:{width - 2}} failed: {one['failure'][:90]}")
+    for name, result in results.items():
+        if "failure" in result:
+            lines.append(f"  {name:{width - 2}} failed: {result['failure'][:90]}")
             continue
-        ratio = f"{Ratio(**one['ratio'])} x" if one["ratio"] else ""
-        speeds = Spread.of([one["work"] / seconds for seconds in one["seconds"]])
-        share = f"{one['share']:.0%}" if one["share"] else ""
-        sizes = f"{one['working_set'] / 1e6:9,.0f} MB {one['peak'] / 1e6:6,.0f} MB"
-        by_ids = f"{one['by_ids']:,.1f}" if one["by_ids"] else ""
+        ratio = f"{Ratio(**result['ratio'])} x" if result["ratio"] else ""
+        speeds = Spread.of([result["work"] / seconds for seconds in result["seconds"]])
+        share = f"{result['share']:.0%}" if result["share"] else ""
+        sizes = f"{result['working_set'] / 1e6:9,.0f} MB {result['peak'] / 1e6:6,.0f} MB"
+        by_ids = f"{result['by_ids']:,.1f}" if result["by_ids"] else ""
         lines.append(f"  {name:{width - 2}} {speeds!s:>36} {by_ids:>12} {ratio:>24} {share:>9} {sizes}")
     return "\n".join(lines)

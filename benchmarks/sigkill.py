@@ -29,9 +29,9 @@ from pathlib import Path
 
 from two_machines import kill_matrix
 
-from clearhead.apps.check.job.differences import differences
-from clearhead.apps.check.job.forecast import Job, examine
-from clearhead.apps.check.job.job import faults_of, killed_runs, undisturbed_run
+from clearhead.apps.check.job.differences import find_differences
+from clearhead.apps.check.job.forecast import CheckedJob, examine
+from clearhead.apps.check.job.job import find_faults, train_undisturbed, train_with_kills
 from clearhead.checkpoints.runs.checkpoint import checkpoint_folder, checkpoint_steps
 
 WORDS = [f"{a}{b}" for a in "bdfgklmnprst" for b in "aeiou"]
@@ -52,33 +52,35 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", default=["generate", "translate", "fill", "classify", "lora", "machines"])
     parser.add_argument("--kills", type=int, default=20, help="of each run")
     parser.add_argument("--seed", type=int, default=None)
-    given = parser.parse_args()
-    seed = random.SystemRandom().randrange(2**32) if given.seed is None else given.seed
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(2**32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     faults = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_data(folder)
-        for kind in given.kinds:
+        for kind in options.kinds:
             if kind == "machines":
                 begun = time.monotonic()
-                kills, found = kill_matrix(write_run_file(folder, "generate"), folder / kind, 3, steps=60)
-                print(f"{kind:10} {kills} kills in {time.monotonic() - begun:.0f} s", *found, sep="\n  ", flush=True)
-                faults += len(found)
+                kills, kind_faults = kill_matrix(write_run_file(folder, "generate"), folder / kind, 3, steps=60)
+                print(
+                    f"{kind:10} {kills} kills in {time.monotonic() - begun:.0f} s", *kind_faults, sep="\n  ", flush=True
+                )
+                faults += len(kind_faults)
                 continue
             draw, begun = random.Random(f"{seed} {kind}"), time.monotonic()
-            job = examine(write_run_file(folder, kind), folder / kind, steps=160, kills=given.kills)
-            whole, seconds = undisturbed_run(job)
-            runs = killed_runs(job, given.kills, draw, seconds)
+            job = examine(write_run_file(folder, kind), folder / kind, steps=160, kills=options.kills)
+            whole, seconds = train_undisturbed(job)
+            runs = train_with_kills(job, options.kills, draw, seconds)
             kills = sum(len(run.kills) for run in runs)
-            found = [fault for run in runs for fault in faults_of(job, whole, run)]
-            found += [fault for damage in DAMAGES for fault in damaged(job, whole, damage, draw)]
+            kind_faults = [fault for run in runs for fault in find_faults(job, whole, run)]
+            kind_faults += [fault for damage in DAMAGES for fault in resume_damaged(job, whole, damage, draw)]
             print(
                 f"{kind:10} {kills} kills and {len(DAMAGES)} damages in {time.monotonic() - begun:.0f} s, "
-                f"{len(found)} differences",
-                *found, sep="\n  ", flush=True,
+                f"{len(kind_faults)} differences",
+                *kind_faults, sep="\n  ", flush=True,
             )  # fmt: skip
-            faults += len(found) + (kills < given.kills)
+            faults += len(kind_faults) + (kills < options.kills)
     return 1 if faults else 0
 
 
@@ -140,8 +142,8 @@ def _remove(path: Path, earlier: Path, draw: random.Random) -> None:
 DAMAGES = (_flip, _cut_off, _exchange, _remove)
 
 
-def damaged(
-    job: Job, whole: Path, damage: Callable[[Path, Path, random.Random], None], draw: random.Random
+def resume_damaged(
+    job: CheckedJob, whole: Path, damage: Callable[[Path, Path, random.Random], None], draw: random.Random
 ) -> list[str]:
     """Damage a file of a run's newest checkpoint, resume, and return what is wrong then."""
     run = job.folder / "damaged"
@@ -153,7 +155,7 @@ def damaged(
     with job.train(run) as process:
         process.wait_until(lambda: process.popen.poll() == 0)
         process.last_words()
-    faults = [str(difference) for difference in differences(whole, run, job.steps, job.names)]
+    faults = [str(difference) for difference in find_differences(whole, run, job.steps, job.names)]
     if not any(path.name in line and "damaged" in line for line in process.messages):
         faults.append("is not named")
     return [f"{newest.name}/{path.name} after {damage.__name__[1:]}: {fault}" for fault in faults]

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from inference_models import gpt2
-from side_by_side import described, machine
+from side_by_side import describe, machine
 
 IMPORT = "import clearhead, sys; sys.exit('torch' in sys.modules)"
 PEER = """
@@ -40,8 +40,8 @@ def first_output(command: list[str], cache: Path) -> float:
         assert process.stdout is not None
         process.stdout.read(1)
         taken = time.perf_counter() - began
-        _, said = process.communicate()
-    assert process.returncode == 0, said.decode()
+        _, errors = process.communicate()
+    assert process.returncode == 0, errors.decode()
     return taken
 
 
@@ -68,7 +68,7 @@ def main() -> None:
         for _ in range(options.rounds):
             for what, command in commands.items():
                 taken.setdefault(what, []).append(first_output(command, cache))
-    print(described(facts), file=sys.stderr)
+    print(describe(facts), file=sys.stderr)
     for what, seconds in taken.items():
         print(f"{what:38} {Spread.of(seconds)} s", file=sys.stderr)
     ours, theirs = taken["clearhead generate, first token"], taken["transformers, first token"]

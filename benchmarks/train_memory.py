@@ -21,14 +21,14 @@ import torch
 
 from clearhead.training.assemble import train_run
 from clearhead.training.memory import peak_memory
-from clearhead.training.progress.reports import Progress, StepReport
+from clearhead.training.progress.reports import StepReport, TrainingProgress
 from clearhead.training.runfile.read import parse_run_file
 
 SIDES = (("source", "de"), ("target", "en"))
 FAMILIES = {"translate": "encoder-decoder", "generate": "decoder", "classify": "encoder"}
 
 
-class Watch(Progress):
+class Watch(TrainingProgress):
     """Keeps the forecast, and the memory at some steps."""
 
     def __init__(self) -> None:
@@ -56,14 +56,14 @@ def run_file(folder: Path, data: Path, task: str, precision: str, *, examples: i
         return f'"{folder / name}"'
 
     tables = []
-    for part, other, count in (("train", "train", examples), ("val", "dev", 300)):
+    for split, other, count in (("train", "train", examples), ("val", "dev", 300)):
         if task == "translate":
-            sides = (f"{side} = {head(f'{part}.{end}', f'multi30k/{part}.{end}', count)}" for side, end in SIDES)
+            sides = (f"{side} = {head(f'{split}.{end}', f'multi30k/{split}.{end}', count)}" for side, end in SIDES)
             tables.append(", ".join(sides))
         elif task == "generate":
-            tables.append(f'text = {head(f"{part}.txt", f"multi30k/{part}.en", count)}, document = "line"')
+            tables.append(f'text = {head(f"{split}.txt", f"multi30k/{split}.en", count)}, document = "line"')
         else:
-            tables.append(f'text = {head(f"{part}.tsv", f"sst2/{other}.txt", count)}, labels = "label"')
+            tables.append(f'text = {head(f"{split}.tsv", f"sst2/{other}.txt", count)}, labels = "label"')
     return (
         f'[task]\nkind = "{task}"\n[data]\ntrain = {{ {tables[0]} }}\nvalid = {{ {tables[1]} }}\nmax_length = 64\n'
         f'[tokenizer]\nkind = "bpe"\nvocab_size = 3950\n'
@@ -82,9 +82,9 @@ def measure(args: argparse.Namespace) -> None:
         sizes = {"examples": args.examples, "steps": args.steps, "layers": args.layers}
         text = run_file(Path(folder), args.data, task, precision, **sizes)
         train_run(parse_run_file(text, "run.toml"), resume=False, progress=watch)
-    found = re.search(r"about ([\d.]+) ([MG])B", watch.forecast)
-    assert found is not None, watch.forecast
-    forecast = float(found[1]) * (1e9 if found[2] == "G" else 1e6)
+    match = re.search(r"about ([\d.]+) ([MG])B", watch.forecast)
+    assert match is not None, watch.forecast
+    forecast = float(match[1]) * (1e9 if match[2] == "G" else 1e6)
     # The forecast resets the peak of the process; what follows is higher than what was before.
     peak = peak_memory(torch.device("cpu")) - imports
     early, last = watch.memory[min(100, args.steps)], watch.memory[args.steps]

@@ -54,8 +54,8 @@ from clearhead.data.batches.base import Batch, count_batch
 from clearhead.data.batches.plans import LengthSortedPlan
 from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.stores.store import prepare_pairs
-from clearhead.data.tokenize.tokenizers import cached_tokenizers
-from clearhead.fast.training.parts import training_tree
+from clearhead.data.tokenize.tokenizers import load_or_train_tokenizers
+from clearhead.fast.training.tree import training_tree
 from clearhead.spec.cost import training_flops
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.tasks.train import token_loss
@@ -138,7 +138,7 @@ class TorchPeer(nn.Module):
         return F.linear(hidden, self.table.weight)
 
 
-def summed_peer_loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
+def sum_peer_loss(module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
     logits = module(batch.ids, batch.target_ids, batch.mask)
     loss = F.cross_entropy(logits.flatten(0, 1), batch.labels.flatten(), label_smoothing=SMOOTHING, reduction="sum")
     return loss, batch.num_labels
@@ -176,7 +176,7 @@ def plain_step(module: nn.Module, loss_of: Callable[[Batch], Tensor], *, in_bf16
 
 def translation(args: argparse.Namespace) -> Work:
     source = parallel_files(args.data / "train.en", args.data / "train.de")
-    tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
+    tokenizers = load_or_train_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
     plan = LengthSortedPlan(*store.input_lengths, batch_tokens=args.batch_tokens, seed=1).epoch(0)
     batches = [collate_pairs(store, rows, tokenizers) for rows in plan[: args.steps + 1]]
@@ -195,7 +195,7 @@ def torch_step(vocab: int, *, in_bf16: bool) -> Step:
     peer = TorchPeer(vocab).train()
 
     def peer_loss(batch: Batch) -> Tensor:
-        loss, labels = summed_peer_loss(peer, batch)
+        loss, labels = sum_peer_loss(peer, batch)
         return loss / labels
 
     return plain_step(peer, peer_loss, in_bf16=in_bf16, fused=True)
@@ -262,7 +262,7 @@ class Rates:
         return [Ratio.of(self.wall, other.wall), Ratio.of(self.processor, other.processor)]
 
 
-def measured(work: Work, names: list[str]) -> tuple[dict[str, Rates], dict[str, Rates]]:
+def measure_rates(work: Work, names: list[str]) -> tuple[dict[str, Rates], dict[str, Rates]]:
     """Return the rates in tokens of each side, and those in operations of products by precision."""
     steps = {name: work.sides[name]() for name in names}
     for step in steps.values():
@@ -313,7 +313,8 @@ def rate_of_command(args: argparse.Namespace, work: Work, precision: str) -> flo
     seconds = [count / row["tokens_per_second"] for count, (_, row) in zip(tokens, pairs, strict=True)]
     # The last line is written after validation.
     between = [
-        row["seconds"] - before["seconds"] - own for (before, row), own in zip(pairs[:-1], seconds, strict=False)
+        row["seconds"] - before["seconds"] - step_seconds
+        for (before, row), step_seconds in zip(pairs[:-1], seconds, strict=False)
     ]
     return sum(tokens) / (sum(seconds) + sum(between))
 
@@ -344,7 +345,7 @@ def report_command(args: argparse.Namespace, work: Work) -> None:
 
 def report(args: argparse.Namespace, work: Work, names: list[str]) -> None:
     memory = {name: peak_megabytes(name) for name in names}
-    rates, limits = measured(work, names)
+    rates, limits = measure_rates(work, names)
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {args.threads} threads")
     for name, limit in limits.items():
         wall, processor = max(limit.wall) / 1e9, max(limit.processor) / 1e9

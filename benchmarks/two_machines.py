@@ -79,7 +79,7 @@ class TwoMachines:
         for agent in self.agents:
             agent.wait(60)
 
-    def said(self) -> list[str]:
+    def read_errors(self) -> list[str]:
         """Return what each machine has written to stderr."""
         return [(box / "stderr").read_text(errors="replace") for box in self.boxes]
 
@@ -87,14 +87,14 @@ class TwoMachines:
         """Wait for a value that is true, and return it."""
         end = time.monotonic() + MANY
         while not (value := happens()):
-            assert time.monotonic() < end, self.said()
-            assert all(agent.poll() in (None, 0) for agent in self.agents), self.said()
+            assert time.monotonic() < end, self.read_errors()
+            assert all(agent.poll() in (None, 0) for agent in self.agents), self.read_errors()
             time.sleep(0.001)
         return value
 
     def process(self, rank: int) -> psutil.Process:
         """Wait for the training process of a rank in the present attempt, and return it."""
-        return self.until(lambda: next((one for one in self._processes() if self._is(one, rank)), None))
+        return self.until(lambda: next((process for process in self._processes() if self._is(process, rank)), None))
 
     def _processes(self) -> Iterator[psutil.Process]:
         for agent in self.agents:
@@ -123,7 +123,7 @@ class TwoMachines:
         process, writer = self.process(rank), self.process(0)
         if moment == "save":
             self.until(lambda: _is_stopped_in_save(writer, run))
-        self._ended |= {one.pid for one in self._processes()}  # torchrun restarts all of them
+        self._ended |= {process.pid for process in self._processes()}  # torchrun restarts all of them
         process.kill()
         if moment == "save" and rank:
             writer.send_signal(signal.SIGCONT)
@@ -148,13 +148,13 @@ def _is_stopped_in_save(writer: psutil.Process, run: Path) -> bool:
 def differing_states(first: Path, second: Path, step: int) -> list[str]:
     """Return what differs bit by bit between the checkpoints of one step of two runs."""
     ends = [load_checkpoint(checkpoint_folder(run, step)) for run in (first, second)]
-    found = [key for key in ("random", "random_of_others", "batches", "schedule") if _differ(key, ends)]
+    differences = [key for key in ("random", "random_of_others", "batches", "schedule") if _differ(key, ends)]
     for name, tensor in ends[0].weights.items():
-        found += [name] * (not torch.equal(tensor, ends[1].weights[name]))
+        differences += [name] * (not torch.equal(tensor, ends[1].weights[name]))
     for index, state in ends[0].optimizer["state"].items():
         others = ends[1].optimizer["state"][index]
-        found += [f"{index}.{name}" for name, value in state.items() if not _equal(value, others[name])]
-    return found
+        differences += [f"{index}.{name}" for name, value in state.items() if not _equal(value, others[name])]
+    return differences
 
 
 def _differ(key: str, ends: Sequence[Any]) -> bool:
@@ -217,5 +217,5 @@ def _train(
             begun, steps = time.monotonic(), checkpoint_steps(run)
             pair.until(lambda: checkpoint_steps(run) not in ([], steps) or all(a.poll() == 0 for a in pair.agents))
             seconds = time.monotonic() - begun
-        assert pair.wait() == [0, 0], pair.said()
+        assert pair.wait() == [0, 0], pair.read_errors()
     return run, seconds

@@ -23,7 +23,7 @@ from typing import Any
 from inference_cases import texts_of
 from inference_models import gpt2, marian, minilm, one_token_words
 from pairing import Ratio, Spread
-from side_by_side import Side, Work, alternate, described, machine, serve
+from side_by_side import Side, Work, alternate, describe, machine, serve
 
 LEAST_RATIO = 0.98
 COMMANDS: Mapping[str, Sequence[str]] = {
@@ -211,7 +211,7 @@ def main() -> None:
     chosen = parser.parse_args()
     checkouts = [checkout.resolve() for checkout in chosen.checkouts]
     facts = machine(chosen.threads)
-    print(described(facts), file=sys.stderr)
+    print(describe(facts), file=sys.stderr)
     falls_short, taken = False, {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -24,8 +24,8 @@ from pairing import Spread
 from playwright.sync_api import sync_playwright
 
 from clearhead.interpret.view.explorer.data import (
-    Column,
     ExactHead,
+    HeadColumn,
     LayerAttention,
     Page,
     Sample,
@@ -44,7 +44,7 @@ DRAWN = """() => {
 }"""
 
 
-def peaked_layer(layer: int, tokens: int, rng: np.random.Generator, exact: int | None) -> LayerAttention:
+def make_layer(layer: int, tokens: int, rng: np.random.Generator, exact: int | None) -> LayerAttention:
     """A layer of causal heads whose strongest key takes half of the attention on average."""
     mask = np.tril(np.ones((tokens, tokens), bool))
     queries, keys = rng.normal(size=(2, HEADS, tokens, HEAD_SIZE)).astype(np.float32)
@@ -62,13 +62,13 @@ def peaked_layer(layer: int, tokens: int, rng: np.random.Generator, exact: int |
     return LayerAttention(layer, tuple(range(HEADS)), HEADS, HEADS, weights, mask, "causal", exact=heads, values=values)
 
 
-def peaked_page(tokens: int) -> Page:
+def make_page(tokens: int) -> Page:
     rng = np.random.default_rng(0)
     texts = tuple(f" word{index % 97}" for index in range(tokens))
     row = TokenRow(texts, texts, np.arange(tokens))
-    layers = tuple(peaked_layer(layer, tokens, rng, 0 if layer == 0 else None) for layer in range(LAYERS))
+    layers = tuple(make_layer(layer, tokens, rng, 0 if layer == 0 else None) for layer in range(LAYERS))
     stack = StackAttention("decoder.self", "decoder", "decoder", layers)
-    column = Column("strongest", "strongest", "The share of the strongest key, on average over queries.")
+    column = HeadColumn("strongest", "strongest", "The share of the strongest key, on average over queries.")
     return Page("12 layers of 12 heads", (Sample("random", {"decoder": row}, (stack,), (column,)),))
 
 
@@ -78,7 +78,7 @@ def go(tab: Any, view: str) -> None:
     tab.evaluate("() => { clearheadFrames.length = 0; }")
 
 
-def measured(tab: Any, kind: str) -> dict[str, float]:
+def frame_times(tab: Any, kind: str) -> dict[str, float]:
     frames = np.array(tab.evaluate("() => clearheadFrames.slice()"))
     return {
         "kind": kind,
@@ -108,17 +108,17 @@ def wheel(tab: Any, dx: float, dy: float, steps: int) -> None:
 
 def smoothness(tab: Any) -> list[dict[str, float]]:
     """Frame times of what people do with their pointer in four views."""
-    found = []
+    results = []
     go(tab, "overview")
     hover(tab, ".board", 120)
-    found.append(measured(tab, "overview, hover"))
+    results.append(frame_times(tab, "overview, hover"))
     go(tab, "overview&sort=strongest")
     wheel(tab, 0, 60, 40)
     wheel(tab, 0, -60, 40)
-    found.append(measured(tab, "overview, scroll"))
+    results.append(frame_times(tab, "overview, scroll"))
     go(tab, "matrix&layer=3&head=5")
     hover(tab, ".heat", 160)
-    found.append(measured(tab, "matrix, hover"))
+    results.append(frame_times(tab, "matrix, hover"))
     go(tab, "matrix&layer=3&head=4")
     tab.keyboard.down("Control")
     wheel(tab, 0, -30, 40)
@@ -127,17 +127,17 @@ def smoothness(tab: Any) -> list[dict[str, float]]:
     tab.keyboard.down("Control")
     wheel(tab, 0, 30, 40)
     tab.keyboard.up("Control")
-    found.append(measured(tab, "matrix, zoom and pan"))
+    results.append(frame_times(tab, "matrix, zoom and pan"))
     go(tab, "lines&layer=3&head=5")
     hover(tab, ".line-tokens.left", 100)
-    found.append(measured(tab, "lines, hover"))
+    results.append(frame_times(tab, "lines, hover"))
     wheel(tab, 0, 80, 60)
-    found.append(measured(tab, "lines, hover and scroll"))
+    results.append(frame_times(tab, "lines, hover and scroll"))
     go(tab, "token&query=60")
     wheel(tab, 0, 60, 30)
     hover(tab, ".layer-lines", 60)
-    found.append(measured(tab, "token, scroll and hover"))
-    return found
+    results.append(frame_times(tab, "token, scroll and hover"))
+    return results
 
 
 def main() -> None:
@@ -153,7 +153,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium, args=ARGUMENTS)
         for tokens in args.tokens:
-            page, path = peaked_page(tokens), Path(folder) / f"{tokens}.html"
+            page, path = make_page(tokens), Path(folder) / f"{tokens}.html"
             start = time.perf_counter()
             write_page(page, path)
             seconds = time.perf_counter() - start

@@ -58,7 +58,7 @@ class GatedRecurrenceLayer(ch.HookPoints):
         if documents is not None:
             is_new = F.pad(documents.diff(dim=1) != 0, (1, 0))
             decay = decay.masked_fill(is_new[..., None], 1e-30)
-        kept = context.kept(self)
+        kept = context.cached_tensors(self)
         before = kept["state"] if "state" in kept else torch.zeros_like(added[:, 0])
         state = self.point("state", scan(decay, added, before))
         kept["state"] = state[:, -1]

@@ -27,7 +27,7 @@ from clearhead.data.sources.lines import read_lines
 from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.sources.tables import TableSource
 from clearhead.data.stores.store import Store, prepare_pairs
-from clearhead.data.tokenize.tokenizers import cached_tokenizers
+from clearhead.data.tokenize.tokenizers import load_or_train_tokenizers
 from clearhead.tasks.embed.batches import collate_contrastive, contrastive_plan, positive_groups, store_groups
 from clearhead.tasks.embed.train import contrastive_loss
 from clearhead.tasks.evaluate.retrieval import Recall, recall_at
@@ -137,7 +137,7 @@ def compare(run: Path, source: Path, target: Path, epochs: int) -> dict[str, Rec
     vectors = model.embed(texts[0]), model.embed(texts[1])
     width = vectors[0].shape[1]
     pairs = run_file.data.train.as_source()
-    words = cached_tokenizers(pairs, kind="word", vocab_size=WORDS, joint=True)
+    words = load_or_train_tokenizers(pairs, kind="word", vocab_size=WORDS, joint=True)
     baselines = {
         "averaged co-occurrence": (
             words,

@@ -8,12 +8,12 @@ from __future__ import annotations
 import sys
 from collections import Counter, defaultdict
 
-from clearhead.data.sources.tables import Table
+from clearhead.data.sources.tables import DataTable
 from clearhead.tasks.tag.data import DATA, read_tagged
 from clearhead.tasks.tag.use import EntityScores, entity_f1
 
 
-def most_frequent_tags(train: Table, test: Table) -> EntityScores:
+def most_frequent_tags(train: DataTable, test: DataTable) -> EntityScores:
     """Return the scores of the most frequent tags.
 
     Args:

@@ -51,10 +51,10 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of the system's browser, or a skip with the reason (in CI a failure)."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
         pytest.skip("no chromium on this machine: install the package chromium")
-    return found
+    return browser
 
 
 @pytest.fixture(scope="session", autouse=True)

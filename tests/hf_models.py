@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 import transformers
 
-from tests.checkpoints.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders
 
 
 def save(model: transformers.PreTrainedModel, folder: Path, settings: dict[str, object] | None = None) -> Path:
     model.eval().save_pretrained(folder)
     if settings is not None:
-        made.write(folder, {"generation_config.json": settings})
+        tokenizer_folders.write(folder, {"generation_config.json": settings})
     return folder
 
 
@@ -45,20 +45,20 @@ def endless_model(folder: Path) -> Path:
 
 def _with_merges(folder: Path) -> int:
     """Write a tokenizer of merges with a chat template; return the size of its vocabulary."""
-    vocabulary, merges = made.merges(("<|endoftext|>",))
+    vocabulary, merges = tokenizer_folders.merges(("<|endoftext|>",))
     config = {
         "tokenizer_class": "GPT2Tokenizer",
         "chat_template": "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}",
         "eos_token": "<|endoftext|>",
     }
-    made.write(folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config})
+    tokenizer_folders.write(folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config})
     return len(json.loads(vocabulary))
 
 
 def translator(folder: Path, settings: dict[str, object] | None = None) -> Path:
     """An encoder-decoder with a SentencePiece model for each side and one vocabulary."""
-    source, target = made.pieces_model("unigram"), made.pieces_model("bpe")
-    models = [made.processor(content) for content in (source, target)]
+    source, target = tokenizer_folders.pieces_model("unigram"), tokenizer_folders.pieces_model("bpe")
+    models = [tokenizer_folders.processor(content) for content in (source, target)]
     pieces = [model.id_to_piece(number) for model in models for number in range(3, model.get_piece_size())]
     vocabulary = {piece: index for index, piece in enumerate(dict.fromkeys(["</s>", "<unk>", *pieces, "<pad>"]))}
     torch.manual_seed(5)
@@ -70,7 +70,7 @@ def translator(folder: Path, settings: dict[str, object] | None = None) -> Path:
         activation_function="swish", decoder_vocab_size=len(vocabulary),
     )  # fmt: skip
     save(transformers.MarianMTModel(config), folder, settings)
-    return made.write(
+    return tokenizer_folders.write(
         folder,
         {
             "source.spm": source,

@@ -13,10 +13,10 @@ from tests.parity.architectures.harness import all_cases
 @cache
 def hf_specs() -> dict[str, spec.Model]:
     """Return the spec of each case of the parity tests, with each of its heads."""
-    found = {}
+    specs = {}
     for case in all_cases():
         family = registry.all_families()[case.model_type]
         parsed = configs.parse(family, {"model_type": case.model_type, **case.config})
         assert not parsed.faults, (case.name, parsed.faults)
-        found[case.name] = spec.validate(family.spec_of(parsed.values, case.variant))
-    return found
+        specs[case.name] = spec.validate(family.spec_of(parsed.values, case.variant))
+    return specs

@@ -33,7 +33,7 @@ def run(folder: Path) -> None:
     from clearhead.apps.cli.main import main
     from tests.apps.cli.tiny_run import write_run_file
 
-    modules = [found.name for found in pkgutil.walk_packages(clearhead.__path__, "clearhead.")]
+    modules = [module.name for module in pkgutil.walk_packages(clearhead.__path__, "clearhead.")]
     for name in modules:
         if not name.endswith("__main__"):
             importlib.import_module(name)

@@ -38,7 +38,7 @@ def options_of(level: str) -> list[str]:
     return options
 
 
-def loaded(file: Path) -> ctypes.CDLL:
+def load_library(file: Path) -> ctypes.CDLL:
     return ctypes.CDLL(str(file))
 
 
@@ -49,7 +49,7 @@ def kernels_of(level: str) -> Iterator[ctypes.CDLL]:
 
     @cache
     def library(kernels: str = INFERENCE) -> ctypes.CDLL:
-        return loaded(build.compiled(options, kernels))
+        return load_library(build.compile_library(options, kernels))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(load, "library", library)

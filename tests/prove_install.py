@@ -51,9 +51,9 @@ def settings_of_pip() -> dict[str, str]:
     ).stdout
     for line in listed.splitlines():
         name, _, value = line.partition("=")
-        for key, found in values.items():
+        for key, words in values.items():
             if name.rpartition(".")[2] == key:
-                found += value.strip("'").split()
+                words += value.strip("'").split()
     return {
         "UV_INDEX": " ".join(values["extra-index-url"]),
         "UV_FIND_LINKS": ",".join(dict.fromkeys(values["find-links"])),
@@ -106,8 +106,8 @@ def check(clone: Path, environment: dict[str, str], *, from_clone: bool) -> None
     """Check an installation: where clearhead is, that its extra is complete, and that a line of doctor installs one."""
     clearhead = f"{clone}/.venv/bin/clearhead"
     script = f"{clone}/.venv/bin/python -P -c 'import clearhead; print(clearhead.__file__)'"
-    place = Path(run(script, clone.parent, environment).strip())
-    assert place.is_relative_to(clone / ("clearhead" if from_clone else ".venv")), place
+    installed = Path(run(script, clone.parent, environment).strip())
+    assert installed.is_relative_to(clone / ("clearhead" if from_clone else ".venv")), installed
     packages = json.loads(run(f"{clearhead} doctor --json", clone, environment).splitlines()[-1])["packages"]
     assert packages["unmet"] == packages["extras_without"]["serve"] == [], packages
     (line,) = re.findall(r"without tensorboard: .*?; (.*)", run(f"{clearhead} doctor", clone, environment))

@@ -28,20 +28,20 @@ def run(*command: str | Path, codes: tuple[int, ...] = (0,), **environment: str)
     """Run a command that may end with these codes; return what it wrote to stdout."""
     began = time.monotonic()
     done = subprocess.run(
-        [str(part) for part in command], cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE,
+        [str(word) for word in command], cwd=ROOT, env={**os.environ, **environment}, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
-    print(f"{time.monotonic() - began:5.0f} s  {' '.join(Path(part).name for part in command[:6])}", flush=True)
+    print(f"{time.monotonic() - began:5.0f} s  {' '.join(Path(word).name for word in command[:6])}", flush=True)
     assert done.returncode in codes, done.stdout
     return done.stdout
 
 
-def built(sdist: Path, tools: Path, folder: Path, **environment: str) -> Path:
+def build_wheel(sdist: Path, tools: Path, folder: Path, **environment: str) -> Path:
     """Build the wheel of an sdist."""
     pip = sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"
     run(*pip, "-w", folder, sdist, PYTHONPATH=str(tools), **environment)
-    (made,) = folder.glob("*.whl")
-    return made
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 def main() -> None:
@@ -51,9 +51,9 @@ def main() -> None:
         run(sys.executable, "-m", "pip", "install", "--quiet", "--target", tools, "hatchling>=1.27")
         run(sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", dist, PYTHONPATH=str(tools))
         (sdist,) = dist.glob("*.tar.gz")
-        plain = built(sdist, tools, folder / "plain", CXX="no-compiler")
+        plain = build_wheel(sdist, tools, folder / "plain", CXX="no-compiler")
         assert plain.name.endswith("-py3-none-any.whl"), plain.name
-        wheel = built(sdist, tools, folder / "wheel")
+        wheel = build_wheel(sdist, tools, folder / "wheel")
         check(wheel)
         run(sys.executable, "-m", "venv", "--without-pip", venv)
         run(sys.executable, "-m", "pip", "--python", venv, "install", "--quiet", "--no-deps", wheel)
@@ -74,7 +74,7 @@ def check(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         libraries = {Path(name).name: opened.read(name) for name in opened.namelist() if name.endswith(".so")}
         assert all(f"/{PACKAGED}/" in name for name in opened.namelist() if name.endswith(".so"))
-    assert libraries.keys() == {library_name(one, level) for one in (INFERENCE, TRAINING) for level in LEVELS}
+    assert libraries.keys() == {library_name(kernels, level) for kernels in (INFERENCE, TRAINING) for level in LEVELS}
     assert all(b"libgomp.so.1" in content and b"libtorch" not in content for content in libraries.values())
 
 
@@ -82,18 +82,18 @@ def use(venv: Path, folder: Path) -> None:
     """Run the demo and a benchmark from an environment with no compiler."""
     nothing = {"PATH": str(venv / "bin"), "CLEARHEAD_CACHE": str(folder / "cache"), "PYTHONPATH": "", "CXX": ""}
     assert not any(shutil.which(name, path=nothing["PATH"]) for name in ("g++", "clang++", "c++"))
-    place = run(venv / "bin/python", "-P", "-c", "import clearhead; print(clearhead.__file__)", **nothing)
-    assert Path(place.strip()).is_relative_to(venv), place
-    said = run(venv / "bin/clearhead", "demo", "--json", "--out", folder / "run", **nothing)
-    print(said.splitlines()[-1])
-    assert "kernels" not in said, said
+    package_path = run(venv / "bin/python", "-P", "-c", "import clearhead; print(clearhead.__file__)", **nothing)
+    assert Path(package_path.strip()).is_relative_to(venv), package_path
+    output = run(venv / "bin/clearhead", "demo", "--json", "--out", folder / "run", **nothing)
+    print(output.splitlines()[-1])
+    assert "kernels" not in output, output
     # Its own limits are for an idle machine and several rounds: 1 says that one was missed.
-    said = run(venv / "bin/python", *BENCHMARK, codes=(0, 1), **nothing)
-    print(said)
-    assert said.startswith("kernels for "), said
-    speeds = json.loads(next(line for line in said.splitlines() if line.startswith("{")))
-    medians = {work: {name: median(rates) for name, rates in one.items()} for work, one in speeds.items()}
-    slower = {work: one for work, one in medians.items() if one["int8"] < 0.95 * one["fp32"]}
+    output = run(venv / "bin/python", *BENCHMARK, codes=(0, 1), **nothing)
+    print(output)
+    assert output.startswith("kernels for "), output
+    speeds = json.loads(next(line for line in output.splitlines() if line.startswith("{")))
+    medians = {work: {name: median(rates) for name, rates in speed.items()} for work, speed in speeds.items()}
+    slower = {work: speed for work, speed in medians.items() if speed["int8"] < 0.95 * speed["fp32"]}
     assert not slower, slower
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.house.source import ROOT, Source, python_sources
-from tests.house.test_imports import graph, imported_modules, module_name, reached
+from tests.house.test_imports import find_imports, find_reachable, graph, module_name
 
 SECONDS = 120
 HOUSE, LAWS = "tests/house", "tests/laws"
@@ -38,7 +38,7 @@ def direct_imports() -> dict[str, frozenset[str]]:
     """Return the modules of clearhead that each test file imports, itself or through helpers in tests/."""
     sources = {module_name(source): source for source in python_sources("tests")}
     return {
-        source.path: frozenset().union(*(imported_modules(sources[name]) for name in _helpers(module, sources)))
+        source.path: frozenset().union(*(find_imports(sources[name]) for name in _helpers(module, sources)))
         for module, source in sources.items()
         if Path(source.path).name.startswith("test_")
     }
@@ -74,7 +74,7 @@ def select_tests(changed: set[str]) -> tuple[set[str], set[str]]:
     selected |= {path for path, imports in direct_imports().items() if imports & programs}
     if modules - programs:
         selected.add(LAWS)
-    affected = {module for module in graph() if modules & reached(module).keys()}
+    affected = {module for module in graph() if modules & find_reachable(module).keys()}
     left_out = {path for path, imports in direct_imports().items() if imports & (affected | modules)}
     return selected, {path for path in left_out if not any(path.startswith(chosen) for chosen in selected)}
 

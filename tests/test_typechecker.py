@@ -10,19 +10,19 @@ from jaxtyping import Float, TypeCheckError
 from torch import Tensor, zeros
 
 from clearhead.core.kernels.positions import rotate
-from tests.typechecker import decorated
+from tests.typechecker import add_checks
 
 
-@decorated
-def paired(x: Float[Tensor, "rows width"], y: Float[Tensor, " rows"], *, more: int = 0) -> Float[Tensor, " width"]:
+@add_checks
+def check_pair(x: Float[Tensor, "rows width"], y: Float[Tensor, " rows"], *, more: int = 0) -> Float[Tensor, " width"]:
     """Call itself with other sizes, and return a result that may be wrong."""
     if more == 1:
-        paired(zeros(11, 13), zeros(11))
+        check_pair(zeros(11, 13), zeros(11))
     return x[0, : 2 if more == 2 else None]
 
 
-@decorated
-def counted(number: int, words: list[str] | None = None) -> Later | None:
+@add_checks
+def check_count(number: int, words: list[str] | None = None) -> Later | None:
     return Later() if number == 1 else words  # type: ignore[return-value]
 
 
@@ -30,17 +30,17 @@ class Later:
     """Named by an annotation above."""
 
 
-@decorated
-def sized(rows: int) -> Float[Tensor, "{rows} 3"]:
+@add_checks
+def check_size(rows: int) -> Float[Tensor, "{rows} 3"]:
     return zeros(5, 3)
 
 
-@decorated
-def generated(count: int) -> Iterator[int]:
+@add_checks
+def check_generator(count: int) -> Iterator[int]:
     yield from range(count)
 
 
-@decorated
+@add_checks
 @dataclasses.dataclass
 class Record:
     number: int
@@ -48,15 +48,15 @@ class Record:
 
 
 WRONG: dict[str, Callable[[], object]] = {
-    "type": lambda: counted("1"),
-    "items": lambda: counted(2, [3]),
-    "result": lambda: counted(3, ["a"]),
-    "dtype": lambda: paired(zeros(3, 5).long(), zeros(3)),
-    "number of axes": lambda: paired(zeros(3, 5, 7), zeros(3)),
-    "two arguments": lambda: paired(zeros(3, 5), zeros(7)),
-    "argument and result": lambda: paired(zeros(3, 5), zeros(3), more=2),
-    "axis by the name of an argument": lambda: sized(7),
-    "argument of a generator": lambda: generated("3"),
+    "type": lambda: check_count("1"),
+    "items": lambda: check_count(2, [3]),
+    "result": lambda: check_count(3, ["a"]),
+    "dtype": lambda: check_pair(zeros(3, 5).long(), zeros(3)),
+    "number of axes": lambda: check_pair(zeros(3, 5, 7), zeros(3)),
+    "two arguments": lambda: check_pair(zeros(3, 5), zeros(7)),
+    "argument and result": lambda: check_pair(zeros(3, 5), zeros(3), more=2),
+    "axis by the name of an argument": lambda: check_size(7),
+    "argument of a generator": lambda: check_generator("3"),
     "field": lambda: Record("1", zeros(3, 3)),
     "shape of a field": lambda: Record(1, zeros(3, 5)),
 }
@@ -69,10 +69,10 @@ def test_what_the_annotations_do_not_name_is_refused(name: str) -> None:
 
 
 def test_what_they_name_passes_and_sizes_of_a_call_are_its_own() -> None:
-    assert paired(zeros(3, 5), zeros(3), more=1).shape == (5,)
-    assert paired(zeros(7, 2), zeros(7)).shape == (2,)
-    assert isinstance(counted(1, ["a"]), Later) and counted(2) is None
-    assert sized(5).shape == (5, 3) and list(generated(3)) == [0, 1, 2]
+    assert check_pair(zeros(3, 5), zeros(3), more=1).shape == (5,)
+    assert check_pair(zeros(7, 2), zeros(7)).shape == (2,)
+    assert isinstance(check_count(1, ["a"]), Later) and check_count(2) is None
+    assert check_size(5).shape == (5, 3) and list(check_generator(3)) == [0, 1, 2]
     assert Record(1, zeros(7, 7)).number == 1
 
 

@@ -25,22 +25,24 @@ CHECKED = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
 
 def install(package: str) -> None:
     """Check the calls of a package that is not imported yet."""
-    jaxtyping.jaxtyped = lambda typechecker: decorated  # type: ignore[assignment]
+    jaxtyping.jaxtyped = lambda typechecker: add_checks  # type: ignore[assignment]
     jaxtyping.install_import_hook(package, None)
 
 
-def decorated(thing: Any) -> Any:
+def add_checks(subject: Any) -> Any:
     """Check the calls of a function, or of the `__init__` of a dataclass."""
-    if inspect.isclass(thing):
-        if dataclasses.is_dataclass(thing) and "__init__" in vars(thing):
-            thing.__init__ = decorated(thing.__init__)
-        return thing
-    if "<locals>" in thing.__qualname__:
-        return thing  # made anew in every call, which costs more to prepare than to run
+    if inspect.isclass(subject):
+        if dataclasses.is_dataclass(subject) and "__init__" in vars(subject):
+            subject.__init__ = add_checks(subject.__init__)
+        return subject
+    if "<locals>" in subject.__qualname__:
+        return subject  # made anew in every call, which costs more to prepare than to run
     # The body of a generator runs after its call; an axis "{rows}" is an argument, which jaxtyping looks up.
-    if inspect.isgeneratorfunction(thing) or any("{" in str(one) for one in thing.__annotations__.values()):
-        return TWICE(thing, typechecker=lambda function: first_use(function, lambda: CHECKED(function)))
-    return first_use(thing, lambda: with_checks(thing))
+    if inspect.isgeneratorfunction(subject) or any(
+        "{" in str(annotation) for annotation in subject.__annotations__.values()
+    ):
+        return TWICE(subject, typechecker=lambda function: first_use(function, lambda: CHECKED(function)))
+    return first_use(subject, lambda: with_checks(subject))
 
 
 def first_use(function: Callable[..., Any], prepare: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
@@ -60,7 +62,7 @@ def with_checks(function: FunctionType) -> Callable[..., Any]:
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     copy.__qualname__, copy.__kwdefaults__ = function.__qualname__, function.__kwdefaults__
-    copy.__annotations__ = resolved(function)
+    copy.__annotations__ = resolve_annotations(function)
     checked = CHECKED(copy)
     if not any(map(has_axes, copy.__annotations__.values())):
         return checked
@@ -72,19 +74,19 @@ def with_checks(function: FunctionType) -> Callable[..., Any]:
     return call
 
 
-def resolved(function: FunctionType) -> dict[str, Any]:
+def resolve_annotations(function: FunctionType) -> dict[str, Any]:
     """Return the annotations of a function as types; a name that only a type checker imports may be anything."""
-    found: dict[str, Any] = {}
+    hints: dict[str, Any] = {}
     for name, annotation in function.__annotations__.items():
 
         def holder() -> None: ...
 
         holder.__annotations__ = {"value": annotation}
         try:
-            found[name] = get_type_hints(holder, function.__globals__, include_extras=True)["value"]
+            hints[name] = get_type_hints(holder, function.__globals__, include_extras=True)["value"]
         except (NameError, AttributeError, TypeError):
-            found[name] = Any
-    return found
+            hints[name] = Any
+    return hints
 
 
 def has_axes(hint: Any) -> bool:

@@ -19,7 +19,7 @@ from typing import Final
 
 import psutil
 
-from clearhead.base.errors import RunFailure, shortened
+from clearhead.base.errors import RunFailure, shorten
 from clearhead.base.machine import SAFE_PATH
 from clearhead.checkpoints.runs.checkpoint import checkpoint_folder, checkpoint_steps
 from clearhead.checkpoints.runs.metrics import FILE_NAME
@@ -116,7 +116,7 @@ class TrainProcess:
             self._reader.join(_READ_SECONDS)
         errors = [line for line in self.messages if line.startswith("clearhead: ")]
         lines = errors or [line for line in self.messages if line.strip()]
-        return shortened(lines[-1].removeprefix("clearhead: "), 400) if lines else "it said nothing"
+        return shorten(lines[-1].removeprefix("clearhead: "), 400) if lines else "it said nothing"
 
 
 def _identity(path: Path) -> tuple[int, int]:

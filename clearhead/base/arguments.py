@@ -19,7 +19,7 @@ from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
 from typing import Annotated, Any, Literal, Protocol, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from clearhead.base.errors import InputError, Reference, argument, nearest, nth_text, renaming
+from clearhead.base.errors import InputError, MessageReference, argument, did_you_mean, nth_text, renaming
 
 CheckedT = TypeVar("CheckedT", bound=Callable[..., Any])
 
@@ -50,10 +50,10 @@ def check_device(name: str) -> None:
         InputError: the name is not a device.
     """
     if _DEVICE.fullmatch(name) is None:
-        raise no_device(name)
+        raise unknown_device_error(name)
 
 
-def no_device(name: str) -> InputError:
+def unknown_device_error(name: str) -> InputError:
     """Return the error of a name that is not a device."""
     return InputError(f"'{name}' is not a device: use auto, cpu, cuda, cuda:N or mps")
 
@@ -68,7 +68,7 @@ def check_precision(name: str) -> None:
         raise InputError(argument("precision") + f" must be one of {', '.join(PRECISIONS)}; got '{name}'")
 
 
-def checked(target: CheckedT) -> CheckedT:
+def check_types(target: CheckedT) -> CheckedT:
     """Let a function, or the public methods of a class, refuse arguments whose type its annotations do not name.
 
     What no plain type says, such as the shape of a tensor or the range of a number, is left to the function.
@@ -76,10 +76,10 @@ def checked(target: CheckedT) -> CheckedT:
     Args:
         target: the function or the class; the function then raises an `InputError` that names the argument.
     """
-    return _applied(_checked_function, target)
+    return _decorate(_check_function, target)
 
 
-def explained(target: CheckedT) -> CheckedT:
+def explain_types(target: CheckedT) -> CheckedT:
     """Let a function, or the public methods of a class, refuse such arguments as `checked` does, once it has failed.
 
     For calls in steps of decoding, or that are compiled: one that works costs nothing more. Constructors are `checked`.
@@ -87,20 +87,20 @@ def explained(target: CheckedT) -> CheckedT:
     Args:
         target: the function or the class.
     """
-    return _applied(_explained_function, target)
+    return _decorate(_explain_function, target)
 
 
-def _applied(decorate: Callable[[Any], Any], target: CheckedT) -> CheckedT:
+def _decorate(decorate: Callable[[Any], Any], target: CheckedT) -> CheckedT:
     if not isinstance(target, type):
         function: CheckedT = decorate(target)
         return function
     for name, member in list(vars(target).items()):
         if inspect.isfunction(member) and (name == "__init__" or not name.startswith("_")):
-            setattr(target, name, (_checked_function if name == "__init__" else decorate)(member))
+            setattr(target, name, (_check_function if name == "__init__" else decorate)(member))
     return target
 
 
-def _checked_function(function: Any) -> Any:
+def _check_function(function: Any) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         _refuse_types(function, args, kwargs)
@@ -109,7 +109,7 @@ def _checked_function(function: Any) -> Any:
     return call
 
 
-def _explained_function(function: Any) -> Any:
+def _explain_function(function: Any) -> Any:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -125,15 +125,15 @@ def _explained_function(function: Any) -> Any:
 
 def _refuse_types(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     try:
-        given = _signature(function).bind(*args, **kwargs).arguments
+        arguments = _signature(function).bind(*args, **kwargs).arguments
     except TypeError:  # a missing or an unknown argument, which Python names when it calls the function
         return
     hints = _hints(function)
-    for name, value in given.items():
+    for name, value in arguments.items():
         if name in hints and not _fits(value, hints[name]):
             expected = " or ".join(dict.fromkeys(_words(hints[name])))
-            texts = [one.strip("'") for one in _words(hints[name]) if one.startswith("'")]
-            hint = nearest(value, texts) if isinstance(value, str) else ""
+            texts = [word.strip("'") for word in _words(hints[name]) if word.startswith("'")]
+            hint = did_you_mean(value, texts) if isinstance(value, str) else ""
             raise InputError(argument(name) + f": expected {expected}, got {value!r:.80}{hint}") from None
 
 
@@ -175,11 +175,11 @@ def check_tensor(
     for axes in map(str.split, shapes):
         if len(axes) == len(shape) and all(map(fits, axes, shape)):
             return {axis.lstrip("#"): size for axis, size in zip(axes, shape, strict=True)}
-    expected = " or ".join(f"[{_written_axes(axes, sizes)}]" for axes in shapes)
+    expected = " or ".join(f"[{_format_axes(axes, sizes)}]" for axes in shapes)
     raise InputError(f"{name} must be {expected}; got {shape}{hint}")
 
 
-def _written_axes(axes: str, sizes: Mapping[str, int]) -> str:
+def _format_axes(axes: str, sizes: Mapping[str, int]) -> str:
     """Return the axes of a shape, those of a known size with it."""
     names = axes.replace("#", "").split()
     return ", ".join(f"{axis}={sizes[axis]}" if axis in sizes else axis for axis in names)
@@ -192,23 +192,23 @@ def _hints(function: Any) -> dict[str, Any]:
     hints: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         if isinstance(parameter.annotation, str) and parameter.kind not in _VARIABLE:
-            one = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
+            holder = SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
             with contextlib.suppress(NameError):
-                hints |= get_type_hints(one, names, include_extras=True)
+                hints |= get_type_hints(holder, names, include_extras=True)
     return hints
 
 
 def _fits(value: object, hint: Any) -> bool:
     parts = _alternatives(hint)
     if parts is not None:
-        return any(_fits(value, part) for part in parts)
+        return any(_fits(value, alternative) for alternative in parts)
     if hint in _NUMBERS:
         return isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool)
     if hint is Path:
         return isinstance(value, os.PathLike)
     origin, args = get_origin(hint) or hint, get_args(hint)
     if origin is Literal:
-        return any(type(value) is type(one) and value == one for one in args)
+        return any(type(value) is type(choice) and value == choice for choice in args)
     if not isinstance(origin, type) or origin in (object, Any):
         return True
     if origin.__module__.startswith("jaxtyping"):
@@ -242,10 +242,10 @@ def _alternatives(hint: Any) -> tuple[Any, ...] | None:
 def _words(hint: Any) -> list[str]:
     parts = _alternatives(hint)
     if parts is not None:
-        return [word for part in parts for word in _words(part)]
+        return [word for alternative in parts for word in _words(alternative)]
     origin, args = get_origin(hint) or hint, get_args(hint)
     if origin is Literal:
-        return [repr(one) for one in args]
+        return [repr(choice) for choice in args]
     if origin is tuple and args and args[-1] is not Ellipsis:
         return [f"a tuple of {len(args)}"]
     if origin is Mapping and args and args[1] is not Any:
@@ -254,8 +254,8 @@ def _words(hint: Any) -> list[str]:
     return [_WORDS.get(origin) or f"a {getattr(origin, '__name__', origin)}"]
 
 
-Parts = Literal["a pair of texts", "a list of words"]
-PAIR: Parts = "a pair of texts"
+TextForm = Literal["a pair of texts", "a list of words"]
+PAIR: TextForm = "a pair of texts"
 AnswerT_co = TypeVar("AnswerT_co", covariant=True)
 
 # In texts. Batches are sorted by length inside a window: 128 translations at a time take no longer than 1,024.
@@ -291,7 +291,7 @@ def answer_each(
     texts: object,
     answer: Callable[[list[Any]], AnswersT],
     *,
-    parts: Parts | None = None,
+    form: TextForm | None = None,
     is_paired: bool = False,
     batch_size: int | None = None,
 ) -> AnswersT | Any:
@@ -307,17 +307,17 @@ def answer_each(
     Raises:
         InputError: neither a text nor several.
     """
-    if isinstance(texts, str) or (is_paired and isinstance(texts, tuple) and _are_texts(texts, parts)):
+    if isinstance(texts, str) or (is_paired and isinstance(texts, tuple) and _are_texts(texts, form)):
         return answer([texts])[0]
-    expected = f"a text{f' or {parts}' if parts else ''}"
+    expected = f"a text{f' or {form}' if form else ''}"
     if not isinstance(texts, Iterable) or isinstance(texts, bytes | Mapping):
         raise InputError(f"expected {expected}, or a list of them, got {type(texts).__name__}")
 
     def check_each(window: list[Any], first: int = 1) -> list[Any]:
         for number, text in enumerate(window, start=first):
-            if not isinstance(text, str) and not _are_texts(text, parts):
+            if not isinstance(text, str) and not _are_texts(text, form):
                 raise InputError(nth_text(number) + f" is {text!r:.80}; expected {expected}")
-        return [tuple(text) if parts == PAIR and not isinstance(text, str) else text for text in window]
+        return [tuple(text) if form == PAIR and not isinstance(text, str) else text for text in window]
 
     if not isinstance(texts, Iterator):
         return answer(check_each(list(texts)))
@@ -340,10 +340,10 @@ def answer_each(
     return answer_windows(texts)
 
 
-def _count_from(before: int, reference: Reference) -> Reference:
+def _count_from(before: int, reference: MessageReference) -> MessageReference:
     return replace(reference, number=reference.number + before) if reference.number else reference
 
 
-def _are_texts(value: object, parts: Parts | None) -> bool:
-    is_list = parts is not None and isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
-    return is_list and (parts != PAIR or len(value) == 2)  # type: ignore[arg-type]
+def _are_texts(value: object, form: TextForm | None) -> bool:
+    is_list = form is not None and isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    return is_list and (form != PAIR or len(value) == 2)  # type: ignore[arg-type]

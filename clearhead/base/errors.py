@@ -21,23 +21,23 @@ _SPACES = re.compile(r"[^\S ]")
 UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def visible(text: str, *, kept: str = "") -> str:
+def escape_unsafe(text: str, *, allowed: str = "") -> str:
     """Escape the characters of a text that would steer a terminal, so that a name from a file cannot forge a message.
 
     Args:
         text: anything.
         kept: characters that stay as they are, such as line breaks.
     """
-    return UNSAFE.sub(lambda found: found[0] if found[0] in kept else ascii(found[0])[1:-1], text)
+    return UNSAFE.sub(lambda match: match[0] if match[0] in allowed else ascii(match[0])[1:-1], text)
 
 
 def json_text(value: object) -> str:
     """Return a value as a message shows it: as JSON, with Unicode spaces escaped, and shortened if it is long."""
     text = json.dumps(value, ensure_ascii=False, default=repr)
-    return shortened(_SPACES.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+    return shorten(_SPACES.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
-def shortened(text: str, most: int = 40) -> str:
+def shorten(text: str, most: int = 40) -> str:
     """Return a text as a message shows it, cut off if it has more than `most` characters."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
@@ -50,12 +50,12 @@ def program_name(command: str) -> str:
 
 def _line(text: str) -> str:
     """Return a line of a message without what would steer a terminal, with names of a file's length at most."""
-    line = _LONG_WORD.sub(lambda found: shortened(found[0], 80), visible(text))
-    return shortened(line, LONGEST_LINE)
+    line = _LONG_WORD.sub(lambda match: shorten(match[0], 80), escape_unsafe(text))
+    return shorten(line, LONGEST_LINE)
 
 
 @dataclass(frozen=True)
-class Reference:
+class MessageReference:
     """What a message is about: an argument of Python, a key of a run file or of another file, or a text of a call.
 
     Args:
@@ -93,12 +93,12 @@ class Message(str):
         parts: plain text, references and other messages, in order.
     """
 
-    parts: tuple[str | Reference, ...]
+    parts: tuple[str | MessageReference, ...]
 
-    def __new__(cls, *parts: str | Reference) -> Message:
+    def __new__(cls, *parts: str | MessageReference) -> Message:
         """Join the parts."""
         message = super().__new__(cls, "".join(map(str, parts)))
-        message.parts = sum((part.parts if isinstance(part, Message) else (part,) for part in parts), ())
+        message.parts = sum((piece.parts if isinstance(piece, Message) else (piece,) for piece in parts), ())
         return message
 
     def __add__(self, other: str) -> str:
@@ -109,31 +109,31 @@ class Message(str):
 
     def join(self, messages: Iterable[str]) -> Message:
         """Return messages in one, with this one between them."""
-        return Message(*[part for message in messages for part in (self, message)][1:])
+        return Message(*[piece for message in messages for piece in (self, message)][1:])
 
-    def renamed(self, rename: Callable[[Reference], str | Reference]) -> Message:
+    def rename_references(self, rename: Callable[[MessageReference], str | MessageReference]) -> Message:
         """Return the message with other names in place of its references; text is never searched for them."""
-        return Message(*(rename(part) if isinstance(part, Reference) else part for part in self.parts))
+        return Message(*(rename(piece) if isinstance(piece, MessageReference) else piece for piece in self.parts))
 
 
 def argument(name: str, value: object = None) -> Message:
     """Return an argument of Python for a message; a command shows the option that stands for it."""
-    return Message(Reference("argument", name, value))
+    return Message(MessageReference("argument", name, value))
 
 
 def key(name: str, value: object = None) -> Message:
     """Return a key of a run file, or an argument in quotation marks, for a message; as `argument`."""
-    return Message(Reference("key", name, value))
+    return Message(MessageReference("key", name, value))
 
 
 def nth_text(number: int, what: str = "text") -> Message:
     """Return one of the texts of a call, counted from 1, as the subject of a sentence; a command shows its line."""
-    return Message(Reference("text", what, number=number))
+    return Message(MessageReference("text", what, number=number))
 
 
 def at_text(number: int) -> Message:
     """Return one of the texts of a call, counted from 1, for the front of a sentence; a command shows its line."""
-    return Message(Reference("place", "text", number=number))
+    return Message(MessageReference("place", "text", number=number))
 
 
 class InputError(ValueError):
@@ -152,9 +152,9 @@ class InputError(ValueError):
         return "\n".join(map(_line, self.lines))
 
     @property
-    def about(self) -> tuple[Reference, ...]:
+    def about(self) -> tuple[MessageReference, ...]:
         """The arguments, keys and texts that the message is about, in order."""
-        return tuple(part for line in self.lines for part in line.parts if isinstance(part, Reference))
+        return tuple(piece for line in self.lines for piece in line.parts if isinstance(piece, MessageReference))
 
     @property
     def as_fault(self) -> str:
@@ -180,7 +180,7 @@ class InputError(ValueError):
 
 
 @contextlib.contextmanager
-def _changed(change: Callable[[tuple[Message, ...]], tuple[Message, ...]]) -> Iterator[None]:
+def _change_lines(change: Callable[[tuple[Message, ...]], tuple[Message, ...]]) -> Iterator[None]:
     try:
         yield
     except InputError as error:
@@ -190,12 +190,12 @@ def _changed(change: Callable[[tuple[Message, ...]], tuple[Message, ...]]) -> It
 
 def within(subject: str) -> AbstractContextManager[None]:
     """Put what errors are about in front of the messages of those raised while this is open."""
-    return _changed(lambda lines: (Message(subject, ": ", lines[0]), *lines[1:]))
+    return _change_lines(lambda lines: (Message(subject, ": ", lines[0]), *lines[1:]))
 
 
-def renaming(rename: Callable[[Reference], str | Reference]) -> AbstractContextManager[None]:
+def renaming(rename: Callable[[MessageReference], str | MessageReference]) -> AbstractContextManager[None]:
     """Let a reader who knows by other names what errors are about read those names in the errors raised while open."""
-    return _changed(lambda lines: tuple(line.renamed(rename) for line in lines))
+    return _change_lines(lambda lines: tuple(line.rename_references(rename) for line in lines))
 
 
 class ContextTooLong(InputError):
@@ -240,19 +240,19 @@ class LongTexts(UserWarning):
         )
 
     @classmethod
-    def joined(cls, found: Sequence[LongTexts]) -> LongTexts:
+    def merge(cls, warnings: Sequence[LongTexts]) -> LongTexts:
         """Return one warning for several; at least one is given."""
-        return cls(sum(each.count for each in found), found[0].limit, found[0].unit)
+        return cls(sum(each.count for each in warnings), warnings[0].limit, warnings[0].unit)
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Return " (did you mean 'x'?)" for the closest valid name, or an empty string if none is close.
 
     A prefix of exactly one valid name is close to it, such as "de" to "de_DE", and so are the initials of its words,
     such as "lr" to "learning_rate".
     """
-    found = nearest_name(name, valid)
-    return "" if found is None else f" (did you mean '{found}'?)"
+    match = nearest_name(name, valid)
+    return "" if match is None else f" (did you mean '{match}'?)"
 
 
 def _initials(name: str) -> str:

@@ -74,7 +74,7 @@ def drawable(text: str) -> bool:
     return set(map(ord, text)) <= set(get_font(findfont(FONT)).get_charmap())
 
 
-def shown_label(text: str, longest: int) -> str:
+def label_text(text: str, longest: int) -> str:
     """Return a text as a label: what the font lacks and what is invisible is escaped, and a long one is cut.
 
     Args:
@@ -129,7 +129,7 @@ def draw_heat_map(
 def write_beside(
     axes: Axes,
     text: str,
-    place: tuple[float, float],
+    anchor: tuple[float, float],
     points: tuple[float, float],
     *,
     size: float = 9.0,
@@ -138,7 +138,7 @@ def write_beside(
 ) -> None:
     """Write a small text at a distance in points from a place in fractions of the axes."""
     axes.annotate(
-        text, place, points, xycoords="axes fraction", textcoords="offset points", fontsize=size, color=FAINT,
+        text, anchor, points, xycoords="axes fraction", textcoords="offset points", fontsize=size, color=FAINT,
         va=va, rotation=rotation,
     )  # fmt: skip
 
@@ -193,5 +193,5 @@ def draw_legend(
     """
     half = LONGEST_NAME // 2
     names = [name if len(name) <= LONGEST_NAME else f"{name[: half - 1]}…{name[-half:]}" for name, _ in lines]
-    labels = [shown_label(name, longest=2 * LONGEST_NAME) for name in names]
+    labels = [label_text(name, longest=2 * LONGEST_NAME) for name in names]
     axes.legend([line for _, line in lines], labels, loc=corner, fontsize=9, labelcolor=INK, edgecolor=EDGE)

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import GenericAlias, UnionType
 from typing import Any, TypeVar
 
-from clearhead.base.errors import MOST_FAULTS, InputError, Message, Reference, argument, nearest_name, shortened
-from clearhead.base.leftovers import temporary_beside
+from clearhead.base.errors import MOST_FAULTS, InputError, Message, MessageReference, argument, nearest_name, shorten
+from clearhead.base.temporary_files import temporary_path
 
 # Bytes: of any file that is read whole, of a vocabulary, and of any other JSON file.
 LARGEST_FILE, LARGEST_VOCABULARY, LARGEST_JSON = 2**28, 2**26, 2**24
@@ -42,7 +42,7 @@ def cache_root() -> Path:
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path to write, and put the file in the place of `path` once it is complete and on the disk."""
-    temporary = temporary_beside(path)
+    temporary = temporary_path(path)
     try:
         yield temporary
         sync(temporary)
@@ -129,7 +129,7 @@ def write_output(path: Path, text: str, *, force: bool) -> None:
         raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def absent(path: Path, what: str = "file", others: Iterable[str] = ()) -> str:
+def explain_absent(path: Path, what: str = "file", others: Iterable[str] = ()) -> str:
     """Say that a path leads nowhere: where it ends, which for a relative one says where it was looked up.
 
     Args:
@@ -161,7 +161,7 @@ def refuse_absent(path: Path, what: str = "folder", *, expected: str = "") -> No
         InputError: nothing is there.
     """
     if not path.exists():
-        raise InputError(f"{path}: {absent(path, what, runs_nearby())}{expected and f'; expected {expected}'}")
+        raise InputError(f"{path}: {explain_absent(path, what, runs_nearby())}{expected and f'; expected {expected}'}")
 
 
 def _meant(name: str, path: Path, others: Iterable[str]) -> str:
@@ -198,10 +198,10 @@ def read_typed(path: Path, kind: type[T], *, what: str) -> T:
     Raises:
         InputError: as for `read_json`, or values of other types or out of range.
     """
-    return typed(read_json_object(path, what=what), kind, name=str(path))
+    return convert_json(read_json_object(path, what=what), kind, name=str(path))
 
 
-def typed(content: object, kind: type[T] | GenericAlias | UnionType, *, name: str) -> T:
+def convert_json(content: object, kind: type[T] | GenericAlias | UnionType, *, name: str) -> T:
     """Return parsed JSON as a type, without conversions but from lists to tuples.
 
     Args:
@@ -222,10 +222,10 @@ def typed(content: object, kind: type[T] | GenericAlias | UnionType, *, name: st
         expectations: dict[Message, list[str]] = {}
         for fault in error.errors(include_url=False)[:MOST_FAULTS]:
             address, received = _address(fault["loc"], content)
-            shown = _JSON_NAMES.get(type(received)) or shortened(repr(received), 60)
+            shown = _JSON_NAMES.get(type(received)) or shorten(repr(received), 60)
             expected = _EXPECTED.get(fault["type"]) or fault["msg"].removeprefix("Input should be ").lower()
             message = "but it is missing" if fault["type"] == "missing" else f"expected {expected}, got {shown}"
-            where = Message(f"{name}: ", Reference("field", address), ": " if address else "")
+            where = Message(f"{name}: ", MessageReference("field", address), ": " if address else "")
             expectations.setdefault(where, []).append(message)
         # Of several types that a value may have, pydantic reports each.
         faults = [where + "; or ".join(messages) for where, messages in expectations.items()]
@@ -370,7 +370,7 @@ def open_model_file(path: Path, *, what: str) -> Iterator[BufferedReader]:
                 raise InputError(f"{path}: expected {what}, but it is no regular file")
             yield file
     except FileNotFoundError:
-        raise InputError(f"{path}: expected {what}, but {absent(path)}") from None
+        raise InputError(f"{path}: expected {what}, but {explain_absent(path)}") from None
     except (OSError, ValueError) as error:
         if isinstance(error, InputError):
             raise
@@ -411,7 +411,7 @@ def read_model_text(path: Path, *, what: str, largest: int = LARGEST_JSON) -> st
     Raises:
         InputError: as for `read_model_file`, or it is not UTF-8 (with the line).
     """
-    return decoded(read_model_file(path, what=what, largest=largest), str(path))
+    return decode_text(read_model_file(path, what=what, largest=largest), str(path))
 
 
 def refuse_link_out(path: Path, directory: Path) -> None:
@@ -460,22 +460,22 @@ def read_text_file(path: Path, what: str) -> str:
     try:
         data = path.read_bytes()
     except FileNotFoundError:
-        raise InputError(f"{path}: {absent(path, what)}") from None
+        raise InputError(f"{path}: {explain_absent(path, what)}") from None
     except IsADirectoryError:
         raise InputError(f"{path} is a folder; expected a {what}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     if b"\0" in data:
-        raise binary(path)
-    return decoded(data, str(path))
+        raise binary_file_error(path)
+    return decode_text(data, str(path))
 
 
-def binary(name: object) -> InputError:
+def binary_file_error(name: object) -> InputError:
     """Return the error of a file, by its name, that has zero bytes, which no text has."""
     return InputError(f"{name}: expected text in UTF-8, but it has zero bytes, as binary files and UTF-16 have")
 
 
-def decoded(data: bytes, name: str) -> str:
+def decode_text(data: bytes, name: str) -> str:
     """Return bytes as text.
 
     Args:
@@ -489,7 +489,7 @@ def decoded(data: bytes, name: str) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         if b"\0" in data:
-            raise binary(name) from None
+            raise binary_file_error(name) from None
         line = data.count(b"\n", 0, error.start) + 1
         raise InputError(
             f"{name}:{line}: not valid UTF-8 (byte 0x{data[error.start]:02x}); save the file as UTF-8"

@@ -18,7 +18,7 @@ _VERSION = re.compile(r"[0-9][0-9A-Za-z.+-]{0,30}")
 
 
 @dataclass(frozen=True)
-class Format:
+class FileFormat:
     """A kind of files that later versions read; they carry `header`.
 
     Args:

@@ -81,7 +81,7 @@ def watching(watchers: Watchers) -> Iterator[None]:
     try:
         yield
     finally:
-        _WATCHING.set(tuple(one for one in _WATCHING.get() if one is not watchers))
+        _WATCHING.set(tuple(entry for entry in _WATCHING.get() if entry is not watchers))
 
 
 def is_watching() -> bool:

@@ -13,7 +13,7 @@ from typing import Final, Literal
 import psutil
 import torch
 
-from clearhead.base.arguments import no_device
+from clearhead.base.arguments import unknown_device_error
 from clearhead.base.errors import InputError, LackOfMemory
 from clearhead.base.printing import human_bytes
 
@@ -63,7 +63,7 @@ def choose_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise no_device(name) from None
+        raise unknown_device_error(name) from None
     count = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(device.type, 1)
     if (device.index or 0) >= count:
         raise InputError(f"there is no device '{name}' on this machine: use auto or cpu")
@@ -122,7 +122,7 @@ def free_memory(device: torch.device | None = None) -> int:
         device: whose memory; None, and every device without memory of its own: main memory.
     """
     if device is not None and device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0]) + _reserved(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + _reserved_bytes(device)
     free = [int(psutil.virtual_memory().available), *(free for _, free in _container_memory()), *_address_space()]
     return max(0, min(free))
 
@@ -137,7 +137,7 @@ def _address_space() -> Iterator[int]:
             yield limit - int(psutil.Process().memory_info().vms)
 
 
-def _reserved(device: torch.device) -> int:
+def _reserved_bytes(device: torch.device) -> int:
     """Return the bytes that torch holds of an accelerator and has not given to a tensor."""
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
@@ -153,19 +153,19 @@ def _container_memory() -> Iterator[tuple[int, int]]:
             root = _GROUPS / "memory" if kinds else _GROUPS
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if kinds else ("memory.max", "memory.current")
             # A container may not see the folder of its own path, but then the root is its own.
-            own = root / path.strip("/")
-            for folder in [own, *(one for one in own.parents if one.is_relative_to(root))]:
+            group = root / path.strip("/")
+            for folder in [group, *(parent for parent in group.parents if parent.is_relative_to(root))]:
                 # No limit is the word "max", or more than any machine has.
                 with contextlib.suppress(OSError, ValueError):
                     limit, used = (int((folder / name).read_text("ascii")) for name in names)
-                    yield limit, limit - used + _cached(folder)
+                    yield limit, limit - used + _cached_bytes(folder)
 
 
-def _cached(group: Path) -> int:
+def _cached_bytes(group: Path) -> int:
     """Return the bytes of files in memory that the system gives up when a group needs memory."""
     lines = (group / "memory.stat").read_text("ascii").splitlines()
-    found = dict(line.split()[:2] for line in lines)
-    return int(found.get("active_file", 0)) + int(found.get("inactive_file", 0))
+    fields = dict(line.split()[:2] for line in lines)
+    return int(fields.get("active_file", 0)) + int(fields.get("inactive_file", 0))
 
 
 def refuse_memory(needed: int, what: str, *, free: int | None = None, advice: str = "") -> None:

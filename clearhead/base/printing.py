@@ -25,14 +25,14 @@ class Printed:
         if len(line) <= WIDTH:
             return line
         # Closed, so that several of them in a list can be told apart.
-        parts = ",\n".join(f"  {name}={short(value)}" for name, value in self._shown().items())
+        parts = ",\n".join(f"  {name}={short(value)}" for name, value in self._fields_to_print().items())
         return block([f"{type(self).__name__}(", *f"{parts})".split("\n")])
 
     # pydantic's own is a line of any length.
     def __str__(self) -> str:
         return repr(self)
 
-    def _shown(self) -> Mapping[str, object]:
+    def _fields_to_print(self) -> Mapping[str, object]:
         """Return the parts to show: fields that are not at their defaults, or attributes that are not None."""
         return {name: value for name, value in vars(self).items() if name[:1] != "_" and not _is_default(self, name)}
 
@@ -76,12 +76,12 @@ def num_parameters(module: Any, *, only_trained: bool = False) -> int:
         module: such as that of a spec, built on "meta".
         only_trained: leaves out those without a gradient, as LoRA has them.
     """
-    return sum(part.numel() for part in module.parameters() if part.requires_grad or not only_trained)
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad or not only_trained)
 
 
 def one_line(value: Printed) -> str:
     """Return the parts of an object in one line of any length."""
-    return f"{type(value).__name__}({', '.join(f'{name}={short(part)}' for name, part in value._shown().items())})"
+    return f"{type(value).__name__}({', '.join(f'{name}={short(field)}' for name, field in value._fields_to_print().items())})"
 
 
 def _is_default(owner: object, name: str) -> bool:
@@ -112,7 +112,7 @@ def short(value: object) -> str:
             return repr(str(value))
         case Mapping():
             if all(isinstance(key, str | int) for key in value):
-                return f"{{{_items(f'{short(key)}: {short(part)}' for key, part in value.items())}}}"
+                return f"{{{_items(f'{short(key)}: {short(item)}' for key, item in value.items())}}}"
             return f"{{{len(value):,} entries}}"
         case list():
             return f"[{_items(map(short, value))}]"
@@ -148,14 +148,14 @@ def block(lines: Iterable[str], more: str = "") -> str:
         lines: each with its indentation; what follows a break is indented deeper.
         more: where the lines that are left out can be read.
     """
-    found: list[str] = []
+    wrapped: list[str] = []
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()) + 4)
-        found += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
-    if len(found) > MOST_LINES:
-        rest = len(found) - MOST_LINES + 1
-        found[MOST_LINES - 1 :] = [f"... {rest} more lines{f'; {more}' if more else ''}"]
-    return "\n".join(found)
+        wrapped += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    if len(wrapped) > MOST_LINES:
+        rest = len(wrapped) - MOST_LINES + 1
+        wrapped[MOST_LINES - 1 :] = [f"... {rest} more lines{f'; {more}' if more else ''}"]
+    return "\n".join(wrapped)
 
 
 def human_count(value: float | int) -> str:

@@ -37,7 +37,7 @@ _CURRENT: ContextVar[Display] = ContextVar("display", default=SILENT)
 
 
 @contextmanager
-def shown_by(display: Display) -> Iterator[None]:
+def use_display(display: Display) -> Iterator[None]:
     """Let a display show what is computed inside a with block."""
     token = _CURRENT.set(display)
     try:
@@ -61,7 +61,7 @@ def counter(what: Counted, notify: Notify | None = None) -> Notify:
     return notify or partial(update, what=what)
 
 
-def counted(batches: Iterable[BatchT], total: int) -> Iterator[BatchT]:
+def report_batches(batches: Iterable[BatchT], total: int) -> Iterator[BatchT]:
     """Yield batches, each reported as done when the next one is asked for.
 
     Args:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clearhead.base.commands import make_command, quote
-from clearhead.base.errors import InputError, shortened
-from clearhead.base.files import absent, file_inside, names_in, runs_nearby
+from clearhead.base.errors import InputError, shorten
+from clearhead.base.files import explain_absent, file_inside, names_in, runs_nearby
 
 CONFIG = "config.json"
 READ = (".json", ".txt", ".model", ".spm", ".jinja", ".safetensors")
@@ -118,11 +118,9 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
 
     name, _, revision = reference.partition("@")
     wanted = [*_WANTED, "*.bin"] if with_bin else list(_WANTED)
-    neither = (
-        f"{reference}: {absent(Path(name), 'folder', [*runs_nearby(), *_cached_names()])}; and the Hugging Face hub"
-    )
+    message_start = f"{reference}: {explain_absent(Path(name), 'folder', [*runs_nearby(), *_list_cached_names()])}; and the Hugging Face hub"
     try:
-        found = huggingface_hub.snapshot_download(
+        folder = huggingface_hub.snapshot_download(
             name, revision=revision or None, allow_patterns=wanted, ignore_patterns=list(_UNWANTED)
         )
     except errors.GatedRepoError:
@@ -130,35 +128,37 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
             f"{reference}: the Hugging Face hub restricts access to it: accept its terms there and set HF_TOKEN"
         ) from None
     except errors.RevisionNotFoundError:
-        raise InputError(f"{neither} has no revision '{revision}' of {name}") from None
+        raise InputError(f"{message_start} has no revision '{revision}' of {name}") from None
     except errors.RepositoryNotFoundError:
-        raise InputError(f"{neither} has no repository of that name; a private one needs HF_TOKEN") from None
+        raise InputError(f"{message_start} has no repository of that name; a private one needs HF_TOKEN") from None
     except (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled) as error:
         if isinstance(error.__cause__, errors.HfHubHTTPError):
             status = error.__cause__.response.status_code
-            raise InputError(f"{neither} answers with the error {status}, and its cache lacks it; try later") from None
+            raise InputError(
+                f"{message_start} answers with the error {status}, and its cache lacks it; try later"
+            ) from None
         is_off = huggingface_hub.constants.HF_HUB_OFFLINE
-        way = "is switched off by HF_HUB_OFFLINE" if is_off else "cannot be reached"
+        obstacle = "is switched off by HF_HUB_OFFLINE" if is_off else "cannot be reached"
         raise InputError(
-            f"{neither} {way}, and its cache lacks it: {'unset that' if is_off else 'connect'}, or name a run "
+            f"{message_start} {obstacle}, and its cache lacks it: {'unset that' if is_off else 'connect'}, or name a run "
             "directory, a saved model or a checkpoint's folder"
         ) from None
     except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:
-        raise InputError(f"{neither} cannot deliver it: {str(error).splitlines()[0]}") from None
+        raise InputError(f"{message_start} cannot deliver it: {str(error).splitlines()[0]}") from None
     except Exception as error:  # noqa: BLE001 what the client raises depends on what a server answers
-        raise InputError(f"{neither} {strange_answer(error)}") from None
-    if not with_bin and not any(Path(found).glob("*.safetensors")):
+        raise InputError(f"{message_start} {describe_strange_answer(error)}") from None
+    if not with_bin and not any(Path(folder).glob("*.safetensors")):
         _refuse_bin(name, revision or None, reference)
-    return Path(found)
+    return Path(folder)
 
 
-def strange_answer(error: Exception) -> str:
+def describe_strange_answer(error: Exception) -> str:
     """Return the end of a message about an error that the hub's client raises on a foreign answer."""
-    reason = shortened(" ".join(f"{type(error).__name__}: {error}".split()), 200)
+    reason = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
     return f"answers as no hub does ({reason}): check HF_ENDPOINT and the network's proxies"
 
 
-def _cached_names() -> list[str]:
+def _list_cached_names() -> list[str]:
     """Return the names of the repositories in the hub's cache."""
     from huggingface_hub import constants
 

@@ -23,7 +23,7 @@ from clearhead.checkpoints.reference import SPEC_FILE, ModelReference
 from clearhead.checkpoints.runs.directory import find_files
 from clearhead.checkpoints.weights.lora import LOW_RANK
 from clearhead.core import Transformer
-from clearhead.fast.stored import Format, formats_of, widen_weights
+from clearhead.fast.stored import StorageFormat, formats_of, widen_weights
 from clearhead.spec import Model
 
 Rows = Float[Tensor, "rows columns"]
@@ -58,7 +58,7 @@ class ModuleWeights(StoredWeights):
 
     def __init__(self, name: str, module: Transformer) -> None:
         self._tensors: dict[str, Tensor] = dict(widen_weights(module.state_dict()))
-        super().__init__(name, module.spec, {address: tuple(one.shape) for address, one in self._tensors.items()})
+        super().__init__(name, module.spec, {address: tuple(tensor.shape) for address, tensor in self._tensors.items()})
 
     def read_rows(self, address: str, rows: range) -> Rows:
         """Return rows of a tensor of the module."""
@@ -71,7 +71,7 @@ class FileWeights(StoredWeights):
 
     def __init__(self, name: str, model: Model, path: Path) -> None:
         self._files: TensorFiles = TensorFiles(path.parent, path.name)
-        self._formats: Mapping[str, Format] = formats_of(self._files)
+        self._formats: Mapping[str, StorageFormat] = formats_of(self._files)
         shapes = {}
         for address, header in self._files.headers.items():
             owner, _, last = address.rpartition(".")
@@ -106,21 +106,23 @@ class CheckpointWeights(StoredWeights):
     """
 
     def __init__(self, name: str, checkpoint: OpenCheckpoint) -> None:
-        self._found = checkpoint.found
+        self._file_tensors = checkpoint.file_tensors
         self._sources = {address: source for source in checkpoint.sources for address in source.bound.ours}
         self._pooled: Mapping[str, Tensor] = (
             {} if checkpoint.loaded.pooling is None else checkpoint.loaded.pooling.tensors
         )
-        self._numbers: dict[str, Tensor | None] = {}
-        self._held: dict[str, Tensor] = {}
+        self._row_numbers: dict[str, Tensor | None] = {}
+        self._whole_tensors: dict[str, Tensor] = {}
         module = checkpoint.loaded.module
-        super().__init__(name, module.spec, {address: tuple(one.shape) for address, one in module.state_dict().items()})
+        super().__init__(
+            name, module.spec, {address: tuple(tensor.shape) for address, tensor in module.state_dict().items()}
+        )
 
     def read_rows(self, address: str, rows: range) -> Rows:
         """Return rows from the files of the checkpoint."""
-        if address not in self._numbers:
-            self._numbers = dict(self._number_rows(address))
-        numbers = self._numbers.get(address)
+        if address not in self._row_numbers:
+            self._row_numbers = dict(self._number_rows(address))
+        numbers = self._row_numbers.get(address)
         if numbers is not None:
             return self._gather_rows(self._sources[address].names, numbers[rows.start : rows.stop])
         matrix = self._read_whole(address).reshape(matrix_shape(self.shapes[address]))
@@ -133,9 +135,9 @@ class CheckpointWeights(StoredWeights):
         Rules only move numbers, so a rule that takes the numbers of stored rows returns where its rows come from.
         """
         source = self._sources.get(address)
-        shapes = self._stored_shapes(() if source is None else source.names)
+        shapes = self._shapes_in_files(() if source is None else source.names)
         is_matrix = all(len(shape) > 1 for shape in shapes)
-        if source is None or not shapes or not is_matrix or isinstance(self._found.files, PackedFiles):
+        if source is None or not shapes or not is_matrix or isinstance(self._file_tensors.files, PackedFiles):
             yield address, None
             return
         numbers = [
@@ -151,31 +153,31 @@ class CheckpointWeights(StoredWeights):
             has_rows = index < len(moved) and len(shape) > 1 and moved[index].shape == (*shape[:-1], 1)
             yield ours, moved[index].flatten() if has_rows else None
 
-    def _stored_shapes(self, names: Sequence[str]) -> list[tuple[int, ...]]:
-        found = self._found
-        return [found.files.headers[found.names[name]].shape for name in names]
+    def _shapes_in_files(self, names: Sequence[str]) -> list[tuple[int, ...]]:
+        file_tensors = self._file_tensors
+        return [file_tensors.files.headers[file_tensors.names[name]].shape for name in names]
 
     def _gather_rows(self, names: Sequence[str], numbers: Tensor) -> Rows:
         """Read stored rows by their numbers, consecutive ones together."""
-        starts = _starts(self._stored_shapes(names))
+        starts = _starts(self._shapes_in_files(names))
         runs = []
         for run in numbers.tensor_split((numbers.diff() != 1).nonzero().flatten() + 1):
             index = bisect.bisect_right(starts, int(run[0])) - 1
             first = int(run[0]) - starts[index]
-            stored = self._found.names[names[index]]
-            runs.append(self._found.files.read_rows(stored, range(first, first + len(run))).float())
+            stored = self._file_tensors.names[names[index]]
+            runs.append(self._file_tensors.files.read_rows(stored, range(first, first + len(run))).float())
         return runs[0] if len(runs) == 1 else torch.cat(runs)
 
     def _read_whole(self, address: str) -> Tensor:
         if address in self._pooled:
             return self._pooled[address]
-        if address in self._held:
-            return self._held[address]
+        if address in self._whole_tensors:
+            return self._whole_tensors[address]
         source = self._sources[address]
-        self._held = {}
-        tensors = dict(zip(source.bound.ours, self._found.read(source, is_kept=False), strict=True))
-        if not source.bound.is_view or isinstance(self._found.files, PackedFiles):
-            self._held = tensors
+        self._whole_tensors = {}
+        tensors = dict(zip(source.bound.ours, self._file_tensors.read(source, is_kept=False), strict=True))
+        if not source.bound.is_view or isinstance(self._file_tensors.files, PackedFiles):
+            self._whole_tensors = tensors
         return tensors[address]
 
 

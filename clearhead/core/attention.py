@@ -107,12 +107,12 @@ class Attention(HookPoints):
         choice = self.spec.query_key_norm
         is_late = choice is not None and choice.after_rotation
         if not is_late:
-            query, key = normed(self.query_norm, query, choice), normed(self.key_norm, key, choice)
+            query, key = norm_heads(self.query_norm, query, choice), norm_heads(self.key_norm, key, choice)
         if (rotary := self.spec.position) is not None:
             cos, sin = self.angles(rotary, context)
             query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         if is_late:
-            query, key = normed(self.query_norm, query, choice), normed(self.key_norm, key, choice)
+            query, key = norm_heads(self.query_norm, query, choice), norm_heads(self.key_norm, key, choice)
         return query, key
 
     def angles(self, rotary: spec.Rotary, context: Context) -> tuple[Tensor, Tensor]:
@@ -133,8 +133,8 @@ class MemoryAttention(Attention):
     """Cross-attention: keys and values are computed once for each source sentence, and shared by its rows (beams)."""
 
     def forward(self, x_BTD: States, context: Context) -> States:
-        query = normed(self.query_norm, self.split(self.query(x_BTD)), self.spec.query_key_norm)
-        query, (key, value) = self.point("queries", query), self.remembered(context)
+        query = norm_heads(self.query_norm, self.split(self.query(x_BTD)), self.spec.query_key_norm)
+        query, (key, value) = self.point("queries", query), self.memory_keys_values(context)
         beams = len(query) // len(key)
         if beams > 1 and self.is_watched("scores", "weights"):  # a watcher sees each row by itself
             key, value = key.repeat_interleave(beams, 0), value.repeat_interleave(beams, 0)
@@ -145,15 +145,15 @@ class MemoryAttention(Attention):
         mixed = self.attend(query.unflatten(0, (-1, beams)).transpose(1, 2).flatten(2, 3), key, value, context)
         return self.merge(mixed.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1))
 
-    def remembered(self, context: Context) -> tuple[Keys, Keys]:
+    def memory_keys_values(self, context: Context) -> tuple[Keys, Keys]:
         """Return keys and values of the memory: those of the cache, or new ones that the cache keeps."""
-        name, kept = (self, context.depth), {} if context.cache is None else context.cache.memory_attention
-        if name not in kept:
+        name, cached = (self, context.depth), {} if context.cache is None else context.cache.memory_attention
+        if name not in cached:
             assert context.memory is not None
             key, value = self.split(self.key(context.memory)), self.split(self.value(context.memory))
-            key = normed(self.key_norm, key, self.spec.query_key_norm)
-            kept[name] = self.point("keys", key), self.point("values", value)
-        return kept[name]
+            key = norm_heads(self.key_norm, key, self.spec.query_key_norm)
+            cached[name] = self.point("keys", key), self.point("values", value)
+        return cached[name]
 
     def mask(self, context: Context) -> MayAttend | None:
         return None if context.memory_mask is None else context.memory_mask[:, None, None, :]
@@ -192,7 +192,7 @@ def repeat_heads(x: Keys, num_heads: int) -> Float[Tensor, "batch heads keys hea
     return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
 
 
-def normed(norm: nn.Module, x_BHTE: Heads, choice: spec.QueryKeyNorm | None) -> Heads:
+def norm_heads(norm: nn.Module, x_BHTE: Heads, choice: spec.QueryKeyNorm | None) -> Heads:
     """Return queries or keys normed over each head, or over all heads of a token together."""
     x_BTHE = x_BHTE.transpose(1, 2)
     if choice is None or choice.over == "head":

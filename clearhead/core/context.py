@@ -15,7 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor, nn
 
 from clearhead import spec
-from clearhead.base.arguments import check_tensor, explained
+from clearhead.base.arguments import check_tensor, explain_types
 from clearhead.base.errors import InputError
 from clearhead.base.printing import Printed
 from clearhead.core.kernels.key_values import KeyValues
@@ -68,11 +68,11 @@ class Masking:
             masks.append(self.key_mask[:, None, :])
         if self.documents is not None:
             masks.append(self.documents[:, first:][:, rows, None] == self.documents[:, None, :])
-        by_head = [one[:, None] for one in masks] + ([] if self.allowed is None else [self.allowed])
+        by_head = [each[:, None] for each in masks] + ([] if self.allowed is None else [self.allowed])
         return reduce(torch.logical_and, by_head) if by_head else None
 
 
-@explained
+@explain_types
 class Cache(Printed):
     """What a decoder keeps between calls; it grows by the tokens of each call.
 
@@ -89,7 +89,7 @@ class Cache(Printed):
         # By the attention and the depth it runs at: layers that share their weights still see different states.
         self.self_attention: defaultdict[tuple[nn.Module, int], KeyValues] = defaultdict(KeyValues)
         self.memory_attention: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
-        self.kept: defaultdict[tuple[nn.Module, int], dict[str, Tensor]] = defaultdict(dict)  # of own parts, by name
+        self.states: defaultdict[tuple[nn.Module, int], dict[str, Tensor]] = defaultdict(dict)  # of own parts, by name
         self.length: int = 0
         self.mask: Bool[Tensor, "rows keys"] | None = None
         self.memory_mask: Bool[Tensor, "sentences keys"] | None = None
@@ -107,15 +107,15 @@ class Cache(Printed):
         """Reorder, drop or repeat rows, and sentences if given: each new one is named by the old one it continues."""
         for entry in self.self_attention.values():
             entry.select(rows)
-        for kept in self.kept.values():
-            kept.update({name: tensor[rows] for name, tensor in kept.items()})
+        for tensors in self.states.values():
+            tensors.update({name: tensor[rows] for name, tensor in tensors.items()})
         if self.mask is not None:
             self.mask = self.mask[rows]
         if isinstance(self.total_length, Tensor):
             self.total_length = self.total_length[rows]
         if memory_rows is not None:
-            for place, (key, value) in self.memory_attention.items():
-                self.memory_attention[place] = (key[memory_rows], value[memory_rows])
+            for owner, (key, value) in self.memory_attention.items():
+                self.memory_attention[owner] = (key[memory_rows], value[memory_rows])
             if self.memory_mask is not None:
                 self.memory_mask = self.memory_mask[memory_rows]
 
@@ -158,6 +158,6 @@ class Context:
         masking = Masking(ids.shape[1], keys, mask, documents)
         return cls(masking, positions[:, first:], positions, memory, memory_mask, cache, total_length)
 
-    def kept(self, module: nn.Module) -> dict[str, Tensor]:
+    def cached_tensors(self, module: nn.Module) -> dict[str, Tensor]:
         """Return the tensors [batch, ...] that a module keeps for the next call; it replaces them."""
-        return {} if self.cache is None else self.cache.kept[module, self.depth]
+        return {} if self.cache is None else self.cache.states[module, self.depth]

@@ -87,14 +87,14 @@ class Embedding(PrintedModule, nn.Module):
     def __init__(self, width: int, embedding: spec.Embedding) -> None:
         super().__init__()
         rows_width, projection, table = embedding.width or width, embedding.projection, embedding.table
-        self.place = projection.place if projection else "after_norm"
+        self.project_at = projection.place if projection else "after_norm"
         self.scale: float = embedding.scale
         self.is_scale_rounded: bool = embedding.scale_rounding == "weights"
         self.table: Table | None = Table(table.rows, rows_width) if isinstance(table, spec.Table) else None
         self.word_norm: nn.Module = build_norm(rows_width, embedding.word_norm)
         self.segments: Table | None = Table(embedding.num_segments, rows_width) if embedding.num_segments else None
         self.position: nn.Module | None = build_position(rows_width, embedding.position)
-        self.norm: nn.Module = build_norm(width if self.place == "before_norm" else rows_width, embedding.norm)
+        self.norm: nn.Module = build_norm(width if self.project_at == "before_norm" else rows_width, embedding.norm)
         self.projection: nn.Module = nn.Linear(rows_width, width, bias=projection.bias) if projection else nn.Identity()
         self.dropout: nn.Dropout = nn.Dropout(embedding.dropout)
 
@@ -119,5 +119,5 @@ class Embedding(PrintedModule, nn.Module):
             raise InputError("segments were given, but this model has no table of segments (num_segments is 0)")
         if self.position is not None:
             x_BTD = x_BTD + self.position(position_BT, limit).to(x_BTD.dtype)
-        x_BTD = self.norm(self.projection(x_BTD) if self.place == "before_norm" else x_BTD)
-        return self.dropout(self.projection(x_BTD) if self.place == "after_norm" else x_BTD)
+        x_BTD = self.norm(self.projection(x_BTD) if self.project_at == "before_norm" else x_BTD)
+        return self.dropout(self.projection(x_BTD) if self.project_at == "after_norm" else x_BTD)

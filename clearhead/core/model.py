@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.base.arguments import check_tensor, checked, explained
+from clearhead.base.arguments import check_tensor, check_types, explain_types
 from clearhead.base.errors import InputError
 from clearhead.base.hooks import HookPoints
 from clearhead.base.printing import Printed
@@ -33,7 +33,7 @@ class Output(Printed):
     memory: Memory | None = None  # the output of the encoder, for the decoder
 
 
-@explained
+@explain_types
 class Transformer(HookPoints):
     """A Transformer of any of the three families, as its spec describes it; see `build`."""
 
@@ -125,7 +125,7 @@ class Transformer(HookPoints):
     def max_positions(self) -> int | None:
         """The longest sequence that every stack has positions for; None: no limit."""
         positions = [stack.embedding.position for stack in (self.spec.encoder, self.spec.decoder) if stack]
-        return min((place.rows - place.offset for place in positions if isinstance(place, spec.Learned)), default=None)
+        return min((table.rows - table.offset for table in positions if isinstance(table, spec.Learned)), default=None)
 
     @property
     def num_source_ids(self) -> int:
@@ -163,7 +163,7 @@ class Transformer(HookPoints):
         return Output(output.hidden, self.point("logits", self.head(output.hidden, mask)), output.memory)
 
 
-@checked
+@check_types
 def build(model: spec.Model, *, device: torch.device | str = "cpu") -> Transformer:
     """Build a model with weights from torch's global generator; on "meta" nothing is allocated and nothing drawn.
 

@@ -70,10 +70,10 @@ class Ragged:
         lengths = self.offsets[rows + 1] - starts
         return Ragged.of(self.ids[positions(lengths) + np.repeat(starts, lengths)], lengths)
 
-    def keep(self, kept: Bool[ndarray, " tokens"]) -> Ragged:
+    def keep(self, mask: Bool[ndarray, " tokens"]) -> Ragged:
         """Return all rows without the ids that are not kept."""
-        counts = np.bincount(self.row_numbers[kept], minlength=len(self))
-        return Ragged.of(self.ids[kept], counts.astype(np.int64))
+        counts = np.bincount(self.row_numbers[mask], minlength=len(self))
+        return Ragged.of(self.ids[mask], counts.astype(np.int64))
 
     def truncate(self, lengths: Rows, keep: Bool[ndarray, " rows"]) -> Ragged:
         """Return the rows to keep, each with its first ids only.
@@ -107,11 +107,13 @@ def pack(rows: Sequence[Sequence[int]], dtype: np.dtype[Any]) -> Ragged:
 
 def encode_texts(texts: Sequence[str], tokenizer: Tokenizer) -> Ragged:
     """Return the ids of each text, without special ids."""
-    parts = [
+    chunks = [
         pack(tokenizer.encode_batch(texts[start : start + _CHUNK_TEXTS]), id_dtype(tokenizer))
         for start in range(0, len(texts), _CHUNK_TEXTS)
     ]
-    return Ragged.of(np.concatenate([part.ids for part in parts]), np.concatenate([part.lengths for part in parts]))
+    return Ragged.of(
+        np.concatenate([chunk.ids for chunk in chunks]), np.concatenate([chunk.lengths for chunk in chunks])
+    )
 
 
 def fitting_lengths(lengths: Sequence[Rows], room: int) -> list[Rows]:

@@ -14,12 +14,12 @@ from typing import TypeVar
 
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.base.files import cache_root, sync
-from clearhead.base.formats import Format
+from clearhead.base.formats import FileFormat
 
 EntryT = TypeVar("EntryT")
 
 # Its number rises with every change of how something is made as well: older entries are then no longer found.
-FORMAT = Format("a store of prepared data", 5, "prepare the data again")
+FORMAT = FileFormat("a store of prepared data", 5, "prepare the data again")
 _STALE_SECONDS = 24 * 3600
 
 

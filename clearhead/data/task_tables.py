@@ -9,15 +9,15 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import Field
 
 from clearhead.data.sources.examples import ListedExamples
-from clearhead.data.sources.run_file_tables import Form, Section, parse_table
-from clearhead.data.sources.tables import Examples, Share, Table
+from clearhead.data.sources.run_file_tables import Form, RunFileSection, parse_table
+from clearhead.data.sources.tables import DataTable, Examples, Share
 from clearhead.data.sources.texts import TextRows
 from clearhead.spec.tasks.base import Family, Value
 from clearhead.spec.tasks.record import TaskKind
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 
 
-class TaskSection(Section):
+class TaskSection(RunFileSection):
     """The [task] table: the kind of the task, the initial model, and the keys of one kind.
 
     A key whose default depends on other keys is None, and `defaults` decides it.
@@ -59,7 +59,7 @@ class PooledSection(TaskSection):
         return {"pool": "mean" if family == "encoder" else "last"}
 
 
-class DataSection(Section):
+class DataSection(RunFileSection):
     """The [data] table: training and validation data, and the keys of one kind of task.
 
     A number for `valid` holds out that share of `train`: rows of a table are drawn at random and by label, equal texts
@@ -150,7 +150,7 @@ class TaskData:
     data: type[DataSection] = DataSection
     streams: bool = False
     labelled: Callable[[Mapping[str, Any], LabelledExamples | None], LabelledExamples] | None = None
-    read: Callable[[Any, Share, Mapping[str, Any]], Table] | None = None
+    read: Callable[[Any, Share, Mapping[str, Any]], DataTable] | None = None
     num_signs: Callable[[int], int] = lambda length: 0
 
     def hold_out(self, examples: Examples, share: float, task: Mapping[str, Any]) -> set[int]:
@@ -194,5 +194,5 @@ def data_of(kind: str) -> TaskData:
     Raises:
         InputError: there is none, or the package that has it cannot be imported.
     """
-    data: TaskData = find(kind).part("data").DATA
+    data: TaskData = find_task(kind).module("data").DATA
     return data

@@ -27,7 +27,7 @@ from typing import Final, Protocol, runtime_checkable
 
 SPARE: Final = 0.3
 """Others may take so much of a processor before threads sleep while they wait."""
-LONG: Final = 10
+LOOKS_BEFORE_MESSAGE: Final = 10
 """After so many looks in a row that find too few processors, one sentence says so."""
 FIRST_TRIAL, LAST_TRIAL = 4, 64
 """Threads that sleep wait busily again for one look after so many, and then after twice as many each time.
@@ -49,18 +49,18 @@ def adapt_waiting() -> None:
     """
     if sys.platform == "linux" and not any(name in os.environ for name in _CHOSEN_BY):
         # A forked child has no threads of its parent.
-        _watch(os.getpid())
+        _start_watching(os.getpid())
 
 
 @functools.cache
-def _watch(_process: int) -> None:
-    threading.Thread(target=_look_on, name="clearhead waiting", daemon=True).start()
+def _start_watching(_process: int) -> None:
+    threading.Thread(target=_watch_load, name="clearhead waiting", daemon=True).start()
 
 
-def _look_on() -> None:
+def _watch_load() -> None:
     # RuntimeError: no thread can be started, as when the program ends.
     with contextlib.suppress(OSError, ValueError, IndexError, RuntimeError):
-        waiting, before = Waiting(OpenMP()), Usage.now()
+        waiting, before = SpinPolicy(OpenMP()), Usage.now()
         while True:
             time.sleep(_SECONDS)
             now = Usage.now()
@@ -80,7 +80,7 @@ class Usage:
 
     time: float
     busy: float
-    own: float
+    own_process: float
 
     @classmethod
     def now(cls) -> Usage:
@@ -100,7 +100,7 @@ class Usage:
 
     def others_since(self, before: Usage) -> float:
         """Return how many processors other programs used since an earlier look, 0 or more."""
-        others = self.busy - before.busy - (self.own - before.own)
+        others = self.busy - before.busy - (self.own_process - before.own_process)
         return max(0.0, others / max(1e-9, self.time - before.time))
 
 
@@ -119,7 +119,7 @@ class Threads(Protocol):
         """Let them wait busily again."""
 
 
-class Waiting:
+class SpinPolicy:
     """Decides how threads wait by what other programs use.
 
     Args:
@@ -151,23 +151,23 @@ class Waiting:
             self._spin()
             self._trial = min(2 * self._trial, LAST_TRIAL)
         self._slept += 1
-        if self._looks == LONG:
-            self._say(others, processors)
+        if self._looks == LOOKS_BEFORE_MESSAGE:
+            self._log_slowdown(others, processors)
 
     def _spin(self) -> None:
         if self._asleep:
             self._threads.spin()
         self._asleep = None
 
-    def _say(self, others: float, processors: int) -> None:
-        found = f"other programs use {others:.1f} of the {processors} processors"
+    def _log_slowdown(self, others: float, processors: int) -> None:
+        observation = f"other programs use {others:.1f} of the {processors} processors"
         if self._asleep is not False:
-            _LOGGER.info("%s, so this takes longer than it would alone", found)
+            _LOGGER.info("%s, so this takes longer than it would alone", observation)
         else:
             _LOGGER.warning(
                 "%s, and threads that wait busily for each other lose far more than that: start anew with the "
                 "environment variable OMP_WAIT_POLICY=passive, or with one thread",
-                found,
+                observation,
             )
 
 
@@ -180,12 +180,12 @@ class OpenMP:
     @property
     def count(self) -> int:
         """How many work together; 1 before PyTorch is imported."""
-        found = getattr(sys.modules.get("torch"), "get_num_threads", None)
-        if found is None:
+        count_threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
+        if count_threads is None:
             return 1
         # PyTorch counts for each thread; a new one has the number that was set last.
         with ThreadPoolExecutor(1) as fresh:
-            return int(fresh.submit(found).result())
+            return int(fresh.submit(count_threads).result())
 
     def sleep(self) -> bool:
         """Add threads that sleep, until the library has more of them than processors."""
@@ -197,12 +197,12 @@ class OpenMP:
         nothing = ctypes.cast(library.omp_get_thread_num, ctypes.c_void_p)
         count = len(os.sched_getaffinity(0)) + 1
 
-        def keep() -> None:
+        def hold_team() -> None:
             library.GOMP_parallel(nothing, None, count, 0)
             ended.wait()
 
         # A thread's own team of threads ends with it.
-        threading.Thread(target=keep, name="clearhead asleep", daemon=True).start()
+        threading.Thread(target=hold_team, name="clearhead asleep", daemon=True).start()
         return True
 
     def spin(self) -> None:

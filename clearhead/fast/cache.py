@@ -17,7 +17,7 @@ from clearhead.fast.native.abi import Keys
 from clearhead.fast.stored import LARGEST
 
 TINY: Final = torch.finfo(torch.float32).tiny
-ROOM: Final = 64
+SPARE_KEYS: Final = 64
 """Keys that fit behind those of joined caches before a buffer grows."""
 
 
@@ -59,8 +59,8 @@ class IndexedCache(Cache):
     def extend_row_index(self, rows: int) -> Int[Tensor, "rows keys"] | None:
         """Count the keys of the newest token in the index, and return it."""
         if self.row_index is not None and self.row_index.shape[1] < self.length:
-            own_R1 = torch.arange(rows, dtype=torch.int32)[:, None]
-            self.row_index = torch.cat([self.row_index, own_R1.expand(-1, self.length - self.row_index.shape[1])], 1)
+            row_R1 = torch.arange(rows, dtype=torch.int32)[:, None]
+            self.row_index = torch.cat([self.row_index, row_R1.expand(-1, self.length - self.row_index.shape[1])], 1)
         return self.row_index
 
     def gather(self) -> None:
@@ -68,41 +68,43 @@ class IndexedCache(Cache):
         self.is_by_index = False
         if self.row_index is not None:
             row_index_RS, self.row_index = self.row_index.long(), None
-            places: dict[tuple[int, ...], Tensor] = {}  # layers of one shape share them
+            flat_indices: dict[tuple[int, ...], Tensor] = {}  # layers of one shape share them
             for entry in (*self.self_attention.values(), *self.scales.values()):
                 assert entry.buffer is not None
                 shape = tuple(entry.buffer.shape[:4])
-                if shape not in places:
-                    places[shape] = _places(shape, row_index_RS)
-                kept = entry.buffer.reshape(-1, entry.buffer.shape[4]).index_select(0, places[shape].flatten())
-                entry.buffer = kept.view(*places[shape].shape, -1)
+                if shape not in flat_indices:
+                    flat_indices[shape] = _flat_indices(shape, row_index_RS)
+                gathered = entry.buffer.reshape(-1, entry.buffer.shape[4]).index_select(
+                    0, flat_indices[shape].flatten()
+                )
+                entry.buffer = gathered.view(*flat_indices[shape].shape, -1)
         if self.memory_row_index is not None:
             rows, self.memory_row_index = self.memory_row_index.long(), None
-            for place, (key, value) in self.memory_attention.items():
-                self.memory_attention[place] = (key[rows], value[rows])
+            for layer, (key, value) in self.memory_attention.items():
+                self.memory_attention[layer] = (key[rows], value[rows])
 
     def convert(self, dtype: torch.dtype) -> None:
         """Bring the keys and values that there are into a dtype; those of a memory have 16 bits at least.
 
         In 8 bits each key and each value has a scale of its own for each head.
         """
-        for place, entry in self.self_attention.items():
+        for layer, entry in self.self_attention.items():
             assert entry.buffer is not None
             if entry.buffer.dtype == dtype:
                 continue
-            if place in self.scales:
-                scale = self.scales.pop(place).buffer
+            if layer in self.scales:
+                scale = self.scales.pop(layer).buffer
                 assert scale is not None
                 entry.buffer = entry.buffer * scale
             if dtype == torch.int8:
-                scales = self.scales[place]
+                scales = self.scales[layer]
                 scales.length, scales.buffer = entry.length, entry.buffer.float().abs().amax(-1, True) / LARGEST
                 # One of zeros has no scale; its integers are zeros.
                 entry.buffer = (entry.buffer / scales.buffer.clamp(min=TINY)).round()
             entry.buffer = entry.buffer.to(dtype)
-        of_memory = torch.bfloat16 if dtype == torch.int8 else dtype
-        for place, (key, value) in self.memory_attention.items():
-            self.memory_attention[place] = (key.to(of_memory), value.to(of_memory))
+        memory_dtype = torch.bfloat16 if dtype == torch.int8 else dtype
+        for layer, (key, value) in self.memory_attention.items():
+            self.memory_attention[layer] = (key.to(memory_dtype), value.to(memory_dtype))
 
     @property
     def device(self) -> torch.device:
@@ -133,7 +135,7 @@ class IndexedCache(Cache):
     @property
     def is_separable(self) -> bool:
         """True if rows can be taken out of the cache: it has keys, and custom modules keep nothing in it."""
-        return not self.kept and bool(self.self_attention)
+        return not self.states and bool(self.self_attention)
 
     @property
     def row_lengths(self) -> list[int]:
@@ -146,7 +148,7 @@ class IndexedCache(Cache):
         return rows if buffer is None else buffer.shape[1]
 
 
-def each_row(cache: IndexedCache, lengths: Sequence[int], of_memory: Sequence[int] | None) -> list[IndexedCache]:
+def split_rows(cache: IndexedCache, lengths: Sequence[int], source_lengths: Sequence[int] | None) -> list[IndexedCache]:
     """Return a cache for each row of one whose rows end together, with views of its keys and values.
 
     Args:
@@ -156,7 +158,7 @@ def each_row(cache: IndexedCache, lengths: Sequence[int], of_memory: Sequence[in
     """
     cache.gather()
     return [
-        _view_row(cache, row, length, None if of_memory is None else of_memory[row])
+        _view_row(cache, row, length, None if source_lengths is None else source_lengths[row])
         for row, length in enumerate(lengths)
     ]
 
@@ -169,15 +171,15 @@ def copy_row(cache: IndexedCache, row: int) -> IndexedCache:
         row: the index of the row.
     """
     cache.gather()
-    of_memory = int(cache.memory_masks[row].sum()) if cache.memory_attention else None
-    copy = _view_row(cache, row, cache.row_lengths[row], of_memory)
+    source_length = int(cache.memory_masks[row].sum()) if cache.memory_attention else None
+    copy = _view_row(cache, row, cache.row_lengths[row], source_length)
     for entry in (*copy.self_attention.values(), *copy.scales.values()):
         assert entry.buffer is not None
         entry.buffer = entry.buffer.clone()
     return copy
 
 
-def _view_row(cache: IndexedCache, row: int, length: int, of_memory: int | None) -> IndexedCache:
+def _view_row(cache: IndexedCache, row: int, length: int, source_length: int | None) -> IndexedCache:
     """Return a cache of views: the last `length` keys of one row, and its first `of_memory` keys of the source."""
     row_slice, total = slice(row, row + 1), cache.total_length
     view = IndexedCache(total[row_slice] if isinstance(total, Tensor) else total)
@@ -186,14 +188,14 @@ def _view_row(cache: IndexedCache, row: int, length: int, of_memory: int | None)
         for address, entry in getattr(cache, name).items():
             copied = getattr(view, name)[address]
             copied.length, copied.buffer = length, entry.buffer[:, row_slice, :, entry.length - length : entry.length]
-    if of_memory is not None:
-        view.memory_mask = cache.memory_masks[row_slice, :of_memory]
+    if source_length is not None:
+        view.memory_mask = cache.memory_masks[row_slice, :source_length]
         for address, (key, value) in cache.memory_attention.items():
-            view.memory_attention[address] = (key[row_slice, :, :of_memory], value[row_slice, :, :of_memory])
+            view.memory_attention[address] = (key[row_slice, :, :source_length], value[row_slice, :, :source_length])
     return view
 
 
-def _places(shape: tuple[int, ...], row_index_RS: Int[Tensor, "rows keys"]) -> Int[Tensor, "2 rows heads keys"]:
+def _flat_indices(shape: tuple[int, ...], row_index_RS: Int[Tensor, "rows keys"]) -> Int[Tensor, "2 rows heads keys"]:
     """Return where the keys and values of each row lie in a buffer [2, rows, heads, capacity], flattened."""
     _, rows, heads, capacity = shape
     two, head = torch.arange(2)[:, None, None, None], torch.arange(heads)[:, None]
@@ -201,7 +203,7 @@ def _places(shape: tuple[int, ...], row_index_RS: Int[Tensor, "rows keys"]) -> I
     return ((two * rows + row_index_RS[:, None]) * heads + head) * capacity + key
 
 
-def joined(caches: Sequence[Cache]) -> IndexedCache:
+def concat_caches(caches: Sequence[Cache]) -> IndexedCache:
     """Return one cache with the rows of several, which are no longer used; every row ends at its newest key.
 
     Keys in front of the first token of every row are left out; padding is masked, in front of the tokens of a row and
@@ -210,45 +212,45 @@ def joined(caches: Sequence[Cache]) -> IndexedCache:
     Args:
         caches: of one model, each with rows that have been read.
     """
-    own = [cache for cache in caches if isinstance(cache, IndexedCache)]
-    assert len(own) == len(caches), "only indexed caches can be joined"
-    return _joined(own)
+    indexed = [cache for cache in caches if isinstance(cache, IndexedCache)]
+    assert len(indexed) == len(caches), "only indexed caches can be joined"
+    return _concat_indexed(indexed)
 
 
-def _joined(caches: Sequence[IndexedCache]) -> IndexedCache:
+def _concat_indexed(caches: Sequence[IndexedCache]) -> IndexedCache:
     first = caches[0]
     for cache in caches:
         cache.gather()
-    kept = next(iter(first.self_attention.values())).buffer
-    assert kept is not None
+    first_buffer = next(iter(first.self_attention.values())).buffer
+    assert first_buffer is not None
     for cache in caches:
-        cache.convert(kept.dtype)
-    made = IndexedCache(_joined_lengths(caches))
-    made.length = max(cache.length - cache.padding for cache in caches)
-    made.mask = _joined_masks(caches, made.length)
+        cache.convert(first_buffer.dtype)
+    result = IndexedCache(_concat_lengths(caches))
+    result.length = max(cache.length - cache.padding for cache in caches)
+    result.mask = _concat_masks(caches, result.length)
     for name in ("self_attention", "scales"):
-        for place in getattr(first, name):
-            entries = [getattr(cache, name)[place] for cache in caches]
-            getattr(made, name)[place] = _joined_keys(entries, made.length)
+        for layer in getattr(first, name):
+            entries = [getattr(cache, name)[layer] for cache in caches]
+            getattr(result, name)[layer] = _concat_keys(entries, result.length)
     if first.memory_attention:
-        _join_memories(made, caches)
-    return made
+        _join_memories(result, caches)
+    return result
 
 
-def _join_memories(made: IndexedCache, caches: Sequence[IndexedCache]) -> None:
+def _join_memories(result: IndexedCache, caches: Sequence[IndexedCache]) -> None:
     masks = [cache.memory_masks for cache in caches]
     longest = max(mask.shape[1] for mask in masks)
-    made.memory_mask = torch.cat([F.pad(mask, (0, longest - mask.shape[1])) for mask in masks])
-    for place in caches[0].memory_attention:
+    result.memory_mask = torch.cat([F.pad(mask, (0, longest - mask.shape[1])) for mask in masks])
+    for layer in caches[0].memory_attention:
         keys, values = [], []
         for cache in caches:
-            key, value = cache.memory_attention[place]
-            keys.append(_padded(key, longest))
-            values.append(_padded(value, longest))
-        made.memory_attention[place] = (torch.cat(keys), torch.cat(values))
+            key, value = cache.memory_attention[layer]
+            keys.append(_pad_keys(key, longest))
+            values.append(_pad_keys(value, longest))
+        result.memory_attention[layer] = (torch.cat(keys), torch.cat(values))
 
 
-def _joined_lengths(caches: Sequence[IndexedCache]) -> Int[Tensor, " rows"] | None:
+def _concat_lengths(caches: Sequence[IndexedCache]) -> Int[Tensor, " rows"] | None:
     lengths = []
     for cache in caches:
         if cache.total_length is None:
@@ -257,7 +259,7 @@ def _joined_lengths(caches: Sequence[IndexedCache]) -> Int[Tensor, " rows"] | No
     return torch.cat(lengths)
 
 
-def _joined_masks(caches: Sequence[IndexedCache], length: int) -> Bool[Tensor, "rows keys"] | None:
+def _concat_masks(caches: Sequence[IndexedCache], length: int) -> Bool[Tensor, "rows keys"] | None:
     """Return which of the last keys of each cache are real; None: all. Those in front of its first one are not."""
     masks = []
     for cache in caches:
@@ -269,18 +271,20 @@ def _joined_masks(caches: Sequence[IndexedCache], length: int) -> Bool[Tensor, "
     return None if bool(whole.all()) else whole
 
 
-def _joined_keys(entries: Sequence[KeyValues], length: int) -> KeyValues:
+def _concat_keys(entries: Sequence[KeyValues], length: int) -> KeyValues:
     buffers = [entry.buffer for entry in entries if entry.buffer is not None]
     _, _, heads, _, size = buffers[0].shape
     rows = sum(buffer.shape[1] for buffer in buffers)
-    made, start = KeyValues(), 0
-    made.length, made.buffer = length, buffers[0].new_zeros(2, rows, heads, length + ROOM, size)
+    result, start = KeyValues(), 0
+    result.length, result.buffer = length, buffers[0].new_zeros(2, rows, heads, length + SPARE_KEYS, size)
     for entry, buffer in zip(entries, buffers, strict=True):
-        kept, stop = min(entry.length, length), start + buffer.shape[1]
-        made.buffer[:, start:stop, :, length - kept : length] = buffer[:, :, :, entry.length - kept : entry.length]
+        copied, stop = min(entry.length, length), start + buffer.shape[1]
+        result.buffer[:, start:stop, :, length - copied : length] = buffer[
+            :, :, :, entry.length - copied : entry.length
+        ]
         start = stop
-    return made
+    return result
 
 
-def _padded(x_NKSE: Tensor, length: int) -> Tensor:
+def _pad_keys(x_NKSE: Tensor, length: int) -> Tensor:
     return F.pad(x_NKSE, (0, 0, 0, length - x_NKSE.shape[2]))

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from clearhead.core import Transformer
 from clearhead.fast.replica import override, replica
-from clearhead.fast.stored import MIXINS, Entry, Format, Stored
+from clearhead.fast.stored import MIXINS, FormatEntry, StorageFormat, Stored
 
 
-def computing_in(module: Transformer, dtype: torch.dtype) -> Transformer:
+def replica_in_dtype(module: Transformer, dtype: torch.dtype) -> Transformer:
     """Return a replica that computes in a dtype; each matrix is converted when it is read and dropped afterwards.
 
     Vectors, such as those of norms, are converted once.
@@ -31,31 +31,31 @@ def computing_in(module: Transformer, dtype: torch.dtype) -> Transformer:
             known[id(tensor)] = nn.Parameter(copied, False) if isinstance(tensor, nn.Parameter) else copied
         return known[id(tensor)]
 
-    for part in list(twin.modules()):
-        entries = _convert_when_read(part, dtype)
+    for submodule in list(twin.modules()):
+        entries = _convert_when_read(submodule, dtype)
         for kind in ("_parameters", "_buffers"):
-            state = vars(part)[kind]
-            vars(part)[kind] = {name: x if name in entries else convert(x) for name, x in state.items()}
+            state = vars(submodule)[kind]
+            vars(submodule)[kind] = {name: x if name in entries else convert(x) for name, x in state.items()}
     return twin
 
 
-def plain_format(weight: Tensor) -> Format:
+def plain_format(weight: Tensor) -> StorageFormat:
     """Return the format of a matrix that is stored as it is."""
-    entry = Entry("weight", weight.dtype, weight.dim())
-    return Format("plain", (entry,), lambda matrix: (matrix,), lambda matrix: matrix, is_exact=True)
+    entry = FormatEntry("weight", weight.dtype, weight.dim())
+    return StorageFormat("plain", (entry,), lambda matrix: (matrix,), lambda matrix: matrix, is_exact=True)
 
 
-def _convert_when_read(part: nn.Module, dtype: torch.dtype) -> tuple[str, ...]:
+def _convert_when_read(submodule: nn.Module, dtype: torch.dtype) -> tuple[str, ...]:
     """Let a part of a replica convert its matrix when it reads it; return the names of the stored tensors."""
-    if not isinstance(part, Stored):
-        mixin = next((mixin for plain, mixin in MIXINS.items() if isinstance(part, plain)), None)
-        weight = vars(part)["_parameters"].get("weight")
+    if not isinstance(submodule, Stored):
+        mixin = next((mixin for plain, mixin in MIXINS.items() if isinstance(submodule, plain)), None)
+        weight = vars(submodule)["_parameters"].get("weight")
         if mixin is None or weight is None or weight.dtype == dtype:
             return ()
-        stored = override(part, mixin)
+        stored = override(submodule, mixin)
         stored.format = plain_format(weight)
     else:
-        stored = part
+        stored = submodule
     kind = stored.format
     stored.format = replace(kind, widen=lambda *entries: kind.widen(*entries).to(dtype))
     return kind.names

@@ -23,7 +23,7 @@ _UNIFORM_STEPS: Final = 2**20
 
 
 @dataclass(frozen=True)
-class Case:
+class DeviceCase:
     """One shape of a computation.
 
     Attributes:
@@ -52,36 +52,36 @@ class Case:
 
 
 CASES: Final = (
-    Case("attention", "pytorch #195910", (1, 4, 4, 64, 64, 64), hidden="future"),
-    Case("attention", "pytorch #174861", (1, 32, 2, 1, 1024, 128)),
+    DeviceCase("attention", "pytorch #195910", (1, 4, 4, 64, 64, 64), hidden="future"),
+    DeviceCase("attention", "pytorch #174861", (1, 32, 2, 1, 1024, 128)),
     *(
-        Case("attention", "pytorch #169222", (1, 4, 4, queries, keys, 64))
+        DeviceCase("attention", "pytorch #169222", (1, 4, 4, queries, keys, 64))
         for keys in (38, 39, 70)
         for queries in range(1, 9)
     ),
-    Case("attention", "pytorch #181133", (84, 3, 3, 3, 3, 64), is_view=True),
-    Case("attention", "pytorch #163597", (2, 12, 12, 8, 40, 64), is_view=True),
-    Case("attention", "pytorch #103749", (3, 4, 2, 17, 17, 64), hidden="padding"),
-    Case("attention", "pytorch #184180", (2, 4, 4, 8, 8, 64), hidden="block"),
-    Case("attention", "pytorch #156707", (1, 1, 1, 2, 2, 8), hidden="all"),
-    Case("attention", "pytorch #184122", (1, 2, 2, 4, 4, 8)),
-    Case("attention", "pytorch #184122", (1, 2, 2, 4, 4, 8), scale=2.0),
-    Case("products", "pytorch #180776", (1, 3, 28, 315, 315)),
-    Case("products", "pytorch #162730", (3, 5, 64, 96), is_view=True),
-    Case("products", "pytorch #193487", (25, 40, 25), is_view=True),
-    Case("softmax", "pytorch #190791", (2, 4096)),
-    Case("softmax", "burn #4815", (4, 3), is_view=True),
-    Case("layer norm", "pytorch #131750", (3, 64), is_view=True),
-    Case("RMS norm", "torch-spyre #1781", (1, 8, 64, 128), is_view=True),
-    Case("embedding", "torch-spyre #3851", (8, 64, 128)),
-    Case("sampling", "pytorch #92311", (10, 2)),
-    Case("sampling", "pytorch #99802", (4, 128)),
+    DeviceCase("attention", "pytorch #181133", (84, 3, 3, 3, 3, 64), is_view=True),
+    DeviceCase("attention", "pytorch #163597", (2, 12, 12, 8, 40, 64), is_view=True),
+    DeviceCase("attention", "pytorch #103749", (3, 4, 2, 17, 17, 64), hidden="padding"),
+    DeviceCase("attention", "pytorch #184180", (2, 4, 4, 8, 8, 64), hidden="block"),
+    DeviceCase("attention", "pytorch #156707", (1, 1, 1, 2, 2, 8), hidden="all"),
+    DeviceCase("attention", "pytorch #184122", (1, 2, 2, 4, 4, 8)),
+    DeviceCase("attention", "pytorch #184122", (1, 2, 2, 4, 4, 8), scale=2.0),
+    DeviceCase("products", "pytorch #180776", (1, 3, 28, 315, 315)),
+    DeviceCase("products", "pytorch #162730", (3, 5, 64, 96), is_view=True),
+    DeviceCase("products", "pytorch #193487", (25, 40, 25), is_view=True),
+    DeviceCase("softmax", "pytorch #190791", (2, 4096)),
+    DeviceCase("softmax", "burn #4815", (4, 3), is_view=True),
+    DeviceCase("layer norm", "pytorch #131750", (3, 64), is_view=True),
+    DeviceCase("RMS norm", "torch-spyre #1781", (1, 8, 64, 128), is_view=True),
+    DeviceCase("embedding", "torch-spyre #3851", (8, 64, 128)),
+    DeviceCase("sampling", "pytorch #92311", (10, 2)),
+    DeviceCase("sampling", "pytorch #99802", (4, 128)),
 )
 
 Inputs = tuple[Tensor, ...]
 
 
-def draw_inputs(case: Case, is_pointed: bool) -> Inputs:
+def draw_inputs(case: DeviceCase, is_pointed: bool) -> Inputs:
     """Return the inputs of a case, on the CPU and in double precision.
 
     Args:
@@ -92,7 +92,7 @@ def draw_inputs(case: Case, is_pointed: bool) -> Inputs:
     return KINDS[case.kind].draw(case, is_pointed, Generator().manual_seed(sum(case.shape)))
 
 
-def visible_keys(case: Case) -> Tensor | None:
+def visible_keys(case: DeviceCase) -> Tensor | None:
     """Return the mask of an attention, [B, 1, T, S], True = may attend; None hides nothing."""
     if not case.hidden:
         return None
@@ -128,7 +128,7 @@ def _normal(generator: Generator, *shape: int) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def _draw_attention(case: Case, is_pointed: bool, generator: Generator) -> Inputs:
+def _draw_attention(case: DeviceCase, is_pointed: bool, generator: Generator) -> Inputs:
     batch, heads, kv_heads, queries, keys, size = case.shape
     value_BKSE = _magnitudes(generator, batch, kv_heads, keys, size)
     if not is_pointed:
@@ -148,7 +148,7 @@ def _draw_attention(case: Case, is_pointed: bool, generator: Generator) -> Input
     return _POINTED_SCALE * query_BHTE, key_BKSE, value_BKSE
 
 
-def _draw_product(case: Case, is_pointed: bool, generator: Generator) -> Inputs:
+def _draw_product(case: DeviceCase, is_pointed: bool, generator: Generator) -> Inputs:
     *axes, size, outputs = case.shape
     if not is_pointed:
         return _normal(generator, *axes, size), _normal(generator, outputs, size)
@@ -156,24 +156,24 @@ def _draw_product(case: Case, is_pointed: bool, generator: Generator) -> Inputs:
     return F.one_hot((size - 1 - rows) % size, size).double(), _magnitudes(generator, outputs, size)
 
 
-def _draw_softmax(case: Case, is_pointed: bool, generator: Generator) -> Inputs:
+def _draw_softmax(case: DeviceCase, is_pointed: bool, generator: Generator) -> Inputs:
     return (_normal(generator, *case.shape) * (0.05 if is_pointed else 2.0),)
 
 
-def _draw_norm(case: Case, is_pointed: bool, generator: Generator) -> Inputs:
+def _draw_norm(case: DeviceCase, is_pointed: bool, generator: Generator) -> Inputs:
     size, zero = case.shape[-1], torch.zeros(case.shape[-1]).double()
     if is_pointed:
         return _magnitudes(generator, *case.shape).abs() * (torch.arange(size) % 2 * 2 - 1), zero + 1.0, zero
     return _normal(generator, *case.shape) + 0.5, _normal(generator, size), _normal(generator, size)
 
 
-def _draw_embedding(case: Case, is_pointed: bool, generator: Generator) -> Inputs:
+def _draw_embedding(case: DeviceCase, is_pointed: bool, generator: Generator) -> Inputs:
     tables, rows, size = case.shape
     ids = torch.randint(0, tables * rows, (tables, rows), generator=generator)
     return ids, _magnitudes(generator, tables * rows, size)
 
 
-def _draw_sampling(case: Case, is_pointed: bool, generator: Generator) -> Inputs:
+def _draw_sampling(case: DeviceCase, is_pointed: bool, generator: Generator) -> Inputs:
     rows, vocabulary = case.shape
     # Exact in 16 bits and far from each other, so that rounding changes no choice.
     logits_BV = torch.stack([torch.randperm(vocabulary, generator=generator) for _ in range(rows)]).double() / 64.0
@@ -183,7 +183,7 @@ def _draw_sampling(case: Case, is_pointed: bool, generator: Generator) -> Inputs
     return logits_BV, (middle_B1 * _UNIFORM_STEPS).long()
 
 
-def attend_fused(case: Case, inputs: Inputs) -> Tensor:
+def attend_fused(case: DeviceCase, inputs: Inputs) -> Tensor:
     """Attend with the fused kernel, as the core calls it."""
     query_BHTE, key_BKSE, value_BKSE = inputs
     mask, scale, is_causal = visible_keys(case), case.scale or case.shape[-1] ** -0.5, case.hidden == "future"
@@ -191,7 +191,7 @@ def attend_fused(case: Case, inputs: Inputs) -> Tensor:
     return fused_attention(query_BHTE, key_BKSE, value_BKSE, allowed, scale=scale, is_causal=is_causal)
 
 
-def attend_eager(case: Case, inputs: Inputs) -> Tensor:
+def attend_eager(case: DeviceCase, inputs: Inputs) -> Tensor:
     """Attend in steps, as the eager kernel of the core does."""
     query_BHTE, key_BKSE, value_BKSE = inputs
     mask, heads = visible_keys(case), query_BHTE.shape[1]
@@ -201,7 +201,7 @@ def attend_eager(case: Case, inputs: Inputs) -> Tensor:
     return attention_weights(scores, mask) @ repeat_heads(value_BKSE, heads)
 
 
-def _sample(_: Case, inputs: Inputs) -> Tensor:
+def _sample(_: DeviceCase, inputs: Inputs) -> Tensor:
     """Return the most probable ids of each row, and the id that a uniform number draws."""
     logits_BV, steps_B1 = inputs
     running_BV = logits_BV.float().softmax(-1).cumsum(-1)
@@ -210,7 +210,7 @@ def _sample(_: Case, inputs: Inputs) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Kind:
+class DeviceComputation:
     """A computation.
 
     Attributes:
@@ -218,16 +218,18 @@ class Kind:
         operations: the functions that compute it, by the names that reports show; the last one is the reference.
     """
 
-    draw: Callable[[Case, bool, Generator], Inputs]
-    operations: Mapping[str, Callable[[Case, Inputs], Tensor]]
+    draw: Callable[[DeviceCase, bool, Generator], Inputs]
+    operations: Mapping[str, Callable[[DeviceCase, Inputs], Tensor]]
 
 
-KINDS: Final[Mapping[str, Kind]] = {
-    "attention": Kind(_draw_attention, {FUSED: attend_fused, EAGER: attend_eager}),
-    "softmax": Kind(_draw_softmax, {"softmax": lambda _, x: x[0].softmax(-1)}),
-    "layer norm": Kind(_draw_norm, {"layer norm": lambda _, x: F.layer_norm(x[0], x[1].shape, x[1], x[2])}),
-    "RMS norm": Kind(_draw_norm, {"RMS norm": lambda _, x: F.rms_norm(x[0], x[1].shape, x[1])}),
-    "products": Kind(_draw_product, {"matrix products": lambda _, x: F.linear(*x)}),
-    "embedding": Kind(_draw_embedding, {"embedding lookups": lambda _, x: F.embedding(x[0][3], x[1])}),
-    "sampling": Kind(_draw_sampling, {"sampling": _sample}),
+KINDS: Final[Mapping[str, DeviceComputation]] = {
+    "attention": DeviceComputation(_draw_attention, {FUSED: attend_fused, EAGER: attend_eager}),
+    "softmax": DeviceComputation(_draw_softmax, {"softmax": lambda _, x: x[0].softmax(-1)}),
+    "layer norm": DeviceComputation(
+        _draw_norm, {"layer norm": lambda _, x: F.layer_norm(x[0], x[1].shape, x[1], x[2])}
+    ),
+    "RMS norm": DeviceComputation(_draw_norm, {"RMS norm": lambda _, x: F.rms_norm(x[0], x[1].shape, x[1])}),
+    "products": DeviceComputation(_draw_product, {"matrix products": lambda _, x: F.linear(*x)}),
+    "embedding": DeviceComputation(_draw_embedding, {"embedding lookups": lambda _, x: F.embedding(x[0][3], x[1])}),
+    "sampling": DeviceComputation(_draw_sampling, {"sampling": _sample}),
 }

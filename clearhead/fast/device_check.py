@@ -21,7 +21,7 @@ from torch import Tensor
 from clearhead.base.errors import InputError
 from clearhead.base.tensors import relative_error
 from clearhead.fast import device_cases
-from clearhead.fast.device_cases import CASES, FUSED, KINDS, Case, Inputs, draw_inputs, layout, visible_keys
+from clearhead.fast.device_cases import CASES, FUSED, KINDS, DeviceCase, Inputs, draw_inputs, layout, visible_keys
 from clearhead.fast.native.build import Verdict, recall_verdict
 
 DTYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -99,13 +99,13 @@ def advise(faults: Sequence[Result]) -> str:
     return "use another device, or another version of PyTorch or of the driver"
 
 
-def _check_case(case: Case, device: torch.device, precision: str) -> Iterator[Result]:
+def _check_case(case: DeviceCase, device: torch.device, precision: str) -> Iterator[Result]:
     *_, reference = KINDS[case.kind].operations.values()
     pairs = []
     for is_pointed in (False, True):
-        inputs = tuple(_rounded(x, DTYPES[precision]) for x in draw_inputs(case, is_pointed))
+        inputs = tuple(_round(x, DTYPES[precision]) for x in draw_inputs(case, is_pointed))
         exact = reference(case, tuple(x.double() if x.is_floating_point() else x for x in inputs))
-        pairs.append((inputs, _rounded(exact, DTYPES[precision])))
+        pairs.append((inputs, _round(exact, DTYPES[precision])))
     for operation, compute in KINDS[case.kind].operations.items():
         record = partial(Result, operation, precision, str(case), case.report)
         try:
@@ -118,12 +118,12 @@ def _check_case(case: Case, device: torch.device, precision: str) -> Iterator[Re
             yield record(error, symptom)
 
 
-def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if x.is_floating_point() else x
 
 
 def _judge(
-    case: Case, compute: Callable[[Inputs], Tensor], device: torch.device, pairs: _Pairs, bound: float
+    case: DeviceCase, compute: Callable[[Inputs], Tensor], device: torch.device, pairs: _Pairs, bound: float
 ) -> tuple[float | None, str]:
     """Return the largest error of a case, None for what is no number, and what is wrong."""
 
@@ -132,7 +132,7 @@ def _judge(
 
     # Twice in a row: some devices are wrong on every second call.
     outputs = [(run(inputs), expected) for inputs, expected in pairs for _ in range(2)]
-    errors = [_error(output, expected) for output, expected in outputs]
+    errors = [_output_error(output, expected) for output, expected in outputs]
     error = max(errors)
     if error == math.inf:
         return None, "is not a number"
@@ -151,7 +151,7 @@ def _judge(
     return error, ""
 
 
-def _error(output: Tensor, expected: Tensor) -> float:
+def _output_error(output: Tensor, expected: Tensor) -> float:
     """Return the relative error; ids must be equal."""
     return relative_error(output, expected) if expected.is_floating_point() else float(not output.equal(expected))
 

@@ -22,13 +22,13 @@ from clearhead.core.attention import Attention, MemoryAttention
 from clearhead.core.context import Context, Masking
 from clearhead.fast.native.abi import Keys, address, values
 
-PIECE_TOKENS: Final = 2048
+CHUNK_TOKENS: Final = 2048
 """That run through all layers before the next ones do, so that what is computed of them stays small."""
-Places = slice | Int[Tensor, " rows"]
+TokenIndices = slice | Int[Tensor, " rows"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class PromptChunk:
     """New tokens that are read together.
 
     Args:
@@ -39,9 +39,9 @@ class Piece:
     """
 
     rows: slice
-    places: Places
+    token_indices: TokenIndices
     cu_seqlens: Int[Tensor, " ends"] | None
-    left: int = 0
+    remaining: int = 0
 
     @property
     def count(self) -> int:
@@ -74,10 +74,10 @@ class NewTokens:
         is_in_front = bool((mask_BS.sum(1) + first_keys_B == mask_BS.shape[1]).all())
         return cls(batch, masking.num_queries, *((first_keys_B, None) if is_in_front else (None, mask_BS)))
 
-    def pieces(self, num_keys: int) -> Iterator[Piece]:
+    def chunks(self, num_keys: int) -> Iterator[PromptChunk]:
         """Give the pieces, those of a row one after the other, of rows that have so many keys at last."""
         if self.length == 1:
-            yield Piece(slice(0, self.batch), slice(None), None)
+            yield PromptChunk(slice(0, self.batch), slice(None), None)
             return
         padding = [0] * self.batch
         if self.first_keys is not None:
@@ -85,26 +85,26 @@ class NewTokens:
         row = 0
         while row < self.batch:
             ends = list(accumulate(self.length - left for left in padding[row:]))
-            count = max(1, sum(end <= PIECE_TOKENS for end in ends))
-            for token in range(0, ends[count - 1], PIECE_TOKENS):
-                yield self._piece(row, count, padding, token)
+            count = max(1, sum(end <= CHUNK_TOKENS for end in ends))
+            for token in range(0, ends[count - 1], CHUNK_TOKENS):
+                yield self._chunk(row, count, padding, token)
             row += count
 
-    def _piece(self, row: int, count: int, padding: list[int], token: int) -> Piece:
+    def _chunk(self, row: int, count: int, padding: list[int], token: int) -> PromptChunk:
         """Return some whole rows, or the tokens of one from one of them on."""
         first, last = padding[row] + token, self.length
         if count == 1:
-            last = min(last, first + PIECE_TOKENS)
+            last = min(last, first + CHUNK_TOKENS)
             begin = row * self.length
             cu_seqlens = torch.tensor([0, last - first])
-            return Piece(slice(row, row + 1), slice(begin + first, begin + last), cu_seqlens, self.length - last)
-        some = padding[row : row + count]
-        cu_seqlens = torch.tensor([0, *accumulate(self.length - left for left in some)])
-        places: Places = slice(row * self.length, (row + count) * self.length)
-        if any(some):
+            return PromptChunk(slice(row, row + 1), slice(begin + first, begin + last), cu_seqlens, self.length - last)
+        row_padding = padding[row : row + count]
+        cu_seqlens = torch.tensor([0, *accumulate(self.length - left for left in row_padding)])
+        token_indices: TokenIndices = slice(row * self.length, (row + count) * self.length)
+        if any(row_padding):
             tokens_NT = torch.arange(row * self.length, (row + count) * self.length).view(count, -1)
-            places = tokens_NT[torch.arange(self.length) >= torch.tensor(some)[:, None]]
-        return Piece(slice(row, row + count), places, cu_seqlens)
+            token_indices = tokens_NT[torch.arange(self.length) >= torch.tensor(row_padding)[:, None]]
+        return PromptChunk(slice(row, row + count), token_indices, cu_seqlens)
 
 
 EVERYWHERE: Final = 2**40
@@ -120,43 +120,43 @@ def new_tokens(context: Context, batch: int) -> NewTokens:
     return tokens
 
 
-def set_groups(keys: Keys, piece: Piece, first_keys: Tensor | None) -> None:
+def set_groups(keys: Keys, chunk: PromptChunk, first_keys: Tensor | None) -> None:
     """Set which rows have the same keys, and where these begin."""
-    keys.groups, keys.rows_per_group, keys.cu_seqlens, keys.first_keys = piece.count, 1, None, None
-    if piece.cu_seqlens is not None:
-        keys.held.append(piece.cu_seqlens)
-        keys.cu_seqlens = address(piece.cu_seqlens, torch.int64, piece.count + 1)
+    keys.groups, keys.rows_per_group, keys.cu_seqlens, keys.first_keys = chunk.count, 1, None, None
+    if chunk.cu_seqlens is not None:
+        keys.held.append(chunk.cu_seqlens)
+        keys.cu_seqlens = address(chunk.cu_seqlens, torch.int64, chunk.count + 1)
     if first_keys is not None:
-        keys.held.append(some := first_keys[piece.rows].contiguous())
-        keys.first_keys = address(some, torch.int64, piece.count)
+        keys.held.append(chunk_first_keys := first_keys[chunk.rows].contiguous())
+        keys.first_keys = address(chunk_first_keys, torch.int64, chunk.count)
 
 
 def set_memory(
-    keys: Keys, piece: Piece, batch: int, row_index: Tensor | None, attention: MemoryAttention, context: Context
+    keys: Keys, chunk: PromptChunk, batch: int, row_index: Tensor | None, attention: MemoryAttention, context: Context
 ) -> None:
     """Set the keys of a memory, and which rows read a sentence: all beams of it, or of several tokens those of one."""
-    (key, value), mask_NS = attention.remembered(context), context.memory_mask
-    made_of = key, value, mask_NS, row_index, piece.cu_seqlens, piece.count, batch
-    if keys.is_made_of(made_of):
+    (key, value), mask_NS = attention.memory_keys_values(context), context.memory_mask
+    sources = key, value, mask_NS, row_index, chunk.cu_seqlens, chunk.count, batch
+    if keys.is_made_from(sources):
         return
     keys.held = []
     keys.window_before = keys.window_after = EVERYWHERE
     keys.row_index = None
     sentences = len(key) if row_index is None else len(row_index)
-    set_groups(keys, piece, None)
+    set_groups(keys, chunk, None)
     keys.count = key.shape[2]
-    if piece.cu_seqlens is None:
+    if chunk.cu_seqlens is None:
         keys.groups, keys.rows_per_group = sentences, batch // sentences
     else:
-        of_rows = torch.arange(piece.rows.start, piece.rows.stop) // (batch // sentences)
-        row_index = of_rows.int() if row_index is None else row_index[of_rows]
-        mask_NS = None if mask_NS is None else mask_NS[of_rows]
+        sentence_of_row = torch.arange(chunk.rows.start, chunk.rows.stop) // (batch // sentences)
+        row_index = sentence_of_row.int() if row_index is None else row_index[sentence_of_row]
+        mask_NS = None if mask_NS is None else mask_NS[sentence_of_row]
     if row_index is not None:
         keys.held.append(row_index)
         keys.row_index, keys.row_index_stride = address(row_index, torch.int32, keys.groups), 0
     set_mask(keys, mask_NS)
-    _set_places(keys, attention.spec, key, value)
-    keys.made_of = made_of  # without a cache nothing else holds the keys and values
+    _set_key_addresses(keys, attention.spec, key, value)
+    keys.made_of = sources  # without a cache nothing else holds the keys and values
 
 
 def window_bounds(mask: spec.Mask) -> tuple[int, int]:
@@ -187,7 +187,7 @@ def set_bias_by_place(keys: Keys, attention: Attention, context: Context) -> Non
     if attention.spec.score_bias is not None:
         shape = 1, attention.spec.num_heads, keys.count, keys.count
         if (name := ("by place", keys.count)) not in context.shared:
-            context.shared[name] = _by_place(context, keys.count)
+            context.shared[name] = _position_context(context, keys.count)
         by_place = context.shared[name]
         nothing = torch.empty(*shape[:3], 0)
         bias = attention.bias(nothing, nothing, by_place)
@@ -197,30 +197,30 @@ def set_bias_by_place(keys: Keys, attention: Attention, context: Context) -> Non
         keys.bias_head_stride, keys.bias_row_stride = bias_1HSS.stride()[1:3]
 
 
-def _by_place(context: Context, count: int) -> Context:
+def _position_context(context: Context, count: int) -> Context:
     places = torch.arange(count)[None]
     return replace(context, query_position=places, key_position=places, masks={}, shared={})
 
 
 def set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
     """Set where keys and values of the rows from the first one on lie, unless they lay there in the last step."""
-    if keys.is_made_of(made_of := (first, buffer, scales)):
+    if keys.is_made_from(sources := (first, buffer, scales)):
         return
     key, value = buffer[:, first:]
-    _set_places(keys, choice, key, value)
+    _set_key_addresses(keys, choice, key, value)
     if scales is not None:
         # As many rows, heads and keys.
         assert [size * key.shape[3] for size in scales.stride()[1:4]] == [*key.stride()[:3]]
         keys.key_scales, keys.value_scales = (
-            address(one, torch.float32, *key.shape[:3], 1, by_row=True) for one in scales[:, first:]
+            address(scale, torch.float32, *key.shape[:3], 1, by_row=True) for scale in scales[:, first:]
         )
-    keys.made_of = made_of
+    keys.made_of = sources
 
 
-def _set_places(keys: Keys, choice: spec.Attention, key: Heads, value: Heads) -> None:
+def _set_key_addresses(keys: Keys, choice: spec.Attention, key: Heads, value: Heads) -> None:
     assert key.stride() == value.stride() and key.shape[2] >= keys.count and key.dtype in KEY_KINDS
     shape = len(key), choice.num_kv_heads, key.shape[2], choice.head_size
-    keys.key, keys.value = (address(one, key.dtype, *shape, by_row=True) for one in (key, value))
+    keys.key, keys.value = (address(tensor, key.dtype, *shape, by_row=True) for tensor in (key, value))
     keys.row_stride, keys.head_stride, keys.key_stride, _ = key.stride()
     keys.kind = KEY_KINDS.index(key.dtype)
 
@@ -235,18 +235,18 @@ def set_mask(keys: Keys, mask_GS: Tensor | None) -> None:
         keys.mask = address(mask_GS, torch.bool, len(mask_GS), mask_GS.shape[1])
 
 
-def set_angles(keys: Keys, attention: Attention, piece: Piece, batch: int, context: Context) -> None:
+def set_angles(keys: Keys, attention: Attention, chunk: PromptChunk, batch: int, context: Context) -> None:
     """Set cosines and sines for the tokens of a piece, where queries and keys are rotated."""
     rotary = attention.spec.position
     if rotary is None:
         return
 
-    def of_rows(angle_B1TE: Tensor) -> Float[Tensor, "rows half"]:
+    def flatten_rows(angle_B1TE: Tensor) -> Float[Tensor, "rows half"]:
         return angle_B1TE[:, 0].float().expand(batch, -1, -1).flatten(0, 1).contiguous()
 
     if (name := ("angles by row", attention.rotation_number)) not in context.shared:
-        context.shared[name] = [of_rows(angle) for angle in attention.angles(rotary, context)]
-    cos, sin = (angle_ME[piece.places] for angle_ME in context.shared[name])
+        context.shared[name] = [flatten_rows(angle) for angle in attention.angles(rotary, context)]
+    cos, sin = (angle_ME[chunk.token_indices] for angle_ME in context.shared[name])
     keys.held += [cos, sin]
-    keys.cos, keys.sin = (address(one, torch.float32, *cos.shape) for one in (cos, sin))
+    keys.cos, keys.sin = (address(angle, torch.float32, *cos.shape) for angle in (cos, sin))
     keys.half, keys.angle_stride = cos.shape[1], cos.stride(0)

@@ -21,7 +21,7 @@ from clearhead.fast.stored import LARGEST
 
 Rows = Float[Tensor, "*axes inputs"]
 Outputs = Float[Tensor, "*axes outputs"]
-Run = Callable[[Tensor], Tensor]
+LinearFunction = Callable[[Tensor], Tensor]
 
 MOST_BF16_ROWS: Final = 256
 """Above it the products of PyTorch are as fast, or faster."""
@@ -32,14 +32,16 @@ LEAST_BYTES: Final = 2**18
 class ServedLinear(nn.Module):
     """A linear layer of a replica whose products are those of kernels."""
 
-    product: Run
+    product: LinearFunction
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x weight^T + bias."""
         return self.product(x)
 
 
-def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None) -> Run | None:
+def float_linear(
+    weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None
+) -> LinearFunction | None:
     """Return a function that computes x weight^T + bias, as `F.linear` does up to the order of sums.
 
     Args:
@@ -52,7 +54,7 @@ def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
     dtype = weight_NK.dtype
     kernel = function(f"linear_{str(dtype).removeprefix('torch.')}", pointers=4, numbers=3)
     outputs, inputs = weight_NK.shape
-    if kernel is None or not _fit(weight_NK, dtype, bias_N, dtype):
+    if kernel is None or not _are_readable(weight_NK, dtype, bias_N, dtype):
         return None
     is_exact = dtype == torch.float32  # then each row has the same bits among any others
     weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
@@ -70,7 +72,9 @@ def float_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
     return run
 
 
-def mixed_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None) -> Run | None:
+def mixed_linear(
+    weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tensor, " outputs"] | None
+) -> LinearFunction | None:
     """Return a function that computes x weight^T + bias with x rounded to bf16, and with fp32 sums.
 
     Args:
@@ -82,7 +86,7 @@ def mixed_linear(weight_NK: Float[Tensor, "outputs inputs"], bias_N: Float[Tenso
     """
     kernel = function("linear_mixed", pointers=4, numbers=3)
     outputs, inputs = weight_NK.shape
-    if kernel is None or not _fit(weight_NK, torch.bfloat16, bias_N, torch.float32):
+    if kernel is None or not _are_readable(weight_NK, torch.bfloat16, bias_N, torch.float32):
         return None
     weight, bias = weight_NK.data_ptr(), None if bias_N is None else bias_N.data_ptr()
 
@@ -103,7 +107,7 @@ def int8_linear(
     weight_NK: Int8[Tensor, "outputs inputs"],
     scale_N: Float[Tensor, " outputs"],
     bias_N: Float[Tensor, " outputs"] | None,
-) -> Run:
+) -> LinearFunction:
     """Return a function that computes x (weight * scale)^T + bias; each row of x is rounded to 8 bits as well.
 
     Args:
@@ -117,16 +121,16 @@ def int8_linear(
     """
     kernel = function("linear_int8", pointers=5, numbers=3)
     outputs, inputs = weight_NK.shape
-    is_fit = _fit(weight_NK, torch.int8, bias_N, torch.float32) and fits(scale_N, torch.float32, outputs)
+    is_fit = _are_readable(weight_NK, torch.int8, bias_N, torch.float32) and fits(scale_N, torch.float32, outputs)
     if not is_fit or (kernel is None and not _multiplies_bytes(weight_NK)):
-        kept_NK = weight_NK * scale_N[:, None].float()  # scales of 16 bits would round each product
-        return lambda x: F.linear(x, kept_NK.to(x.dtype), bias_N)
+        wide_NK = weight_NK * scale_N[:, None].float()  # scales of 16 bits would round each product
+        return lambda x: F.linear(x, wide_NK.to(x.dtype), bias_N)
 
     def run(x: Tensor) -> Tensor:
         if not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True) or x.numel() == 0:
             return F.linear(x, weight_NK * scale_N[:, None].to(x.dtype), bias_N)
         if kernel is None:
-            return _of_rounded_rows(x, weight_NK, scale_N, bias_N)
+            return _multiply_rounded_rows(x, weight_NK, scale_N, bias_N)
         x = x.contiguous()
         y = x.new_empty(*x.shape[:-1], outputs)
         bias = None if bias_N is None else bias_N.data_ptr()
@@ -137,7 +141,7 @@ def int8_linear(
     return run
 
 
-def int4_linear(weight_N: Nibbles, scale_NG: GroupScales, bias_N: Float[Tensor, " outputs"] | None) -> Run:
+def int4_linear(weight_N: Nibbles, scale_NG: GroupScales, bias_N: Float[Tensor, " outputs"] | None) -> LinearFunction:
     """Return a function that computes x weight^T + bias with weights in 4 bits; each row of x is rounded to 8 bits.
 
     Args:
@@ -155,8 +159,8 @@ def int4_linear(weight_N: Nibbles, scale_NG: GroupScales, bias_N: Float[Tensor, 
     inputs = groups * GROUP
     are_read = fits(weight_N, torch.uint8, outputs, inputs // 2) and fits(scale_NG, torch.float16, outputs, groups)
     if kernel is None or not are_read or not (bias_N is None or fits(bias_N, torch.float32, outputs)):
-        kept_NK = widen_groups(weight_N, scale_NG)
-        return lambda x: F.linear(x, kept_NK.to(x.dtype), bias_N)
+        wide_NK = widen_groups(weight_N, scale_NG)
+        return lambda x: F.linear(x, wide_NK.to(x.dtype), bias_N)
 
     def run(x: Tensor) -> Tensor:
         if not fits(x, torch.float32, *x.shape[:-1], inputs, by_row=True) or x.numel() == 0:
@@ -175,7 +179,7 @@ def _multiplies_bytes(weight_NK: Tensor) -> bool:
     return has_exact_int_mm() and weight_NK.is_cpu and weight_NK.numel() >= LEAST_BYTES
 
 
-def _of_rounded_rows(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
+def _multiply_rounded_rows(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tensor | None) -> Tensor:
     """Round each row by its largest magnitude, as the kernels do, and multiply by PyTorch; sums are exact."""
     x_MK = x.flatten(0, -2) if x.dim() > 1 else x[None]
     most_M1 = torch.linalg.vector_norm(x_MK, torch.inf, 1, keepdim=True)
@@ -189,7 +193,7 @@ def _of_rounded_rows(x: Tensor, weight_NK: Tensor, scale_N: Tensor, bias_N: Tens
     return y_MN.view(*x.shape[:-1], len(weight_NK))
 
 
-def _fit(weight: Tensor, dtype: torch.dtype, bias: Tensor | None, bias_dtype: torch.dtype) -> bool:
+def _are_readable(weight: Tensor, dtype: torch.dtype, bias: Tensor | None, bias_dtype: torch.dtype) -> bool:
     """Whether the kernels read a matrix and its bias as they are."""
     has_bias_for_all = bias is None or fits(bias, bias_dtype, len(weight))
     return has_bias_for_all and fits(weight, dtype, *weight.shape)

@@ -34,12 +34,12 @@ def top_and_log_total(
         return *allowed_RV.topk(count, dim=1), x_RV.logsumexp(1)
     rows, size = x_RV.shape
     values_RK = x_RV.new_empty(rows, count, dtype=torch.float32)
-    places_RK = x_RV.new_empty(rows, count, dtype=torch.int64)
+    indices_RK = x_RV.new_empty(rows, count, dtype=torch.int64)
     log_totals_R = x_RV.new_empty(rows, dtype=torch.float32)
     banned = (None, 0) if banned_X is None else (address(banned_X, torch.int64, len(banned_X)), len(banned_X))
-    found = (tensor.data_ptr() for tensor in (values_RK, places_RK, log_totals_R))
-    kernel(x_RV.data_ptr(), banned[0], *found, rows, size, x_RV.stride(0), banned[1], count)
-    return values_RK, places_RK, log_totals_R
+    addresses = (tensor.data_ptr() for tensor in (values_RK, indices_RK, log_totals_R))
+    kernel(x_RV.data_ptr(), banned[0], *addresses, rows, size, x_RV.stride(0), banned[1], count)
+    return values_RK, indices_RK, log_totals_R
 
 
 def draw_tokens(

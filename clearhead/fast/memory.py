@@ -13,7 +13,7 @@ from clearhead.base.errors import InputError
 from clearhead.base.machine import refuse_memory
 from clearhead.base.printing import human_bytes
 from clearhead.core import Transformer, build
-from clearhead.fast.stack import KEPT, PlannedStack
+from clearhead.fast.stack import CACHE_DTYPES, PlannedStack
 from clearhead.fast.stored import INT8, WeightForm, WeightPlan, choose_int4, require_formats
 from clearhead.spec import Attention, Model
 from clearhead.spec.cost import cost_per_token
@@ -79,14 +79,16 @@ def forecast_memory(
     """
     module, forecasts = build(model, device="meta"), []
     dtypes = dtypes or dict.fromkeys(module.state_dict(), torch.float32)
-    for choice in FORMATS:
+    for weight_format in FORMATS:
         try:
-            plan = choice.form.plan(module, dtypes)
+            plan = weight_format.form.plan(module, dtypes)
         except InputError:  # the model has no matrix for the format
             continue
         weights = sum(plan.num_bytes(address, slot) for address, slot in module.state_dict().items())
         peak = load_peak(module, plan, dtypes, is_mapped=is_mapped)
-        forecasts.append(MemoryForecast(choice.precision, weights, peak, *cache_bytes(model, choice.cache)))
+        forecasts.append(
+            MemoryForecast(weight_format.precision, weights, peak, *cache_bytes(model, weight_format.cache))
+        )
     return forecasts
 
 
@@ -132,7 +134,7 @@ def cache_bytes(model: Model, dtype: torch.dtype) -> tuple[int, int]:
 def cache_dtype(module: Transformer) -> torch.dtype:
     """Return the dtype of the KV cache of a tree: that in which its decoder computes."""
     if isinstance(module.decoder, PlannedStack):
-        return KEPT[module.decoder.plan.kind]
+        return CACHE_DTYPES[module.decoder.plan.kind]
     dtypes = {weight.dtype for weight in module.parameters() if weight.dim() == 1}
     return torch.float32 if torch.float32 in dtypes else next(iter(dtypes), torch.float32)
 
@@ -160,6 +162,10 @@ def refuse_load(
     if needed <= free:
         return
     forecasts = forecast_memory(module.spec, dtypes, is_mapped=is_mapped)
-    fitting = [f"{one.precision} ({human_bytes(one.load_bytes)})" for one in forecasts if one.load_bytes <= free]
+    fitting = [
+        f"{forecast.precision} ({human_bytes(forecast.load_bytes)})"
+        for forecast in forecasts
+        if forecast.load_bytes <= free
+    ]
     advice = f"load it with the precision {' or '.join(fitting)}" if fitting else "no precision fits; free some memory"
     refuse_memory(needed, f"{subject}: to load it", free=free, advice=advice)

@@ -26,7 +26,7 @@ class PlannedBranch:
     is_last: bool
 
 
-def planned_branches(stack: Stack) -> Iterator[PlannedBranch]:
+def list_branches(stack: Stack) -> Iterator[PlannedBranch]:
     """Give the branches of a stack; those of layers that share their weights come once for each depth."""
     for depth, index in enumerate(stack.order):
         layer = stack.layers[index]

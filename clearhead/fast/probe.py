@@ -65,7 +65,7 @@ def processor() -> Processor:
     if not lines and torch.cpu._is_avx512_bf16_supported():
         flags |= {"avx512_bf16", *_FLAGS["avx2"], *_FLAGS["avx512"]}
     has = {name for name in NEEDS if flags.issuperset(_FLAGS.get(name, (name,)))}
-    isa = has - _hidden_names()
+    isa = has - _read_hidden_names()
     # Tiles are part of a process only once the system was asked for them.
     if "amx" in isa and not torch.cpu._init_amx():
         isa.remove("amx")
@@ -93,7 +93,7 @@ def has_exact_int_mm() -> bool:
     PyTorch multiplies number by number.
     """
     shown = (os.environ.get(name, "DEFAULT").upper() for name in _MOST)
-    is_hidden = any(one != "DEFAULT" and not one.startswith(("AVX512_CORE_", "AVX10_")) for one in shown)
+    is_hidden = any(limit != "DEFAULT" and not limit.startswith(("AVX512_CORE_", "AVX10_")) for limit in shown)
     return "avx512_vnni" in processor().isa and torch.backends.mkldnn.is_available() and not is_hidden
 
 
@@ -103,7 +103,7 @@ def _lines() -> list[str]:
     return []
 
 
-def _hidden_names() -> set[str]:
+def _read_hidden_names() -> set[str]:
     names = {name.strip() for name in os.environ.get(HIDE, "").split(",")} - {""}
     if wrong := sorted(names - set(NEEDS)):
         raise InputError(f"{HIDE} must name instruction sets among {', '.join(NEEDS)}; got '{wrong[0]}'")

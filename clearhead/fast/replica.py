@@ -17,7 +17,7 @@ from clearhead.base.tied import Tied
 from clearhead.core.attention import Attention
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
-PartT = TypeVar("PartT", bound=nn.Module)
+MixinT = TypeVar("MixinT", bound=nn.Module)
 
 
 def replica(module: ModuleT, *, is_training: bool = False) -> ModuleT:
@@ -45,22 +45,22 @@ def replica(module: ModuleT, *, is_training: bool = False) -> ModuleT:
     return replica_of_module
 
 
-def override(part: nn.Module, mixin: type[PartT]) -> PartT:
+def override(module: nn.Module, mixin: type[MixinT]) -> MixinT:
     """Put a class before that of a part of a replica: its methods override those of the part, which `super()` has."""
-    part.__class__ = cast("type[PartT]", _with_mixin(type(part), mixin))  # type: ignore[arg-type]
-    assert isinstance(part, mixin)
-    return part
+    module.__class__ = cast("type[MixinT]", _with_mixin(type(module), mixin))  # type: ignore[arg-type]
+    assert isinstance(module, mixin)
+    return module
 
 
-def plain_type(part: nn.Module) -> type[nn.Module]:
+def plain_type(module: nn.Module) -> type[nn.Module]:
     """Return the class that a part has in the plain tree."""
-    found: type[nn.Module] = getattr(type(part), "plain", type(part))
-    return found
+    plain: type[nn.Module] = getattr(type(module), "plain", type(module))
+    return plain
 
 
 def in_evaluation(module: ModuleT) -> ModuleT:
     """Return a tree in evaluation mode: the module itself, or a replica where some of its parts are in training."""
-    return replica(module) if any(part.training for part in module.modules()) else module
+    return replica(module) if any(submodule.training for submodule in module.modules()) else module
 
 
 def use_eager(module: nn.Module, reason: str) -> None:
@@ -70,7 +70,7 @@ def use_eager(module: nn.Module, reason: str) -> None:
             attention.eager_reason = reason
 
 
-def refuse_to_run(module: nn.Module, why: str) -> None:
+def refuse_to_run(module: nn.Module, reason: str) -> None:
     """Refuse calls of a module, and of each of its parts, whose replica has taken its place.
 
     Args:
@@ -79,23 +79,23 @@ def refuse_to_run(module: nn.Module, why: str) -> None:
     """
 
     def refuse(*_: object) -> None:
-        raise RunFailure(f"this module cannot run: {why}")
+        raise RunFailure(f"this module cannot run: {reason}")
 
-    for part in module.modules():
-        part.register_forward_pre_hook(refuse)
+    for submodule in module.modules():
+        submodule.register_forward_pre_hook(refuse)
 
 
-def _twin(part: nn.Module, is_training: bool) -> nn.Module:
-    made: nn.Module = object.__new__(type(part))
-    state: dict[str, Any] = vars(made)
-    state |= vars(part)
+def _twin(module: nn.Module, is_training: bool) -> nn.Module:
+    twin: nn.Module = object.__new__(type(module))
+    state: dict[str, Any] = vars(twin)
+    state |= vars(module)
     state |= {
         name: type(value)(active_hooks(value))
-        for name, value in vars(part).items()
+        for name, value in vars(module).items()
         if name.endswith(("_hooks", "_hooks_with_kwargs", "_hooks_always_called")) and isinstance(value, dict)
     }
     state["training"] = is_training
-    return made
+    return twin
 
 
 @cache

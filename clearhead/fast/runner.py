@@ -23,7 +23,7 @@ from clearhead.base.hooks import HookPoints, are_seen
 from clearhead.core import Transformer
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
-from clearhead.fast.linear import Run, ServedLinear, float_linear, int4_linear, int8_linear, mixed_linear
+from clearhead.fast.linear import LinearFunction, ServedLinear, float_linear, int4_linear, int8_linear, mixed_linear
 from clearhead.fast.native.load import KERNELS, library, uses_kernels
 from clearhead.fast.probe import has_exact_int_mm, has_fast_bf16
 from clearhead.fast.replica import override, replica
@@ -34,7 +34,7 @@ _LOGGER = logging.getLogger("clearhead.fast.native")
 
 
 @dataclass(frozen=True)
-class Served:
+class ModuleBackend:
     """What runs a part of a model.
 
     Args:
@@ -44,41 +44,41 @@ class Served:
     """
 
     address: str
-    by: str
-    why: str
+    backend: str
+    detail: str
 
 
-class _Glance:
+class ModelFingerprint:
     """All that the parts of a model hold, by identity, and the places and versions of its weights.
 
     While it is the same, so is the state of the model, which takes several times as long to find.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self.parts: list[nn.Module] = list(module.modules())
+        self.submodules: list[nn.Module] = list(module.modules())
         self._seen = self._look()
 
     def is_same(self) -> bool:
         """Return whether nothing has changed since it was taken."""
-        (held, numbers), (held_then, numbers_then) = self._look(), self._seen
-        return numbers == numbers_then and len(held) == len(held_then) and all(map(is_, held, held_then))
+        (objects, numbers), (objects_then, numbers_then) = self._look(), self._seen
+        return numbers == numbers_then and len(objects) == len(objects_then) and all(map(is_, objects, objects_then))
 
     def _look(self) -> tuple[list[object], list[int]]:
-        held: list[object] = []
+        objects: list[object] = []
         weights: list[Tensor | None] = []
-        for part in self.parts:
-            weights += (*part._parameters.values(), *part._buffers.values())
-            held += (*vars(part).values(), *part._modules.values())
-        there = [weight for weight in weights if weight is not None]
-        return held + weights, [number for weight in there for number in _place_and_version(weight)]
+        for submodule in self.submodules:
+            weights += (*submodule._parameters.values(), *submodule._buffers.values())
+            objects += (*vars(submodule).values(), *submodule._modules.values())
+        present = [weight for weight in weights if weight is not None]
+        return objects + weights, [number for weight in present for number in _address_and_version(weight)]
 
 
 @dataclass(frozen=True)
-class _Tree:
+class _ServedTree:
     state: tuple[int | float, ...]  # of the model that it was made for
     module: Transformer
-    report: tuple[Served, ...]
-    glance: _Glance
+    report: tuple[ModuleBackend, ...]
+    fingerprint: ModelFingerprint
 
 
 class Runner:
@@ -93,13 +93,13 @@ class Runner:
         self.module: Transformer = module
         self.in_bf16: bool = in_bf16
         self._lock = threading.Lock()
-        self._tree: _Tree | None = None
+        self._tree: _ServedTree | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Runner:
         return Runner(copy.deepcopy(self.module, memo), in_bf16=self.in_bf16)
 
     def __reduce__(self) -> tuple[Callable[..., Runner], tuple[Transformer, bool]]:
-        return _runner, (self.module, self.in_bf16)
+        return _rebuild_runner, (self.module, self.in_bf16)
 
     @cached_property
     def exact(self) -> Runner:
@@ -115,18 +115,18 @@ class Runner:
         Weights must not be moved while a request runs; a model that has changed has another tree.
         """
         known = self._tree
-        if known is not None and not known.glance.is_same():
+        if known is not None and not known.fingerprint.is_same():
             known = None
-        parts = list(self.module.modules()) if known is None else known.glance.parts
-        if not uses_kernels() or are_seen(parts):
+        submodules = list(self.module.modules()) if known is None else known.fingerprint.submodules
+        if not uses_kernels() or are_seen(submodules):
             return replica(self.module)
-        return (known or self._served()).module
+        return (known or self._find_tree()).module
 
-    def report(self) -> list[Served]:
+    def report(self) -> list[ModuleBackend]:
         """Return what runs each stack, and each linear layer outside of the stacks that kernels run."""
         if not uses_kernels():
-            return [Served("", "plain", f"{KERNELS}=plain")]
-        return list(self._served().report)
+            return [ModuleBackend("", "plain", f"{KERNELS}=plain")]
+        return list(self._find_tree().report)
 
     @property
     def is_batch_invariant(self) -> bool:
@@ -135,21 +135,23 @@ class Runner:
         It does where kernels serve the whole model with weights in 4 or 8 bits or in fp32, for one number of threads.
         Products in bf16 are added in another order for few rows than for many.
         """
-        return all(one.by == "kernels" and one.why in ("int4", "int8", "float32") for one in self.report())
+        return all(
+            entry.backend == "kernels" and entry.detail in ("int4", "int8", "float32") for entry in self.report()
+        )
 
-    def _served(self) -> _Tree:
-        glance = _Glance(self.module)
-        state = tuple(number for part in glance.parts for number in _state(part))
+    def _find_tree(self) -> _ServedTree:
+        fingerprint = ModelFingerprint(self.module)
+        state = tuple(number for submodule in fingerprint.submodules for number in _state(submodule))
         with self._lock:
             known = self._tree
             if known is None or known.state != state:
-                self._tree = _Tree(state, *_tree(self.module, in_bf16=self.in_bf16), glance)
+                self._tree = _ServedTree(state, *_build_tree(self.module, in_bf16=self.in_bf16), fingerprint)
             else:
-                self._tree = replace(known, glance=glance)
+                self._tree = replace(known, fingerprint=fingerprint)
             return self._tree
 
 
-def _runner(module: Transformer, in_bf16: bool) -> Runner:
+def _rebuild_runner(module: Transformer, in_bf16: bool) -> Runner:
     return Runner(module, in_bf16=in_bf16)
 
 
@@ -158,9 +160,9 @@ def multiplies_in_bf16(module: nn.Module) -> bool:
     formats = set(stored_matrices(module).values())
     if formats:
         return any(kind.is_exact for kind in formats)
-    parts = list(module.modules())
-    weights = [part.weight for part in parts if isinstance(part, nn.Linear)]
-    weights += [part.projection.weight_VD for part in parts if isinstance(part, HeadLinear)]
+    submodules = list(module.modules())
+    weights = [submodule.weight for submodule in submodules if isinstance(submodule, nn.Linear)]
+    weights += [submodule.projection.weight_VD for submodule in submodules if isinstance(submodule, HeadLinear)]
     is_large = sum(weight.numel() for weight in weights) >= LEAST_WEIGHTS
     is_fit = is_large and all(weight.device.type == "cpu" and weight.dtype == torch.float32 for weight in weights)
     return is_fit and has_fast_bf16(torch.device("cpu"))
@@ -188,26 +190,28 @@ def warn_of_slow_products(module: nn.Module) -> None:
         )
 
 
-def _tree(module: Transformer, *, in_bf16: bool) -> tuple[Transformer, tuple[Served, ...]]:
-    made, report = replica(module), []
-    for part in made.modules():
-        if isinstance(part, HookPoints):
-            part.identity = object()  # a block of `capture` that opens meanwhile is not for this tree
-    plans = {stack: _plan(stack, in_bf16) for stack in made.modules() if isinstance(stack, Stack)}
-    inside = {one for stack, plan in plans.items() if isinstance(plan, StackPlan) for one in stack.layers.modules()}
-    for address, part in list(made.named_modules()):
-        if isinstance(part, Stack):
-            plan = plans[part]
+def _build_tree(module: Transformer, *, in_bf16: bool) -> tuple[Transformer, tuple[ModuleBackend, ...]]:
+    tree, report = replica(module), []
+    for submodule in tree.modules():
+        if isinstance(submodule, HookPoints):
+            submodule.identity = object()  # a block of `capture` that opens meanwhile is not for this tree
+    plans = {stack: _plan(stack, in_bf16) for stack in tree.modules() if isinstance(stack, Stack)}
+    planned_modules = {
+        inner for stack, plan in plans.items() if isinstance(plan, StackPlan) for inner in stack.layers.modules()
+    }
+    for address, submodule in list(tree.named_modules()):
+        if isinstance(submodule, Stack):
+            plan = plans[submodule]
             if isinstance(plan, StackPlan):
-                override(part, PlannedStack).plan = plan
-            report.append(_said(address, plan.kind if isinstance(plan, StackPlan) else None, str(plan)))
-        product = _product(part, in_bf16=in_bf16)
+                override(submodule, PlannedStack).plan = plan
+            report.append(_backend_of(address, plan.kind if isinstance(plan, StackPlan) else None, str(plan)))
+        product = _product(submodule, in_bf16=in_bf16)
         if product is not None:
-            override(part, ServedLinear).product = product
-        if isinstance(part, nn.Linear | HeadLinear) and part not in inside:
-            kind = _kind(part, in_bf16) if product is not None else None
-            report.append(_said(address, kind, "the kernels do not have it"))
-    return made, tuple(report)
+            override(submodule, ServedLinear).product = product
+        if isinstance(submodule, nn.Linear | HeadLinear) and submodule not in planned_modules:
+            kind = _kind(submodule, in_bf16) if product is not None else None
+            report.append(_backend_of(address, kind, "the kernels do not have it"))
+    return tree, tuple(report)
 
 
 def _plan(stack: Stack, in_bf16: bool) -> StackPlan | NotServed:
@@ -217,40 +221,40 @@ def _plan(stack: Stack, in_bf16: bool) -> StackPlan | NotServed:
         return reason
 
 
-def _said(address: str, kind: str | None, reason: str) -> Served:
-    return Served(address, "plain", reason) if kind is None else Served(address, "kernels", kind)
+def _backend_of(address: str, kind: str | None, reason: str) -> ModuleBackend:
+    return ModuleBackend(address, "plain", reason) if kind is None else ModuleBackend(address, "kernels", kind)
 
 
-def _state(part: nn.Module) -> Iterator[int | float]:
+def _state(module: nn.Module) -> Iterator[int | float]:
     """Yield numbers that change where a part, its settings, what it computes by, its children or a weight does."""
-    yield id(part)
-    for name, value in vars(part).items():
+    yield id(module)
+    for name, value in vars(module).items():
         if type(value) in (int, float) or name == "forward":
             yield value if isinstance(value, int | float) else id(value)
-    for weight in (*part._parameters.values(), *part._buffers.values()):
+    for weight in (*module._parameters.values(), *module._buffers.values()):
         if weight is not None:
             yield id(weight)
-            yield from _place_and_version(weight)
+            yield from _address_and_version(weight)
 
 
-def _place_and_version(weight: Tensor) -> tuple[int, int]:
+def _address_and_version(weight: Tensor) -> tuple[int, int]:
     """Return where a weight lies, and how often it was written to; one that is spread over processes has no address."""
-    place = 0 if hasattr(weight, "placements") else weight.data_ptr()
-    return place, 0 if weight.is_inference() else weight._version
+    data_address = 0 if hasattr(weight, "placements") else weight.data_ptr()
+    return data_address, 0 if weight.is_inference() else weight._version
 
 
-def _product(part: nn.Module, *, in_bf16: bool) -> Run | None:
-    if is_altered(part):
+def _product(module: nn.Module, *, in_bf16: bool) -> LinearFunction | None:
+    if is_altered(module):
         return None
-    if isinstance(part, HeadLinear):
-        run = _product_of(_holder(part), part.bias, in_bf16)
-        return run if run is None or part.scale == 1.0 else _scaled(run, part.scale)
-    if type(part) is nn.Linear or (isinstance(part, nn.Linear) and isinstance(part, Stored)):
-        return _product_of(part, part.bias, in_bf16)
+    if isinstance(module, HeadLinear):
+        run = _product_of(_holder(module), module.bias, in_bf16)
+        return run if run is None or module.scale == 1.0 else _scaling_product(run, module.scale)
+    if type(module) is nn.Linear or (isinstance(module, nn.Linear) and isinstance(module, Stored)):
+        return _product_of(module, module.bias, in_bf16)
     return None
 
 
-def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> Run | None:
+def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> LinearFunction | None:
     """Return the product with the matrix of a module; None where no kernels serve it."""
     if isinstance(holder, Stored) and holder.format == INT8:
         matrix, scale = holder.entries()
@@ -261,13 +265,13 @@ def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> Run | 
     if isinstance(holder, Stored) and in_bf16:
         return mixed_linear(holder.entries()[0].detach().bfloat16(), bias)
     if isinstance(holder, Stored):
-        return _widened(holder, bias)
+        return _widening_product(holder, bias)
     weight = holder.weight
     assert isinstance(weight, Tensor)
     return mixed_linear(weight.detach().bfloat16().contiguous(), bias) if in_bf16 else float_linear(weight, bias)
 
 
-def _widened(holder: Stored, bias: Tensor | None) -> Run:
+def _widening_product(holder: Stored, bias: Tensor | None) -> LinearFunction:
     """Return a product in fp32 that widens the matrix for each call."""
 
     def run(x: Tensor) -> Tensor:
@@ -278,8 +282,8 @@ def _widened(holder: Stored, bias: Tensor | None) -> Run:
     return run
 
 
-def _kind(part: nn.Module, in_bf16: bool) -> str:
-    holder = _holder(part) if isinstance(part, HeadLinear) else part
+def _kind(module: nn.Module, in_bf16: bool) -> str:
+    holder = _holder(module) if isinstance(module, HeadLinear) else module
     if isinstance(holder, Stored) and not holder.format.is_exact:
         return holder.format.name
     if isinstance(holder, Stored):
@@ -296,5 +300,5 @@ def _holder(head: nn.Module) -> nn.Module:
     return head if head.weight is not None else head.tied.module
 
 
-def _scaled(run: Run, scale: float) -> Run:
+def _scaling_product(run: LinearFunction, scale: float) -> LinearFunction:
     return lambda x: run(x * scale)

@@ -24,7 +24,7 @@ from clearhead.core.head import Projection
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.linear import float_linear, int4_linear, int8_linear, mixed_linear
 from clearhead.fast.logits import draw_tokens, top_and_log_total
-from clearhead.fast.native.load import opened, serve_only
+from clearhead.fast.native.load import open_library, use_only
 from clearhead.fast.native.options import INFERENCE
 from clearhead.fast.nibbles import quantize_groups, widen_groups
 from clearhead.fast.runner import Runner
@@ -32,43 +32,43 @@ from clearhead.fast.stored import INT8, LARGEST, choose_int4, quantize, store
 from clearhead.fast.training.linear import has_products
 from clearhead.fast.training.loss import fast_cross_entropy
 from clearhead.fast.training.muon import Update, update_matrices
-from clearhead.fast.training.parts import training_tree
 from clearhead.fast.training.stream import dropout
+from clearhead.fast.training.tree import training_tree
 
 V: Final = 70
-Found = tuple[str, float, float]
+Comparison = tuple[str, float, float]
 """What is compared, by how much it differs relative to its size, and by how much it may."""
 EXACT, IN_BF16, IN_INT8 = 1e-5, 0.02, 0.06
 _FACTORS: Final = 3.4445, -4.7750, 2.0315
 
 
-def differences(kernels: str) -> Iterator[Found]:
+def compare_kernels(kernels: str) -> Iterator[Comparison]:
     """Compare the kernels of a folder, as the parts that call them do, with plain layers of random weights."""
     torch.manual_seed(1)
     if kernels == INFERENCE:
-        yield from products()
-        yield from nibble_products()
-        yield from _choices()
+        yield from compare_products()
+        yield from compare_nibble_products()
+        yield from _compare_choices()
         for has_memory in (True, False):
-            yield from _stacks(has_memory)
+            yield from _compare_stacks(has_memory)
     elif has_products():
-        yield from _training()
-        yield from _dropped()
+        yield from _compare_training()
+        yield from _compare_dropout()
         yield "Muon's update", _muon(), IN_BF16
 
 
 def fault_of(kernels: str) -> str | None:
     """Return in words what differs first; None: nothing."""
-    for what, error, most in differences(kernels):
+    for subject, error, most in compare_kernels(kernels):
         if not error <= most:
-            return f"on this machine they compute {what} wrong, by {error:.1g} where {most:g} is rounding"
+            return f"on this machine they compute {subject} wrong, by {error:.1g} where {most:g} is rounding"
     return None
 
 
 @torch.inference_mode()
-def products() -> list[Found]:
+def compare_products() -> list[Comparison]:
     """Compare linear layers of few and of many rows."""
-    found = []
+    comparisons = []
     for rows in (1, 2, 3, 40, 64):  # also so many that weights are packed, in fp32 later than elsewhere
         # Whole blocks, and sizes that fill none.
         for outputs, inputs in ((96, 128), (37, 101)):
@@ -83,14 +83,16 @@ def products() -> list[Found]:
                 "layers of bf16 products": (mixed_linear(half_NK, bias_N), x_MK, half_MK, half_NK, bias_N, EXACT),
                 "layers in 8 bits": (int8_linear(matrix_NK, scale_N, bias_N), x_MK, rounded_MK, wide_NK, bias_N, 1e-3),
             }
-            for what, (run, rows_MK, *exact, most) in cases.items():
+            for subject, (run, rows_MK, *exact, most) in cases.items():
                 assert run is not None
-                found.append((what, relative_error(run(rows_MK), F.linear(*(one.double() for one in exact))), most))
-    return found
+                comparisons.append(
+                    (subject, relative_error(run(rows_MK), F.linear(*(tensor.double() for tensor in exact))), most)
+                )
+    return comparisons
 
 
 @torch.inference_mode()
-def nibble_products() -> Iterator[Found]:
+def compare_nibble_products() -> Iterator[Comparison]:
     """Compare linear layers with weights in 4 bits, of few and of many rows, with their plain form."""
     for rows in (1, 2, 3, 7, 9, 10, 40):  # packed weights serve many rows
         # Whole panels and vectors, and sizes that fill none.
@@ -107,7 +109,7 @@ def _round_rows(x_MK: Tensor) -> Tensor:
     return (x_MK / largest_M1).round() * largest_M1
 
 
-def _choices() -> Iterator[Found]:
+def _compare_choices() -> Iterator[Comparison]:
     for dtype in (torch.float32, torch.bfloat16):
         x_MV = (torch.randn(4, 1000) * 3.0).to(dtype)
         exact_MV = x_MV.double()
@@ -126,12 +128,12 @@ def _choices() -> Iterator[Found]:
         yield "drawn tokens", relative_error(drawn, chosen), 0.0
 
 
-def _stacks(has_memory: bool) -> Iterator[Found]:
+def _compare_stacks(has_memory: bool) -> Iterator[Comparison]:
     plain = build(_model(has_memory)).eval()
     transposed = copy.deepcopy(plain)
-    for part in transposed.modules():
-        if isinstance(part, nn.Linear):  # as in GPT-2's files
-            part.weight.data = part.weight.data.t().contiguous().t()
+    for submodule in transposed.modules():
+        if isinstance(submodule, nn.Linear):  # as in GPT-2's files
+            submodule.weight.data = submodule.weight.data.t().contiguous().t()
     cases = {
         "fp32": (plain, EXACT),
         "fp32 with transposed weights": (transposed, EXACT),
@@ -143,19 +145,19 @@ def _stacks(has_memory: bool) -> Iterator[Found]:
         runner = Runner(module, in_bf16=kind == "bf16 products")
         for rows in (1, 3):
             with torch.inference_mode():
-                found, expected = _decoded(runner.tree(), IndexedCache(), rows), _decoded(module, Cache(), rows)
-            yield f"a stack in {kind}", relative_error(found, expected), most
+                actual, expected = _decode(runner.tree(), IndexedCache(), rows), _decode(module, Cache(), rows)
+            yield f"a stack in {kind}", relative_error(actual, expected), most
 
 
-def _decoded(module: Transformer, cache: Cache, rows: int) -> Tensor:
+def _decode(module: Transformer, cache: Cache, rows: int) -> Tensor:
     """Return the logits of a prompt and of two tokens behind it."""
     ids, lengths = torch.arange(rows * 24).view(rows, 24) % V, torch.arange(24, 0, -1)[:rows]
     mask = torch.arange(24) < lengths[:, None]
     memory = None if module.encoder is None else module.encode(ids, mask=mask).memory
-    pieces = ids[:, :22], ids[:, 22:23], ids[:, 23:]
+    chunks = ids[:, :22], ids[:, 22:23], ids[:, 23:]
     memory_mask = None if memory is None else mask
-    logits = [module.decode(piece, memory=memory, memory_mask=memory_mask, cache=cache).logits for piece in pieces]
-    return torch.cat([one for one in logits if one is not None], 1)
+    logits = [module.decode(piece, memory=memory, memory_mask=memory_mask, cache=cache).logits for piece in chunks]
+    return torch.cat([chunk_logits for chunk_logits in logits if chunk_logits is not None], 1)
 
 
 def _model(has_memory: bool) -> spec.Model:
@@ -167,7 +169,7 @@ def _model(has_memory: bool) -> spec.Model:
     feed_forward = spec.FeedForward(size=128, activation="silu", gated=True, bias_in=False, bias_out=False)
 
     def stack(*functions: spec.Attention | spec.FeedForward) -> spec.Stack:
-        steps = [spec.Step(branches=(spec.Branch(function=one, pre=spec.RMSNorm()),)) for one in functions]
+        steps = [spec.Step(branches=(spec.Branch(function=function, pre=spec.RMSNorm()),)) for function in functions]
         layers = (spec.Layer(steps=tuple(steps)),)
         embedding = spec.Embedding(table=spec.Table(rows=V))
         return spec.Stack(width=64, embedding=embedding, layers=layers, final_norm=spec.LayerNorm())
@@ -177,12 +179,12 @@ def _model(has_memory: bool) -> spec.Model:
     return spec.Model(encoder=stack(attention, feed_forward) if has_memory else None, decoder=decoder, head=head)
 
 
-def _training() -> Iterator[Found]:
+def _compare_training() -> Iterator[Comparison]:
     model = build(_model(True)).train()
-    expected, found = _gradients(model, _plain_loss), _gradients(training_tree(model, "bf16"), _fast_loss)
-    for name, gradient in found.items():
-        what = "the loss of a training step" if not name else "gradients of a training step"
-        yield what, relative_error(gradient, expected[name]), 0.05
+    expected, actual = _gradients(model, _plain_loss), _gradients(training_tree(model, "bf16"), _fast_loss)
+    for name, gradient in actual.items():
+        subject = "the loss of a training step" if not name else "gradients of a training step"
+        yield subject, relative_error(gradient, expected[name]), 0.05
 
 
 def _gradients(model: Transformer, loss_of: Callable[[Tensor, Projection, Tensor], Tensor]) -> dict[str, Tensor]:
@@ -203,12 +205,12 @@ def _fast_loss(states: Tensor, projection: Projection, labels: Tensor) -> Tensor
     return fast_cross_entropy(states, projection, labels, label_smoothing=0.0, plain=_plain_loss)
 
 
-def _dropped() -> Iterator[Found]:
+def _compare_dropout() -> Iterator[Comparison]:
     x, share = torch.randn(64, 1024), 0.75
-    found = dropout(x, 1 - share)
-    kept = found != 0.0
-    yield "elements that dropout keeps", relative_error(found, torch.where(kept, x / share, 0.0)), EXACT
-    yield "the share that dropout keeps", relative_error(kept.double().mean(), torch.tensor(share)), 0.05
+    output = dropout(x, 1 - share)
+    is_kept = output != 0.0
+    yield "elements that dropout keeps", relative_error(output, torch.where(is_kept, x / share, 0.0)), EXACT
+    yield "the share that dropout keeps", relative_error(is_kept.double().mean(), torch.tensor(share)), 0.05
 
 
 def _muon() -> float:
@@ -229,7 +231,7 @@ def main(file: str, kernels: str) -> None:
     """Write to stdout what is wrong with a library, and nothing where it may serve."""
     torch.set_num_threads(2)
     try:
-        serve_only(kernels, opened(Path(file)))
+        use_only(kernels, open_library(Path(file)))
         fault = fault_of(kernels)
     except OSError as error:
         fault = str(error)

@@ -29,7 +29,7 @@ from clearhead.fast.cache import IndexedCache
 from clearhead.fast.kernel_arguments import (
     EVERYWHERE,
     NewTokens,
-    Piece,
+    PromptChunk,
     new_tokens,
     set_angles,
     set_bias,
@@ -40,10 +40,10 @@ from clearhead.fast.kernel_arguments import (
     set_memory,
     window_bounds,
 )
-from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, StackCall, Unfit, address, values
+from clearhead.fast.native.abi import ACTIVATIONS, Branch, Keys, Matrix, Norm, StackCall, UnfitTensor, address, values
 from clearhead.fast.native.load import function
 from clearhead.fast.nibbles import GROUP
-from clearhead.fast.plan import PlannedBranch, planned_branches
+from clearhead.fast.plan import PlannedBranch, list_branches
 from clearhead.fast.stored import INT4, INT8, Stored
 
 Weights = Literal["float32", "mixed", "int8", "int4"]
@@ -52,8 +52,8 @@ Sums are fp32 or exact."""
 RunStack = Callable[[Float[Tensor, "rows width"], list[Keys]], None]
 LONGEST_TEXT: Final = 8192
 Rows = Float[Tensor, "rows width"]
-Places = Int[Tensor, " rows"]
-KEPT: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.int8, "int4": torch.int8}
+TokenIndices = Int[Tensor, " rows"]
+CACHE_DTYPES: Final = {"float32": torch.float32, "mixed": torch.bfloat16, "int8": torch.int8, "int4": torch.int8}
 """What keys and values are kept in, by the weights."""
 FEED_FORWARD, SELF_ATTENTION, MEMORY_ATTENTION = values("Function").values()
 NORM_KINDS: Final = values("NormKind")
@@ -78,15 +78,15 @@ class StackPlan:
     """
 
     def __init__(self, stack: Stack, *, in_bf16: bool) -> None:
-        self._kept: list[Tensor] = []  # what only addresses name
+        self._tensors: list[Tensor] = []  # what only addresses name
         self._in_bf16 = in_bf16
         self._kinds: set[Weights] = set()
         self._attentions: list[tuple[Attention, int] | None] = []
         self._stored: dict[tuple[int, str], Stored] = {}  # matrices that are widened for each call
         self._width = _input_width(stack)
         try:
-            branches = [self._branch(planned) for planned in planned_branches(stack)]
-        except Unfit as error:
+            branches = [self._branch(planned) for planned in list_branches(stack)]
+        except UnfitTensor as error:
             raise NotServed(str(error)) from None
         if "int4" in self._kinds:
             self._kinds.discard("int8")
@@ -126,17 +126,17 @@ class StackPlan:
         cache.extend_row_index(batch)
         # Where products are of rounded numbers anyway, keys and values are rounded as well: reading them is what bounds
         # a step of many rows.
-        dtype = KEPT[self.kind]
+        dtype = CACHE_DTYPES[self.kind]
         cache.convert(dtype)
         buffers = list(self._buffers(x_BTD, dtype, cache))
         new, x_MD = new_tokens(context, batch), x_BTD.flatten(0, 1)
         y_MD = torch.zeros_like(x_MD)
-        for piece in new.pieces(cache.length):
-            some_MD = x_MD[piece.places].float().clone(memory_format=torch.contiguous_format)
-            self._run(some_MD, self._cached_keys(piece, new, buffers, context, cache))
-            if len(some_MD) == len(x_MD):  # the only piece, without padding
-                return some_MD.to(x_BTD.dtype).view(x_BTD.shape)
-            y_MD[piece.places] = some_MD.to(y_MD.dtype)
+        for chunk in new.chunks(cache.length):
+            chunk_MD = x_MD[chunk.token_indices].float().clone(memory_format=torch.contiguous_format)
+            self._run(chunk_MD, self._fill_keys(chunk, new, buffers, context, cache))
+            if len(chunk_MD) == len(x_MD):  # the only piece, without padding
+                return chunk_MD.to(x_BTD.dtype).view(x_BTD.shape)
+            y_MD[chunk.token_indices] = chunk_MD.to(y_MD.dtype)
         return y_MD.view(x_BTD.shape)
 
     def _buffers(self, x_BTD: States, dtype: torch.dtype, cache: IndexedCache) -> Iterator[tuple[Tensor, ...] | None]:
@@ -146,14 +146,14 @@ class StackPlan:
             if entry is None or isinstance(entry[0], MemoryAttention):
                 yield None
                 continue
-            choice, place = entry[0].spec, entry
+            choice, layer = entry[0].spec, entry
             shape = rows, choice.num_kv_heads, length, choice.head_size
-            kept = cache.self_attention[place].extend(shape, like)
-            yield (kept, cache.scales[place].extend((*shape[:3], 1), x_BTD)) if dtype == torch.int8 else (kept,)
+            buffer = cache.self_attention[layer].extend(shape, like)
+            yield (buffer, cache.scales[layer].extend((*shape[:3], 1), x_BTD)) if dtype == torch.int8 else (buffer,)
 
-    def _cached_keys(
+    def _fill_keys(
         self,
-        piece: Piece,
+        chunk: PromptChunk,
         new: NewTokens,
         buffers: list[tuple[Tensor, ...] | None],
         context: Context,
@@ -163,64 +163,64 @@ class StackPlan:
         if self not in cache.keys:
             cache.keys[self] = [Keys() for _ in self._attentions]
         keys = cache.keys[self]
-        for one, entry, kept in zip(keys, self._attentions, buffers, strict=True):
+        for branch_keys, entry, buffer in zip(keys, self._attentions, buffers, strict=True):
             if entry is None:
                 continue
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
-                set_memory(one, piece, new.batch, cache.memory_row_index, attention, context)
+                set_memory(branch_keys, chunk, new.batch, cache.memory_row_index, attention, context)
                 continue
-            assert kept is not None
-            one.held, one.row_index = [], None
-            one.count, one.appends = cache.length - piece.left, True
-            set_groups(one, piece, new.first_keys)
+            assert buffer is not None
+            branch_keys.held, branch_keys.row_index = [], None
+            branch_keys.count, branch_keys.appends = cache.length - chunk.remaining, True
+            set_groups(branch_keys, chunk, new.first_keys)
             if cache.row_index is not None:
-                one.row_index = address(cache.row_index, torch.int32, new.batch, cache.length, by_row=True)
-                one.row_index_stride = cache.row_index.stride(0)
-            set_angles(one, attention, piece, new.batch, context)
-            if piece.cu_seqlens is None:
-                set_bias(one, attention, new.batch, context)
+                branch_keys.row_index = address(cache.row_index, torch.int32, new.batch, cache.length, by_row=True)
+                branch_keys.row_index_stride = cache.row_index.stride(0)
+            set_angles(branch_keys, attention, chunk, new.batch, context)
+            if chunk.cu_seqlens is None:
+                set_bias(branch_keys, attention, new.batch, context)
             else:
-                set_bias_by_place(one, attention, context)
-            one.window_before, one.window_after = window_bounds(attention.spec.mask)
+                set_bias_by_place(branch_keys, attention, context)
+            branch_keys.window_before, branch_keys.window_after = window_bounds(attention.spec.mask)
             mask_BS = new.mask
             if self._has_window and mask_BS is not None and (mask := attention.mask(context)) is not None:
-                one.window_before = one.window_after = EVERYWHERE
+                branch_keys.window_before = branch_keys.window_after = EVERYWHERE
                 mask_BS = mask[:, 0, 0]
-            set_mask(one, None if mask_BS is None else mask_BS[piece.rows])
-            set_buffers(one, attention.spec, piece.rows.start, *kept)
+            set_mask(branch_keys, None if mask_BS is None else mask_BS[chunk.rows])
+            set_buffers(branch_keys, attention.spec, chunk.rows.start, *buffer)
         return keys
 
     def read(self, stack: Stack, sequence: Sequence, context: Context) -> States:
         """Embed whole texts and run the layers over them without their padding, whose states become zeros."""
         mask_BT, (batch, length) = context.masking.key_mask, sequence.ids.shape
-        places = None if mask_BT is None else mask_BT.flatten().nonzero()[:, 0]
+        token_indices = None if mask_BT is None else mask_BT.flatten().nonzero()[:, 0]
         lengths = torch.full((batch,), length) if mask_BT is None else mask_BT.sum(1)
         cu_seqlens = F.pad(lengths.cumsum(0), (1, 0))
-        embedded_MD = _embedded(stack, sequence, context, places)
+        embedded_MD = _embed_tokens(stack, sequence, context, token_indices)
         x_MD = embedded_MD.float().contiguous()
         keys = []
-        piece = Piece(slice(0, batch), slice(None) if places is None else places, cu_seqlens)
+        chunk = PromptChunk(slice(0, batch), slice(None) if token_indices is None else token_indices, cu_seqlens)
         for entry in self._attentions:
-            keys.append(one := Keys())
+            keys.append(branch_keys := Keys())
             if entry is None:
                 continue
             attention, context.depth = entry
             if isinstance(attention, MemoryAttention):
-                set_memory(one, piece, batch, None, attention, context)
+                set_memory(branch_keys, chunk, batch, None, attention, context)
                 continue
             size, heads = attention.spec.head_size, attention.spec.num_kv_heads
-            set_groups(one, piece, None)
-            one.count, one.key_stride, one.head_stride = length, heads * size, size
-            one.window_before, one.window_after = window_bounds(attention.spec.mask)
-            set_angles(one, attention, piece, batch, context)
-            set_bias_by_place(one, attention, context)
+            set_groups(branch_keys, chunk, None)
+            branch_keys.count, branch_keys.key_stride, branch_keys.head_stride = length, heads * size, size
+            branch_keys.window_before, branch_keys.window_after = window_bounds(attention.spec.mask)
+            set_angles(branch_keys, attention, chunk, batch, context)
+            set_bias_by_place(branch_keys, attention, context)
         self._run(x_MD, keys)
         out_MD: Tensor = stack.final_norm(x_MD.to(embedded_MD.dtype))
-        if mask_BT is None or places is None:
+        if mask_BT is None or token_indices is None:
             return out_MD.view(batch, length, -1)
         padding = (~mask_BT).flatten().nonzero()[:, 0]
-        padded = out_MD.new_empty(batch * length, out_MD.shape[1]).index_copy_(0, places, out_MD)
+        padded = out_MD.new_empty(batch * length, out_MD.shape[1]).index_copy_(0, token_indices, out_MD)
         return padded.index_fill_(0, padding, 0.0).view(batch, length, -1)
 
     # --- the structures of the kernels, from the modules ---
@@ -294,7 +294,7 @@ class StackPlan:
             kind = "int4"
             weight, scales = linear.entries()
             matrix.group_scales = address(scales, torch.float16, outputs, inputs // GROUP)
-            self._kept.append(scales)
+            self._tensors.append(scales)
         elif isinstance(linear, Stored) and linear.format.is_exact and self._in_bf16:
             kind, weight = "mixed", linear.entries()[0].detach().bfloat16()
         elif isinstance(linear, Stored) and linear.format.is_exact:
@@ -308,17 +308,17 @@ class StackPlan:
                 kind, weight = "mixed", weight.bfloat16().contiguous()
         else:
             raise NotServed(f"the kernels do not have {type(linear).__name__}")
-        is_turned = kind == "float32" and weight.stride(0) == 1 and weight.stride(1) >= len(weight) > 1
-        if weight.device.type != "cpu" or is_altered(linear) or not (is_turned or weight.is_contiguous()):
+        is_transposed = kind == "float32" and weight.stride(0) == 1 and weight.stride(1) >= len(weight) > 1
+        if weight.device.type != "cpu" or is_altered(linear) or not (is_transposed or weight.is_contiguous()):
             raise NotServed("weights are on another device, spread over processes, or not row by row")
-        if is_turned:
+        if is_transposed:
             matrix.ldb = weight.stride(1)  # GPT-2's files, which are mapped, have them so
             matrix.weight = address(weight.T, torch.float32, inputs, outputs, by_row=True)
         elif (len(self._attentions) - 1, name) not in self._stored:
             stored_inputs = inputs // 2 if kind == "int4" else inputs
             matrix.weight = address(weight, _DTYPES.get(kind, weight.dtype), outputs, stored_inputs)
         self._kinds.add(kind)
-        self._kept.append(weight)
+        self._tensors.append(weight)
         matrix.outputs, matrix.inputs = outputs, inputs
         bias: Tensor | None = linear.bias
         matrix.bias = None if bias is None else self._address(bias, outputs)
@@ -338,8 +338,8 @@ class StackPlan:
             run(x_MD, keys[first:last])
 
     def _address(self, tensor: Tensor, size: int) -> int:
-        self._kept.append(tensor.detach().float().contiguous())
-        return address(self._kept[-1], torch.float32, size)
+        self._tensors.append(tensor.detach().float().contiguous())
+        return address(self._tensors[-1], torch.float32, size)
 
 
 def stack_runner(weights: Weights, branches: list[Branch], width: int) -> RunStack | None:
@@ -359,12 +359,12 @@ def stack_runner(weights: Weights, branches: list[Branch], width: int) -> RunSta
     if kernel is None or any(function(f"linear_{kind}", pointers=5, numbers=3) is None for kind in needed):
         return None
     count, kind = len(branches), values("WeightKind")[weights]
-    of_branches = (Branch * count)(*branches)
+    branch_array = (Branch * count)(*branches)
 
     def run(x_MD: Tensor, keys: list[Keys]) -> None:
-        listed = (Keys * count)(*keys)
+        key_array = (Keys * count)(*keys)
         x = address(x_MD, torch.float32, len(x_MD), width)
-        call = StackCall(x, ctypes.addressof(of_branches), ctypes.addressof(listed), count)
+        call = StackCall(x, ctypes.addressof(branch_array), ctypes.addressof(key_array), count)
         call.M, call.D, call.weight_kind, call.most_threads = len(x_MD), width, kind, torch.get_num_threads()
         kernel(ctypes.addressof(call))
 
@@ -406,9 +406,9 @@ class PlannedStack(Stack):
         return super().continue_from(depth, x_BTD, context)
 
 
-def is_altered(part: nn.Module) -> bool:
+def is_altered(module: nn.Module) -> bool:
     """Return whether a part computes otherwise than its class, or its weights are gathered for each call."""
-    return "forward" in vars(part) or any(hasattr(weight, "placements") for weight in part._parameters.values())
+    return "forward" in vars(module) or any(hasattr(weight, "placements") for weight in module._parameters.values())
 
 
 def _input_width(stack: Stack) -> int:
@@ -419,17 +419,17 @@ def _input_width(stack: Stack) -> int:
     raise NotServed("no matrices")
 
 
-def _embedded(stack: Stack, sequence: Sequence, context: Context, places: Places | None) -> Rows:
+def _embed_tokens(stack: Stack, sequence: Sequence, context: Context, token_indices: TokenIndices | None) -> Rows:
     """Return the embeddings of the tokens at some places of a flattened batch; None: of all."""
 
-    def taken(x_BT: Ids) -> Ids:
-        return x_BT.expand(sequence.ids.shape).flatten()[places][None]
+    def take(x_BT: Ids) -> Ids:
+        return x_BT.expand(sequence.ids.shape).flatten()[token_indices][None]
 
-    if places is not None:
-        given = {"ids": sequence.ids, "segments": sequence.segments, "positions": sequence.positions}
-        read = {name: taken(x_BT) for name, x_BT in given.items() if x_BT is not None}
-        position = taken(context.query_position)
-        sequence = replace(sequence, mask=None, **read)
+    if token_indices is not None:
+        inputs = {"ids": sequence.ids, "segments": sequence.segments, "positions": sequence.positions}
+        selected = {name: take(x_BT) for name, x_BT in inputs.items() if x_BT is not None}
+        position = take(context.query_position)
+        sequence = replace(sequence, mask=None, **selected)
         context = replace(context, query_position=position, key_position=position)
     x_BTD: Tensor = stack.embed(sequence, context)
     return x_BTD.flatten(0, 1)

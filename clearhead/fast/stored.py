@@ -37,7 +37,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True)
-class Entry:
+class FormatEntry:
     """A tensor that a format has for each matrix: its name, dtype and number of axes, of which the first are rows."""
 
     name: str
@@ -46,7 +46,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Format:
+class StorageFormat:
     """A storage format of matrices.
 
     Args:
@@ -61,7 +61,7 @@ class Format:
     """
 
     name: str
-    entries: tuple[Entry, ...]
+    entries: tuple[FormatEntry, ...]
     encode: Callable[[Tensor], tuple[Tensor, ...]]
     widen: Callable[..., Tensor]
     is_exact: bool = False
@@ -77,7 +77,7 @@ class Format:
         """Return whether a weight of a shape can be stored: a matrix, or in an exact format a stack of matrices."""
         return (len(shape) == 2 or (self.is_exact and len(shape) == 3)) and shape[-1] % self.group == 0
 
-    def __reduce__(self) -> tuple[Callable[[str], Format], tuple[str]]:
+    def __reduce__(self) -> tuple[Callable[[str], StorageFormat], tuple[str]]:
         """Copy and pickle a format by its name."""
         return _format_by_name, (self.name,)
 
@@ -113,7 +113,7 @@ def _clamp(matrix: Tensor) -> None:
         matrix.clamp_(min=-LARGEST)
 
 
-def _in_16_bits(name: str, dtype: torch.dtype) -> Format:
+def _in_16_bits(name: str, dtype: torch.dtype) -> StorageFormat:
     def encode(weight: Tensor) -> tuple[Tensor, ...]:
         return (weight.detach().to(dtype).contiguous(),)
 
@@ -121,19 +121,19 @@ def _in_16_bits(name: str, dtype: torch.dtype) -> Format:
         # A replica for a check may have it in double precision.
         return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
-    return Format(name, (Entry("weight", dtype, 2),), encode, widen, is_exact=True)
+    return StorageFormat(name, (FormatEntry("weight", dtype, 2),), encode, widen, is_exact=True)
 
 
-INT8 = Format(
+INT8 = StorageFormat(
     "int8",
-    (Entry("weight_int8", torch.int8, 2), Entry("weight_scale", torch.float32, 1)),
+    (FormatEntry("weight_int8", torch.int8, 2), FormatEntry("weight_scale", torch.float32, 1)),
     quantize,
     _times_scale,
     repair=_clamp,
 )
-INT4 = Format(
+INT4 = StorageFormat(
     "int4",
-    (Entry("weight_int4", torch.uint8, 2), Entry("group_scale", torch.float16, 2)),
+    (FormatEntry("weight_int4", torch.uint8, 2), FormatEntry("group_scale", torch.float16, 2)),
     quantize_groups,
     widen_groups,
     group=GROUP,
@@ -147,14 +147,14 @@ QUANTIZED = (INT8, INT4)
 IN_16_BITS = {torch.bfloat16: BF16, torch.float16: FP16}
 
 
-def _format_by_name(name: str) -> Format:
+def _format_by_name(name: str) -> StorageFormat:
     return next(kind for kind in (*QUANTIZED, *IN_16_BITS.values()) if kind.name == name)
 
 
 class Stored(nn.Module):
     """A module with a stored matrix in place of the parameter `weight`."""
 
-    format: Format
+    format: StorageFormat
 
     @property
     def weight(self) -> Tensor:
@@ -200,7 +200,7 @@ MIXINS: Final = {nn.Linear: Stored, HeadLinear: Stored, ExpertMaps: Stored, Tabl
 """Class of the stored module for each class of a plain one."""
 
 
-def choose_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
+def choose_formats(module: nn.Module, kind: StorageFormat) -> dict[str, StorageFormat]:
     """Return a format for every module whose matrix it can hold, by address.
 
     Args:
@@ -208,14 +208,14 @@ def choose_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
         kind: the format.
     """
     weights = {
-        address: vars(part)["_parameters"].get("weight")
-        for address, part in module.named_modules()
-        if isinstance(part, tuple(MIXINS))
+        address: vars(submodule)["_parameters"].get("weight")
+        for address, submodule in module.named_modules()
+        if isinstance(submodule, tuple(MIXINS))
     }
     return {address: kind for address, weight in weights.items() if weight is not None and kind.holds(weight.shape)}
 
 
-def require_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
+def require_formats(module: nn.Module, kind: StorageFormat) -> dict[str, StorageFormat]:
     """Return a format for every module whose matrix it can hold, by address; the arguments are of `choose_formats`.
 
     Raises:
@@ -227,7 +227,7 @@ def require_formats(module: nn.Module, kind: Format) -> dict[str, Format]:
     return formats
 
 
-def choose_int4(module: nn.Module, in_8_bits: Collection[str] = ()) -> dict[str, Format]:
+def choose_int4(module: nn.Module, in_8_bits: Collection[str] = ()) -> dict[str, StorageFormat]:
     """Return the formats of a model in int4: 4 bits for the linear layers of its stacks, 8 bits for other matrices.
 
     A linear layer whose rows are not whole groups has 8 bits, too.
@@ -240,10 +240,10 @@ def choose_int4(module: nn.Module, in_8_bits: Collection[str] = ()) -> dict[str,
         InputError: less than 75 % of the layers' weights would have 4 bits.
     """
     formats = require_formats(module, INT8)
-    for address, part in _stack_layers(module).items():
-        if not isinstance(part, nn.Linear) or address not in formats or address in in_8_bits:
+    for address, submodule in _stack_layers(module).items():
+        if not isinstance(submodule, nn.Linear) or address not in formats or address in in_8_bits:
             continue
-        if INT4.holds(part.weight.shape):
+        if INT4.holds(submodule.weight.shape):
             formats[address] = INT4
     in_4_bits, total = count_int4(module, formats)
     if in_4_bits < LEAST_SHARE_IN_4_BITS * total:
@@ -255,11 +255,11 @@ def choose_int4(module: nn.Module, in_8_bits: Collection[str] = ()) -> dict[str,
     return formats
 
 
-def count_int4(module: nn.Module, formats: Mapping[str, Format]) -> tuple[int, int]:
+def count_int4(module: nn.Module, formats: Mapping[str, StorageFormat]) -> tuple[int, int]:
     """Return how many weights of the layers' matrices are in 4 bits, and how many there are; shared ones count once."""
     counts = {}
-    for address, part in _stack_layers(module).items():
-        for weight in part.parameters(recurse=False):
+    for address, submodule in _stack_layers(module).items():
+        for weight in submodule.parameters(recurse=False):
             if weight.dim() > 1:
                 counts[id(weight)] = weight.numel(), formats.get(address) == INT4
     in_4_bits = sum(count for count, is_in_4_bits in counts.values() if is_in_4_bits)
@@ -269,14 +269,14 @@ def count_int4(module: nn.Module, formats: Mapping[str, Format]) -> tuple[int, i
 def _stack_layers(module: nn.Module) -> dict[str, nn.Module]:
     """Return every module in the layers of a model's stacks, by address."""
     return {
-        f"{address}.layers.{inner}": part
+        f"{address}.layers.{inner}": submodule
         for address, stack in module.named_modules()
         if isinstance(stack, Stack)
-        for inner, part in stack.layers.named_modules()
+        for inner, submodule in stack.layers.named_modules()
     }
 
 
-def store(module: Transformer, formats: Mapping[str, Format] | Format) -> Transformer:
+def store(module: Transformer, formats: Mapping[str, StorageFormat] | StorageFormat) -> Transformer:
     """Store matrices of a model in other formats, and all other weights in fp32; in place.
 
     Args:
@@ -288,28 +288,28 @@ def store(module: Transformer, formats: Mapping[str, Format] | Format) -> Transf
         InputError: one format is requested, and the model has no matrix that it can hold; or a format cannot hold a
             matrix.
     """
-    formats = require_formats(module, formats) if isinstance(formats, Format) else formats
-    for address, part in list(module.named_modules()):
-        mixin = next((mixin for plain, mixin in MIXINS.items() if isinstance(part, plain)), None)
+    formats = require_formats(module, formats) if isinstance(formats, StorageFormat) else formats
+    for address, submodule in list(module.named_modules()):
+        mixin = next((mixin for plain, mixin in MIXINS.items() if isinstance(submodule, plain)), None)
         if mixin is None or address not in formats:
             continue
-        weight = part.weight
+        weight = submodule.weight
         assert isinstance(weight, Tensor)
         if not formats[address].holds(weight.shape):
             name, shape = formats[address].name, list(weight.shape)
             raise InputError(f"'{address}' has the shape {shape}, and {name} is not for such rows")
-        stored = part if isinstance(part, Stored) else override(part, mixin)
+        stored = submodule if isinstance(submodule, Stored) else override(submodule, mixin)
         stored.format = formats[address]
         stored.put(weight)
-    for part in module.modules() if formats else ():
-        for name, parameter in part.named_parameters(recurse=False):
-            if not isinstance(part, Stored) or name != "weight":
+    for submodule in module.modules() if formats else ():
+        for name, parameter in submodule.named_parameters(recurse=False):
+            if not isinstance(submodule, Stored) or name != "weight":
                 parameter.data = parameter.data.float()
             parameter.requires_grad_(False)
     return module
 
 
-def keep_16_bits(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> dict[str, Format]:
+def keep_16_bits(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> dict[str, StorageFormat]:
     """Return the format of each matrix that a file has in 16 bits; none for a small model, which is fast in fp32.
 
     Args:
@@ -325,7 +325,7 @@ def keep_16_bits(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> dict[s
     return formats if count >= LEAST_WEIGHTS else {}
 
 
-def matching_formats(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Format]:
+def matching_formats(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, StorageFormat]:
     """Return the formats in which tensors hold the matrices of a plain module, by address.
 
     Quantized matrices are known by the names of their entries. A matrix of 16 bits is stored if other tensors have
@@ -350,7 +350,7 @@ class WeightPlan:
     """
 
     dtype: torch.dtype
-    formats: Mapping[str, Format]
+    formats: Mapping[str, StorageFormat]
 
     def keeps(self, address: str, dtype: torch.dtype) -> bool:
         """Return whether a weight of a dtype is held as it is, and may stay in its mapped file."""
@@ -378,7 +378,7 @@ class WeightPlan:
         """Return the bytes that a weight takes; its slot is on the meta device."""
         return sum(tensor.nbytes for tensor in self.outline(address, slot).values())
 
-    def _format(self, address: str) -> Format | None:
+    def _format(self, address: str) -> StorageFormat | None:
         owner, _, name = address.rpartition(".")
         return self.formats.get(owner) if name == "weight" else None
 
@@ -394,16 +394,16 @@ class WeightForm:
     """
 
     dtype: torch.dtype = torch.float32
-    choose: Callable[[nn.Module, Mapping[str, torch.dtype]], Mapping[str, Format]] | None = None
+    choose: Callable[[nn.Module, Mapping[str, torch.dtype]], Mapping[str, StorageFormat]] | None = None
 
     def plan(self, module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> WeightPlan:
         """Return the plan for one model."""
         return WeightPlan(self.dtype, {} if self.choose is None else self.choose(module, dtypes))
 
 
-def stored_matrices(module: nn.Module) -> dict[str, Format]:
+def stored_matrices(module: nn.Module) -> dict[str, StorageFormat]:
     """Return the formats of a model's stored matrices, by address."""
-    return {address: part.format for address, part in module.named_modules() if isinstance(part, Stored)}
+    return {address: submodule.format for address, submodule in module.named_modules() if isinstance(submodule, Stored)}
 
 
 def plain_state(module: nn.Module) -> dict[str, Tensor]:
@@ -427,12 +427,12 @@ def is_quantized(module: nn.Module) -> bool:
     return any(not kind.is_exact for kind in stored_matrices(module).values())
 
 
-def narrowest(formats: Mapping[str, Format]) -> Format | None:
+def narrowest(formats: Mapping[str, StorageFormat]) -> StorageFormat | None:
     """Return the quantized format that a model is named after: int4 if some of its matrices are; None without any."""
     return max((kind for kind in formats.values() if kind in QUANTIZED), key=QUANTIZED.index, default=None)
 
 
-def refuse_quantized(module: nn.Module, what: str) -> None:
+def refuse_quantized(module: nn.Module, purpose: str) -> None:
     """Refuse a model with quantized weights for work that needs all their digits.
 
     Raises:
@@ -441,11 +441,11 @@ def refuse_quantized(module: nn.Module, what: str) -> None:
     names = sorted({kind.name for kind in stored_matrices(module).values() if not kind.is_exact})
     if names:
         raise InputError(
-            f"{what} needs all digits of the weights, and this model has them in {' and '.join(names)}: load it as fp32"
+            f"{purpose} needs all digits of the weights, and this model has them in {' and '.join(names)}: load it as fp32"
         )
 
 
-def formats_of(tensors: Mapping[str, Tensor]) -> dict[str, Format]:
+def formats_of(tensors: Mapping[str, Tensor]) -> dict[str, StorageFormat]:
     """Return the format of each quantized matrix among the tensors of a file.
 
     Args:
@@ -503,7 +503,7 @@ def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
             yield from _entry_faults(owner, kind, tensors)
 
 
-def _entry_faults(owner: str, kind: Format, tensors: Mapping[str, Tensor]) -> Iterator[str]:
+def _entry_faults(owner: str, kind: StorageFormat, tensors: Mapping[str, Tensor]) -> Iterator[str]:
     """Yield a sentence for each entry of a quantized matrix that is missing or does not fit its first entry."""
     matrix = tensors[f"{owner}.{kind.names[0]}"]
     for entry in kind.entries:

@@ -60,7 +60,7 @@ def pad_ids(
     return ids_BT, torch.arange(longest, device=device) < lengths_B1
 
 
-def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None, *, what: str) -> None:
+def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None, *, noun: str) -> None:
     """Refuse sequences that are empty or longer than the model's positions; without any, than `LONGEST_PROMPT`.
 
     Raises:
@@ -69,15 +69,15 @@ def check_lengths(sequences: Sequence[Sequence[int]], max_positions: int | None,
     faults, kind = [], InputError
     for number, sequence in enumerate(sequences, start=1):
         if not sequence:
-            faults.append(nth_text(number, what) + " has no tokens: leave it out.")
+            faults.append(nth_text(number, noun) + " has no tokens: leave it out.")
         elif len(sequence) > (max_positions or LONGEST_PROMPT):
             kind = ContextTooLong if max_positions else InputError
             limit = (
                 f"the model has {max_positions} positions" if max_positions else f"at most {LONGEST_PROMPT:,} are read"
             )
-            faults.append(nth_text(number, what) + f" has {len(sequence)} tokens, but {limit}: split or shorten it.")
+            faults.append(nth_text(number, noun) + f" has {len(sequence)} tokens, but {limit}: split or shorten it.")
     if faults:
-        raise kind.from_faults(faults, subject=f"the {what}s")
+        raise kind.from_faults(faults, subject=f"the {noun}s")
 
 
 def position_limit(module: Transformer, options: GenerateOptions) -> int | None:
@@ -100,7 +100,7 @@ def position_limit(module: Transformer, options: GenerateOptions) -> int | None:
     return module.max_positions
 
 
-def read_tokens(module: nn.Module) -> int:
+def default_batch_tokens(module: nn.Module) -> int:
     """Return the default number of padded tokens in a batch.
 
     On a CPU their hidden states should fit into its caches: MiniLM is 1.4 times as fast with 2,048 as with 8,192.

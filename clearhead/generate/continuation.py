@@ -25,17 +25,24 @@ from clearhead.generate.batching import check_lengths, device_of, position_limit
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import (
-    PIECE_TOKENS,
+    CHUNK_TOKENS,
     Prefill,
     Prefixes,
     check_model,
-    prefill_pieces,
+    prefill_chunks,
     prefill_prompts,
     token_limits,
 )
 from clearhead.generate.processors import Processor, build_logits_processors, is_timeless
-from clearhead.generate.results import BeginConstraint, Continuation, Decode, Row, Sentence, StreamingDecoder
-from clearhead.generate.running import Generated, Progress, RunningBatch, Started, run_queue
+from clearhead.generate.results import (
+    BeginConstraint,
+    Continuation,
+    Decode,
+    GeneratedSequence,
+    Sentence,
+    StreamingDecoder,
+)
+from clearhead.generate.running import Generated, PrefilledMember, RunningBatch, SequenceProgress, run_queue
 from clearhead.generate.search.beam import Search, target_limits
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.search.sampling import RandomStream, Sampling, TokenChooser, sequence_seed
@@ -111,15 +118,15 @@ def generate_ids(module: Transformer, request: GenerateRequest) -> list[list[Con
         RunFailure: the model's output is not a number, or the options ban every token.
     """
     with_text = bool(request.stops) or request.constraint is not None
-    starter = RequestStarter(in_evaluation(module), request, checked_limits(module, request), with_text)
+    starter = RequestStarter(in_evaluation(module), request, check_limits(module, request), with_text)
     done: list[Generated] = []
     for step in starter.run():
         done += [event.sequence for event in step if event.is_done]
     results: list[list[Continuation]] = [[] for _ in request.prompts]
     for sequence in done:
         if isinstance(sequence, Sentence):
-            results[sequence.prompt] = sequence.ranked()
-    for row in sorted((row for row in done if isinstance(row, Row)), key=lambda row: row.number):
+            results[sequence.prompt] = sequence.best_candidates()
+    for row in sorted((row for row in done if isinstance(row, GeneratedSequence)), key=lambda row: row.number):
         results[row.prompt].append(row.continuation())
     return results
 
@@ -141,7 +148,7 @@ def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, 
         raise InputError("a stream needs " + argument("beam_size") + " 1: with more no text is final before the end")
     if len(request.prompts) != 1 or request.options.num_sequences != 1:
         raise InputError("a stream is one text: give a prompt and leave " + argument("num_return_sequences") + " at 1")
-    return _stream(RequestStarter(in_evaluation(module), request, checked_limits(module, request), with_text=True))
+    return _stream(RequestStarter(in_evaluation(module), request, check_limits(module, request), with_text=True))
 
 
 def _stream(starter: RequestStarter) -> Generator[str, None, Continuation]:
@@ -149,11 +156,11 @@ def _stream(starter: RequestStarter) -> Generator[str, None, Continuation]:
     for step in starter.run():
         yield from (event.text for event in step if event.text)
     (row,) = (event.sequence for event in step)
-    assert isinstance(row, Row)
+    assert isinstance(row, GeneratedSequence)
     return row.continuation()
 
 
-def checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
+def check_limits(module: Transformer, request: GenerateRequest) -> list[int]:
     """Check a request; return how many tokens may follow each prompt.
 
     Args:
@@ -168,13 +175,13 @@ def checked_limits(module: Transformer, request: GenerateRequest) -> list[int]:
         _refuse_large_cache(module, request)
     if isinstance(options, SearchOptions):
         assert sources is not None, "a translation has a source"
-        check_lengths(sources, module.spec.position_limit, what="source")
+        check_lengths(sources, module.spec.position_limit, noun="source")
         return target_limits(module, list(map(len, sources)), options)
     check_model(module, with_sources=sources is not None)
     assert request.decode is not None or not options.stops, "stop texts need a way to decode"
     limits = token_limits(module, request.prompts, options, most=request.config.max_length)
     if sources is not None:
-        check_lengths(sources, position_limit(module, options), what="source")
+        check_lengths(sources, position_limit(module, options), noun="source")
     longest = max(map(len, [*request.prompts, *(sources or ())]), default=0)
     if longest >= LONG_PROMPT:
         _LOGGER.info("reading %s tokens at once, which takes the longer the more there are", f"{longest:,}")
@@ -192,8 +199,8 @@ def _refuse_large_cache(module: Transformer, request: GenerateRequest) -> None:
     target_token, source_token = cache_bytes(module.spec, cache_dtype(module))
     # Sequences of one prompt share the keys and values of its source.
     needed = request.options.num_rows * len(prompt) * target_token + len(source) * source_token
-    what = f"the KV cache of prompt {number} ({count:,} tokens)"
-    refuse_memory(needed, what, free=free_memory(device_of(module)), advice="shorten it")
+    subject = f"the KV cache of prompt {number} ({count:,} tokens)"
+    refuse_memory(needed, subject, free=free_memory(device_of(module)), advice="shorten it")
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +219,7 @@ class RequestStarter:
     limits: Sequence[int]
     with_text: bool
 
-    def run(self) -> Iterator[list[Progress]]:
+    def run(self) -> Iterator[list[SequenceProgress]]:
         """Run all prompts, and give the progress of each step."""
         options, budget = self.request.options, BATCH_TOKENS
         if isinstance(options, SearchOptions):
@@ -220,7 +227,7 @@ class RequestStarter:
         batch = RunningBatch(self.module)
         yield from run_queue(batch, self._costs(), self._start_groups, budget=budget, most=options.batch_size)
 
-    def start(self, numbers: Sequence[int]) -> Started:
+    def start(self, numbers: Sequence[int]) -> PrefilledMember:
         """Read some prompts, and start them.
 
         Args:
@@ -245,7 +252,7 @@ class RequestStarter:
         # That of a translation leaves out the last token, which the decoder never reads.
         return self.limits[number] - isinstance(self.request.options, SearchOptions)
 
-    def start_prefilled(self, numbers: Sequence[int], prefill: Prefill) -> Started:
+    def start_prefilled(self, numbers: Sequence[int], prefill: Prefill) -> PrefilledMember:
         """Start prompts that are read already."""
         request, options = self.request, self.request.options
         if isinstance(options, SearchOptions) or options.is_search:
@@ -258,7 +265,7 @@ class RequestStarter:
                 open_ended=isinstance(options, GenerateOptions),
                 recorder=request.recorder,
             )
-            return Started(search, prefill.cache, prefill.logits)
+            return PrefilledMember(search, prefill.cache, prefill.logits)
         rows, prefill = self._rows(numbers), prefill.repeat(options.num_return_sequences)
         chain, streams = self._chain(numbers[0], prefill), []
         if options.method == "sample":
@@ -270,8 +277,8 @@ class RequestStarter:
                 for row in rows
             ]
         chooser = TokenChooser(chain, options if streams else None)
-        kind = _kind(request, options) if all(map(is_timeless, chain)) else None
-        return Started(Sampling(rows, prefill.ids, chooser, streams, kind), prefill.cache, prefill.logits)
+        kind = _sampling_kind(request, options) if all(map(is_timeless, chain)) else None
+        return PrefilledMember(Sampling(rows, prefill.ids, chooser, streams, kind), prefill.cache, prefill.logits)
 
     def _costs(self) -> list[int]:
         """Return the most tokens in the cache for each prompt; for a translation, those of its source."""
@@ -283,7 +290,7 @@ class RequestStarter:
             costs = [cost + rows * len(source) for cost, source in zip(costs, request.sources, strict=True)]
         return costs
 
-    def _start_groups(self, numbers: list[int]) -> list[Started]:
+    def _start_groups(self, numbers: list[int]) -> list[PrefilledMember]:
         """Start prompts in groups of equal rules: some settings depend on the lengths of prompt and text."""
         groups: dict[Hashable, list[int]] = {}
         for number in numbers:
@@ -291,7 +298,7 @@ class RequestStarter:
             groups.setdefault(rules, []).append(number)
         return [self.start(group) for group in groups.values()]
 
-    def _rows(self, numbers: Sequence[int]) -> list[Row]:
+    def _rows(self, numbers: Sequence[int]) -> list[GeneratedSequence]:
         """Return the sequences of some prompts, those of a prompt side by side."""
         request, rows = self.request, []
         for prompt in numbers:
@@ -301,7 +308,11 @@ class RequestStarter:
                     assert request.decode is not None
                     decoder = StreamingDecoder(request.decode, request.stops, request.context(prompt))
                 constraint = None if request.constraint is None else request.constraint()
-                rows.append(Row(prompt, number, self.limits[prompt], request.end_ids, decoder, constraint=constraint))
+                rows.append(
+                    GeneratedSequence(
+                        prompt, number, self.limits[prompt], request.end_ids, decoder, constraint=constraint
+                    )
+                )
         return rows
 
     def _chain(self, number: int, prefill: Prefill) -> list[Processor]:
@@ -311,7 +322,7 @@ class RequestStarter:
         if isinstance(options, GenerateOptions):
             shortest = min(request.config.min_length - num_prompt, options.max_new_tokens)
             options = replace(options, min_new_tokens=max(options.min_new_tokens, shortest))
-        banned_X = _banned(request, prefill.logits)
+        banned_X = _banned_ids(request, prefill.logits)
         chain = build_logits_processors(options, request.end_ids, prompt_length, banned_X, prefill.source_ids)
         return chain + request.config.processors(prompt_length, self.limits[number], num_prompt=num_prompt)
 
@@ -326,10 +337,10 @@ class PromptReader:
     """
 
     def __init__(self, module: Transformer, request: GenerateRequest, prefixes: Prefixes | None = None) -> None:
-        limits = checked_limits(module, request)
+        limits = check_limits(module, request)
         self._starter = RequestStarter(module, request, limits, with_text=request.decode is not None)
         self._request, self._prefixes = request, prefixes
-        self._pieces = prefill_pieces(
+        self._chunks = prefill_chunks(
             module,
             request.prompts[0],
             None if request.sources is None else request.sources[0],
@@ -351,7 +362,7 @@ class PromptReader:
         """A value that is equal for readers that may read together; None means that this one reads alone."""
         request, prompt = self._request, self._request.prompts[0]
         has_shared_start = self._prefixes is not None and self._prefixes.count(prompt) > 0
-        if has_shared_start or len(prompt) > PIECE_TOKENS:
+        if has_shared_start or len(prompt) > CHUNK_TOKENS:
             return None
         # The sentences of one search share its options.
         options = (tuple(prompt), request.options, *_rules(request)) if self._is_search else ()
@@ -362,35 +373,35 @@ class PromptReader:
         """Whether the sources of several readers start as one search, which takes less time for each token."""
         return self._request.options.is_search and self._request.sources is not None
 
-    def step(self, others: Sequence[PromptReader] = ()) -> list[Started] | None:
+    def step(self, others: Sequence[PromptReader] = ()) -> list[PrefilledMember] | None:
         """Read the next piece, and all of others of its kind; return the starts of all after the last piece."""
         if others:
             return self._step_with(others)
         if self._prefixes is not None and self._request.sources is None and not self._has_begun:
             self.num_shared = self._prefixes.count(self._request.prompts[0])
         self._has_begun = True
-        prefill = next(self._pieces)
+        prefill = next(self._chunks)
         return None if prefill is None else [self._start(prefill)]
 
-    def _step_with(self, others: Sequence[PromptReader]) -> list[Started]:
+    def _step_with(self, others: Sequence[PromptReader]) -> list[PrefilledMember]:
         readers = [self, *others]
-        together, numbers = self._join(readers), range(len(readers))
+        together, numbers = self._merge_readers(readers), range(len(readers))
         prefill = together.prefill(numbers)
         if self._is_search:
             for reader in readers:
                 reader.is_done = True
             return [together.start_prefilled(numbers, prefill)]
-        if prefill.cache.kept or not prefill.cache.self_attention:
+        if prefill.cache.states or not prefill.cache.self_attention:
             # The state of custom modules in a batch cannot be taken apart.
             return [start for reader in readers for start in reader.step() or ()]
         starts = []
-        for reader, alone in zip(readers, prefill.each_prompt(), strict=True):
+        for reader, alone in zip(readers, prefill.split_prompts(), strict=True):
             if reader._prefixes is not None:
                 reader._prefixes.keep(reader._request.prompts[0], alone.cache)
             starts.append(reader._start(alone))
         return starts
 
-    def _join(self, readers: Sequence[PromptReader]) -> RequestStarter:
+    def _merge_readers(self, readers: Sequence[PromptReader]) -> RequestStarter:
         """Return a starter of the prompts of all readers."""
         requests = [reader._request for reader in readers]
         sources = [request.sources[0] for request in requests if request.sources is not None]
@@ -401,12 +412,12 @@ class PromptReader:
             limits=[reader._starter.limits[0] for reader in readers],
         )
 
-    def _start(self, prefill: Prefill) -> Started:
+    def _start(self, prefill: Prefill) -> PrefilledMember:
         self.is_done = True
         return self._starter.start_prefilled([0], prefill)
 
 
-def _kind(request: GenerateRequest, options: GenerateOptions) -> Hashable:
+def _sampling_kind(request: GenerateRequest, options: GenerateOptions) -> Hashable:
     """Return a value that is equal for requests whose sequences choose their tokens alike."""
     options = replace(options, seed=None, max_new_tokens=1, must_fit=False, num_return_sequences=1, stop=())
     return replace(options, batch_size=None), *_rules(request), request.constraint is None
@@ -417,7 +428,7 @@ def _rules(request: GenerateRequest) -> tuple[object, ...]:
     return request.end_ids, frozenset(request.banned), request.config
 
 
-def _banned(request: GenerateRequest, logits: Tensor) -> Int[Tensor, " banned"]:
+def _banned_ids(request: GenerateRequest, logits: Tensor) -> Int[Tensor, " banned"]:
     """Return the banned ids that the model has outputs for, the end token never among them."""
     ids = sorted(index for index in set(request.banned) - {*request.end_ids} if index < logits.shape[1])
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, create_model
 
 from clearhead.base.errors import InputError, Message, argument
-from clearhead.base.files import typed
+from clearhead.base.files import convert_json
 from clearhead.generate.options import DECLARED, MOST_TOKENS, GenerateOptions, number_type
 from clearhead.generate.processors import BannedIds, BannedSequences, ForcedAt, Processor
 
@@ -133,26 +133,26 @@ class GenerationConfig:
         Raises:
             InputError: values of a wrong type.
         """
-        given = _typed(settings, source)
-        options = _options(given)
-        ends, lasts = _ids(given.eos_token_id), _ids(given.forced_eos_token_id)
-        words = [tuple(ids) for ids in given.bad_words_ids or ()]
+        keys = _parse_settings(settings, source)
+        options = _default_options(keys)
+        ends, lasts = _ids(keys.eos_token_id), _ids(keys.forced_eos_token_id)
+        words = [tuple(ids) for ids in keys.bad_words_ids or ()]
         return cls(
-            decoder_start_id=_id(given.decoder_start_token_id),
-            bos_id=_id(given.bos_token_id),
+            decoder_start_id=_id(keys.decoder_start_token_id),
+            bos_id=_id(keys.bos_token_id),
             eos_ids=ends,
-            pad_id=_id(given.pad_token_id),
-            forced_bos_id=_id(given.forced_bos_token_id),
-            forced_eos_id=_id(given.forced_eos_token_id),
-            banned_ids=_ids(given.suppress_tokens),
-            banned_first_ids=_ids(given.begin_suppress_tokens),
+            pad_id=_id(keys.pad_token_id),
+            forced_bos_id=_id(keys.forced_bos_token_id),
+            forced_eos_id=_id(keys.forced_eos_token_id),
+            banned_ids=_ids(keys.suppress_tokens),
+            banned_first_ids=_ids(keys.begin_suppress_tokens),
             # A bad word that is an end token bans nothing.
             banned_sequences=tuple(word for word in words if word not in [(index,) for index in ends]),
             options=options,
-            max_length=given.max_length,
-            min_length=0 if "min_new_tokens" in options else given.min_length or 0,
-            unsupported=_unsupported(settings, lasts),
-            early_stopping=None if given.early_stopping == "never" else given.early_stopping,
+            max_length=keys.max_length,
+            min_length=0 if "min_new_tokens" in options else keys.min_length or 0,
+            unsupported=_list_unsupported(settings, lasts),
+            early_stopping=None if keys.early_stopping == "never" else keys.early_stopping,
         )
 
     def within(self, rows: int, source: str) -> GenerationConfig:
@@ -173,7 +173,7 @@ class GenerationConfig:
             "pad_token_id": _ids(self.pad_id),
             "forced_bos_token_id": _ids(self.forced_bos_id),
         }
-        outside = _beyond(rows, needed)
+        outside = _ids_beyond(rows, needed)
         if outside:
             raise InputError(
                 f"{source}: {' and '.join(outside)} {'is' if len(outside) == 1 else 'are'} outside the vocabulary, "
@@ -186,7 +186,7 @@ class GenerationConfig:
             "forced_eos_token_id": _ids(self.forced_eos_id),
         }
         ends = tuple(index for index in self.eos_ids if index < rows)
-        return replace(self, bos_id=bos, eos_ids=ends, forced_eos_id=last, left_out=tuple(_beyond(rows, left_out)))
+        return replace(self, bos_id=bos, eos_ids=ends, forced_eos_id=last, left_out=tuple(_ids_beyond(rows, left_out)))
 
     def settings(self, *, has_encoder: bool, max_positions: int | None) -> dict[str, Any]:
         """Return the settings of all options, by name: of those of generation, and of those of a search.
@@ -265,7 +265,7 @@ class GenerationConfig:
             "longest": self.max_length,
             "shortest": self.min_length or None,
         }
-        shown = [f"{name} {_shown(value)}" for name, value in named.items() if value is not None]
+        shown = [f"{name} {_format_value(value)}" for name, value in named.items() if value is not None]
         shown += [f"{name} {value}" for name, value in self.options.items()]
         if self.early_stopping is not None:
             shown.append(f"early stopping of beam search: {str(self.early_stopping).lower()}")
@@ -274,10 +274,12 @@ class GenerationConfig:
         return [*shown, *(f"not supported: {key}" for key in self.unsupported)]
 
 
-def _typed(settings: Mapping[str, Any], source: str) -> _Keys:
+def _parse_settings(settings: Mapping[str, Any], source: str) -> _Keys:
     """Return the settings with their types; where one asks for too much, the message says which option may."""
     try:
-        return typed({key: settings[key] for key in _Settings.model_fields if key in settings}, _Settings, name=source)
+        return convert_json(
+            {key: settings[key] for key in _Settings.model_fields if key in settings}, _Settings, name=source
+        )
     except InputError as error:
         options = {"max_length": "max_new_tokens", "min_length": "min_new_tokens", **_OPTIONS}
         large = []
@@ -291,7 +293,7 @@ def _typed(settings: Mapping[str, Any], source: str) -> _Keys:
         raise
 
 
-def _beyond(rows: int, ids: Mapping[str, tuple[int, ...]]) -> list[str]:
+def _ids_beyond(rows: int, ids: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Return the keys with an id beyond the rows, each with its largest."""
     return [f"{key} = {max(listed)}" for key, listed in ids.items() if listed and max(listed) >= rows]
 
@@ -307,20 +309,20 @@ def _ids(ids: int | list[int] | None) -> tuple[int, ...]:
     return tuple(index for index in ([ids] if isinstance(ids, int) else ids) if index >= 0)
 
 
-def _options(given: _Keys) -> dict[str, Any]:
+def _default_options(keys: _Keys) -> dict[str, Any]:
     """Return the default options; those of sampling only if the settings turn it on, temperature 0 if off."""
-    options = {name: value for key, name in _OPTIONS.items() if (value := getattr(given, key)) is not None}
+    options = {name: value for key, name in _OPTIONS.items() if (value := getattr(keys, key)) is not None}
     has_beams = options.get("beam_size", 1) > 1
-    if given.do_sample is True and not has_beams:
+    if keys.do_sample is True and not has_beams:
         return {"temperature": 1.0, **options}
     for name in _SAMPLING:
         options.pop(name, None)
-    if given.do_sample is False and not has_beams:
+    if keys.do_sample is False and not has_beams:
         options["temperature"] = 0
     return options
 
 
-def _unsupported(settings: Mapping[str, Any], lasts: tuple[int, ...]) -> tuple[str, ...]:
+def _list_unsupported(settings: Mapping[str, Any], lasts: tuple[int, ...]) -> tuple[str, ...]:
     faults = [key for key, idle in _UNSUPPORTED.items() if settings.get(key) not in (None, *idle, [], {})]
     if settings.get("do_sample") is True and (settings.get("num_beams") or 1) > 1:
         faults.append("do_sample together with num_beams")
@@ -329,9 +331,9 @@ def _unsupported(settings: Mapping[str, Any], lasts: tuple[int, ...]) -> tuple[s
     return tuple(faults)
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if not isinstance(value, tuple):
         return str(value)
     most = 8
-    shown = ", ".join(map(_shown, value[:most]))
+    shown = ", ".join(map(_format_value, value[:most]))
     return f"{shown} and {len(value) - most} more" if len(value) > most else shown

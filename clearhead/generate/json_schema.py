@@ -92,22 +92,22 @@ def with_schema(
     _try_grammar(vocabulary, _GRAMMAR + written, abandoned or Event())
     # The work is the same, so that it ends within the same bounds.
     matcher = compile_grammar(library_tokenizer, _GRAMMAR + written)
-    first_V = _Followed(matcher.deep_copy()).allowed()
+    first_V = _SchemaConstraint(matcher.deep_copy()).allowed_tokens()
     if not any(library_tokenizer.decode_bytes([index]).strip() for index in first_V.nonzero()[:, 0].tolist()):
         raise InputError(
             f"no token of this vocabulary ({tokenizer.kind}) begins a text under the schema, as where none writes a "
             "brace: take another schema, or another model"
         )
-    return replace(request, constraint=lambda: _Followed(matcher.deep_copy()))
+    return replace(request, constraint=lambda: _SchemaConstraint(matcher.deep_copy()))
 
 
-class _Followed(Constraint):
+class _SchemaConstraint(Constraint):
     """The state of one text under a schema; see `Constraint`."""
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
-    def allowed(self) -> Bool[Tensor, " vocab"]:
+    def allowed_tokens(self) -> Bool[Tensor, " vocab"]:
         """Return which tokens may be next: none after a failure, which would let the text end."""
         allowed_V = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
         return torch.zeros_like(allowed_V) if self._matcher.is_error() else allowed_V

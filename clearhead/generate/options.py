@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType, NoneType
 from typing import Any, ClassVar, Literal, TypedDict, TypeVar, get_args, get_type_hints
 
-from clearhead.base.errors import InputError, argument, nearest
+from clearhead.base.errors import InputError, argument, did_you_mean
 
 DEFAULT_TARGET_PER_SOURCE = 2
 DEFAULT_TARGET_EXTRA = 10
@@ -129,7 +129,7 @@ class DecodingOptions:
         _refuse(self, value_faults(DECLARED[type(self)], vars(self)) or self._conflicts())
 
     @classmethod
-    def settled(cls, merged: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def with_defaults(cls, merged: Mapping[str, Any], call_options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of a call with the defaults that depend on others, without settings that have no effect.
 
         Args:
@@ -201,10 +201,10 @@ class SearchOptions(DecodingOptions):
     )
 
     @classmethod
-    def settled(cls, merged: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def with_defaults(cls, merged: Mapping[str, Any], call_options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options with as many beams at least as hypotheses are asked for, unless the call says how many."""
-        options = super().settled(merged, given)
-        if "beam_size" not in given:
+        options = super().with_defaults(merged, call_options)
+        if "beam_size" not in call_options:
             options["beam_size"] = max(options["beam_size"], options.get("n_best", 1))
         return options
 
@@ -293,7 +293,7 @@ class GenerateOptions(DecodingOptions):
     """Refuse a prompt that leaves fewer positions than the `max_new_tokens` that the caller chose."""
 
     @classmethod
-    def settled(cls, merged: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def with_defaults(cls, merged: Mapping[str, Any], call_options: Mapping[str, Any]) -> dict[str, Any]:
         """Return options that sample, from a seed, where nothing says how a token is chosen.
 
         Without a temperature and without a filter, both have their usual values; beam search and a temperature of 0
@@ -301,7 +301,11 @@ class GenerateOptions(DecodingOptions):
         off.
         """
         options = dict(merged)
-        if options.get("temperature") == 0 and "temperature" not in given and not _ASK_FOR_SAMPLING.isdisjoint(given):
+        if (
+            options.get("temperature") == 0
+            and "temperature" not in call_options
+            and not _ASK_FOR_SAMPLING.isdisjoint(call_options)
+        ):
             del options["temperature"]
         if "temperature" not in options and _method({**options, "temperature": 0}) == "greedy":
             options["temperature"] = cls.usual["temperature"]
@@ -310,9 +314,9 @@ class GenerateOptions(DecodingOptions):
         method = _method(options)
         if method == "sample":
             options.setdefault("seed", secrets.randbelow(2**31))
-        used = [name for name, (_, option) in DECLARED[cls].items() if name in given or method in option.methods]
+        used = [name for name, (_, option) in DECLARED[cls].items() if name in call_options or method in option.methods]
         used_options = {name: value for name, value in options.items() if name in used}
-        return {**used_options, "must_fit": "max_new_tokens" in given}
+        return {**used_options, "must_fit": "max_new_tokens" in call_options}
 
     @property
     def tokens_before_end(self) -> int:
@@ -376,14 +380,14 @@ class GenerateOptions(DecodingOptions):
 OptionsT = TypeVar("OptionsT", bound=DecodingOptions)
 
 
-def _declared(kind: type[DecodingOptions]) -> Mapping[str, tuple[Any, Option]]:
+def _declared_options(kind: type[DecodingOptions]) -> Mapping[str, tuple[Any, Option]]:
     types = get_type_hints(kind)
     declared = [option for option in fields(kind) if "option" in option.metadata]
     return MappingProxyType({option.name: (types[option.name], option.metadata["option"]) for option in declared})
 
 
 DECLARED: Mapping[type[DecodingOptions], Mapping[str, tuple[Any, Option]]] = MappingProxyType(
-    {kind: _declared(kind) for kind in (SearchOptions, GenerateOptions)}
+    {kind: _declared_options(kind) for kind in (SearchOptions, GenerateOptions)}
 )
 """Type and declaration of each option, by class and name."""
 
@@ -402,7 +406,7 @@ _ASK_FOR_SAMPLING = frozenset(
 )
 
 
-def resolved(kind: type[OptionsT], given: Mapping[str, Any], settings: Mapping[str, Any]) -> OptionsT:
+def resolve_options(kind: type[OptionsT], call_options: Mapping[str, Any], settings: Mapping[str, Any]) -> OptionsT:
     """Return the options of a call: what it gives goes before its checkpoint's settings, and these before defaults.
 
     Args:
@@ -414,12 +418,12 @@ def resolved(kind: type[OptionsT], given: Mapping[str, Any], settings: Mapping[s
     Raises:
         InputError: an option of the call is out of range, has no effect, or is in conflict with another.
     """
-    _refuse(kind, value_faults(DECLARED[kind], given))
+    _refuse(kind, value_faults(DECLARED[kind], call_options))
     known = {name: value for name, value in settings.items() if name in DECLARED[kind]}
-    options = kind.settled({**known, **given}, given)
+    options = kind.with_defaults({**known, **call_options}, call_options)
     shortest, longest = kind.bounds
     most = options.get(longest, getattr(kind, longest))
-    if shortest not in given and most is not None:
+    if shortest not in call_options and most is not None:
         options[shortest] = min(options.get(shortest, 0), most)
     return kind(**options)
 
@@ -502,7 +506,7 @@ class TranslateKwargs(SearchKwargs, total=False):
     to_language: str | None
 
 
-def given_options(kwargs: Mapping[str, Any], allowed: type) -> dict[str, Any]:
+def drop_unset_options(kwargs: Mapping[str, Any], allowed: type) -> dict[str, Any]:
     """Return the keyword arguments of a call without those that are None.
 
     Args:
@@ -522,4 +526,4 @@ def _unknown_option(name: str, names: Iterable[str]) -> str:
     """Return the sentence that refuses an unknown option."""
     if name in REMOVED:
         return f"there is no option '{name}': {REMOVED[name]}; leave it out"
-    return f"there is no option '{name}'{nearest(name, names)}; expected one of {', '.join(names)}"
+    return f"there is no option '{name}'{did_you_mean(name, names)}; expected one of {', '.join(names)}"

@@ -27,13 +27,13 @@ from clearhead import spec
 from clearhead.base.errors import ContextTooLong, InputError, Message, argument
 from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
-from clearhead.fast.cache import IndexedCache, each_row
+from clearhead.fast.cache import IndexedCache, split_rows
 from clearhead.generate.batching import device_of, pad_ids, position_limit
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import NO_ID
 from clearhead.text.long_texts import LONGEST_PROMPT
 
-PIECE_TOKENS = 512
+CHUNK_TOKENS = 512
 """Tokens of a prompt that are read between two steps of a running batch; kernels cut prompts at its multiples."""
 BLOCK_TOKENS: Final = 64
 """Tokens of a block; prompts share their beginnings in whole blocks."""
@@ -68,11 +68,11 @@ class Prefixes:
 
     def count(self, prompt: Sequence[int]) -> int:
         """Return how many tokens at the beginning of a prompt are kept, and need not be read."""
-        return BLOCK_TOKENS * len(self._kept(prompt))
+        return BLOCK_TOKENS * len(self._find_blocks(prompt))
 
     def take(self, prompt: Sequence[int], cache: IndexedCache) -> int:
         """Put what is kept of a prompt's beginning into an empty cache; return how many tokens that are."""
-        blocks = self._kept(prompt)
+        blocks = self._find_blocks(prompt)
         self._touch([name for name, _ in blocks])
         if blocks:
             cache.length = BLOCK_TOKENS * len(blocks)
@@ -89,7 +89,7 @@ class Prefixes:
             prompt: its ids.
             cache: with one row, which begins with the prompt, and no padding. What own parts keep cannot be cut.
         """
-        if cache.kept or not cache.self_attention or cache.row_index is not None:
+        if cache.states or not cache.self_attention or cache.row_index is not None:
             return
         names: list[Hashable] = []
         number = 0
@@ -104,7 +104,7 @@ class Prefixes:
             _, block = self._blocks.popitem(last=False)
             self.num_bytes -= block.num_bytes
 
-    def _kept(self, prompt: Sequence[int]) -> list[tuple[Hashable, _Block]]:
+    def _find_blocks(self, prompt: Sequence[int]) -> list[tuple[Hashable, _Block]]:
         blocks: list[tuple[Hashable, _Block]] = []
         number = 0
         for start in _starts(prompt):
@@ -174,10 +174,10 @@ class Prefill:
         parts = {name: getattr(self, name)[rows_R] for name in ("ids", "source_ids", "logits")}
         return replace(self, **parts)
 
-    def each_prompt(self) -> list[Prefill]:
+    def split_prompts(self) -> list[Prefill]:
         """Return each prompt by itself, without padding; this one is no longer used."""
         lengths, sources = ((ids != NO_ID).sum(1).tolist() for ids in (self.ids, self.source_ids))
-        caches = each_row(self.cache, lengths, sources if self.cache.memory_attention else None)
+        caches = split_rows(self.cache, lengths, sources if self.cache.memory_attention else None)
         return [
             Prefill(
                 cache,
@@ -231,7 +231,7 @@ def prefill_prompts(
     return Prefill(cache, prompt_RT, prompt_RT, logits_RV)
 
 
-def prefill_pieces(
+def prefill_chunks(
     module: Transformer,
     prompt: Sequence[int],
     source: Sequence[int] | None,
@@ -250,7 +250,7 @@ def prefill_pieces(
         limit: most tokens generated.
         prefixes: of the model, where it can share them: a beginning that is kept is not read, and the prompt's is kept.
     """
-    if source is not None or (prefixes is None and len(prompt) <= PIECE_TOKENS):
+    if source is not None or (prefixes is None and len(prompt) <= CHUNK_TOKENS):
         sources = None if source is None else [source]
         yield prefill_prompts(module, [prompt], sources, pad_id=pad_id, limits=[limit])
         return
@@ -259,7 +259,7 @@ def prefill_pieces(
     cache = IndexedCache(torch.tensor([len(prompt) + limit], device=ids_1T.device))
     shared = 0 if prefixes is None else prefixes.take(prompt, cache)
     # One token is read as a step reads it, to other last digits than among several, so it is no piece.
-    starts = range(shared, max(len(prompt) - 1, shared + 1), PIECE_TOKENS)
+    starts = range(shared, max(len(prompt) - 1, shared + 1), CHUNK_TOKENS)
     for start, stop in zip(starts, [*starts[1:], len(prompt)], strict=True):
         if start > shared:
             yield None

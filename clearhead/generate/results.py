@@ -99,7 +99,7 @@ class Constraint(ABC):
     """What may follow in one sequence; it belongs to that sequence alone."""
 
     @abstractmethod
-    def allowed(self) -> Bool[Tensor, " vocab"]:
+    def allowed_tokens(self) -> Bool[Tensor, " vocab"]:
         """Return which tokens may be next, on the CPU; an end token only where the sequence is whole."""
 
     @abstractmethod
@@ -121,7 +121,7 @@ Decode = Callable[[list[int]], str]
 UNFINISHED = "\ufffd"
 """What decoders return for bytes that are not, or not yet, a whole character."""
 _LONGEST_WINDOW = 24
-_KEPT_OF_WINDOW = 8
+_SHORT_WINDOW = 8
 
 
 class StreamingDecoder:
@@ -165,7 +165,7 @@ class StreamingDecoder:
 
     def _shorten_window(self, text: str) -> None:
         """Drop the older ids if the newer ones alone decode to the same characters."""
-        newer = self._window[-_KEPT_OF_WINDOW:]
+        newer = self._window[-_SHORT_WINDOW:]
         alone = self._decode(newer)
         if alone and UNFINISHED not in alone and text.endswith(alone):
             self._window, self._known = newer, len(alone)
@@ -190,7 +190,7 @@ def _longest_start(text: str, stops: Sequence[str]) -> int:
 
 def _context_window(decode: Decode, context: list[int]) -> tuple[list[int], int]:
     """Return the last ids of the context that decode to whole characters, and the length of their text."""
-    for window in (context[-_KEPT_OF_WINDOW:], context):
+    for window in (context[-_SHORT_WINDOW:], context):
         text = decode(window) if window else ""
         if text and UNFINISHED not in text:
             break
@@ -204,7 +204,7 @@ def continuation_text(decode: Decode, ids: Sequence[int], context: Sequence[int]
 
 
 @dataclass
-class Row:
+class GeneratedSequence:
     """One sequence that is generated.
 
     Args:
@@ -303,7 +303,7 @@ class Sentence:
     is_done: bool = False
     failure: RunFailure | None = None
 
-    def ranked(self) -> list[Continuation]:
+    def best_candidates(self) -> list[Continuation]:
         """Return the best candidates.
 
         Raises:

@@ -26,23 +26,23 @@ from torch import Tensor
 from clearhead.base.hooks import naming_texts
 from clearhead.base.progress import update
 from clearhead.core import Cache, Transformer
-from clearhead.fast.cache import IndexedCache, copy_row, joined
+from clearhead.fast.cache import IndexedCache, concat_caches, copy_row
 from clearhead.generate.batching import batch_costs
-from clearhead.generate.results import Row, Sentence
+from clearhead.generate.results import GeneratedSequence, Sentence
 
-Generated = Row | Sentence
+Generated = GeneratedSequence | Sentence
 """A sequence that is generated, or a sentence that is searched for."""
-LANE_TOKENS: Final = 4096
+GROUP_TOKENS: Final = 4096
 """Tokens of a row from which on it shares a cache only with rows of up to twice its length: a cache is padded to its
 longest row."""
 CHECKED_TOKENS: Final = 64
 """Keys after which a lane looks for rows that have outgrown it."""
-JOINING_SHARE: Final = 0.25
+LEAST_FREE_SHARE: Final = 0.25
 """Of a batch that must be free before others join, since joining copies all keys and values."""
 
 
 @dataclass(frozen=True)
-class Kept:
+class SurvivingRows:
     """The rows of a member after a step.
 
     Args:
@@ -55,7 +55,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Progress:
+class SequenceProgress:
     """What a step did to a sequence.
 
     Args:
@@ -88,11 +88,11 @@ class Member(ABC):
         """How many sentences of a memory its rows read."""
 
     @abstractmethod
-    def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[Progress], Kept]:
+    def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[SequenceProgress], SurvivingRows]:
         """Take a token for each row; a member whose sequences are all done has no rows afterwards."""
 
     @abstractmethod
-    def drop(self, sequence: Generated) -> Kept:
+    def drop(self, sequence: Generated) -> SurvivingRows:
         """Let a sequence leave before it is done."""
 
     @abstractmethod
@@ -105,7 +105,7 @@ class Member(ABC):
 
 
 @dataclass(frozen=True)
-class Started:
+class PrefilledMember:
     """A member whose prompts have been read.
 
     Args:
@@ -136,31 +136,31 @@ class RunningBatch:
 
     def __init__(self, module: Transformer) -> None:
         self.module = module
-        self._lanes: dict[Hashable, _Lane] = {}
+        self._groups: dict[Hashable, SharedCacheGroup] = {}
 
     @property
     def members(self) -> list[Member]:
         """Those with rows."""
-        return [member for lane in self._lanes.values() for member in lane.members]
+        return [member for group in self._groups.values() for member in group.members]
 
     @property
     def num_rows(self) -> int:
         """How many rows a step reads."""
         return sum(len(member.tokens) for member in self.members)
 
-    def join(self, started: Sequence[Started]) -> list[Progress]:
+    def join(self, prefilled: Sequence[PrefilledMember]) -> list[SequenceProgress]:
         """Let members choose their first tokens and join.
 
         Args:
             started: none of them with rows of this batch.
         """
-        progress: list[Progress] = []
-        joining: list[Started] = []
-        for start in started:
+        progress: list[SequenceProgress] = []
+        joining: list[PrefilledMember] = []
+        for start in prefilled:
             before = len(start.logits), start.member.num_sentences
-            done, kept = start.member.advance(start.logits)
+            done, survivors = start.member.advance(start.logits)
             progress += done
-            _select(start.cache, [_Change(start.member, kept, *before)])
+            _reorder_cache(start.cache, [_RowChange(start.member, survivors, *before)])
             if len(start.member.tokens):
                 joining.append(start)
         self.resume(joining)
@@ -168,30 +168,30 @@ class RunningBatch:
 
     def pause(self, sequence: Generated) -> Paused | None:
         """Let a row leave with its keys and values; None: no member has it, or its rows cannot be separated."""
-        paused = next(filter(None, (lane.pause(sequence) for lane in self._lanes.values())), None)
-        self._leave()
+        paused = next(filter(None, (group.pause(sequence) for group in self._groups.values())), None)
+        self._drop_empty_groups()
         return paused
 
-    def resume(self, paused: Sequence[Started | Paused]) -> None:
+    def resume(self, paused: Sequence[PrefilledMember | Paused]) -> None:
         """Let members join that have chosen a token."""
-        joining: dict[Hashable, list[Started | Paused]] = {}
+        joining: dict[Hashable, list[PrefilledMember | Paused]] = {}
         for start in paused:
-            joining.setdefault(_lane_of(start), []).append(start)
+            joining.setdefault(_group_key(start), []).append(start)
         for kind, some in joining.items():
-            if kind not in self._lanes:
+            if kind not in self._groups:
                 # From here on it has an equal share of the time.
-                used = min((lane.seconds for lane in self._lanes.values()), default=0.0)
-                self._lanes[kind] = _Lane(self.module, _length_class(some[0].cache), used)
-            self._lanes[kind].join(some)
+                used = min((group.seconds for group in self._groups.values()), default=0.0)
+                self._groups[kind] = SharedCacheGroup(self.module, _length_class(some[0].cache), used)
+            self._groups[kind].join(some)
 
-    def step(self) -> list[Progress]:
+    def step(self) -> list[SequenceProgress]:
         """Take one token for every row of the lanes that have used the least time."""
-        least = min((lane.seconds for lane in self._lanes.values()), default=0.0)
-        progress: list[Progress] = []
-        for lane in [lane for lane in self._lanes.values() if lane.seconds <= least]:
-            progress += lane.step()
-            self.resume(lane.pause_longest())
-        self._leave()
+        least = min((group.seconds for group in self._groups.values()), default=0.0)
+        progress: list[SequenceProgress] = []
+        for group in [group for group in self._groups.values() if group.seconds <= least]:
+            progress += group.step()
+            self.resume(group.pause_longest())
+        self._drop_empty_groups()
         return progress
 
     def drop(self, sequence: Generated) -> None:
@@ -200,12 +200,12 @@ class RunningBatch:
         Args:
             sequence: one that no member has is ignored.
         """
-        for lane in self._lanes.values():
-            lane.drop(sequence)
-        self._leave()
+        for group in self._groups.values():
+            group.drop(sequence)
+        self._drop_empty_groups()
 
-    def _leave(self) -> None:
-        self._lanes = {kind: lane for kind, lane in self._lanes.items() if lane.members}
+    def _drop_empty_groups(self) -> None:
+        self._groups = {kind: group for kind, group in self._groups.items() if group.members}
 
 
 def _texts_of(member: Member) -> list[int]:
@@ -214,7 +214,7 @@ def _texts_of(member: Member) -> list[int]:
     return [sequence.prompt for sequence in member.sequences for _ in range(each)]
 
 
-def _lane_of(start: Started | Paused) -> Hashable:
+def _group_key(start: PrefilledMember | Paused) -> Hashable:
     """Return what members have in common that can share a cache.
 
     Beams share the keys of a memory, so that all sentences of a lane have as many rows. State of custom modules has
@@ -227,20 +227,20 @@ def _lane_of(start: Started | Paused) -> Hashable:
 
 def _length_class(cache: Cache) -> int:
     """Return 0 for rows of less than `LANE_TOKENS`, and one more each time that the length doubles."""
-    return (cache.length // LANE_TOKENS).bit_length()
+    return (cache.length // GROUP_TOKENS).bit_length()
 
 
 @dataclass(frozen=True)
-class _Change:
+class _RowChange:
     """What a step changed of a member, which had so many rows and sentences before."""
 
     member: Member
-    kept: Kept
+    survivors: SurvivingRows
     rows: int
     sentences: int
 
 
-class _Lane:
+class SharedCacheGroup:
     """Members that share a cache.
 
     Args:
@@ -253,18 +253,18 @@ class _Lane:
         self.module = module
         self.members: list[Member] = []
         self.seconds: float = seconds
-        self._most_tokens = LANE_TOKENS << length_class
+        self._most_tokens = GROUP_TOKENS << length_class
         self._cache: Cache | None = None
 
-    def join(self, started: Sequence[Started | Paused]) -> None:
+    def join(self, prefilled: Sequence[PrefilledMember | Paused]) -> None:
         caches = [] if self._cache is None else [self._cache]
-        for start in started:
+        for start in prefilled:
             caches.append(start.cache)
             if not (self.members and self.members[-1].absorb(start.member)):
                 self.members.append(start.member)
-        self._cache = caches[0] if len(caches) == 1 else joined(caches)
+        self._cache = caches[0] if len(caches) == 1 else concat_caches(caches)
 
-    def step(self) -> list[Progress]:
+    def step(self) -> list[SequenceProgress]:
         begun = time.perf_counter()
         tokens = torch.cat([member.tokens for member in self.members])
         with naming_texts(chain.from_iterable(map(_texts_of, self.members))):
@@ -273,11 +273,11 @@ class _Lane:
         logits, progress, changes, first = out.logits[:, -1], [], [], 0
         for member in self.members:
             before = len(member.tokens), member.num_sentences
-            done, kept = member.advance(logits[first : first + before[0]])
+            done, survivors = member.advance(logits[first : first + before[0]])
             progress += done
-            changes.append(_Change(member, kept, *before))
+            changes.append(_RowChange(member, survivors, *before))
             first += before[0]
-        self._leave(changes)
+        self._apply_changes(changes)
         self.seconds += time.perf_counter() - begun
         return progress
 
@@ -288,7 +288,7 @@ class _Lane:
             if copy is not None and isinstance(self._cache, IndexedCache) and self._cache.is_separable:
                 paused = Paused(copy[1], copy_row(self._cache, first + copy[0]))
                 self.drop(sequence)
-                self._cache = joined([self._cache]) if self.members else None
+                self._cache = concat_caches([self._cache]) if self.members else None
                 return paused
             first += len(member.tokens)
         return None
@@ -308,23 +308,25 @@ class _Lane:
 
     def drop(self, sequence: Generated) -> None:
         before = [(len(member.tokens), member.num_sentences) for member in self.members]
-        kept = [member.drop(sequence) for member in self.members]
-        self._leave([_Change(*change) for change in zip(self.members, kept, *zip(*before, strict=True), strict=True)])
+        survivors = [member.drop(sequence) for member in self.members]
+        self._apply_changes(
+            [_RowChange(*change) for change in zip(self.members, survivors, *zip(*before, strict=True), strict=True)]
+        )
 
-    def _leave(self, changes: list[_Change]) -> None:
+    def _apply_changes(self, changes: list[_RowChange]) -> None:
         self.members = [member for member in self.members if len(member.tokens)]
         if self.members and self._cache is not None:
-            _select(self._cache, changes)
+            _reorder_cache(self._cache, changes)
 
 
 def run_queue(
     batch: RunningBatch,
     costs: Sequence[int],
-    start: Callable[[list[int]], list[Started]],
+    start: Callable[[list[int]], list[PrefilledMember]],
     *,
     budget: int,
     most: int | None,
-) -> Iterator[list[Progress]]:
+) -> Iterator[list[SequenceProgress]]:
     """Run prompts in one batch, costliest first; as some end, others take their places. Give the progress of each step.
 
     Prompts run in their order while the calling context watches a model: see `batch_costs`.
@@ -340,37 +342,41 @@ def run_queue(
     waiting = deque(sorted(range(len(costs)), key=lambda number: (-costs[number], number)))
     running: Counter[int] = Counter()  # how many sequences of each prompt are not done
     while waiting or running:
-        joining = _joining(waiting, [costs[number] for number in running], costs, budget, most)
+        joining = _choose_joining(waiting, [costs[number] for number in running], costs, budget, most)
         for _ in joining:
             waiting.popleft()
         with torch.inference_mode():
-            progress = _joined(batch, start(joining), running) if joining else []
+            progress = _join_prefilled(batch, start(joining), running) if joining else []
         if progress:
-            yield _counted(progress, running)
+            yield _count_running(progress, running)
         if batch.members:
             with torch.inference_mode():
                 progress = batch.step()
-            yield _counted(progress, running)
+            yield _count_running(progress, running)
         update(len(costs) - len(waiting) - len(running), len(costs), "examples")
 
 
-def _joining(waiting: deque[int], running: list[int], costs: Sequence[int], budget: int, most: int | None) -> list[int]:
+def _choose_joining(
+    waiting: deque[int], running: list[int], costs: Sequence[int], budget: int, most: int | None
+) -> list[int]:
     """Return the prompts that join: all that fit, once they are enough to be worth a copy of the keys."""
     greatest = max([*running, *(costs[number] for number in list(waiting)[:1])], default=1)
     room = max(budget // max(greatest, 1), 1)
     room = room if most is None else min(room, most)
     free = room - len(running)
-    is_worth = not running or free >= max(1, JOINING_SHARE * room) or free >= len(waiting)
+    is_worth = not running or free >= max(1, LEAST_FREE_SHARE * room) or free >= len(waiting)
     return list(waiting)[:free] if free > 0 and is_worth else []
 
 
-def _joined(batch: RunningBatch, started: list[Started], running: Counter[int]) -> list[Progress]:
-    for start in started:
+def _join_prefilled(
+    batch: RunningBatch, prefilled: list[PrefilledMember], running: Counter[int]
+) -> list[SequenceProgress]:
+    for start in prefilled:
         running.update(sequence.prompt for sequence in start.member.sequences)
-    return batch.join(started)
+    return batch.join(prefilled)
 
 
-def _counted(progress: list[Progress], running: Counter[int]) -> list[Progress]:
+def _count_running(progress: list[SequenceProgress], running: Counter[int]) -> list[SequenceProgress]:
     for event in progress:
         if event.is_done:
             running[event.sequence.prompt] -= 1
@@ -379,17 +385,17 @@ def _counted(progress: list[Progress], running: Counter[int]) -> list[Progress]:
     return progress
 
 
-def _select(cache: Cache, changes: Sequence[_Change]) -> None:
+def _reorder_cache(cache: Cache, changes: Sequence[_RowChange]) -> None:
     """Bring the rows of a cache into the order of the members' rows after a step."""
-    if all(change.kept.rows is None and change.kept.sentences is None for change in changes):
+    if all(change.survivors.rows is None and change.survivors.sentences is None for change in changes):
         return
     rows, sentences, first_row, first_sentence = [], [], 0, 0
     for change in changes:
-        kept, device = change.kept, change.member.tokens.device
-        kept_rows = torch.arange(change.rows, device=device) if kept.rows is None else kept.rows
+        survivors, device = change.survivors, change.member.tokens.device
+        kept_rows = torch.arange(change.rows, device=device) if survivors.rows is None else survivors.rows
         rows.append(kept_rows + first_row)
-        memory = torch.arange(change.sentences, device=device) if kept.sentences is None else kept.sentences
+        memory = torch.arange(change.sentences, device=device) if survivors.sentences is None else survivors.sentences
         sentences.append(memory + first_sentence)
         first_row, first_sentence = first_row + change.rows, first_sentence + change.sentences
-    is_same_memory = all(change.kept.sentences is None for change in changes)
+    is_same_memory = all(change.survivors.sentences is None for change in changes)
     cache.select(torch.cat(rows), memory_rows=None if is_same_memory else torch.cat(sentences))

@@ -19,12 +19,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.base.errors import InputError
-from clearhead.checkpoints.weights.files import built
+from clearhead.checkpoints.weights.files import build_from_tensors
 from clearhead.core import build
 from clearhead.fast.stored import (
     INT4,
     LEAST_SHARE_IN_4_BITS,
-    Format,
+    StorageFormat,
     WeightPlan,
     choose_int4,
     count_int4,
@@ -34,7 +34,7 @@ from clearhead.model.facade import Model
 
 MOST_LOSS: Final = 0.01
 """Calibration ends where int4 adds at most so much to the loss, in nats per label: 1 % of the perplexity."""
-_PARTS: Final = 4
+_NUM_TRIALS: Final = 4
 """Steps in which matrices move to 8 bits, up to the share of the weights that may have them."""
 
 Powers = dict[str, Float[Tensor, " columns"]]
@@ -88,11 +88,11 @@ def calibrate(model: Model, text: Path) -> Calibration:
     order = sorted(candidates, key=lambda address: -_relative_error(model.module, address, powers))
     sizes = {address: plain.get_parameter(f"{address}.weight").numel() for address in candidates}
     in_4_bits, total = count_int4(plain, formats)
-    room = in_4_bits - LEAST_SHARE_IN_4_BITS * total
+    budget = in_4_bits - LEAST_SHARE_IN_4_BITS * total
     trials: dict[int, float] = {}
     result = model
-    for part in range(_PARTS + 1):
-        count = _count_within(order, sizes, room * part / _PARTS)
+    for trial in range(_NUM_TRIALS + 1):
+        count = _count_within(order, sizes, budget * trial / _NUM_TRIALS)
         if count in trials:
             continue
         result = _quantize(model, choose_int4(plain, order[:count]))
@@ -143,19 +143,19 @@ def _relative_error(module: nn.Module, address: str, powers: Powers) -> float:
     return float((error_NK.square() @ powers_K).sum()) / energy if energy > 0.0 else 0.0
 
 
-def _count_within(order: list[str], sizes: dict[str, int], room: float) -> int:
+def _count_within(order: list[str], sizes: dict[str, int], budget: float) -> int:
     """Return how many matrices, in their order, have at most so many weights."""
     count, used = 0, 0
-    while count < len(order) and used + sizes[order[count]] <= room:
+    while count < len(order) and used + sizes[order[count]] <= budget:
         used += sizes[order[count]]
         count += 1
     return count
 
 
-def _quantize(model: Model, formats: dict[str, Format]) -> Model:
+def _quantize(model: Model, formats: dict[str, StorageFormat]) -> Model:
     """Return a copy of a model with matrices in these formats."""
     plan = WeightPlan(torch.float32, formats)
     state: dict[str, Tensor] = {}
     for address, tensor in widen_weights(model.module.state_dict()):
         state |= plan.hold(address, tensor)
-    return model.replaced(built(model.spec, state))
+    return model.with_module(build_from_tensors(model.spec, state))

@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import at_text, within
 from clearhead.base.progress import counter
 from clearhead.checkpoints.stored_weights import ModuleWeights, StoredWeights, open_weights
 from clearhead.generate.batching import check_lengths
-from clearhead.interpret.difference.outputs import TextChanges, compare_texts, refuse_other_readers
+from clearhead.interpret.difference.outputs import TextChanges, check_same_inputs, compare_texts
 from clearhead.interpret.difference.report import Difference
 from clearhead.interpret.difference.weights import compare_weights
-from clearhead.interpret.maps.reading import Reading
+from clearhead.interpret.maps.map_inputs import MapInputs
 from clearhead.model.facade import Model
 from clearhead.model.loading import load
 
 ModelOrReference = Model | str | Path
 
 
-@checked
+@check_types
 def diff(
     a: ModelOrReference,
     b: ModelOrReference,
@@ -44,32 +44,32 @@ def diff(
             be read; its number is named.
     """
     every = [texts] if isinstance(texts, str) else list(texts)
-    names = [str(one) if isinstance(one, str | Path) else name for one, name in ((a, "A"), (b, "B"))]
+    names = [str(item) if isinstance(item, str | Path) else name for item, name in ((a, "A"), (b, "B"))]
     weights = compare_weights(_open(a, names[0]), _open(b, names[1]))
     difference = Difference(names[0], names[1], weights)
     if not every:
         return difference
-    loaded = [one if isinstance(one, Model) else load(one, device=device, precision=precision) for one in (a, b)]
-    return difference.with_texts(_compare_texts(loaded[0], loaded[1], every), loaded[0].tokenizers)
+    loaded = [item if isinstance(item, Model) else load(item, device=device, precision=precision) for item in (a, b)]
+    return difference.with_texts(_compare_on_texts(loaded[0], loaded[1], every), loaded[0].tokenizers)
 
 
 def _open(model: ModelOrReference, name: str) -> StoredWeights:
     return ModuleWeights(name, model.module) if isinstance(model, Model) else open_weights(str(model))
 
 
-def _compare_texts(a: Model, b: Model, texts: Sequence[str]) -> TextChanges:
+def _compare_on_texts(a: Model, b: Model, texts: Sequence[str]) -> TextChanges:
     """Let both models read the texts; the model with fewer entries makes the tokens, which the other one knows."""
-    refuse_other_readers(a, b)
+    check_same_inputs(a, b)
     reader = min((a, b), key=lambda model: model.tokenizers.source.vocab_size)
     tell = counter("texts")
 
-    def readings() -> Iterator[Reading]:
+    def readings() -> Iterator[MapInputs]:
         for number, text in enumerate(texts, start=1):
             with within(at_text(number)):
                 reading = reader.read(text)
                 for stack in filter(None, (reading.source, reading.target)):
                     for model in (a, b):
-                        check_lengths(stack.ids.tolist(), model.module.max_positions, what="text")
+                        check_lengths(stack.ids.tolist(), model.module.max_positions, noun="text")
             yield reading
             tell(number, len(texts))
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from clearhead.base.arguments import answer_each, checked
+from clearhead.base.arguments import answer_each, check_types
 from clearhead.base.errors import InputError, at_text, within
 from clearhead.base.printing import block, module_summary
 from clearhead.base.progress import Notify, counter
@@ -25,8 +25,8 @@ from clearhead.generate.options import (
     SearchOptions,
     StreamKwargs,
     TranslateKwargs,
-    given_options,
-    resolved,
+    drop_unset_options,
+    resolve_options,
 )
 from clearhead.generate.results import Generation, Hypothesis
 from clearhead.generate.scoring.result import Measures
@@ -34,8 +34,8 @@ from clearhead.generate.scoring.texts import PairScore, score_texts
 from clearhead.interpret.maps.attention_maps import AttentionMaps, attend, in_precision
 from clearhead.interpret.maps.head_statistics import HeadStatistics, heads_over_texts
 from clearhead.interpret.maps.hook_points import Captured, Edit, capture, edit
-from clearhead.interpret.maps.reading import (
-    Reading,
+from clearhead.interpret.maps.map_inputs import (
+    MapInputs,
     ReadKwargs,
     ReadOptions,
     check_read_options,
@@ -51,14 +51,14 @@ from clearhead.model.saving import Saving
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.describe import model_summary
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.tasks.evaluate.evaluation import evaluate_model
 from clearhead.tasks.evaluate.options import EvaluateKwargs, EvaluateOptions
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
 
 
-@checked
+@check_types
 class Model(Predictions, Saving):
     """A trained model with its tokenizers.
 
@@ -208,10 +208,10 @@ class Model(Predictions, Saving):
             InputError: options out of range or without effect, or a prompt or a schema that the model cannot follow.
             RunFailure: the model's output is not a number, or the options ban every token.
         """
-        chosen = given_options(options, GenerateKwargs)
+        chosen = drop_unset_options(options, GenerateKwargs)
         writer = make_writer(self, self.runner.tree(), chosen, chat=chat)
         return answer_each(
-            prompt, partial(writer.generate, options=self._resolved(GenerateOptions, chosen), schema=schema)
+            prompt, partial(writer.generate, options=self._resolve_options(GenerateOptions, chosen), schema=schema)
         )
 
     def stream(
@@ -227,9 +227,9 @@ class Model(Predictions, Saving):
             InputError: as for `generate`.
             RunFailure: as for `generate`.
         """
-        chosen = given_options(options, StreamKwargs)
+        chosen = drop_unset_options(options, StreamKwargs)
         writer = make_writer(self, self.runner.tree(), chosen, chat=chat)
-        return writer.stream(prompt, self._resolved(GenerateOptions, chosen), schema)
+        return writer.stream(prompt, self._resolve_options(GenerateOptions, chosen), schema)
 
     def generate_options(self, **options: Unpack[GenerateKwargs]) -> GenerateOptions:
         """Return all options of a call of `generate`: those given, the checkpoint's settings, and the defaults.
@@ -240,7 +240,7 @@ class Model(Predictions, Saving):
         Raises:
             InputError: options out of range or without effect.
         """
-        return self._resolved(GenerateOptions, given_options(options, GenerateKwargs))
+        return self._resolve_options(GenerateOptions, drop_unset_options(options, GenerateKwargs))
 
     def search_options(self, **options: Any) -> SearchOptions:
         """Return all options of a search for translations: those given, the checkpoint's settings, and the defaults.
@@ -251,20 +251,20 @@ class Model(Predictions, Saving):
         Raises:
             InputError: options out of range or in conflict.
         """
-        return self._resolved(SearchOptions, options)
+        return self._resolve_options(SearchOptions, options)
 
-    def _resolved(self, kind: type[OptionsT], given: Mapping[str, Any]) -> OptionsT:
+    def _resolve_options(self, kind: type[OptionsT], options: Mapping[str, Any]) -> OptionsT:
         """Return all options of a call; the checkpoint's settings are the defaults."""
         if self.hf_checkpoint is None:
-            return resolved(kind, given, {})
+            return resolve_options(kind, options, {})
         has_encoder, config = self.module.encoder is not None, self.hf_checkpoint.generation_config
         settings = config.settings(has_encoder=has_encoder, max_positions=self.spec.position_limit)
-        return resolved(kind, given, settings)
+        return resolve_options(kind, options, settings)
 
     def languages(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig | None]:
         """Return the special tokens of two languages, and the checkpoint's generation settings for them."""
         if self.hf_checkpoint is not None:
-            return self.hf_checkpoint.between(source, target)
+            return self.hf_checkpoint.language_settings(source, target)
         if source is not None or target is not None:
             raise InputError("the model was trained here on one pair of languages: leave the languages out")
         special_tokens = self.tokenizers.source.special_tokens
@@ -367,10 +367,10 @@ class Model(Predictions, Saving):
         Raises:
             InputError: the data cannot be used, or an option is out of range or has no effect on this task.
         """
-        given = given_options(options, EvaluateKwargs)
-        languages = given.pop("from_language", None), given.pop("to_language", None)
+        chosen = drop_unset_options(options, EvaluateKwargs)
+        languages = chosen.pop("from_language", None), chosen.pop("to_language", None)
         model = self.for_languages(*languages) if any(languages) else self
-        return evaluate_model(model.exact, data, EvaluateOptions(**given))
+        return evaluate_model(model.exact, data, EvaluateOptions(**chosen))
 
     def attention(
         self,
@@ -400,9 +400,9 @@ class Model(Predictions, Saving):
             InputError: the text is empty or longer than the model's positions, or an argument is out of range or has no
                 effect for this model.
         """
-        given = ReadOptions(target=target, generate=generate, **given_options(options, ReadKwargs))
+        read_options = ReadOptions(target=target, generate=generate, **drop_unset_options(options, ReadKwargs))
         module = in_precision(self.module, precision)
-        return attend(module, self.tokenizers, self.task, self._read(Runner(module).tree(), text, given))
+        return attend(module, self.tokenizers, self.task, self._read(Runner(module).tree(), text, read_options))
 
     def heads(
         self,
@@ -431,14 +431,14 @@ class Model(Predictions, Saving):
             raise InputError("there is no text; expected at least one")
         if targets is not None and (isinstance(targets, str) or len(targets) != len(every)):
             raise InputError(f"expected as many targets as texts, {len(every)}, in a list: give one for each text")
-        module, given = in_precision(self.module, precision), given_options(options, ReadKwargs)
+        module, chosen = in_precision(self.module, precision), drop_unset_options(options, ReadKwargs)
         tree, tell = Runner(module).tree(), counter("texts", notify)
 
-        def runs() -> Iterator[tuple[Reading, list[AttentionRecord]]]:
+        def runs() -> Iterator[tuple[MapInputs, list[AttentionRecord]]]:
             for number, text in enumerate(every, start=1):
                 target = None if targets is None else targets[number - 1]
                 with within(at_text(number)):
-                    reading = self._read(tree, text, ReadOptions(target=target, **given))
+                    reading = self._read(tree, text, ReadOptions(target=target, **chosen))
                 yield reading, record_run(module, reading.source, reading.target)
                 tell(number, len(every))
 
@@ -452,7 +452,7 @@ class Model(Predictions, Saving):
         """Put something else in the place of activations while a `with` block is open: see `clearhead.edit`."""
         return edit(self.module, edits)
 
-    def replaced(
+    def with_module(
         self, module: Transformer, *, tokenizers: TokenizerPair | None = None, task: TaskRecord | None = None
     ) -> Model:
         """Return the model with another module, and the settings of its checkpoint.
@@ -463,35 +463,43 @@ class Model(Predictions, Saving):
             task: of the module; None: the same.
         """
         record = self.task if task is None else task
-        hf_checkpoint = None if self.hf_checkpoint is None else self.hf_checkpoint.replaced(module, record, tokenizers)
+        hf_checkpoint = (
+            None if self.hf_checkpoint is None else self.hf_checkpoint.with_module(module, record, tokenizers)
+        )
         return Model(module, self.tokenizers if tokenizers is None else tokenizers, record, hf_checkpoint)
 
     def read(
         self, text: str | tuple[str, str], target: str | None = None, generate: int = 0, **options: Unpack[ReadKwargs]
-    ) -> Reading:
+    ) -> MapInputs:
         """Return what the stacks of the model read for a text; the arguments are those of `attention`."""
-        given = ReadOptions(target=target, generate=generate, **given_options(options, ReadKwargs))
-        return self._read(Runner(self.module).tree(), text, given)
+        read_options = ReadOptions(target=target, generate=generate, **drop_unset_options(options, ReadKwargs))
+        return self._read(Runner(self.module).tree(), text, read_options)
 
-    def _read(self, module: Transformer, text: str | tuple[str, str], given: ReadOptions) -> Reading:
+    def _read(self, module: Transformer, text: str | tuple[str, str], read_options: ReadOptions) -> MapInputs:
         """Return what the stacks of a module with this model's architecture read for a text."""
-        check_read_options(module, self.task, text, given)
+        check_read_options(module, self.task, text, read_options)
         if not predicts_text(module, self.task) or not isinstance(text, str):
             return read_input(module, self.tokenizer, self.task, text)
         if module.encoder is None:
-            options = self._resolved(GenerateOptions, given.generation) if given.generate else None
-            writer = make_writer(self, module, given.generation if given.generate else (), chat=given.chat)
+            options = self._resolve_options(GenerateOptions, read_options.generation) if read_options.generate else None
+            writer = make_writer(
+                self, module, read_options.generation if read_options.generate else (), chat=read_options.chat
+            )
             return read_prompt(writer, text, options)
-        translator = make_translator(self, module, given.from_language, given.to_language)
-        target = self._resolved(SearchOptions, given.search) if given.target is None else given.target
+        translator = make_translator(self, module, read_options.from_language, read_options.to_language)
+        target = (
+            self._resolve_options(SearchOptions, read_options.search)
+            if read_options.target is None
+            else read_options.target
+        )
         return read_translation(translator, text, target)
 
     def _prepare_translation(self, options: TranslateKwargs, n: int) -> tuple[Decoder, SearchOptions]:
         """Return the decoder between the languages of a call, and its search options for n translations."""
-        chosen = given_options(options, TranslateKwargs)
+        chosen = drop_unset_options(options, TranslateKwargs)
         languages = chosen.pop("from_language", None), chosen.pop("to_language", None)
         translator = make_translator(self, self.runner.tree(), *languages)
-        return translator, self._resolved(SearchOptions, {**chosen, "n_best": n})
+        return translator, self._resolve_options(SearchOptions, {**chosen, "n_best": n})
 
 
 def make_translator(
@@ -533,5 +541,5 @@ def make_writer(model: Model, module: Transformer, options: Collection[str], *, 
         None if checkpoint is None else checkpoint.prompt_config(options),
         model.task.max_length,
         checkpoint.chat_template() if checkpoint is not None and chat else None,
-        find(model.task.kind).continues,
+        find_task(model.task.kind).continues,
     )

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-from clearhead.base.arguments import check_precision, checked
+from clearhead.base.arguments import check_precision, check_types
 from clearhead.base.errors import InputError
 from clearhead.base.machine import choose_device, choose_precision, needs_check
 from clearhead.base.progress import message
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
-from clearhead.checkpoints.hf.files.tensor_files import stored_dtype
+from clearhead.checkpoints.hf.files.tensor_files import widest_dtype
 from clearhead.checkpoints.reference import SPEC_FILE, ModelReference
 from clearhead.checkpoints.runs.directory import (
     TASK_FILE,
@@ -21,19 +21,19 @@ from clearhead.checkpoints.runs.directory import (
     read_task,
     retry_while_checkpoints_change,
 )
-from clearhead.checkpoints.weights.files import filled, load_merged, refuse_nan
+from clearhead.checkpoints.weights.files import load_merged, load_module_from, refuse_nan
 from clearhead.core import Transformer
 from clearhead.core.extensions.files import load_parts
 from clearhead.core.extensions.modules import recomputed_parts
 from clearhead.core.extensions.trial import try_parts
 from clearhead.fast.busy_waiting import adapt_waiting
-from clearhead.fast.computing import computing_in
+from clearhead.fast.computing import replica_in_dtype
 from clearhead.fast.replica import use_eager
 from clearhead.fast.runner import Runner, multiplies_in_bf16, warn_of_slow_products
 from clearhead.fast.stored import (
     INT8,
     QUANTIZED,
-    Format,
+    StorageFormat,
     WeightForm,
     choose_int4,
     is_quantized,
@@ -43,13 +43,13 @@ from clearhead.fast.stored import (
 from clearhead.model.facade import Model
 from clearhead.spec import Model as ModelSpec
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.text.pair import TokenizerPair
 
 CPU = torch.device("cpu")
 
 
-@checked
+@check_types
 def load(
     ref: str | Path,
     *,
@@ -103,7 +103,7 @@ def load_exact(ref: str | Path, *, device: str = "auto", precision: str = "fp32"
     model = load(ref, device="cpu")
     if is_quantized(model.module):
         # Kernels round the inputs of quantized matrices.
-        model.module = computing_in(model.module, torch.float32)
+        model.module = replica_in_dtype(model.module, torch.float32)
     model.runner = Runner(model.module)
     return model
 
@@ -132,14 +132,14 @@ def load_as_stored(ref: str | Path) -> Model:
     folder = ModelReference.locate(str(ref)).checkpoint_folder()
     if folder is None:
         return load(ref, device="cpu", precision="fp32")
-    return _load_checkpoint(folder, WeightForm(stored_dtype(folder)))
+    return _load_checkpoint(folder, WeightForm(widest_dtype(folder)))
 
 
 def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = True) -> Model:
     check_precision(precision)
     adapt_waiting()
     torch_device = choose_device(device)
-    form = _form(precision, torch_device)
+    form = _choose_form(precision, torch_device)
     reason = ""
     if needs_check(torch_device):
         from clearhead.fast.device_check import find_eager_reason  # not needed on most machines
@@ -158,7 +158,7 @@ def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = Tr
     return model
 
 
-def _form(precision: str, device: torch.device) -> WeightForm:
+def _choose_form(precision: str, device: torch.device) -> WeightForm:
     """Return the form of the weights of a precision.
 
     Raises:
@@ -189,7 +189,7 @@ def load_saved(
     form: WeightForm | None = None,
     *,
     device: torch.device = CPU,
-    keep_quantized: Collection[Format] = (),
+    keep_quantized: Collection[StorageFormat] = (),
     check_rows: bool = True,
 ) -> Model:
     """Load a model that a run or `save` wrote.
@@ -207,7 +207,7 @@ def load_saved(
 
     def fill(spec: ModelSpec, weights: Path) -> Transformer:
         tensors = load_merged(weights)
-        module = filled(spec, tensors, source=str(weights), form=form, keep_quantized=keep_quantized)
+        module = load_module_from(spec, tensors, source=str(weights), form=form, keep_quantized=keep_quantized)
         if form is not None and form.dtype != torch.float32:
             module.to(form.dtype)  # computed buffers of custom modules
         return module.to(device)
@@ -233,7 +233,7 @@ def read_saved(
         files = find_files(reference)
         folder, weights = files.folder, files.weights
         task = read_task(folder)
-        if find(task.kind).learns_head and weights.parent.name == "step-0":
+        if find_task(task.kind).learns_head and weights.parent.name == "step-0":
             raise InputError(f"{weights.parent} is the beginning of a run, whose head is untrained; train further")
         spec = ModelSpec.from_file(folder / SPEC_FILE)
         _refuse_other_task(spec, task, folder)
@@ -253,7 +253,7 @@ def read_saved(
 def _refuse_other_task(model: ModelSpec, task: TaskRecord, folder: Path) -> None:
     """Refuse a record whose task does not fit the outputs of the model."""
     outputs = model.num_outputs
-    if find(task.kind).outputs != "vector" and outputs is None:
+    if find_task(task.kind).outputs != "vector" and outputs is None:
         raise InputError(f"{folder / SPEC_FILE} has no outputs, but the task is to {task.kind}; restore both files")
-    if find(task.kind).has_labels and outputs != max(1, len(task.labels)):
+    if find_task(task.kind).has_labels and outputs != max(1, len(task.labels)):
         raise InputError(f"{folder / TASK_FILE} has {len(task.labels)} labels, but the model has {outputs} outputs")

@@ -15,7 +15,7 @@ from clearhead.checkpoints.reference import ModelReference
 from clearhead.checkpoints.weights.files import SavedTensors, Stream, load_merged, refuse_misfits, refuse_nan_in
 from clearhead.checkpoints.weights.lora import LOW_RANK
 from clearhead.core import Transformer, build
-from clearhead.fast.stored import BF16, Format, WeightForm, formats_of, keep_16_bits, store, widen_weights
+from clearhead.fast.stored import BF16, StorageFormat, WeightForm, formats_of, keep_16_bits, store, widen_weights
 from clearhead.model.facade import Model
 from clearhead.model.loading import read_saved
 from clearhead.spec import Model as ModelSpec
@@ -81,7 +81,7 @@ def _open_saved(reference: ModelReference) -> OpenModel:
     return OpenModel(model, dtypes, lambda: widen_weights(tensors), saved, is_mapped=bool(kinds))
 
 
-def in_form(opened: OpenModel, form: WeightForm, name: str) -> tuple[Model, Callable[[], Stream]]:
+def change_form(opened: OpenModel, form: WeightForm, name: str) -> tuple[Model, Callable[[], Stream]]:
     """Return a model without weights in another form, and a function that starts to read its weights in that form.
 
     Args:
@@ -108,13 +108,15 @@ def in_form(opened: OpenModel, form: WeightForm, name: str) -> tuple[Model, Call
     return Model(module.eval(), model.tokenizers, model.task, origin, weights_file=model.weights_file), read
 
 
-def stored_form(opened: OpenModel) -> WeightForm:
+def lossless_form(opened: OpenModel) -> WeightForm:
     """Return the form with one dtype that represents all weights of the files; fp32 for a quantized model."""
     dtypes = {torch.float32} if opened.saved is not None else set(opened.dtypes.values())
     return WeightForm(functools.reduce(torch.promote_types, sorted(dtypes, key=str)))
 
 
-def outline_load(model: ModelSpec, dtypes: Mapping[str, torch.dtype], formats: Mapping[str, Format]) -> Transformer:
+def outline_load(
+    model: ModelSpec, dtypes: Mapping[str, torch.dtype], formats: Mapping[str, StorageFormat]
+) -> Transformer:
     """Return the module that a load on the CPU makes, with weights in memory that is never touched.
 
     The module shows how its parts would run; it cannot compute.
@@ -129,13 +131,13 @@ def outline_load(model: ModelSpec, dtypes: Mapping[str, torch.dtype], formats: M
     store(module, formats or dict.fromkeys(keep_16_bits(module, dtypes), BF16))
     memory = torch.empty(max(weight.nbytes for weight in (*module.parameters(), *module.buffers())), dtype=torch.uint8)
 
-    def place(weight: Tensor | None) -> Tensor | None:
+    def view_memory(weight: Tensor | None) -> Tensor | None:
         if weight is None or not weight.is_meta:
             return weight
         view = memory[: weight.nbytes].view(weight.dtype).view(weight.shape)
         return nn.Parameter(view, requires_grad=False) if isinstance(weight, nn.Parameter) else view
 
-    for part in module.modules():
+    for submodule in module.modules():
         for kind in ("_parameters", "_buffers"):
-            vars(part)[kind] |= {name: place(weight) for name, weight in vars(part)[kind].items()}
+            vars(submodule)[kind] |= {name: view_memory(weight) for name, weight in vars(submodule)[kind].items()}
     return module.eval()

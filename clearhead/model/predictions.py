@@ -8,11 +8,11 @@ from typing import Any, overload
 from jaxtyping import Float32
 from numpy import ndarray
 
-from clearhead.base.arguments import PAIR, answer_each, checked
+from clearhead.base.arguments import PAIR, answer_each, check_types
 from clearhead.core import Transformer
 from clearhead.fast.runner import Runner
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.tasks.answer.use import Answer, answer
 from clearhead.tasks.classify.use import Classification, classify
 from clearhead.tasks.embed.use import check_vectors, embed
@@ -23,7 +23,7 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 
 
-@checked
+@check_types
 class Predictions:
     """The predictions of a `Model`.
 
@@ -58,11 +58,11 @@ class Predictions:
         Raises:
             InputError: a text is not of the form that the task reads.
         """
-        use = find(self.task.kind).part("use")
+        use = find_task(self.task.kind).module("use")
         return answer_each(
             texts,
             lambda texts: use.predict(self, texts, batch_size=batch_size),
-            parts=PAIR,
+            form=PAIR,
             is_paired=bool(self.task.is_paired),
             batch_size=batch_size,
         )
@@ -96,10 +96,10 @@ class Predictions:
         """
         longest, tree = self.task.max_length, self.tree
 
-        def filled(texts: list[str]) -> list[list[list[Filled]]]:
+        def fill_all(texts: list[str]) -> list[list[list[Filled]]]:
             return fill_blanks(tree, self.tokenizer, texts, top_k=top_k, max_length=longest, batch_size=batch_size)
 
-        return answer_each(texts, filled, batch_size=batch_size)
+        return answer_each(texts, fill_all, batch_size=batch_size)
 
     @overload
     def classify(self, texts: str, *, batch_size: int | None = None) -> Classification: ...
@@ -129,7 +129,7 @@ class Predictions:
         return answer_each(
             texts,
             lambda texts: classify(tree, self.tokenizer, self.task, texts, batch_size=batch_size),
-            parts=PAIR,
+            form=PAIR,
             is_paired=bool(self.task.is_paired),
             batch_size=batch_size,
         )
@@ -159,7 +159,7 @@ class Predictions:
         return answer_each(
             texts,
             lambda texts: tag(tree, self.tokenizer, self.task, texts, batch_size=batch_size),
-            parts="a list of words",
+            form="a list of words",
             batch_size=batch_size,
         )
 
@@ -192,7 +192,7 @@ class Predictions:
         return answer_each(
             texts,
             lambda texts: embed(tree, self.tokenizer, texts, prompt=self.task.prompt, **options),
-            parts=PAIR,
+            form=PAIR,
             batch_size=batch_size,
         )
 

@@ -12,15 +12,21 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError, argument
 from clearhead.base.files import read_json_object, read_model_text, read_typed
 from clearhead.base.formats import FORMAT_FILE
 from clearhead.base.printing import num_parameters
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
 from clearhead.checkpoints.hf.saving import LARGEST_SHARD, save_checkpoint
-from clearhead.checkpoints.reference import CONFIG, SPEC_FILE, looks_like_hub_name, repository_of, strange_answer
-from clearhead.checkpoints.runs.checkpoint import AVERAGED, writing_folder
+from clearhead.checkpoints.reference import (
+    CONFIG,
+    SPEC_FILE,
+    describe_strange_answer,
+    looks_like_hub_name,
+    repository_of,
+)
+from clearhead.checkpoints.runs.checkpoint import AVERAGED, write_folder
 from clearhead.checkpoints.runs.directory import (
     RUN_FILE,
     SAVED_FORMAT,
@@ -28,21 +34,21 @@ from clearhead.checkpoints.runs.directory import (
     WEIGHTS_FILE,
     is_run_directory,
 )
-from clearhead.checkpoints.runs.extra_weights import about_averaged
+from clearhead.checkpoints.runs.extra_weights import read_average_record
 from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
 from clearhead.checkpoints.weights.files import Stream, save_tensors
 from clearhead.core import Transformer
 from clearhead.fast.stored import is_quantized, state_to_save
 from clearhead.spec.describe import model_summary
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.text.pair import TokenizerPair
 
 README: Final = "README.md"
 DRAWING: Final = "architecture.svg"
 CARD_FILES: Final = (README, DRAWING)
 """What people may change in a saved model: its manifest does not list them."""
-KNOWN_FILE: Final = "card.json"
+FACTS_FILE: Final = "card.json"
 
 _TEMPLATE: Final = """\
 ---
@@ -78,7 +84,7 @@ _TEMPLATE: Final = """\
 """
 
 
-class Measured(BaseModel):
+class ReportedMeasure(BaseModel):
     """A number of a model, and the command that made it."""
 
     name: str
@@ -86,7 +92,7 @@ class Measured(BaseModel):
     command: str
 
 
-class Known(BaseModel):
+class TrainingFacts(BaseModel):
     """What is known of how a model was trained.
 
     Args:
@@ -97,10 +103,10 @@ class Known(BaseModel):
 
     step: str
     recipe: str
-    measured: list[Measured]
+    measured: list[ReportedMeasure]
 
 
-def what_is_known(weights: Path | None) -> Known | None:
+def find_training_facts(weights: Path | None) -> TrainingFacts | None:
     """Return what is known of the training of weights, by the run or the saved model that has them; None: nothing.
 
     Args:
@@ -109,12 +115,12 @@ def what_is_known(weights: Path | None) -> Known | None:
     if weights is None:
         return None
     try:
-        if (weights.parent / KNOWN_FILE).is_file():
-            known = read_typed(weights.parent / KNOWN_FILE, Known, what="what is known of a model")
-            tables = tomllib.loads(known.recipe)
-            return known if isinstance(tables["data"], dict) and isinstance(tables["task"], dict) else None
+        if (weights.parent / FACTS_FILE).is_file():
+            facts = read_typed(weights.parent / FACTS_FILE, TrainingFacts, what="what is known of a model")
+            tables = tomllib.loads(facts.recipe)
+            return facts if isinstance(tables["data"], dict) and isinstance(tables["task"], dict) else None
         run = next(folder for folder in weights.parents if folder.name == "checkpoints").parent
-        return _of_run(run, weights.parent.name) if is_run_directory(run) else None
+        return _read_run_facts(run, weights.parent.name) if is_run_directory(run) else None
     except (
         InputError,
         StopIteration,
@@ -126,11 +132,11 @@ def what_is_known(weights: Path | None) -> Known | None:
         return None
 
 
-def _of_run(run: Path, checkpoint: str) -> Known:
-    recipe = "\n".join(_public(line) for line in read_model_text(run / RUN_FILE, what="a run file").splitlines())
-    command, score = f"clearhead train {RUN_FILE}", find(tomllib.loads(recipe)["task"]["kind"]).score
+def _read_run_facts(run: Path, checkpoint: str) -> TrainingFacts:
+    recipe = "\n".join(_hide_paths(line) for line in read_model_text(run / RUN_FILE, what="a run file").splitlines())
+    command, score = f"clearhead train {RUN_FILE}", find_task(tomllib.loads(recipe)["task"]["kind"]).score
     if checkpoint == AVERAGED:
-        about = about_averaged(run)
+        about = read_average_record(run)
         steps = ", ".join(map(str, about.steps)) if about else "several steps"
         values, step = (about.valid_loss, about.valid_score) if about else (None, None), f"the mean of steps {steps}"
     else:
@@ -141,14 +147,14 @@ def _of_run(run: Path, checkpoint: str) -> Known:
     measured = []
     for name, value in zip(names, values, strict=True):
         if value is not None:
-            measured.append(Measured(name=name, value=value, command=command))
-    return Known(step=step, recipe=recipe, measured=measured)
+            measured.append(ReportedMeasure(name=name, value=value, command=command))
+    return TrainingFacts(step=step, recipe=recipe, measured=measured)
 
 
-def _public(line: str) -> str:
+def _hide_paths(line: str) -> str:
     """Return a line of a run file with the last name alone in place of a path from the root of this machine."""
     return re.sub(
-        r'"((?:/|[A-Za-z]:(?:/|\\\\))[^"]*)"', lambda found: f'"{PurePath(found[1].replace(chr(92), "/")).name}"', line
+        r'"((?:/|[A-Za-z]:(?:/|\\\\))[^"]*)"', lambda match: f'"{PurePath(match[1].replace(chr(92), "/")).name}"', line
     )
 
 
@@ -158,9 +164,9 @@ def write_card(
     module: Transformer,
     task: TaskRecord,
     hf_checkpoint: HFCheckpoint | None,
-    known: Known | None,
+    facts: TrainingFacts | None,
     *,
-    is_own: bool,
+    is_clearhead_format: bool,
 ) -> None:
     """Write the card into the folder of a saved model.
 
@@ -177,46 +183,51 @@ def write_card(
 
     # Of a user's choice, and read as Markdown.
     name = re.sub(r"[^\w./@+-]", "_", name)
-    data = {} if known is None else tomllib.loads(known.recipe)
-    base, datasets = _base(hf_checkpoint, data), [table["dataset"] for table in _tables(data) if "dataset" in table]
-    library, loading = _loading(folder, name, is_own=is_own)
+    data = {} if facts is None else tomllib.loads(facts.recipe)
+    base, datasets = (
+        _base_model(hf_checkpoint, data),
+        [table["dataset"] for table in _tables(data) if "dataset" in table],
+    )
+    library, loading = _describe_loading(folder, name, is_clearhead_format=is_clearhead_format)
     card = ModelCard.from_template(
         ModelCardData(
             library_name=library,
-            pipeline_tag=_pipeline(task),
+            pipeline_tag=_pipeline_tag(task),
             tags=["clearhead", task.kind],
             base_model=base,
             datasets=sorted(filter(looks_like_hub_name, set(datasets))) or None,
         ),
         template_str=_TEMPLATE,
         title=PurePath(name).name,
-        summary=_fenced("\n".join([f"{num_parameters(module):,} parameters", *model_summary(module.spec)])),
-        use=find(task.kind).used_with.format(run=name),
+        summary=_fence("\n".join([f"{num_parameters(module):,} parameters", *model_summary(module.spec)])),
+        use=find_task(task.kind).used_with.format(run=name),
         kind=task.kind,
         base=base,
         loading=loading,
-        **_training(known, is_int8=is_quantized(module)),
+        **_describe_training(facts, is_int8=is_quantized(module)),
     )
     card.save(folder / README)
     (folder / DRAWING).write_text(draw_architecture(module.spec, PurePath(name).name), encoding="utf-8", newline="\n")
-    if known is not None and is_own:
-        (folder / KNOWN_FILE).write_text(known.model_dump_json(indent=2) + "\n", encoding="utf-8", newline="\n")
+    if facts is not None and is_clearhead_format:
+        (folder / FACTS_FILE).write_text(facts.model_dump_json(indent=2) + "\n", encoding="utf-8", newline="\n")
 
 
-def _training(known: Known | None, *, is_int8: bool) -> dict[str, str]:
+def _describe_training(facts: TrainingFacts | None, *, is_int8: bool) -> dict[str, str]:
     """Return what the card says of data, recipe and metrics."""
-    if known is None:
+    if facts is None:
         unknown = "The model was saved without a run that knows it."
         return {"data": unknown, "recipe": unknown, "metrics": unknown}
-    data, rows = tomllib.loads(known.recipe)["data"], known.measured
-    tables = [f"{part}: {json.dumps(data[part], ensure_ascii=False)}" for part in ("train", "valid") if part in data]
-    table = [f"| {_escaped(row.name)} | {row.value:.4g} | {_code(row.command)} |" for row in rows]
+    data, rows = tomllib.loads(facts.recipe)["data"], facts.measured
+    tables = [
+        f"{split}: {json.dumps(data[split], ensure_ascii=False)}" for split in ("train", "valid") if split in data
+    ]
+    table = [f"| {_escape(row.name)} | {row.value:.4g} | {_format_code(row.command)} |" for row in rows]
     if is_int8 and table:
         table.append("\nThese are of the weights before they were rounded to fewer bits.")
     return {
-        "data": _fenced("\n".join(tables)),
+        "data": _fence("\n".join(tables)),
         "recipe": "`clearhead train run.toml`, with this `run.toml`; "
-        f"{_escaped(known.step)}:\n\n{_fenced(known.recipe, 'toml')}",
+        f"{_escape(facts.step)}:\n\n{_fence(facts.recipe, 'toml')}",
         "metrics": "\n".join(["| measure | value | command |", "|---|---|---|", *table]) if table else "None was kept.",
     }
 
@@ -227,7 +238,7 @@ def _tables(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             yield table
 
 
-def _base(hf_checkpoint: HFCheckpoint | None, data: Mapping[str, Any]) -> str | None:
+def _base_model(hf_checkpoint: HFCheckpoint | None, data: Mapping[str, Any]) -> str | None:
     """Return the repository of the checkpoint that the model came from; None: it came from none, or from a folder."""
     init = str(data.get("task", {}).get("init", ""))
     if init and looks_like_hub_name(init) and not Path(init).exists():
@@ -235,17 +246,17 @@ def _base(hf_checkpoint: HFCheckpoint | None, data: Mapping[str, Any]) -> str | 
     return None if hf_checkpoint is None else repository_of(hf_checkpoint.folder)
 
 
-def _pipeline(task: TaskRecord) -> str | None:
+def _pipeline_tag(task: TaskRecord) -> str | None:
     try:
-        return str(find(task.kind).part("pipeline").NAME)
+        return str(find_task(task.kind).module("pipeline").NAME)
     except (InputError, ModuleNotFoundError):
-        return "text-generation" if find(task.kind).continues else None
+        return "text-generation" if find_task(task.kind).continues else None
 
 
-def _loading(folder: Path, name: str, *, is_own: bool) -> tuple[str, str]:
+def _describe_loading(folder: Path, name: str, *, is_clearhead_format: bool) -> tuple[str, str]:
     """Return the library that the files are for, and how the model is loaded, as Markdown."""
-    here = _fenced(f'import clearhead as ch\n\nmodel = ch.load("{name}")', "python")
-    if is_own:
+    here = _fence(f'import clearhead as ch\n\nmodel = ch.load("{name}")', "python")
+    if is_clearhead_format:
         command = f"clearhead convert {name} OUT --to hf"
         return (
             "clearhead",
@@ -263,20 +274,20 @@ def _loading(folder: Path, name: str, *, is_own: bool) -> tuple[str, str]:
             f"from transformers import AutoTokenizer, {kind}\n\n"
             f'tokenizer = AutoTokenizer.from_pretrained("{name}")\nmodel = {kind}.from_pretrained("{name}")'
         )
-    return library, f"{here}\n\nThe same in {library}:\n\n{_fenced(lines, 'python')}"
+    return library, f"{here}\n\nThe same in {library}:\n\n{_fence(lines, 'python')}"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     """Escape a text for Markdown, in one line: HTML, links and table cells in it have no effect."""
     return re.sub(r"([^\w\s,'()%/])", r"\\\1", " ".join(text.split()))
 
 
-def _code(text: str) -> str:
+def _format_code(text: str) -> str:
     """Return a text as Markdown code for a line or a table cell."""
     return f"`{' '.join(re.sub('[`|]', ' ', text).split())}`"
 
 
-def _fenced(text: str, language: str = "") -> str:
+def _fence(text: str, language: str = "") -> str:
     """Return text that Markdown shows as it is."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence}{language}\n{text}\n{fence}"
@@ -295,7 +306,7 @@ class Saving:
     hf_checkpoint: HFCheckpoint | None
     weights_file: Path | None
 
-    @checked
+    @check_types
     def save(self, path: str | Path, *, format: str = "clearhead", max_shard_size: int = LARGEST_SHARD) -> None:
         """Write the model into a new folder that `load` reads, with a card: README.md and a drawing of its spec.
 
@@ -309,7 +320,7 @@ class Saving:
         """
         write_model(self, Path(path), Path(path).name, format, max_shard_size)
 
-    @checked
+    @check_types
     def push_to_hub(
         self, repo_id: str, *, format: str = "hf", private: bool = False, max_shard_size: int = LARGEST_SHARD
     ) -> str:
@@ -348,7 +359,7 @@ def push_model(
     Raises:
         InputError: as for `Saving.push_to_hub`.
     """
-    refuse_no_repository(name)
+    refuse_bad_repository(name)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "model"
         write_model(model, folder, name, format, max_shard_size, weights)
@@ -377,17 +388,25 @@ def write_model(
         raise InputError(argument("max_shard_size") + f" is {max_shard_size}; expected a number of bytes")
     if folder.exists():
         raise InputError(f"{folder} exists already; give a new folder")
-    with writing_folder(folder, unlisted=CARD_FILES) as temporary:
+    with write_folder(folder, unlisted=CARD_FILES) as temporary:
         if format == "hf":
-            parts = model.tokenizers, model.task, model.hf_checkpoint
-            save_checkpoint(model.module, temporary, *parts, max_shard_size=max_shard_size, weights=weights)
+            origin = model.tokenizers, model.task, model.hf_checkpoint
+            save_checkpoint(model.module, temporary, *origin, max_shard_size=max_shard_size, weights=weights)
         else:
-            _write_own(model, temporary, weights)
-        known, is_own = what_is_known(model.weights_file), format == "clearhead"
-        write_card(temporary, name, model.module, model.task, model.hf_checkpoint, known, is_own=is_own)
+            _write_clearhead_format(model, temporary, weights)
+        facts, is_clearhead_format = find_training_facts(model.weights_file), format == "clearhead"
+        write_card(
+            temporary,
+            name,
+            model.module,
+            model.task,
+            model.hf_checkpoint,
+            facts,
+            is_clearhead_format=is_clearhead_format,
+        )
 
 
-def _write_own(model: Saving, folder: Path, weights: Stream | None) -> None:
+def _write_clearhead_format(model: Saving, folder: Path, weights: Stream | None) -> None:
     (folder / FORMAT_FILE).write_text(SAVED_FORMAT.to_json(), encoding="utf-8")
     (folder / SPEC_FILE).write_text(model.module.spec.to_json(), encoding="utf-8")
     (folder / TASK_FILE).write_text(model.task.to_json(), encoding="utf-8")
@@ -397,7 +416,7 @@ def _write_own(model: Saving, folder: Path, weights: Stream | None) -> None:
         model.hf_checkpoint.save_origin(folder)
 
 
-def refuse_no_repository(name: str) -> None:
+def refuse_bad_repository(name: str) -> None:
     """Refuse a name that no repository can have, or uploads where the hub is switched off, before a model is written.
 
     Raises:
@@ -448,7 +467,7 @@ def upload(folder: Path, name: str, *, private: bool = False) -> str:
         reason = _without_token(str(error).splitlines()[0] if str(error) else type(error).__name__)
         raise InputError(f"{name}: the Hugging Face hub cannot be reached: {reason}") from None
     except Exception as error:  # noqa: BLE001 what the client raises depends on what a server answers
-        raise InputError(f"{name}: the Hugging Face hub {_without_token(strange_answer(error))}") from None
+        raise InputError(f"{name}: the Hugging Face hub {_without_token(describe_strange_answer(error))}") from None
 
 
 def _without_token(text: str) -> str:

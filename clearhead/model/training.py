@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clearhead.base.arguments import checked
-from clearhead.base.errors import InputError, RunFailure, nearest
+from clearhead.base.arguments import check_types
+from clearhead.base.errors import InputError, RunFailure, did_you_mean
 from clearhead.base.files import read_text_file
-from clearhead.base.progress import shown_by
+from clearhead.base.progress import use_display
 from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
 from clearhead.data.sources.examples import json_lines, json_lines_entry
 from clearhead.data.sources.tables import Examples
@@ -19,14 +19,14 @@ from clearhead.data.sources.texts import TextTable
 from clearhead.data.task_tables import TEXT_EXAMPLES, data_of
 from clearhead.model.facade import Model
 from clearhead.model.loading import load
-from clearhead.spec.tasks.registry import kinds
+from clearhead.spec.tasks.registry import task_kinds
 from clearhead.training.assemble import train_run
 from clearhead.training.parallel.meeting import reporting_faults
 from clearhead.training.parallel.world import Process
 from clearhead.training.progress.console import progress_for
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.record import RunResult
-from clearhead.training.runfile.read import parse_run_file, parse_tables, parts_folder, toml_text, toml_value
+from clearhead.training.runfile.read import extensions_folder, parse_run_file, parse_tables, toml_text, toml_value
 from clearhead.training.runfile.sections import RunFile
 
 _PARTS = ("train", "valid")
@@ -41,7 +41,7 @@ class TrainResult(RunResult):
         return load(self.run, device=device, precision=precision)
 
 
-@checked
+@check_types
 def train(
     run_file: str | Path | Mapping[str, Any],
     overrides: Mapping[str, Any] | None = None,
@@ -74,9 +74,9 @@ def train(
                 raise InputError(
                     f"the run file: expected a dictionary of keys for the table '{table}', got {values!r:.80}"
                 )
-        text, name, where = toml_text(run_file), "the run file", parts_folder(Path("run.toml"))
+        text, name, where = toml_text(run_file), "the run file", extensions_folder(Path("run.toml"))
     else:
-        text, name, where = read_text_file(Path(run_file), "run file"), str(run_file), parts_folder(Path(run_file))
+        text, name, where = read_text_file(Path(run_file), "run file"), str(run_file), extensions_folder(Path(run_file))
     changes = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
     if data is None:
         return TrainResult(**vars(train_run(_check(text, name, changes, where), resume=resume)))
@@ -86,9 +86,9 @@ def train(
         raise InputError("a resumed run reads the data in its run directory; leave data out")
     tables = parse_tables(text, name, changes)
     kind, folder = str(tables.get("task", {}).get("kind")), Path(str(tables.get("train", {}).get("run", ""))) / "data"
-    form = data_of(kind).forms[0] if kind in kinds() else TextTable
+    form = data_of(kind).forms[0] if kind in task_kinds() else TextTable
     progress = progress_for()
-    with shown_by(progress):
+    with use_display(progress):
         parts = _hold_out({split: _examples(split, examples, kind) for split, examples in data.items()}, kind, tables)
     files = {folder / f"{split}.jsonl": examples for split, examples in parts.items()}
     entries = [f"data.{path.stem}={toml_value(json_lines_entry(rows, path, form))}" for path, rows in files.items()]
@@ -107,7 +107,7 @@ def _check(text: str, name: str, changes: list[str], folder: Path | None) -> Run
 def _hold_out(parts: dict[str, Examples], kind: str, tables: Mapping[str, Any]) -> dict[str, Examples]:
     """Divide the training examples by the run file's share, where no validation examples are given."""
     share = tables.get("data", {}).get("valid")
-    if parts.keys() != {"train"} or kind not in kinds() or not isinstance(share, float) or not 0.0 < share < 1.0:
+    if parts.keys() != {"train"} or kind not in task_kinds() or not isinstance(share, float) or not 0.0 < share < 1.0:
         return parts
     train = parts["train"]
     held = data_of(kind).hold_out(train, share, tables["task"])
@@ -119,12 +119,12 @@ def _hold_out(parts: dict[str, Examples], kind: str, tables: Mapping[str, Any]) 
 def _examples(split: str, examples: Any, kind: str) -> Examples:
     """Read a list of examples; an unknown kind is left to the check of the run file."""
     if split not in _PARTS:
-        raise InputError(f"data has no part '{split}'{nearest(split, _PARTS)}; it has train and valid")
-    listed = data_of(kind).examples if kind in kinds() else TEXT_EXAMPLES
+        raise InputError(f"data has no part '{split}'{did_you_mean(split, _PARTS)}; it has train and valid")
+    listed = data_of(kind).examples if kind in task_kinds() else TEXT_EXAMPLES
     return listed.parse(examples, name=f"data['{split}']")
 
 
-def _train_on(run_file: RunFile, files: Mapping[Path, Examples], progress: Progress) -> TrainResult:
+def _train_on(run_file: RunFile, files: Mapping[Path, Examples], progress: TrainingProgress) -> TrainResult:
     """Write the data into the run directory and train; what cannot be used leaves nothing behind."""
     run = Path(run_file.train.run)
     if run.exists():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 
-from clearhead.base.errors import nearest
+from clearhead.base.errors import did_you_mean
 
 
 def select_addresses(pattern: str, addresses: Collection[str]) -> list[str]:
@@ -33,7 +33,7 @@ def _matches(address: Sequence[str], pattern: Sequence[str]) -> bool:
 
 def nearest_address(pattern: str, addresses: Collection[str]) -> str:
     """Return a hint for a pattern without a match: the same with `**` for `*` if that has one, else what is near."""
-    wider = ".".join("**" if part == "*" else part for part in pattern.split("."))
+    wider = ".".join("**" if section == "*" else section for section in pattern.split("."))
     if select_addresses(wider, addresses):
         return f" (did you mean '{wider}'? * stays within one part of an address)"
-    return nearest(pattern, addresses)
+    return did_you_mean(pattern, addresses)

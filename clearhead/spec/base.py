@@ -12,9 +12,9 @@ from clearhead.base.printing import block, short
 from clearhead.spec.pydantic_errors import error_messages
 
 # No model has more layers, or a larger size; weights of such sizes are refused before anything is built.
-MOST_LAYERS, LARGEST_SIZE = 2**10, 2**26
+MAX_LAYERS, MAX_SIZE = 2**10, 2**26
 
-Count = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
+Count = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Rate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 
@@ -52,20 +52,20 @@ def tree_lines(node: Node, name: str = "", depth: int = 0) -> Iterator[str]:
         name: what it is called, in its own line.
         depth: of its indentation.
     """
-    values = _changed_fields(node)
+    values = _non_default_fields(node)
     below = {key: value for key, value in values.items() if _has_nodes(value) and not _is_leaf(value)}
-    plain = [f"{key}={_plain(value)}" for key, value in values.items() if key not in below]
+    plain = [f"{key}={_format_value(value)}" for key, value in values.items() if key not in below]
     title = type(node).__name__ + (f"({', '.join(plain)})" if plain else "")
     yield "  " * depth + (f"{name}: {title}" if name else title)
     for key, value in below.items():
         if isinstance(value, Node):
             yield from tree_lines(value, key, depth + 1)
             continue
-        for indices, child in _folded(value):
+        for indices, child in _group_equal_children(value):
             yield from tree_lines(child, f"{key}.{indices}", depth + 1)
 
 
-def _changed_fields(node: Node) -> dict[str, Any]:
+def _non_default_fields(node: Node) -> dict[str, Any]:
     """Return the fields of a node that are not at their default."""
     values = {}
     for key, field in type(node).model_fields.items():
@@ -80,10 +80,10 @@ def _is_leaf(value: object) -> bool:
 
 
 def _has_nodes(value: object) -> bool:
-    return isinstance(value, Node) or (isinstance(value, tuple) and any(isinstance(part, Node) for part in value))
+    return isinstance(value, Node) or (isinstance(value, tuple) and any(isinstance(member, Node) for member in value))
 
 
-def _plain(value: object) -> str:
+def _format_value(value: object) -> str:
     match value:
         case Node():
             return next(tree_lines(value))
@@ -94,7 +94,7 @@ def _plain(value: object) -> str:
     return short(value)
 
 
-def _folded(children: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+def _group_equal_children(children: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
     """Yield each distinct part once, labelled with the indices that it has: 0-5, or 0,2,4."""
     for child in dict.fromkeys(children):
         places = [index for index, other in enumerate(children) if other == child]

@@ -78,7 +78,9 @@ def cost_per_token(model: Model, source_length: int, target_length: int) -> Cost
     """
     first_length = target_length if model.encoder is None else source_length
     counts = TokenCounts(first_tokens=1, second_tokens=1, memory_pairs=source_length, outputs=1, sequences=1)
-    first, rest = _flops(model, counts, partial(_attended, first_length), partial(_attended, target_length))
+    first, rest = _flops(
+        model, counts, partial(_attended_positions, first_length), partial(_attended_positions, target_length)
+    )
     if model.encoder is None or model.decoder is None:
         first, rest = 0, first + rest
     return Cost(first, rest, _cache_numbers(model, "self"), _cache_numbers(model, "memory"))
@@ -157,11 +159,11 @@ def _cache_numbers(model: Model, source: Literal["self", "memory"]) -> int:
     functions, width = _functions(model.decoder), model.decoder.width
     attentions = [node for node in functions if isinstance(node, Attention) and node.source == source]
     parts = [node for node in functions if isinstance(node, Part) and source == "self"]
-    kept = sum(kind_of(node).cache_numbers(node, width) for node in parts)
-    return kept + sum(2 * node.num_kv_heads * node.head_size for node in attentions)
+    extension_numbers = sum(kind_of(node).cache_numbers(node, width) for node in parts)
+    return extension_numbers + sum(2 * node.num_kv_heads * node.head_size for node in attentions)
 
 
-def _attended(length: int, mask: Mask) -> int:
+def _attended_positions(length: int, mask: Mask) -> int:
     """Return how many positions a query attends to, on average."""
     if isinstance(mask, Causal):
         return (length + 1) // 2

@@ -16,18 +16,18 @@ def model_summary(model: Model) -> list[str]:
         nodes = [node for _, node in walk(stack)]
         heads = {str(node.num_heads) for node in nodes if isinstance(node, Attention)}
         sizes = {str(node.size) for node in nodes if isinstance(node, FeedForward)}
-        layers, head = number_of(len(stack.depths), "layer"), f"{_either(heads)} head{'s' * (heads != {'1'})}"
+        layers, head = count_noun(len(stack.depths), "layer"), f"{_join_with_or(heads)} head{'s' * (heads != {'1'})}"
         numbers = f"{layers}, width {stack.width}, {head}"
-        lines.append(f"  {name}: {numbers}, feed-forward {_either(sizes)}")
+        lines.append(f"  {name}: {numbers}, feed-forward {_join_with_or(sizes)}")
     return lines + ([] if model.head is None else [f"  head: {head_summary(model.head)}"])
 
 
-def number_of(count: int, what: str) -> str:
+def count_noun(count: int, noun: str) -> str:
     """Return "1 layer" or "2 layers"."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def _either(numbers: set[str]) -> str:
+def _join_with_or(numbers: set[str]) -> str:
     return " or ".join(sorted(numbers)) or "no"
 
 

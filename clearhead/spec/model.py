@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from clearhead.base.arguments import checked
-from clearhead.base.errors import InputError, nearest, within
-from clearhead.spec.base import MOST_LAYERS, AnyNode, Count, Node, Reference
+from clearhead.base.arguments import check_types
+from clearhead.base.errors import InputError, did_you_mean, within
+from clearhead.spec.base import MAX_LAYERS, AnyNode, Count, Node, Reference
 from clearhead.spec.node_checks import node_faults
 from clearhead.spec.nodes import (
     Attention,
@@ -27,7 +27,7 @@ from clearhead.spec.nodes import (
 )
 from clearhead.spec.positions import Disentangled, DistanceTable, Learned, RelativeBuckets, Rotary
 from clearhead.spec.pydantic_errors import error_messages
-from clearhead.spec.registry import Need, needs, refuse_absent_parts
+from clearhead.spec.registry import RequiredPart, refuse_absent_parts, required_parts
 from clearhead.spec.traversal import walk
 
 
@@ -60,7 +60,7 @@ class Model(Node):
         if self.declared_length is not None:
             # Layers with a window may scale their rotation otherwise, but every layer must reach the limit.
             rotations = [node for _, node in walk(self) if isinstance(node, Rotary)]
-            reached = [rotation.extended(self.declared_length) for rotation in rotations]
+            reached = [rotation.extended_length(self.declared_length) for rotation in rotations]
             limits.append(min(reached, default=self.declared_length))
         return min(limits, default=None)
 
@@ -76,7 +76,7 @@ class Model(Node):
         tree = self.model_dump(mode="json")
         if self.declared_length is None:
             del tree["declared_length"]
-        if needed := needs(self):
+        if needed := required_parts(self):
             tree["needs"] = needed
         for name in ("encoder", "decoder"):
             if tree[name] is not None:
@@ -90,7 +90,11 @@ class Model(Node):
         Raises:
             InputError: every error of structure, type and consistency, in one report.
         """
-        from clearhead.base.files import LARGEST_JSON, parse_json, typed  # building a model from nodes reads no file
+        from clearhead.base.files import (
+            LARGEST_JSON,
+            convert_json,
+            parse_json,
+        )  # building a model from nodes reads no file
 
         if len(text) > LARGEST_JSON:
             raise InputError(f"the spec has {len(text):,} characters, more than any (at most {LARGEST_JSON:,})")
@@ -101,7 +105,7 @@ class Model(Node):
         if not isinstance(tree, dict):
             raise InputError(f"the spec must be a JSON object, got {type(tree).__name__}")
         if (needed := tree.pop("needs", None)) is not None:
-            refuse_absent_parts(typed(needed, list[Need], name="the spec: needs"))
+            refuse_absent_parts(convert_json(needed, list[RequiredPart], name="the spec: needs"))
         for name in ("encoder", "decoder"):
             if isinstance(tree.get(name), dict):
                 tree[name]["layers"] = _unfold(tree[name].get("layers"))
@@ -136,7 +140,7 @@ class Model(Node):
             return cls.from_json(text)
 
 
-@checked
+@check_types
 def validate(node: AnyNode) -> AnyNode:
     """Return the node, or raise one `InputError` that lists every inconsistency in it."""
     faults = consistency_faults(node) if isinstance(node, Model) else node_faults(node, "")
@@ -157,14 +161,14 @@ def _fold(layers: list[Any]) -> dict[str, Any]:
 
 def _unfold(layers: Any) -> Any:
     if not isinstance(layers, dict):
-        if isinstance(layers, list) and len(layers) > MOST_LAYERS:
-            raise InputError(f"layers: {len(layers)} layers are too many, at most {MOST_LAYERS} are supported")
+        if isinstance(layers, list) and len(layers) > MAX_LAYERS:
+            raise InputError(f"layers: {len(layers)} layers are too many, at most {MAX_LAYERS} are supported")
         return layers
     distinct, order = layers.get("distinct"), layers.get("order")
     if not isinstance(distinct, list) or not isinstance(order, list):
         raise InputError("layers must hold 'distinct' (a list of layers) and 'order' (a list of their indices)")
-    if len(order) > MOST_LAYERS:
-        raise InputError(f"layers.order: {len(order)} layers are too many, at most {MOST_LAYERS} are supported")
+    if len(order) > MAX_LAYERS:
+        raise InputError(f"layers.order: {len(order)} layers are too many, at most {MAX_LAYERS} are supported")
     wrong = [index for index in order if not isinstance(index, int) or not 0 <= index < len(distinct)]
     if wrong:
         raise InputError(f"layers.order: {wrong[0]!r} is not an index of the {len(distinct)} distinct layers")
@@ -174,7 +178,7 @@ def _unfold(layers: Any) -> Any:
 # --- checks across fields and nodes, so that no error hides another ------------------------------------------
 
 
-@checked
+@check_types
 def consistency_faults(model: Model) -> list[str]:
     """List inconsistencies across fields: sizes that do not fit together, and references that lead nowhere."""
     faults: list[str] = []
@@ -208,7 +212,7 @@ def _reference_faults(model: Model) -> list[str]:
             continue
         table, user = tables.get(node.path), nodes[path.rpartition(".")[0]]
         if table is None:
-            faults.append(f"{path}: no table at '{node.path}'{nearest(node.path, tables)}")
+            faults.append(f"{path}: no table at '{node.path}'{did_you_mean(node.path, tables)}")
         elif not isinstance(table, _kind_of_table(user)):
             faults.append(f"{path}: '{node.path}' is not the kind of table needed here")
         elif isinstance(table, RelativeBuckets):

@@ -34,25 +34,25 @@ def node_faults(node: Node, path: str) -> list[str]:
     """List the inconsistencies inside one node; messages begin with its path."""
     match node:
         case LayerNorm() | RMSNorm():
-            found = _norm_faults(node)
+            faults = _norm_faults(node)
         case Attention():
-            found = _attention_faults(node)
+            faults = _attention_faults(node)
         case BandScaling() | YarnScaling():
-            found = _scaling_faults(node)
+            faults = _scaling_faults(node)
         case RelativeBuckets() | DistanceTable():
-            found = _distance_faults(node)
+            faults = _distance_faults(node)
         case Disentangled():
-            found = _disentangled_faults(node)
+            faults = _disentangled_faults(node)
         case FeedForward():
-            found = _feed_forward_faults(node)
+            faults = _feed_forward_faults(node)
         case MixtureOfExperts():
-            found = _expert_faults(node)
+            faults = _expert_faults(node)
         case Stack():
-            found = _stack_faults(node)
+            faults = _stack_faults(node)
         case _:
             return []
     where = path or type(node).__name__
-    return [f"{where}: {fault}" for fault in found]
+    return [f"{where}: {fault}" for fault in faults]
 
 
 def _norm_faults(norm: LayerNorm | RMSNorm) -> Iterator[str]:
@@ -149,16 +149,16 @@ def _expert_faults(node: MixtureOfExperts) -> Iterator[str]:
 
 def _stack_faults(node: Stack) -> Iterator[str]:
     embedding = node.embedding
-    own = node.table_width
+    table_width = node.table_width
     position = embedding.position
-    if isinstance(position, Sinusoidal) and own % 2:
-        yield f"sinusoidal positions need an even width; got {own}"
-    if isinstance(position, Sinusoidal) and position.layout == "fairseq" and own < 4:
-        yield f"the fairseq layout needs a width of at least 4; got {own}"
+    if isinstance(position, Sinusoidal) and table_width % 2:
+        yield f"sinusoidal positions need an even width; got {table_width}"
+    if isinstance(position, Sinusoidal) and position.layout == "fairseq" and table_width < 4:
+        yield f"the fairseq layout needs a width of at least 4; got {table_width}"
     if isinstance(position, Learned) and position.rows <= position.offset:
         yield f"{position.rows} rows of positions leave no row after the offset {position.offset}"
-    if own != node.width and embedding.projection is None:
-        yield f"an embedding of width {own} needs a projection to the width {node.width} of the stack"
+    if table_width != node.width and embedding.projection is None:
+        yield f"an embedding of width {table_width} needs a projection to the width {node.width} of the stack"
     if embedding.scale_rounding != "none" and embedding.scale == 1.0:
         yield "embedding.scale_rounding has no effect on a scale of 1"
     if node.sharing is not None:

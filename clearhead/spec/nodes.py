@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from clearhead.spec.base import MOST_LAYERS, Count, LayerNorm, Node, PlainNorm, Positive, Rate, Reference, RMSNorm
+from clearhead.spec.base import MAX_LAYERS, Count, LayerNorm, Node, PlainNorm, Positive, Rate, Reference, RMSNorm
 from clearhead.spec.positions import EmbeddingPosition, Rotary, ScoreBias, ScoreTable
 from clearhead.spec.pydantic_errors import PLAIN_NAME
-from clearhead.spec.registry import OpenTo, Part
+from clearhead.spec.registry import AcceptsParts, Part
 
-Norm = Annotated[LayerNorm | RMSNorm | Part, OpenTo("norm")]
+Norm = Annotated[LayerNorm | RMSNorm | Part, AcceptsParts("norm")]
 
 # --- masks ----------------------------------------------------------------------------------------------------
 
@@ -81,8 +81,8 @@ class Attention(Node):
     soft_cap: Positive | None = None
     clip: Positive | None = None
     sink: bool = False
-    score_step: Annotated[Part, OpenTo("scores")] | None = None
-    weight_step: Annotated[Part, OpenTo("weights")] | None = None
+    score_step: Annotated[Part, AcceptsParts("scores")] | None = None
+    weight_step: Annotated[Part, AcceptsParts("weights")] | None = None
     dropout: Rate = 0.0
 
 
@@ -138,7 +138,7 @@ class MixtureOfExperts(Node):
     router: Router = Router()
 
 
-Function = Annotated[Attention | FeedForward | MixtureOfExperts | Part, OpenTo("function")]
+Function = Annotated[Attention | FeedForward | MixtureOfExperts | Part, AcceptsParts("function")]
 
 # --- the residual equation ------------------------------------------------------------------------------------
 
@@ -277,8 +277,8 @@ class Stack(Node):
 
     width: Count
     embedding: Embedding
-    layers: Annotated[tuple[Layer, ...], Field(max_length=MOST_LAYERS)]
-    sharing: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=MOST_LAYERS)] | None = None
+    layers: Annotated[tuple[Layer, ...], Field(max_length=MAX_LAYERS)]
+    sharing: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(max_length=MAX_LAYERS)] | None = None
     final_norm: Norm | None = None
     score_table: ScoreTable | None = None
 

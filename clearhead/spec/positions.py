@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from clearhead.spec.base import Count, Node, PlainNorm, Positive, Reference
-from clearhead.spec.registry import OpenTo, Part
+from clearhead.spec.registry import AcceptsParts, Part
 
 # --- at the embedding -----------------------------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ class Learned(Node):
     offset: Annotated[int, Field(ge=0)] = 0
 
 
-EmbeddingPosition = Annotated[Sinusoidal | Learned | Part, OpenTo("position")]
+EmbeddingPosition = Annotated[Sinusoidal | Learned | Part, AcceptsParts("position")]
 
 # --- on query and key: rotation, and its scaling beyond the training length -----------------------------------
 
@@ -112,7 +112,7 @@ class Rotary(Node):
     size: Count | None = None  # rotated dimensions of a head, from the first; None: all of them
     scaling: RotaryScaling | None = None
 
-    def extended(self, length: int) -> int:
+    def extended_length(self, length: int) -> int:
         """Return the longest sequence that the scaling extends a declared length to, both in tokens."""
         scaling = self.scaling
         if scaling is None or isinstance(scaling, LongRopeScaling):

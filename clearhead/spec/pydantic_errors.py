@@ -7,11 +7,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from clearhead.base.errors import nearest
+from clearhead.base.errors import did_you_mean
 
 PLAIN_NAME = "word"
 """The tag of a plain name in a field that takes a name or a node."""
-OWN_TAG = "own part"
+EXTENSION_TAG = "own part"
 """The tag of the parts of a user's own in a union that is open to them."""
 
 
@@ -19,33 +19,31 @@ def error_messages(error: ValidationError, root: type[BaseModel]) -> list[str]:
     """Return a message for each error that pydantic found while it parsed `root`."""
     base = root.__mro__[-1 - len(BaseModel.__mro__)]  # the base class of all nodes
     faults = [dict(fault) for fault in error.errors(include_url=False)]
-    return [_sentence(fault, root, base) for fault in faults if not _follows(fault, faults)]
+    return [_describe_fault(fault, root, base) for fault in faults if not _follows_from_others(fault, faults)]
 
 
-def _follows(fault: dict[str, Any], faults: list[dict[str, Any]]) -> bool:
+def _follows_from_others(fault: dict[str, Any], faults: list[dict[str, Any]]) -> bool:
     """Return whether an error follows from others: pydantic calls a sequence too short when its members are invalid."""
-    place = fault["loc"]
-    inner = any(other["loc"][: len(place)] == place and len(other["loc"]) > len(place) for other in faults)
+    location = fault["loc"]
+    inner = any(other["loc"][: len(location)] == location and len(other["loc"]) > len(location) for other in faults)
     return fault["type"] == "too_short" and inner
 
 
-def _sentence(fault: dict[str, Any], root: type[BaseModel], base: type[BaseModel]) -> str:
+def _describe_fault(fault: dict[str, Any], root: type[BaseModel], base: type[BaseModel]) -> str:
     tagged = kinds_of_nodes(base)
-    location, tags = [str(part) for part in fault["loc"]], set(tagged)
+    location, tags = [str(key) for key in fault["loc"]], set(tagged)
     if fault["type"] == "extra_forbidden":
         parts, node = _address(location[:-1], root, tagged)
-        return f"{'.'.join([*parts, location[-1]])}: unknown key{nearest(location[-1], node.model_fields)}"
-    path, received = ".".join(_address(location, root, tagged)[0]) or root.__name__, fault["input"]
+        return f"{'.'.join([*parts, location[-1]])}: unknown key{did_you_mean(location[-1], node.model_fields)}"
+    path, value = ".".join(_address(location, root, tagged)[0]) or root.__name__, fault["input"]
     if fault["type"] == "missing":
         return f"{path}: missing"
     if fault["type"] == "value_error":
         return f"{path}: {fault['ctx']['error']}"
     if fault["type"] == "union_tag_invalid":
         expected = fault["ctx"]["expected_tags"]
-        return (
-            f"{path}: kind must be one of {expected}; got '{fault['ctx']['tag']}'{nearest(fault['ctx']['tag'], tags)}"
-        )
-    shown = received if isinstance(received, str | int | float | bool) or received is None else type(received).__name__
+        return f"{path}: kind must be one of {expected}; got '{fault['ctx']['tag']}'{did_you_mean(fault['ctx']['tag'], tags)}"
+    shown = value if isinstance(value, str | int | float | bool) or value is None else type(value).__name__
     message = fault["msg"].removeprefix("Input should be ").removeprefix("a valid ")
     return f"{path}: expected {message}, got {shown!r}"
 
@@ -60,24 +58,24 @@ def _address(
     parts: list[str] = []
     current: type[BaseModel] | None = root
     last = root
-    for part in location:
-        if current is not None and part in current.model_fields:
-            found = set(_nodes_in(current.model_fields[part].annotation))
-            current = found.pop() if len(found) == 1 else None
-        elif part in tagged or part in (PLAIN_NAME, OWN_TAG):
-            current = tagged.get(part)
+    for key in location:
+        if current is not None and key in current.model_fields:
+            node_types = set(_nodes_in(current.model_fields[key].annotation))
+            current = node_types.pop() if len(node_types) == 1 else None
+        elif key in tagged or key in (PLAIN_NAME, EXTENSION_TAG):
+            current = tagged.get(key)
             last = current or last
             continue
         last = current or last
-        parts.append(part)
+        parts.append(key)
     return parts, last
 
 
 def _nodes_in(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    for part in get_args(annotation):
-        yield from _nodes_in(part)
+    for argument in get_args(annotation):
+        yield from _nodes_in(argument)
 
 
 def kinds_of_nodes(base: type[BaseModel], *, without: type[BaseModel] | None = None) -> dict[str, type[BaseModel]]:

@@ -21,10 +21,10 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, TypeAdapter, c
 from pydantic.errors import PydanticInvalidForJsonSchema, PydanticSchemaGenerationError
 from pydantic_core import CoreSchema, PydanticKnownError, SchemaValidator, core_schema
 
-from clearhead.base.arguments import checked
-from clearhead.base.errors import InputError, json_text, nearest
+from clearhead.base.arguments import check_types
+from clearhead.base.errors import InputError, did_you_mean, json_text
 from clearhead.spec.base import Node
-from clearhead.spec.pydantic_errors import OWN_TAG, kinds_of_nodes
+from clearhead.spec.pydantic_errors import EXTENSION_TAG, kinds_of_nodes
 from clearhead.spec.traversal import walk
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _is_json(value: object) -> bool:
 
 
 @dataclass(frozen=True)
-class Source:
+class PartSource:
     """The file that an own part is from.
 
     Args:
@@ -88,7 +88,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Kind:
+class PartKind:
     """An own part.
 
     Args:
@@ -106,7 +106,7 @@ class Kind:
     name: str
     role: Role
     node: type[Part]
-    source: Source
+    source: PartSource
     path: str
     build: Callable[[int, Any], nn.Module]
     flops: Callable[[Any, int], tuple[int, int]]
@@ -121,7 +121,7 @@ class Kind:
 
 
 @cache
-def _kinds() -> dict[str, Kind]:
+def _kinds() -> dict[str, PartKind]:
     return {}
 
 
@@ -138,10 +138,10 @@ def build_part(node: Part, size: int) -> nn.Module:
 def add_kind(
     described_by: type,
     role: Role,
-    origin: tuple[Source, str],
+    origin: tuple[PartSource, str],
     build: Callable[[int, Any], nn.Module],
     cost: tuple[Callable[[Any, int], tuple[int, int]], Callable[[Any, int], int]],
-) -> Kind:
+) -> PartKind:
     """Register an own part by the frozen dataclass that is its spec.
 
     Args:
@@ -156,7 +156,7 @@ def add_kind(
     """
     name = _WORD_BREAK.sub("_", described_by.__name__).lower()
     _refuse_taken(name, origin[1])
-    kind = Kind(name, role, _node_type(described_by, name), *origin, build, *cost)
+    kind = PartKind(name, role, _node_type(described_by, name), *origin, build, *cost)
     _kinds()[name] = kind
     return kind
 
@@ -196,18 +196,18 @@ def _node_type(described_by: type, name: str) -> type[Part]:
     return node
 
 
-def kind_of(node: Part) -> Kind:
+def kind_of(node: Part) -> PartKind:
     """Return the own part that a node is of."""
     return _kinds()[node.kind]
 
 
-@checked
+@check_types
 def own_parts(root: Node) -> Iterator[tuple[str, Part]]:
     """Yield every node of an own part in a tree, with its path."""
     return ((path, node) for path, node in walk(root) if isinstance(node, Part))
 
 
-def find_kind(name: str, role: Role | None = None) -> Kind | None:
+def find_kind(name: str, role: Role | None = None) -> PartKind | None:
     """Return an own part by the name of its kind, also that of an installed package; None: there is none.
 
     Args:
@@ -234,13 +234,13 @@ def _load(point: metadata.EntryPoint) -> None:
         raise InputError(f"the part '{point.name}' of {point.value} cannot be imported ({reason})") from None
 
 
-def kinds_of_file(path: str) -> list[Kind]:
+def kinds_of_file(path: str) -> list[PartKind]:
     """Return the own parts that the file at a path registered."""
     return [kind for kind in _kinds().values() if kind.path == path]
 
 
 @contextmanager
-def restored_on_failure() -> Iterator[None]:
+def unregister_on_failure() -> Iterator[None]:
     """Forget what was registered while this was open if it ends with an error."""
     kinds, before = _kinds(), dict(_kinds())
     try:
@@ -251,7 +251,7 @@ def restored_on_failure() -> Iterator[None]:
         raise
 
 
-class OpenTo:
+class AcceptsParts:
     """In the annotation of a union of nodes, `Part` among them: own parts of a role are members too."""
 
     def __init__(self, role: Role) -> None:
@@ -263,14 +263,14 @@ class OpenTo:
             str(member.model_fields["kind"].default): handler.generate_schema(member) for member in members
         }
         names = [*choices]
-        choices[OWN_TAG] = core_schema.no_info_plain_validator_function(
+        choices[EXTENSION_TAG] = core_schema.no_info_plain_validator_function(
             partial(_parse, self.role, names),
             serialization=core_schema.plain_serializer_function_ser_schema(_dump, info_arg=True),
         )
 
         def tag(value: Any) -> str | None:
-            name = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", OWN_TAG)
-            return name if name in names or name is None else OWN_TAG
+            name = value.get("kind") if isinstance(value, Mapping) else getattr(value, "kind", EXTENSION_TAG)
+            return name if name in names or name is None else EXTENSION_TAG
 
         return core_schema.tagged_union_schema(choices, discriminator=tag)
 
@@ -290,7 +290,7 @@ def _parse(role: Role, names: list[str], value: Any) -> Part:
     kind = find_kind(name, role)
     if kind is None:
         others = (kind.name for kind in _kinds().values() if kind.role == role)
-        expected = ", ".join(f"'{one}'" for one in (*names, *others)) or "the name of a part of this role"
+        expected = ", ".join(f"'{choice}'" for choice in (*names, *others)) or "the name of a part of this role"
         raise PydanticKnownError(
             "union_tag_invalid", {"discriminator": "'kind'", "tag": name, "expected_tags": expected}
         )
@@ -300,7 +300,7 @@ def _parse(role: Role, names: list[str], value: Any) -> Part:
     return checked
 
 
-class Need(BaseModel):
+class RequiredPart(BaseModel):
     """What a spec in a file says of an own part in it."""
 
     kind: str
@@ -309,7 +309,7 @@ class Need(BaseModel):
     package: str = ""
 
 
-def needs(root: Node) -> list[dict[str, str]]:
+def required_parts(root: Node) -> list[dict[str, str]]:
     """Return what a spec needs beside clearhead: an entry for each kind of own part in it."""
     kinds = {kind.name: kind for kind in (kind_of(node) for _, node in own_parts(root))}
     for name, kind in kinds.items():
@@ -321,19 +321,19 @@ def needs(root: Node) -> list[dict[str, str]]:
     return [{"kind": name, **dataclasses.asdict(kind.source)} for name, kind in sorted(kinds.items())]
 
 
-def refuse_absent_parts(needed: list[Need]) -> None:
+def refuse_absent_parts(needed: list[RequiredPart]) -> None:
     """Refuse a spec whose own parts are not there, or are from files that have changed.
 
     Raises:
         InputError: a part is missing, or its file has another digest.
     """
     for need in needed:
-        kind, source = find_kind(need.kind), Source(need.file, need.sha256, need.package)
+        kind, source = find_kind(need.kind), PartSource(need.file, need.sha256, need.package)
         if kind is None:
             how = f"install {need.package}" if need.package else f"name its file: parts={need.file}, or --parts"
             raise InputError(
                 f"this model needs the part '{need.kind}' of {source} (SHA-256 {need.sha256[:12]}), which is not "
-                f"here{nearest(need.kind, _kinds())}; {how}"
+                f"here{did_you_mean(need.kind, _kinds())}; {how}"
             )
         if kind.source.sha256 != need.sha256:
             raise InputError(

@@ -39,7 +39,7 @@ class TokenCounts:
     def __add__(self, other: TokenCounts) -> TokenCounts:
         return TokenCounts(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
 
-    def scaled(self, tokens: int | float) -> TokenCounts:
+    def scale_to(self, tokens: int | float) -> TokenCounts:
         """Return the counts of more text of the same kind.
 
         Args:
@@ -54,6 +54,6 @@ class TokenCounts:
     @classmethod
     def from_choices(cls, choices: Mapping[str, Any]) -> TokenCounts | None:
         """Take back what `choices` returned, or None if an entry is missing."""
-        found = {field.name: choices.get(f"{PREFIX}{field.name}") for field in fields(cls)}
-        numbers = {name: value for name, value in found.items() if isinstance(value, int | float)}
-        return cls(**numbers) if len(numbers) == len(found) and numbers["tokens"] > 0 else None
+        entries = {field.name: choices.get(f"{PREFIX}{field.name}") for field in fields(cls)}
+        numbers = {name: value for name, value in entries.items() if isinstance(value, int | float)}
+        return cls(**numbers) if len(numbers) == len(entries) and numbers["tokens"] > 0 else None

@@ -20,7 +20,7 @@ from clearhead.data.arrays import fitting_lengths
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import batches_by_cost, device_of, read_tokens
+from clearhead.generate.batching import batches_by_cost, default_batch_tokens, device_of
 from clearhead.text.long_texts import encode_start, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 
@@ -55,11 +55,12 @@ def split_pairs(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[list[s
 def truncate(sides: Sides, room: int) -> tuple[Sides, Bool[ndarray, " texts"]]:
     """Keep the first `room` ids of each text, or of each pair together; also say which texts were cut."""
     lengths = [np.array([len(ids) for ids in side], dtype=np.int64) for side in sides]
-    kept = fitting_lengths(lengths, room)
+    kept_lengths = fitting_lengths(lengths, room)
     cut = [
-        [ids[:count] for ids, count in zip(side, counts, strict=True)] for side, counts in zip(sides, kept, strict=True)
+        [ids[:count] for ids, count in zip(side, counts, strict=True)]
+        for side, counts in zip(sides, kept_lengths, strict=True)
     ]
-    return cut, np.any([counts < before for counts, before in zip(kept, lengths, strict=True)], axis=0)
+    return cut, np.any([counts < before for counts, before in zip(kept_lengths, lengths, strict=True)], axis=0)
 
 
 def max_input_length(module: Transformer, max_length: int | None) -> int:
@@ -130,7 +131,7 @@ def batch_outputs(
     lengths = [len(ids) + extra for ids in firsts]
     if seconds is not None:
         lengths = [length + len(ids) for length, ids in zip(lengths, seconds, strict=True)]
-    for rows in batches_by_cost(lengths, budget=batch_tokens or read_tokens(module), most_rows=batch_size):
+    for rows in batches_by_cost(lengths, budget=batch_tokens or default_batch_tokens(module), most_rows=batch_size):
         second_rows = None if seconds is None else [seconds[row] for row in rows]
         batch = collator.collate([firsts[row] for row in rows], second_rows)
         with torch.inference_mode(), naming_texts(rows):

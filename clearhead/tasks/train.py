@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.base.errors import InputError, within
-from clearhead.base.progress import shown_by
+from clearhead.base.progress import use_display
 from clearhead.core import Transformer
 from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch
@@ -27,7 +27,12 @@ from clearhead.data.sources.tables import WHOLE, Share, TableSource
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.data.stores.store import Store, prepare_pairs
 from clearhead.data.task_tables import DataSection, PairSection, TaskSection
-from clearhead.data.tokenize.tokenizers import LazyTexts, cached_text_tokenizer, cached_tokenizer, cached_tokenizers
+from clearhead.data.tokenize.tokenizers import (
+    LazyTexts,
+    load_or_train_text_tokenizer,
+    load_or_train_tokenizer,
+    load_or_train_tokenizers,
+)
 from clearhead.fast.training.loss import fast_cross_entropy
 from clearhead.generate.scoring.result import Validation
 from clearhead.generate.scoring.token_accuracy import labelled_states, projected_cross_entropy, score_tokens
@@ -36,7 +41,7 @@ from clearhead.spec.tasks.record import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.task_parts import DataSide, TaskParts, TaskSetup, one_sided
+from clearhead.training.task_setup import DataSide, PreparedTask, TaskSetup, one_sided
 
 
 def token_loss(module: nn.Module, batch: Batch, *, label_smoothing: float) -> tuple[Float[Tensor, ""], int]:
@@ -110,7 +115,7 @@ class TaskTraining(ABC):
         self.budget: int = max(self.run_file.train.batch_tokens, self.run_file.data.max_length)
 
     @abstractmethod
-    def parts(self) -> TaskParts[Any]:
+    def parts(self) -> PreparedTask[Any]:
         """Prepare data, tokenizers and model.
 
         Raises:
@@ -145,7 +150,7 @@ class TaskTraining(ABC):
     def store(self, name: str, prepare: Callable[[Any, Share], StoreT]) -> StoreT:
         """Prepare a share of the source of "train" or "valid", and report what was kept."""
         self.setup.progress.message(f"{name}: reading and tokenizing")
-        with within(f"[data] {name}"), shown_by(self.setup.progress):
+        with within(f"[data] {name}"), use_display(self.setup.progress):
             store = prepare(*self.source(name))
         self.setup.progress.message(f"{name}: {store.report}")
         return store
@@ -202,7 +207,7 @@ class LabelledTraining(TaskTraining):
     def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> Any:
         """Return the measures of the model on validation data, with a loss and a score."""
 
-    def parts(self) -> TaskParts[Batch]:
+    def parts(self) -> PreparedTask[Batch]:
         """As of `TaskTraining`."""
         tokenizer = self.setup.find_tokenizer(self._train_tokenizer)
         stores = self._stores(tokenizer)
@@ -219,7 +224,7 @@ class LabelledTraining(TaskTraining):
             return Validation(loss=measures.loss, score=measures.score)
 
         texts = [text for store in stores for text in store.texts]
-        return TaskParts(
+        return PreparedTask(
             tokenizers=one_sided(tokenizer),
             spec=model,
             batches=batches,
@@ -253,22 +258,22 @@ class LabelledTraining(TaskTraining):
             )
         return model
 
-    def known_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, TaskRecord] | None:
+    def reuse_initial_head(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, TaskRecord] | None:
         """Return the spec with the head that the initial model has for these labels, and the record for it."""
-        known = self.setup.known_head(record)
+        known = self.setup.find_head(record)
         if known is None:
             return None
         model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=known[0])
         return model, record.model_copy(update={"repeats": known[1]})
 
     def _spec(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, TaskRecord]:
-        return self.known_spec(tokenizer, record) or (self.new_spec(tokenizer, record), record)
+        return self.reuse_initial_head(tokenizer, record) or (self.new_spec(tokenizer, record), record)
 
     def _train_tokenizer(self) -> Tokenizer:
         source, share = self.source("train")
         kind, size = self.vocabulary()
         texts = LazyTexts(lambda: self.texts(source, share))
-        return cached_tokenizer(texts, [*source.identity(), list(share)], kind=kind, vocab_size=size)
+        return load_or_train_tokenizer(texts, [*source.identity(), list(share)], kind=kind, vocab_size=size)
 
     def _stores(self, tokenizer: Tokenizer) -> Stores[Store]:
         train = self.store("train", lambda source, share: self.prepare(source, share, tokenizer, None))
@@ -291,7 +296,9 @@ class TextTraining(TaskTraining):
         """
         kind, size = self.vocabulary()
         source, share = self.source("train")
-        return cached_text_tokenizer(source, kind=kind, vocab_size=size, share=share, mask=mask, sentinels=sentinels)
+        return load_or_train_text_tokenizer(
+            source, kind=kind, vocab_size=size, share=share, mask=mask, sentinels=sentinels
+        )
 
     def corpora(self, tokenizer: Tokenizer) -> Stores[Corpus]:
         """Return the prepared text of training and validation.
@@ -314,7 +321,7 @@ class NoisedTraining(TextTraining):
     """The training on windows of noised text: the model predicts what is missing."""
 
     @abstractmethod
-    def noised_tokenizer(self) -> Tokenizer:
+    def train_noise_tokenizer(self) -> Tokenizer:
         """Train a tokenizer with the tokens that stand for what is missing, or load it from the cache."""
 
     @abstractmethod
@@ -325,10 +332,10 @@ class NoisedTraining(TextTraining):
     def check(self, model: spec.Model) -> None:
         """Refuse a model whose stacks do not suit the task."""
 
-    def parts(self) -> TaskParts[Batch]:
+    def parts(self) -> PreparedTask[Batch]:
         """As of `TaskTraining`."""
         setup, length = self.setup, self.run_file.data.max_length
-        tokenizer = setup.find_tokenizer(self.noised_tokenizer)
+        tokenizer = setup.find_tokenizer(self.train_noise_tokenizer)
         noise = self.noise(tokenizer)
         objective = build_objective(noise, tokenizer)
         model = setup.build_spec(source_vocab=tokenizer.vocab_size)
@@ -345,7 +352,7 @@ class NoisedTraining(TextTraining):
         def validate(module: nn.Module) -> Validation:
             return score_tokens(module, window_epoch(corpora.valid, objective, length=length), setup.device)
 
-        return TaskParts(
+        return PreparedTask(
             tokenizers=one_sided(tokenizer),
             spec=model,
             batches=batches,
@@ -369,7 +376,7 @@ class PairTraining(TaskTraining):
     def train_tokenizers(self, *, joint: bool) -> TokenizerPair:
         """Train the tokenizers of both sides, or load them from the cache; `joint`: one vocabulary for both."""
         kind, size = self.vocabulary()
-        return cached_tokenizers(*self.source("train"), kind=kind, vocab_size=size, joint=joint)
+        return load_or_train_tokenizers(*self.source("train"), kind=kind, vocab_size=size, joint=joint)
 
     def pairs(self, tokenizers: TokenizerPair, *, extra: tuple[int, int] | None = None) -> Stores[Store]:
         """Return the prepared pairs of training and validation, and report what the filters dropped.

@@ -13,24 +13,24 @@ from clearhead.base.progress import message
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.batches.text import Objective, window_epoch
 from clearhead.data.sources.pairs import read_pairs
-from clearhead.data.sources.tables import Table
+from clearhead.data.sources.tables import DataTable
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.data.task_tables import data_of
 from clearhead.generate.batching import device_of
-from clearhead.generate.scoring.result import Measures, aligned, percent
+from clearhead.generate.scoring.result import Measures, align_columns, percent
 from clearhead.generate.scoring.token_accuracy import score_tokens
-from clearhead.spec.describe import number_of
+from clearhead.spec.describe import count_noun
 from clearhead.spec.tasks.record import Noise, TaskRecord
-from clearhead.tasks.evaluate.options import Evaluated
+from clearhead.tasks.evaluate.options import EvaluatedModel
 from clearhead.text.tokenizer import Tokenizer
 
 
-def pairs_of(data: object, kind: str) -> Table:
+def pairs_of(data: object, kind: str) -> DataTable:
     """Return evaluation data that are pairs of texts; otherwise as `TaskData.source`."""
     return read_pairs(data_of(kind).source(data))
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """Return a number, or None where JSON has none."""
     return value if math.isfinite(value) else None
 
@@ -75,7 +75,7 @@ class HiddenTokenMeasures(Measures):
 
     def lines(self) -> list[str]:
         """Return the numbers for a person."""
-        return aligned(
+        return align_columns(
             {
                 "loss": f"{self.loss:.4f} nats per hidden token",
                 "perplexity": f"{self.perplexity:.3f}",
@@ -84,14 +84,14 @@ class HiddenTokenMeasures(Measures):
         )
 
 
-def corpus_of(model: Evaluated, data: object) -> Corpus:
+def corpus_of(model: EvaluatedModel, data: object) -> Corpus:
     """Return the tokenized text of evaluation data, and say how much it is."""
     corpus = prepare_corpus(data_of(model.task.kind).source(data), model.tokenizers.source)
-    message(f"{corpus.num_tokens:,} tokens in {number_of(len(corpus), 'document')}")
+    message(f"{corpus.num_tokens:,} tokens in {count_noun(len(corpus), 'document')}")
     return corpus
 
 
-def noise_of(model: Evaluated) -> Noise:
+def noise_of(model: EvaluatedModel) -> Noise:
     """Return the noise that a model learned to mend.
 
     Hugging Face checkpoints do not name it; for them it is the one of the papers.
@@ -111,7 +111,7 @@ def noise_of(model: Evaluated) -> Noise:
 
 
 def measure_hidden_tokens(
-    model: Evaluated, corpus: Corpus, objective: Objective, batch_size: int | None
+    model: EvaluatedModel, corpus: Corpus, objective: Objective, batch_size: int | None
 ) -> HiddenTokenMeasures:
     """Measure the loss of the tokens that an objective hides; the same ones are hidden for every size of batches.
 
@@ -122,7 +122,7 @@ def measure_hidden_tokens(
     if length is None:
         raise InputError("the record of this model does not say how long the texts were that it was trained on")
     batches = window_epoch(corpus, objective, length=length)
-    smaller = (batch for whole in batches for batch in whole.parts(batch_size))
+    smaller = (batch for whole in batches for batch in whole.split_rows(batch_size))
     with torch.inference_mode():
         tokens = score_tokens(model.tree, smaller, device_of(model.module))
     assert tokens.score is not None, "tokens have a score"

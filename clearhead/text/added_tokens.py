@@ -78,16 +78,16 @@ def with_entries(document: Mapping[str, Any], keep: Sequence[int]) -> dict[str, 
     if document.get("type") == KIND:
         raise InputError("the tokenizer runs a SentencePiece model, of which no part can be left out")
     before = {index: entry for entry, index in backend_of(document).vocabulary().items()}
-    numbers = {before[index]: place for place, index in enumerate(keep) if index in before}
-    kept = _models(document["model"], numbers)
+    numbers = {before[index]: new_id for new_id, index in enumerate(keep) if index in before}
+    model = _models(document["model"], numbers)
     added = [
         {**token, "id": numbers[token["content"]]}
         for token in document.get("added_tokens") or ()
         if token["content"] in numbers
     ]
-    changed = {**document, "model": kept, "added_tokens": sorted(added, key=lambda token: token["id"])}
+    changed = {**document, "model": model, "added_tokens": sorted(added, key=lambda token: token["id"])}
     after = backend_of(changed).vocabulary()
-    moved = next((entry for entry, place in numbers.items() if after.get(entry) != place), None)
+    moved = next((entry for entry, new_id in numbers.items() if after.get(entry) != new_id), None)
     if moved is not None:
         raise InputError(
             f"'{moved}' should become {numbers[moved]}, but the tokenizer would number it {after.get(moved)}: keep the "
@@ -141,13 +141,13 @@ def _models(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, A
     """Return the model of a document with the entries that have a number."""
     if isinstance(model["vocab"], list):
         return _with_pieces(model, numbers)
-    kept = {entry: numbers[entry] for entry in model["vocab"] if entry in numbers}
+    vocabulary = {entry: numbers[entry] for entry in model["vocab"] if entry in numbers}
     unknown = model.get("unk_token")
-    if unknown is not None and unknown in model["vocab"] and unknown not in kept:
+    if unknown is not None and unknown in model["vocab"] and unknown not in vocabulary:
         raise InputError(f"'{unknown}' stands for all that is unknown and must stay")
     if "merges" not in model:
-        return {**model, "vocab": kept}
-    return {**model, "vocab": kept, "merges": [list(merge) for merge in _kept_merges(model, kept)]}
+        return {**model, "vocab": vocabulary}
+    return {**model, "vocab": vocabulary, "merges": [list(merge) for merge in _remaining_merges(model, vocabulary)]}
 
 
 def _with_pieces(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
@@ -158,23 +158,23 @@ def _with_pieces(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[s
         if token not in numbers:
             raise InputError(f"'{token}' stands for all that is unknown and must stay")
         unknown = numbers[token]
-    kept = sorted((piece for piece in pieces if piece[0] in numbers), key=lambda piece: numbers[piece[0]])
-    return {**model, "vocab": kept, "unk_id": unknown}
+    remaining = sorted((piece for piece in pieces if piece[0] in numbers), key=lambda piece: numbers[piece[0]])
+    return {**model, "vocab": remaining, "unk_id": unknown}
 
 
-def _kept_merges(model: Mapping[str, Any], kept: Mapping[str, int]) -> list[tuple[str, str]]:
+def _remaining_merges(model: Mapping[str, Any], vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
     """Return the merges of a model that some of its entries allow; each entry needs one, or is a letter."""
     merges = _merges(model)
     merged = {first + second for first, second in merges}
     for entry in model["vocab"] if model.get("unk_token") is None else ():
-        if entry not in merged and entry not in kept:
+        if entry not in merged and entry not in vocabulary:
             raise InputError(
                 f"'{entry}' is a letter of this {model.get('type')} tokenizer, without which texts would lose "
                 "characters"
             )
-    allowed = [(first, second) for first, second in merges if {first, second, first + second} <= kept.keys()]
+    allowed = [(first, second) for first, second in merges if {first, second, first + second} <= vocabulary.keys()]
     unreachable = merged - {first + second for first, second in allowed}
-    for entry in kept:
+    for entry in vocabulary:
         if entry in unreachable:
             first, second = next(merge for merge in merges if "".join(merge) == entry)
             raise InputError(f"'{entry}' is made of '{first}' and '{second}', and can only stay with both")

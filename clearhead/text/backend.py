@@ -34,7 +34,7 @@ class DocumentBackend:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
-        self._backend = _loaded(document)
+        self._backend = _load_backend(document)
         # "</s>" in a user's text is four characters, not the end of the sequence
         self._backend.encode_special_tokens = True
         self._has_words = _has_words(document)
@@ -42,7 +42,7 @@ class DocumentBackend:
     @cached_property
     def _parsing(self) -> tokenizers.Tokenizer:
         """The same tokenizer, which recognizes special tokens in a text."""
-        return _loaded(self._document)
+        return _load_backend(self._document)
 
     @cached_property
     def _entries(self) -> Mapping[str, int]:
@@ -53,11 +53,11 @@ class DocumentBackend:
         """Return every vocabulary entry with its id."""
         return self._entries
 
-    def added(self) -> dict[str, int]:
+    def added_tokens(self) -> dict[str, int]:
         """Return the added tokens, special ones and others, with their ids."""
         return {token.content: index for index, token in self._backend.get_added_tokens_decoder().items()}
 
-    def special(self) -> frozenset[int]:
+    def special_ids(self) -> frozenset[int]:
         """Return the ids of special tokens, which no text is encoded as."""
         return frozenset(index for index, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
@@ -75,19 +75,19 @@ class DocumentBackend:
                 self._encode_words(ids_of)
                 return [list(chain.from_iterable(map(ids_of.__getitem__, row))) for row in rows]
         with _library():
-            found = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in found]
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
 
     def _encode_words(self, ids_of: Mapping[str, list[int]]) -> None:
         """Append to the list of each word its ids."""
         words = list(ids_of)
         groups = [words[start : start + _WORDS_AT_ONCE] for start in range(0, len(words), _WORDS_AT_ONCE)]
         with _library():
-            found = self._backend.encode_batch(groups, is_pretokenized=True, add_special_tokens=False)
-        for group, encoding in zip(groups, found, strict=True):
-            places: Sequence[Any] = encoding.word_ids
-            for index, place in zip(encoding.ids, places, strict=True):
-                ids_of[group[place]].append(index)
+            encodings = self._backend.encode_batch(groups, is_pretokenized=True, add_special_tokens=False)
+        for group, encoding in zip(groups, encodings, strict=True):
+            word_numbers: Sequence[Any] = encoding.word_ids
+            for index, word_number in zip(encoding.ids, word_numbers, strict=True):
+                ids_of[group[word_number]].append(index)
 
     def encode_with_special(self, text: str) -> list[int]:
         """Return the ids of a text in which special tokens are recognized."""
@@ -109,8 +109,8 @@ class DocumentBackend:
 
     def entry(self, index: int) -> str | None:
         """Return the entry of an id, or None where there is none."""
-        found: str | None = self._backend.id_to_token(index) if index >= 0 else None
-        return found
+        token: str | None = self._backend.id_to_token(index) if index >= 0 else None
+        return token
 
 
 def _has_words(document: Mapping[str, Any]) -> bool:
@@ -122,7 +122,7 @@ def _has_words(document: Mapping[str, Any]) -> bool:
     return is_split and is_special and document["model"].get("type") in ("WordPiece", "WordLevel")
 
 
-def _loaded(document: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def _load_backend(document: Mapping[str, Any]) -> tokenizers.Tokenizer:
     with _library():
         backend = tokenizers.Tokenizer.from_str(json.dumps(document))
         backend.no_truncation()
@@ -164,6 +164,6 @@ def backend_of(document: Mapping[str, Any]) -> Backend:
     for known, backend in tuple(_latest):
         if known is document:
             return backend
-    made = SentencePieceBackend(document) if document.get("type") == KIND else DocumentBackend(document)
-    _latest[:] = [(document, made)]
-    return made
+    fresh = SentencePieceBackend(document) if document.get("type") == KIND else DocumentBackend(document)
+    _latest[:] = [(document, fresh)]
+    return fresh

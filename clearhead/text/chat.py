@@ -54,17 +54,17 @@ class ChatTemplate(Printed):
         Raises:
             InputError: a template is not text.
         """
-        found = _templates(config.get("chat_template"))
+        templates = _templates(config.get("chat_template"))
         if os.path.lexists(folder / _FILE):
-            found = {_DEFAULT: read_model_text(folder / _FILE, what="a chat template")}
+            templates = {_DEFAULT: read_model_text(folder / _FILE, what="a chat template")}
         refuse_link_out(folder / _MORE, folder)
         if (folder / _MORE).is_dir():
-            found |= {
+            templates |= {
                 path.stem: read_model_text(path, what="a chat template")
                 for path in sorted((folder / _MORE).glob("*.jinja"))
             }
         tokens = {key: text for key in _TOKENS if (text := content_of(config.get(key))) is not None}
-        return cls(found, tokens) if found else None
+        return cls(templates, tokens) if templates else None
 
     def render(self, messages: Sequence[Message], *, name: str | None = None, starts_answer: bool = True) -> str:
         """Return the text of a chat.
@@ -113,4 +113,4 @@ def _templates(entry: str | list[dict[str, str]] | None) -> dict[str, str]:
     """Return the templates of a configuration: one text, or a list of named ones."""
     if isinstance(entry, str):
         return {_DEFAULT: entry}
-    return {one["name"]: one["template"] for one in entry or ()}
+    return {item["name"]: item["template"] for item in entry or ()}

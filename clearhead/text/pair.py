@@ -40,7 +40,7 @@ class TokenizerPair(Printed):
     def lines(self) -> list[str]:
         """Return a line about each tokenizer."""
         sides = {"tokenizer": self.source} if self.joint else {"source": self.source, "target": self.target}
-        return [f"  {side}: {one.kind}, {one.vocab_size:,} tokens" for side, one in sides.items()]
+        return [f"  {side}: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens" for side, tokenizer in sides.items()]
 
     @property
     def fingerprint(self) -> str:

@@ -37,13 +37,13 @@ class SentencePieceBackend:
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         name = "the tokenizer's SentencePiece model"
-        self._model = load_pieces(decoded_model(document["model"], name), name)
+        self._model = load_pieces(decode_model(document["model"], name), name)
         self._lookup: Mapping[str, int] | None = document.get("vocabulary")
         self._has_codes = bool(document.get("codes"))
         # False: the model removes spaces at the ends of a text, so that pieces there write none.
         self._keeps_spaces: bool = self._model.normalize("a ").endswith(_SPACE)
         if self._lookup is None:
-            entries, self._ids = _numbered(self._model, document)
+            entries, self._ids = _number_pieces(self._model, document)
         else:
             entries, self._ids = dict(self._lookup), []
         self._entries = entries | document["added"]
@@ -58,32 +58,36 @@ class SentencePieceBackend:
         """Return every vocabulary entry with its id."""
         return dict(self._entries)
 
-    def added(self) -> dict[str, int]:
+    def added_tokens(self) -> dict[str, int]:
         """Return the special tokens, with their ids."""
         return dict(self._special)
 
-    def special(self) -> frozenset[int]:
+    def special_ids(self) -> frozenset[int]:
         """Return the ids of special tokens, which no text is encoded as."""
         return frozenset(self._special.values())
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of texts in which special tokens are plain text."""
-        return [self._encode(_checked(text)) for text in texts]
+        return [self._encode(_check_text(text)) for text in texts]
 
     def encode_with_special(self, text: str) -> list[int]:
         """Return the ids of a text in which special tokens are recognized."""
         longest_first = sorted(self._special, key=len, reverse=True)
-        parts = re.split(f"({'|'.join(map(re.escape, longest_first))})", _checked(text)) if longest_first else [text]
+        pieces = (
+            re.split(f"({'|'.join(map(re.escape, longest_first))})", _check_text(text)) if longest_first else [text]
+        )
         # Parts at odd places are the entries themselves.
-        found = [[self._special[part]] if place % 2 else self._encode(part) for place, part in enumerate(parts)]
-        return [index for ids in found for index in ids]
+        ids_by_piece = [
+            [self._special[piece]] if number % 2 else self._encode(piece) for number, piece in enumerate(pieces)
+        ]
+        return [index for ids in ids_by_piece for index in ids]
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[Span]]:
         """Return the ids of a text, and the span of each in it."""
-        code, rest = self._cut_code(_checked(text))
-        found = self._model.encode_as_offset_mapping(rest)
-        ids = self._own_ids(found["ids"], found["pieces"])
-        spans = [(start + len(code), stop + len(code)) for start, stop in found["offsets"]]
+        code, rest = self._cut_code(_check_text(text))
+        mapping = self._model.encode_as_offset_mapping(rest)
+        ids = self._vocabulary_ids(mapping["ids"], mapping["pieces"])
+        spans = [(start + len(code), stop + len(code)) for start, stop in mapping["offsets"]]
         return (ids, spans) if not code else ([self._code_id(code), *ids], [(0, len(code)), *spans])
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -102,12 +106,12 @@ class SentencePieceBackend:
     def _encode(self, text: str) -> list[int]:
         code, rest = self._cut_code(text)
         if self._lookup is None:
-            ids = self._own_ids(self._model.encode(rest, out_type=int), ())
+            ids = self._vocabulary_ids(self._model.encode(rest, out_type=int), ())
         else:
-            ids = self._own_ids((), self._model.encode(rest, out_type=str))
+            ids = self._vocabulary_ids((), self._model.encode(rest, out_type=str))
         return [self._code_id(code), *ids] if code else ids
 
-    def _own_ids(self, numbers: Sequence[int], pieces: Sequence[str]) -> list[int]:
+    def _vocabulary_ids(self, numbers: Sequence[int], pieces: Sequence[str]) -> list[int]:
         """Return the ids of pieces by their numbers in the model, or by their texts where there is a vocabulary."""
         if self._lookup is None:
             return [self._ids[number] for number in numbers]
@@ -124,7 +128,7 @@ class SentencePieceBackend:
         return index
 
 
-def _checked(text: str) -> str:
+def _check_text(text: str) -> str:
     """Return the text; raise TypeError for anything else, as the tokenizers library does."""
     if not isinstance(text, str):
         raise TypeError("not a str")
@@ -135,7 +139,7 @@ def _checked(text: str) -> str:
     return text
 
 
-def _numbered(
+def _number_pieces(
     model: sentencepiece.SentencePieceProcessor, document: Mapping[str, Any]
 ) -> tuple[dict[str, int], list[int]]:
     """Return the entries with their ids, and the id of each number of the model."""
@@ -209,7 +213,7 @@ def check_tables(content: bytes, name: str) -> None:
             raise InputError(f"{name}: {fault}")
 
 
-def decoded_model(text: str, name: str) -> bytes:
+def decode_model(text: str, name: str) -> bytes:
     """Return the bytes of a model that a document holds in base64.
 
     Raises:
@@ -233,34 +237,34 @@ def _replacement_tables(content: bytes) -> Iterator[bytes]:
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the fields of a protocol buffer that hold bytes, with their numbers; a damaged one ends early."""
-    place = 0
-    while place < len(message):
+    offset = 0
+    while offset < len(message):
         # Most fields are pieces: number 1, and shorter than 128 bytes.
-        while message[place : place + 1] == b"\n" and place + 1 < len(message) and message[place + 1] < 128:
-            if (place := place + 2 + message[place + 1]) >= len(message):
+        while message[offset : offset + 1] == b"\n" and offset + 1 < len(message) and message[offset + 1] < 128:
+            if (offset := offset + 2 + message[offset + 1]) >= len(message):
                 return
-        key, place = _varint(message, place)
+        key, offset = _varint(message, offset)
         kind = key & 7
         if kind == 2:
-            length, place = _varint(message, place)
-            yield key >> 3, message[place : place + length]
-            place += length
+            length, offset = _varint(message, offset)
+            yield key >> 3, message[offset : offset + length]
+            offset += length
         elif kind == 0:
-            _, place = _varint(message, place)
+            _, offset = _varint(message, offset)
         else:
-            place += {1: 8, 5: 4}.get(kind, len(message))
+            offset += {1: 8, 5: 4}.get(kind, len(message))
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
+def _varint(message: bytes, offset: int) -> tuple[int, int]:
     number = 0
     for shift in range(0, 70, 7):
-        if place >= len(message):
+        if offset >= len(message):
             break
-        byte, place = message[place], place + 1
+        byte, offset = message[offset], offset + 1
         number |= (byte & 127) << shift
         if byte < 128:
             break
-    return number, place
+    return number, offset
 
 
 def sentencepiece_document(
@@ -278,5 +282,5 @@ def sentencepiece_document(
             text may begin with a language code such as >>fra<<, which is one entry.
     """
     model = base64.b64encode(content).decode("ascii")
-    own = {"added": dict(added), "special": list(special), "unknown": unknown}
-    return {"type": KIND, "model": model, **numbering, **own}
+    tokens = {"added": dict(added), "special": list(special), "unknown": unknown}
+    return {"type": KIND, "model": model, **numbering, **tokens}

@@ -22,10 +22,10 @@ def trim_spans(text: str, spans: Sequence[Span]) -> list[Span]:
         text: the text that the spans are places in.
         spans: for each piece the place of its first character and the place behind its last one.
     """
-    return [_trimmed(text, start, stop) for start, stop in spans]
+    return [_trim_span(text, start, stop) for start, stop in spans]
 
 
-def _trimmed(text: str, start: int, stop: int) -> Span:
+def _trim_span(text: str, start: int, stop: int) -> Span:
     piece = text[start:stop]
     if not piece or piece.isspace():
         return start, stop

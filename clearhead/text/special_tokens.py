@@ -13,7 +13,7 @@ from typing import Any, Literal
 from clearhead.base.errors import InputError
 
 # An id, or the place of the first or the second text; with its segment.
-Part = tuple[int | Literal["A", "B"], int]
+TemplateItem = tuple[int | Literal["A", "B"], int]
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class SpecialTokens:
             unknown.
     """
 
-    single: tuple[Part, ...] = (("A", 0),)
-    pair: tuple[Part, ...] | None = None
+    single: tuple[TemplateItem, ...] = (("A", 0),)
+    pair: tuple[TemplateItem, ...] | None = None
     source: PrefixSuffix | None = None
     target: PrefixSuffix | None = None
 
@@ -68,7 +68,11 @@ class SpecialTokens:
     @classmethod
     def from_ids(cls, prefix: Sequence[int], suffix: Sequence[int]) -> SpecialTokens:
         """Return special tokens in front of a text and behind it; of a second text, only those behind it."""
-        single: tuple[Part, ...] = (*((index, 0) for index in prefix), ("A", 0), *((index, 0) for index in suffix))
+        single: tuple[TemplateItem, ...] = (
+            *((index, 0) for index in prefix),
+            ("A", 0),
+            *((index, 0) for index in suffix),
+        )
         return cls(single, (*single, ("B", 1), *((index, 1) for index in suffix)))
 
     @classmethod
@@ -99,7 +103,7 @@ class SpecialTokens:
             segments += [segment] * len(item_ids)
         return ids, segments
 
-    def template(self, *, paired: bool) -> tuple[Part, ...]:
+    def template(self, *, paired: bool) -> tuple[TemplateItem, ...]:
         """Return the template of a single text, or of a pair.
 
         Raises:
@@ -171,11 +175,11 @@ class SpecialTokens:
         return cls(_template(content["single"]), None if pair is None else _template(pair), **sides)
 
 
-def _template(content: Sequence[Sequence[Any]]) -> tuple[Part, ...]:
+def _template(content: Sequence[Sequence[Any]]) -> tuple[TemplateItem, ...]:
     return tuple((item, segment) for item, segment in content)
 
 
-def _ids_in(template: Sequence[Part]) -> tuple[int, ...]:
+def _ids_in(template: Sequence[TemplateItem]) -> tuple[int, ...]:
     return tuple(item for item, _ in template if not isinstance(item, str))
 
 
@@ -206,15 +210,15 @@ def _templates(node: Mapping[str, Any] | None) -> list[SpecialTokens]:
     if kind in ("BertProcessing", "RobertaProcessing"):
         start, end = node["cls"][1], node["sep"][1]
         # In a pair, the second kind ends the first text twice and has no segments.
-        joint: tuple[Part, ...] = ((end, 0),) if kind == "BertProcessing" else ((end, 0), (end, 0))
+        joint: tuple[TemplateItem, ...] = ((end, 0),) if kind == "BertProcessing" else ((end, 0), (end, 0))
         second = 1 if kind == "BertProcessing" else 0
-        single: tuple[Part, ...] = ((start, 0), ("A", 0), (end, 0))
+        single: tuple[TemplateItem, ...] = ((start, 0), ("A", 0), (end, 0))
         return [SpecialTokens(single, ((start, 0), ("A", 0), *joint, ("B", second), (end, second)))]
     return []
 
 
-def _of_template(items: Sequence[Mapping[str, Any]], tokens: Mapping[str, Sequence[int]]) -> tuple[Part, ...]:
-    template: list[Part] = []
+def _of_template(items: Sequence[Mapping[str, Any]], tokens: Mapping[str, Sequence[int]]) -> tuple[TemplateItem, ...]:
+    template: list[TemplateItem] = []
     for item in items:
         if "Sequence" in item:
             template.append((item["Sequence"]["id"], item["Sequence"]["type_id"]))

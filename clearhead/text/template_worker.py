@@ -23,7 +23,7 @@ from jinja2.parser import Parser
 LONGEST_FORMAT = 256
 
 
-class _Answers(jinja2.ext.Extension):
+class _GenerationTag(jinja2.ext.Extension):
     """The tag {% generation %} around what the model wrote, which does not change the text."""
 
     tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
@@ -45,7 +45,7 @@ class _Namespace(jinja2.utils.Namespace):
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Answers, jinja2.ext.loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
@@ -77,16 +77,16 @@ def _now(form: str) -> str:
 
 
 @lru_cache(maxsize=8)
-def _compiled(template: str) -> jinja2.Template:
+def _compile_template(template: str) -> jinja2.Template:
     return _environment().from_string(template)
 
 
 def answer(request: list[Any]) -> dict[str, str]:
     """Return the answer to a request: the arguments of `rendered`."""
-    return rendered(*request)
+    return render(*request)
 
 
-def rendered(template: str, values: Mapping[str, Any], longest: int) -> dict[str, str]:
+def render(template: str, values: Mapping[str, Any], longest: int) -> dict[str, str]:
     """Return the text of a template, or a sentence about it that says why it has none.
 
     Args:
@@ -95,7 +95,7 @@ def rendered(template: str, values: Mapping[str, Any], longest: int) -> dict[str
         longest: characters of the text.
     """
     try:
-        text = _compiled(template).render(**values)
+        text = _compile_template(template).render(**values)
     except jinja2.TemplateSyntaxError as error:
         return {"fault": f"is faulty in line {error.lineno}: {error.message}"}
     except jinja2.TemplateError as error:

@@ -31,13 +31,13 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     if before is None:
         raise InputError(f"no token of this vocabulary ({tokenizer.kind}) writes a text of its own")
     known, entries = texts[before], tokenizer.entries()
-    found = []
+    written = []
     for index, entry in enumerate(entries):
         text = tokenizer.decode([before, index])
         fresh = text[len(known) :] if text.startswith(known) else ""
-        found.append(part_of_character(entry) if _UNFINISHED in fresh else fresh.encode())
-    _check(tokenizer, before, known, found)
-    return found
+        written.append(part_of_character(entry) if _UNFINISHED in fresh else fresh.encode())
+    _check(tokenizer, before, known, written)
+    return written
 
 
 def part_of_character(entry: str) -> bytes:
@@ -48,17 +48,17 @@ def part_of_character(entry: str) -> bytes:
     return bytes(_BYTE_OF[sign] for sign in entry) if _BYTE_OF.keys() >= set(entry) else b""
 
 
-def _check(tokenizer: Tokenizer, before: int, known: str, found: list[bytes]) -> None:
+def _check(tokenizer: Tokenizer, before: int, known: str, written_bytes: list[bytes]) -> None:
     """Compare texts of several tokens, drawn here, with the bytes of each."""
     whole = [
         index
-        for index, written in enumerate(found)
+        for index, written in enumerate(written_bytes)
         if written and _UNFINISHED not in written.decode("utf-8", "replace")
     ]
     draw = random.Random(0)
     for _ in range(100 if whole else 0):
         ids = draw.choices(whole, k=6)
-        text = b"".join(found[index] for index in ids).decode()
+        text = b"".join(written_bytes[index] for index in ids).decode()
         if tokenizer.decode([before, *ids]) != known + text:
             raise InputError(
                 f"what a token of this vocabulary ({tokenizer.kind}) writes depends on those around it, so that a text "

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from clearhead.base.errors import InputError, nearest
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.text.backend import Backend
 
 # Usual tokens of each role, in the order in which they are tried.
@@ -51,7 +51,7 @@ def sentinel(number: int) -> str:
     return f"<extra_id_{number}>"
 
 
-def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], given: Mapping[str, str]) -> TokenRoles:
+def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], names: Mapping[str, str]) -> TokenRoles:
     """Find the roles of a tokenizer: by the caller's names, else by its configuration, else by usual tokens.
 
     Args:
@@ -63,19 +63,19 @@ def find_roles(path: Path, backend: Backend, config: Mapping[str, Any], given: M
     Raises:
         InputError: a role that does not exist, a token that is not in the vocabulary, or no end token.
     """
-    unknown = [role for role in given if role not in WELL_KNOWN]
+    unknown = [role for role in names if role not in WELL_KNOWN]
     if unknown:
         raise InputError(
-            f"'{unknown[0]}' is not a role; expected one of {', '.join(WELL_KNOWN)}{nearest(unknown[0], WELL_KNOWN)}"
+            f"'{unknown[0]}' is not a role; expected one of {', '.join(WELL_KNOWN)}{did_you_mean(unknown[0], WELL_KNOWN)}"
         )
-    added, entries = backend.added(), backend.vocabulary()
+    added, entries = backend.added_tokens(), backend.vocabulary()
     ids: dict[str, int | None] = {}
     for role in WELL_KNOWN:
-        token = given.get(role) or content_of(config.get(f"{role}_token"))
+        token = names.get(role) or content_of(config.get(f"{role}_token"))
         if token is None:
             ids[role] = next((added[usual] for usual in _usual_tokens(role, config) if usual in added), None)
         else:
-            ids[role] = _named_id(path, entries, role, token)
+            ids[role] = _find_id(path, entries, role, token)
     eos = ids["eos"]
     if eos is None:
         raise InputError(f"{path}: no end token among {sorted(added) or 'no added tokens'}; name it as the eos role")
@@ -95,10 +95,10 @@ def _usual_tokens(role: str, config: Mapping[str, Any]) -> tuple[str, ...]:
     return WELL_KNOWN[role] if stand_in is None else (stand_in, *WELL_KNOWN[role])
 
 
-def _named_id(path: Path, entries: Mapping[str, int], role: str, named: str) -> int:
-    if named not in entries:
-        raise InputError(f"{path}: the {role} token '{named}' is not in the vocabulary{nearest(named, entries)}")
-    return entries[named]
+def _find_id(path: Path, entries: Mapping[str, int], role: str, token: str) -> int:
+    if token not in entries:
+        raise InputError(f"{path}: the {role} token '{token}' is not in the vocabulary{did_you_mean(token, entries)}")
+    return entries[token]
 
 
 def content_of(entry: object) -> str | None:

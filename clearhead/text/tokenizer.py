@@ -59,14 +59,14 @@ class Tokenizer(Printed):
         vocabulary = self._backend.vocabulary()
         # A vocabulary can have unused ids, so the number of rows follows from the largest one.
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
-        self._reserved = self._backend.special() - {roles.unk}
+        self._reserved = self._backend.special_ids() - {roles.unk}
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of all that decides the ids of a text."""
         return _fingerprint(self._document, self.kind, self.roles, self._own_special_tokens)
 
-    def _shown(self) -> Mapping[str, object]:
+    def _fields_to_print(self) -> Mapping[str, object]:
         """Return what is printed of it."""
         return {"kind": self.kind, "vocab_size": self.vocab_size, "roles": self.roles}
 
@@ -114,10 +114,10 @@ class Tokenizer(Printed):
             InputError: a text is not a str, or holds a lone surrogate.
         """
         try:
-            found = [ids for part in _parts(texts) for ids in self._backend.encode_batch(part)]
+            encoded = [ids for batch in _split_batches(texts) for ids in self._backend.encode_batch(batch)]
         except TypeError:
             raise InputError(_untokenizable(texts)) from None
-        return [self._plain(ids) for ids in found]
+        return [self._replace_reserved(ids) for ids in encoded]
 
     def encode_with_special(self, text: str) -> list[int]:
         """Return the ids of a text in which special tokens are recognized, as in a rendered chat.
@@ -152,7 +152,7 @@ class Tokenizer(Printed):
             raise InputError(_untokenizable([text])) from None
         if self.roles.unk is None and not self._reserved.isdisjoint(ids):
             spans = [span for index, span in zip(ids, spans, strict=True) if index not in self._reserved]
-        return self._plain(ids), trim_spans(text, spans)
+        return self._replace_reserved(ids), trim_spans(text, spans)
 
     def words(self, text: str) -> tuple[list[int], Int64[ndarray, " tokens"]]:
         """Return the ids that `encode` returns, and for each the number of its word, counted from 0.
@@ -169,7 +169,7 @@ class Tokenizer(Printed):
         ids, spans = self.encode_with_spans(text)
         return ids, word_numbers(text, spans, joint=_JOINT if self.kind == "split" else None)
 
-    def _plain(self, ids: list[int]) -> list[int]:
+    def _replace_reserved(self, ids: list[int]) -> list[int]:
         """Replace reserved ids: a vocabulary of words or of unigram pieces can hold "</s>" as an ordinary entry."""
         if self._reserved.isdisjoint(ids):
             return ids
@@ -237,7 +237,7 @@ class Tokenizer(Printed):
         Raises:
             InputError: entries with a meaning of their own would get other ids, or the tokenizer needs what is missing.
         """
-        for index in sorted(self._meant()):
+        for index in sorted(self._fixed_ids()):
             if index >= len(keep) or keep[index] != index:
                 raise InputError(
                     f"'{self._token(index)}' has a meaning by its id {index} and must keep it: keep all ids up to it"
@@ -255,14 +255,14 @@ class Tokenizer(Printed):
         Raises:
             InputError: a tokenizer that cannot do without any.
         """
-        last = max(self._meant())
+        last = max(self._fixed_ids())
         used = {index for ids in self.encode_batch(texts) for index in ids}
         return sorted(needed_entries(self._document, used | set(range(last + 1))))
 
-    def _meant(self) -> set[int]:
+    def _fixed_ids(self) -> set[int]:
         """Return the ids with a role, and those of special tokens."""
         roles = self.roles
-        named = {roles.pad, roles.unk, roles.bos, roles.eos, roles.mask, *roles.sentinels, *self._backend.special()}
+        named = {roles.pad, roles.unk, roles.bos, roles.eos, roles.mask, *roles.sentinels, *self._backend.special_ids()}
         return {index for index in named if index is not None}
 
     def save(self, path: Path) -> None:
@@ -303,12 +303,14 @@ class Tokenizer(Printed):
             InputError: a file is missing or unusable, a role cannot be found, or a file changed since it was saved.
         """
         files = read_files(path)
-        own = files.config.get("clearhead") or {}
-        special_tokens = SpecialTokens.from_json(own["special_tokens"]) if own.get("special_tokens") else None
-        saved_roles = None if roles else _saved_roles(own)
-        found = saved_roles or find_roles(path, backend_of(files.document), files.config, roles or {})
-        tokenizer = cls(files.document, kind=own.get("kind", "pretrained"), roles=found, special_tokens=special_tokens)
-        saved = own.get("fingerprint")
+        settings = files.config.get("clearhead") or {}
+        special_tokens = SpecialTokens.from_json(settings["special_tokens"]) if settings.get("special_tokens") else None
+        saved_roles = None if roles else _read_roles(settings)
+        found_roles = saved_roles or find_roles(path, backend_of(files.document), files.config, roles or {})
+        tokenizer = cls(
+            files.document, kind=settings.get("kind", "pretrained"), roles=found_roles, special_tokens=special_tokens
+        )
+        saved = settings.get("fingerprint")
         if saved is not None and roles is None and saved != tokenizer.fingerprint:
             raise InputError(
                 f"{path}: the tokenizer changed since it was saved (fingerprint {tokenizer.fingerprint[:12]}, "
@@ -317,9 +319,9 @@ class Tokenizer(Printed):
         return tokenizer
 
 
-def _saved_roles(own: Mapping[str, Any]) -> TokenRoles | None:
+def _read_roles(settings: Mapping[str, Any]) -> TokenRoles | None:
     """Return the roles of a checkpoint's tokenizer as they were saved: other files may give them to other tokens."""
-    saved = own.get("roles")
+    saved = settings.get("roles")
     return None if saved is None else TokenRoles(**{**saved, "sentinels": tuple(saved["sentinels"])})
 
 
@@ -340,7 +342,7 @@ def _config_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}_config.json")
 
 
-def _parts(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+def _split_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield texts in parts of some characters: a signal waits until the library returns."""
     start = size = 0
     for end, text in enumerate(texts, start=1):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.base.errors import InputError, shortened
+from clearhead.base.errors import InputError, shorten
 
 # The parts of a tokenizer.json by their kinds. A file from before kinds were written has a model without one.
 _KINDS: Mapping[str, frozenset[str]] = {
@@ -54,12 +54,12 @@ def check_document(document: Mapping[str, Any], name: str) -> None:
     """
     faults: list[str] = []
     for stage in _KINDS:
-        faults += _stage_faults(stage, list(_parts(document.get(stage), stage)))
+        faults += _stage_faults(stage, list(_walk_nodes(document.get(stage), stage)))
     model = document.get("model")
     if not isinstance(model, Mapping) or model.get("type") not in _MODELS:
         faults.append("the model is of a kind that is not supported")
     else:
-        faults += [f"model: {fault}" for fault in _part_faults(model)]
+        faults += [f"model: {fault}" for fault in _node_faults(model)]
         for key, what in (("vocab", "entries"), ("merges", "merges")):
             table = model.get(key)
             if isinstance(table, Sized) and (fault := size_fault(len(table), what)) is not None:
@@ -68,19 +68,19 @@ def check_document(document: Mapping[str, Any], name: str) -> None:
         raise InputError.from_faults([f"{name}: {fault}" for fault in faults], subject=name)
 
 
-def _stage_faults(stage: str, parts: list[Any]) -> Iterator[str]:
+def _stage_faults(stage: str, stages: list[Any]) -> Iterator[str]:
     """Find what is wrong with the parts of a normalizer or another stage, those inside a sequence included."""
-    if len(parts) > MOST_PARTS:
-        yield f"{stage} has {len(parts)} parts, more than {MOST_PARTS}"
+    if len(stages) > MOST_PARTS:
+        yield f"{stage} has {len(stages)} parts, more than {MOST_PARTS}"
     growth = 1
-    for part in parts[:MOST_PARTS]:
-        kind = part.get("type") if isinstance(part, Mapping) else part
-        if not isinstance(kind, str) or kind not in _KINDS[stage] or not isinstance(part, Mapping):
-            yield f"{stage} is of the kind {shortened(str(kind))!r}, which is not supported"
+    for node in stages[:MOST_PARTS]:
+        kind = node.get("type") if isinstance(node, Mapping) else node
+        if not isinstance(kind, str) or kind not in _KINDS[stage] or not isinstance(node, Mapping):
+            yield f"{stage} is of the kind {shorten(str(kind))!r}, which is not supported"
             continue
-        for fault in _part_faults(part):
+        for fault in _node_faults(node):
             yield f"{stage}, {kind}: {fault}"
-        growth *= _growth(part)
+        growth *= _growth(node)
     if growth > MOST_GROWTH:
         yield f"{stage} can make a text {growth} times as long, more than {MOST_GROWTH}"
 
@@ -106,33 +106,33 @@ def check_size(count: int, name: object, what: str = "entries") -> None:
         raise InputError(f"{name}: {fault}")
 
 
-def _parts(part: Any, stage: str) -> Iterator[Any]:
-    if part is None:
+def _walk_nodes(node: Any, stage: str) -> Iterator[Any]:
+    if node is None:
         return
-    yield part
-    inner = part.get(_CHILDREN[stage]) if isinstance(part, Mapping) and part.get("type") == "Sequence" else None
+    yield node
+    inner = node.get(_CHILDREN[stage]) if isinstance(node, Mapping) and node.get("type") == "Sequence" else None
     for child in inner if isinstance(inner, list) else ():
-        yield from _parts(child, stage)
+        yield from _walk_nodes(child, stage)
 
 
-def _part_faults(part: Mapping[str, Any]) -> Iterator[str]:
+def _node_faults(node: Mapping[str, Any]) -> Iterator[str]:
     for key in ("content", "prepend", "prefix", "suffix", "continuing_subword_prefix", "end_of_word_suffix"):
-        text = part.get(key)
+        text = node.get(key)
         if isinstance(text, str) and len(text) > LONGEST_TEXT:
             yield f"{key} has {len(text)} characters, more than {LONGEST_TEXT}"
-    pattern = part.get("pattern")
+    pattern = node.get("pattern")
     pattern = pattern.get("Regex") if isinstance(pattern, Mapping) else None
     if isinstance(pattern, str) and (fault := pattern_fault(pattern)) is not None:
-        yield f"the pattern {shortened(pattern)!r} {fault}, so that it may take forever"
-    if part.get("type") == "FixedLength" and not (type(part.get("length")) is int and part["length"] > 0):
-        yield f"length is {shortened(str(part.get('length')))}; expected a number from 1"
-    longest = part.get("max_input_chars_per_word")
+        yield f"the pattern {shorten(pattern)!r} {fault}, so that it may take forever"
+    if node.get("type") == "FixedLength" and not (type(node.get("length")) is int and node["length"] > 0):
+        yield f"length is {shorten(str(node.get('length')))}; expected a number from 1"
+    longest = node.get("max_input_chars_per_word")
     if type(longest) is int and longest > LONGEST_WORD:
         yield f"max_input_chars_per_word is {longest}, more than {LONGEST_WORD}"
-    if part.get("type") == "TemplateProcessing":
-        yield from _template_faults(part)
-    if part.get("type") == "Precompiled":
-        content = part.get("precompiled_charsmap")
+    if node.get("type") == "TemplateProcessing":
+        yield from _template_faults(node)
+    if node.get("type") == "Precompiled":
+        content = node.get("precompiled_charsmap")
         try:
             table = base64.b64decode(content if isinstance(content, str) else "", validate=True)
         except (binascii.Error, ValueError):
@@ -142,34 +142,34 @@ def _part_faults(part: Mapping[str, Any]) -> Iterator[str]:
                 yield fault
 
 
-def _template_faults(part: Mapping[str, Any]) -> Iterator[str]:
+def _template_faults(node: Mapping[str, Any]) -> Iterator[str]:
     """Find what is out of bounds in the templates around texts, and tokens in them that no entry explains."""
-    tokens = part.get("special_tokens")
+    tokens = node.get("special_tokens")
     tokens = tokens if isinstance(tokens, Mapping) else {}
-    lists = [("special_tokens", tokens), ("single", part.get("single")), ("pair", part.get("pair"))]
+    lists = [("special_tokens", tokens), ("single", node.get("single")), ("pair", node.get("pair"))]
     lists += [("a special token", entry.get("ids")) for entry in tokens.values() if isinstance(entry, Mapping)]
     for name, items in lists:
         if isinstance(items, Sized) and len(items) > MOST_PARTS:
             yield f"{name} has {len(items)} parts, more than {MOST_PARTS}"
     for name in ("single", "pair"):
-        template = part.get(name)
+        template = node.get(name)
         for item in template[:MOST_PARTS] if isinstance(template, list) else ():
             token = item.get("SpecialToken") if isinstance(item, Mapping) else None
             text = token.get("id") if isinstance(token, Mapping) else None
             if isinstance(text, str) and text not in tokens:
-                yield f"{name} has the token {shortened(text)!r}, which is not among its special_tokens"
+                yield f"{name} has the token {shorten(text)!r}, which is not among its special_tokens"
 
 
-def _growth(part: Mapping[str, Any]) -> int:
+def _growth(node: Mapping[str, Any]) -> int:
     """Return how many characters a replacement can make of one; an empty match is before each character."""
-    text = part.get("content")
-    if part.get("type") != "Replace" or not isinstance(text, str):
+    text = node.get("content")
+    if node.get("type") != "Replace" or not isinstance(text, str):
         return 1
-    return max(1, len(text) if _is_literal(part) else len(text) + 1)
+    return max(1, len(text) if _is_literal(node) else len(text) + 1)
 
 
-def _is_literal(part: Mapping[str, Any]) -> bool:
-    pattern = part.get("pattern")
+def _is_literal(node: Mapping[str, Any]) -> bool:
+    pattern = node.get("pattern")
     return isinstance(pattern, Mapping) and bool(pattern.get("String"))
 
 
@@ -218,40 +218,40 @@ def pattern_fault(pattern: str) -> str | None:
     """
     if len(pattern) > LONGEST_PATTERN:
         return f"has {len(pattern)} characters, more than {LONGEST_PATTERN}"
-    return _Judge(pattern).fault()
+    return _PatternChecker(pattern).fault()
 
 
-class _Judge:
+class _PatternChecker:
     """Walks through a pattern once, with one entry for each open group: whether its length varies, open repeats."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
-        self.place = 0
+        self.position = 0
         self.varies = [False]
         self.repeats = [0]
         self.most = [0]
 
     def fault(self) -> str | None:
         """Return the first fault."""
-        while self.place < len(self.pattern):
-            found = self._part()
-            if found is not None:
-                return found
+        while self.position < len(self.pattern):
+            item_fault = self._check_item()
+            if item_fault is not None:
+                return item_fault
         if len(self.varies) > 1:
             return "opens a group that it does not close"
         if max(self.most[0], self.repeats[0]) > MOST_OPEN_REPEATS:
             return f"repeats more than {MOST_OPEN_REPEATS} parts without a bound in one alternative"
         return None
 
-    def _part(self) -> str | None:
+    def _check_item(self) -> str | None:
         """Go over one character, class or bracket, with its quantifier."""
-        sign = self.pattern[self.place]
+        sign = self.pattern[self.position]
         if sign == "(":
             return self._open()
         if sign == "|":
             self.varies[-1] = True
             self.most[-1], self.repeats[-1] = max(self.most[-1], self.repeats[-1]), 0
-            self.place += 1
+            self.position += 1
             return None
         varies, inner = False, 0
         if sign == ")":
@@ -260,24 +260,24 @@ class _Judge:
             varies, inner = self.varies.pop(), max(self.most.pop(), self.repeats.pop())
             self.varies[-1] |= varies
             self.repeats[-1] += inner
-            self.place += 1
+            self.position += 1
         elif sign == "[":
             self._class()
         elif sign == "\\":
-            following = self.pattern[self.place + 1 : self.place + 2]
+            following = self.pattern[self.position + 1 : self.position + 2]
             if following.isdigit() or following in ("k", "g"):
                 return "refers back to what it has matched"
-            self.place += 2
+            self.position += 2
         else:
-            self.place += 1
+            self.position += 1
         return self._quantifier(is_group=sign == ")", varies=varies)
 
     def _open(self) -> str | None:
-        found = _GROUP.match(self.pattern, self.place)
-        assert found is not None, "a bracket is a group"
-        if self.pattern[found.end() : found.end() + 1] in ("?", "*"):
+        group = _GROUP.match(self.pattern, self.position)
+        assert group is not None, "a bracket is a group"
+        if self.pattern[group.end() : group.end() + 1] in ("?", "*"):
             return "has a group of an unusual kind"
-        self.place = found.end()
+        self.position = group.end()
         self.varies.append(False)
         self.repeats.append(0)
         self.most.append(0)
@@ -285,26 +285,28 @@ class _Judge:
 
     def _class(self) -> None:
         depth = 0
-        while self.place < len(self.pattern):
-            sign = self.pattern[self.place]
+        while self.position < len(self.pattern):
+            sign = self.pattern[self.position]
             depth += {"[": 1, "]": -1}.get(sign, 0)
-            self.place += 2 if sign == "\\" else 1
+            self.position += 2 if sign == "\\" else 1
             if depth == 0:
                 return
 
     def _quantifier(self, *, is_group: bool, varies: bool) -> str | None:
-        found = _QUANTIFIER.match(self.pattern, self.place)
-        if found is None or found[0] == "{}":
+        quantifier = _QUANTIFIER.match(self.pattern, self.position)
+        if quantifier is None or quantifier[0] == "{}":
             return None
-        self.place = found.end()
-        if self.pattern[self.place : self.place + 1] in ("*", "+", "?") or _QUANTIFIER.match(self.pattern, self.place):
+        self.position = quantifier.end()
+        if self.pattern[self.position : self.position + 1] in ("*", "+", "?") or _QUANTIFIER.match(
+            self.pattern, self.position
+        ):
             return "repeats a repetition"
-        least, comma, most = found[1], found[2], found[3]
-        if found[0][0] == "{" and any(len(count) > 4 or int(count or 0) > MOST_REPEATS for count in (least, most)):
+        least, comma, most = quantifier[1], quantifier[2], quantifier[3]
+        if quantifier[0][0] == "{" and any(len(count) > 4 or int(count or 0) > MOST_REPEATS for count in (least, most)):
             return f"repeats a part more than {MOST_REPEATS} times"
-        if is_group and varies and found[0][0] != "?":
+        if is_group and varies and quantifier[0][0] != "?":
             return "repeats a part that itself varies in length"
-        is_open = found[0][0] in "*+" or (comma == "," and not most)
+        is_open = quantifier[0][0] in "*+" or (comma == "," and not most)
         self.repeats[-1] += is_open
-        self.varies[-1] |= is_open or found[0][0] == "?" or comma == ","
+        self.varies[-1] |= is_open or quantifier[0][0] == "?" or comma == ","
         return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-Reads = Literal["wordpiece", "byte-bpe", "pieces", "strings", "two-sided"]
+FileKind = Literal["wordpiece", "byte-bpe", "pieces", "strings", "two-sided"]
 
 # The names in a template: A and B are the texts, "language" is the code of the text's language, others are roles.
 Template = tuple[str, ...]
@@ -44,14 +44,14 @@ class TokenizerClass:
         adds_start, adds_end: the template follows `add_bos_token` and `add_eos_token`, with these defaults.
     """
 
-    reads: Reads
+    file_kind: FileKind
     tokens: Mapping[str, str] = field(default_factory=dict)
     single: Template = ("A",)
     pair: Template = ("A", "B")
     second_segment: bool = False
     front: tuple[str, ...] = ()
     skip: int = 0
-    behind: tuple[str, ...] = ()
+    last_entries: tuple[str, ...] = ()
     sentinels: int = 0
     languages: tuple[str, ...] = ()
     language_form: str = "{}"
@@ -128,11 +128,11 @@ CLASSES: Mapping[str, TokenizerClass] = MappingProxyType(
             _AROUND,
             _AROUND_TWO,
             second_segment=True,
-            behind=("[MASK]",),
+            last_entries=("[MASK]",),
             lowers=False,
         ),
         "XLMRoberta": TokenizerClass(
-            "pieces", _CLASSIC, _AROUND, _AROUND_TWO_APART, front=_FAIRSEQ, skip=3, behind=("<mask>",)
+            "pieces", _CLASSIC, _AROUND, _AROUND_TWO_APART, front=_FAIRSEQ, skip=3, last_entries=("<mask>",)
         ),
         "Camembert": TokenizerClass(
             "pieces",
@@ -141,7 +141,7 @@ CLASSES: Mapping[str, TokenizerClass] = MappingProxyType(
             _AROUND_TWO_APART,
             front=("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED"),
             skip=1,
-            behind=("<mask>",),
+            last_entries=("<mask>",),
         ),
         "MBart": TokenizerClass(
             "pieces",
@@ -150,7 +150,7 @@ CLASSES: Mapping[str, TokenizerClass] = MappingProxyType(
             ("A", "B", "eos", "language"),
             front=_FAIRSEQ,
             skip=3,
-            behind=(*_LANGUAGES_25, "<mask>"),
+            last_entries=(*_LANGUAGES_25, "<mask>"),
             languages=_LANGUAGES_25,
             language_is_start=True,
         ),
@@ -161,7 +161,7 @@ CLASSES: Mapping[str, TokenizerClass] = MappingProxyType(
             ("language", "A", "B", "eos"),
             front=_FAIRSEQ,
             skip=3,
-            behind=(*_LANGUAGES_52, "<mask>"),
+            last_entries=(*_LANGUAGES_52, "<mask>"),
             languages=_LANGUAGES_52,
         ),
         "Nllb": TokenizerClass(
@@ -227,7 +227,7 @@ CLASS_OF_TYPE: Mapping[str, str] = MappingProxyType(
 )
 
 # Classes that prepare text by code, which is in none of their files.
-NEEDS_OWN_CODE: Mapping[str, str] = MappingProxyType(
+NEEDS_CUSTOM_CODE: Mapping[str, str] = MappingProxyType(
     {
         "Albert": "it normalizes text by rules that only a tokenizer.json has",
         "BlenderbotSmall": "it cuts words by rules of its own",

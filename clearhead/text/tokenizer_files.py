@@ -13,20 +13,20 @@ import tokenizers
 from pydantic import BaseModel, Field
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from clearhead.base.errors import InputError, nearest
-from clearhead.base.files import LARGEST_VOCABULARY, read_json_object, read_model_text, typed
+from clearhead.base.errors import InputError, did_you_mean
+from clearhead.base.files import LARGEST_VOCABULARY, convert_json, read_json_object, read_model_text
 from clearhead.text.backend import Backend, backend_of
 from clearhead.text.sentencepiece import (
     KIND,
     check_tables,
-    decoded_model,
+    decode_model,
     load_pieces,
     read_pieces,
     sentencepiece_document,
 )
 from clearhead.text.token_roles import WELL_KNOWN, TokenRoles, content_of, sentinel
 from clearhead.text.tokenizer_checks import MOST_PARTS, check_document, check_size
-from clearhead.text.tokenizer_classes import CLASS_OF_TYPE, CLASSES, NEEDS_OWN_CODE, TokenizerClass, class_stem
+from clearhead.text.tokenizer_classes import CLASS_OF_TYPE, CLASSES, NEEDS_CUSTOM_CODE, TokenizerClass, class_stem
 
 FILE = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
@@ -36,7 +36,7 @@ _ROLES = ("pad", "unk", "bos", "eos", "cls", "sep", "mask")
 
 
 @dataclass(frozen=True)
-class Files:
+class TokenizerFiles:
     """The content of a tokenizer's files.
 
     Args:
@@ -58,7 +58,7 @@ def has_tokenizer(folder: Path) -> bool:
     return has_merges(folder) or any((folder / name).is_file() for name in names)
 
 
-def read_files(path: Path) -> Files:
+def read_files(path: Path) -> TokenizerFiles:
     """Read a `tokenizer.json` with the configuration beside it, or the older files of a folder.
 
     Args:
@@ -72,19 +72,21 @@ def read_files(path: Path) -> Files:
     config = read_json_object(config_path, what="a tokenizer_config.json") if os.path.lexists(config_path) else {}
     _check_settings(config, str(config_path))
     if config.get("clearhead") is not None:
-        return Files(read_document(path), config, None)
+        return TokenizerFiles(read_document(path), config, None)
     name = _class_name(folder, config)
     tokenizer_class = CLASSES.get(class_stem(name)) if name is not None else None
-    config = _filled(folder, config)
+    config = _with_older_files(folder, config)
     if os.path.lexists(path) or path.name != FILE or not has_tokenizer(folder):
         document = _with_added(path, read_document(path), config)
-        return Files(document, _with_tokens(config, tokenizer_class, backend_of(document)), tokenizer_class)
+        return TokenizerFiles(document, _with_tokens(config, tokenizer_class, backend_of(document)), tokenizer_class)
     if tokenizer_class is None or name is None:
         tokenizer_class = _by_files(folder, name)
-    target = _target_document(folder, config, tokenizer_class) if tokenizer_class.reads == "two-sided" else None
+    target = _target_document(folder, config, tokenizer_class) if tokenizer_class.file_kind == "two-sided" else None
     document = _own_document(folder, config, tokenizer_class)
     _check_ids(folder, backend_of(document), config)
-    return Files(document, _with_tokens(config, tokenizer_class, backend_of(document)), tokenizer_class, target)
+    return TokenizerFiles(
+        document, _with_tokens(config, tokenizer_class, backend_of(document)), tokenizer_class, target
+    )
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -97,31 +99,33 @@ def read_document(path: Path) -> dict[str, Any]:
     if document.get("type") != KIND:
         added = document.get("added_tokens")
         check_size(len(added) if isinstance(added, list) else 0, path, "added tokens")
-        typed({"added_tokens": added}, TokenizerDocument, name=str(path))
+        convert_json({"added_tokens": added}, TokenizerDocument, name=str(path))
         check_document(document, str(path))
         return document
-    check_tables(decoded_model(typed(document, PiecesDocument, name=str(path)).model, str(path)), str(path))
+    check_tables(decode_model(convert_json(document, PiecesDocument, name=str(path)).model, str(path)), str(path))
     return document
 
 
 def _check_settings(config: Mapping[str, Any], name: str) -> None:
     added = config.get("added_tokens_decoder")
     check_size(len(added) if isinstance(added, dict) else 0, name, "added tokens")
-    typed({key: config[key] for key in TokenizerConfig.model_fields if key in config}, TokenizerConfig, name=name)
+    convert_json(
+        {key: config[key] for key in TokenizerConfig.model_fields if key in config}, TokenizerConfig, name=name
+    )
 
 
 def _class_name(folder: Path, config: Mapping[str, Any]) -> str | None:
     """Return the class that the configuration names, or that of the model type."""
     name = config.get("tokenizer_class")
-    if isinstance(name, str) and class_stem(name) in {**CLASSES, **NEEDS_OWN_CODE}:
+    if isinstance(name, str) and class_stem(name) in {**CLASSES, **NEEDS_CUSTOM_CODE}:
         return name
     model = folder / "config.json"
     kind = read_json_object(model, what="a config.json").get("model_type") if model.is_file() else None
-    found = CLASS_OF_TYPE.get(kind) if isinstance(kind, str) and name is None else None
-    return found or (name if isinstance(name, str) else None)
+    type_class = CLASS_OF_TYPE.get(kind) if isinstance(kind, str) and name is None else None
+    return type_class or (name if isinstance(name, str) else None)
 
 
-def _filled(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+def _with_older_files(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration with the content of older files beside it."""
     filled = dict(config)
     older = folder / "special_tokens_map.json"
@@ -150,14 +154,14 @@ def _by_files(folder: Path, name: str | None) -> TokenizerClass:
     Raises:
         InputError: the files do not tell.
     """
-    if name is not None and class_stem(name) in NEEDS_OWN_CODE:
-        why = NEEDS_OWN_CODE[class_stem(name)]
+    if name is not None and class_stem(name) in NEEDS_CUSTOM_CODE:
+        why = NEEDS_CUSTOM_CODE[class_stem(name)]
         raise InputError(f"{folder}: a tokenizer of class {name} needs a {FILE}: {why}")
     if (folder / "vocab.txt").is_file():
         return CLASSES["Bert"]
     if has_merges(folder):
         return CLASSES["GPT2"]
-    named = f"the class {name!r} is not known{nearest(name, CLASSES)}" if name else f"{_CONFIG} names no class"
+    named = f"the class {name!r} is not known{did_you_mean(name, CLASSES)}" if name else f"{_CONFIG} names no class"
     raise InputError(
         f"{folder}: the ids of a SentencePiece model depend on the tokenizer's class, and {named}; "
         f"expected a {FILE}, or a tokenizer_class of {', '.join(sorted(CLASSES))}"
@@ -165,18 +169,18 @@ def _by_files(folder: Path, name: str | None) -> TokenizerClass:
 
 
 def _own_document(folder: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass) -> dict[str, Any]:
-    if tokenizer_class.reads == "byte-bpe":
+    if tokenizer_class.file_kind == "byte-bpe":
         spaced = config.get("add_prefix_space", tokenizer_class.prefix_space) is True
         document = read_merges(folder, prefix_space=spaced)
         return _with_added(folder, document, config)
-    if tokenizer_class.reads == "wordpiece":
+    if tokenizer_class.file_kind == "wordpiece":
         return _with_added(folder, _wordpiece_document(folder / "vocab.txt", config, tokenizer_class), config)
-    if tokenizer_class.reads == "two-sided":
+    if tokenizer_class.file_kind == "two-sided":
         return _vocabulary_document(folder, config, tokenizer_class, _TWO_SIDED[0], "vocab.json")
     path = next((folder / name for name in _PIECES if (folder / name).is_file()), None)
     if path is None:
         raise InputError(f"{folder}: expected {FILE}, or a SentencePiece model named {' or '.join(_PIECES)}")
-    if tokenizer_class.reads == "strings":
+    if tokenizer_class.file_kind == "strings":
         return _vocabulary_document(folder, config, tokenizer_class, path.name, "vocab.json")
     return _piece_document(path, config, tokenizer_class)
 
@@ -230,7 +234,7 @@ def _piece_document(path: Path, config: Mapping[str, Any], tokenizer_class: Toke
     pieces = {model.id_to_piece(number) for number in range(size)} | set(tokenizer_class.front)
     next_id = size + len(tokenizer_class.front) - tokenizer_class.skip
     added = {}
-    for entry in tokenizer_class.behind:
+    for entry in tokenizer_class.last_entries:
         if entry not in pieces:
             added[entry], next_id = next_id, next_id + 1
     count = config.get("extra_ids", tokenizer_class.sentinels) if tokenizer_class.sentinels else 0
@@ -295,14 +299,14 @@ def _vocabulary_document(
         added=added,
         special=sorted(special | set(codes)),
         unknown=_unknown(folder / vocabulary, config, tokenizer_class, set(entries)),
-        codes=tokenizer_class.reads == "two-sided",
+        codes=tokenizer_class.file_kind == "two-sided",
     )
 
 
 def _target_document(folder: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass) -> dict[str, Any]:
-    own = "target_vocab.json" if config.get("separate_vocabs") is True else "vocab.json"
+    vocabulary = "target_vocab.json" if config.get("separate_vocabs") is True else "vocab.json"
     # A code at the start of a text names the target language; the target side never reads one.
-    return _vocabulary_document(folder, config, tokenizer_class, _TWO_SIDED[1], own) | {"codes": False}
+    return _vocabulary_document(folder, config, tokenizer_class, _TWO_SIDED[1], vocabulary) | {"codes": False}
 
 
 def _unknown(path: Path, config: Mapping[str, Any], tokenizer_class: TokenizerClass, known: set[str]) -> str:
@@ -341,12 +345,12 @@ def _with_added(path: Path, document: dict[str, Any], config: Mapping[str, Any])
 
 def _check_ids(path: Path, backend: Backend, config: Mapping[str, Any]) -> None:
     """Refuse a configuration with other ids than the vocabulary."""
-    found = backend.vocabulary()
+    vocabulary = backend.vocabulary()
     faults = [
         f"{path}: the configuration gives '{entry['content']}' the id {index}, the tokenizer "
-        f"{found.get(entry['content'])}; restore both files from the same save"
+        f"{vocabulary.get(entry['content'])}; restore both files from the same save"
         for index, entry in _added_entries(config).items()
-        if found.get(entry["content"]) != index
+        if vocabulary.get(entry["content"]) != index
     ]
     if faults:
         raise InputError.from_faults(faults, subject=str(path))
@@ -420,9 +424,9 @@ def _read_pairs(path: Path, vocabulary: Mapping[str, int]) -> list[list[str]]:
 
 
 Id = Annotated[int, Field(ge=0, lt=2**31)]
-Part = tuple[Id | Literal["A", "B"], Annotated[int, Field(ge=0, lt=2**15)]]
+TemplateItem = tuple[Id | Literal["A", "B"], Annotated[int, Field(ge=0, lt=2**15)]]
 IdList = Annotated[list[Id], Field(max_length=MOST_PARTS)]
-Parts = Annotated[tuple[Part, ...], Field(max_length=MOST_PARTS)]
+TemplateItems = Annotated[tuple[TemplateItem, ...], Field(max_length=MOST_PARTS)]
 
 
 class _Token(BaseModel):
@@ -445,13 +449,13 @@ class _NamedTemplate(BaseModel):
 class SavedSpecialTokens(BaseModel):
     """The special tokens of a tokenizer that was saved here."""
 
-    single: Parts
-    pair: Parts | None
+    single: TemplateItems
+    pair: TemplateItems | None
     source: tuple[IdList, IdList] | None = None
     target: tuple[IdList, IdList] | None = None
 
 
-class _Own(BaseModel):
+class _ClearheadSettings(BaseModel):
     kind: str = "pretrained"
     fingerprint: str | None = None
     special_tokens: SavedSpecialTokens | None = None
@@ -461,7 +465,7 @@ class _Own(BaseModel):
 class TokenizerConfig(BaseModel):
     """A `tokenizer_config.json`, with what older files add to it."""
 
-    clearhead: _Own | None = None
+    clearhead: _ClearheadSettings | None = None
     tokenizer_class: str | None = None
     pad_token: str | _Token | None = None
     unk_token: str | _Token | None = None

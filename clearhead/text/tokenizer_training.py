@@ -16,7 +16,7 @@ from typing import Any
 import tokenizers
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
-from clearhead.base.errors import InputError, nearest
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.base.progress import message
 from clearhead.text.token_roles import TokenRoles, sentinel
 from clearhead.text.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ _LONG_RUN = re.compile(rf"\S{{{_LONGEST_WORD}}}|\s{{{_LONGEST_WORD}}}")
 
 
 @dataclass(frozen=True)
-class _Size:
+class _VocabularySize:
     """How many rows a vocabulary gets, and which special tokens are the first of them."""
 
     vocab_size: int
@@ -71,14 +71,14 @@ def train_tokenizer(
     """
     if kind not in KINDS:
         raise InputError(
-            f"'{kind}' is not a kind of tokenizer; expected one of {', '.join(KINDS)}{nearest(kind, KINDS)}"
+            f"'{kind}' is not a kind of tokenizer; expected one of {', '.join(KINDS)}{did_you_mean(kind, KINDS)}"
         )
     if sentinels < 0:
         raise InputError(f"sentinels is {sentinels}; expected 0 or more")
     special, roles = _special_tokens(mask, sentinels)
     if vocab_size <= len(special):
         raise InputError(f"vocab_size is {vocab_size}; expected more than the {len(special)} special tokens")
-    size = _Size(vocab_size, special)
+    size = _VocabularySize(vocab_size, special)
     if isinstance(texts, Iterator):
         texts = list(texts)  # some kinds go through the texts several times
     if kind == "byte":
@@ -142,7 +142,7 @@ class _CutTexts(Iterable[str]):
             yield text[start:]
 
 
-def _train_model(kind: str, texts: Iterable[str], size: _Size) -> models.Model:
+def _train_model(kind: str, texts: Iterable[str], size: _VocabularySize) -> models.Model:
     backend = _pipeline(kind)
     match kind:
         case "bpe" | "byte-bpe":
@@ -213,7 +213,7 @@ def _words(backend: tokenizers.Tokenizer, texts: Iterable[str]) -> list[str]:
     return list(_train(backend, texts, trainers.WordLevelTrainer(vocab_size=2**62, show_progress=False))["vocab"])
 
 
-def _check_room(kind: str, size: _Size, needed: int, of_what: str) -> None:
+def _check_room(kind: str, size: _VocabularySize, needed: int, of_what: str) -> None:
     if size.vocab_size < needed:
         fixed = _NUM_BYTES + len(size.special)
         other = f", or use byte-bpe, which needs {fixed}" if needed > fixed else ""
@@ -232,7 +232,9 @@ def _check_reached(kind: str, vocab_size: int, reached: int) -> None:
         )
 
 
-def _train_merges(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size, kind: str) -> models.Model:
+def _train_merges(
+    backend: tokenizers.Tokenizer, texts: Iterable[str], size: _VocabularySize, kind: str
+) -> models.Model:
     initial_alphabet = pre_tokenizers.ByteLevel.alphabet() if kind == "byte-bpe" else []
     unknown = None if initial_alphabet else SPECIAL_TOKENS[1]
     backend.model = models.BPE(unk_token=unknown)
@@ -251,7 +253,7 @@ def _train_merges(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Si
     return models.BPE(vocab=learned["vocab"], merges=merges, unk_token=unknown)
 
 
-def _train_wordpiece(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> models.Model:
+def _train_wordpiece(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _VocabularySize) -> models.Model:
     unknown = SPECIAL_TOKENS[1]
     words = _words(backend, texts)
     inside = sorted(set("".join(word[1:] for word in words)))
@@ -275,7 +277,7 @@ def _train_wordpiece(backend: tokenizers.Tokenizer, texts: Iterable[str], size: 
     )
 
 
-def _train_unigram(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> models.Model:
+def _train_unigram(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _VocabularySize) -> models.Model:
     characters = set("".join(_words(backend, texts)))
     _check_room("unigram", size, len(characters) + len(size.special), "characters")
     pieces = _unigram_pieces(backend, texts, size)
@@ -284,12 +286,14 @@ def _train_unigram(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _S
         reached = size.vocab_size
         while len(pieces) < reached:
             reached = len(pieces)
-            pieces = _unigram_pieces(backend, texts, _Size(reached, size.special))
+            pieces = _unigram_pieces(backend, texts, _VocabularySize(reached, size.special))
         _check_reached("unigram", size.vocab_size, reached)
     return models.Unigram(vocab=pieces, unk_id=ROLES.unk, byte_fallback=False)
 
 
-def _unigram_pieces(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> list[tuple[str, float]]:
+def _unigram_pieces(
+    backend: tokenizers.Tokenizer, texts: Iterable[str], size: _VocabularySize
+) -> list[tuple[str, float]]:
     """Return the special tokens and the learned pieces in canonical order with canonical scores."""
     backend.model = models.Unigram()
     trainer = trainers.UnigramTrainer(
@@ -301,8 +305,8 @@ def _unigram_pieces(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _
     learned = [(piece, score) for piece, score in _train(backend, texts, trainer)["vocab"][len(size.special) :]]
     # Every character stays; the trainer overshoots where they alone fill the vocabulary.
     ordered = sorted(_canonical_scores(learned).items(), key=lambda item: (len(item[0]) > 1, -item[1], item[0]))
-    kept = ordered[: size.vocab_size - len(size.special)]
-    ordered = sorted(kept, key=lambda item: (-item[1], item[0]))
+    longest = ordered[: size.vocab_size - len(size.special)]
+    ordered = sorted(longest, key=lambda item: (-item[1], item[0]))
     return [*((token, 0.0) for token in size.special), *ordered]
 
 
@@ -318,7 +322,7 @@ def _canonical_scores(learned: list[tuple[str, float]]) -> dict[str, float]:
     return scores
 
 
-def _train_word_level(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _Size) -> models.Model:
+def _train_word_level(backend: tokenizers.Tokenizer, texts: Iterable[str], size: _VocabularySize) -> models.Model:
     # Room for the special tokens twice: a text may contain them as words, which the vocabulary leaves to their role.
     trainer = trainers.WordLevelTrainer(
         vocab_size=size.vocab_size + len(size.special),
@@ -332,7 +336,7 @@ def _train_word_level(backend: tokenizers.Tokenizer, texts: Iterable[str], size:
     return models.WordLevel({entry: index for index, entry in enumerate(entries)}, unk_token=SPECIAL_TOKENS[1])
 
 
-def _byte_model(size: _Size) -> models.Model:
+def _byte_model(size: _VocabularySize) -> models.Model:
     needed = _NUM_BYTES + len(size.special)
     _check_room("byte", size, needed, "bytes")
     # The library writes a byte as the character of that number where it can be printed, the others from 256 upwards.

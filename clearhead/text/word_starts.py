@@ -56,7 +56,7 @@ class WordBoundaries:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         entries = tokenizer.entries()
-        style = dict(_STYLES).get(tokenizer.kind) or _guess(entries)
+        style = dict(_STYLES).get(tokenizer.kind) or _guess_style(entries)
         special = special_ids(tokenizer)
         write = _writer(style, trained_here=tokenizer.kind != "pretrained")
         self.texts: tuple[str, ...] = tuple(map(write, entries))
@@ -128,12 +128,12 @@ def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     if tokenizer.kind == "pretrained":
         # Decoding skips special tokens; it may skip white space too, which is excluded first.
         for index, entry in enumerate(tokenizer.entries()):
-            if _unmarked(entry).strip(f"{_BYTE_SPACE} \n\t") and not tokenizer.decode([index]):
+            if _entry_text(entry).strip(f"{_BYTE_SPACE} \n\t") and not tokenizer.decode([index]):
                 named.add(index)
     return frozenset(named)
 
 
-def _guess(entries: Sequence[str]) -> str:
+def _guess_style(entries: Sequence[str]) -> str:
     """Find out how the vocabulary of a checkpoint marks words, by the mark that most of its entries have."""
     counts = {
         style: sum(len(entry) > len(mark) and getattr(entry, where)(mark) for entry in entries)
@@ -155,36 +155,36 @@ def _guess(entries: Sequence[str]) -> str:
 def _writer(style: str, *, trained_here: bool) -> Callable[[str], str]:
     """Return the function from an entry to its text."""
     if style == _BYTES:
-        return partial(_decoded, _byte_table())
+        return partial(_decode_entry, _byte_table())
     if style == _PLAIN:
         return str
     if style == _SEGMENTED or (style in (_PIECES, _WHOLE) and not trained_here):
-        return partial(_spaced, style)
-    return partial(_joined, style)
+        return partial(_add_space, style)
+    return partial(_replace_marker, style)
 
 
-def _decoded(table: Mapping[str, int], entry: str) -> str:
+def _decode_entry(table: Mapping[str, int], entry: str) -> str:
     """Return the text of a byte-level entry."""
     return bytes(table.get(sign, ord("?")) for sign in entry).decode("utf-8", errors="replace")
 
 
-def _spaced(style: str, entry: str) -> str:
+def _add_space(style: str, entry: str) -> str:
     """Return the text of an entry that has a space before it unless it continues a word."""
     if _continues(style, entry):
         return entry[len(_CONTINUING) :]
     return f" {entry}" if entry else ""
 
 
-def _joined(style: str, entry: str) -> str:
+def _replace_marker(style: str, entry: str) -> str:
     """Return the text of an entry that has no space before it but what its marker stands for."""
-    return _unmarked(entry[len(_CONTINUING) :] if _continues(style, entry) else entry)
+    return _entry_text(entry[len(_CONTINUING) :] if _continues(style, entry) else entry)
 
 
 def _continues(style: str, entry: str) -> bool:
     return style == _PIECES and len(entry) > len(_CONTINUING) and entry.startswith(_CONTINUING)
 
 
-def _unmarked(entry: str) -> str:
+def _entry_text(entry: str) -> str:
     match = _BYTE_ENTRY.fullmatch(entry)
     if match is not None:
         return bytes([int(match[1], 16)]).decode("utf-8", errors="replace")

@@ -17,19 +17,19 @@ import torch
 from clearhead.base.errors import InputError
 from clearhead.base.machine import choose_precision, needs_check
 from clearhead.checkpoints.reference import SPEC_FILE
-from clearhead.checkpoints.runs.checkpoint import checkpoint_steps, saved_choices
-from clearhead.checkpoints.runs.directory import JOB_FILE, RUN_FILE, TASK_FILE, RunDirectory, job_of, open_run
-from clearhead.checkpoints.weights.lora import adapt, describe
+from clearhead.checkpoints.runs.checkpoint import checkpoint_steps, read_choices
+from clearhead.checkpoints.runs.directory import JOB_FILE, RUN_FILE, TASK_FILE, RunDirectory, open_run, read_job
+from clearhead.checkpoints.weights.lora import adapt, describe_adaptation
 from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch, count_tokens
 from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.fast.replica import refuse_to_run, use_eager
-from clearhead.fast.training.parts import training_tree
+from clearhead.fast.training.tree import training_tree
 from clearhead.spec import Model
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.data_files import DATA_FILES, changed_files, describe_files
-from clearhead.training.init_from import InitialModel, find_initial_model, initial_model_of_run, take_weights
+from clearhead.training.data_files import DATA_FILES, compare_files, describe_files
+from clearhead.training.init_from import InitialModel, find_initial_model, load_resumed_model, take_weights
 from clearhead.training.loop import Trainer
 from clearhead.training.memory import limit_kernel_cache, memory_in_use
 from clearhead.training.optim.optimizers import build_optimizer
@@ -40,24 +40,24 @@ from clearhead.training.parallel.agreement import (
     check_first_has_run,
     check_same_data,
     check_same_everywhere,
-    copied_description,
-    find_blind,
+    copy_description,
+    find_ranks_without_folder,
+    rank_workload,
     refuse_sharing,
     shares_model,
-    work_of_one,
 )
-from clearhead.training.parallel.engines import SharedBatches
-from clearhead.training.parallel.processes import Processes, join_processes, own_device
+from clearhead.training.parallel.engines import RankBatches
+from clearhead.training.parallel.processes import Processes, choose_process_device, join_processes
 from clearhead.training.parallel.world import Process
 from clearhead.training.preflight import Preflight, Trial, Workload, faster_precision, preflight, refuse_large
 from clearhead.training.progress.console import progress_for
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.progress.tracker import TrackedProgress
 from clearhead.training.random_state import seed_everything
 from clearhead.training.record import RunResult, TrainSettings, in_steps, planned_steps
 from clearhead.training.runfile.read import to_toml
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.task_parts import TaskParts, TaskSetup, one_sided, parts_of
+from clearhead.training.task_setup import PreparedTask, TaskSetup, one_sided, prepare_task
 
 # The keys that may change when a run is resumed: its length and what it keeps, not what its next step computes.
 _MAY_DIFFER = """
@@ -92,16 +92,16 @@ class OpenedRun:
     choices: Mapping[str, Any]
     processes: Processes
     directory: RunDirectory | None
-    progress: Progress
+    progress: TrainingProgress
     device: torch.device
     memory_before: int
     eager_reason: str
     description: Path
-    blind: Sequence[int]
+    ranks_without_folder: Sequence[int]
 
 
 @contextlib.contextmanager
-def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Iterator[OpenedRun]:
+def open_training(run_file: RunFile, *, resume: bool, progress: TrainingProgress) -> Iterator[OpenedRun]:
     """Join the other processes and open the run directory for the length of a with block.
 
     Args:
@@ -125,7 +125,7 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
         directory, saved = None, dict[str, Any]()
         if processes.is_first:
             # Without resume as well: a run that is there is then refused as such, not as one of another precision.
-            saved = saved_choices(run) or {}
+            saved = read_choices(run) or {}
             if run_file.train.precision == "auto" and "precision" in saved:
                 run_file = with_precision(run_file, saved["precision"])
             # Without a sound checkpoint, which is refused later, the precision of the run is not known.
@@ -136,22 +136,22 @@ def open_training(run_file: RunFile, *, resume: bool, progress: Progress) -> Ite
             if processes.job:
                 directory.write_text(JOB_FILE, processes.job)
             if run_file.train.tracker != "none":
-                config = _tracked(run_file)
+                config = _tracker_config(run_file)
                 progress = TrackedProgress(run_file.train.tracker, run, config, progress, is_resumed=resume)
         else:
-            progress = Progress()
-        device = own_device(run_file.train.device, process)
+            progress = TrainingProgress()
+        device = choose_process_device(run_file.train.device, process)
         eager_reason = _find_eager_reason(device, run_file.train.precision)
         limit_kernel_cache()
         memory_before = memory_in_use(device)
-        choices = processes.first_of(saved if resume else {})
-        blind = find_blind(processes, run) if processes.size > 1 else []
-        description = stack.enter_context(copied_description(processes, run)) if resume and blind else run
-        for change in changed_files(choices, run_file, run):
+        choices = processes.broadcast(saved if resume else {})
+        ranks_without_folder = find_ranks_without_folder(processes, run) if processes.size > 1 else []
+        description = stack.enter_context(copy_description(processes, run)) if resume and ranks_without_folder else run
+        for change in compare_files(choices, run_file, run):
             progress.message(change)
         yield OpenedRun(
             run, run_file, resume, choices, processes, directory, progress, device, memory_before, eager_reason,
-            description, blind,
+            description, ranks_without_folder,
         )  # fmt: skip
 
 
@@ -170,14 +170,14 @@ def _decide_to_resume(processes: Processes, run: Path, *, resume: bool) -> bool:
     Raises:
         InputError: the first process has no checkpoint, but another one has.
     """
-    is_restart = processes.job != "" and job_of(run) == processes.job
-    resume = processes.first_of(resume or (is_restart and bool(checkpoint_steps(run))))
+    is_restart = processes.job != "" and read_job(run) == processes.job
+    resume = processes.broadcast(resume or (is_restart and bool(checkpoint_steps(run))))
     if resume and processes.size > 1:
         check_first_has_run(processes, run)
     return resume
 
 
-def _tracked(run_file: RunFile) -> dict[str, object]:
+def _tracker_config(run_file: RunFile) -> dict[str, object]:
     """Return the settings of a run file for a tracker, without its data and its paths."""
     tables = run_file.model_dump(mode="json", include={"tokenizer", "model", "lora", "train"}, exclude_none=True)
     for table, key in (("tokenizer", "path"), ("model", "spec"), ("model", "parts"), ("train", "run")):
@@ -202,7 +202,7 @@ class PreparedData:
 
     run: OpenedRun
     initial: InitialModel | None
-    parts: TaskParts[Batch]
+    parts: PreparedTask[Batch]
 
 
 def prepare_data(run: OpenedRun) -> PreparedData:
@@ -213,25 +213,25 @@ def prepare_data(run: OpenedRun) -> PreparedData:
     """
     task = run.run_file.task
     if run.is_resumed:
-        initial = initial_model_of_run(run.description) if task.init else None
+        initial = load_resumed_model(run.description) if task.init else None
     else:
         initial = find_initial_model(task.init, *task.languages) if task.init else None
-    setup = TaskSetup(run.run_file, partial(_tokenizers, run, initial), initial, run.progress, run.device)
+    setup = TaskSetup(run.run_file, partial(_find_tokenizers, run, initial), initial, run.progress, run.device)
     with run.processes.turn():
-        parts = parts_of(setup)
+        parts = prepare_task(setup)
     if run.processes.size > 1:
         check_divisible(parts, run.run_file.train.batch_tokens, run.processes.size)
         check_same_data(run.processes, parts)
     return PreparedData(run, initial, parts)
 
 
-def _tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callable[[], TokenizerPair]) -> TokenizerPair:
+def _find_tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callable[[], TokenizerPair]) -> TokenizerPair:
     """Train or load the tokenizers; refuse tokenizers that differ from those of a resumed run."""
     path, remembered = run.run_file.tokenizer.path, run.choices.get("tokenizer")
     if initial is not None:
         tokenizers = initial.tokenizers
     elif path is not None:
-        tokenizers = named_tokenizers(Path(path))
+        tokenizers = load_tokenizers(Path(path))
     elif remembered is not None:
         tokenizers = TokenizerPair.load(run.description)
     else:
@@ -246,7 +246,7 @@ def _tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callable[[]
     return tokenizers
 
 
-def named_tokenizers(path: Path) -> TokenizerPair:
+def load_tokenizers(path: Path) -> TokenizerPair:
     """Load the tokenizers that a run file names: a file, or a folder with one or two.
 
     Raises:
@@ -289,7 +289,7 @@ def build_model(data: PreparedData) -> BuiltModel:
     seed_everything(run_file.train.seed)
     is_sharded = process.size > 1 and shares_model(run_file, spec, run.device, run.processes)
     if is_sharded:
-        refuse_sharing(run.blind, run.path)
+        refuse_sharing(run.ranks_without_folder, run.path)
     refuse_large(spec, run.device, is_trained_whole=run_file.lora is None, process=process, is_sharded=is_sharded)
     # A shared model may not fit on one device: the first process has it in main memory, and sends the others theirs.
     before_sharing = "cpu" if run.processes.is_first else "meta"
@@ -298,8 +298,8 @@ def build_model(data: PreparedData) -> BuiltModel:
         use_eager(module, run.eager_reason)
     new = _take_weights(data, module, is_sharded=is_sharded)
     if run_file.lora is not None:
-        run.progress.message(describe(module, adapt(module, **run_file.lora.model_dump(), new=new)))
-    return BuiltModel(data, module, is_sharded, new, _precision(data, module, is_sharded=is_sharded))
+        run.progress.message(describe_adaptation(module, adapt(module, **run_file.lora.model_dump(), new=new)))
+    return BuiltModel(data, module, is_sharded, new, _choose_precision(data, module, is_sharded=is_sharded))
 
 
 def _take_weights(data: PreparedData, module: Transformer, *, is_sharded: bool) -> list[str]:
@@ -310,10 +310,10 @@ def _take_weights(data: PreparedData, module: Transformer, *, is_sharded: bool) 
     new: list[str] = []
     if run.processes.is_first or not is_sharded:
         new = take_weights(module, data.initial, data.parts.record, run.progress)
-    return run.processes.first_of(new)
+    return run.processes.broadcast(new)
 
 
-def _precision(data: PreparedData, module: Transformer, *, is_sharded: bool) -> Literal["fp32", "bf16"]:
+def _choose_precision(data: PreparedData, module: Transformer, *, is_sharded: bool) -> Literal["fp32", "bf16"]:
     """Return the precision that a resumed run remembers, or the faster one."""
     run = data.run
     remembered: Literal["fp32", "bf16"] | None = run.choices.get("precision")
@@ -322,7 +322,7 @@ def _precision(data: PreparedData, module: Transformer, *, is_sharded: bool) -> 
     train = run.run_file.train
     is_tried = run.processes.is_first and not is_sharded
     tried = faster_precision(module, data.parts, train, run.progress) if is_tried else None
-    return run.processes.first_of(tried) or choose_precision(train.precision, run.device)
+    return run.processes.broadcast(tried) or choose_precision(train.precision, run.device)
 
 
 def describe_model(model: BuiltModel) -> None:
@@ -390,7 +390,7 @@ def build_trainer(model: BuiltModel) -> Trainer[Any]:
             steps=steps,
             width=top.width if top is not None else None,
         ),
-        batches=parts.batches if processes.size == 1 else SharedBatches(parts.batches, processes.this),
+        batches=parts.batches if processes.size == 1 else RankBatches(parts.batches, processes.this),
         loss=parts.loss,
         validate=parts.validate,
         settings=_settings(model, steps),
@@ -464,7 +464,7 @@ def forecast(assembled: AssembledRun) -> Preflight:
     run, parts, module, trainer = assembled.run, assembled.data.parts, assembled.model.module, assembled.trainer
     work: Workload[Any] = parts
     if trainer.engine is not None:
-        work = work_of_one(parts, trainer.engine, trainer.batches, run.processes.this)
+        work = rank_workload(parts, trainer.engine, trainer.batches, run.processes.this)
     report = preflight(
         Trial(trainer.module, trainer.optimizer, work, trainer.settings),
         faults=[fault for side in parts.sides for fault in side.faults(module, run.run_file.task.init)],
@@ -489,7 +489,7 @@ def warn_of_new_schedule(assembled: AssembledRun) -> None:
         )
 
 
-def train_run(run_file: RunFile, *, resume: bool = False, progress: Progress | None = None) -> RunResult:
+def train_run(run_file: RunFile, *, resume: bool = False, progress: TrainingProgress | None = None) -> RunResult:
     """Train what a run file describes.
 
     Args:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import RootModel
 
 from clearhead.base.errors import InputError, within
-from clearhead.base.files import parse_json, typed
+from clearhead.base.files import convert_json, parse_json
 from clearhead.data.sources.lines import size_and_ends
 from clearhead.data.sources.run_file_tables import Form
 from clearhead.data.sources.texts import TextShard, text_shards
@@ -23,7 +23,7 @@ DATA_FILES: Final = "data_files"
 _BLOCK: Final = 1 << 20
 
 
-class _Described(RootModel[dict[str, dict[str, tuple[int, str]]]]):
+class _FileDigests(RootModel[dict[str, dict[str, tuple[int, str]]]]):
     """Of each part of the data, by file: lines and digest."""
 
 
@@ -41,11 +41,13 @@ def describe_files(run_file: RunFile) -> str:
         names = [str(value) for value in table.model_dump().values()] if isinstance(table, Form) else []
         described[split] = {name: list(_lines_and_digest(Path(name))) for name in names if _is_file(name)}
     if run_file.data.stream:
-        described["train"] = {str(shard.path): list(size_and_ends(shard.path)) for shard in streamed_shards(run_file)}
+        described["train"] = {
+            str(shard.path): list(size_and_ends(shard.path)) for shard in list_stream_shards(run_file)
+        }
     return json.dumps(described)
 
 
-def changed_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -> list[str]:
+def compare_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -> list[str]:
     """Compare the files of the validation data with those that a run began with.
 
     Args:
@@ -61,10 +63,10 @@ def changed_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -
     """
     if DATA_FILES not in choices:
         return []
-    before, now = _described(str(choices[DATA_FILES]), run), _described(describe_files(run_file), run)
+    before, now = _parse_digests(str(choices[DATA_FILES]), run), _parse_digests(describe_files(run_file), run)
     changes = {
         split: [
-            _change(name, before[split].get(name), now[split].get(name), unit)
+            _describe_change(name, before[split].get(name), now[split].get(name), unit)
             for name in before[split] | now[split]
             if now[split].get(name) != before[split].get(name)
         ]
@@ -83,16 +85,16 @@ def changed_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -
     return []
 
 
-def _described(text: str, run: Path) -> dict[str, dict[str, tuple[int, str]]]:
+def _parse_digests(text: str, run: Path) -> dict[str, dict[str, tuple[int, str]]]:
     """Return what `describe_files` wrote as text."""
     try:
-        described = typed(parse_json(text), _Described, name=f"{run}, the files of its data").root
+        described = convert_json(parse_json(text), _FileDigests, name=f"{run}, the files of its data").root
     except json.JSONDecodeError as error:
         raise InputError(f"{run}: expected the files of its data in JSON, but {error.msg.lower()}") from None
     return {split: described.get(split, {}) for split in ("train", "valid")}
 
 
-def _change(name: str, old: tuple[int, str] | None, new: tuple[int, str] | None, unit: str) -> str:
+def _describe_change(name: str, old: tuple[int, str] | None, new: tuple[int, str] | None, unit: str) -> str:
     if new is None or old is None:
         return f"{name} is {'missing' if new is None else 'new'}"
     if old[0] == new[0]:
@@ -101,7 +103,7 @@ def _change(name: str, old: tuple[int, str] | None, new: tuple[int, str] | None,
     return f"{name} has {new[0]:,} {unit}, {abs(new[0] - old[0]):,} {words} than before"
 
 
-def streamed_shards(run_file: RunFile) -> list[TextShard]:
+def list_stream_shards(run_file: RunFile) -> list[TextShard]:
     """Return the files of a streamed training text.
 
     Raises:

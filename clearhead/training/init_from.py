@@ -18,13 +18,13 @@ from clearhead.checkpoints.hf.mapping.family import Variant
 from clearhead.checkpoints.hf.mapping.tensor_rules import BoundRule
 from clearhead.checkpoints.reference import SPEC_FILE, ModelReference
 from clearhead.checkpoints.runs.directory import ModelFiles, find_files, origin_of, read_task
-from clearhead.checkpoints.weights.files import filled, load_merged
+from clearhead.checkpoints.weights.files import load_merged, load_module_from
 from clearhead.core import Transformer, build
 from clearhead.spec import Head, Model, validate
 from clearhead.spec.tasks.record import Repeats, TaskRecord
-from clearhead.spec.tasks.registry import find, with_outputs
+from clearhead.spec.tasks.registry import find_task, tasks_with_outputs
 from clearhead.text.pair import TokenizerPair
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 
 HEAD = "head."
 
@@ -54,7 +54,7 @@ class InitialModel:
         fields = ("kind", "labels", "label_kind", "number_mean", "number_scale")
         return all(getattr(self.record, name) == getattr(record, name) for name in fields)
 
-    def labels_like(self, kind: str, labels: Sequence[str]) -> tuple[str, ...] | None:
+    def match_labels(self, kind: str, labels: Sequence[str]) -> tuple[str, ...] | None:
         """Return the labels of the model, in its order, if they are those of the data; else None."""
         if self.record.kind != kind or not self.record.labels or sorted(self.record.labels) != sorted(labels):
             return None
@@ -63,11 +63,11 @@ class InitialModel:
     @property
     def has_vocabulary_head(self) -> bool:
         """Whether the head returns scores over the vocabulary."""
-        return self.spec.head is not None and find(self.record.kind).outputs == "vocabulary"
+        return self.spec.head is not None and find_task(self.record.kind).outputs == "vocabulary"
 
     def vocabulary_head(self, kind: str) -> Head | None:
         """Return the vocabulary head of the checkpoint's family, for a checkpoint saved without one."""
-        for task_kind in dict.fromkeys((kind, *(task.kind for task in with_outputs("vocabulary")))):
+        for task_kind in dict.fromkeys((kind, *(task.kind for task in tasks_with_outputs("vocabulary")))):
             head_and_repeats = self.family_head(TaskRecord(kind=task_kind))
             if head_and_repeats is not None:
                 return head_and_repeats[0]
@@ -84,11 +84,11 @@ class InitialModel:
         """
         if self.hf_checkpoint is None:
             return None
-        family = registry.find(self.hf_checkpoint.config)
+        family = registry.find_family(self.hf_checkpoint.config)
         config = {key: value for key, value in self.hf_checkpoint.config.items() if key != "architectures"}
-        reading = configs.parse(family, {**config, **label_config(record)})
+        parsed = configs.parse(family, {**config, **label_config(record)})
         for variant in self._variants(record.kind):
-            head = variant.head(reading.values)
+            head = variant.head(parsed.values)
             if head is None:
                 continue
             try:
@@ -100,7 +100,7 @@ class InitialModel:
 
     def _variants(self, kind: str) -> list[Variant]:
         assert self.hf_checkpoint is not None
-        variants = registry.find(self.hf_checkpoint.config).variants
+        variants = registry.find_family(self.hf_checkpoint.config).variants
         has_two = self.spec.encoder is not None and self.spec.decoder is not None
         return [variant for variant in variants if variant.task == kind and (variant.has_decoder or not has_two)]
 
@@ -152,20 +152,20 @@ def find_initial_model(reference: str, source: str | None, target: str | None) -
     with within(key("task.init")):
         located = ModelReference.locate(reference)
         folder = located.checkpoint_folder()
-        initial = _of_run(find_files(located)) if folder is None else _of_checkpoint(reference, folder)
-        return _between(initial, source, target)
+        initial = _load_run_model(find_files(located)) if folder is None else _load_checkpoint_model(reference, folder)
+        return _select_languages(initial, source, target)
 
 
-def initial_model_of_run(run: Path) -> InitialModel:
+def load_resumed_model(run: Path) -> InitialModel:
     """Return the model of a resumed run; the model that it started from is not needed.
 
     Raises:
         InputError: a file of the run is missing.
     """
-    return _of_folder(str(run), run, dict)
+    return _load_folder_model(str(run), run, dict)
 
 
-def _of_checkpoint(reference: str, folder: Path) -> InitialModel:
+def _load_checkpoint_model(reference: str, folder: Path) -> InitialModel:
     hf_checkpoint = HFCheckpoint.load(folder)
     pretrained = hf_checkpoint.loaded
     assert pretrained is not None, "a checkpoint is of the family that it came in"
@@ -181,16 +181,16 @@ def _of_checkpoint(reference: str, folder: Path) -> InitialModel:
     )
 
 
-def _of_run(files: ModelFiles) -> InitialModel:
-    return _of_folder(str(files.weights), files.folder, lambda: _load_tensors(files))
+def _load_run_model(files: ModelFiles) -> InitialModel:
+    return _load_folder_model(str(files.weights), files.folder, lambda: _load_tensors(files))
 
 
 def _load_tensors(files: ModelFiles) -> Mapping[str, Tensor]:
     model = Model.from_file(files.folder / SPEC_FILE)
-    return filled(model, load_merged(files.weights), source=str(files.weights)).state_dict()
+    return load_module_from(model, load_merged(files.weights), source=str(files.weights)).state_dict()
 
 
-def _of_folder(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> InitialModel:
+def _load_folder_model(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tensor]]) -> InitialModel:
     model = Model.from_file(folder / SPEC_FILE)
     tokenizers, record, origin = TokenizerPair.load(folder), read_task(folder), origin_of(folder)
     hf_checkpoint = None
@@ -199,7 +199,7 @@ def _of_folder(name: str, folder: Path, tensors: Callable[[], Mapping[str, Tenso
     return InitialModel(name, model, tokenizers, record, tensors, hf_checkpoint)
 
 
-def _between(initial: InitialModel, source: str | None, target: str | None) -> InitialModel:
+def _select_languages(initial: InitialModel, source: str | None, target: str | None) -> InitialModel:
     """Return the model for one pair of languages, if its checkpoint has several languages."""
     if initial.hf_checkpoint is None or not initial.hf_checkpoint.tokenizers.languages:
         if source is not None or target is not None:
@@ -211,7 +211,9 @@ def _between(initial: InitialModel, source: str | None, target: str | None) -> I
     return replace(initial, tokenizers=hf_checkpoint.tokenizers.pair, hf_checkpoint=hf_checkpoint)
 
 
-def take_weights(module: Transformer, initial: InitialModel, record: TaskRecord, progress: Progress) -> list[str]:
+def take_weights(
+    module: Transformer, initial: InitialModel, record: TaskRecord, progress: TrainingProgress
+) -> list[str]:
     """Copy the weights of an initial model into a module, except those of a head that the task replaces.
 
     Args:
@@ -228,24 +230,26 @@ def take_weights(module: Transformer, initial: InitialModel, record: TaskRecord,
     """
     tensors, wanted = dict(initial.tensors()), module.state_dict()
     same_head = module.spec.head == initial.spec.head
-    if find(record.kind).learns_head:
+    if find_task(record.kind).learns_head:
         same_head &= initial.has_labels_of(record)
-    kept = {name: tensor for name, tensor in tensors.items() if name in wanted and (same_head or not _of_head(name))}
-    kept |= {} if same_head else initial.head_tensors(module, record.kind)
-    new = [name for name in wanted if name not in kept]
-    lost = [name for name in new if same_head or not _of_head(name)]
+    copied = {
+        name: tensor for name, tensor in tensors.items() if name in wanted and (same_head or not _is_head_tensor(name))
+    }
+    copied |= {} if same_head else initial.head_tensors(module, record.kind)
+    new = [name for name in wanted if name not in copied]
+    lost = [name for name in new if same_head or not _is_head_tensor(name)]
     if lost:
         raise InputError(f"[task] init: the weights of {initial.name} lack {', '.join(lost)}")
     with torch.no_grad():
-        for name, tensor in kept.items():
+        for name, tensor in copied.items():
             wanted[name].copy_(tensor)
-    dropped = len(tensors.keys() - kept.keys())
+    dropped = len(tensors.keys() - copied.keys())
     progress.message(
-        f"from {initial.name}: {len(kept)} tensors copied, {len(new)} new ({', '.join(new) or 'none'}), "
+        f"from {initial.name}: {len(copied)} tensors copied, {len(new)} new ({', '.join(new) or 'none'}), "
         f"{dropped} not used"
     )
     return new
 
 
-def _of_head(name: str) -> bool:
+def _is_head_tensor(name: str) -> bool:
     return name.startswith(HEAD)

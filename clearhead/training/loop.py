@@ -22,33 +22,33 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import RunFailure, is_out_of_memory
 from clearhead.base.printing import num_parameters
-from clearhead.base.progress import message, shown_by
+from clearhead.base.progress import message, use_display
 from clearhead.base.signals import Interrupted, StopRequested, StopSignals
 from clearhead.checkpoints.runs import checkpoint as files
-from clearhead.checkpoints.runs.directory import RunDirectory, held
-from clearhead.checkpoints.runs.extra_weights import about_averaged, is_snapshot_step, load_recent
-from clearhead.checkpoints.runs.metrics import Metrics
+from clearhead.checkpoints.runs.directory import RunDirectory, hold_lock
+from clearhead.checkpoints.runs.extra_weights import is_snapshot_step, load_recent, read_average_record
+from clearhead.checkpoints.runs.metrics import MetricsRow
 from clearhead.data.batches.base import Batches, BatchT, Loss
 from clearhead.generate.scoring.result import Validation
 from clearhead.training.memory import return_memory
 from clearhead.training.optim.optimizers import load_optimizer, scale_gradients
 from clearhead.training.optim.schedules import Schedule
 from clearhead.training.optim.weight_averages import ExponentialAverage, average_checkpoints, weights_in_place
-from clearhead.training.parallel.engines import Agreed, Engine, Sums
+from clearhead.training.parallel.engines import AgreedStop, StepSums, TrainingEngine
 from clearhead.training.parallel.processes import Processes
 from clearhead.training.progress.plots import training_loss_note
-from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport, duration
+from clearhead.training.progress.reports import RunPlan, StepReport, TrainingProgress, ValidationReport, duration
 from clearhead.training.random_state import (
     deterministic_algorithms,
     environment,
     environment_changes,
-    preserved_random_state,
+    preserve_random_state,
+    preserve_threads,
     random_state,
     restore_random_state,
-    restored_threads,
     seed_process,
 )
-from clearhead.training.record import RunRecord, RunResult, TrainSettings, Unwritten, num_snapshots, planned_steps
+from clearhead.training.record import FollowerRecord, RunRecord, RunResult, TrainSettings, num_snapshots, planned_steps
 
 
 @dataclass
@@ -77,11 +77,11 @@ class Trainer(Generic[BatchT]):
     loss: Loss[BatchT]
     validate: Callable[[nn.Module], Validation]
     settings: TrainSettings
-    progress: Progress
+    progress: TrainingProgress
     directory: RunDirectory | None = None
     validation_seconds: float = 0.0
     processes: Processes = field(default_factory=Processes)
-    engine: Engine[BatchT] | None = None
+    engine: TrainingEngine[BatchT] | None = None
 
     def run(self, *, resume: bool = False) -> RunResult:
         """Train until a limit of the settings is reached.
@@ -97,40 +97,40 @@ class Trainer(Generic[BatchT]):
         with contextlib.ExitStack() as stack:
             run = Path(self.settings.run)
             if self.processes.is_first:
-                stack.enter_context(held(self.directory, run, resume=resume))
-            stack.enter_context(shown_by(self.progress))
-            stack.enter_context(restored_threads())
+                stack.enter_context(hold_lock(self.directory, run, resume=resume))
+            stack.enter_context(use_display(self.progress))
+            stack.enter_context(preserve_threads())
             stack.enter_context(deterministic_algorithms())
             signals = stack.enter_context(StopSignals(is_alone=self.processes.size == 1))
-            training = _Training(self, run, signals)
+            training = _TrainingLoop(self, run, signals)
             training.resume() if resume else training.start()
             stack.callback(self.progress.end)
             return training.train()
 
 
-OTHERS: Final = "random_of_others"
+OTHER_RANDOM_STATES: Final = "random_of_others"
 """The random states of all processes but the first, in the state of a checkpoint."""
 
 
-class _Training(Generic[BatchT]):
+class _TrainingLoop(Generic[BatchT]):
     """The state of one call of `Trainer.run`."""
 
-    def __init__(self, parts: Trainer[BatchT], run: Path, signals: StopSignals) -> None:
-        self.parts = parts
-        self.settings = parts.settings
+    def __init__(self, trainer: Trainer[BatchT], run: Path, signals: StopSignals) -> None:
+        self.trainer = trainer
+        self.settings = trainer.settings
         self.run = run
         self.signals = signals
-        self.processes = parts.processes
-        self.engine = parts.engine or Engine(parts.module, parts.loss)
-        self.agreed = Agreed()
+        self.processes = trainer.processes
+        self.engine = trainer.engine or TrainingEngine(trainer.module, trainer.loss)
+        self.agreed = AgreedStop()
         self.tally = files.Tally()
-        self.parameters = [parameter for parameter in parts.module.parameters() if parameter.requires_grad]
-        self.end_step = planned_steps(self.settings, parts.batches.batches_per_epoch)
-        note = training_loss_note(parts.module, self.settings.label_smoothing)
-        record = RunRecord if self.processes.is_first else Unwritten
-        self.num_snapshots = kept = num_snapshots(self.settings, parts.module)
-        self.record = record(run, self.settings, self.engine, num_snapshots=kept, note=note)
-        self.ema = ExponentialAverage(parts.module, self.settings.ema) if self.settings.ema is not None else None
+        self.parameters = [parameter for parameter in trainer.module.parameters() if parameter.requires_grad]
+        self.end_step = planned_steps(self.settings, trainer.batches.batches_per_epoch)
+        note = training_loss_note(trainer.module, self.settings.label_smoothing)
+        record = RunRecord if self.processes.is_first else FollowerRecord
+        self.num_snapshots = count = num_snapshots(self.settings, trainer.module)
+        self.record = record(run, self.settings, self.engine, num_snapshots=count, note=note)
+        self.ema = ExponentialAverage(trainer.module, self.settings.ema) if self.settings.ema is not None else None
         self.choices: dict[str, Any] = {}
         self.saved_step: int | None = None
         self.clock = time.monotonic()
@@ -143,18 +143,18 @@ class _Training(Generic[BatchT]):
             torch.set_num_threads(self.settings.threads)
         self.choices = self._choices_here()
         self.record.begin()
-        self.tally.validation_seconds = self.parts.validation_seconds
+        self.tally.validation_seconds = self.trainer.validation_seconds
         seed_process(self.settings.seed, self.processes.this.rank)
         self._save()
 
     def resume(self) -> None:
         """Restore the newest undamaged checkpoint."""
-        folder = self.processes.first_of(self.record.newest() if self.processes.is_first else self.run)
+        folder = self.processes.broadcast(self.record.newest() if self.processes.is_first else self.run)
         saved = self.engine.load_checkpoint(folder)
-        with files.refusing_others(folder):
+        with files.convert_foreign_errors(folder):
             self._restore(saved)
         self.clock = time.monotonic() - self.tally.seconds
-        self.agreed = Agreed(seconds=self.tally.seconds)
+        self.agreed = AgreedStop(seconds=self.tally.seconds)
         self.saved_step = self.tally.step
         self.record.go_back(self.tally)
         # Last: nothing above may draw random numbers after the generators are restored.
@@ -162,7 +162,7 @@ class _Training(Generic[BatchT]):
 
     def _restore(self, saved: files.Checkpoint) -> None:
         """Restore all that is in memory, before a file of the run is changed."""
-        parts, state = self.parts, saved.state
+        parts, state = self.trainer, saved.state
         torch.set_num_threads(self.settings.threads or state["choices"]["threads"])
         self.choices = self._choices_here()
         changes = environment_changes(state["environment"], self._environment())
@@ -183,7 +183,7 @@ class _Training(Generic[BatchT]):
 
     def _restore_random_state(self, state: Mapping[str, Any]) -> None:
         """Restore the generators of this process, or seed them where the checkpoint is of fewer processes."""
-        states = [state["random"], *state.get(OTHERS, ())][self.processes.this.rank :][:1]
+        states = [state["random"], *state.get(OTHER_RANDOM_STATES, ())][self.processes.this.rank :][:1]
         if states:
             restore_random_state(states[0])
         else:
@@ -200,8 +200,8 @@ class _Training(Generic[BatchT]):
     def train(self) -> RunResult:
         """Train from the present step to the end."""
         self._announce()
-        self.parts.module.train()
-        self._settle()
+        self.trainer.module.train()
+        self._warm_up()
         while True:
             reason = self._reason_to_stop()
             if self._validation_is_due(reason is not None):
@@ -224,13 +224,13 @@ class _Training(Generic[BatchT]):
         """The signal to stop, if there was one, in which all processes agree."""
         return self.signals.received if self.processes.size == 1 else self.agreed.signal
 
-    def _settle(self) -> None:
+    def _warm_up(self) -> None:
         """Let the engine make its first pass on the next batch, without effect."""
-        with preserved_random_state(), self._precision():
+        with preserve_random_state(), self._precision():
             if self.processes.size > 1:
-                before = self.parts.batches.state()
-                self.engine.settle(next(self.parts.batches))
-                self.parts.batches.load_state(before)
+                before = self.trainer.batches.state()
+                self.engine.warm_up(next(self.trainer.batches))
+                self.trainer.batches.load_state(before)
 
     def _announce(self) -> None:
         plan = RunPlan(
@@ -239,12 +239,12 @@ class _Training(Generic[BatchT]):
             steps=self.end_step,
             seconds=self.settings.seconds,
             seconds_before=self.tally.seconds,
-            parameters=num_parameters(self.parts.module, only_trained=True),
+            parameters=num_parameters(self.trainer.module, only_trained=True),
             score_name=self.settings.score_name,
             validate_every=self.settings.validate_every,
             validation_seconds=self.tally.validation_seconds,
         )
-        self.parts.progress.begin(plan)
+        self.trainer.progress.begin(plan)
 
     def _reason_to_stop(self) -> str | None:
         tally, early = self.tally, self.settings.early_stop
@@ -277,7 +277,7 @@ class _Training(Generic[BatchT]):
 
     def _step(self) -> None:
         began = time.monotonic()
-        step, parts = self.tally.step + 1, self.parts
+        step, parts = self.tally.step + 1, self.trainer
         learning_rate = self._set_learning_rate(step)
         sums = self._agree(self._accumulate_gradients(step))
         if not math.isfinite(sums.loss):
@@ -304,16 +304,16 @@ class _Training(Generic[BatchT]):
 
     def _set_learning_rate(self, step: int) -> float:
         """Give the optimizer the learning rate of a step, and return it."""
-        learning_rate = self.parts.schedule(step)
-        for group in self.parts.optimizer.param_groups:
+        learning_rate = self.trainer.schedule(step)
+        for group in self.trainer.optimizer.param_groups:
             group["lr"] = learning_rate
         return learning_rate
 
-    def _accumulate_gradients(self, step: int) -> Sums:
+    def _accumulate_gradients(self, step: int) -> StepSums:
         """Accumulate the gradients of the summed loss over the batches of one step, as far as it is finite."""
-        parts, accumulate = self.parts, self.settings.accumulate
+        parts, accumulate = self.trainer, self.settings.accumulate
         parts.optimizer.zero_grad(set_to_none=True)
-        sums = Sums()
+        sums = StepSums()
         for index in range(accumulate):
             batch = next(parts.batches)
             try:
@@ -330,11 +330,11 @@ class _Training(Generic[BatchT]):
                 ) from error
         return sums
 
-    def _agree(self, sums: Sums) -> Sums:
+    def _agree(self, sums: StepSums) -> StepSums:
         """Return the sums of all processes, and learn whether one was stopped, and how late it is on the first one."""
-        rows = self.processes.rows_of([*sums.row(), float(self.signals.received or 0), self._seconds()])
-        self.agreed = Agreed.of(rows)
-        return Sums.of(rows)
+        rows = self.processes.all_gather_rows([*sums.row(), float(self.signals.received or 0), self._seconds()])
+        self.agreed = AgreedStop.of(rows)
+        return StepSums.of(rows)
 
     def _precision(self) -> contextlib.AbstractContextManager[object]:
         return torch.autocast(self.parameters[0].device.type, torch.bfloat16, self.settings.precision == "bf16")
@@ -353,7 +353,7 @@ class _Training(Generic[BatchT]):
 
     def _validate(self) -> None:
         began, step = time.monotonic(), self.tally.step
-        self.parts.progress.validating(step)
+        self.trainer.progress.begin_validation(step)
         try:
             validation = self._measure(self.ema.weights if self.ema is not None else None)
         except StopRequested:
@@ -363,14 +363,14 @@ class _Training(Generic[BatchT]):
         before = None
         if step % self.settings.validate_every:
             # Only the end of the run makes it due: a run that goes on takes the way of one that did not end here.
-            before = copy.deepcopy((self.tally, self.parts.schedule.state()))
+            before = copy.deepcopy((self.tally, self.trainer.schedule.state()))
         is_best = self._judge(validation)
         self._write_line(validation)
-        self.parts.schedule.observe(validation.loss)
+        self.trainer.schedule.observe(validation.loss)
         self.tally.validation_seconds = time.monotonic() - began
         self._save(before)
         report = ValidationReport(step, validation.loss, validation.score, is_best, time.monotonic() - began)
-        self.parts.progress.validated(report)
+        self.trainer.progress.end_validation(report)
 
     def _measure(self, weights: Mapping[str, Tensor] | None) -> Validation:
         """Validate the given weights, or the module's own; random states and module are the same afterwards.
@@ -378,15 +378,15 @@ class _Training(Generic[BatchT]):
         Raises:
             StopRequested: a signal came; processes that hold whole weights do not wait for the end of a validation.
         """
-        module = self.parts.module
+        module = self.trainer.module
         in_place = weights_in_place(module, weights) if weights is not None else contextlib.nullcontext()
         abandoning = contextlib.nullcontext() if self.engine.is_sharded else self.signals.abandoning()
         validation = None
-        with preserved_random_state(), in_place, self.engine.whole_weights(), torch.no_grad():
+        with preserve_random_state(), in_place, self.engine.whole_weights(), torch.no_grad():
             module.eval()
             try:
                 with abandoning, self._precision():
-                    validation = self.parts.validate(module)
+                    validation = self.trainer.validate(module)
             except StopRequested:
                 pass
             finally:
@@ -395,11 +395,11 @@ class _Training(Generic[BatchT]):
 
     def _agree_on(self, validation: Validation | None) -> Validation:
         """Return the validation of the first process; raise StopRequested where one of them left it unfinished."""
-        all_found = self.processes.all_of((validation, int(self.signals.received or 0)))
-        number = max(number for _, number in all_found)
-        self.agreed = Agreed(self.agreed.seconds, signal.Signals(number) if number else None)
-        validations = [validation for validation, _ in all_found if validation is not None]
-        if len(validations) < len(all_found):
+        gathered = self.processes.all_gather((validation, int(self.signals.received or 0)))
+        number = max(number for _, number in gathered)
+        self.agreed = AgreedStop(self.agreed.seconds, signal.Signals(number) if number else None)
+        validations = [validation for validation, _ in gathered if validation is not None]
+        if len(validations) < len(gathered):
             raise StopRequested
         return validations[0]
 
@@ -424,12 +424,12 @@ class _Training(Generic[BatchT]):
     def _write_line(self, validation: Validation | None = None) -> None:
         tally = self.tally
         self.record.write_line(
-            Metrics(
+            MetricsRow(
                 step=tally.step,
                 tokens=tally.tokens,
                 seconds=round(self._seconds(), 3),
                 loss=tally.loss_sum / max(1, tally.loss_count),
-                learning_rate=self.parts.schedule(tally.step),
+                learning_rate=self.trainer.schedule(tally.step),
                 tokens_per_second=round(tally.window_tokens / max(1e-9, tally.window_seconds), 1),
                 valid_loss=validation.loss if validation is not None else None,
                 valid_score=validation.score if validation is not None else None,
@@ -446,32 +446,32 @@ class _Training(Generic[BatchT]):
         """
         tally = self.tally
         tally.seconds = self._seconds()
-        saved, schedule = resumed or (tally, self.parts.schedule.state())
+        saved, schedule = resumed or (tally, self.trainer.schedule.state())
         saved.seconds, saved.validation_seconds = tally.seconds, tally.validation_seconds
-        first, *others = self.processes.all_of(random_state())
+        first, *others = self.processes.all_gather(random_state())
         state: dict[str, Any] = {
             "tally": asdict(saved),
             "schedule": schedule,
-            "batches": self.parts.batches.state(),
+            "batches": self.trainer.batches.state(),
             "random": first,
-            OTHERS: others,
+            OTHER_RANDOM_STATES: others,
             "choices": self.choices,
             "environment": self._environment(),
         }
         ema = None
         if self.ema is not None:
             ema, state["ema_updates"] = self.ema.weights, self.ema.num_updates
-        weights, optimizer = self.parts.module.state_dict(), self.parts.optimizer.state_dict()
+        weights, optimizer = self.trainer.module.state_dict(), self.trainer.optimizer.state_dict()
         self.record.save(files.Checkpoint(tally.step, weights, optimizer, ema, state), tally)
         # No process goes on, or leaves, before it is on the disk.
-        self.saved_step = self.processes.first_of(tally.step)
+        self.saved_step = self.processes.broadcast(tally.step)
 
     def _keep_snapshot(self) -> None:
         assert self.saved_step is not None, "a run saves before its first step"
-        weights = self.ema.weights if self.ema is not None else self.parts.module.state_dict()
+        weights = self.ema.weights if self.ema is not None else self.trainer.module.state_dict()
         self.record.keep_snapshot(self.tally.step, weights, self.saved_step)
         # As of a checkpoint: no process goes on before it is on the disk.
-        self.processes.first_of(self.tally.step)
+        self.processes.broadcast(self.tally.step)
 
     def _leave(self, number: signal.Signals) -> NoReturn:
         if self.saved_step != self.tally.step:
@@ -502,15 +502,15 @@ class _Training(Generic[BatchT]):
         steps = self.tally.recent
         if len(steps) < 2:
             return None
-        about = self.processes.first_of(about_averaged(self.run))
+        about = self.processes.broadcast(read_average_record(self.run))
         if about is not None and about.steps == steps and about.valid_loss is not None:
             return Validation(about.valid_loss, about.valid_score)
         # Only the first process reads them, unless all processes share weights and thus the folder.
         reads = self.processes.is_first or self.engine.is_sharded
         weights = average_checkpoints(load_recent(self.run, steps)) if reads else {}
-        self.parts.progress.validating(self.tally.step)
+        self.trainer.progress.begin_validation(self.tally.step)
         try:
-            validation = self._measure(self.engine.placed(weights))
+            validation = self._measure(self.engine.place_weights(weights))
         except StopRequested:
             assert self._signal is not None, "only a signal interrupts a validation"
             self._leave(self._signal)

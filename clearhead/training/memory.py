@@ -22,12 +22,12 @@ from clearhead.fast.training.float_linear import has_faster_products
 
 CAPACITY: Final = 512
 """So many kernels are kept: with fewer, those of a translation's batches are made again and again."""
-OWN_CAPACITY: Final = 16
+TORCH_CAPACITY: Final = 16
 """So many are kept by torch beside them."""
 STEPS_BETWEEN: Final = 25
 _BOUNDS: Final = {
     ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"): CAPACITY,
-    ("LRU_CACHE_CAPACITY",): OWN_CAPACITY,
+    ("LRU_CACHE_CAPACITY",): TORCH_CAPACITY,
 }
 
 

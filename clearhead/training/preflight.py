@@ -21,11 +21,11 @@ from clearhead.base.progress import SILENT, Display
 from clearhead.core import build
 from clearhead.data.batches.base import Batch, Batches, BatchT
 from clearhead.fast.probe import has_fast_bf16
-from clearhead.fast.training.parts import training_tree
+from clearhead.fast.training.tree import training_tree
 from clearhead.generate.batching import device_of
 from clearhead.spec import Model
 from clearhead.spec.cost import FP32_BYTES, OPTIMIZER_SLOTS, TRAINING_BYTES
-from clearhead.spec.describe import number_of
+from clearhead.spec.describe import count_noun
 from clearhead.training.memory import (
     memory_in_use,
     needs_kernels,
@@ -37,7 +37,7 @@ from clearhead.training.memory import (
 from clearhead.training.optim.optimizers import scale_gradients
 from clearhead.training.parallel.world import ALONE, Process
 from clearhead.training.progress.reports import duration
-from clearhead.training.random_state import deterministic_algorithms, preserved_random_state, restored_threads
+from clearhead.training.random_state import deterministic_algorithms, preserve_random_state, preserve_threads
 from clearhead.training.record import TrainSettings, num_snapshots, planned_steps, weight_bytes
 from clearhead.training.runfile.sections import Train
 from clearhead.training.slowdowns import NOTABLE, Slowdown, find_suspects
@@ -144,18 +144,18 @@ class Preflight:
         """Return the forecast as lines of text."""
         total = ""
         if self.seconds is not None:
-            counts = f"{number_of(self.steps or 0, 'step')} with {number_of(self.validations, 'validation')}"
+            counts = f"{count_noun(self.steps or 0, 'step')} with {count_noun(self.validations, 'validation')}"
             total = f"; {duration(self.seconds)} for {counts}"
             if self.limit is not None and self.limit < self.seconds:
                 total += f", which train.seconds ends after {duration(self.limit)}"
-        kept, asked = self.snapshots
-        fewer = f"snapshots   {kept} and not {asked}, because of train.snapshot_megabytes"
+        num_kept, num_requested = self.snapshots
+        fewer = f"snapshots   {num_kept} and not {num_requested}, because of train.snapshot_megabytes"
         return [
             f"parameters  {self.parameters:,}",
             f"memory      about {human_bytes(self.memory_bytes)} of {human_bytes(self.memory_free)} free",
             f"disk        {human_bytes(self.checkpoint_bytes)} a checkpoint, up to {human_bytes(self.disk_bytes)} in "
             f"all, of {human_bytes(self.disk_free)} free",
-            *([fewer] if kept < asked else []),
+            *([fewer] if num_kept < num_requested else []),
             f"time        about {duration(self.cost.step_seconds)} a step, "
             f"{duration(self.cost.validation_seconds)} a validation{total}",
             *(slowdown.line() for slowdown in self.cost.slowdowns),
@@ -232,7 +232,7 @@ def preflight(
         raise InputError.from_faults(every_fault, subject="the run")
     held = 0 if memory_before is None else max(0, memory_in_use(device_of(module)) - memory_before)
     memory_free = free_for_each(device_of(module), process.local_size) + held
-    cost = step_cost(trial, is_alone=process.size == 1, display=display)
+    cost = measure_step_cost(trial, is_alone=process.size == 1, display=display)
     # A checkpoint is copied once while it is written.
     memory = held + cost.memory_bytes + checkpoint_bytes + (PLOT_BYTES if settings.plots else 0)
     refuse_memory(memory, "Training", free=memory_free, advice=_SMALLER_BATCHES)
@@ -261,9 +261,9 @@ def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]
     trained = sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad)
     checkpoint = weights * (1 + (settings.ema is not None)) + trained * OPTIMIZER_SLOTS
     # The last checkpoints, the best one, and the one being written before an old one is deleted.
-    kept = checkpoint * (settings.keep + 2)
+    checkpoints = checkpoint * (settings.keep + 2)
     averaging = weights * (settings.average + 1) if settings.average else 0
-    return checkpoint, kept + averaging + weights * num_snapshots(settings, module)
+    return checkpoint, checkpoints + averaging + weights * num_snapshots(settings, module)
 
 
 def _free_disk(run: Path) -> int:
@@ -296,7 +296,7 @@ WORTHWHILE: Final = 0.9
 """bf16 is chosen where its time is at most this share of that of fp32."""
 
 
-def step_cost(
+def measure_step_cost(
     trial: Trial[BatchT], *, seconds: float = 0.8, is_alone: bool = True, display: Display = SILENT
 ) -> StepCost:
     """Measure the cost of training by steps without effect on module, optimizer and random states.
@@ -315,20 +315,24 @@ def step_cost(
     device, batches_state = device_of(module), work.batches.state()
     limit = TimeLimit(time.perf_counter(), max(seconds, ONCE), is_alone)
     dry = _DryRun(module, work.loss, device, settings.precision, limit, display)
-    with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
+    with preserve_random_state(), preserve_threads(), deterministic_algorithms(), _preserve_module(module):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
         before = start_peak(device)
-        passes, batch, peak = dry.passes(trial, seconds=seconds)
+        passes, batch, peak = dry.measure_passes(trial, seconds=seconds)
         one_batch = sum(passes) / len(passes) + work.reading_seconds
-        dry.say(f"a validation of {batch.num_tokens:,} tokens")
-        validation = dry.least(partial(dry.forward, batch), seconds) * work.valid_share * work.batches.batches_per_epoch
+        dry.announce(f"a validation of {batch.num_tokens:,} tokens")
+        validation = (
+            dry.time_fastest(partial(dry.time_forward, batch), seconds)
+            * work.valid_share
+            * work.batches.batches_per_epoch
+        )
         if work.score_seconds is not None:
-            dry.say("the score of a validation")
-            validation += dry.score(work.score_seconds)
+            dry.announce("the score of a validation")
+            validation += dry.time_score(work.score_seconds)
         peak = max(peak, peak_memory(device))
-        dry.say("an update by the optimizer")
-        update = dry.update(optimizer, clip=settings.clip, seconds=seconds)
+        dry.announce("an update by the optimizer")
+        update = dry.time_update_step(optimizer, clip=settings.clip, seconds=seconds)
         memory = max(peak + dry.state_bytes, peak_memory(device)) - before
         slowdowns = dry.find_slowdowns(batch, passes[-1])
     work.batches.load_state(batches_state)
@@ -360,9 +364,9 @@ def faster_precision(
     batch = next(work.batches)
     count = num_parameters(module)
     if batch.num_tokens * count >= LEAST_PRODUCTS:
-        rows = some_rows(batch, TRIAL_PRODUCTS // count)
+        rows = take_some_rows(batch, TRIAL_PRODUCTS // count)
         display.message(f"measuring   {rows.num_tokens:,} tokens in fp32 and in bf16")
-        with preserved_random_state(), restored_threads(), deterministic_algorithms(), _restored_module(module):
+        with preserve_random_state(), preserve_threads(), deterministic_algorithms(), _preserve_module(module):
             if train.threads is not None:
                 torch.set_num_threads(train.threads)
             tries = {}
@@ -370,7 +374,8 @@ def faster_precision(
                 tree = training_tree(module, name, recomputes_layers=train.activation_checkpointing)
                 tries[name] = _DryRun(tree, work.loss, device, name, TimeLimit(time.perf_counter(), ONCE))
             spent = {
-                name: dry.least(partial(dry.forward_backward, rows), 0.0, warms_up=True) for name, dry in tries.items()
+                name: dry.time_fastest(partial(dry.time_forward_backward, rows), 0.0, warms_up=True)
+                for name, dry in tries.items()
             }
         return_memory(0, device, "bf16")  # which the kernels of the other precision took
         chosen = "bf16" if spent["bf16"] <= WORTHWHILE * spent["fp32"] else "fp32"
@@ -380,12 +385,12 @@ def faster_precision(
     return chosen
 
 
-def some_rows(batch: BatchT, most_tokens: int) -> BatchT:
+def take_some_rows(batch: BatchT, most_tokens: int) -> BatchT:
     """Return as many rows of a batch as have about so many tokens, at least one row; batches of other types whole."""
     if not isinstance(batch, Batch):
         return batch
     count = max(1, len(batch.ids) * most_tokens // max(1, batch.num_tokens))
-    return cast(BatchT, batch.part(slice(count)))
+    return cast(BatchT, batch.take_rows(slice(count)))
 
 
 @dataclass
@@ -433,11 +438,11 @@ class _DryRun(Generic[BatchT]):
     peak: int = 0
     state_bytes: int = 0
 
-    def say(self, measurement: str) -> None:
+    def announce(self, measurement: str) -> None:
         """Show the measurement that begins."""
         self.display.message(f"measuring   {measurement}")
 
-    def least(self, timed: Callable[[], float], seconds: float, *, warms_up: bool = False) -> float:
+    def time_fastest(self, measure: Callable[[], float], seconds: float, *, warms_up: bool = False) -> float:
         """Return the least of some times of one measurement.
 
         Args:
@@ -445,16 +450,16 @@ class _DryRun(Generic[BatchT]):
             seconds: it is measured twice, and again while all together took less.
             warms_up: whether the first measurement does more than later ones; it counts only if none follows.
         """
-        times, repeats = [timed()], self.limit.is_alone
+        times, repeats = [measure()], self.limit.is_alone
         if warms_up and not (repeats and times[0] >= ONCE):
-            times = [timed()]
+            times = [measure()]
         while len(times) < MOST_TIMES and times[0] < ONCE and self.limit.allows(times[0], REPEATED):
             if len(times) >= 2 and sum(times) >= seconds:
                 break
-            times.append(timed())
+            times.append(measure())
         return min(times)
 
-    def forward_backward(self, batch: BatchT) -> float:
+    def time_forward_backward(self, batch: BatchT) -> float:
         """Return the seconds of a forward and backward pass."""
         self.module.train()
         self.module.zero_grad(set_to_none=True)
@@ -473,7 +478,7 @@ class _DryRun(Generic[BatchT]):
                 "and raise train.accumulate instead."
             ) from error
 
-    def passes(self, trial: Trial[BatchT], *, seconds: float) -> tuple[list[float], BatchT, int]:
+    def measure_passes(self, trial: Trial[BatchT], *, seconds: float) -> tuple[list[float], BatchT, int]:
         """Try the largest batch, and others while there is time.
 
         Returns:
@@ -482,8 +487,8 @@ class _DryRun(Generic[BatchT]):
         work, limit = trial.work, self.limit
         needs_all = needs_kernels(self.device, self.precision)
         batch = next(work.batches) if work.largest is None else work.largest
-        self.say(f"forward and backward passes, first of the largest batch ({batch.num_tokens:,} tokens)")
-        spent = self.forward_backward(batch)
+        self.announce(f"forward and backward passes, first of the largest batch ({batch.num_tokens:,} tokens)")
+        spent = self.time_forward_backward(batch)
         self.peak, held = max(self.peak, peak_memory(self.device)), memory_in_use(self.device)
         limit.fit_run(trial.settings, spent, work.batches.batches_per_epoch)
         first, sizes, taken = len(_sizes(batch)), _sizes(batch), list[float]()
@@ -501,9 +506,9 @@ class _DryRun(Generic[BatchT]):
                 return [fetching + spent], batch, self.peak
             sizes |= _sizes(batch)
             if spent >= ONCE:
-                self.say(f"forward and backward passes of {batch.num_tokens:,} tokens")
+                self.announce(f"forward and backward passes of {batch.num_tokens:,} tokens")
             # The first pass of a size chooses kernels as well.
-            taken.append(fetching + self.least(partial(self.forward_backward, batch), 0.0))
+            taken.append(fetching + self.time_fastest(partial(self.time_forward_backward, batch), 0.0))
         peak = max(self.peak, peak_memory(self.device))
         if needs_all and len(sizes) > first:
             grown = max(0, memory_in_use(self.device) - held)  # as much for each size that was not tried
@@ -521,23 +526,23 @@ class _DryRun(Generic[BatchT]):
         suspects = find_suspects(self) if self.limit.is_alone else []
         if not suspects:
             return []
-        rows = some_rows(batch, TRIAL_PRODUCTS // num_parameters(self.module))
-        needed, timed = seconds * rows.num_tokens / batch.num_tokens, partial(self.forward_backward, rows)
+        rows = take_some_rows(batch, TRIAL_PRODUCTS // num_parameters(self.module))
+        needed, measure = seconds * rows.num_tokens / batch.num_tokens, partial(self.time_forward_backward, rows)
         usual: float | None = seconds if rows.num_tokens == batch.num_tokens else None
         slowdowns = []
         for suspect in suspects:
             if not self.limit.allows(needed * (1 + (usual is None))):
                 slowdowns.append(Slowdown(suspect.setting, suspect.reason))
                 continue
-            self.say(f"{rows.num_tokens:,} tokens with and without {suspect.setting}")
-            usual = self.least(timed, 0.0, warms_up=True) if usual is None else usual
-            with suspect.turned_off():
-                factor = usual / max(self.least(timed, 0.0, warms_up=True), 1e-9)
+            self.announce(f"{rows.num_tokens:,} tokens with and without {suspect.setting}")
+            usual = self.time_fastest(measure, 0.0, warms_up=True) if usual is None else usual
+            with suspect.turn_off():
+                factor = usual / max(self.time_fastest(measure, 0.0, warms_up=True), 1e-9)
             if factor >= NOTABLE:
                 slowdowns.append(Slowdown(suspect.setting, suspect.reason, factor))
         return slowdowns
 
-    def forward(self, batch: BatchT) -> float:
+    def time_forward(self, batch: BatchT) -> float:
         """Return the seconds of a forward pass as in a validation."""
         self.module.eval()
         with torch.no_grad():
@@ -545,13 +550,13 @@ class _DryRun(Generic[BatchT]):
             self._loss(batch)
             return self._since(began)
 
-    def score(self, seconds: Callable[[nn.Module], float]) -> float:
+    def time_score(self, seconds: Callable[[nn.Module], float]) -> float:
         """Return the seconds of the score of a validation."""
         self.module.eval()
         with torch.no_grad(), self._autocast():
             return seconds(self.module)
 
-    def update(self, optimizer: torch.optim.Optimizer, *, clip: float | None, seconds: float) -> float:
+    def time_update_step(self, optimizer: torch.optim.Optimizer, *, clip: float | None, seconds: float) -> float:
         """Return the seconds of an update by the optimizer, whose state is empty again afterwards.
 
         A learning rate of 0 and gradients of 0 leave every bit of the weights as it is.
@@ -562,13 +567,13 @@ class _DryRun(Generic[BatchT]):
         gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
         torch._foreach_zero_(gradients)
 
-        def timed() -> float:
+        def time_update() -> float:
             began = time.perf_counter()
             scale_gradients(self.module.parameters(), 1.0, max_norm=clip)
             optimizer.step()
             return self._since(began)
 
-        spent = self.least(timed, seconds, warms_up=True)  # the first update makes the state
+        spent = self.time_fastest(time_update, seconds, warms_up=True)  # the first update makes the state
         values = [value for state in optimizer.state.values() for value in state.values()]
         self.state_bytes = sum(size_of(value) for value in values if isinstance(value, Tensor))
         optimizer.state.clear()
@@ -595,7 +600,7 @@ def _sizes(batch: object) -> set[int]:
 
 
 @contextlib.contextmanager
-def _restored_module(module: nn.Module) -> Iterator[None]:
+def _preserve_module(module: nn.Module) -> Iterator[None]:
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     modes = [(submodule, submodule.training) for submodule in module.modules()]

@@ -60,7 +60,7 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def preserved_random_state() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """Restore the random states at the end of a with block."""
     state = random_state()
     try:
@@ -95,7 +95,7 @@ def deterministic_algorithms() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def restored_threads() -> Iterator[None]:
+def preserve_threads() -> Iterator[None]:
     """Restore the number of threads of torch at the end of a with block."""
     threads = torch.get_num_threads()
     try:

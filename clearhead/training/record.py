@@ -24,10 +24,10 @@ from clearhead.checkpoints.runs.extra_weights import (
     save_averaged,
     snapshot_folder,
 )
-from clearhead.checkpoints.runs.metrics import Metrics, MetricsLog
+from clearhead.checkpoints.runs.metrics import MetricsLog, MetricsRow
 from clearhead.data.sources.run_file_tables import Count
 from clearhead.generate.scoring.result import Validation
-from clearhead.training.parallel.engines import Engine
+from clearhead.training.parallel.engines import TrainingEngine
 from clearhead.training.progress.plots import Plotter
 from clearhead.training.runfile.sections import Train
 
@@ -135,7 +135,7 @@ class RunRecord:
     """
 
     def __init__(
-        self, run: Path, settings: TrainSettings, engine: Engine[Any], *, num_snapshots: int, note: str
+        self, run: Path, settings: TrainSettings, engine: TrainingEngine[Any], *, num_snapshots: int, note: str
     ) -> None:
         self.run = run
         self._num_snapshots = num_snapshots
@@ -143,7 +143,7 @@ class RunRecord:
         self._engine = engine
         self._log = MetricsLog(run)
         self._plotter = Plotter(run / "plots", note=note) if settings.plots else None
-        self._rows: list[Metrics] = []
+        self._rows: list[MetricsRow] = []
 
     def begin(self) -> None:
         """Remove what an attempt left that took no step."""
@@ -161,7 +161,7 @@ class RunRecord:
             InputError: there is none.
         """
         files.clear_leftovers(self.run)
-        folder, skipped = files.newest_sound(self.run)
+        folder, skipped = files.find_newest_undamaged(self.run)
         if folder is None:
             raise InputError(f"{self.run} has no undamaged checkpoint to resume from. {' '.join(skipped)}".rstrip())
         for damage in skipped:
@@ -170,7 +170,7 @@ class RunRecord:
 
     def go_back(self, tally: files.Tally) -> None:
         """Make every file agree with the checkpoint that a run goes on from."""
-        for number in self._log.damaged_lines():
+        for number in self._log.find_damaged_lines():
             message(f"{self._log.path}: line {number} is damaged and is left out.")
         self._log.cut_back(tally.logged_step)
         self._rows = self._log.rows()
@@ -193,7 +193,7 @@ class RunRecord:
         if files.read_best(self.run) != best:
             files.write_best(self.run, best)
 
-    def write_line(self, row: Metrics) -> None:
+    def write_line(self, row: MetricsRow) -> None:
         """Write a line of metrics; of a step that has a line already, only the validation is new."""
         if self._rows and self._rows[-1].step == row.step:
             # A signal came between this step's line and its validation.
@@ -247,7 +247,7 @@ class RunRecord:
         if step == saved_step:
             files.link_weights(self.run, step, folder)
         else:
-            with files.writing_folder(folder, otherwise=files.UNTOUCHED) as temporary:
+            with files.write_folder(folder, otherwise=files.UNTOUCHED) as temporary:
                 self._engine.save(temporary / files.WEIGHTS, weights)
         prune_snapshots(self.run, newest=saved_step, keep=self._num_snapshots)
 
@@ -268,7 +268,7 @@ class RunRecord:
             self._plotter.draw(self._rows, score_name=self._settings.score_name)
 
 
-class Unwritten(RunRecord):
+class FollowerRecord(RunRecord):
     """The record of the other processes of a run, which write nothing of their own."""
 
     def begin(self) -> None:
@@ -277,17 +277,17 @@ class Unwritten(RunRecord):
     def go_back(self, tally: files.Tally) -> None:
         """Leave it to the first process."""
 
-    def write_line(self, row: Metrics) -> None:
+    def write_line(self, row: MetricsRow) -> None:
         """Leave it to the first process."""
 
     def save(self, checkpoint: files.Checkpoint, tally: files.Tally) -> None:
         """Write this process's part of sharded weights."""
-        self._engine.help_to_save([tensors for _, tensors in files.tensor_files(checkpoint)])
+        self._engine.join_save([tensors for _, tensors in files.tensor_files(checkpoint)])
 
     def keep_snapshot(self, step: int, weights: Mapping[str, Tensor], saved_step: int) -> None:
         """Write this process's part of sharded weights."""
         if step != saved_step:
-            self._engine.help_to_save([weights])
+            self._engine.join_save([weights])
 
     def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], validation: Validation) -> None:
         """Leave it to the first process."""

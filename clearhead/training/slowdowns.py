@@ -12,7 +12,7 @@ from torch import nn
 from clearhead.core.attention import Attention
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.training.attention import needs_weights
-from clearhead.fast.training.parts import FusedAttention, RecomputedLayer
+from clearhead.fast.training.tree import FusedAttention, RecomputedLayer
 from clearhead.generate.batching import device_of
 
 NOTABLE: Final = 1.1
@@ -65,7 +65,7 @@ class Suspect:
     off: float | bool | str
 
     @contextlib.contextmanager
-    def turned_off(self) -> Iterator[None]:
+    def turn_off(self) -> Iterator[None]:
         """Run the owners without the setting for the length of a with block."""
         before = [getattr(owner, self.attribute) for owner in self.owners]
         for owner in self.owners:

@@ -9,8 +9,8 @@ from typing import Final
 from clearhead.base.commands import make_command, quote
 from clearhead.checkpoints.runs.checkpoint import checkpoint_folder
 from clearhead.checkpoints.runs.directory import RUN_FILE
-from clearhead.spec.describe import number_of
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.describe import count_noun
+from clearhead.spec.tasks.registry import find_task
 from clearhead.training.progress.reports import duration
 from clearhead.training.record import STARTUP_SECONDS, RunResult
 from clearhead.training.runfile.sections import RunFile
@@ -35,12 +35,12 @@ def summary_lines(result: RunResult, run_file: RunFile) -> list[str]:
         score = "" if result.averaged.score is None else f", score {result.averaged.score:.4g}"
         name = quote(f"{result.run}@averaged")
         lines.append(f"averaged  validation loss {result.averaged.loss:.4g}{score}: {name}")
-    lines += _shorter(result, run_file)
+    lines += _suggest_longer_run(result, run_file)
     commands = next_commands(result.run, run_file)
     return lines + [f"{'next' if index == 0 else '':<8}  {command}" for index, command in enumerate(commands)]
 
 
-def _shorter(result: RunResult, run_file: RunFile) -> list[str]:
+def _suggest_longer_run(result: RunResult, run_file: RunFile) -> list[str]:
     """Say that a run took much less time than was planned for it, and how to make it longer."""
     minutes, steps = run_file.train.planned_minutes, run_file.train.steps
     if minutes is None or steps is None or result.step < steps:
@@ -50,7 +50,7 @@ def _shorter(result: RunResult, run_file: RunFile) -> list[str]:
         return []
     more = math.floor(steps * planned / result.seconds)
     words = ["train", str(result.run / RUN_FILE), f"train.steps={more}", f"train.run={result.run}-longer"]
-    took = f"{number_of(steps, 'step')} took {duration(result.seconds)} of the {minutes:g} min planned"
+    took = f"{count_noun(steps, 'step')} took {duration(result.seconds)} of the {minutes:g} min planned"
     return [f"shorter   {took}; for a run that takes all of it: {make_command(' '.join(map(quote, words)))}"]
 
 
@@ -62,5 +62,5 @@ def next_commands(run: Path, run_file: RunFile) -> list[str]:
         run_file: that described it.
     """
     name = quote(str(run))
-    use = find(run_file.task.kind).used_with.format(run=name)
+    use = find_task(run_file.task.kind).used_with.format(run=name)
     return [make_command(f"evaluate {name}"), make_command(use)]

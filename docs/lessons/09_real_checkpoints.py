@@ -172,7 +172,7 @@ model.attention("I love transformers")
 # %%
 decoder = decoder_model()
 width, layers, heads, rows = 48, 2, 4, decoder.module.num_source_ids
-tiny_llama = decoder.replaced(ch.build(ch.presets.llama_tiny(vocab_size=rows)))
+tiny_llama = decoder.with_module(ch.build(ch.presets.llama_tiny(vocab_size=rows)))
 for weight in tiny_llama.module.parameters():
     weight.data += 0.1 * torch.randn_like(weight)  # no two norms alike
 shapes = {"ln_1": (width,), "attn.c_attn": (width, 3 * width), "attn.c_proj": (width, width), "ln_2": (width,)}

@@ -37,9 +37,9 @@ def multi_head(width: int, num_heads: int, *, bias: bool = True, scale: float | 
     attention = MultiHeadAttention(width, num_heads, bias=bias)
     if scale is not None:
         attention.attention.scale = scale
-    for part in (attention.query, attention.key, attention.value, attention.out):
-        if part.bias is not None:
-            nn.init.uniform_(part.bias, -1.0, 1.0)
+    for projection in (attention.query, attention.key, attention.value, attention.out):
+        if projection.bias is not None:
+            nn.init.uniform_(projection.bias, -1.0, 1.0)
     return attention
 
 

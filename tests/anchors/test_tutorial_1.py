@@ -345,7 +345,7 @@ class TutorialDropout(nn.Module):
 def test_dropout_rate_arrives() -> None:
     assert TutorialDropout(0.1).dropout.p == 0.5
     module = ch.build(builders.transformer(dropout=0.1))
-    rates = {part.p for part in module.modules() if isinstance(part, nn.Dropout)}
+    rates = {submodule.p for submodule in module.modules() if isinstance(submodule, nn.Dropout)}
     assert rates == {0.1}
     # Attention weights may drop inside a fused kernel, without a module of their own.
     model = module.spec

@@ -32,9 +32,9 @@ from tests.anchors import builders
 
 def set_identity(attention: nn.Module) -> None:
     with torch.no_grad():
-        for part in attention.modules():
-            if isinstance(part, nn.Linear):
-                nn.init.eye_(part.weight)
+        for module in attention.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.eye_(module.weight)
 
 
 def test_attention_without_parameters() -> None:

@@ -39,7 +39,7 @@ def test_attention_of_unequal_lengths() -> None:
 def test_no_bias_anywhere() -> None:
     attention = builders.multi_head(12, 3, bias=False)
     assert {name for name, _ in attention.named_parameters()} == {
-        f"{part}.weight" for part in ("query", "key", "value", "out")
+        f"{role}.weight" for role in ("query", "key", "value", "out")
     }
     assert attention(torch.zeros(2, 5, 12)).eq(0).all(), "nothing in, nothing out"
 

@@ -56,10 +56,10 @@ def test_embedding_is_a_lookup() -> None:
     module = ch.build(spec.Model(encoder=stack))
     table = torch.arange(1, 16).view(5, 3) / 10
     module.load_state_dict({"encoder.embedding.table.weight": table})
-    found = module(torch.tensor([[2, 4]])).hidden
-    close(found[0, 0], [0.7, 0.8, 0.9])
-    assert len(found[0, 0]) == 3
-    assert torch.equal(found[0, 1], table[4])
+    hidden = module(torch.tensor([[2, 4]])).hidden
+    close(hidden[0, 0], [0.7, 0.8, 0.9])
+    assert len(hidden[0, 0]) == 3
+    assert torch.equal(hidden[0, 1], table[4])
 
 
 def test_size_of_a_large_table() -> None:

@@ -146,7 +146,7 @@ def test_an_environment_of_uv_is_installed_into_by_uv(monkeypatch: pytest.Monkey
     assert words == ["uv", "pip", "install", "--python", sys.executable, "numpy"]
 
 
-def named(texts: list[str]) -> set[str]:
+def requirement_names(texts: list[str]) -> set[str]:
     return {canonicalize_name(Requirement(text).name) for text in texts}
 
 
@@ -154,10 +154,12 @@ def test_every_extra_of_the_package_has_packages() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert {canonicalize_name(one.name) for one in list_requirements()} == named(project["dependencies"])
+    assert {canonicalize_name(requirement.name) for requirement in list_requirements()} == requirement_names(
+        project["dependencies"]
+    )
     for extra, texts in project["optional-dependencies"].items():
-        direct = named(texts) - {"clearhead"}
-        names = {canonicalize_name(one.name) for one in list_requirements(extra)}
+        direct = requirement_names(texts) - {"clearhead"}
+        names = {canonicalize_name(requirement.name) for requirement in list_requirements(extra)}
         assert direct <= names and "clearhead" not in names and not names & {"torch"}
 
 

@@ -11,15 +11,15 @@ import pytest
 from clearhead.base.errors import (
     InputError,
     Message,
-    Reference,
+    MessageReference,
     RunFailure,
     argument,
     at_text,
+    did_you_mean,
+    escape_unsafe,
     key,
-    nearest,
     nth_text,
     renaming,
-    visible,
     within,
 )
 
@@ -46,45 +46,45 @@ def test_a_long_name_in_a_message_is_shortened() -> None:
 
 
 def test_the_nearest_name_is_offered_only_where_one_is_near() -> None:
-    assert nearest("widht", ["heads", "width", "layers"]) == " (did you mean 'width'?)"
-    assert nearest("quark", ["heads", "width", "layers"]) == ""
-    assert nearest("width", []) == ""
-    assert nearest("de", ["en_XX", "de_DE", "fr_XX"]) == " (did you mean 'de_DE'?)"
-    assert nearest("lr", ["learning_rate", "label_smoothing", "loss"]) == " (did you mean 'learning_rate'?)"
-    assert nearest("lr", ["learning_rate", "least_ratio"]) == ""
-    assert nearest("e", ["en_XX", "es_XX", "de_DE"]) == nearest("", ["de_DE"]) == ""
+    assert did_you_mean("widht", ["heads", "width", "layers"]) == " (did you mean 'width'?)"
+    assert did_you_mean("quark", ["heads", "width", "layers"]) == ""
+    assert did_you_mean("width", []) == ""
+    assert did_you_mean("de", ["en_XX", "de_DE", "fr_XX"]) == " (did you mean 'de_DE'?)"
+    assert did_you_mean("lr", ["learning_rate", "label_smoothing", "loss"]) == " (did you mean 'learning_rate'?)"
+    assert did_you_mean("lr", ["learning_rate", "least_ratio"]) == ""
+    assert did_you_mean("e", ["en_XX", "es_XX", "de_DE"]) == did_you_mean("", ["de_DE"]) == ""
 
 
-def told(error: InputError, rename: Callable[[Reference], str | Reference]) -> str:
+def renamed_text(error: InputError, rename: Callable[[MessageReference], str | MessageReference]) -> str:
     with pytest.raises(InputError) as caught, renaming(rename):
         raise error
     assert caught.value is error
     return str(error)
 
 
-def as_option(reference: Reference) -> str | Reference:
+def as_option(reference: MessageReference) -> str | MessageReference:
     return reference.as_option(f"--{reference.name.replace('_', '-')}")
 
 
 def test_an_error_knows_what_it_is_about_and_its_reader_names_it() -> None:
     error = InputError("runs/batch_size: " + argument("batch_size") + " must be at least 1, got 'batch_size'")
     assert str(error) == "runs/batch_size: batch_size must be at least 1, got 'batch_size'"
-    assert error.about == (Reference("argument", "batch_size"),)
-    assert told(error, as_option) == "runs/batch_size: --batch-size must be at least 1, got 'batch_size'"
+    assert error.about == (MessageReference("argument", "batch_size"),)
+    assert renamed_text(error, as_option) == "runs/batch_size: --batch-size must be at least 1, got 'batch_size'"
 
 
 def test_what_to_set_is_named_with_its_value() -> None:
     message = "set " + Message(", ").join([argument("force", True), argument("top_k", 1), key("pattern", "*.txt")])
     error = InputError(message + "; not " + key("field"))
     assert str(error) == "set force=True, top_k=1, pattern = \"*.txt\"; not 'field'"
-    assert told(error, as_option) == 'set --force, --top-k 1, --pattern "*.txt"; not --field'
+    assert renamed_text(error, as_option) == 'set --force, --top-k 1, --pattern "*.txt"; not --field'
 
 
 def test_a_text_is_counted_by_whoever_has_more_of_them() -> None:
     error = InputError.from_faults([nth_text(2) + " is 'text 2'", at_text(3) + ": no"])
-    later = told(error, lambda one: replace(one, number=one.number + 10))
+    later = renamed_text(error, lambda reference: replace(reference, number=reference.number + 10))
     assert later == "2 faults in the input:\n  - text 12 is 'text 2'\n  - text 13: no"
-    assert [one.number for one in error.about] == [12, 13]
+    assert [reference.number for reference in error.about] == [12, 13]
 
 
 def test_an_error_of_another_process_is_the_same() -> None:
@@ -112,4 +112,4 @@ def test_a_name_from_a_file_cannot_forge_a_message() -> None:
     message = str(InputError(f"the tensor '{name}' is not known"))
     assert message == r"the tensor 'w\x1b[2J\nerror: all is well\u202e\ud800\x9b' is not known"
     assert str(InputError.from_faults([name, "b"])).count("\n") == 2
-    assert visible("one\ntwo\t\x07", kept="\n\t") == "one\ntwo\t\\x07"
+    assert escape_unsafe("one\ntwo\t\x07", allowed="\n\t") == "one\ntwo\t\\x07"

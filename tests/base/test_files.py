@@ -11,7 +11,7 @@ import pytest
 
 from clearhead.base import files
 from clearhead.base.errors import InputError
-from clearhead.base.files import absent, parse_json, read_json, read_model_file, read_typed, runs_nearby
+from clearhead.base.files import explain_absent, parse_json, read_json, read_model_file, read_typed, runs_nearby
 
 
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ def test_links_are_followed_within_the_folder_and_into_the_cache_of_the_hub_only
 )
 def test_json_of_a_stranger_is_refused_in_one_sentence(text: str | bytes, words: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(InputError, match=words) as found:
+    with pytest.raises(InputError, match=words) as caught:
         read_json(tmp_path / "config.json", what="a config.json")
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_path_to_nothing_is_named_with_the_folder_where_it_ends(
@@ -155,4 +155,4 @@ def test_a_path_to_nothing_is_named_with_the_folder_where_it_ends(
         "de-en": f"{tmp_path} has no 'de-en' (did you mean 'runs/de-en'?)",
         "wrods": f"{tmp_path} has no 'wrods' (did you mean 'runs/words'?)",
     }.items():
-        assert absent(Path(path), "folder", runs_nearby()) == f"there is no such folder: {end}"
+        assert explain_absent(Path(path), "folder", runs_nearby()) == f"there is no such folder: {end}"

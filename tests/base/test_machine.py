@@ -67,22 +67,22 @@ def test_free_memory_is_plausible() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "limit", "used"),
+    ("groups", "limit", "used"),
     [
         ("0::/pod/task", "memory.max", "memory.current"),
         ("3:cpu:/other\n4:cpu,memory:/pod/task", "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ],
 )
-@pytest.mark.parametrize("place", ["", "pod", "pod/task"])
+@pytest.mark.parametrize("subfolder", ["", "pod", "pod/task"])
 def test_the_limit_of_a_container_counts(
-    own: str, limit: str, used: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    groups: str, limit: str, used: str, subfolder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of version 2 and 1; that of any group around the process; files that the system can drop are free."""
-    (tmp_path / "own").write_text(own + "\n", encoding="ascii")
+    (tmp_path / "own").write_text(groups + "\n", encoding="ascii")
     monkeypatch.setattr(machine, "_GROUPS", tmp_path)
     monkeypatch.setattr(machine, "_OWN_GROUPS", tmp_path / "own")
     host = free_memory()
-    folder, name = (tmp_path / limit).parent / place, Path(limit).name
+    folder, name = (tmp_path / limit).parent / subfolder, Path(limit).name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / Path(used).name).write_text("700000\n", encoding="ascii")
     (folder / "memory.stat").write_text("anon 400000\nactive_file 100000\ninactive_file 200000\n", encoding="ascii")

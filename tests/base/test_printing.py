@@ -13,7 +13,7 @@ import torch
 import clearhead as ch
 from clearhead import spec
 from clearhead.apps.compare.fairness import Fairness
-from clearhead.apps.compare.report import Comparison
+from clearhead.apps.compare.report import RunComparison
 from clearhead.base.printing import MOST_LINES, WIDTH, Printed, human_bytes, short
 from clearhead.interpret.maps.hook_points import capture
 from clearhead.spec.describe import model_summary
@@ -41,13 +41,13 @@ tokenizer.kind = "bpe"
 """
 
 
-def check_readable(thing: object) -> str:
+def check_readable(subject: object) -> str:
     """Assert the law for one object, and return what is printed of it."""
-    text = repr(thing)
+    text = repr(subject)
     lines = text.splitlines()
     assert 1 <= len(lines) <= MOST_LINES and max(map(len, lines)) <= WIDTH, text
     assert " at 0x" not in text
-    assert str(thing) == text or isinstance(thing, TABLES | Exception)
+    assert str(subject) == text or isinstance(subject, TABLES | Exception)
     return text
 
 
@@ -72,7 +72,7 @@ def things(model: ch.Model) -> dict[type, Any]:
     output = model.module(ch.core.Sequence(ids), ch.core.Sequence(ids), cache=cache)
     edited = ch.surgery.keep_layers(model, [1], stack="encoder")
     finding = ch.check.Finding(text, text, mathematics=text, mend=text, alternatives=("no_scaling",))
-    found = [
+    examples = [
         ch.check.Report(
             text, "wrong", (finding, *[ch.check.Finding("a", "b")] * MANY), compared=tuple(words), notes=tuple(words)
         ),
@@ -86,7 +86,7 @@ def things(model: ch.Model) -> dict[type, Any]:
         ch.PairScore((7,) * MANY, (-0.1,) * MANY, -2.0, -1.0),
         ch.HeadStatistics("encoder.self", 0, 1, 0.123456789, spread={"entropy": 0.1234567}, num_texts=7),
         ch.TrainResult(Path("runs/x"), 7, "step-7", 0.123456789, 3.0, "all steps are done"),
-        ch.SweepResult(Path("runs/x"), (Path("runs/x/y"),) * MANY, {"z": text}, Comparison((), fairness), None),
+        ch.SweepResult(Path("runs/x"), (Path("runs/x/y"),) * MANY, {"z": text}, RunComparison((), fairness), None),
         ch.InputError("expected one, received two: leave one out"),
         ch.RunFailure("the loss is not finite"),
         ch.MultiHeadAttention(24, 3),
@@ -96,19 +96,19 @@ def things(model: ch.Model) -> dict[type, Any]:
         ch.diff(model, model),
         *(model, model.module, cache, output, edited, edited.report, ch.HookPoints()),
     ]
-    return {type(thing): thing for thing in found}
+    return {type(example): example for example in examples}
 
 
 def public_classes() -> set[type]:
     modules = [importlib.import_module(name) for name in NAMES]
     named = {getattr(module, name) for module in modules for name in module.__all__}
-    return {one for one in named if inspect.isclass(one) and not issubclass(one, spec.Node)}
+    return {public for public in named if inspect.isclass(public) and not issubclass(public, spec.Node)}
 
 
 def test_every_public_class_prints_a_few_lines(things: dict[type, Any]) -> None:
     assert set(things) == public_classes()
-    for thing in things.values():
-        check_readable(thing)
+    for subject in things.values():
+        check_readable(subject)
 
 
 def test_what_is_behind_them_prints_a_few_lines(model: ch.Model) -> None:
@@ -116,8 +116,8 @@ def test_what_is_behind_them_prints_a_few_lines(model: ch.Model) -> None:
         model.translate("abc")
     maps, measured = model.attention("abc", "cb"), model.evaluate([("abc", "cb"), ("de", "ed")])
     behind = (model.tokenizers, model.tokenizers.source, model.task, seen, parse_run_file(RUN_FILE, "run.toml"))
-    for thing in (*behind, measured, maps.effects()[0], maps.contributions()[0]):
-        check_readable(thing)
+    for subject in (*behind, measured, maps.effects()[0], maps.contributions()[0]):
+        check_readable(subject)
     assert len(repr(maps.effects()[0])) < 90 and repr(measured).splitlines() == list(measured.lines())
 
 
@@ -128,18 +128,18 @@ def test_collections_print_as_what_they_are() -> None:
 
 
 def test_records_in_a_list_can_be_told_apart(things: dict[type, Any]) -> None:
-    found = [thing for thing in things.values() if isinstance(thing, Printed) and "\n" in repr(thing)]
-    for thing in found:
-        first, *rest = repr(thing).splitlines()
-        assert first == f"{type(thing).__name__}(" and rest[-1].endswith(")"), repr(thing)
-    assert len(found) > 4
+    records = [record for record in things.values() if isinstance(record, Printed) and "\n" in repr(record)]
+    for record in records:
+        first, *rest = repr(record).splitlines()
+        assert first == f"{type(record).__name__}(" and rest[-1].endswith(")"), repr(record)
+    assert len(records) > 4
 
 
 def test_a_model_says_what_it_is(model: ch.Model) -> None:
     text = check_readable(model)
     count = sum(parameter.numel() for parameter in model.module.parameters())
-    for part in ("translate", f"{count:,} parameters", "float32 on cpu", "encoder: 2 layers, width 14, 2 heads"):
-        assert part in text
+    for words in ("translate", f"{count:,} parameters", "float32 on cpu", "encoder: 2 layers, width 14, 2 heads"):
+        assert words in text
 
 
 @pytest.mark.parametrize("number", [1, 2])

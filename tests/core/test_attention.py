@@ -13,12 +13,12 @@ from clearhead.core import MultiHeadAttention, build
 from clearhead.core.attention import Attention, attention_weights
 from clearhead.core.kernels import attention
 from clearhead.core.kernels.positions import rotary_angles, rotate
-from tests.laws.tiny import TARGET_VOCAB, difference, resolved, tiny
+from tests.laws.tiny import TARGET_VOCAB, difference, resolve_spec, tiny
 from tests.laws.tiny import hparams as recipe_of
 
 
 def attentions(module: nn.Module) -> list[Attention]:
-    return [part for part in module.modules() if isinstance(part, Attention)]
+    return [submodule for submodule in module.modules() if isinstance(submodule, Attention)]
 
 
 def test_the_kernel_depends_on_the_present_mode() -> None:
@@ -27,8 +27,8 @@ def test_the_kernel_depends_on_the_present_mode() -> None:
     assert dropped.train().kernel() == ("eager", "the fused kernel has no attention dropout on a CPU")
     assert dropped.eval().kernel()[0] == "fused"
     buckets = tiny("decoder/post/buckets")
-    assert all(one.kernel()[0] == "fused" for one in attentions(buckets))
-    assert all("trainable score bias" in one.kernel()[1] for one in attentions(buckets.train()))
+    assert all(layer.kernel()[0] == "fused" for layer in attentions(buckets))
+    assert all("trainable score bias" in layer.kernel()[1] for layer in attentions(buckets.train()))
     with watching({(plain.identity, "weights"): [lambda weights: weights]}):
         assert plain.kernel() == ("eager", "scores or weights are being watched")
     assert plain.kernel()[0] == "fused"
@@ -101,17 +101,17 @@ def test_scale_and_query_key_norm() -> None:
             )
         )
     ).eval()
-    one, seen = attentions(module)[0], []
-    nn.init.normal_(one.query_norm.weight), nn.init.normal_(one.key_norm.weight)
+    layer, seen = attentions(module)[0], []
+    nn.init.normal_(layer.query_norm.weight), nn.init.normal_(layer.key_norm.weight)
     x = torch.randn(3, 7, 11)
-    with watching({(one.identity, "scores"): [lambda scores: (seen.append(scores), scores)[1]]}):
+    with watching({(layer.identity, "scores"): [lambda scores: (seen.append(scores), scores)[1]]}):
         module.encode(torch.zeros(3, 7, dtype=torch.long), embeddings=x)
 
-    def normed(y: Tensor, weight: Tensor) -> Tensor:
+    def norm_heads(y: Tensor, weight: Tensor) -> Tensor:
         heads = y.unflatten(-1, (2, 5)).transpose(1, 2)
         return heads / (heads.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
 
-    query, key = normed(one.query(x), one.query_norm.weight), normed(one.key(x), one.key_norm.weight)
+    query, key = norm_heads(layer.query(x), layer.query_norm.weight), norm_heads(layer.key(x), layer.key_norm.weight)
     torch.testing.assert_close(seen[0], query @ key.mT * 0.7, atol=1e-5, rtol=1e-5)
 
 
@@ -136,7 +136,7 @@ def test_sizes_that_do_not_fit_are_refused(options: dict[str, object], words: st
 
 
 def test_attention_in_a_model_is_initialized_like_standalone_attention() -> None:
-    assert len(attentions(build(resolved(recipe_of("encoder-decoder/post/alibi"))))) == 3 + 2 * 2
+    assert len(attentions(build(resolve_spec(recipe_of("encoder-decoder/post/alibi"))))) == 3 + 2 * 2
 
 
 def alone(**changes: object) -> tuple[nn.Module, Attention]:
@@ -151,10 +151,12 @@ def alone(**changes: object) -> tuple[nn.Module, Attention]:
     return module, attentions(module)[0]
 
 
-def seen_by(module: nn.Module, one: Attention, x: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+def run_attention(
+    module: nn.Module, layer: Attention, x: Tensor, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the scores and weights of a call, and the output of the attention."""
     taps: list[Tensor] = []
-    with watching({(one.identity, name): [lambda x: (taps.append(x), x)[1]] for name in ("scores", "weights")}):
+    with watching({(layer.identity, name): [lambda x: (taps.append(x), x)[1]] for name in ("scores", "weights")}):
         out = module.encode(torch.zeros(x.shape[:2], dtype=torch.long), embeddings=x, mask=mask).hidden - x
     return taps[0], taps[1], out
 
@@ -164,75 +166,75 @@ def split(y: Tensor) -> Tensor:
 
 
 def test_a_soft_cap_bounds_scaled_scores() -> None:
-    module, one = alone(soft_cap=3.0)
+    module, layer = alone(soft_cap=3.0)
     x = torch.randn(2, 7, 11)
-    scores, weights, _ = seen_by(module, one, x)
-    raw = split(one.query(x)) @ split(one.key(x)).repeat_interleave(2, 1).mT * 0.7
+    scores, weights, _ = run_attention(module, layer, x)
+    raw = split(layer.query(x)) @ split(layer.key(x)).repeat_interleave(2, 1).mT * 0.7
     assert raw.abs().max() > 6 and scores.abs().max() <= 3
     torch.testing.assert_close(scores, 3.0 * torch.tanh(raw / 3.0), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(weights, scores.softmax(-1))
 
 
 def test_a_sink_takes_weight_and_adds_no_value() -> None:
-    module, one = alone(sink=True)
+    module, layer = alone(sink=True)
     x, mask = torch.randn(2, 7, 11), torch.arange(7) < torch.tensor([[7], [4]])
-    scores, weights, out = seen_by(module, one, x, mask)
+    scores, weights, out = run_attention(module, layer, x, mask)
     powers = scores.exp() * mask[:, None, None, :]
-    expected = powers / (powers.sum(-1, keepdim=True) + one.sink.exp()[:, None, None])
+    expected = powers / (powers.sum(-1, keepdim=True) + layer.sink.exp()[:, None, None])
     torch.testing.assert_close(weights, expected, atol=1e-5, rtol=1e-4)
     assert weights.sum(-1).min() < 0.99
-    mixed = weights @ split(one.value(x)).repeat_interleave(2, 1)
-    torch.testing.assert_close(out, one.out(mixed.transpose(1, 2).flatten(2)), atol=1e-4, rtol=1e-4)
-    assert one.kernel() == ("eager", "the fused kernel has no sink")
-    _, _, out = seen_by(module, one, x, torch.zeros(2, 7, dtype=torch.bool))
-    torch.testing.assert_close(out, one.out.bias.expand_as(out), atol=1e-5, rtol=1e-5)
+    mixed = weights @ split(layer.value(x)).repeat_interleave(2, 1)
+    torch.testing.assert_close(out, layer.out(mixed.transpose(1, 2).flatten(2)), atol=1e-4, rtol=1e-4)
+    assert layer.kernel() == ("eager", "the fused kernel has no sink")
+    _, _, out = run_attention(module, layer, x, torch.zeros(2, 7, dtype=torch.bool))
+    torch.testing.assert_close(out, layer.out.bias.expand_as(out), atol=1e-5, rtol=1e-5)
 
 
 def test_a_clip_bounds_query_key_and_value() -> None:
-    module, one = alone(clip=0.9)
+    module, layer = alone(clip=0.9)
     x = torch.randn(2, 7, 11)
-    scores, weights, out = seen_by(module, one, x)
-    query, key, value = (split(part(x).clip(-0.9, 0.9)) for part in (one.query, one.key, one.value))
-    assert one.value(x).abs().max() > 2
+    scores, weights, out = run_attention(module, layer, x)
+    query, key, value = (split(projection(x).clip(-0.9, 0.9)) for projection in (layer.query, layer.key, layer.value))
+    assert layer.value(x).abs().max() > 2
     torch.testing.assert_close(scores, query @ key.repeat_interleave(2, 1).mT * 0.7, atol=1e-5, rtol=1e-4)
     mixed = weights @ value.repeat_interleave(2, 1)
-    torch.testing.assert_close(out, one.out(mixed.transpose(1, 2).flatten(2)), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(out, layer.out(mixed.transpose(1, 2).flatten(2)), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("place", ["head", "own", "width", "late"])
-def test_query_and_key_are_normed_where_the_spec_places_it(place: str) -> None:
+@pytest.mark.parametrize("variant", ["head", "own", "width", "late"])
+def test_query_and_key_are_normed_where_the_spec_places_it(variant: str) -> None:
     choice = spec.QueryKeyNorm(
-        norm=spec.RMSNorm(), over="width" if place == "width" else "head", per_head=place == "own",
-        after_rotation=place == "late",
+        norm=spec.RMSNorm(), over="width" if variant == "width" else "head", per_head=variant == "own",
+        after_rotation=variant == "late",
     )  # fmt: skip
     rotary = spec.Rotary(size=4)
-    module, one = alone(query_key_norm=choice, position=rotary)
+    module, layer = alone(query_key_norm=choice, position=rotary)
     x = torch.randn(2, 7, 11)
     shapes = {"head": ((5,), (5,)), "late": ((5,), (5,)), "own": ((6, 5), (3, 5)), "width": ((30,), (15,))}
-    assert (one.query_norm.weight.shape, one.key_norm.weight.shape) == shapes[place]
+    assert (layer.query_norm.weight.shape, layer.key_norm.weight.shape) == shapes[variant]
 
     def rms(y: Tensor) -> Tensor:
         return y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
 
-    def rotated(part: nn.Module, norm: nn.Module) -> Tensor:
-        y = part(x)
-        y = split(rms(y) * norm.weight if place == "width" else y)
-        weight = norm.weight[:, None] if place == "own" else norm.weight
-        y = rms(y) * weight if place in {"head", "own"} else y
+    def rotate_heads(projection: nn.Module, norm: nn.Module) -> Tensor:
+        y = projection(x)
+        y = split(rms(y) * norm.weight if variant == "width" else y)
+        weight = norm.weight[:, None] if variant == "own" else norm.weight
+        y = rms(y) * weight if variant in {"head", "own"} else y
         y = rotate(y, *rotary_angles(torch.arange(7)[None], rotary, 5, None))
-        return rms(y) * weight if place == "late" else y
+        return rms(y) * weight if variant == "late" else y
 
-    query, key = rotated(one.query, one.query_norm), rotated(one.key, one.key_norm)
-    scores, _, _ = seen_by(module, one, x)
+    query, key = rotate_heads(layer.query, layer.query_norm), rotate_heads(layer.key, layer.key_norm)
+    scores, _, _ = run_attention(module, layer, x)
     torch.testing.assert_close(scores, query @ key.repeat_interleave(2, 1).mT * 0.7, atol=1e-4, rtol=1e-4)
 
 
 def test_scaled_alibi_is_scaled_with_the_scores() -> None:
-    plain, one = alone(score_bias=spec.Alibi())
+    plain, layer = alone(score_bias=spec.Alibi())
     scaled, other = alone(score_bias=spec.Alibi(scaled=True))
     scaled.load_state_dict(plain.state_dict())
     x = torch.randn(2, 7, 11)
-    products = split(one.query(x)) @ split(one.key(x)).repeat_interleave(2, 1).mT * 0.7
-    penalty, _, _ = seen_by(plain, one, x)
-    found, _, _ = seen_by(scaled, other, x)
-    torch.testing.assert_close(found - products, (penalty - products) * 0.7, atol=1e-4, rtol=1e-4)
+    products = split(layer.query(x)) @ split(layer.key(x)).repeat_interleave(2, 1).mT * 0.7
+    penalty, _, _ = run_attention(plain, layer, x)
+    scores, _, _ = run_attention(scaled, other, x)
+    torch.testing.assert_close(scores - products, (penalty - products) * 0.7, atol=1e-4, rtol=1e-4)

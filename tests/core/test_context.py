@@ -28,12 +28,12 @@ def test_structure_is_the_rule_pair_by_pair(
     mask: spec.Full | spec.Causal | spec.Window, queries: int, keys: int
 ) -> None:
     """Windows are inclusive on both sides; queries are aligned with the last keys."""
-    found = Masking(queries, keys).build(mask, CPU)
+    actual = Masking(queries, keys).build(mask, CPU)
     expected = [[brute_force(mask, keys - queries + i, j) for j in range(keys)] for i in range(queries)]
-    if found is None:
+    if actual is None:
         assert all(all(row) for row in expected)
     else:
-        assert found[0, 0].tolist() == expected
+        assert actual[0, 0].tolist() == expected
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -43,8 +43,8 @@ def test_every_rule_must_agree(mask: spec.Full | spec.Causal | spec.Window) -> N
     real = torch.arange(keys) < torch.tensor([7, 5, 2])[:, None]
     documents = torch.tensor([[1, 1, 1, 2, 2, 2, 2], [4, 4, 5, 5, 5, 6, 6], [3] * 7])
     allowed = torch.rand(batch, 2, queries, keys) > 0.3
-    found = Masking(queries, keys, real, documents, allowed).build(mask, CPU)
-    assert found.shape == (batch, 2, queries, keys)
+    actual = Masking(queries, keys, real, documents, allowed).build(mask, CPU)
+    assert actual.shape == (batch, 2, queries, keys)
     for b in range(batch):
         for i in range(queries):
             for j in range(keys):
@@ -53,7 +53,7 @@ def test_every_rule_must_agree(mask: spec.Full | spec.Causal | spec.Window) -> N
                     continue  # masks of padding queries do not matter
                 may = brute_force(mask, query, j) and real[b, j] and documents[b, query] == documents[b, j]
                 for head in range(2):
-                    assert bool(found[b, head, i, j]) == bool(may and allowed[b, head, i, j])
+                    assert bool(actual[b, head, i, j]) == bool(may and allowed[b, head, i, j])
 
 
 def test_without_masking_no_mask_is_built() -> None:

@@ -25,17 +25,17 @@ def embedding(**fields: object) -> Embedding:
     return module
 
 
-@pytest.mark.parametrize("place", ["before_norm", "after_norm"])
-def test_a_projection_stands_where_it_is_said_to(place: str) -> None:
+@pytest.mark.parametrize("order", ["before_norm", "after_norm"])
+def test_a_projection_stands_where_it_is_said_to(order: str) -> None:
     module = embedding(
-        width=OWN, projection=spec.Projection(place=place, bias=True), norm=spec.LayerNorm(), word_norm=spec.RMSNorm()
+        width=OWN, projection=spec.Projection(place=order, bias=True), norm=spec.LayerNorm(), word_norm=spec.RMSNorm()
     )
     segments = torch.tensor([[0, 2, 1, 1]])
     words = module.word_norm(module.table.weight[IDS] * 1.7)
     x = words + module.segments.weight[segments] + module.position.weight[POSITION]
-    x = module.projection(x) if place == "before_norm" else x
+    x = module.projection(x) if order == "before_norm" else x
     x = module.norm(x)
-    x = module.projection(x) if place == "after_norm" else x
+    x = module.projection(x) if order == "after_norm" else x
     assert x.shape == (1, 4, WIDTH)
     torch.testing.assert_close(module(IDS, POSITION, 4, segments), x)
 
@@ -53,9 +53,9 @@ def test_a_rounded_scale_is_a_number_of_the_dtype_of_the_weights() -> None:
     exact.load_state_dict(rounded.state_dict())
     torch.testing.assert_close(rounded(IDS, POSITION, 4), exact(IDS, POSITION, 4), atol=0, rtol=1e-6)
     rounded, exact = rounded.bfloat16(), exact.bfloat16()
-    found = rounded(IDS, POSITION, 4)
-    assert torch.equal(found, rounded.table.weight[IDS] * torch.tensor(55.5, dtype=torch.bfloat16))
-    assert not torch.equal(found, exact(IDS, POSITION, 4))
+    actual = rounded(IDS, POSITION, 4)
+    assert torch.equal(actual, rounded.table.weight[IDS] * torch.tensor(55.5, dtype=torch.bfloat16))
+    assert not torch.equal(actual, exact(IDS, POSITION, 4))
 
 
 def test_fairseq_sinusoids_are_those_of_transformers() -> None:
@@ -71,10 +71,10 @@ def test_a_table_of_its_own_width_is_tied_to_a_head_of_that_width() -> None:
     tied = spec.Head(
         layers=(spec.Linear(size=OWN), spec.Linear(size=ROWS, weight=spec.Reference(path="encoder.embedding.table")))
     )
-    one = spec.Embedding(
+    embedding_spec = spec.Embedding(
         table=spec.Table(rows=ROWS), width=OWN, projection=spec.Projection(place="after_norm", bias=True)
     )
-    model = spec.Model(encoder=spec.Stack(width=WIDTH, embedding=one, layers=()), head=tied)
+    model = spec.Model(encoder=spec.Stack(width=WIDTH, embedding=embedding_spec, layers=()), head=tied)
     module = build(model)
     assert module.head.layers[1].projection.weight_VD is module.encoder.embedding.table.weight
     assert module(IDS).logits.shape == (1, 4, ROWS)
@@ -87,8 +87,8 @@ def test_the_table_grows_and_starts_at_its_offset() -> None:
     kind = spec.Sinusoidal(offset=3)
     module, table = SinusoidalPosition(6, kind), sinusoidal_table(50, 6, kind)
     for longest in (5, 2, 31):
-        place = torch.arange(longest)[None]
-        assert torch.equal(module(place, longest)[0], table[3 : 3 + longest])
+        position = torch.arange(longest)[None]
+        assert torch.equal(module(position, longest)[0], table[3 : 3 + longest])
     assert not module.state_dict()
 
 

@@ -27,9 +27,9 @@ def test_a_pool_is_that_of_the_real_tokens_alone(by: str | tuple[str, ...], side
     padded = torch.full((5, 13, WIDTH), 1e6)
     mask = torch.zeros(5, 13, dtype=torch.bool)
     for row, length in enumerate(lengths):
-        place = slice(0, length) if side == "right" else slice(13 - length, 13)
-        padded[row, place], mask[row, place] = real[row, :length], True
-    found = head(padded, mask)
+        columns = slice(0, length) if side == "right" else slice(13 - length, 13)
+        padded[row, columns], mask[row, columns] = real[row, :length], True
+    pooled = head(padded, mask)
     for row, length in enumerate(lengths):
         text = real[row, :length]
         weights = torch.arange(1.0, length + 1)[:, None]
@@ -38,7 +38,7 @@ def test_a_pool_is_that_of_the_real_tokens_alone(by: str | tuple[str, ...], side
             "root": text.sum(0) / length**0.5, "weighted": (text * weights).sum(0) / weights.sum(),
         }  # fmt: skip
         expected = torch.cat([kinds[mode] for mode in ([by] if isinstance(by, str) else by)])
-        torch.testing.assert_close(found[row], expected)
+        torch.testing.assert_close(pooled[row], expected)
         torch.testing.assert_close(head(text[None])[0], expected)
 
 
@@ -53,9 +53,9 @@ def test_several_pools_make_the_head_as_many_times_as_wide() -> None:
 def test_a_normalized_vector_has_length_one_and_keeps_its_direction() -> None:
     real, _ = states()
     head = Head(WIDTH, vector_head(pool="mean"))
-    found, mean = head(real), real.mean(1)
-    torch.testing.assert_close(found.norm(dim=1), torch.ones(5))
-    torch.testing.assert_close(found * mean.norm(dim=1, keepdim=True), mean)
+    pooled, mean = head(real), real.mean(1)
+    torch.testing.assert_close(pooled.norm(dim=1), torch.ones(5))
+    torch.testing.assert_close(pooled * mean.norm(dim=1, keepdim=True), mean)
 
 
 def test_a_head_with_pooling_returns_sequence_outputs_and_one_without_token_outputs() -> None:

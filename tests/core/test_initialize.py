@@ -18,24 +18,24 @@ HPARAMS = Hyperparameters(
 )
 
 
-def built(initialization: str) -> nn.Module:
+def build_module(initialization: str) -> nn.Module:
     return build(build_spec(replace(HPARAMS, initialization=initialization), source_vocab=499, target_vocab=499))
 
 
 def test_xavier_fills_its_bounds_and_embeddings_have_the_deviation_of_the_paper() -> None:
-    module = built("xavier")
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Linear):
-            bound = math.sqrt(6 / (part.in_features + part.out_features))
-            assert 0.97 * bound < part.weight.abs().max() <= bound, name
-            assert part.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
-            assert not part.bias.any()
+    module = build_module("xavier")
+    for name, submodule in module.named_modules():
+        if isinstance(submodule, nn.Linear):
+            bound = math.sqrt(6 / (submodule.in_features + submodule.out_features))
+            assert 0.97 * bound < submodule.weight.abs().max() <= bound, name
+            assert submodule.weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.05), name
+            assert not submodule.bias.any()
     assert module.encoder.embedding.table.weight.std().item() == pytest.approx(62**-0.5, rel=0.02)
     assert module.encoder.embedding.segments.weight.std().item() == pytest.approx(62**-0.5, rel=0.2)
 
 
 def test_normal_scales_output_projections_by_the_number_of_branches() -> None:
-    module = built("normal")
+    module = build_module("normal")
     for name, parameter in module.named_parameters():
         if parameter.dim() < 2:
             assert torch.equal(parameter, torch.full_like(parameter, float(".out.weight" in name))), name
@@ -57,7 +57,7 @@ def test_the_seed_determines_the_weights() -> None:
     states = []
     for seed in (3, 3, 5):
         torch.manual_seed(seed)
-        states.append(torch.cat([p.flatten() for p in built("xavier").parameters() if p.dim() > 1]))
+        states.append(torch.cat([p.flatten() for p in build_module("xavier").parameters() if p.dim() > 1]))
     assert torch.equal(states[0], states[1])
     assert not torch.equal(states[0], states[2])
 

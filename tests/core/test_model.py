@@ -16,7 +16,7 @@ import torch
 from clearhead.base.errors import InputError
 from clearhead.core import Cache, Sequence, Transformer, build
 from tests.conftest import ROOT
-from tests.laws.tiny import MAX_POSITIONS, SMALL, TARGET_VOCAB, VOCAB, difference, resolved, tiny
+from tests.laws.tiny import MAX_POSITIONS, SMALL, TARGET_VOCAB, VOCAB, difference, resolve_spec, tiny
 
 IDS, TARGET = torch.zeros(2, 7, dtype=torch.long), torch.ones(2, 5, dtype=torch.long)
 LONG = torch.zeros(1, MAX_POSITIONS + 1, dtype=torch.long)
@@ -132,15 +132,15 @@ def test_encode_and_decode_equal_the_whole_model() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["encoder/post/sinusoidal", "decoder/post/sinusoidal"])
 def test_a_single_stack_returns_no_memory(name: str) -> None:
-    found = tiny(name)(IDS)
-    assert found.memory is None
-    assert found.logits.shape[:2] == found.hidden.shape[:2] == (2, 7)
+    output = tiny(name)(IDS)
+    assert output.memory is None
+    assert output.logits.shape[:2] == output.hidden.shape[:2] == (2, 7)
 
 
 @torch.no_grad()
 def test_a_head_of_several_layers_prepares_all_but_the_last() -> None:
     hparams = replace(SMALL, family="encoder", output_transform=True, output_scale=0.3, activation="gelu")
-    module = build(resolved(hparams)).eval()
+    module = build(resolve_spec(hparams)).eval()
     hidden = torch.randn(3, 5, 14)
     inner, activation, norm, last = module.head.layers
     prepared = norm(activation(inner(hidden)))
@@ -152,7 +152,7 @@ def test_a_head_of_several_layers_prepares_all_but_the_last() -> None:
 def test_counts_come_from_the_spec() -> None:
     pair = tiny("encoder-decoder/post/learned")
     assert (pair.num_source_ids, pair.num_target_ids, pair.max_positions) == (VOCAB, TARGET_VOCAB, MAX_POSITIONS)
-    tied = build(resolved(replace(SMALL, tie="all")))
+    tied = build(resolve_spec(replace(SMALL, tie="all")))
     assert (tied.num_source_ids, tied.num_target_ids, tied.max_positions) == (VOCAB, VOCAB, None)
 
 
@@ -162,16 +162,16 @@ def test_segments_embeddings_and_positions_reach_the_first_stack() -> None:
     hparams = replace(
         SMALL, family="encoder", segments=3, embedding_norm=True, embedding_scale=1.7, positions="learned"
     )
-    module = build(resolved(hparams)).eval()
+    module = build(resolve_spec(hparams)).eval()
     ids, segments = torch.randint(VOCAB, (2, 7)), torch.randint(3, (2, 7))
     places = torch.randint(MAX_POSITIONS, (2, 7))
-    part, seen = module.encoder.embedding, []
-    part.register_forward_hook(lambda *call: seen.append(call[2]))
+    embedding, seen = module.encoder.embedding, []
+    embedding.register_forward_hook(lambda *call: seen.append(call[2]))
     out = module(ids, segments=segments, positions=places)
-    summed = part.table.weight[ids] * 1.7 + part.segments.weight[segments] + part.position.weight[places]
-    torch.testing.assert_close(seen[0], part.norm(summed), atol=1e-5, rtol=1e-5)
-    given = module(ids, embeddings=part.table.weight[ids], segments=segments, positions=places)
-    assert torch.equal(given.logits, out.logits)
+    summed = embedding.table.weight[ids] * 1.7 + embedding.segments.weight[segments] + embedding.position.weight[places]
+    torch.testing.assert_close(seen[0], embedding.norm(summed), atol=1e-5, rtol=1e-5)
+    output = module(ids, embeddings=embedding.table.weight[ids], segments=segments, positions=places)
+    assert torch.equal(output.logits, out.logits)
     assert torch.equal(module(ids).logits, module(ids, segments=torch.zeros_like(ids)).logits)
     counted = torch.arange(7).expand(2, 7)
     assert torch.equal(module(ids, positions=counted).logits, module(ids).logits)

@@ -15,8 +15,8 @@ WIDTH = 7
 
 
 def context(length: int) -> Context:
-    place = torch.arange(length)[None]
-    return Context(Masking(length, length), place, place)
+    position = torch.arange(length)[None]
+    return Context(Masking(length, length), position, position)
 
 
 def test_every_slot_of_the_equation() -> None:

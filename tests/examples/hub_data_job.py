@@ -8,35 +8,35 @@ from pathlib import Path
 
 from clearhead.apps.cli.main import main
 from clearhead.apps.recipes import fit
-from clearhead.apps.recipes.fit import Fitted
-from clearhead.apps.recipes.run_file import Choice, DataPlan, run_file_text
+from clearhead.apps.recipes.fit import FittedRunFile
+from clearhead.apps.recipes.run_file import DataPlan, RunFileChoice, run_file_text
 from clearhead.base.errors import InputError
 from clearhead.data.sources.tables import Dataset
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.training.runfile.read import load_run_file
 
 
 def read(file: Path) -> dict[str, object]:
     """Return the first row of the training and of the validation data."""
-    found: dict[str, object] = {}
-    for part in ("train", "valid"):
-        table = getattr(load_run_file(file).data, part)
+    first_rows: dict[str, object] = {}
+    for split in ("train", "valid"):
+        table = getattr(load_run_file(file).data, split)
         if hasattr(table, "dataset"):
             source = table.as_source()
             rows = source.rows() if hasattr(source, "rows") else source.chunks()
             first = next(iter(rows))
-            found[part] = first.text if hasattr(first, "text") else first[1]
-    return found
+            first_rows[split] = first.text if hasattr(first, "text") else first[1]
+    return first_rows
 
 
-def fitted(plan: DataPlan, minutes: float) -> Fitted:
+def fit_smallest(plan: DataPlan, minutes: float) -> FittedRunFile:
     """Take the smallest model of a recipe, and measure nothing."""
-    recipe = find(plan.task).recipe(plan.amount)
-    return Fitted(run_file_text(plan, recipe, Choice(recipe.sizes[0], 32, steps=30)), 30, 1.0)
+    recipe = find_task(plan.task).recipe(plan.amount)
+    return FittedRunFile(run_file_text(plan, recipe, RunFileChoice(recipe.sizes[0], 32, steps=30)), 30, 1.0)
 
 
 if __name__ == "__main__":
-    fit.fitted = fitted
+    fit.fit_run_file = fit_smallest
     examples, folder = Path(sys.argv[1]), Path(sys.argv[2])
     for file in sorted(examples.glob("*.toml")):
         print(json.dumps({"file": file.stem, **read(file)}), flush=True)

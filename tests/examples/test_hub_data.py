@@ -21,11 +21,11 @@ POEM = "Die Luft ging durch die Felder,\ndie Aehren wogten sacht,\n" * 40
 
 def parquet(rows: list[dict[str, Any]], classes: dict[str, list[str]] | None = None) -> bytes:
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-    made = datasets.Dataset.from_list(rows)
+    dataset = datasets.Dataset.from_list(rows)
     for name, names in (classes or {}).items():
-        made = made.cast_column(name, datasets.ClassLabel(names=names))
+        dataset = dataset.cast_column(name, datasets.ClassLabel(names=names))
     file = io.BytesIO()
-    made.to_parquet(file)
+    dataset.to_parquet(file)
     return file.getvalue()
 
 
@@ -41,7 +41,7 @@ def reviews(what: str, count: int) -> list[dict[str, Any]]:
     return [{"sentence": f"a {what} film {number}", "label": number % 2} for number in range(count)]
 
 
-def made_hub() -> Hub:
+def make_hub() -> Hub:
     """Repositories with the names, files and columns of the real ones."""
     names = {"label": ["negative", "positive"]}
     main = {
@@ -56,8 +56,8 @@ def made_hub() -> Hub:
     }
     files = {(f"datasets/{name}", COMMITS["main"]): content for name, content in main.items()}
     shakespeare = {
-        f"data/{part}-00000-of-00001.parquet": parquet([{"text": f"{part}: {POEM}"}])
-        for part in ("train", "validation", "test")
+        f"data/{split}-00000-of-00001.parquet": parquet([{"text": f"{split}: {POEM}"}])
+        for split in ("train", "validation", "test")
     }
     files["datasets/karpathy/tiny_shakespeare", COMMITS["refs/pr/2"]] = shakespeare
     files["datasets/karpathy/tiny_shakespeare", COMMITS["main"]] = {"tiny_shakespeare.py": b"raise SystemExit"}
@@ -72,13 +72,13 @@ NEW = {
 
 
 def test_examples_and_new_read_a_hub(tmp_path: Path) -> None:
-    with serving(made_hub()) as (_, endpoint):
+    with serving(make_hub()) as (_, endpoint):
         done = job(endpoint, tmp_path, "tests.examples.hub_data_job", str(EXAMPLES), str(tmp_path), json.dumps(NEW))
     assert done.returncode == 0, done.stderr
     answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    read = {one.pop("file"): one for one in answers if "file" in one}
+    read = {record.pop("file"): record for record in answers if "file" in record}
     assert set(read) == {path.stem for path in EXAMPLES.glob("*.toml")}
-    assert {name for name, found in read.items() if not found} == set(OWN)
+    assert {name for name, row in read.items() if not row} == set(OWN)
     assert read["multi30k-de-en"] == {
         "train": ["ein dog bellt 0", "a dog barks 0"],
         "valid": ["ein hound bellt 0", "a hound barks 0"],
@@ -86,7 +86,9 @@ def test_examples_and_new_read_a_hub(tmp_path: Path) -> None:
     assert read["sst2"]["train"] == ["a fine film 0", "negative"] and read["sst-start"] == read["sst2"]
     assert read["fill-multi30k"] == {"train": "a dog barks 0", "valid": "a hound barks 0"}
     assert read["tinyshakespeare"]["valid"].startswith("validation: Die Luft")
-    assert {one["new"]: one["code"] for one in answers if "new" in one} == dict.fromkeys(NEW, 0), done.stderr
+    assert {record["new"]: record["code"] for record in answers if "new" in record} == dict.fromkeys(NEW, 0), (
+        done.stderr
+    )
     data = {name: load_run_file(tmp_path / f"{name}.toml").data for name in NEW}
     assert data["translate"].train.model_dump(exclude_none=True) == {
         "dataset": "bentrevett/multi30k", "split": "train", "source_field": "de", "target_field": "en",
@@ -94,6 +96,6 @@ def test_examples_and_new_read_a_hub(tmp_path: Path) -> None:
     assert data["translate"].valid.split == data["classify"].valid.split == "validation"
     assert (data["classify"].train.field, data["classify"].train.labels) == ("sentence", "label")
     assert "verse" not in str(data["generate"]) or data["generate"].train.field == "verse"
-    refused = {one["refused"]: one["error"] for one in answers if "refused" in one}
+    refused = {record["refused"]: record["error"] for record in answers if "refused" in record}
     assert "dataset 'some/missing', split 'train', cannot be loaded" in refused["some/missing"]
     assert "no longer supported" in refused["some/script"], "nothing that was downloaded is run"

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from clearhead.data.sources.tables import Table
+from clearhead.data.sources.tables import DataTable
 from clearhead.tasks.answer.data import DATA as ANSWERS
 from clearhead.tasks.answer.data import read_answers
 from clearhead.tasks.tag.data import DATA as TAGS
@@ -44,8 +44,8 @@ def test_a_tree_is_all_its_phrases(example) -> None:  # type: ignore[no-untyped-
 
 def test_phrases_have_one_polarity_and_are_no_test_sentence(example) -> None:  # type: ignore[no-untyped-def]
     trees = ["(3 (4 Good) (1 bad))", "(1 (3 Bad) (0 sad))", "(4 (4 good) (2 x))", "(1 (4 good) (0 sad))"]
-    found, num_torn = example("make_sst").labelled_phrases(trees, held_out={"good x"})
-    assert found == [("good", "positive"), ("good bad", "positive"), ("sad", "negative"), ("bad sad", "negative"),
+    phrases, num_torn = example("make_sst").labelled_phrases(trees, held_out={"good x"})
+    assert phrases == [("good", "positive"), ("good bad", "positive"), ("sad", "negative"), ("bad sad", "negative"),
                      ("good sad", "negative")]  # fmt: skip
     assert num_torn == 1
 
@@ -112,17 +112,17 @@ SENTENCES = [
 
 def test_every_token_says_what_it_is(example) -> None:  # type: ignore[no-untyped-def]
     sentences = list(example("make_tags").tagged_sentences(SOURCE))
-    found = [" ".join(f"{token}|{tag.removeprefix('B-')}" for token, tag in sentence) for sentence in sentences]
-    assert found == SENTENCES
+    tagged = [" ".join(f"{token}|{tag.removeprefix('B-')}" for token, tag in sentence) for sentence in sentences]
+    assert tagged == SENTENCES
     tags = [[tag for _, tag in sentence] for sentence in sentences]
-    data = Table({"tags": tags}, range(len(tags)), lambda row, word: "")
+    data = DataTable({"tags": tags}, range(len(tags)), lambda row, word: "")
     assert find_scheme(data) == "IOB2"
 
 
 def test_files_that_can_be_learned_from(example, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     example("make_tags").make_tags(tmp_path, 60_000)
     parts = [read_tagged(TAGS.source({"text": str(tmp_path / f"{name}.conll")})) for name in ("train", "test")]
-    assert all(find_scheme(part) == "IOB2" for part in parts)
+    assert all(find_scheme(sentences) == "IOB2" for sentences in parts)
     scores = example("tag_baseline").most_frequent_tags(*parts)
     assert 0.5 < scores.all.f1 < 0.95
 
@@ -139,11 +139,11 @@ async def g(x, *rest: int, **n: str):
 '''
     (group,) = example("make_questions").contexts(source)
     texts = ['def f(self, n, /, *, m=(1, \'a\')):\n    """Add n and m."""\n    return n + m', "def g(x, *rest, **n):"]
-    assert [one.text for one in group] == texts
-    asked = list(example("make_questions").questions(group))
+    assert [question.text for question in group] == texts
+    questions = list(example("make_questions").questions(group))
     context = "\n".join(texts)
-    assert all(context[start:].startswith(answer) for _, answer, start in asked)
-    assert {question: answer for question, answer, _ in asked} == {
+    assert all(context[start:].startswith(answer) for _, answer, start in questions)
+    assert {question: answer for question, answer, _ in questions} == {
         "What does f do?": "Add n and m",
         "What does f return?": "n + m",
         "What is the default of m in f?": "(1, 'a')",

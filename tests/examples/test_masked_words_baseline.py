@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
 from tests.examples.test_run_files import script
 from tests.tasks.text_run import run_file
@@ -20,7 +20,7 @@ def test_questions_are_all_words_with_what_stands_beside_them() -> None:
     assert module.questions_of("A dog's 3 hats.") == [
         ("a", module.START, "dog"), ("dog", "a", "'"), ("s", "'", "3"), ("hats", "3", "."),
     ]  # fmt: skip
-    assert [found.group() for found in module.words_of("A dog's 3 hats.")] == ["A", "dog", "s", "hats"]
+    assert [match.group() for match in module.words_of("A dog's 3 hats.")] == ["A", "dog", "s", "hats"]
 
 
 def test_guesses_are_the_most_probable_words() -> None:
@@ -41,10 +41,10 @@ def test_guesses_are_the_most_probable_words() -> None:
 @pytest.mark.usefixtures("quick_trainings")
 def test_it_compares_a_run_with_both_baselines(tmp_path: Path) -> None:
     path = run_file(tmp_path, 'kind = "fill"', "encoder", steps=2)
-    train_run(load_run_file(path), resume=False, progress=Progress())
+    train_run(load_run_file(path), resume=False, progress=TrainingProgress())
     module = script("masked_words_baseline")
-    found = module.masked_words(str(tmp_path / "run"), tmp_path / "train.txt", tmp_path / "valid.txt", 31)
-    assert found["words"] == sum(len(line.split()) for line in (tmp_path / "valid.txt").read_text().splitlines()[:31])
-    assert found["bigram"] > 0.8, "every word follows from its neighbours"
-    assert found["unigram"] == pytest.approx(1 / 23, abs=0.05)
-    assert 0.0 <= found["model"] <= 1.0
+    score = module.masked_words(str(tmp_path / "run"), tmp_path / "train.txt", tmp_path / "valid.txt", 31)
+    assert score["words"] == sum(len(line.split()) for line in (tmp_path / "valid.txt").read_text().splitlines()[:31])
+    assert score["bigram"] > 0.8, "every word follows from its neighbours"
+    assert score["unigram"] == pytest.approx(1 / 23, abs=0.05)
+    assert 0.0 <= score["model"] <= 1.0

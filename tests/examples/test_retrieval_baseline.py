@@ -10,7 +10,7 @@ import torch
 
 from clearhead.data.arrays import pack
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
 from tests.examples.test_run_files import script
 from tests.tasks.embed.test_train import run_file
@@ -31,10 +31,10 @@ def test_a_text_is_the_mean_of_its_words() -> None:
 
 @pytest.mark.usefixtures("quick_trainings")
 def test_it_compares_a_run_with_both_baselines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    train_run(load_run_file(run_file(tmp_path), ["train.steps=2"]), resume=False, progress=Progress())
-    found = script("retrieval_baseline").compare(tmp_path / "run", tmp_path / "valid.a", tmp_path / "valid.b", 3)
+    train_run(load_run_file(run_file(tmp_path), ["train.steps=2"]), resume=False, progress=TrainingProgress())
+    scores = script("retrieval_baseline").compare(tmp_path / "run", tmp_path / "valid.a", tmp_path / "valid.b", 3)
     baselines = ["averaged co-occurrence", "averaged words", "averaged tokens of the run"]
-    assert list(found) == ["by chance", *baselines, str(tmp_path / "run")]
+    assert list(scores) == ["by chance", *baselines, str(tmp_path / "run")]
     assert capsys.readouterr().out.count("validation recall@1") == 6
     for name in baselines:
-        assert found[name].mean > 0.1, "the order of words carries nothing here, so means of words find much"
+        assert scores[name].mean > 0.1, "the order of words carries nothing here, so means of words find much"

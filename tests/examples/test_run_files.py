@@ -15,10 +15,10 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def script(name: str) -> ModuleType:
     """Import a script of examples/ by its path."""
-    found = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert found is not None and found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module
 
 
@@ -42,12 +42,12 @@ def test_strings(task: str, tmp_path: Path) -> None:
     module = script("make_strings")
     module.make_strings(task, tmp_path)
     parts = {}
-    for part in ("train", "valid", "test", "longer"):
+    for split in ("train", "valid", "test", "longer"):
         sources, targets = (
-            (tmp_path / f"{part}.{side}").read_text(encoding="utf-8").splitlines() for side in ("source", "target")
+            (tmp_path / f"{split}.{side}").read_text(encoding="utf-8").splitlines() for side in ("source", "target")
         )
         assert targets == (sources if task == "copy" else [line[::-1] for line in sources])
-        parts[part] = {line.replace(" ", "") for line in sources}
+        parts[split] = {line.replace(" ", "") for line in sources}
     assert not parts["train"] & parts["test"] and not parts["train"] & parts["valid"]
     assert {len(text) for text in parts["train"]} == set(module.TRAINED_LENGTHS)
     assert min(map(len, parts["longer"])) > max(module.TRAINED_LENGTHS)

@@ -56,20 +56,20 @@ def steps(tree: Transformer, prompts: Sequence[list[int]]) -> list[object]:
     """The logits of a prompt and of three tokens after it."""
     with torch.inference_mode():
         prefill = prefill_prompts(tree, prompts, pad_id=0)
-        found = [prefill.logits]
+        all_logits = [prefill.logits]
         for _ in range(3):
-            logits = tree.decode(found[-1].argmax(1)[:, None], cache=prefill.cache).logits
+            logits = tree.decode(all_logits[-1].argmax(1)[:, None], cache=prefill.cache).logits
             assert logits is not None
-            found.append(logits[:, -1])
-    return list(torch.stack(found, 1))
+            all_logits.append(logits[:, -1])
+    return list(torch.stack(all_logits, 1))
 
 
-def continued(tree: Transformer, prompts: Sequence[list[int]]) -> list[object]:
+def run_continuations(tree: Transformer, prompts: Sequence[list[int]]) -> list[object]:
     options = GenerateOptions(max_new_tokens=5, temperature=0.9, top_k=9, seed=1, num_return_sequences=2)
     return list(generate_ids(tree, GenerateRequest(prompts, options, eos_id=3, pad_id=0)))
 
 
-def translated(beams: int) -> Run:
+def translate(beams: int) -> Run:
     def run(tree: Transformer, sources: Sequence[list[int]]) -> list[object]:
         options = SearchOptions(beam_size=beams, max_length=7, n_best=beams)
         request = GenerateRequest([[2]] * len(sources), options, eos_id=3, pad_id=0, banned=(2, 0), sources=sources)
@@ -78,12 +78,12 @@ def translated(beams: int) -> Run:
     return run
 
 
-def scored(tree: Transformer, sources: Sequence[list[int]]) -> list[object]:
+def score(tree: Transformer, sources: Sequence[list[int]]) -> list[object]:
     targets = [[2, *source[::-1][:9], 3] for source in sources]
     return list(score_targets(tree, sources, targets, pad_id=0, length_penalty=1.0))
 
 
-def embedded(tree: Transformer, texts: Sequence[list[int]]) -> list[object]:
+def embed(tree: Transformer, texts: Sequence[list[int]]) -> list[object]:
     longest = max(map(len, texts))
     ids = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
     with torch.inference_mode():
@@ -100,11 +100,11 @@ CASES: dict[str, tuple[Callable[[], spec.Model], Run]] = {
     "logits of a decoder": (lambda: small("llama-tiny"), steps),
     "logits of a decoder with a window": (lambda: small("llama-tiny", mask=spec.Window(before=5, after=0)), steps),
     "logits of a decoder with ALiBi": (lambda: small("llama-tiny", position=None, score_bias=spec.Alibi()), steps),
-    "samples of a decoder": (lambda: small("gpt2"), continued),
-    "greedy translations": (lambda: small("transformer"), translated(1)),
-    "translations by beams": (lambda: small("t5-small"), translated(4)),
-    "scores of translations": (lambda: small("transformer"), scored),
-    "embeddings": (embedder, embedded),
+    "samples of a decoder": (lambda: small("gpt2"), run_continuations),
+    "greedy translations": (lambda: small("transformer"), translate(1)),
+    "translations by beams": (lambda: small("t5-small"), translate(4)),
+    "scores of translations": (lambda: small("transformer"), score),
+    "embeddings": (embedder, embed),
 }
 LONG = 300, 3, 140, 31
 """Of texts that are divided among threads, and read in chunks."""
@@ -115,18 +115,18 @@ def of_model(model: spec.Model, precision: str, *, is_transposed: bool = False) 
     module = build(model).eval().requires_grad_(False)
     for parameter in module.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.1)
-    for part in module.modules():
-        if is_transposed and isinstance(part, torch.nn.Linear):  # as in GPT-2's files
-            part.weight.data = part.weight.t().contiguous().t()
+    for submodule in module.modules():
+        if is_transposed and isinstance(submodule, torch.nn.Linear):  # as in GPT-2's files
+            submodule.weight.data = submodule.weight.t().contiguous().t()
     formats = {"fp32": dict, "int8": lambda: INT8, "int4": lambda: choose_int4(module)}[precision]()
     runner = Runner(store(module, formats))
-    for part in runner.report():
-        assert part.by == "kernels", part
+    for submodule in runner.report():
+        assert submodule.backend == "kernels", submodule
     return runner.tree()
 
 
-def same(one: object, other: object) -> bool:
-    return torch.equal(one, other) if isinstance(one, Tensor) and isinstance(other, Tensor) else one == other
+def same(first: object, other: object) -> bool:
+    return torch.equal(first, other) if isinstance(first, Tensor) and isinstance(other, Tensor) else first == other
 
 
 @pytest.mark.parametrize(
@@ -145,19 +145,19 @@ def test_result_does_not_depend_on_the_requests_beside_it(case: str, precision: 
 
 
 def test_rows_by_transposed_weights_do_not_depend_on_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, found = stack.stack_runner, list[int]()
+    plain, counts = stack.stack_runner, list[int]()
 
-    def noted(kind: Any, branches: Any, width: int) -> Any:
-        found.extend(branch.first.ldb for branch in branches)
+    def record_run(kind: Any, branches: Any, width: int) -> Any:
+        counts.extend(branch.first.ldb for branch in branches)
         return plain(kind, branches, width)
 
-    monkeypatch.setattr(stack, "stack_runner", noted)
+    monkeypatch.setattr(stack, "stack_runner", record_run)
     tree = of_model(small("gpt2"), "fp32", is_transposed=True)
     requests = ids_of(max(COUNTS))
     alone = [steps(tree, [request])[0] for request in requests]
     for count in COUNTS:
         assert all(map(same, steps(tree, requests[:count]), alone)), count
-    assert found and min(found) > 0, "the kernels read the weights as they lie"
+    assert counts and min(counts) > 0, "the kernels read the weights as they lie"
 
 
 @pytest.mark.parametrize("tokens", [256, 512])
@@ -167,11 +167,11 @@ def test_long_requests_do_not_depend_on_those_beside_them(
     case: str, precision: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Divided among threads in parts of unlike length, the last of which fills no tile."""
-    monkeypatch.setattr(kernel_arguments, "PIECE_TOKENS", tokens)
+    monkeypatch.setattr(kernel_arguments, "CHUNK_TOKENS", tokens)
     model, run = CASES[case]
     tree, requests = of_model(model(), precision), ids_of(len(LONG), LONG)
     together = run(tree, requests)
-    assert all(same(one, run(tree, [request])[0]) for one, request in zip(together, requests, strict=True))
+    assert all(same(result, run(tree, [request])[0]) for result, request in zip(together, requests, strict=True))
 
 
 def read(tree: Transformer, prompts: Sequence[list[int]]) -> list[object]:
@@ -179,14 +179,16 @@ def read(tree: Transformer, prompts: Sequence[list[int]]) -> list[object]:
     options = GenerateOptions(max_new_tokens=4)
     first, *others = [PromptReader(tree, GenerateRequest([prompt], options, eos_id=3, pad_id=0)) for prompt in prompts]
     with torch.inference_mode():
-        while not (found := first.step(others)):
+        while not (starts := first.step(others)):
             pass
-        logits, batch = [start.logits.clone() for start in found], RunningBatch(tree)
-        rows = [start.member.sequences[0] for start in found]
-        batch.join(found)
+        logits, batch = [start.logits.clone() for start in starts], RunningBatch(tree)
+        rows = [start.member.sequences[0] for start in starts]
+        batch.join(starts)
         while batch.members:
             batch.step()
-    return [(one.tolist(), row.ids, row.log_probabilities) for one, row in zip(logits, rows, strict=True)]
+    return [
+        (step_logits.tolist(), row.ids, row.log_probabilities) for step_logits, row in zip(logits, rows, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
@@ -203,7 +205,7 @@ def test_a_prompt_in_pieces_has_the_bits_of_a_whole_one(monkeypatch: pytest.Monk
         (prompt,) = ids_of(1, [length])
         (whole,) = read(tree, [prompt])
         with monkeypatch.context() as patch:
-            patch.setattr(prefill, "PIECE_TOKENS", 32)
+            patch.setattr(prefill, "CHUNK_TOKENS", 32)
             assert read(tree, [prompt]) == [whole], length
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from clearhead.fast import busy_waiting
-from clearhead.fast.busy_waiting import FIRST_TRIAL, LONG, Usage, Waiting
+from clearhead.fast.busy_waiting import FIRST_TRIAL, LOOKS_BEFORE_MESSAGE, SpinPolicy, Usage
 
 
 class Threads:
@@ -37,7 +37,7 @@ def test_threads_sleep_while_others_need_their_processors(
     count: int, others: float, processors: int, asleep: bool
 ) -> None:
     threads = Threads(count)
-    waiting = Waiting(threads)
+    waiting = SpinPolicy(threads)
     waiting.look(others, processors)
     assert threads.asleep == asleep
     waiting.look(0.0, processors)
@@ -47,7 +47,7 @@ def test_threads_sleep_while_others_need_their_processors(
 def test_threads_that_sleep_try_less_and_less_often_whether_they_must() -> None:
     """A program of low priority takes what sleeping threads leave, and little from others."""
     threads = Threads(2)
-    waiting, seen = Waiting(threads), ""
+    waiting, seen = SpinPolicy(threads), ""
     for _ in range(4 * FIRST_TRIAL):
         waiting.look(1.0, 2)
         seen += "s" if threads.asleep else "t"
@@ -63,11 +63,11 @@ def test_one_sentence_says_that_a_long_computation_waits(
     can_sleep: bool, level: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="clearhead.fast.busy_waiting")
-    waiting = Waiting(Threads(2, can_sleep=can_sleep))
-    for _ in range(LONG - 1):
+    waiting = SpinPolicy(Threads(2, can_sleep=can_sleep))
+    for _ in range(LOOKS_BEFORE_MESSAGE - 1):
         waiting.look(1.0, 2)
     assert not caplog.records
-    for _ in range(3 * LONG):
+    for _ in range(3 * LOOKS_BEFORE_MESSAGE):
         waiting.look(1.0, 2)
     (record,) = caplog.records
     assert record.levelno == level and "other programs use 1.0 of the 2 processors" in record.getMessage()
@@ -82,13 +82,13 @@ def test_what_others_use_is_counted_without_this_process(tmp_path: Path, monkeyp
     monkeypatch.setattr(busy_waiting, "_STATISTICS", statistics)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {number})
 
-    def used(user: int, idle: int, stolen: int) -> Usage:
+    def make_usage(user: int, idle: int, stolen: int) -> Usage:
         row = f"{user * ticks} {3 * ticks} 0 {idle * ticks} 0 0 0 {stolen * ticks} 0 0"
         others = f"cpu{number + 1} {99 * user * ticks} 0 0 0 0 0 0 0 0 0"
         statistics.write_text(f"cpu  {row}\n{others}\ncpu{number} {row}\nintr 5 7\n", "ascii")
         return Usage.now()
 
-    before, now = used(10, 100, 0), used(17, 200, 2)
+    before, now = make_usage(10, 100, 0), make_usage(17, 200, 2)
     assert now.busy - before.busy == pytest.approx(9.0)
     assert Usage(20.0, 9.0, 5.0).others_since(Usage(10.0, 0.0, 0.0)) == pytest.approx(0.4)
     assert Usage(20.0, 9.0, 9.5).others_since(Usage(10.0, 0.0, 0.0)) == 0.0
@@ -96,7 +96,7 @@ def test_what_others_use_is_counted_without_this_process(tmp_path: Path, monkeyp
 
 def test_a_way_that_the_user_has_chosen_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
-    monkeypatch.setattr(busy_waiting, "_watch", started.append)
+    monkeypatch.setattr(busy_waiting, "_start_watching", started.append)
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     busy_waiting.adapt_waiting()
     assert not started

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from clearhead.fast.computing import computing_in
+from clearhead.fast.computing import replica_in_dtype
 from clearhead.fast.stored import BF16, INT8, Stored, store
 from tests.laws.tiny import tiny
 
@@ -21,15 +21,15 @@ def test_results_are_those_of_a_converted_copy(name: str, kind: object, dtype: t
     plain = tiny(name)
     module = copy.deepcopy(plain) if kind is None else store(copy.deepcopy(plain), kind)  # type: ignore[arg-type]
     copied = copy.deepcopy(plain).to(dtype)
-    for address, part in copied.named_modules():
+    for address, submodule in copied.named_modules():
         original = module.get_submodule(address)
         if isinstance(original, Stored):
-            part.weight.data = original.weight.to(dtype)
-    twin, target = computing_in(module, dtype), IDS if module.encoder is not None and module.decoder else None
+            submodule.weight.data = original.weight.to(dtype)
+    twin, target = replica_in_dtype(module, dtype), IDS if module.encoder is not None and module.decoder else None
     with torch.no_grad():
-        found, expected = twin(IDS, target).logits, copied(IDS, target).logits
-    assert found.dtype == dtype and torch.equal(found, expected)
-    own = {id(weight) for weight in (*module.parameters(), *module.buffers())}
+        actual, expected = twin(IDS, target).logits, copied(IDS, target).logits
+    assert actual.dtype == dtype and torch.equal(actual, expected)
+    weight_ids = {id(weight) for weight in (*module.parameters(), *module.buffers())}
     matrices = [weight for weight in (*twin.parameters(), *twin.buffers()) if weight.dim() > 1]
-    tables = {weight.shape[0] for weight in matrices if id(weight) not in own}
+    tables = {weight.shape[0] for weight in matrices if id(weight) not in weight_ids}
     assert tables <= {17, 32}, "only tables of positions are copied"

@@ -24,7 +24,7 @@ from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training import assemble
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
 from tests.apps.cli.tiny_run import write_run_file
 from tests.fast import wrong_device
@@ -107,7 +107,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "model"
 
 
-def fused_calls(model: ch.Model) -> int:
+def count_fused_calls(model: ch.Model) -> int:
     """How many attentions of a text that is too long for the eager kernel run the fused one."""
     with torch.inference_mode(), WrongDevice("fused attention", wrong_device.ignore_strides, torch.int8) as device:
         model.module(torch.arange(100)[None])
@@ -116,7 +116,7 @@ def fused_calls(model: ch.Model) -> int:
 
 def test_attention_that_is_wrong_gets_the_eager_kernel(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     right = ch.load(folder)
-    assert fused_calls(right) == 1 and not caplog.records
+    assert count_fused_calls(right) == 1 and not caplog.records
     (folder.parent / "cache").rename(folder.parent / "other cache")
     with WrongDevice("fused attention", wrong_device.ignore_the_last_key, torch.float32) as device:
         model = ch.load(folder)
@@ -129,7 +129,7 @@ def test_attention_that_is_wrong_gets_the_eager_kernel(folder: Path, caplog: pyt
     with torch.inference_mode():
         expected = right.module(ids).logits
     assert torch.allclose(logits, expected, atol=1e-5)
-    assert fused_calls(model) == 0
+    assert count_fused_calls(model) == 0
     first, second = caplog.messages
     assert (
         first == second
@@ -188,7 +188,7 @@ def test_training_refuses_a_wrong_device_before_it_reads_data(
 def test_training_avoids_a_wrong_kernel(folder: Path, tmp_path: Path) -> None:
     run_file = load_run_file(write_run_file(tmp_path), ["train.precision=fp32"])
     with WrongDevice("fused attention", wrong_device.ignore_the_last_key, torch.float32) as device:
-        with assemble.open_training(run_file, resume=False, progress=Progress()) as run:
+        with assemble.open_training(run_file, resume=False, progress=TrainingProgress()) as run:
             assert device.calls
             assembled = assemble.assemble_run(run)
     for module in (assembled.model.module, assembled.trainer.module):

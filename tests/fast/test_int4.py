@@ -54,8 +54,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_layers_have_4_bits_and_tables_and_heads_8() -> None:
     module = model().module
     formats = choose_int4(module)
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Linear) and ".layers." in name and name.startswith("decoder"):
+    for name, submodule in module.named_modules():
+        if isinstance(submodule, nn.Linear) and ".layers." in name and name.startswith("decoder"):
             assert formats[name] == INT4, name
     assert formats["decoder.embedding.table"] == formats["head.layers.0"] == INT8
     in_4_bits, total = count_int4(module, formats)
@@ -65,10 +65,14 @@ def test_layers_have_4_bits_and_tables_and_heads_8() -> None:
 def test_rows_of_no_whole_groups_have_8_bits_and_too_many_of_them_are_refused(tmp_path: Path) -> None:
     module = model(feedforward=48).module  # 48 numbers in the rows of one matrix of each layer
     formats = choose_int4(module)
-    down = {name for name, part in module.named_modules() if isinstance(part, nn.Linear) and part.in_features == 48}
+    down = {
+        name
+        for name, submodule in module.named_modules()
+        if isinstance(submodule, nn.Linear) and submodule.in_features == 48
+    }
     assert len(down) == 2 and {formats[name] for name in down} == {INT8}
     runner = Runner(store(module, formats))
-    assert {(one.by, one.why) for one in runner.report()} == {("kernels", "int4"), ("kernels", "int8")}
+    assert {(entry.backend, entry.detail) for entry in runner.report()} == {("kernels", "int4"), ("kernels", "int8")}
     model(feedforward=400).save(tmp_path / "wide")
     with pytest.raises(InputError, match=r"needs 75% of the layers' weights in 4 bits, and 6[0-9]% of this model's"):
         ch.load(tmp_path / "wide", device="cpu", precision="int4")

@@ -26,17 +26,17 @@ from clearhead.fast.native import load
 from clearhead.fast.probe import has_exact_int_mm
 from clearhead.fast.runner import Runner, multiplies_in_bf16
 from clearhead.fast.stored import INT8, is_quantized, quantize, store, widen_weights
-from tests import hf_models as made
+from tests import hf_models
 from tests.laws.tiny import FAMILIES, STYLES, tiny
 
 NAMES = [
-    f"{family}/{style}/{place}"
+    f"{family}/{style}/{position}"
     for family in FAMILIES
-    for style, place in zip(STYLES, ("learned", "rotary"), strict=True)
+    for style, position in zip(STYLES, ("learned", "rotary"), strict=True)
 ]
 
 
-def seeded(name: str) -> Transformer:
+def build_seeded(name: str) -> Transformer:
     torch.manual_seed(3)
     return tiny(name)
 
@@ -44,13 +44,13 @@ def seeded(name: str) -> Transformer:
 def outputs(module: Transformer) -> Tensor:
     ids = torch.randint(1, 20, (2, 7), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        found = module(ids, ids if module.encoder is not None and module.decoder is not None else None)
-    return found.hidden if found.logits is None else found.logits
+        outputs_of_model = module(ids, ids if module.encoder is not None and module.decoder is not None else None)
+    return outputs_of_model.hidden if outputs_of_model.logits is None else outputs_of_model.logits
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_stacks_in_8_bits_go_on_without_their_head(name: str) -> None:
-    module = store(seeded(name), INT8)
+    module = store(build_seeded(name), INT8)
     bare, ids = with_head(module, None, {}), torch.randint(1, 20, (2, 7))
     target = ids if module.encoder is not None and module.decoder is not None else None
     with torch.inference_mode():
@@ -69,9 +69,9 @@ def test_a_weight_moves_by_at_most_half_a_step_of_its_row() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_plain_model_computes_with_the_dequantized_weights(name: str) -> None:
-    module = seeded(name)
+    module = build_seeded(name)
     reference = ch.build(module.spec)
-    rounded = store(seeded(name), INT8)
+    rounded = store(build_seeded(name), INT8)
     reference.load_state_dict(dict(widen_weights(rounded.state_dict())))
     assert torch.allclose(outputs(rounded), outputs(reference.eval()), atol=1e-6)
     assert not torch.equal(outputs(rounded), outputs(module))
@@ -79,13 +79,13 @@ def test_the_plain_model_computes_with_the_dequantized_weights(name: str) -> Non
 
 @pytest.mark.parametrize("name", NAMES)
 def test_kernels_compute_what_the_plain_layers_do_and_leave_the_plain_tree_alone(name: str) -> None:
-    module = seeded(name)
-    plain, before = outputs(module), [dict(vars(part)) for part in module.modules()]
+    module = build_seeded(name)
+    plain, before = outputs(module), [dict(vars(submodule)) for submodule in module.modules()]
     fast = Runner(module)
-    assert {one.by for one in fast.report()} == {"kernels"}
+    assert {entry.backend for entry in fast.report()} == {"kernels"}
     assert torch.allclose(outputs(fast.tree()), plain, atol=1e-5)
-    assert all(vars(part) == old for part, old in zip(module.modules(), before, strict=True))
-    half = seeded(name).to(torch.bfloat16)
+    assert all(vars(submodule) == old for submodule, old in zip(module.modules(), before, strict=True))
+    half = build_seeded(name).to(torch.bfloat16)
     plain = outputs(half)
     assert (outputs(Runner(half).tree()) - plain).abs().max() <= 0.05 * plain.abs().max()
     rounded = store(module, INT8)
@@ -104,7 +104,7 @@ def test_products_in_bf16_are_close_and_neither_scores_nor_weights_change(
     assert 0.0 < (first - second).abs().max() <= 0.05 * first.abs().max()
     assert torch.equal(outputs(exact.module), outputs(quick.module))
     assert exact.score(["the cat"]) == quick.score(["the cat"])
-    weight = next(part.weight for part in quick.module.modules() if isinstance(part, nn.Linear))
+    weight = next(submodule.weight for submodule in quick.module.modules() if isinstance(submodule, nn.Linear))
     with torch.no_grad():
         weight.mul_(2.0)
     assert not torch.equal(outputs(quick.tree), second), "the rounded copy is made again"
@@ -121,26 +121,26 @@ def test_small_models_and_slow_processors_multiply_as_their_weights_are(
 
 def test_the_matrix_of_a_head_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "has_fast_bf16", lambda device: True)
-    module = seeded("decoder/post/learned")
-    layers = sum(part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
+    module = build_seeded("decoder/post/learned")
+    layers = sum(submodule.weight.numel() for submodule in module.modules() if isinstance(submodule, nn.Linear))
     monkeypatch.setattr(runner, "LEAST_WEIGHTS", layers + 1)
     assert multiplies_in_bf16(module)
 
 
 def test_a_watched_model_computes_by_its_plain_layers() -> None:
-    module = seeded("decoder/post/learned")
+    module = build_seeded("decoder/post/learned")
     fast = Runner(module)
     with ch.capture(module, "**.weights") as seen:
         watched = outputs(fast.tree())
         assert torch.equal(watched, outputs(module))
     assert {len(records) for records in seen.values()} == {2}
-    assert any(type(part).forward is ServedLinear.forward for part in fast.tree().modules())
+    assert any(type(submodule).forward is ServedLinear.forward for submodule in fast.tree().modules())
 
 
 def test_a_served_tree_lets_gradients_through() -> None:
-    module = seeded("decoder/post/rotary").train()
+    module = build_seeded("decoder/post/rotary").train()
     Runner(module).tree()(torch.tensor([[1, 2, 3]])).logits.sum().backward()
-    assert all(part.weight.grad is not None for part in module.modules() if isinstance(part, nn.Linear))
+    assert all(submodule.weight.grad is not None for submodule in module.modules() if isinstance(submodule, nn.Linear))
 
 
 def test_probabilities_of_a_trained_model_stay(data_dir: Path) -> None:
@@ -161,7 +161,9 @@ def test_they_stay_where_keys_and_values_have_8_bits_as_well(data_dir: Path) -> 
         ids = torch.tensor([model.tokenizers.target.encode_with_special(text)])
         tree = model.tree
         with torch.inference_mode():
-            parts = [tree.decode(part, cache=cache).logits for part in (ids[:, :64], *ids[:, 64:].split(1, 1))]
+            parts = [
+                tree.decode(submodule, cache=cache).logits for submodule in (ids[:, :64], *ids[:, 64:].split(1, 1))
+            ]
         losses.append(float(functional.cross_entropy(torch.cat(parts, 1)[0, :-1], ids[0, 1:])))
     assert losses[0] != losses[1]
     assert np.exp(losses[1] - losses[0]) == pytest.approx(1.0, abs=0.01)
@@ -169,7 +171,7 @@ def test_they_stay_where_keys_and_values_have_8_bits_as_well(data_dir: Path) -> 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made.language_model(tmp_path_factory.mktemp("lm") / "model")
+    return hf_models.language_model(tmp_path_factory.mktemp("lm") / "model")
 
 
 def test_a_converted_model_is_small_and_generates_the_same(folder: Path, tmp_path: Path) -> None:
@@ -193,7 +195,7 @@ def test_a_model_in_8_bits_loads_as_fp32_with_the_weights_that_it_has(folder: Pa
     wide = ch.load(tmp_path / "int8", device="cpu", precision="fp32")
     assert not is_quantized(wide.module)
     assert torch.equal(outputs(wide.module), outputs(model.module))
-    maps, again = (one.attention("the cat").to_json() for one in (wide, model))
+    maps, again = (each.attention("the cat").to_json() for each in (wide, model))
     assert maps == again
 
 
@@ -235,9 +237,9 @@ def test_pytorch_rounds_rows_and_sums_as_the_kernels_do(rows: int, monkeypatch: 
     expected = int8_linear(*layer)(x[:rows])
     with monkeypatch.context() as patch:
         patch.setattr(load, "library", lambda kernels="": None)
-        found = int8_linear(*layer)(x[None, :rows])[0]
-    assert torch.allclose(found, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
-    assert not torch.equal(found, functional.linear(x[:rows], dequantized_matrix(layer), layer[2]))
+        actual = int8_linear(*layer)(x[None, :rows])[0]
+    assert torch.allclose(actual, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert not torch.equal(actual, functional.linear(x[:rows], dequantized_matrix(layer), layer[2]))
 
 
 def dequantized_matrix(layer: list[Tensor]) -> Tensor:

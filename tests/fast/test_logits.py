@@ -39,10 +39,10 @@ def probabilities(logits_V: Tensor, banned_X: Tensor, shape: Shape) -> Tensor:
     return found_V / found_V.sum()
 
 
-def drawn(logits_V: Tensor, uniform_R: Tensor, banned_X: Tensor, shape: Shape) -> Tensor:
-    found = draw_tokens(logits_V.expand(len(uniform_R), -1), uniform_R, banned_X, **vars(shape))
-    assert found is not None, "the kernels serve these logits"
-    return found
+def draw(logits_V: Tensor, uniform_R: Tensor, banned_X: Tensor, shape: Shape) -> Tensor:
+    tokens = draw_tokens(logits_V.expand(len(uniform_R), -1), uniform_R, banned_X, **vars(shape))
+    assert tokens is not None, "the kernels serve these logits"
+    return tokens
 
 
 def border(logits_V: Tensor, banned_X: Tensor, shape: Shape) -> float:
@@ -77,27 +77,27 @@ def test_the_ids_that_stay_are_those_of_the_sorted_definition(
     banned_X = torch.tensor([index for index in banned if index < len(logits)], dtype=torch.int64)
     open_V = logits_V.index_fill(0, banned_X, -torch.inf)
     if bool((open_V == -torch.inf).all()):
-        assert drawn(logits_V, torch.tensor([0.5], dtype=torch.float64), banned_X, shape).tolist() == [-1]
+        assert draw(logits_V, torch.tensor([0.5], dtype=torch.float64), banned_X, shape).tolist() == [-1]
         return
     # Equal numbers make exact sums; elsewhere a sum that rounding moves over the border is no mistake.
     is_even = len(open_V[open_V > -torch.inf].unique()) == 1
     assume(is_even or border(logits_V, banned_X, shape) > 1e-6)
     expected_V = probabilities(logits_V, banned_X, shape)
-    kept = (expected_V > 1e-30).nonzero()[:, 0]
-    ends = expected_V.cumsum(0)[kept]
-    middles = ends - expected_V[kept] / 2
-    clear = expected_V[kept] > 1e-6  # rarer ones have no middle that fp32 weights keep
-    found = drawn(logits_V, middles[clear], banned_X, shape)
-    assert found.tolist() == kept[clear].tolist()
+    possible = (expected_V > 1e-30).nonzero()[:, 0]
+    ends = expected_V.cumsum(0)[possible]
+    middles = ends - expected_V[possible] / 2
+    clear = expected_V[possible] > 1e-6  # rarer ones have no middle that fp32 weights keep
+    actual = draw(logits_V, middles[clear], banned_X, shape)
+    assert actual.tolist() == possible[clear].tolist()
     edges = torch.tensor([0.0, 1.0 - 2**-53], dtype=torch.float64)
-    assert all(float(expected_V[token]) > 0 for token in drawn(logits_V, edges, banned_X, shape).tolist())
+    assert all(float(expected_V[token]) > 0 for token in draw(logits_V, edges, banned_X, shape).tolist())
 
 
 def test_ids_that_a_row_does_not_have_are_no_places_in_memory() -> None:
     logits_V, uniform_R = torch.zeros(5), torch.tensor([0.1, 0.9], dtype=torch.float64)
     beyond_X = torch.tensor([5, 2**40, -1])
-    expected = drawn(logits_V, uniform_R, beyond_X[:0], Shape())
-    assert torch.equal(drawn(logits_V, uniform_R, beyond_X, Shape()), expected)
+    expected = draw(logits_V, uniform_R, beyond_X[:0], Shape())
+    assert torch.equal(draw(logits_V, uniform_R, beyond_X, Shape()), expected)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_large_vocabulary_is_drawn_from_as_the_definition_says(spread: str, sh
     banned_X, uniform_R = torch.tensor([0, 5, 5]), torch.rand(64, dtype=torch.float64)
     expected_V = probabilities(logits_V, banned_X, shape)
     ends = expected_V.cumsum(0)
-    tokens = drawn(logits_V, uniform_R, banned_X, shape)
+    tokens = draw(logits_V, uniform_R, banned_X, shape)
     assert bool((expected_V[tokens] > 0).all())
     # The draw is in the part of the id that was drawn, up to rounding of the sums.
     assert bool((uniform_R <= ends[tokens] + 2e-6).all())

@@ -17,7 +17,7 @@ from clearhead.fast.runner import Runner
 from clearhead.fast.stored import INT8, choose_int4, store
 from clearhead.generate.prefill import prefill_prompts
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
-from tests import hf_models as made
+from tests import hf_models
 from tests.laws.tiny import tiny
 
 MODELS = ["encoder/post/learned", "decoder/pre-grouped/rotary", "encoder-decoder/post/learned"]
@@ -25,7 +25,7 @@ PRECISIONS = [choice.precision for choice in FORMATS if choice.precision != "int
 """Of the tiny models: their rows are no multiples of 32."""
 
 
-def converted(module: Transformer, precision: str) -> Transformer:
+def convert_to(module: Transformer, precision: str) -> Transformer:
     convert = {
         "fp32": module.float,
         "bf16": module.bfloat16,
@@ -42,7 +42,7 @@ def test_weights_take_the_bytes_of_the_forecast(name: str) -> None:
     forecasts = forecast_memory(spec, dtypes)
     assert [forecast.precision for forecast in forecasts] == PRECISIONS
     for forecast in forecasts:
-        module = converted(tiny(name), forecast.precision)
+        module = convert_to(tiny(name), forecast.precision)
         weights = {id(weight): weight for weight in (*module.parameters(), *module.buffers())}
         assert sum(weight.nbytes for weight in weights.values()) == forecast.weight_bytes
         largest = max(weight.numel() for weight in weights.values())
@@ -54,7 +54,7 @@ def test_weights_in_4_bits_take_the_bytes_of_the_forecast() -> None:
     module = build(build_spec(sizes, source_vocab=29, target_vocab=29))
     forecasts = forecast_memory(module.spec)
     assert [forecast.precision for forecast in forecasts] == [choice.precision for choice in FORMATS]
-    assert converted(module, "int4") is module
+    assert convert_to(module, "int4") is module
     weights = {id(weight): weight for weight in (*module.parameters(), *module.buffers())}
     assert sum(weight.nbytes for weight in weights.values()) == forecasts[-1].weight_bytes
     assert forecasts[-1].weight_bytes < 0.8 * forecasts[-2].weight_bytes
@@ -63,16 +63,16 @@ def test_weights_in_4_bits_take_the_bytes_of_the_forecast() -> None:
 @pytest.mark.parametrize("name", MODELS[1:])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_kv_cache_takes_the_bytes_of_the_forecast(name: str, precision: str) -> None:
-    tree = Runner(converted(tiny(name), precision)).tree()
+    tree = Runner(convert_to(tiny(name), precision)).tree()
     prompts = [[3, 5, 7, 11, 13], [2, 3, 5, 7, 11]]
     sources = [[1, 2, 3], [3, 2, 1]] if tree.encoder is not None else None
     with torch.inference_mode():
         cache = prefill_prompts(tree, prompts, sources, pad_id=0).cache
     cache.convert(cache_dtype(tree))  # as the next step does, for the keys of the encoder's tokens
     buffers = [entry.buffer for table in (cache.self_attention, cache.scales) for entry in table.values()]
-    own = sum(buffer[:, :, :, : cache.length].contiguous().nbytes for buffer in buffers if buffer is not None)
+    used_bytes = sum(buffer[:, :, :, : cache.length].contiguous().nbytes for buffer in buffers if buffer is not None)
     target_token, source_token = cache_bytes(tree.spec, cache_dtype(tree))
-    assert own == target_token * 2 * 5
+    assert used_bytes == target_token * 2 * 5
     assert sum(key.nbytes + value.nbytes for key, value in cache.memory_attention.values()) == source_token * 2 * 3
     assert cache_dtype(tree) == next(choice.cache for choice in FORMATS if choice.precision == precision)
 
@@ -80,7 +80,9 @@ def test_a_kv_cache_takes_the_bytes_of_the_forecast(name: str, precision: str) -
 def test_a_load_that_does_not_fit_names_the_precisions_that_do(monkeypatch: pytest.MonkeyPatch) -> None:
     module = build(tiny("decoder/post/learned").spec, device="meta")
     dtypes = dict.fromkeys(module.state_dict(), torch.float32)
-    peaks = {one.precision: one.load_bytes for one in forecast_memory(module.spec, dtypes, is_mapped=False)}
+    peaks = {
+        forecast.precision: forecast.load_bytes for forecast in forecast_memory(module.spec, dtypes, is_mapped=False)
+    }
     assert sorted(peaks.values(), reverse=True) == list(peaks.values())
     free = 0
 
@@ -105,7 +107,7 @@ def test_a_load_that_does_not_fit_names_the_precisions_that_do(monkeypatch: pyte
 def test_a_prompt_whose_cache_does_not_fit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = made.endless_model(tmp_path / "endless")
+    folder = hf_models.endless_model(tmp_path / "endless")
     model = ch.load(folder, device="cpu")
     monkeypatch.setattr("clearhead.generate.continuation.free_memory", lambda device: 10_000)
     monkeypatch.setattr(type(model.module.decoder), "forward", None)  # nothing is read

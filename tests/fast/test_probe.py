@@ -25,9 +25,9 @@ def test_vendor_and_instructions_are_those_that_linux_names(monkeypatch: pytest.
     file.write_text(TEXT)
     monkeypatch.delenv(probe.HIDE, raising=False)
     monkeypatch.setattr(probe, "_CPUINFO", file)
-    found = probe.processor()
-    assert found.vendor == "AuthenticAMD" and "avx2" in found.isa
-    assert not found.isa & {"amx", "avx512_bf16", "avx512_vnni"}
+    result = probe.processor()
+    assert result.vendor == "AuthenticAMD" and "avx2" in result.isa
+    assert not result.isa & {"amx", "avx512_bf16", "avx512_vnni"}
 
 
 def test_what_the_environment_hides_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,9 +16,9 @@ from tests.laws.tiny import tiny
 
 def logits(module: Transformer) -> Tensor:
     with torch.inference_mode():
-        found = module(torch.arange(1, 15).view(2, 7)).logits
-    assert found is not None
-    return found
+        actual = module(torch.arange(1, 15).view(2, 7)).logits
+    assert actual is not None
+    return actual
 
 
 def layer(module: Transformer) -> Any:
@@ -85,7 +85,7 @@ def test_a_model_that_has_not_changed_keeps_its_tree() -> None:
     tree = runner.tree()
     assert runner.tree() is tree
     module.train()
-    assert runner.tree() is tree and not any(part.training for part in tree.modules())
+    assert runner.tree() is tree and not any(submodule.training for submodule in tree.modules())
     module.eval()
     layer(module).steps[0].branches[0].scale = float("1.0")  # an equal number, another object
     assert runner.tree() is tree and runner.tree() is tree

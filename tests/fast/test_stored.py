@@ -19,7 +19,7 @@ from clearhead.fast import stored
 from clearhead.fast.runner import Runner
 from clearhead.fast.stored import BF16, FP16, Stored, stored_matrices
 from clearhead.interpret.maps.attention_maps import in_precision
-from tests import hf_models as made
+from tests import hf_models
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 IDS = torch.arange(1, 20)[None] % 17
@@ -34,18 +34,18 @@ def small_models_count(monkeypatch: pytest.MonkeyPatch) -> None:
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Checkpoints in 16 bits: of two dtypes; with matrices that are stored turned; with stacked experts."""
     if request.param == "gpt2":
-        folder = made.language_model(tmp_path / "model")
+        folder = hf_models.language_model(tmp_path / "model")
     elif request.param == "experts":
-        folder = made.rotary_model(tmp_path / "model")
+        folder = hf_models.rotary_model(tmp_path / "model")
         vocabulary = json.loads((folder / "config.json").read_text("utf-8"))["vocab_size"]
         config = transformers.MixtralConfig(
             vocab_size=vocabulary, hidden_size=26, intermediate_size=29, num_hidden_layers=2, num_attention_heads=2,
             head_dim=14, num_key_value_heads=1, num_local_experts=3, max_position_embeddings=61, sliding_window=None,
             bos_token_id=0, eos_token_id=0,
         )  # fmt: skip
-        made.save(transformers.MixtralForCausalLM(config), folder)
+        hf_models.save(transformers.MixtralForCausalLM(config), folder)
     else:
-        folder = made.rotary_model(tmp_path / "model")
+        folder = hf_models.rotary_model(tmp_path / "model")
     dtype = DTYPES.get(request.param, torch.bfloat16)
     tensors = {name: tensor.to(dtype) for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors")
@@ -53,32 +53,32 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_what_promises_fp32_has_the_bits_of_an_fp32_load(folder: Path) -> None:
-    kept, wide = ch.load(folder, device="cpu"), ch.load(folder, device="cpu", precision="fp32")
-    formats = set(stored_matrices(kept.module).values())
+    short, wide = ch.load(folder, device="cpu"), ch.load(folder, device="cpu", precision="fp32")
+    formats = set(stored_matrices(short.module).values())
     assert formats in ({BF16}, {FP16}) and not stored_matrices(wide.module)
-    assert {served.why for served in kept.runner.report() if served.by == "kernels"} == {"mixed"}
-    exact = kept.runner.exact
-    assert [(one.by, one.why) for one in exact.report() if one.by == "kernels"] == [
-        (one.by, one.why) for one in wide.runner.exact.report() if one.by == "kernels"
+    assert {served.detail for served in short.runner.report() if served.backend == "kernels"} == {"mixed"}
+    exact = short.runner.exact
+    assert [(entry.backend, entry.detail) for entry in exact.report() if entry.backend == "kernels"] == [
+        (entry.backend, entry.detail) for entry in wide.runner.exact.report() if entry.backend == "kernels"
     ]
     with torch.inference_mode():
-        for ours, theirs in ((kept.module, wide.module), (exact.tree(), wide.runner.exact.tree())):
+        for ours, theirs in ((short.module, wide.module), (exact.tree(), wide.runner.exact.tree())):
             assert torch.equal(ours(IDS).logits, theirs(IDS).logits)
-    assert kept.score(["the cat sat"]) == wide.score(["the cat sat"])
-    maps, again = (model.attention("the cat sat").to_json() for model in (kept, wide))
+    assert short.score(["the cat sat"]) == wide.score(["the cat sat"])
+    maps, again = (model.attention("the cat sat").to_json() for model in (short, wide))
     assert maps == again
-    assert in_precision(kept.module, "fp32") is kept.module
+    assert in_precision(short.module, "fp32") is short.module
     with torch.inference_mode():
-        half = in_precision(kept.module, "bf16")
+        half = in_precision(short.module, "bf16")
         assert half(IDS).logits.dtype == torch.bfloat16
-    edited, plain = (surgery.keep_layers(model.module, [1]).model for model in (kept, wide))
+    edited, plain = (surgery.keep_layers(model.module, [1]).model for model in (short, wide))
     assert {tensor.dtype for tensor in edited.state_dict().values()} == {torch.float32}
     assert all(map(torch.equal, edited.state_dict().values(), plain.state_dict().values()))
 
 
 @pytest.mark.parametrize("precision", ["auto", "int8"])
 def test_stored_models_are_copied_and_pickled(precision: str, tmp_path: Path) -> None:
-    folder = made.rotary_model(tmp_path / "model")
+    folder = hf_models.rotary_model(tmp_path / "model")
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors")
     model = ch.load(folder, device="cpu", precision=precision)
@@ -93,7 +93,7 @@ def test_mapped_and_copied_weights_give_equal_bits(folder: Path) -> None:
     model = ch.load(folder, device="cpu")
     copied = Runner(copy.deepcopy(model.module), in_bf16=True)
     entries, copies = (
-        [entry for part in module.modules() if isinstance(part, Stored) for entry in part.entries()]
+        [entry for submodule in module.modules() if isinstance(submodule, Stored) for entry in submodule.entries()]
         for module in (model.module, copied.module)
     )
     assert any(entry.data_ptr() % 64 for entry in entries) and not any(entry.data_ptr() % 64 for entry in copies)
@@ -106,8 +106,10 @@ def test_mapped_and_copied_weights_give_equal_bits(folder: Path) -> None:
 def test_a_save_writes_what_the_file_has(folder: Path, tmp_path: Path) -> None:
     model = ch.load(folder, device="cpu")
     model.save(tmp_path / "hf", format="hf")
-    before, after = (load_file(place / "model.safetensors") for place in (folder, tmp_path / "hf"))
-    assert {name: tensor.dtype for name, tensor in after.items()} == {name: one.dtype for name, one in before.items()}
+    before, after = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "hf"))
+    assert {name: tensor.dtype for name, tensor in after.items()} == {
+        name: before_tensor.dtype for name, before_tensor in before.items()
+    }
     assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
     model.save(tmp_path / "own")
     again = ch.load(tmp_path / "own", device="cpu")
@@ -120,28 +122,28 @@ def test_a_save_writes_what_the_file_has(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["auto", "int8"])
 def test_module_replica_and_file_share_one_copy(precision: str, tmp_path: Path) -> None:
-    folder = made.rotary_model(tmp_path / "model")
+    folder = hf_models.rotary_model(tmp_path / "model")
     tensors = {name: tensor.bfloat16() for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(tensors, folder / "model.safetensors")
     if precision == "int8":
         ch.load(folder, device="cpu", precision="int8").save(tmp_path / "int8")
         folder = tmp_path / "int8"
     model = ch.load(folder, device="cpu")
-    parts = [part for part in model.module.modules() if isinstance(part, Stored)]
-    twins = [part for part in model.runner.tree().modules() if isinstance(part, Stored)]
-    addresses = [entry.data_ptr() for part in parts for entry in part.entries()]
-    assert addresses == [entry.data_ptr() for part in twins for entry in part.entries()]
+    parts = [submodule for submodule in model.module.modules() if isinstance(submodule, Stored)]
+    twins = [submodule for submodule in model.runner.tree().modules() if isinstance(submodule, Stored)]
+    addresses = [entry.data_ptr() for submodule in parts for entry in submodule.entries()]
+    assert addresses == [entry.data_ptr() for submodule in twins for entry in submodule.entries()]
     lines = Path("/proc/self/maps").read_text("utf-8").splitlines()
     places = [line.split()[0].split("-") for line in lines if str(folder) in line]
     spans = [range(int(start, 16), int(end, 16)) for start, end in places]
     assert all(any(address in span for span in spans) for address in addresses)
-    for stack in (part for part in model.runner.tree().modules() if hasattr(part, "plan")):
+    for stack in (submodule for submodule in model.runner.tree().modules() if hasattr(submodule, "plan")):
         taken = {tensor.data_ptr() for tensor in stack.plan._kept if tensor.dim() == 2}
         assert taken and taken <= set(addresses), "the plan of the kernels reads the same bytes"
 
 
 def test_dtypes_that_differ_over_shards_stay_as_they_are(tmp_path: Path) -> None:
-    folder = made.rotary_model(tmp_path / "model")
+    folder = hf_models.rotary_model(tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     kinds = [torch.bfloat16, torch.float16, torch.float32]
     shards = [{name: tensors[name].to(kind) for name in list(tensors)[number::3]} for number, kind in enumerate(kinds)]
@@ -150,10 +152,10 @@ def test_dtypes_that_differ_over_shards_stay_as_they_are(tmp_path: Path) -> None
         save_file(shard, folder / f"model-{number}.safetensors")
     index = {name: f"model-{number}.safetensors" for number, shard in enumerate(shards) for name in shard}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}), "utf-8")
-    kept, wide = ch.load(folder, device="cpu"), ch.load(folder, device="cpu", precision="fp32")
-    assert {BF16, FP16} <= set(stored_matrices(kept.module).values())
-    assert kept.score(["the cat sat"]) == wide.score(["the cat sat"])
-    assert kept.generate("the cat", max_new_tokens=3)
+    short, wide = ch.load(folder, device="cpu"), ch.load(folder, device="cpu", precision="fp32")
+    assert {BF16, FP16} <= set(stored_matrices(short.module).values())
+    assert short.score(["the cat sat"]) == wide.score(["the cat sat"])
+    assert short.generate("the cat", max_new_tokens=3)
     # A shard that is cut off, and one that is missing: one message.
     path = folder / "model-1.safetensors"
     path.write_bytes(path.read_bytes()[:-8])

@@ -77,9 +77,9 @@ def ignore_the_last_key(
     right: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, *rest: Any, **named: Any
 ) -> Tensor:
     """Attend to all keys but the last."""
-    kept = slice(max(1, key.shape[2] - 1))
-    mask = None if mask is None else mask[..., kept]
-    return right(query, key[:, :, kept], value[:, :, kept], mask, *rest, **named)
+    visible = slice(max(1, key.shape[2] - 1))
+    mask = None if mask is None else mask[..., visible]
+    return right(query, key[:, :, visible], value[:, :, visible], mask, *rest, **named)
 
 
 def ignore_strides(right: Call, *args: Any, **named: Any) -> Any:

@@ -67,7 +67,9 @@ def make(folder: Path) -> None:
 
 def _run_and_data() -> None:
     Path("train.de").write_text("\n".join(SENTENCES * 4) + "\n", encoding="utf-8", newline="\n")
-    Path("train.en").write_text("\n".join(one[::-1] for one in SENTENCES * 4) + "\n", encoding="utf-8", newline="\n")
+    Path("train.en").write_text(
+        "\n".join(sentence[::-1] for sentence in SENTENCES * 4) + "\n", encoding="utf-8", newline="\n"
+    )
     Path("run.toml").write_text(RUN_FILE, encoding="utf-8", newline="\n")
     torch.manual_seed(1)
     ch.train("run.toml")

@@ -15,18 +15,18 @@ from safetensors import safe_open
 import clearhead as ch
 from clearhead.apps.check.job.job import CERTIFICATE, read_certificate
 from clearhead.base.errors import InputError
-from clearhead.base.formats import FORMAT_FILE, Format
+from clearhead.base.formats import FORMAT_FILE, FileFormat
 from clearhead.checkpoints.runs.checkpoint import FORMAT as CHECKPOINT
 from clearhead.checkpoints.runs.checkpoint import read_state
 from clearhead.checkpoints.runs.directory import RUN_FORMAT, SAVED_FORMAT, open_run
 from clearhead.data.cache import FORMAT as STORE
-from clearhead.data.stores.store import Store, StoreKind, read_apart
+from clearhead.data.stores.store import Store, StoreKind, separate_lengths
 from clearhead.interpret.view.arrays import MAPS
 from clearhead.version import __version__
 from tests.formats.make_samples import make
 
 SAMPLES = Path(__file__).parent / "samples"
-KIND = StoreKind("pairs", "made pairs", ("source", "target"), lambda store: "", read_apart)
+KIND = StoreKind("pairs", "made pairs", ("source", "target"), lambda store: "", separate_lengths)
 STATE = "run/checkpoints/step-2"
 
 
@@ -47,7 +47,7 @@ def in_maps(samples: Path, number: int | None) -> None:
     np.savez(samples / "maps.npz", **{name: arrays[name] for name in arrays if name != "format"} | header)
 
 
-KINDS: dict[str, tuple[Format, Callable[[Path, Any], None], Callable[[Path], Any]]] = {
+KINDS: dict[str, tuple[FileFormat, Callable[[Path, Any], None], Callable[[Path], Any]]] = {
     "run": (RUN_FORMAT, in_json(f"run/{FORMAT_FILE}"), lambda path: ch.load(path / "run", device="cpu")),
     "saved": (SAVED_FORMAT, in_json(f"saved/{FORMAT_FILE}"), lambda path: ch.load(path / "saved", device="cpu")),
     "checkpoint": (CHECKPOINT, in_json(f"{STATE}/state.json"), lambda path: read_state(path / STATE)),
@@ -71,7 +71,7 @@ def test_what_an_earlier_version_wrote_is_read(samples: Path, monkeypatch: pytes
     run, saved = ch.load("run", device="cpu"), ch.load("saved", device="cpu")
     assert run.spec == saved.spec
     weights = zip(run.module.parameters(), saved.module.parameters(), strict=True)
-    assert all((one == other).all() for one, other in weights)
+    assert all((tensor == other).all() for tensor, other in weights)
     assert read_state(Path(STATE))["step"] == 2
     store = Store(Path("store"), KIND, (1, 1))
     assert [store.texts[0][1].tolist(), store.texts[1][1].tolist()] == [[7, 8, 5], [5]]
@@ -80,9 +80,9 @@ def test_what_an_earlier_version_wrote_is_read(samples: Path, monkeypatch: pytes
     stacks = page._page.samples[0].attentions
     assert [stack.stack for stack in stacks] == list(maps.stacks)
     for stack in stacks:
-        kept = stack.layers[0].weights
-        assert kept is not None
-        assert np.allclose(kept()[1], maps.weights(stack.stack, 0, 1).numpy(), atol=1e-6)
+        first_weights = stack.layers[0].weights
+        assert first_weights is not None
+        assert np.allclose(first_weights()[1], maps.weights(stack.stack, 0, 1).numpy(), atol=1e-6)
     page.save_html("page.html")
     record, lines = read_certificate(Path("certificate.json"))
     assert record["ok"] and "is the same" in lines[0]
@@ -99,7 +99,7 @@ def test_runs_and_saved_models_of_the_first_format_are_the_same_models(samples: 
         )
         assert now.spec == before.spec
         weights = zip(now.module.parameters(), before.module.parameters(), strict=True)
-        assert all((one == other).all() for one, other in weights)
+        assert all((tensor == other).all() for tensor, other in weights)
 
 
 def test_maps_of_the_first_format_number_the_steps_of_the_decoder(samples: Path) -> None:
@@ -113,19 +113,19 @@ def test_maps_of_the_first_format_number_the_steps_of_the_decoder(samples: Path)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_number_is_refused_in_one_sentence(kind: str, samples: Path) -> None:
-    own, change, read = KINDS[kind]
-    change(samples, own.number + 1)
+    write_own, change, read = KINDS[kind]
+    change(samples, write_own.number + 1)
     with pytest.raises(InputError) as error:
         read(samples)
     assert str(error.value).endswith(
-        f"is {own.what} in format {own.number + 1}, and clearhead {__version__} reads up to {own.number}: "
+        f"is {write_own.what} in format {write_own.number + 1}, and clearhead {__version__} reads up to {write_own.number}: "
         "install clearhead 7.8.9"
     )
-    for number, reason in ((None, f"has no format number, as {own.what}"), (0, "has no format number")):
+    for number, reason in ((None, f"has no format number, as {write_own.what}"), (0, "has no format number")):
         change(samples, number)
         with pytest.raises(InputError, match=reason) as error:
             read(samples)
-        assert str(error.value).endswith(own.mend) and "\n" not in str(error.value)
+        assert str(error.value).endswith(write_own.mend) and "\n" not in str(error.value)
 
 
 def test_a_run_of_a_later_version_is_left_as_it_is(samples: Path) -> None:
@@ -137,30 +137,30 @@ def test_a_run_of_a_later_version_is_left_as_it_is(samples: Path) -> None:
 
 
 def test_older_content_is_read_down_to_the_oldest_format() -> None:
-    made = Format("a thing", 3, "make it again", oldest=2)
-    for header in ({"format": 2}, made.header()):
-        made.check(header, "thing")
+    example_format = FileFormat("a thing", 3, "make it again", oldest=2)
+    for header in ({"format": 2}, example_format.header()):
+        example_format.check(header, "thing")
     with pytest.raises(InputError, match=r"^thing is a thing in format 1, which is no longer read; make it again$"):
-        made.check({"format": 1}, "thing")
+        example_format.check({"format": 1}, "thing")
     forged = {"format": 4, "clearhead": "\x1b[2J or any other text"}
     with pytest.raises(InputError, match=r"reads up to 3: install a newer clearhead$"):
-        made.check(forged, "thing")
+        example_format.check(forged, "thing")
 
 
 def shape(folder: Path) -> set[str]:
     """The names in a folder: of files, of keys of JSON, of tensors and arrays with their types; values are left out."""
-    found = set()
+    entries = set()
     for path in filter(Path.is_file, folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        found.add(name)
+        entries.add(name)
         if path.suffix == ".json" and "tokenizer" not in name and path.parent.name != "origin":
-            found |= {f"{name}: {key}" for key in keys(json.loads(path.read_text("utf-8")))}
+            entries |= {f"{name}: {key}" for key in keys(json.loads(path.read_text("utf-8")))}
         if path.suffix == ".safetensors":
             with safe_open(path, "pt") as file:
-                found |= {f"{name}: {key} {file.get_slice(key).get_dtype()}" for key in file.keys()}  # noqa: SIM118
+                entries |= {f"{name}: {key} {file.get_slice(key).get_dtype()}" for key in file.keys()}  # noqa: SIM118
         if path.suffix == ".npz":
-            found |= {f"{name}: {key} {array.dtype.kind} {array.ndim}" for key, array in np.load(path).items()}
-    return found
+            entries |= {f"{name}: {key} {array.dtype.kind} {array.ndim}" for key, array in np.load(path).items()}
+    return entries
 
 
 def keys(content: Any, prefix: str = "") -> set[str]:

@@ -35,20 +35,20 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=None, help="end after so many")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=None)
-    given = parser.parse_args()
-    seed = random.SystemRandom().randrange(2**32) if given.seed is None else given.seed
+    arguments = parser.parse_args()
+    seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", flush=True)
-    found = Findings()
+    findings = Findings()
     with tempfile.TemporaryDirectory() as folder:
-        end = time.monotonic() + 60 * given.minutes * (1 - REQUESTS_SHARE)
-        for number in fuzz(Path(folder), seed, found, first=given.first):
-            done = number + 1 - given.first
-            if done == given.cases or (time.monotonic() > end and done >= found.files):
+        end = time.monotonic() + 60 * arguments.minutes * (1 - REQUESTS_SHARE)
+        for number in fuzz(Path(folder), seed, findings, first=arguments.first):
+            done = number + 1 - arguments.first
+            if done == arguments.cases or (time.monotonic() > end and done >= findings.files):
                 break
-    print(found.report())
-    if given.cases is None:
+    print(findings.report())
+    if arguments.cases is None:
         with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as server:
-            seconds = 30 * given.minutes * REQUESTS_SHARE
+            seconds = 30 * arguments.minutes * REQUESTS_SHARE
             halves = [
                 asyncio.run(fuzz_requests(server.port, seed, seconds)),
                 fuzz_operations(server.port, seed, seconds=seconds),
@@ -57,9 +57,9 @@ def main() -> int:
             total, by_status = sum(counts.values()), [f"{n} {name}" for name, n in sorted(counts.items())]
             print(f"{total:7,}  requests: {', '.join(by_status)}")
         for fault in [*halves[0][1], *halves[1][1], *server.faults]:
-            found.faults[fault] = fault
+            findings.faults[fault] = fault
             print(f"FINDING {fault}\n")
-    return 1 if found.faults or found.outcomes["usable"] < sum(found.outcomes.values()) // 12 else 0
+    return 1 if findings.faults or findings.outcomes["usable"] < sum(findings.outcomes.values()) // 12 else 0
 
 
 if __name__ == "__main__":

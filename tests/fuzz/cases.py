@@ -62,7 +62,7 @@ class Findings:
         return "\n".join(lines)
 
 
-def fuzz(folder: Path, seed: int, found: Findings, *, first: int = 0) -> Iterator[int]:
+def fuzz(folder: Path, seed: int, findings: Findings, *, first: int = 0) -> Iterator[int]:
     """Try one case after another without end, and yield its number.
 
     Every file of every kind of folder is changed once, in an order that the seed determines, before any is changed for
@@ -78,7 +78,7 @@ def fuzz(folder: Path, seed: int, found: Findings, *, first: int = 0) -> Iterato
     # Training starts threads, which would be missing in the processes of the cases.
     _in_a_process(lambda: [make(folder / name) for name, make in KINDS.items()] and None, folder, seconds=None)
     files = sorted((kind, name) for kind in KINDS for name in _files(folder / kind))
-    found.files = len(files)
+    findings.files = len(files)
     work = folder / "work"
     number = first
     while True:
@@ -94,14 +94,14 @@ def fuzz(folder: Path, seed: int, found: Findings, *, first: int = 0) -> Iterato
         begun = time.process_time() + psutil.Process().cpu_times().children_user
         outcome, message = _in_a_process(use, work, seconds=SECONDS)
         took = time.process_time() + psutil.Process().cpu_times().children_user - begun
-        found.slowest = max(found.slowest, (took, what))
-        found.outcomes[outcome] += 1
-        found.uses[words.partition(" ")[0]] += 1
+        findings.slowest = max(findings.slowest, (took, what))
+        findings.outcomes[outcome] += 1
+        findings.uses[words.partition(" ")[0]] += 1
         if (work / "outside").read_text() != "from outside" or (work / "escaped").exists():
             outcome, message = "something outside was changed", ""
-        if message is not None and outcome not in found.faults:
-            found.faults[outcome] = f"{what}: {message}"
-            print(f"FINDING {outcome}\n  {found.faults[outcome]}\n", flush=True)
+        if message is not None and outcome not in findings.faults:
+            findings.faults[outcome] = f"{what}: {message}"
+            print(f"FINDING {outcome}\n  {findings.faults[outcome]}\n", flush=True)
         yield number
         number += 1
 
@@ -144,7 +144,7 @@ def _in_a_process(use: Callable[[], None], folder: Path, *, seconds: int | None)
             outcome.write_text(json.dumps(_outcome(use)))
         finally:
             os._exit(0)
-    status = _waited(process)
+    status = _wait_for(process)
     text = outcome.read_text()
     assert seconds is not None or text.startswith('["usable"'), (text, (folder / "stderr").read_text())
     if not text:
@@ -153,12 +153,12 @@ def _in_a_process(use: Callable[[], None], folder: Path, *, seconds: int | None)
     return name, message
 
 
-def _waited(process: int) -> str:
+def _wait_for(process: int) -> str:
     """Wait for a process, but not for ever; return how it ended."""
     end, pause = time.monotonic() + CLOCK_SECONDS, 0.001
     while time.monotonic() < end:
-        found, status = os.waitpid(process, os.WNOHANG)
-        if found:
+        ended_pid, status = os.waitpid(process, os.WNOHANG)
+        if ended_pid:
             code = os.waitstatus_to_exitcode(status)
             return signal.Signals(-code).name if code < 0 else f"code {code}"
         time.sleep(pause)

@@ -68,9 +68,9 @@ def pickled(folder: Path) -> None:
     for name in ("model.safetensors", *_TOKENIZER_FILES):
         (folder / name).unlink()
     parts = {"pytorch_model-00001-of-00002.bin": tensors[::2], "pytorch_model-00002-of-00002.bin": tensors[1::2]}
-    for name, part in parts.items():
-        torch.save(dict(part), folder / name)
-    index = {"metadata": {}, "weight_map": {key: name for name, part in parts.items() for key, _ in part}}
+    for name, shard in parts.items():
+        torch.save(dict(shard), folder / name)
+    index = {"metadata": {}, "weight_map": {key: name for name, shard in parts.items() for key, _ in shard}}
     config = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>"}
     write(folder, {"pytorch_model.bin.index.json": index, "tokenizer.model": pieces, "tokenizer_config.json": config})
 
@@ -120,5 +120,5 @@ def run(folder: Path) -> None:
 
 
 KINDS: dict[str, Callable[[Path], None]] = {
-    one.__name__: one for one in (decoder, shards, pickled, translator, encoder, saved, run)
+    make.__name__: make for make in (decoder, shards, pickled, translator, encoder, saved, run)
 }

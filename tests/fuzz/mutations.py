@@ -49,11 +49,11 @@ def mutate(folder: Path, name: str, draw: random.Random) -> str:
     """
     path = folder / name
     if draw.random() < 0.06:
-        what = _replaced(path, folder, draw)
+        what = _replace_file(path, folder, draw)
     else:
         content, whats = path.read_bytes(), []
         for _ in range(draw.choice([1, 1, 1, 2, 3])):
-            content, what = _changed(content, name, draw)
+            content, what = _change_content(content, name, draw)
             whats.append(what)
         path.write_bytes(content)
         what = ", ".join(whats)
@@ -64,31 +64,31 @@ def mutate(folder: Path, name: str, draw: random.Random) -> str:
     return f"{name}: {what}"
 
 
-def _changed(content: bytes, name: str, draw: random.Random) -> tuple[bytes, str]:
+def _change_content(content: bytes, name: str, draw: random.Random) -> tuple[bytes, str]:
     suffix = name.rpartition(".")[2]
-    change: Callable[[bytes, random.Random], tuple[bytes, str]] = mutated_bytes
+    change: Callable[[bytes, random.Random], tuple[bytes, str]] = mutate_bytes
     if draw.random() < 0.8:
         change = {
-            "json": mutated_json, "jsonl": _mutated_rows, "safetensors": _mutated_header, "bin": _mutated_archive,
-            "model": mutated_bytes, "spm": mutated_bytes, "toml": _mutated_toml,
-        }.get(suffix, mutated_lines)  # fmt: skip
+            "json": mutate_json, "jsonl": _mutate_rows, "safetensors": _mutate_header, "bin": _mutate_archive,
+            "model": mutate_bytes, "spm": mutate_bytes, "toml": _mutate_toml,
+        }.get(suffix, mutate_lines)  # fmt: skip
     return change(content, draw)
 
 
-def mutated_json(content: bytes, draw: random.Random) -> tuple[bytes, str]:
+def mutate_json(content: bytes, draw: random.Random) -> tuple[bytes, str]:
     """Return JSON with one value or key changed."""
     try:
         tree = [json.loads(content)]
     except (ValueError, RecursionError):
-        return mutated_bytes(content, draw)
-    holder, key, path = _place(tree, draw)
+        return mutate_bytes(content, draw)
+    holder, key, path = _choose_key(tree, draw)
     raw = ""
     match draw.choice(["value", "value", "value", "near", "near", "raw", "delete", "rename", "repeat", "wrap", "swap"]):
         case "value":
             holder[key] = draw.choice(VALUES)
             what = f"= {holder[key]!r}"
         case "near":
-            holder[key] = _near(holder[key], draw)
+            holder[key] = _similar_value(holder[key], draw)
             what = f"= {holder[key]!r}"
         case "raw":
             raw, holder[key] = draw.choice(RAW), _MARK
@@ -103,7 +103,7 @@ def mutated_json(content: bytes, draw: random.Random) -> tuple[bytes, str]:
             holder[key] = draw.choice([[holder[key]], {"a": holder[key]}, str(holder[key])])
             what = "wrapped"
         case "swap":
-            holder2, key2, path2 = _place(tree, draw)
+            holder2, key2, path2 = _choose_key(tree, draw)
             # A copy, since one place can be inside the other.
             holder[key] = json.loads(json.dumps(holder2[key2]))
             what = f"= that of {'.'.join(path2)}"
@@ -115,7 +115,7 @@ def mutated_json(content: bytes, draw: random.Random) -> tuple[bytes, str]:
     return text.encode(), f"{'.'.join(path)} {what[:40]}"
 
 
-def _place(tree: list[Any], draw: random.Random) -> tuple[Any, Any, list[str]]:
+def _choose_key(tree: list[Any], draw: random.Random) -> tuple[Any, Any, list[str]]:
     """Go down a random path: near the root as often as deep inside."""
     holder: Any = tree
     key: Any = 0
@@ -127,105 +127,105 @@ def _place(tree: list[Any], draw: random.Random) -> tuple[Any, Any, list[str]]:
     return holder, key, path
 
 
-def _near(value: Any, draw: random.Random) -> Any:
+def _similar_value(value: Any, draw: random.Random) -> Any:
     """Return a value of the same type."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int | float):
         return draw.choice([value + 1, value - 1, -value, 2 * value, value * 10**3, value * 10**6])
     if isinstance(value, str):
-        place = draw.randrange(len(value) + 1)
-        return value[:place] + draw.choice(["", "x", " ", "(a+)+$", "\u2581", *LINES]) + value[place:]
+        cut = draw.randrange(len(value) + 1)
+        return value[:cut] + draw.choice(["", "x", " ", "(a+)+$", "\u2581", *LINES]) + value[cut:]
     if isinstance(value, list):
         return draw.sample(value, len(value)) if draw.random() < 0.5 else value + value
     return {key: draw.choice(list(value.values())) for key in value} if isinstance(value, dict) else 0
 
 
-def mutated_bytes(content: bytes, draw: random.Random) -> tuple[bytes, str]:
+def mutate_bytes(content: bytes, draw: random.Random) -> tuple[bytes, str]:
     """Return bytes with a few of them changed, cut off, repeated or put in."""
-    place = draw.randrange(len(content) + 1)
-    end = min(len(content), place + draw.choice([1, 2, 8, 200]))
+    start = draw.randrange(len(content) + 1)
+    end = min(len(content), start + draw.choice([1, 2, 8, 200]))
     what = draw.choice(["flipped", "cut off", "left out", "repeated", "zeroed", "put in"])
     middle = {
-        "flipped": bytes(byte ^ (1 << draw.randrange(8)) for byte in content[place:end]),
-        "repeated": content[place:end] * draw.choice([2, 1000]),
-        "zeroed": bytes(end - place),
-        "put in": draw.randbytes(draw.choice([1, 8, 300])) + content[place:end],
+        "flipped": bytes(byte ^ (1 << draw.randrange(8)) for byte in content[start:end]),
+        "repeated": content[start:end] * draw.choice([2, 1000]),
+        "zeroed": bytes(end - start),
+        "put in": draw.randbytes(draw.choice([1, 8, 300])) + content[start:end],
     }.get(what, b"")
-    return content[:place] + middle + (b"" if what == "cut off" else content[end:]), f"{what} at {place}"
+    return content[:start] + middle + (b"" if what == "cut off" else content[end:]), f"{what} at {start}"
 
 
-def mutated_lines(content: bytes, draw: random.Random) -> tuple[bytes, str]:
+def mutate_lines(content: bytes, draw: random.Random) -> tuple[bytes, str]:
     """Return a text with a line put in, left out, repeated, exchanged or joined to the next."""
     lines = content.decode("utf-8", "replace").split("\n")
-    place, other = draw.randrange(len(lines)), draw.randrange(len(lines))
+    index, other = draw.randrange(len(lines)), draw.randrange(len(lines))
     what = draw.choice(["put in", "put in", "left out", "repeated", "exchanged", "joined"])
     match what:
         case "put in":
-            lines.insert(place, draw.choice(LINES))
+            lines.insert(index, draw.choice(LINES))
         case "left out":
-            del lines[place]
+            del lines[index]
         case "repeated":
-            lines[place:place] = [lines[other]] * draw.choice([1, 300])
+            lines[index:index] = [lines[other]] * draw.choice([1, 300])
         case "exchanged":
-            lines[place], lines[other] = lines[other], lines[place]
+            lines[index], lines[other] = lines[other], lines[index]
         case _:
-            lines[place : place + 2] = ["".join(lines[place : place + 2])]
-    return "\n".join(lines).encode("utf-8", "replace"), f"line {place + 1} {what}"
+            lines[index : index + 2] = ["".join(lines[index : index + 2])]
+    return "\n".join(lines).encode("utf-8", "replace"), f"line {index + 1} {what}"
 
 
-def _mutated_rows(content: bytes, draw: random.Random) -> tuple[bytes, str]:
+def _mutate_rows(content: bytes, draw: random.Random) -> tuple[bytes, str]:
     rows = content.split(b"\n")
     number = draw.randrange(len(rows))
-    rows[number], what = mutated_json(rows[number], draw)
+    rows[number], what = mutate_json(rows[number], draw)
     return b"\n".join(rows), f"line {number + 1} {what}"
 
 
-def _mutated_toml(content: bytes, draw: random.Random) -> tuple[bytes, str]:
+def _mutate_toml(content: bytes, draw: random.Random) -> tuple[bytes, str]:
     """Return a run file with one value changed."""
     lines = content.decode("utf-8", "replace").split("\n")
     places = [number for number, line in enumerate(lines) if "=" in line]
     if not places or draw.random() < 0.3:
-        return mutated_lines(content, draw)
-    place = draw.choice(places)
-    key, value = lines[place].split("=", 1)[0], draw.choice(VALUES)
-    lines[place] = f"{key}= {json.dumps(value)}"
-    return "\n".join(lines).encode("utf-8", "replace"), lines[place][:60]
+        return mutate_lines(content, draw)
+    line_number = draw.choice(places)
+    key, value = lines[line_number].split("=", 1)[0], draw.choice(VALUES)
+    lines[line_number] = f"{key}= {json.dumps(value)}"
+    return "\n".join(lines).encode("utf-8", "replace"), lines[line_number][:60]
 
 
-def _mutated_header(content: bytes, draw: random.Random) -> tuple[bytes, str]:
+def _mutate_header(content: bytes, draw: random.Random) -> tuple[bytes, str]:
     """Return a safetensors file with its header changed."""
     if len(content) < 8:
-        return mutated_bytes(content, draw)
+        return mutate_bytes(content, draw)
     (length,) = struct.unpack("<Q", content[:8])
-    header, what = mutated_json(content[8 : 8 + length], draw)
+    header, what = mutate_json(content[8 : 8 + length], draw)
     return struct.pack("<Q", len(header)) + header + content[8 + length :], what
 
 
-def _mutated_archive(content: bytes, draw: random.Random) -> tuple[bytes, str]:
+def _mutate_archive(content: bytes, draw: random.Random) -> tuple[bytes, str]:
     """Return a file of torch with one of its entries changed, and perhaps compressed."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
     except (zipfile.BadZipFile, ValueError, NotImplementedError, EOFError, OSError):
-        return mutated_bytes(content, draw)
+        return mutate_bytes(content, draw)
     if not entries:
-        return mutated_bytes(content, draw)
+        return mutate_bytes(content, draw)
     # Half of the time the pickle, which says what the others are.
     pickles = [number for number, (name, _) in enumerate(entries) if name.endswith("data.pkl")]
     number = draw.choice(pickles) if pickles and draw.random() < 0.5 else draw.randrange(len(entries))
     name, entry = entries[number]
-    changed, what = (_PICKLE, "runs a command") if draw.random() < 0.05 else mutated_bytes(entry, draw)
+    changed, what = (_PICKLE, "runs a command") if draw.random() < 0.05 else mutate_bytes(entry, draw)
     entries[number] = name, changed
     compression = zipfile.ZIP_DEFLATED if draw.random() < 0.1 else zipfile.ZIP_STORED
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w", compression) as archive:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", compression) as archive:
         for entry_name, data in entries:
             archive.writestr(zipfile.ZipInfo(entry_name), data, compression)
-    return made.getvalue(), f"{name} {what}"
+    return packed.getvalue(), f"{name} {what}"
 
 
-def _replaced(path: Path, folder: Path, draw: random.Random) -> str:
+def _replace_file(path: Path, folder: Path, draw: random.Random) -> str:
     """Put something else in the place of a file."""
     content = path.read_bytes()
     path.unlink()
@@ -254,7 +254,7 @@ def _replaced(path: Path, folder: Path, draw: random.Random) -> str:
         case "empty":
             path.write_bytes(b"")
         case "another":
-            others = sorted(one for one in folder.rglob("*") if one.is_file() and one.suffix == path.suffix)
+            others = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix == path.suffix)
             path.write_bytes(draw.choice(others).read_bytes() if others else content)
     return what
 

@@ -24,7 +24,7 @@ from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
 
 from tests.fuzz.folders import encoder as sentence_encoder
-from tests.fuzz.mutations import mutated_bytes, mutated_json
+from tests.fuzz.mutations import mutate_bytes, mutate_json
 from tests.hf_models import language_model, translator
 from tests.tasks.fine_tuning import encoder
 
@@ -71,7 +71,7 @@ class Case:
     path: str
     body: dict[str, Any]
 
-    def encoded(self, head: bytes = b"", body: bytes | None = None, line: bytes | None = None) -> bytes:
+    def encode(self, head: bytes = b"", body: bytes | None = None, line: bytes | None = None) -> bytes:
         """Return its bytes, or those of one that is changed in one part."""
         content = json.dumps(self.body).encode() if body is None else body
         line = f"POST {self.path} HTTP/1.1".encode() if line is None else line
@@ -80,7 +80,7 @@ class Case:
         return b"\r\n".join(lines) + b"\r\n\r\n" + content
 
 
-def drawn_case(draw: random.Random) -> Case:
+def draw_case(draw: random.Random) -> Case:
     """Return a right request, of any path and family."""
     text = " ".join(draw.choices(WORDS, k=draw.choice([1, 2, 5, 9])))
     letters = " ".join(draw.choices("a m u e".split(), k=draw.choice([1, 3, 8])))
@@ -114,28 +114,28 @@ def drawn_case(draw: random.Random) -> Case:
     )
 
 
-def drawn_request(draw: random.Random) -> tuple[str, bytes]:
+def draw_request(draw: random.Random) -> tuple[str, bytes]:
     """Return a request with a changed body, head or first line, and what was changed."""
-    case = drawn_case(draw)
+    case = draw_case(draw)
     kind = draw.choice(["body", "body", "body", "bytes", "head", "line", "cut"])
     if kind == "body":
-        body, what = mutated_json(json.dumps(case.body).encode(), draw)
-        return f"{case.path}: {what}", case.encoded(body=body)
+        body, what = mutate_json(json.dumps(case.body).encode(), draw)
+        return f"{case.path}: {what}", case.encode(body=body)
     if kind == "bytes":
-        body, what = mutated_bytes(json.dumps(case.body).encode(), draw)
-        return f"{case.path}: {what}", case.encoded(body=body)
+        body, what = mutate_bytes(json.dumps(case.body).encode(), draw)
+        return f"{case.path}: {what}", case.encode(body=body)
     if kind == "head":
         head = draw.choice(RAW_HEADERS)
-        return f"{case.path}: {head[:40]!r}", case.encoded(head=head)
+        return f"{case.path}: {head[:40]!r}", case.encode(head=head)
     if kind == "line":
         line = draw.choice(RAW_LINES)
-        return f"{line[:40]!r}", case.encoded(line=line)
-    whole = case.encoded()
+        return f"{line[:40]!r}", case.encode(line=line)
+    whole = case.encode()
     cut = draw.randrange(len(whole))
     return f"{case.path}: cut at {cut}", whole[:cut]
 
 
-async def sent(port: int, what: str, content: bytes) -> bytes:
+async def send(port: int, what: str, content: bytes) -> bytes:
     """Send bytes to a server, and return all that it answers until it closes.
 
     Args:
@@ -211,9 +211,9 @@ def serving(folder: Path) -> Iterator[Server]:
     for name, make in MAKERS.items():
         make(folder / name)
     words = ["serve", *[str(folder / name) for name in MAKERS], "--port", "0", "--precision", "fp32", "--threads", "1"]
-    with open(folder / "said", "w+", encoding="utf-8") as said:
+    with open(folder / "said", "w+", encoding="utf-8") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "clearhead", *words], stdout=subprocess.PIPE, stderr=said, text=True
+            [sys.executable, "-m", "clearhead", *words], stdout=subprocess.PIPE, stderr=log, text=True
         )
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -227,8 +227,8 @@ def serving(folder: Path) -> Iterator[Server]:
                 process.wait(90)
             process.kill()
             process.communicate()
-        said.seek(0)
-        text = said.read()
+        log.seek(0)
+        text = log.read()
     if process.returncode != 128 + signal.SIGTERM or "Traceback" in text:
         server.faults.append(f"the server ended with {process.returncode} and said {text[-2000:]}")
 
@@ -285,9 +285,9 @@ async def fuzz_requests(port: int, seed: int, seconds: float) -> tuple[dict[str,
     counts: dict[str, int] = {}
     faults: list[str] = []
     while time.monotonic() < end and len(faults) < 20:
-        what, content = drawn_request(random.Random(f"{seed} request {number}"))
+        what, content = draw_request(random.Random(f"{seed} request {number}"))
         try:
-            answer = await sent(port, what, content)
+            answer = await send(port, what, content)
             fault = fault_of(answer)
         except (TimeoutError, ConnectionRefusedError, ValueError, KeyError) as error:
             answer, fault = b"", f"no answer: {error!r}"

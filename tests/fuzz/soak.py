@@ -27,7 +27,7 @@ import psutil
 
 import clearhead as ch
 from clearhead.apps.serve.api.server import TICKS_BETWEEN
-from tests.fuzz.requests import GET_PATHS, Case, drawn_case, drawn_request, fault_of, sent, serving
+from tests.fuzz.requests import GET_PATHS, Case, draw_case, draw_request, fault_of, send, serving
 
 CLIENTS, CASES = 16, 120
 MOST_GROWTH = 24 * 2**20
@@ -53,36 +53,44 @@ class Soak:
         draw = random.Random(self.seed)
         async with self._client() as client:
             for _ in range(CASES):
-                case = drawn_case(draw)
+                case = draw_case(draw)
                 answer = await client.post(case.path, json=case.body)
                 # A request may be refused, such as an address that a model lacks: then it is refused each time.
-                self.expected.append((case, _told(answer)))
-        refused = sum(1 for _, told in self.expected if told[0] != 200)
-        assert refused < CASES // 4, [(case, told) for case, told in self.expected if told[0] != 200]
+                self.expected.append((case, _stable_answer(answer)))
+        refused = sum(1 for _, reply in self.expected if reply[0] != 200)
+        assert refused < CASES // 4, [(case, reply) for case, reply in self.expected if reply[0] != 200]
 
     def compare_with_library(self, folder: Path) -> int:
         """Compare the texts of completions and translations with those of the library; return how many there are."""
         models = {name: ch.load(folder / name, device="cpu", precision="fp32") for name in ("lm", "mt")}
         count = 0
-        for case, (status, told) in self.expected:
+        for case, (status, reply) in self.expected:
             body = case.body
             if case.path == "/v1/completions" and status == 200 and not body.get("echo") and "stop" not in body:
                 options = {"temperature": 0} if body["temperature"] == 0 else {
                     "temperature": 0.9, "seed": body["seed"], "num_return_sequences": body["n"], "top_p": 1.0,
                 }  # fmt: skip
-                found = models["lm"].generate(body["prompt"], max_new_tokens=body["max_tokens"], **options)
-                self._same(case, [one["text"] for one in told["choices"]], [one.text for one in found])
+                generations = models["lm"].generate(body["prompt"], max_new_tokens=body["max_tokens"], **options)
+                self._same(
+                    case,
+                    [choice["text"] for choice in reply["choices"]],
+                    [generation.text for generation in generations],
+                )
                 count += 1
             elif case.path.startswith("/models/mt") and "parameters" not in body:
                 texts = body["inputs"] if isinstance(body["inputs"], list) else [body["inputs"]]
-                answers = told if isinstance(told, list) else [told]
-                self._same(case, [one["translation_text"] for one in answers], models["mt"].translate(texts))
+                answers = reply if isinstance(reply, list) else [reply]
+                self._same(
+                    case,
+                    [answer_record["translation_text"] for answer_record in answers],
+                    models["mt"].translate(texts),
+                )
                 count += 1
         return count
 
-    def _same(self, case: Case, found: Any, expected: Any) -> None:
-        if found != expected:
-            self.faults.append(f"wrong answer to {case}: {found!r}, not {expected!r}"[:600])
+    def _same(self, case: Case, actual: Any, expected: Any) -> None:
+        if actual != expected:
+            self.faults.append(f"wrong answer to {case}: {actual!r}, not {expected!r}"[:600])
 
     async def run(self, seconds: float) -> None:
         """Let all clients ask until the time is over."""
@@ -111,22 +119,25 @@ class Soak:
             self.outcomes["(refused for a moment)"] += 1
             await asyncio.sleep(float(answer.headers["retry-after"]) * draw.random())
             answer = await client.post(case.path, json=case.body)
-        self._same(case, _told(answer), expected)
+        self._same(case, _stable_answer(answer), expected)
 
     def _generating(self, draw: random.Random) -> tuple[Case, Any]:
-        some = [(case, told) for case, told in self.expected if case.path.endswith("completions") and told[0] == 200]
+        some = [(case, reply) for case, reply in self.expected if case.path.endswith("completions") and reply[0] == 200]
         return draw.choice(some)
 
     async def _stream(self, client: httpx.AsyncClient, draw: random.Random, pause: float = 0.0) -> None:
-        case, (_, told) = self._generating(draw)
-        texts = [""] * len(told["choices"])
+        case, (_, reply) = self._generating(draw)
+        texts = [""] * len(reply["choices"])
         async with client.stream("POST", case.path, json={**case.body, "stream": True}) as stream:
             async for line in stream.aiter_lines():
                 if line.startswith("data: {"):
                     (choice,) = json.loads(line[6:])["choices"]
                     texts[choice["index"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
                     await asyncio.sleep(pause)
-        whole = [one["text"] if "text" in one else one["message"]["content"] for one in told["choices"]]
+        whole = [
+            choice_record["text"] if "text" in choice_record else choice_record["message"]["content"]
+            for choice_record in reply["choices"]
+        ]
         self._same(case, texts, whole)
 
     async def _slow(self, client: httpx.AsyncClient, draw: random.Random) -> None:
@@ -135,7 +146,7 @@ class Soak:
             return
         # One that never reads, and one that never ends its request.
         case, _ = self._generating(draw)
-        content = case.encoded(body=json.dumps({**case.body, "stream": True}).encode())
+        content = case.encode(body=json.dumps({**case.body, "stream": True}).encode())
         content = content if draw.random() < 0.5 else content[: draw.randrange(1, len(content))]
         _, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1)
         writer.write(content.replace(b":PORT", b":%d" % self.port))
@@ -145,15 +156,15 @@ class Soak:
     async def _cut(self, client: httpx.AsyncClient, draw: random.Random) -> None:
         case, _ = draw.choice(self.expected)
         body = {**case.body, "stream": True} if case.path.endswith("completions") and draw.random() < 0.7 else case.body
-        content = case.encoded(body=json.dumps(body).encode()).replace(b":PORT", b":%d" % self.port)
+        content = case.encode(body=json.dumps(body).encode()).replace(b":PORT", b":%d" % self.port)
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
         writer.write(content)
         await asyncio.sleep(draw.choice([0, 0.001, 0.01, 0.05, 0.3]) * draw.random())
         writer.transport.abort() if draw.random() < 0.5 else writer.close()
 
     async def _garbage(self, client: httpx.AsyncClient, draw: random.Random) -> None:
-        what, content = drawn_request(draw)
-        answer = await sent(self.port, what, content)
+        what, content = draw_request(draw)
+        answer = await send(self.port, what, content)
         self.outcomes[f"(garbage {answer[9:12].decode('latin-1') or 'hung up'})"] += 1
         fault = fault_of(answer)
         if fault is not None:
@@ -163,12 +174,12 @@ class Soak:
         return httpx.AsyncClient(base_url=self.address, timeout=120)
 
 
-def _told(answer: httpx.Response) -> tuple[int, Any]:
-    told = answer.json()
+def _stable_answer(answer: httpx.Response) -> tuple[int, Any]:
+    body = answer.json()
     for key in ("id", "created"):
-        if isinstance(told, dict):
-            told.pop(key, None)
-    return answer.status_code, told
+        if isinstance(body, dict):
+            body.pop(key, None)
+    return answer.status_code, body
 
 
 def _level(process: psutil.Process) -> dict[str, int]:
@@ -179,7 +190,7 @@ def _level(process: psutil.Process) -> dict[str, int]:
     }
 
 
-async def soaked(process: psutil.Process, soak: Soak, seconds: float) -> list[dict[str, int]]:
+async def soak_in_quarters(process: psutil.Process, soak: Soak, seconds: float) -> list[dict[str, int]]:
     """Let the clients ask in four parts; return the level after the first answers and after each part."""
     levels = [_level(process)]
     for _ in range(4):
@@ -195,25 +206,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=None)
-    given = parser.parse_args()
-    seed = random.SystemRandom().randrange(2**32) if given.seed is None else given.seed
+    arguments = parser.parse_args()
+    seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", flush=True)
     with tempfile.TemporaryDirectory() as name:
         with serving(Path(name)) as server:
             soak = Soak(server.port, seed)
             asyncio.run(soak.prepare())
             compared = soak.compare_with_library(Path(name))
-            levels = asyncio.run(soaked(psutil.Process(server.process.pid), soak, 60 * given.minutes))
-            soak.faults += _left_behind(httpx.get(f"{soak.address}/metrics").text, levels)
+            levels = asyncio.run(soak_in_quarters(psutil.Process(server.process.pid), soak, 60 * arguments.minutes))
+            soak.faults += _leftovers(httpx.get(f"{soak.address}/metrics").text, levels)
         soak.faults += server.faults
     for fault in dict.fromkeys(soak.faults):
         print(f"FINDING {fault}\n")
-    asked = sum(count for name, count in soak.outcomes.items() if not name.startswith("("))
-    print(f"{asked:,} requests, {compared} compared with the library, {len(soak.faults)} findings")
+    num_requests = sum(count for name, count in soak.outcomes.items() if not name.startswith("("))
+    print(f"{num_requests:,} requests, {compared} compared with the library, {len(soak.faults)} findings")
     return 1 if soak.faults else 0
 
 
-def _left_behind(metrics: str, levels: list[dict[str, int]]) -> list[str]:
+def _leftovers(metrics: str, levels: list[dict[str, int]]) -> list[str]:
     """Return what a server keeps after all clients have gone."""
     lines = [line for line in metrics.splitlines() if line.startswith(("clearhead_running", "clearhead_waiting"))]
     faults = [f"after the end: {line}" for line in lines if not line.endswith(" 0.0")]

@@ -10,8 +10,8 @@ import pytest
 from tests.fuzz import cases, uses
 from tests.fuzz.cases import Findings, fuzz
 from tests.fuzz.folders import KINDS
-from tests.fuzz.mutations import mutated_bytes, mutated_json
-from tests.fuzz.requests import drawn_request, fault_of
+from tests.fuzz.mutations import mutate_bytes, mutate_json
+from tests.fuzz.requests import draw_request, fault_of
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,13 @@ def test_a_fault_of_any_kind_is_shown_with_its_case(
 ) -> None:
     for name in KINDS:
         monkeypatch.setitem(KINDS, name, lambda folder: (folder / "a").mkdir(parents=True) or (folder / "b").touch())
-    monkeypatch.setattr(cases, "draw_use", lambda *given: ("python", lambda: exec(broken)))
+    monkeypatch.setattr(cases, "draw_use", lambda *arguments: ("python", lambda: exec(broken)))
     monkeypatch.setattr(cases, "SECONDS", 1)
     monkeypatch.setattr(cases, "_import_all", lambda: None)
-    found = Findings()
-    next(fuzz(tmp_path, 1, found))
+    findings = Findings()
+    next(fuzz(tmp_path, 1, findings))
     shown = capsys.readouterr().out
-    assert list(found.uses.values()) == [1] and "case 0: " in shown and expected in shown
+    assert list(findings.uses.values()) == [1] and "case 0: " in shown and expected in shown
 
 
 @pytest.mark.parametrize("words", [["inspect", "nothing"], ["inspect", "case", "--no-such-option"]])
@@ -49,17 +49,17 @@ def test_a_refused_command_line_passes(tmp_path: Path, monkeypatch: pytest.Monke
         uses.command(words, tmp_path)
 
 
-@pytest.mark.parametrize("mutated", [mutated_json, mutated_bytes])
+@pytest.mark.parametrize("mutated", [mutate_json, mutate_bytes])
 def test_a_change_follows_from_its_seed(mutated: object) -> None:
     content = b'{"a": [1, {"b": null}], "c": "text"}'
     assert callable(mutated)
-    made = [[mutated(content, random.Random(number)) for number in range(50)] for _ in range(2)]
-    assert made[0] == made[1] and len({changed for changed, _ in made[0]}) > 25
+    draws = [[mutated(content, random.Random(number)) for number in range(50)] for _ in range(2)]
+    assert draws[0] == draws[1] and len({changed for changed, _ in draws[0]}) > 25
 
 
 def test_requests_follow_from_their_seed_and_faults_of_answers_are_found() -> None:
-    made = [[drawn_request(random.Random(number)) for number in range(50)] for _ in range(2)]
-    assert made[0] == made[1] and len({content for _, content in made[0]}) > 40
+    draws = [[draw_request(random.Random(number)) for number in range(50)] for _ in range(2)]
+    assert draws[0] == draws[1] and len({content for _, content in draws[0]}) > 40
     right = b'HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n\r\n{"error": {"message": "MESSAGE"}}'
     assert fault_of(right) is None and fault_of(b"") is None
     for wrong in (b"nothing", right.replace(b"400", b"500"), right.replace(b"MESSAGE", b"")):

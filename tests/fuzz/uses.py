@@ -121,13 +121,13 @@ def command(words: Sequence[str], folder: Path) -> None:
         Fault: what else went wrong.
     """
     unexpected: list[Exception] = []
-    original = command_line._unexpected
+    original = command_line._report_unexpected
 
     def note(error: Exception, debug: bool) -> int:
         unexpected.append(error)
         return original(error, debug)
 
-    command_line._unexpected = note  # type: ignore[assignment]
+    command_line._report_unexpected = note  # type: ignore[assignment]
     before = set(folder.iterdir())
     code = command_line.main(words)
     if unexpected:

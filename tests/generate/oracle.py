@@ -56,7 +56,7 @@ def use_prefix_caches(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(IndexedCache, "select", select)
     patch.setattr(IndexedCache, "is_separable", True)
-    patch.setattr(running, "joined", join)
+    patch.setattr(running, "concat_caches", join)
 
 
 class PrefixModel(Transformer):

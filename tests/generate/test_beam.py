@@ -40,11 +40,11 @@ def search(
     return translate_ids(model, sources, options)
 
 
-def assert_same(found: list[Continuation], expected: list[Continuation]) -> None:
-    assert [c.ids for c in found] == [c.ids for c in expected]
-    assert [c.stop_reason for c in found] == [c.stop_reason for c in expected]
-    assert [c.score for c in found] == pytest.approx([c.score for c in expected], rel=1e-5, abs=1e-5)
-    assert [c.log_probability for c in found] == pytest.approx(
+def assert_same(actual: list[Continuation], expected: list[Continuation]) -> None:
+    assert [c.ids for c in actual] == [c.ids for c in expected]
+    assert [c.stop_reason for c in actual] == [c.stop_reason for c in expected]
+    assert [c.score for c in actual] == pytest.approx([c.score for c in expected], rel=1e-5, abs=1e-5)
+    assert [c.log_probability for c in actual] == pytest.approx(
         [c.log_probability for c in expected], rel=1e-5, abs=1e-5
     )
 
@@ -74,8 +74,8 @@ def test_search_follows_the_plain_rules_run_to_the_limit(
     with pytest.MonkeyPatch.context() as patch:
         use_prefix_caches(patch)
         next_logits = random_logits(vocab, end_bonus=end_bonus)
-        for source, found in zip(SOURCES, search(next_logits, vocab, SOURCES, options), strict=True):
-            assert_same(found, plain_beam_search(Problem(next_logits, source, options)))
+        for source, actual in zip(SOURCES, search(next_logits, vocab, SOURCES, options), strict=True):
+            assert_same(actual, plain_beam_search(Problem(next_logits, source, options)))
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0, 2.0])
@@ -85,8 +85,8 @@ def test_wide_beam_finds_the_best_of_all_sequences(length_penalty: float, min_le
         beam_size=400, n_best=11, max_length=4, min_length=min_length, length_penalty=length_penalty
     )
     next_logits = random_logits(7)
-    for source, found in zip(SOURCES, search(next_logits, 7, SOURCES, options), strict=True):
-        assert_same(found, every_sequence(Problem(next_logits, source, options)))
+    for source, actual in zip(SOURCES, search(next_logits, 7, SOURCES, options), strict=True):
+        assert_same(actual, every_sequence(Problem(next_logits, source, options)))
 
 
 def test_narrow_beam_misses_what_a_wide_one_finds() -> None:
@@ -100,13 +100,13 @@ def test_narrow_beam_misses_what_a_wide_one_finds() -> None:
 
 def test_beam_one_is_the_greedy_loop() -> None:
     next_logits = random_logits(13)
-    for source, found in zip(SOURCES, search(next_logits, 13, SOURCES, SearchOptions(beam_size=1)), strict=True):
+    for source, actual in zip(SOURCES, search(next_logits, 13, SOURCES, SearchOptions(beam_size=1)), strict=True):
         ids: tuple[int, ...] = ()
         while not ids or ids[-1] != EOS:
             logits = list(next_logits(source, (BOS, *ids)))
             logits[PAD] = logits[BOS] = float("-inf")
             ids = (*ids, logits.index(max(logits))) if len(ids) + 1 < 2 * len(source) + 10 else (*ids, EOS)
-        assert found[0].ids == ids
+        assert actual[0].ids == ids
 
 
 def never_ends(_source: tuple[int, ...], _prefix: tuple[int, ...]) -> list[float]:
@@ -115,11 +115,11 @@ def never_ends(_source: tuple[int, ...], _prefix: tuple[int, ...]) -> list[float
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_hypotheses_cut_off_at_the_limit_are_marked_and_ended(beam_size: int) -> None:
-    (found,) = search(never_ends, 7, [(3, 3)], SearchOptions(beam_size=beam_size, n_best=beam_size, max_length=6))
-    assert len(found) == beam_size and all(
-        c.stop_reason == "length" and len(c.ids) == 6 and c.ids[-1] == EOS for c in found
+    (actual,) = search(never_ends, 7, [(3, 3)], SearchOptions(beam_size=beam_size, n_best=beam_size, max_length=6))
+    assert len(actual) == beam_size and all(
+        c.stop_reason == "length" and len(c.ids) == 6 and c.ids[-1] == EOS for c in actual
     )
-    assert found[0].ids == (3, 3, 3, 3, 3, EOS)
+    assert actual[0].ids == (3, 3, 3, 3, 3, EOS)
 
 
 def test_beams_that_hold_no_hypothesis_are_not_cut_off() -> None:
@@ -129,8 +129,8 @@ def test_beams_that_hold_no_hypothesis_are_not_cut_off() -> None:
         return [0.0, 0.0, -20.0, 5.0, 3.0]
 
     options = SearchOptions(beam_size=3, n_best=3, min_length=2, max_length=2)
-    (found,) = search(two_tokens, 5, [(3,)], options)
-    assert [(c.ids, c.stop_reason) for c in found] == [((3, EOS), "length"), ((4, EOS), "length")]
+    (actual,) = search(two_tokens, 5, [(3,)], options)
+    assert [(c.ids, c.stop_reason) for c in actual] == [((3, EOS), "length"), ((4, EOS), "length")]
 
 
 def test_hypotheses_cut_off_are_left_out_where_one_has_ended() -> None:
@@ -141,10 +141,10 @@ def test_hypotheses_cut_off_are_left_out_where_one_has_ended() -> None:
             return [-9.0, -9.0, -1.0, -9.0, 1.0]
         return [-30.0, -30.0, -7.0, -30.0, 5.0]
 
-    (found,) = search(loops_after_four, 5, [(3,)], SearchOptions(beam_size=2, max_length=40))
-    assert found[0].ids == (EOS,) and found[0].stop_reason == "end"
+    (actual,) = search(loops_after_four, 5, [(3,)], SearchOptions(beam_size=2, max_length=40))
+    assert actual[0].ids == (EOS,) and actual[0].stop_reason == "end"
     looped = -12.13 / 40
-    assert looped > found[0].score
+    assert looped > actual[0].score
 
 
 def test_lengths_are_honoured_and_special_ids_never_generated() -> None:
@@ -156,30 +156,30 @@ def test_lengths_are_honoured_and_special_ids_never_generated() -> None:
         logits[PAD] = logits[BOS] = 5.0
         return logits
 
-    for found in search(special_ids_first, 11, SOURCES, options):
-        assert all(4 <= len(c.ids) <= 6 for c in found)
-        assert not {PAD, BOS} & {i for c in found for i in c.ids}
-        assert all(EOS not in c.ids[:-1] for c in found)
+    for actual in search(special_ids_first, 11, SOURCES, options):
+        assert all(4 <= len(c.ids) <= 6 for c in actual)
+        assert not {PAD, BOS} & {i for c in actual for i in c.ids}
+        assert all(EOS not in c.ids[:-1] for c in actual)
 
 
 def test_start_token_that_is_also_the_end_token_still_ends() -> None:
     next_logits = random_logits(7, end_bonus=3.0)
     model = PrefixModel(next_logits, 7)
     options = SearchOptions(beam_size=3)
-    (found,) = translate_ids(model, [(3, 4)], options, start=EOS)
-    assert found[0].ids[-1] == EOS and found[0].stop_reason == "end"
+    (actual,) = translate_ids(model, [(3, 4)], options, start=EOS)
+    assert actual[0].ids[-1] == EOS and actual[0].stop_reason == "end"
 
 
 def test_n_best_is_sorted_and_distinct() -> None:
-    for found in search(random_logits(7), 7, SOURCES, SearchOptions(beam_size=7, n_best=7)):
-        assert len({c.ids for c in found}) == len(found) == 7
-        assert [c.score for c in found] == sorted((c.score for c in found), reverse=True)
+    for actual in search(random_logits(7), 7, SOURCES, SearchOptions(beam_size=7, n_best=7)):
+        assert len({c.ids for c in actual}) == len(actual) == 7
+        assert [c.score for c in actual] == sorted((c.score for c in actual), reverse=True)
 
 
 def test_fewer_candidates_come_back_where_fewer_exist() -> None:
     options = SearchOptions(beam_size=5, n_best=5, max_length=2)
-    (found,) = search(random_logits(5), 5, [(3,)], options)
-    assert {c.ids for c in found} == {(EOS,), (3, EOS), (4, EOS)}
+    (actual,) = search(random_logits(5), 5, [(3,)], options)
+    assert {c.ids for c in actual} == {(EOS,), (3, EOS), (4, EOS)}
 
 
 def test_first_step_decodes_one_row_for_each_sentence_and_finished_sentences_leave() -> None:
@@ -197,10 +197,10 @@ def test_equal_scores_are_ordered_by_length_and_ids() -> None:
         return [0.0] * 5
 
     options = SearchOptions(beam_size=50, n_best=7, max_length=3, length_penalty=1.0)
-    (found,) = search(indifferent, 5, [(3,)], options)
+    (actual,) = search(indifferent, 5, [(3,)], options)
     tokens = (3, 4)
     expected = [(EOS,), *((a, EOS) for a in tokens), *((a, b, EOS) for a in tokens for b in tokens)]
-    assert [c.ids for c in found] == expected
+    assert [c.ids for c in actual] == expected
 
 
 def test_output_that_is_not_a_number_stops_the_search() -> None:

@@ -11,7 +11,7 @@ from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import prefill_prompts
 from clearhead.generate.processors import BannedIds, apply, repetition_processors
 from clearhead.generate.results import Continuation, Sentence
-from clearhead.generate.running import Started
+from clearhead.generate.running import PrefilledMember
 from clearhead.generate.search.beam import Search
 from tests.generate.tiny import (
     BOS,
@@ -69,18 +69,20 @@ def test_wide_beam_finds_the_best_of_all_continuations(kind: str, changes: dict[
     options = GenerateOptions(beam_size=130, num_return_sequences=11, max_new_tokens=3, **changes)
     module = tiny_decoder(kind, seed=2, vocab=7, end_bonus=0.5)
     prompts = some_prompts(3, longest=5, vocab=7)
-    for prompt, found in zip(prompts, generate(module, prompts, options), strict=True):
+    for prompt, actual in zip(prompts, generate(module, prompts, options), strict=True):
         expected = every_continuation(module, prompt, options)[:11]
-        assert [one.ids for one in found] == [ids for _, ids in expected]
-        assert [one.score for one in found] == pytest.approx([score for score, _ in expected], abs=1e-4)
-        assert [one.stop_reason for one in found] == ["end" if ids[-1] == EOS else "length" for _, ids in expected]
+        assert [result.ids for result in actual] == [ids for _, ids in expected]
+        assert [result.score for result in actual] == pytest.approx([score for score, _ in expected], abs=1e-4)
+        assert [result.stop_reason for result in actual] == [
+            "end" if ids[-1] == EOS else "length" for _, ids in expected
+        ]
 
 
 def test_both_ends_are_among_the_best() -> None:
     """Otherwise the law above could hold for a search that forgets one kind."""
     module = tiny_decoder("modern", seed=2, vocab=7, end_bonus=0.5)
     options = GenerateOptions(beam_size=130, num_return_sequences=11, max_new_tokens=3)
-    reasons = {one.stop_reason for some in generate(module, some_prompts(3, 5, vocab=7), options) for one in some}
+    reasons = {result.stop_reason for some in generate(module, some_prompts(3, 5, vocab=7), options) for result in some}
     assert reasons == {"end", "length"}
 
 
@@ -91,9 +93,9 @@ def test_one_beam_is_greedy_search(kind: str) -> None:
     greedy = generate(module, prompts, GenerateOptions(max_new_tokens=11))
     with torch.inference_mode():
         start = prefill_prompts(module, prompts, pad_id=PAD)
-        found = run_search(
+        actual = run_search(
             module,
-            lambda: Started(
+            lambda: PrefilledMember(
                 Search(
                     [Sentence(number, 11) for number in range(5)],
                     (EOS,),
@@ -106,10 +108,10 @@ def test_one_beam_is_greedy_search(kind: str) -> None:
                 start.logits,
             ),
         )
-    assert [one.ids for (one,) in found] == [one.ids for (one,) in greedy]
-    assert [one.stop_reason for (one,) in found] == [one.stop_reason for (one,) in greedy]
-    scores = [one.score for (one,) in greedy]
-    assert [one.score for (one,) in found] == pytest.approx(scores, abs=1e-4)
+    assert [result.ids for (result,) in actual] == [result.ids for (result,) in greedy]
+    assert [result.stop_reason for (result,) in actual] == [result.stop_reason for (result,) in greedy]
+    scores = [result.score for (result,) in greedy]
+    assert [result.score for (result,) in actual] == pytest.approx(scores, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,22 +129,22 @@ def test_batched_is_single(kind: str) -> None:
     )
     together = generate(module, prompts, options)
     alone = [generate(module, [prompt], options)[0] for prompt in prompts]
-    assert [[one.ids for one in some] for some in together] == [[one.ids for one in some] for some in alone]
+    assert [[result.ids for result in some] for some in together] == [[result.ids for result in some] for some in alone]
     assert len({len(some[0].ids) for some in together}) > 1, "all ended together"
-    flat = [one.score for some in alone for one in some]
-    assert [one.score for some in together for one in some] == pytest.approx(flat, abs=1e-4)
+    flat = [result.score for some in alone for result in some]
+    assert [result.score for some in together for result in some] == pytest.approx(flat, abs=1e-4)
 
 
 def test_beams_over_two_stacks_find_the_best_of_all() -> None:
     module = tiny_model("modern", seed=2, end_bonus=0.5)
     sources = some_sources(2, longest=5)
     options = GenerateOptions(beam_size=130, num_return_sequences=5, max_new_tokens=3, encoder_no_repeat_ngram_size=1)
-    for source, found in zip(sources, generate(module, [[BOS]] * 2, options, sources), strict=True):
+    for source, actual in zip(sources, generate(module, [[BOS]] * 2, options, sources), strict=True):
         expected = every_continuation(module, [BOS], options, source)[:5]
-        assert [one.ids for one in found] == [ids for _, ids in expected]
+        assert [result.ids for result in actual] == [ids for _, ids in expected]
 
 
 def test_positions_limit_a_search() -> None:
     module = tiny_decoder("original", seed=1, positions=11, end_bonus=-99.0)
-    (found,) = generate(module, [[BOS, 3, 4]], GenerateOptions(beam_size=3))
-    assert len(found[0].ids) == 9 and found[0].stop_reason == "length"
+    (actual,) = generate(module, [[BOS, 3, 4]], GenerateOptions(beam_size=3))
+    assert len(actual[0].ids) == 9 and actual[0].stop_reason == "length"

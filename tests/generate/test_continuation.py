@@ -71,11 +71,15 @@ def plain_loop(
     return tuple(ids[len(prompt) :]), total
 
 
-def assert_same(found: list[list[Continuation]], expected: list[list[Continuation]]) -> None:
-    assert [[one.ids for one in some] for some in found] == [[one.ids for one in some] for some in expected]
-    assert [[one.stop_reason for one in some] for some in found] == [[e.stop_reason for e in some] for some in expected]
-    scores = [one.score for some in expected for one in some]
-    assert [one.score for some in found for one in some] == pytest.approx(scores, abs=1e-4)
+def assert_same(actual: list[list[Continuation]], expected: list[list[Continuation]]) -> None:
+    assert [[result.ids for result in some] for some in actual] == [
+        [result.ids for result in some] for some in expected
+    ]
+    assert [[result.stop_reason for result in some] for some in actual] == [
+        [e.stop_reason for e in some] for some in expected
+    ]
+    scores = [result.score for some in expected for result in some]
+    assert [result.score for some in actual for result in some] == pytest.approx(scores, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -84,14 +88,14 @@ def test_generation_is_the_plain_loop(kind: str, options: GenerateOptions) -> No
     """Prompts of unequal length are padded on the left, rows leave at different steps: nothing of it shows."""
     module = tiny_decoder(kind, seed=1, end_bonus=1.0)
     prompts = some_prompts(5, longest=11)
-    found = generate(module, prompts, options)
-    assert {one.stop_reason for (one,) in found} == {"end", "length"}
-    assert len({len(one.ids) for (one,) in found}) > 2, "nobody left early"
-    for prompt, (one,) in zip(prompts, found, strict=True):
+    actual = generate(module, prompts, options)
+    assert {result.stop_reason for (result,) in actual} == {"end", "length"}
+    assert len({len(result.ids) for (result,) in actual}) > 2, "nobody left early"
+    for prompt, (result,) in zip(prompts, actual, strict=True):
         ids, total = plain_loop(module, prompt, options)
-        assert one.ids == ids and one.stop_reason == ("end" if ids[-1] == EOS else "length")
-        assert one.log_probability == pytest.approx(total, abs=1e-4)
-        assert one.score == pytest.approx(total / len(ids), abs=1e-4)
+        assert result.ids == ids and result.stop_reason == ("end" if ids[-1] == EOS else "length")
+        assert result.log_probability == pytest.approx(total, abs=1e-4)
+        assert result.score == pytest.approx(total / len(ids), abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,10 +119,10 @@ def test_a_sequence_does_not_depend_on_its_batch(kind: str, monkeypatch: pytest.
     prompts = some_prompts(3, longest=11)
     options = dataclasses.replace(SAMPLING, num_return_sequences=3)
     together = generate(module, prompts, options)
-    assert all(len({one.ids for one in some}) > 1 for some in together), "several sequences are one"
+    assert all(len({result.ids for result in some}) > 1 for some in together), "several sequences are one"
     for index, prompt in enumerate(prompts):
-        for number, one in enumerate(together[index]):
-            assert one.ids == plain_loop(module, prompt, options, number)[0]
+        for number, result in enumerate(together[index]):
+            assert result.ids == plain_loop(module, prompt, options, number)[0]
     assert_same(generate(module, prompts[::-1], options)[::-1], together)
     assert_same([some[:1] for some in together], generate(module, prompts, SAMPLING))
     monkeypatch.setattr(continuation, "BATCH_TOKENS", 100)
@@ -134,7 +138,7 @@ def test_seeds_reproduce_and_differ() -> None:
     # Nearly flat, and long: that two are alike by chance is not to be expected within a lifetime of tests.
     flat = {"temperature": 100.0, "top_p": 1.0, "min_new_tokens": 30, "max_new_tokens": 30}
     free = dataclasses.replace(SAMPLING, seed=None, **flat)
-    chances = {one.ids for _ in range(2) for (one,) in generate(module, prompts, free)}
+    chances = {result.ids for _ in range(2) for (result,) in generate(module, prompts, free)}
     assert len(chances) == 4, "without a seed every sequence is new"
 
 
@@ -149,8 +153,8 @@ def test_tokens_are_drawn_with_their_probabilities() -> None:
 
 def test_a_stream_is_that_of_its_seed() -> None:
     """Numbers that are drawn ahead change nothing, and other sequences of a prompt have other numbers."""
-    one, same, other = (RandomStream(sequence_seed(3, number, [1, 7])) for number in (2, 2, 1))
-    numbers = [one.next() for _ in range(150)]
+    first, same, other = (RandomStream(sequence_seed(3, number, [1, 7])) for number in (2, 2, 1))
+    numbers = [first.next() for _ in range(150)]
     assert numbers == [same.next() for _ in range(150)] and len(set(numbers)) == 150
     assert np.array_equal(numbers, Generator(PCG64(sequence_seed(3, 2, [1, 7]))).random(150))
     assert not {*numbers} & {other.next() for _ in range(150)}
@@ -162,11 +166,11 @@ def test_two_stacks_generate_by_the_same_loop(kind: str, options: GenerateOption
     module = tiny_model(kind, seed=8, target_vocab=13, end_bonus=1.0)
     sources = some_sources(3, longest=11)
     chosen = options if options.method == "greedy" else dataclasses.replace(options, num_return_sequences=2)
-    found = generate(module, [[BOS]] * 3, chosen, sources=sources)
-    for source, some in zip(sources, found, strict=True):
-        for number, one in enumerate(some):
+    actual = generate(module, [[BOS]] * 3, chosen, sources=sources)
+    for source, some in zip(sources, actual, strict=True):
+        for number, result in enumerate(some):
             ids, total = plain_loop(module, [BOS], chosen, number, source)
-            assert one.ids == ids and one.log_probability == pytest.approx(total, abs=1e-4)
+            assert result.ids == ids and result.log_probability == pytest.approx(total, abs=1e-4)
 
 
 def test_a_token_costs_one_row_of_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,8 +180,8 @@ def test_a_token_costs_one_row_of_one_pass(monkeypatch: pytest.MonkeyPatch) -> N
     assert module.decoder is not None
     module.decoder.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].ids.shape)))
     prompts = some_prompts(5, longest=11)
-    found = generate(module, prompts, GenerateOptions(max_new_tokens=11))
-    lengths = [len(one.ids) for (one,) in found]
+    actual = generate(module, prompts, GenerateOptions(max_new_tokens=11))
+    lengths = [len(result.ids) for (result,) in actual]
     assert shapes[0] == (5, max(map(len, prompts)))
     assert shapes[1:] == [(sum(length > step for length in lengths), 1) for step in range(1, max(lengths))]
 
@@ -185,17 +189,17 @@ def test_a_token_costs_one_row_of_one_pass(monkeypatch: pytest.MonkeyPatch) -> N
 def test_stop_texts_end_a_sequence_and_are_not_in_its_text() -> None:
     module = tiny_decoder("original", seed=8)
     prompts = some_prompts(5, longest=7)
-    free = [one.ids for (one,) in generate(module, prompts, GenerateOptions(max_new_tokens=13))]
+    free = [result.ids for (result,) in generate(module, prompts, GenerateOptions(max_new_tokens=13))]
     stop = letters(list(free[0][3:5]))
-    found = generate(module, prompts, GenerateOptions(max_new_tokens=13, stop=[stop, "zz"]))
-    for ids, (one,) in zip(free, found, strict=True):
+    actual = generate(module, prompts, GenerateOptions(max_new_tokens=13, stop=[stop, "zz"]))
+    for ids, (result,) in zip(free, actual, strict=True):
         text = letters(list(ids))
-        assert one.text == text.split(stop)[0]
+        assert result.text == text.split(stop)[0]
         if stop in text:
-            assert one.stop_reason == "stop" and one.ids == ids[: text.index(stop) + len(stop)]
+            assert result.stop_reason == "stop" and result.ids == ids[: text.index(stop) + len(stop)]
         else:
-            assert one.ids == ids and one.stop_reason == ("end" if ids[-1] == EOS else "length")
-    assert found[0][0].stop_reason == "stop"
+            assert result.ids == ids and result.stop_reason == ("end" if ids[-1] == EOS else "length")
+    assert actual[0][0].stop_reason == "stop"
 
 
 @pytest.mark.parametrize(
@@ -210,29 +214,29 @@ def test_the_stream_is_the_text(options: GenerateOptions) -> None:
             try:
                 pieces.append(next(stream))
             except StopIteration as end:
-                found = end.value
+                returned = end.value
                 break
             assert not torch.is_inference_mode_enabled(), "inference mode leaks into the caller"
         assert module.training
         (expected,) = generate(module, [prompt], options)[0]
-        assert found.ids == expected.ids and "".join(pieces) == found.text
-        assert found.text == (letters(list(expected.ids)) if expected.text is None else expected.text)
-        assert len(pieces) > 1 or len(found.text) < 2
+        assert returned.ids == expected.ids and "".join(pieces) == returned.text
+        assert returned.text == (letters(list(expected.ids)) if expected.text is None else expected.text)
+        assert len(pieces) > 1 or len(returned.text) < 2
 
 
 def test_a_stream_that_is_closed_leaves_the_model_as_it_was() -> None:
     module = tiny_decoder("modern", seed=8).train()
     stream = stream_ids(module, request([[BOS]], GenerateOptions(max_new_tokens=13)))
     next(stream)
-    assert all(part.training for part in module.modules())
+    assert all(submodule.training for submodule in module.modules())
     stream.close()
-    assert all(part.training for part in module.modules())
+    assert all(submodule.training for submodule in module.modules())
 
 
 def test_a_very_long_prompt_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     module = tiny_decoder("modern", seed=8)
     assert module.max_positions is None
-    monkeypatch.setattr(type(module.decoder), "forward", lambda *given, **named: pytest.fail("the prompt was read"))
+    monkeypatch.setattr(type(module.decoder), "forward", lambda *arguments, **named: pytest.fail("the prompt was read"))
     for ask in (generate_ids, stream_ids):
         with pytest.raises(InputError, match="prompt 1 has 131,073 tokens, but at most 131,072 are read at once"):
             ask(module, request([[3] * 131_073], GenerateOptions()))
@@ -242,32 +246,32 @@ def test_a_table_of_positions_is_the_limit() -> None:
     """As many tokens as have a place, and one more that is not read; a longer prompt is refused by its number."""
     module = tiny_decoder("original", seed=8, positions=11, end_bonus=-99.0)
     for length, room in ((3, 9), (10, 2), (11, 1)):
-        ((one,),) = generate(module, [[BOS, *[3] * (length - 1)]], GenerateOptions(max_new_tokens=50))
-        assert len(one.ids) == room and one.stop_reason == "length"
+        ((result,),) = generate(module, [[BOS, *[3] * (length - 1)]], GenerateOptions(max_new_tokens=50))
+        assert len(result.ids) == room and result.stop_reason == "length"
     with pytest.raises(InputError, match="prompt 2 has 12 tokens, the start token included, but the model has 11"):
         generate(module, [[BOS], [BOS] * 12], GenerateOptions())
-    ((one,),) = generate(
+    ((result,),) = generate(
         tiny_decoder("modern", seed=8, end_bonus=-99.0), [[BOS] * 90], GenerateOptions(max_new_tokens=7)
     )
-    assert len(one.ids) == 7, "positions that are computed set no limit"
+    assert len(result.ids) == 7, "positions that are computed set no limit"
 
 
 def test_what_cannot_generate_is_refused() -> None:
-    two, one = tiny_model("original", seed=1), tiny_decoder("original", seed=1)
+    two, decoder_only = tiny_model("original", seed=1), tiny_decoder("original", seed=1)
     options = GenerateOptions()
     with pytest.raises(InputError, match="needs a source for each prompt"):
         generate(two, [[BOS]], options)
     with pytest.raises(InputError, match="reads its prompt with the decoder"):
-        generate(one, [[BOS]], options, sources=[[3]])
+        generate(decoder_only, [[BOS]], options, sources=[[3]])
     with pytest.raises(InputError, match="needs a model with a decoder"):
         generate(ch.build(encoder_of(two)), [[BOS]], options)
     with pytest.raises(InputError) as caught:
-        generate(one, [[], [BOS, 13], [3]], options)
-    assert all(part in str(caught.value) for part in ("2 faults", "prompt 1 has no tokens", "prompt 2 holds ids"))
+        generate(decoder_only, [[], [BOS, 13], [3]], options)
+    assert all(phrase in str(caught.value) for phrase in ("2 faults", "prompt 1 has no tokens", "prompt 2 holds ids"))
     with pytest.raises(InputError, match="no text is final before the end"):
-        next(stream_ids(one, request([[BOS]], GenerateOptions(beam_size=2))))
+        next(stream_ids(decoder_only, request([[BOS]], GenerateOptions(beam_size=2))))
     with pytest.raises(InputError, match="leave num_return_sequences at 1"):
-        next(stream_ids(one, request([[BOS]], GenerateOptions(num_return_sequences=2))))
+        next(stream_ids(decoder_only, request([[BOS]], GenerateOptions(num_return_sequences=2))))
 
 
 def encoder_of(two: ch.Transformer) -> object:

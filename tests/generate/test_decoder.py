@@ -57,18 +57,20 @@ def test_text_is_what_stands_behind_the_prompt(kind: str, options: GenerateOptio
     tokenizer = tokenizer_of(kind)
     module = model_of("decoder", tokenizer.vocab_size)
     prompts = ["the cat", "", "a dog sat on"]
-    found = decoder_of(module, tokenizer).generate(prompts, options)
-    assert [len(some) for some in found] == [options.num_return_sequences] * 3
-    for prompt, some in zip(prompts, found, strict=True):
-        for one in some:
-            assert one.tokens and one.stop_reason in ("end", "stop", "length")
-            ids = [i for token in one.tokens for i in range(tokenizer.vocab_size) if tokenizer.tokens([i]) == [token]]
+    actual = decoder_of(module, tokenizer).generate(prompts, options)
+    assert [len(some) for some in actual] == [options.num_return_sequences] * 3
+    for prompt, some in zip(prompts, actual, strict=True):
+        for result in some:
+            assert result.tokens and result.stop_reason in ("end", "stop", "length")
+            ids = [
+                i for token in result.tokens for i in range(tokenizer.vocab_size) if tokenizer.tokens([i]) == [token]
+            ]
             whole = tokenizer.decode([*tokenizer.encode(prompt), *ids])
             assert whole.startswith(prompt)
             behind = whole[len(prompt) :]
-            assert one.text == min((behind.split(stop)[0] for stop in options.stops), key=len, default=behind)
+            assert result.text == min((behind.split(stop)[0] for stop in options.stops), key=len, default=behind)
             if options.stops:
-                assert (one.stop_reason == "stop") == any(stop in behind for stop in options.stops)
+                assert (result.stop_reason == "stop") == any(stop in behind for stop in options.stops)
 
 
 def test_a_stream_is_the_same_text() -> None:
@@ -82,8 +84,8 @@ def test_a_stream_is_the_same_text() -> None:
         except StopIteration as end:
             whole = end.value
             break
-    ((one,),) = decoder_of(module, tokenizer).generate(["the cat"], options)
-    assert "".join(pieces) == one.text == whole.text and whole.tokens == one.tokens
+    ((result,),) = decoder_of(module, tokenizer).generate(["the cat"], options)
+    assert "".join(pieces) == result.text == whole.text and whole.tokens == result.tokens
     assert len(pieces) > 3
 
 
@@ -91,9 +93,9 @@ def test_outputs_without_an_entry_and_special_ids_are_never_generated() -> None:
     tokenizer = tokenizer_of("character")
     module = model_of("decoder", tokenizer.vocab_size, extra=300)
     options = GenerateOptions(max_new_tokens=29, seed=1, num_return_sequences=3)
-    for one in decoder_of(module, tokenizer).generate(["the"], options)[0]:
+    for result in decoder_of(module, tokenizer).generate(["the"], options)[0]:
         special = tokenizer.tokens([tokenizer.pad_id, tokenizer.bos_id])
-        assert not set(one.tokens) & set(special)
+        assert not set(result.tokens) & set(special)
 
 
 @pytest.mark.parametrize("continues", [True, False])
@@ -102,8 +104,8 @@ def test_two_stacks_read_the_prompt_with_the_encoder(continues: bool) -> None:
     module = model_of("encoder-decoder", tokenizer.vocab_size)
     options = GenerateOptions(max_new_tokens=11)
     decoder = decoder_of(module, tokenizer, continues=continues)
-    found = decoder.generate(["the cat", "", "a dog sat on"], options)
-    for prompt, (one,) in zip(["the cat", "", "a dog sat on"], found, strict=True):
+    actual = decoder.generate(["the cat", "", "a dog sat on"], options)
+    for prompt, (result,) in zip(["the cat", "", "a dog sat on"], actual, strict=True):
         source = torch.tensor([[*tokenizer.encode(prompt), tokenizer.eos_id]])
         ids = [tokenizer.bos_id]
         while len(ids) <= 11 and (len(ids) == 1 or ids[-1] != tokenizer.eos_id):
@@ -111,9 +113,9 @@ def test_two_stacks_read_the_prompt_with_the_encoder(continues: bool) -> None:
                 logits = module(source, torch.tensor([ids])).logits[0, -1]
             logits[[tokenizer.bos_id, tokenizer.pad_id]] = -torch.inf
             ids.append(int(logits.argmax()))
-        assert one.tokens == tokenizer.tokens(ids[1:])
+        assert result.tokens == tokenizer.tokens(ids[1:])
         front = tokenizer.encode(prompt) if continues else []
-        assert tokenizer.decode(front) + one.text == tokenizer.decode([*front, *ids[1:]])
+        assert tokenizer.decode(front) + result.text == tokenizer.decode([*front, *ids[1:]])
 
 
 def test_scores_and_loss_of_texts_are_those_of_framed_ids() -> None:
@@ -121,12 +123,12 @@ def test_scores_and_loss_of_texts_are_those_of_framed_ids() -> None:
     module = model_of("decoder", tokenizer.vocab_size)
     texts = ["the cat", "", "größer 😀"]
     scores = score_texts(module, tokenizer, texts)
-    for text, found in zip(texts, scores, strict=True):
+    for text, actual in zip(texts, scores, strict=True):
         ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
         with torch.no_grad():
             log_probs = module(torch.tensor([ids[:-1]])).logits[0].double().log_softmax(1)
         expected = log_probs[range(len(ids) - 1), ids[1:]].tolist()
-        assert found.token_log_probabilities == pytest.approx(expected, abs=1e-4)
+        assert actual.token_log_probabilities == pytest.approx(expected, abs=1e-4)
     loss = text_loss(module, tokenizer, texts, window=5, stride=2)
     assert loss.num_bytes == sum(len(text.encode()) for text in texts)
     assert loss.num_tokens == sum(len(score.ids) for score in scores)

@@ -20,7 +20,7 @@ from clearhead.generate.options import (
     TranslateKwargs,
     number_type,
 )
-from clearhead.interpret.maps.reading import ReadKwargs
+from clearhead.interpret.maps.map_inputs import ReadKwargs
 from clearhead.tasks.evaluate.options import EvaluateKwargs
 
 
@@ -163,5 +163,5 @@ def test_a_file_and_a_call_have_the_same_ranges(name: str) -> None:
         assert option.fault(value, kind) is not None
     for value in (below + step, min(most, below + 7)):
         assert option.fault(value, kind) is None
-        found = GenerationConfig.from_settings({option.hf: value, "do_sample": True}, source="g.json")
-        assert found.options[name] == value
+        actual = GenerationConfig.from_settings({option.hf: value, "do_sample": True}, source="g.json")
+        assert actual.options[name] == value

@@ -11,7 +11,7 @@ import torch
 from clearhead.base.errors import InputError
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.generation_config import GenerationConfig
-from clearhead.generate.options import GenerateOptions, SearchOptions, resolved
+from clearhead.generate.options import GenerateOptions, SearchOptions, resolve_options
 from tests.generate.tiny import BOS, EOS, PAD, tiny_decoder
 
 peer = pytest.importorskip("transformers.generation.logits_process", reason="transformers is not installed")
@@ -24,7 +24,7 @@ def rules(**settings: object) -> GenerationConfig:
 
 
 def test_files_are_read_whole() -> None:
-    found = rules(
+    actual = rules(
         decoder_start_token_id=2,
         bos_token_id=0,
         eos_token_id=[2, 7],
@@ -42,12 +42,12 @@ def test_files_are_read_whole() -> None:
         temperature=0.7,
         transformers_version="5.23.0",
     )
-    assert (found.decoder_start_id, found.bos_id, found.eos_ids, found.pad_id) == (2, 0, (2, 7), 1)
-    assert (found.forced_bos_id, found.forced_eos_id) == (0, 2)
-    assert (found.banned_ids, found.banned_sequences, found.banned_first_ids) == ((5,), ((3,), (8, 9)), (4,))
-    assert found.options == {"beam_size": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 3}
-    assert (found.max_length, found.min_length, found.unsupported) == (62, 11, ())
-    assert "ends with 2, 7" in found.lines() and "beam_size 4" in found.lines()
+    assert (actual.decoder_start_id, actual.bos_id, actual.eos_ids, actual.pad_id) == (2, 0, (2, 7), 1)
+    assert (actual.forced_bos_id, actual.forced_eos_id) == (0, 2)
+    assert (actual.banned_ids, actual.banned_sequences, actual.banned_first_ids) == ((5,), ((3,), (8, 9)), (4,))
+    assert actual.options == {"beam_size": 4, "length_penalty": 2.0, "no_repeat_ngram_size": 3}
+    assert (actual.max_length, actual.min_length, actual.unsupported) == (62, 11, ())
+    assert "ends with 2, 7" in actual.lines() and "beam_size 4" in actual.lines()
 
 
 def test_chance_counts_only_where_it_is_asked_for() -> None:
@@ -59,8 +59,8 @@ def test_chance_counts_only_where_it_is_asked_for() -> None:
     assert sampled.options == {"top_p": 0.9, "top_k": 7, "temperature": 1.0}
 
 
-def call(config: GenerationConfig, **given: Any) -> GenerateOptions:
-    return resolved(GenerateOptions, given, config.settings(has_encoder=False, max_positions=None))
+def call(config: GenerationConfig, **call_options: Any) -> GenerateOptions:
+    return resolve_options(GenerateOptions, call_options, config.settings(has_encoder=False, max_positions=None))
 
 
 def test_a_call_goes_before_the_settings_and_those_without_effect_are_dropped() -> None:
@@ -81,15 +81,17 @@ def test_a_call_goes_before_the_settings_and_those_without_effect_are_dropped() 
 def test_lengths_of_the_files_give_way_to_the_call() -> None:
     config = rules(max_length=62, min_length=11, num_beams=3)
     settings = config.settings(has_encoder=True, max_positions=50)
-    assert resolved(GenerateOptions, {}, settings) == GenerateOptions(beam_size=3, max_new_tokens=62, min_new_tokens=10)
-    assert resolved(GenerateOptions, {"max_new_tokens": 7}, settings).min_new_tokens == 7
-    assert resolved(SearchOptions, {"n_best": 4}, settings) == SearchOptions(
+    assert resolve_options(GenerateOptions, {}, settings) == GenerateOptions(
+        beam_size=3, max_new_tokens=62, min_new_tokens=10
+    )
+    assert resolve_options(GenerateOptions, {"max_new_tokens": 7}, settings).min_new_tokens == 7
+    assert resolve_options(SearchOptions, {"n_best": 4}, settings) == SearchOptions(
         beam_size=4, n_best=4, max_length=50, min_length=11
     )
-    assert resolved(SearchOptions, {"max_length": 7}, settings) == SearchOptions(
+    assert resolve_options(SearchOptions, {"max_length": 7}, settings) == SearchOptions(
         beam_size=3, max_length=7, min_length=7
     )
-    assert resolved(SearchOptions, {}, {}) == SearchOptions(beam_size=5)
+    assert resolve_options(SearchOptions, {}, {}) == SearchOptions(beam_size=5)
     # What the files ask for alone is no mistake of the caller.
     assert call(rules(min_new_tokens=300)).min_new_tokens == 100
 
@@ -141,12 +143,12 @@ def test_an_id_beyond_the_vocabulary_is_named(settings: dict[str, object]) -> No
 
 
 def test_a_start_or_an_end_beyond_the_vocabulary_is_as_if_it_were_absent() -> None:
-    given = rules(bos_token_id=29, eos_token_id=[2, 40], forced_eos_token_id=29, max_length=7)
-    assert given.within(41, "g.json") == given
-    found = given.within(29, "g.json")
-    assert found.left_out == ("bos_token_id = 29", "eos_token_id = 40", "forced_eos_token_id = 29")
-    assert replace(found, left_out=()) == rules(eos_token_id=2, max_length=7)
-    assert "not in the vocabulary: eos_token_id = 40" in found.lines()
+    config = rules(bos_token_id=29, eos_token_id=[2, 40], forced_eos_token_id=29, max_length=7)
+    assert config.within(41, "g.json") == config
+    limited = config.within(29, "g.json")
+    assert limited.left_out == ("bos_token_id = 29", "eos_token_id = 40", "forced_eos_token_id = 29")
+    assert replace(limited, left_out=()) == rules(eos_token_id=2, max_length=7)
+    assert "not in the vocabulary: eos_token_id = 40" in limited.lines()
 
 
 @pytest.mark.parametrize("length", [PROMPT, PROMPT + 1, PROMPT + 10])
@@ -171,21 +173,29 @@ def test_logits_change_as_they_do_elsewhere(length: int) -> None:
 def test_every_end_token_ends_and_what_is_forced_comes(beam_size: int) -> None:
     module = tiny_decoder("modern", 3)
     prompts = [[index] for index in (BOS, 3, 4, 8)]
-    said = GenerationConfig(eos_ids=(EOS, 5, 7), forced_bos_id=11, forced_eos_id=9, banned_first_ids=(3,))
+    config = GenerationConfig(eos_ids=(EOS, 5, 7), forced_bos_id=11, forced_eos_id=9, banned_first_ids=(3,))
     request = GenerateRequest(
-        prompts, GenerateOptions(max_new_tokens=7, beam_size=beam_size), EOS, PAD, banned=[BOS], config=said
+        prompts, GenerateOptions(max_new_tokens=7, beam_size=beam_size), EOS, PAD, banned=[BOS], config=config
     )
-    for (found,) in generate_ids(module, request):
-        assert found.ids[0] == 11
-        assert all(index not in said.eos_ids for index in found.ids[:-1])
-        assert found.ids[-1] in said.eos_ids if found.stop_reason == "end" else found.ids[-1] == 9
-        assert (found.stop_reason == "length") == (len(found.ids) == 7 and found.ids[-1] not in said.eos_ids)
+    for (continuation,) in generate_ids(module, request):
+        assert continuation.ids[0] == 11
+        assert all(index not in config.eos_ids for index in continuation.ids[:-1])
+        assert (
+            continuation.ids[-1] in config.eos_ids if continuation.stop_reason == "end" else continuation.ids[-1] == 9
+        )
+        assert (continuation.stop_reason == "length") == (
+            len(continuation.ids) == 7 and continuation.ids[-1] not in config.eos_ids
+        )
 
 
 def test_a_greatest_length_counts_the_prompt() -> None:
     module = tiny_decoder("modern", 3)
     request = GenerateRequest([[BOS, 3, 4], [BOS]], GenerateOptions(), 12, PAD, config=GenerationConfig(max_length=6))
-    assert [len(found.ids) for (found,) in generate_ids(module, request) if found.stop_reason == "length"] == [3, 5]
+    assert [
+        len(continuation.ids)
+        for (continuation,) in generate_ids(module, request)
+        if continuation.stop_reason == "length"
+    ] == [3, 5]
     with pytest.raises(InputError, match="prompt 1 has 3 tokens, but the checkpoint's max_length is 3"):
         short = GenerationConfig(max_length=3)
         generate_ids(module, GenerateRequest([[BOS, 3, 4]], GenerateOptions(), 12, PAD, config=short))

@@ -53,7 +53,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
     return train_tokenizer(kind, WRITTEN * 3, vocab_size=size)
 
 
-def untrained(tokenizer: Tokenizer) -> ch.Transformer:
+def build_untrained(tokenizer: Tokenizer) -> ch.Transformer:
     """A model that now and then wants to end, so that texts do."""
     module = model_of("decoder", tokenizer.vocab_size, extra=3)
     with torch.no_grad():
@@ -82,9 +82,11 @@ def test_a_text_that_ends_is_valid_and_a_cut_one_begins_a_valid_text(
     kind: str, bytewise: llguidance.LLTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer, masked = tokenizer_of(kind), []
-    plain = sampling.TokenChooser._masked
-    monkeypatch.setattr(sampling.TokenChooser, "_masked", lambda *given: masked.append(1) or plain(*given))
-    module, ended, cut = untrained(tokenizer), 0, 0
+    plain = sampling.TokenChooser._mask_disallowed
+    monkeypatch.setattr(
+        sampling.TokenChooser, "_mask_disallowed", lambda *arguments: masked.append(1) or plain(*arguments)
+    )
+    module, ended, cut = build_untrained(tokenizer), 0, 0
     # Words that all begin with a space need it.
     spaces = {"x-guidance": {"whitespace_flexible": True}} if kind in ("word", "split") else {}
     for number, schema in enumerate({**schema, **spaces} for schema in SCHEMAS):
@@ -94,20 +96,20 @@ def test_a_text_that_ends_is_valid_and_a_cut_one_begins_a_valid_text(
             GenerateOptions(max_new_tokens=40, temperature=0),
         ):
             try:
-                found = decoder_of(module, tokenizer).generate(["a", "", "12"], options, schema)
+                actual = decoder_of(module, tokenizer).generate(["a", "", "12"], options, schema)
             except (InputError, RunFailure) as error:
                 assert "under the schema" in str(error) and kind in ("word", "split", "wordpiece", "unigram", "bpe")
                 continue
-            for one in (one for some in found for one in some):
-                if one.stop_reason == "end":
-                    jsonschema.validate(json.loads(one.text), schema)
+            for result in (result for some in actual for result in some):
+                if result.stop_reason == "end":
+                    jsonschema.validate(json.loads(result.text), schema)
                     ended += 1
                 else:
-                    assert one.stop_reason == "length"
-                    written = one.text.lstrip(" ").encode()
+                    assert result.stop_reason == "length"
+                    written = result.text.lstrip(" ").encode()
                     assert llguidance.LLMatcher(bytewise, json.dumps(_grammar(schema))).validate_tokens(
                         list(written)
-                    ) == len(written), (one.text, schema)
+                    ) == len(written), (result.text, schema)
                     cut += 1
     assert masked and ended and cut
     print(kind, ended, cut)
@@ -117,15 +119,15 @@ def test_a_text_that_ends_is_valid_and_a_cut_one_begins_a_valid_text(
 def test_no_white_space_stands_between_the_parts_of_a_text(kind: str) -> None:
     """However much a model would like some: nothing but space then has a logit above all others."""
     tokenizer = tokenizer_of(kind)
-    module = untrained(tokenizer)
+    module = build_untrained(tokenizer)
     with torch.no_grad():
         for space in (" ", "\n", "\t"):
             module.head.layers[-1].bias[tokenizer.encode(space)] += 9.0
     for schema in SCHEMAS[:3]:
         for options in (GenerateOptions(max_new_tokens=90, temperature=1.0, seed=3), GenerateOptions(temperature=0)):
-            ((found,),) = decoder_of(module, tokenizer).generate(["a"], options, schema)
-            outside = re.sub(r'"(?:[^"\\]|\\.)*("|$)', "", found.text.removeprefix(" "))
-            assert outside and not re.search(r"\s", outside), found.text
+            ((generation,),) = decoder_of(module, tokenizer).generate(["a"], options, schema)
+            outside = re.sub(r'"(?:[^"\\]|\\.)*("|$)', "", generation.text.removeprefix(" "))
+            assert outside and not re.search(r"\s", outside), generation.text
 
 
 def _grammar(schema: dict) -> dict:
@@ -191,7 +193,7 @@ def test_a_text_that_exceeds_the_limits_of_llguidance_names_the_reason(
 ) -> None:
     monkeypatch.setattr(schema_worker, "MOST_STATES", 60)
     tokenizer = tokenizer_of("byte")
-    module, options = untrained(tokenizer), GenerateOptions(max_new_tokens=200, temperature=0)
+    module, options = build_untrained(tokenizer), GenerateOptions(max_new_tokens=200, temperature=0)
     with pytest.raises(InputError, match="the JSON schema is not one that can be followed: lexer error: too many"):
         decoder_of(module, tokenizer).generate(["a"], options, schema)
 
@@ -213,7 +215,7 @@ def beams_off(request: GenerateRequest) -> GenerateRequest:
 def test_a_schema_belongs_to_its_request_alone() -> None:
     """Held and free requests share a batch, and each has the tokens that it has alone."""
     tokenizer = tokenizer_of("byte")
-    module, options = untrained(tokenizer), GenerateOptions(max_new_tokens=12, temperature=1.0, seed=4)
+    module, options = build_untrained(tokenizer), GenerateOptions(max_new_tokens=12, temperature=1.0, seed=4)
     free = GenerateRequest([[2, 40, 50]], options, eos_id=3, pad_id=0, decode=tokenizer.decode)
     held = [with_schema(free, schema, tokenizer, tokenizer.vocab_size + 3) for schema in SCHEMAS[:3]]
 

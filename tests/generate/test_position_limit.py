@@ -36,7 +36,7 @@ def texts(model: ch.Model, count: int) -> str:
     return text[:length]
 
 
-def written(model: ch.Model, prompt: str, **options: Any) -> int:
+def count_written(model: ch.Model, prompt: str, **options: Any) -> int:
     """The number of tokens that greedy search writes, end tokens banned."""
     ((only,), *_) = [model.generate(prompt, temperature=0, **options)]
     return len(only.tokens)
@@ -47,8 +47,8 @@ def test_what_a_call_asks_for_must_fit_into_the_positions(kind: str, models: dic
     """Both numbers are named; without max_new_tokens an answer ends at the limit."""
     model = models[kind]
     prompt = texts(model, 41)
-    assert written(model, prompt, max_new_tokens=20, min_new_tokens=19) == 20
-    for ask in (model.generate, lambda *given, **options: next(iter(model.stream(*given, **options)))):
+    assert count_written(model, prompt, max_new_tokens=20, min_new_tokens=19) == 20
+    for ask in (model.generate, lambda *arguments, **options: next(iter(model.stream(*arguments, **options)))):
         with pytest.raises(ContextTooLong, match=r"has 41 tokens and max_new_tokens is 21, together 62, .* 61 pos"):
             ask(prompt, temperature=0, max_new_tokens=21)
         with pytest.raises(ContextTooLong, match=r"prompt 1 has 70 tokens.* the model has 61 positions"):
@@ -61,7 +61,7 @@ def test_what_a_call_asks_for_must_fit_into_the_positions(kind: str, models: dic
 def test_beyond_positions_lifts_a_declared_length_alone(models: dict[str, ch.Model]) -> None:
     model = models["declared"]
     long = texts(model, 70)
-    assert written(model, long, max_new_tokens=5, min_new_tokens=4, beyond_positions=True) == 5
+    assert count_written(model, long, max_new_tokens=5, min_new_tokens=4, beyond_positions=True) == 5
     assert "".join(model.stream(long, max_new_tokens=5, temperature=0, beyond_positions=True))
     with pytest.raises(InputError, match=r"compute their positions.*: leave it out"):
         models["table"].generate(PROMPT, beyond_positions=True)
@@ -76,10 +76,10 @@ def test_beyond_the_limit_the_model_computes_what_it_did(models: dict[str, ch.Mo
             logits = model.module(torch.tensor([ids])).logits[0, -1]
         logits[0] = -torch.inf  # the end token
         ids.append(int(logits.argmax()))
-    (found,) = model.generate(
+    (actual,) = model.generate(
         texts(model, 70), temperature=0, max_new_tokens=4, min_new_tokens=3, beyond_positions=True
     )
-    assert found.tokens[:3] == model.tokenizer.tokens(ids[70:73])
+    assert actual.tokens[:3] == model.tokenizer.tokens(ids[70:73])
 
 
 def test_the_command_line_follows_the_same_rule(models: dict[str, ch.Model], capfd: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +124,7 @@ def test_other_doors_read_no_more_than_the_declared_length(models: dict[str, ch.
 )
 def test_scaled_rotations_extend_the_declared_length(scaling: Any, limit: int) -> None:
     """By the factor where max_position_embeddings is the length before scaling; it is not lowered by any."""
-    assert spec.Rotary(scaling=scaling).extended(61) == limit
+    assert spec.Rotary(scaling=scaling).extended_length(61) == limit
 
 
 def test_a_saved_checkpoint_declares_what_was_loaded(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_a_saved_checkpoint_declares_what_was_loaded(tmp_path: Path) -> None:
         model = ch.load(rotary_model(tmp_path / f"from{number}", **settings), precision="fp32")
         assert (model.spec.declared_length, model.spec.position_limit) == (61, limit)
         again = ch.surgery.keep_layers(model, [0]).model
-        for name, one in (("same", model), ("shorter", again)):
-            one.save(tmp_path / f"{name}{number}", format="hf")
+        for name, each_model in (("same", model), ("shorter", again)):
+            each_model.save(tmp_path / f"{name}{number}", format="hf")
             config = json.loads((tmp_path / f"{name}{number}/config.json").read_text())
             assert config["max_position_embeddings"] == 61
         model.save(tmp_path / f"own{number}")

@@ -30,15 +30,15 @@ def reading(tree: Transformer, prompt: list[int], prefixes: Prefixes | None) -> 
 
 def read(tree: Transformer, prompt: list[int], prefixes: Prefixes | None) -> tuple[list[int], list[float], int]:
     """The tokens after a prompt, the logits of the first and the log-probabilities of all, and what was shared."""
-    one = reading(tree, prompt, prefixes)
+    reader = reading(tree, prompt, prefixes)
     with torch.inference_mode():
-        while not (found := one.step()):
+        while not (starts := reader.step()):
             pass
-        logits, batch, row = found[0].logits.flatten().tolist(), RunningBatch(tree), found[0].member.sequences[0]
-        batch.join(found)
+        logits, batch, row = starts[0].logits.flatten().tolist(), RunningBatch(tree), starts[0].member.sequences[0]
+        batch.join(starts)
         while batch.members:
             batch.step()
-    return row.ids, [*logits, *row.log_probabilities], one.num_shared
+    return row.ids, [*logits, *row.log_probabilities], reader.num_shared
 
 
 def alike(lengths: list[int], shared: int = 2 * BLOCK_TOKENS + 5) -> list[list[int]]:
@@ -50,7 +50,7 @@ def alike(lengths: list[int], shared: int = 2 * BLOCK_TOKENS + 5) -> list[list[i
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 @pytest.mark.parametrize("case", CASES)
 def test_a_shared_beginning_changes_no_bit(case: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefill, "PIECE_TOKENS", 50)
+    monkeypatch.setattr(prefill, "CHUNK_TOKENS", 50)
     tree, prefixes = of_model(CASES[case](), precision), Prefixes(PLENTY)
     prompts = [
         *alike([1, 7, 59, 60, 61, 62, 125]),
@@ -73,8 +73,8 @@ def test_prompts_read_together_are_kept() -> None:
     for prompt in ids_of(3, [90, 70, 130]):
         again = [*prompt[:-3], 7, 9]
         assert reading(tree, again, prefixes).kind is None
-        found = read(tree, again, prefixes)
-        assert found[2] == (len(again) - 2) // 64 * 64 > 0 and found[:2] == read(tree, again, None)[:2]
+        actual = read(tree, again, prefixes)
+        assert actual[2] == (len(again) - 2) // 64 * 64 > 0 and actual[:2] == read(tree, again, None)[:2]
 
 
 def test_what_was_used_longest_ago_is_given_up() -> None:
@@ -95,19 +95,19 @@ def test_what_was_used_longest_ago_is_given_up() -> None:
 
 def test_a_request_that_ends_early_or_whose_beginning_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a request took over is its own: others neither see it leave, nor does it see them."""
-    monkeypatch.setattr(prefill, "PIECE_TOKENS", 50)
+    monkeypatch.setattr(prefill, "CHUNK_TOKENS", 50)
     tree, prefixes = of_model(small("llama-tiny"), "int8"), Prefixes(PLENTY)
     first, second = alike([90, 95])
     read(tree, first, prefixes)
-    cancelled, kept = reading(tree, second, prefixes), reading(tree, second, prefixes)
+    cancelled, finishing = reading(tree, second, prefixes), reading(tree, second, prefixes)
     with torch.inference_mode():
-        assert cancelled.step() is kept.step() is None and kept.num_shared == 2 * BLOCK_TOKENS
+        assert cancelled.step() is finishing.step() is None and finishing.num_shared == 2 * BLOCK_TOKENS
         del cancelled
         prefixes.most_bytes = 0
         read(tree, first, prefixes)
-        while not (found := kept.step()):
+        while not (starts := finishing.step()):
             pass
-        logits = found[0].logits.flatten().tolist()
+        logits = starts[0].logits.flatten().tolist()
     assert logits == read(tree, second, None)[1][: len(logits)]
 
 

@@ -62,22 +62,22 @@ def ids_of(logits_RV: Tensor, length: int = 19) -> Tensor:
 def pairs() -> dict[str, tuple[Processor, Any]]:
     """Ours and theirs with the same settings."""
     shortest = peer.MinNewTokensLengthLogitsProcessor
-    found: dict[str, tuple[Processor, Any]] = {
+    processor_pairs: dict[str, tuple[Processor, Any]] = {
         "minimum reached": (BannedIds((EOS,), stop=PROMPT + 14), shortest(PROMPT, 14, EOS)),
         "minimum ahead": (BannedIds((EOS,), stop=PROMPT + 15), shortest(PROMPT, 15, EOS)),
         "banned": (BannedIds(torch.tensor([1, 7, 11])), peer.SuppressTokensLogitsProcessor([1, 7, 11])),
     }
     for value in (0.3, 1.7):
-        found[f"temperature {value}"] = Temperature(value), peer.TemperatureLogitsWarper(value)
-        found[f"repetition {value}"] = RepetitionPenalty(value), peer.RepetitionPenaltyLogitsProcessor(value)
+        processor_pairs[f"temperature {value}"] = Temperature(value), peer.TemperatureLogitsWarper(value)
+        processor_pairs[f"repetition {value}"] = RepetitionPenalty(value), peer.RepetitionPenaltyLogitsProcessor(value)
     for size in (1, 2, 3, 19, 23):
-        found[f"n-gram {size}"] = NoRepeatNGram(size), peer.NoRepeatNGramLogitsProcessor(size)
+        processor_pairs[f"n-gram {size}"] = NoRepeatNGram(size), peer.NoRepeatNGramLogitsProcessor(size)
     for count in (1, 5, 10**6):
-        found[f"top-k {count}"] = TopK(count), peer.TopKLogitsWarper(count)
+        processor_pairs[f"top-k {count}"] = TopK(count), peer.TopKLogitsWarper(count)
     for share in (0.05, 0.5, 0.9, 0.999, 1.0):
-        found[f"top-p {share}"] = TopP(share), peer.TopPLogitsWarper(share)
-        found[f"min-p {share}"] = MinP(share), peer.MinPLogitsWarper(share)
-    return found
+        processor_pairs[f"top-p {share}"] = TopP(share), peer.TopPLogitsWarper(share)
+        processor_pairs[f"min-p {share}"] = MinP(share), peer.MinPLogitsWarper(share)
+    return processor_pairs
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -91,11 +91,11 @@ def test_each_processor_gives_the_values_of_transformers(shape: str) -> None:
         logits_RV = logits_of(shape)
         ids_RT = ids_of(logits_RV)
         before = logits_RV.clone()
-        found, expected = ours(logits_RV, ids_RT), theirs(ids_RT, logits_RV.clone())
+        actual, expected = ours(logits_RV, ids_RT), theirs(ids_RT, logits_RV.clone())
         if shape == "large ties" and name.startswith("top-p"):
             # Sorting promises no order of equal values, so only how many of them stay can be compared.
-            found, expected = found.sort(1).values, expected.sort(1).values
-        assert torch.equal(found, expected), name
+            actual, expected = actual.sort(1).values, expected.sort(1).values
+        assert torch.equal(actual, expected), name
         assert torch.equal(logits_RV, before), f"{name} changed its argument"
 
 
@@ -113,7 +113,7 @@ def test_the_order_is_that_of_transformers() -> None:
     )  # fmt: skip
     config._eos_token_tensor = torch.tensor([EOS])
     model = SimpleNamespace(
-        config=SimpleNamespace(is_encoder_decoder=False), _merge_criteria_processor_list=lambda own, _: own
+        config=SimpleNamespace(is_encoder_decoder=False), _merge_criteria_processor_list=lambda first, _: first
     )
     theirs = utils.GenerationMixin._get_logits_processor(
         model, config, input_ids_seq_length=PROMPT, encoder_input_ids=read, device="cpu"
@@ -130,15 +130,16 @@ def test_the_order_is_that_of_transformers() -> None:
         "MinP": "MinPLogitsWarper",
     }  # fmt: skip
     names = [
-        "MinimumLength" if isinstance(one, BannedIds) and one.stop is not None else type(one).__name__ for one in ours
+        "MinimumLength" if isinstance(processor, BannedIds) and processor.stop is not None else type(processor).__name__
+        for processor in ours
     ]
-    assert [same[name] for name in names] == [type(one).__name__ for one in theirs]
+    assert [same[name] for name in names] == [type(processor).__name__ for processor in theirs]
     for length in (PROMPT, PROMPT + 6, PROMPT + 7):
         logits_RV = logits_of("ties")
         ids_RT = ids_of(logits_RV, length)
-        found = apply(ours, logits_RV, ids_RT)
-        assert torch.equal(found, theirs(ids_RT, logits_RV))
-        assert bool((found == -torch.inf).any()) and bool((found > -torch.inf).any(1).all())
+        actual = apply(ours, logits_RV, ids_RT)
+        assert torch.equal(actual, theirs(ids_RT, logits_RV))
+        assert bool((actual == -torch.inf).any()) and bool((actual > -torch.inf).any(1).all())
 
 
 def test_padding_in_front_repeats_nothing() -> None:
@@ -150,10 +151,10 @@ def test_padding_in_front_repeats_nothing() -> None:
     for row, length in enumerate(lengths):
         padded_RT[row, : 13 - length] = NO_ID
     for processor in (RepetitionPenalty(1.7), NoRepeatNGram(1), NoRepeatNGram(2), NoRepeatNGram(3)):
-        found = processor(logits_RV, padded_RT)
+        actual = processor(logits_RV, padded_RT)
         for row, length in enumerate(lengths):
             alone = processor(logits_RV[row : row + 1], ids_RT[row : row + 1, 13 - length :])
-            assert torch.equal(found[row : row + 1], alone)
+            assert torch.equal(actual[row : row + 1], alone)
     theirs = peer.RepetitionPenaltyLogitsProcessor(1.7, prompt_ignore_length=13 - torch.tensor(lengths))
     assert torch.equal(RepetitionPenalty(1.7)(logits_RV, padded_RT), theirs(padded_RT.clamp(min=0), logits_RV))
 

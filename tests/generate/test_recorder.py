@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.results import Continuation
-from clearhead.generate.search.recorder import BANNED, BELOW, FORCED_END, LATE_END, BeamRecorder, Considered
+from clearhead.generate.search.recorder import BANNED, BELOW, FORCED_END, LATE_END, BeamRecorder, ConsideredToken
 from tests.generate.oracle import BOS, EOS, PAD, NextLogits, PrefixModel, Problem, random_logits, use_prefix_caches
 from tests.generate.tiny import some_prompts, some_sources, tiny_decoder, tiny_model, translate_ids
 from tests.laws.test_hook_points import operations
@@ -20,18 +20,18 @@ from tests.laws.test_hook_points import operations
 SOURCE = (4, 5, 3, 3, 3)
 
 
-def recorded(
+def record(
     next_logits: NextLogits, vocab: int, options: SearchOptions
-) -> tuple[list[Continuation], tuple[Considered, ...]]:
+) -> tuple[list[Continuation], tuple[ConsideredToken, ...]]:
     """Search one sentence with a recorder, and check that the search without it finds the same."""
     recorder = BeamRecorder(options.length_penalty, num_pruned=2)
     with pytest.MonkeyPatch.context() as patch:
         use_prefix_caches(patch)
         model = PrefixModel(next_logits, vocab)
         (plain,) = translate_ids(model, [SOURCE], options)
-        (found,) = translate_ids(model, [SOURCE], options, recorder=recorder)
-    assert found == plain
-    return found, recorder.considered([result.ids for result in found])
+        (actual,) = translate_ids(model, [SOURCE], options, recorder=recorder)
+    assert actual == plain
+    return actual, recorder.list_candidates([result.ids for result in actual])
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -57,43 +57,45 @@ def test_every_candidate_follows_from_the_rules(
         early_stopping=early,
     )
     next_logits = random_logits(vocab, end_bonus=end_bonus)
-    results, considered = recorded(next_logits, vocab, options)
-    problem, known = Problem(next_logits, SOURCE, options), {one.ids: one for one in considered}
+    results, considered = record(next_logits, vocab, options)
+    problem, known = Problem(next_logits, SOURCE, options), {entry.ids: entry for entry in considered}
     assert len(known) == len(considered), "each candidate once"
-    for one in considered:
-        parent = known.get(one.ids[:-1])
-        assert (parent is None) == (len(one.ids) == 1) and (parent is None or parent.state == "kept")
-        assert one.total == pytest.approx((parent.total if parent else 0.0) + one.log_probability, abs=1e-9)
-        assert one.log_probability == pytest.approx(problem.log_probs(one.ids[:-1])[one.ids[-1]], abs=1e-4)
-        assert one.score == pytest.approx(one.total / len(one.ids) ** alpha, abs=1e-9)
-        assert (one.reason == "") == (one.state == "kept")
-        assert (one.reason == BANNED) == (one.state == "pruned" and one.ids[-1] not in problem.choices(one.ids[:-1]))
+    for entry in considered:
+        parent = known.get(entry.ids[:-1])
+        assert (parent is None) == (len(entry.ids) == 1) and (parent is None or parent.state == "kept")
+        assert entry.total == pytest.approx((parent.total if parent else 0.0) + entry.log_probability, abs=1e-9)
+        assert entry.log_probability == pytest.approx(problem.log_probs(entry.ids[:-1])[entry.ids[-1]], abs=1e-4)
+        assert entry.score == pytest.approx(entry.total / len(entry.ids) ** alpha, abs=1e-9)
+        assert (entry.reason == "") == (entry.state == "kept")
+        assert (entry.reason == BANNED) == (
+            entry.state == "pruned" and entry.ids[-1] not in problem.choices(entry.ids[:-1])
+        )
     # The paths of the results, with their scores.
-    assert {one.rank: (one.ids, one.score, one.total) for one in considered if one.rank is not None} == {
+    assert {entry.rank: (entry.ids, entry.score, entry.total) for entry in considered if entry.rank is not None} == {
         rank: (result.ids, pytest.approx(result.score), result.log_probability) for rank, result in enumerate(results)
     }
-    assert all(one.state == "finished" for one in considered if one.rank is not None)
+    assert all(entry.state == "finished" for entry in considered if entry.rank is not None)
     check_steps(considered, options)
 
 
-def check_steps(considered: tuple[Considered, ...], options: SearchOptions) -> None:
+def check_steps(considered: tuple[ConsideredToken, ...], options: SearchOptions) -> None:
     """In each step the best live on, and what ends does not block them."""
-    for length in range(1, max(len(one.ids) for one in considered) + 1):
-        step = [one for one in considered if len(one.ids) == length]
-        kept = [one.total for one in step if one.state == "kept"]
-        below = [one.total for one in step if one.reason == BELOW]
-        assert len(kept) <= options.beam_size
-        if kept and below:
-            assert max(below) <= min(kept) + 1e-5
-        finished = [one.total for one in step if one.state == "finished" and one.reason != FORCED_END]
-        late = [one.total for one in step if one.reason == LATE_END]
+    for length in range(1, max(len(entry.ids) for entry in considered) + 1):
+        step = [entry for entry in considered if len(entry.ids) == length]
+        kept_totals = [entry.total for entry in step if entry.state == "kept"]
+        below = [entry.total for entry in step if entry.reason == BELOW]
+        assert len(kept_totals) <= options.beam_size
+        if kept_totals and below:
+            assert max(below) <= min(kept_totals) + 1e-5
+        finished = [entry.total for entry in step if entry.state == "finished" and entry.reason != FORCED_END]
+        late = [entry.total for entry in step if entry.reason == LATE_END]
         if finished and late:
             assert max(late) <= min(finished) + 1e-5
-        for parent in {one.ids[:-1] for one in step}:
-            pruned = [one for one in step if one.ids[:-1] == parent and one.reason in (BANNED, BELOW, LATE_END)]
+        for parent in {entry.ids[:-1] for entry in step}:
+            pruned = [entry for entry in step if entry.ids[:-1] == parent and entry.reason in (BANNED, BELOW, LATE_END)]
             assert len(pruned) <= 2
-        survivors = {one.ids[:-1] for one in considered if len(one.ids) == length + 1}
-        assert survivors == {one.ids for one in step if one.state == "kept"}, "what was kept was extended"
+        survivors = {entry.ids[:-1] for entry in considered if len(entry.ids) == length + 1}
+        assert survivors == {entry.ids for entry in step if entry.state == "kept"}, "what was kept was extended"
 
 
 @pytest.mark.parametrize(
@@ -105,17 +107,17 @@ def test_continued_prompts_are_recorded(changes: dict[str, float]) -> None:
     module = tiny_decoder("modern", seed=2, vocab=11, end_bonus=0.5)
     plain = GenerateRequest([prompt], options, EOS, PAD, (PAD, BOS))
     recorder = BeamRecorder(1.0)
-    (found,) = generate_ids(module, GenerateRequest([prompt], options, EOS, PAD, (PAD, BOS), recorder=recorder))
-    assert found == generate_ids(module, plain)[0]
-    considered = recorder.considered([one.ids for one in found])
-    ranked = {one.rank: one for one in considered if one.rank is not None}
-    assert [ranked[rank].ids for rank in range(3)] == [one.ids for one in found]
-    assert [ranked[rank].score for rank in range(3)] == pytest.approx([one.score for one in found])
-    check_ranked_cut_off(found, ranked)
+    (actual,) = generate_ids(module, GenerateRequest([prompt], options, EOS, PAD, (PAD, BOS), recorder=recorder))
+    assert actual == generate_ids(module, plain)[0]
+    considered = recorder.list_candidates([entry.ids for entry in actual])
+    ranked = {entry.rank: entry for entry in considered if entry.rank is not None}
+    assert [ranked[rank].ids for rank in range(3)] == [entry.ids for entry in actual]
+    assert [ranked[rank].score for rank in range(3)] == pytest.approx([entry.score for entry in actual])
+    check_ranked_cut_off(actual, ranked)
     if changes:
-        repeated = [one for one in considered if one.ids[-1] in (*prompt, *one.ids[:-1])]
-        assert repeated and all(one.reason == BANNED for one in repeated)
-    assert all(math.isfinite(one.total) for one in considered)
+        repeated = [entry for entry in considered if entry.ids[-1] in (*prompt, *entry.ids[:-1])]
+        assert repeated and all(entry.reason == BANNED for entry in repeated)
+    assert all(math.isfinite(entry.total) for entry in considered)
 
 
 def test_what_stands_for_no_text_takes_no_place_of_a_candidate() -> None:
@@ -125,16 +127,20 @@ def test_what_stands_for_no_text_takes_no_place_of_a_candidate() -> None:
     shown = []
     for hidden in ((), (PAD, BOS)):
         recorder = BeamRecorder(1.0, num_pruned=2, hidden=hidden)
-        (found,) = generate_ids(module, GenerateRequest([prompt], options, EOS, PAD, (PAD, BOS), recorder=recorder))
-        shown.append(recorder.considered([one.ids for one in found]))
+        (actual,) = generate_ids(module, GenerateRequest([prompt], options, EOS, PAD, (PAD, BOS), recorder=recorder))
+        shown.append(recorder.list_candidates([entry.ids for entry in actual]))
     plain, without = shown
-    assert any(one.ids[-1] in (PAD, BOS) for one in plain) and not any(one.ids[-1] in (PAD, BOS) for one in without)
+    assert any(entry.ids[-1] in (PAD, BOS) for entry in plain) and not any(
+        entry.ids[-1] in (PAD, BOS) for entry in without
+    )
     assert len(without) == len(plain), "others take their places"
-    assert [one for one in plain if one.state != "pruned"] == [one for one in without if one.state != "pruned"]
+    assert [entry for entry in plain if entry.state != "pruned"] == [
+        entry for entry in without if entry.state != "pruned"
+    ]
 
 
-def check_ranked_cut_off(found: list[object], ranked: dict[int, Considered]) -> None:
-    reasons = {one.stop_reason: ranked[rank].reason for rank, one in enumerate(found)}  # type: ignore[attr-defined]
+def check_ranked_cut_off(continuations: list[object], ranked: dict[int, ConsideredToken]) -> None:
+    reasons = {entry.stop_reason: ranked[rank].reason for rank, entry in enumerate(continuations)}  # type: ignore[attr-defined]
     assert reasons.get("end", "end") in ("end", "ends with an end token")
     assert reasons.get("length", "cut off at the length limit") == "cut off at the length limit"
 

@@ -11,7 +11,7 @@ import torch
 from clearhead import core as ch
 from clearhead.generate.continuation import GenerateRequest, RequestStarter, generate_ids
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.results import Row, Sentence
+from clearhead.generate.results import GeneratedSequence, Sentence
 from clearhead.generate.running import RunningBatch
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, some_sources, tiny_decoder, tiny_model
 
@@ -41,7 +41,7 @@ def run(
 ) -> tuple[dict[int, list[tuple[tuple[int, ...], float]]], int]:
     """Let each request join after its number of steps, and some leave; return results, and the most rows of a step."""
     batch, rows, most, step = RunningBatch(module), [], 0, 0
-    found: dict[int, list] = {number: [] for number in range(len(requests))}
+    collected: dict[int, list] = {number: [] for number in range(len(requests))}
     owner: dict[int, int] = {}
     while step <= max(arrivals) or batch.members:
         joining = [number for number, arrival in enumerate(arrivals) if arrival == step]
@@ -59,16 +59,20 @@ def run(
                     batch.drop(sequence)
             most = max(most, batch.num_rows)
             progress += batch.step() if batch.members else []
-        for one in progress:
-            if one.is_done:
-                found[owner[id(one.sequence)]].append(one.sequence)
+        for event in progress:
+            if event.is_done:
+                collected[owner[id(event.sequence)]].append(event.sequence)
         step += 1
-    return {number: results(sequences) for number, sequences in found.items()}, most
+    return {number: results(sequences) for number, sequences in collected.items()}, most
 
 
-def results(sequences: list[Row | Sentence]) -> list[tuple[tuple[int, ...], float]]:
-    rows = sorted((one for one in sequences if isinstance(one, Row)), key=lambda row: row.number)
-    candidates = [one for sentence in sequences if isinstance(sentence, Sentence) for one in sentence.candidates]
+def results(sequences: list[GeneratedSequence | Sentence]) -> list[tuple[tuple[int, ...], float]]:
+    rows = sorted(
+        (sequence for sequence in sequences if isinstance(sequence, GeneratedSequence)), key=lambda row: row.number
+    )
+    candidates = [
+        candidate for sentence in sequences if isinstance(sentence, Sentence) for candidate in sentence.candidates
+    ]
     return [(tuple(row.ids), row.log_probability) for row in rows] + [(c.ids, c.log_probability) for c in candidates]
 
 
@@ -78,21 +82,21 @@ def test_results_depend_on_nobody_else(name: str) -> None:
     module = make("modern" if name == "decoder" else name, seed=1, end_bonus=0.5).double()
     requests = requests_for(module)
     expected = {
-        number: [(one.ids, one.log_probability) for one in generate_ids(module, request)[0]]
+        number: [(result.ids, result.log_probability) for result in generate_ids(module, request)[0]]
         for number, request in enumerate(requests)
     }
     order = random.Random(5)
     for turn in range(3):
         arrivals = [order.randrange(9) for _ in requests]
         left = {} if turn < 2 else {1: 5, 2: 6, 6: 7}
-        found, most = run(module, requests, arrivals, left)
+        actual, most = run(module, requests, arrivals, left)
         assert most > 5, "they did not share a batch"
         for number, wanted in expected.items():
-            if number in left and not found[number]:
+            if number in left and not actual[number]:
                 continue
-            assert [ids for ids, _ in found[number]] == [ids for ids, _ in wanted], number
-            assert [total for _, total in found[number]] == pytest.approx([total for _, total in wanted], abs=1e-9)
-    assert any(not found[number] for number in left), "nobody left early"
+            assert [ids for ids, _ in actual[number]] == [ids for ids, _ in wanted], number
+            assert [total for _, total in actual[number]] == pytest.approx([total for _, total in wanted], abs=1e-9)
+    assert any(not actual[number] for number in left), "nobody left early"
 
 
 def test_a_row_without_numbers_ends_alone() -> None:
@@ -100,8 +104,8 @@ def test_a_row_without_numbers_ends_alone() -> None:
     module = tiny_decoder("modern", seed=1, end_bonus=-9.0)
     good = GenerateRequest([[BOS, 3]], GREEDY, EOS, PAD, (PAD, BOS))
     bad = dataclasses.replace(good, banned=tuple(range(30)), options=GREEDY, eos_id=EOS)
-    starting = [RequestStarter(module, one, [9], with_text=False).start([0]) for one in (good, bad)]
-    rows = [one.member.sequences[0] for one in starting]
+    starting = [RequestStarter(module, request, [9], with_text=False).start([0]) for request in (good, bad)]
+    rows = [start.member.sequences[0] for start in starting]
     starting[1] = dataclasses.replace(starting[1], logits=torch.full_like(starting[1].logits, torch.nan))
     batch = RunningBatch(module)
     with torch.inference_mode():
@@ -126,4 +130,6 @@ def test_a_sentence_without_numbers_ends_alone() -> None:
         while batch.members:
             batch.step()
     assert second.failure is not None and not second.candidates
-    assert first.ranked()[0].ids == generate_ids(module, dataclasses.replace(both, prompts=[[BOS, 3]]))[0][0].ids
+    assert (
+        first.best_candidates()[0].ids == generate_ids(module, dataclasses.replace(both, prompts=[[BOS, 3]]))[0][0].ids
+    )

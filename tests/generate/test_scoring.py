@@ -30,8 +30,8 @@ def test_score_is_the_one_that_search_reports(kind: str, beam_size: int, alpha: 
     module = tiny_model(kind, seed=8, target_vocab=13, end_bonus=3.0)
     sources = some_sources(5, longest=17)
     options = SearchOptions(beam_size=beam_size, n_best=beam_size, length_penalty=alpha, max_length=7)
-    found = translate_ids(module, sources, options)
-    pairs = [(source, c) for source, some in zip(sources, found, strict=True) for c in some]
+    actual = translate_ids(module, sources, options)
+    pairs = [(source, c) for source, some in zip(sources, actual, strict=True) for c in some]
     scores = score(module, [source for source, _ in pairs], [list(c.ids[:-1]) for _, c in pairs], alpha)
     for (_, candidate), known in zip(pairs, scores, strict=True):
         assert known.ids == candidate.ids
@@ -56,10 +56,10 @@ def test_loss_is_the_mean_over_tokens_and_not_over_sentences() -> None:
     module = tiny_model("modern", seed=10)
     sources, targets = some_sources(3, longest=7), [[3, 4, 5, 6, 3, 4, 5], [6], []]
     values = [p for known in score(module, sources, targets, 0.0) for p in known.token_log_probabilities]
-    found = target_loss(module, sources, with_ends(targets), pad_id=PAD)
-    assert found.num_tokens == len(values) == 11
-    assert found.loss == pytest.approx(-sum(values) / 11)
-    assert found.perplexity == pytest.approx(math.exp(found.loss))
+    actual = target_loss(module, sources, with_ends(targets), pad_id=PAD)
+    assert actual.num_tokens == len(values) == 11
+    assert actual.loss == pytest.approx(-sum(values) / 11)
+    assert actual.perplexity == pytest.approx(math.exp(actual.loss))
 
 
 def test_unequal_counts_and_empty_sources_are_refused() -> None:

@@ -33,11 +33,11 @@ def sequences() -> list[list[int]]:
 def test_windows_score_every_token_once_with_enough_context(length: int, window: int, share: float) -> None:
     stride = max(1, int(window * share))
     parts = list(windows(3, length, window=window, stride=stride))
-    scored = [place for part in parts for place in range(part.first, part.stop + 1)]
+    scored = [position for span in parts for position in range(span.first, span.stop + 1)]
     assert scored == list(range(1, length))
-    assert all(0 <= part.stop - part.start <= window and part.sequence == 3 for part in parts)
-    for part in parts[1:]:
-        assert part.first - part.start > window - stride, "less context than window - stride"
+    assert all(0 <= span.stop - span.start <= window and span.sequence == 3 for span in parts)
+    for span in parts[1:]:
+        assert span.first - span.start > window - stride, "less context than window - stride"
 
 
 @pytest.mark.parametrize("kind", ["original", "modern"])
@@ -48,14 +48,14 @@ def test_a_window_that_holds_the_text_is_one_plain_pass(
     """Sequences of all lengths share batches, and the logits are made in parts."""
     module = tiny_decoder(kind, seed=3)
     monkeypatch.setattr(scoring_texts, "MOST_LOGITS", 13 * 71)
-    for ids, found in zip(
+    for ids, actual in zip(
         sequences(), score_sequences(module, sequences(), pad_id=PAD, window=window, length_penalty=0.6), strict=True
     ):
         expected = plain(module, ids)
-        assert found.ids == tuple(ids[1:])
-        assert found.token_log_probabilities == pytest.approx(expected, abs=1e-5)
-        assert found.log_probability == pytest.approx(sum(expected), abs=1e-4)
-        assert found.score == pytest.approx(sum(expected) / len(expected) ** 0.6, abs=1e-4)
+        assert actual.ids == tuple(ids[1:])
+        assert actual.token_log_probabilities == pytest.approx(expected, abs=1e-5)
+        assert actual.log_probability == pytest.approx(sum(expected), abs=1e-4)
+        assert actual.score == pytest.approx(sum(expected) / len(expected) ** 0.6, abs=1e-4)
 
 
 @pytest.mark.parametrize(("window", "stride"), [(7, 7), (7, 3), (7, 1), (1, 1)])
@@ -63,26 +63,26 @@ def test_each_token_is_scored_behind_its_own_window(window: int, stride: int) ->
     module = tiny_decoder("modern", seed=4)
     some = sequences()[1:5]
     scores = score_sequences(module, some, pad_id=PAD, window=window, stride=stride, batch_size=2)
-    for ids, found in zip(some, scores, strict=True):
+    for ids, actual in zip(some, scores, strict=True):
         expected = []
-        for part in windows(0, len(ids), window=window, stride=stride):
-            expected += plain(module, ids[part.start : part.stop + 1])[part.first - 1 - part.start :]
-        assert found.token_log_probabilities == pytest.approx(expected, abs=1e-5)
+        for span in windows(0, len(ids), window=window, stride=stride):
+            expected += plain(module, ids[span.start : span.stop + 1])[span.first - 1 - span.start :]
+        assert actual.token_log_probabilities == pytest.approx(expected, abs=1e-5)
 
 
 def test_loss_is_in_nats_per_token_and_bits_per_byte() -> None:
     module = tiny_decoder("original", seed=5).train()
     arrays = [np.array(ids, dtype=np.uint16) for ids in sequences()]
-    found = sequence_loss(module, arrays, pad_id=PAD, num_bytes=211, window=11, stride=5)
+    actual = sequence_loss(module, arrays, pad_id=PAD, num_bytes=211, window=11, stride=5)
     assert module.training
     scores = score_sequences(module.eval(), sequences(), pad_id=PAD, window=11, stride=5)
     nats = -sum(score.log_probability for score in scores)
-    assert found.num_tokens == sum(len(ids) - 1 for ids in sequences())
-    assert found.nats == pytest.approx(nats, rel=1e-6)
-    assert found.loss == pytest.approx(nats / found.num_tokens) and found.perplexity == pytest.approx(
-        math.exp(found.loss)
+    assert actual.num_tokens == sum(len(ids) - 1 for ids in sequences())
+    assert actual.nats == pytest.approx(nats, rel=1e-6)
+    assert actual.loss == pytest.approx(nats / actual.num_tokens) and actual.perplexity == pytest.approx(
+        math.exp(actual.loss)
     )
-    assert found.bits_per_byte == pytest.approx(nats / math.log(2) / 211)
+    assert actual.bits_per_byte == pytest.approx(nats / math.log(2) / 211)
     assert sequence_loss(module, arrays, pad_id=PAD).bits_per_byte is None
 
 
@@ -100,7 +100,9 @@ def test_faults_are_named_together() -> None:
     module = tiny_decoder("original", seed=6, positions=17)
     with pytest.raises(InputError) as caught:
         score_sequences(module, [[BOS, 3], [BOS]], pad_id=PAD, window=19)
-    assert all(part in str(caught.value) for part in ("2 faults", "text 2 has 1 tokens", "the model's 17 positions"))
+    assert all(
+        phrase in str(caught.value) for phrase in ("2 faults", "text 2 has 1 tokens", "the model's 17 positions")
+    )
     with pytest.raises(InputError, match="stride must be from 1 to the window of 7 tokens, not 8"):
         score_sequences(module, [[BOS, 3]], pad_id=PAD, window=7, stride=8)
     with pytest.raises(InputError, match="nothing to score"):

@@ -15,7 +15,7 @@ from clearhead.generate.batching import batches_by_cost, pad_ids
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.processors import BannedIds
 from clearhead.generate.results import Continuation, Sentence
-from clearhead.generate.running import Started
+from clearhead.generate.running import PrefilledMember
 from clearhead.generate.search.beam import Search
 from tests.generate.tiny import BOS, EOS, PAD, run_search, some_sources, tiny_model, translate_ids
 
@@ -34,17 +34,17 @@ def next_log_probs(module: ch.Transformer, source: list[int], prefixes: list[tup
     return logits[:, -1].double().log_softmax(1)
 
 
-def assert_same(found: list[list[Continuation]], expected: list[list[Continuation]]) -> None:
-    assert [[c.ids for c in some] for some in found] == [[c.ids for c in some] for some in expected]
+def assert_same(actual: list[list[Continuation]], expected: list[list[Continuation]]) -> None:
+    assert [[c.ids for c in some] for some in actual] == [[c.ids for c in some] for some in expected]
     scores = [c.score for some in expected for c in some]
-    assert [c.score for some in found for c in some] == pytest.approx(scores, abs=1e-4)
+    assert [c.score for some in actual for c in some] == pytest.approx(scores, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_beam_one_is_the_uncached_greedy_loop(kind: str) -> None:
     module = tiny_model(kind, seed=8, target_vocab=13, end_bonus=3.0)
     sources = some_sources(5, longest=3)
-    for source, (found,) in zip(sources, translate(module, sources, SearchOptions(beam_size=1)), strict=True):
+    for source, (actual,) in zip(sources, translate(module, sources, SearchOptions(beam_size=1)), strict=True):
         ids: tuple[int, ...] = ()
         total = 0.0
         limit = 2 * len(source) + 10
@@ -54,8 +54,8 @@ def test_beam_one_is_the_uncached_greedy_loop(kind: str) -> None:
             allowed[[PAD, BOS]] = -torch.inf
             chosen = EOS if len(ids) + 1 == limit else int(allowed.argmax())
             ids, total = (*ids, chosen), total + float(log_probs[chosen])
-        assert found.ids == ids
-        assert found.log_probability == pytest.approx(total, abs=1e-4)
+        assert actual.ids == ids
+        assert actual.log_probability == pytest.approx(total, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -64,7 +64,7 @@ def test_wide_beam_finds_the_best_of_all_sequences(kind: str, length_penalty: fl
     module = tiny_model(kind, seed=2)
     options = SearchOptions(beam_size=330, n_best=5, max_length=4, length_penalty=length_penalty, batch_size=2)
     sources = some_sources(3, longest=5)
-    for source, found in zip(sources, translate(module, sources, options), strict=True):
+    for source, actual in zip(sources, translate(module, sources, options), strict=True):
         finished, live = [], {(): 0.0}
         for _ in range(4):
             rows = zip(live.items(), next_log_probs(module, source, list(live)).tolist(), strict=True)
@@ -72,8 +72,8 @@ def test_wide_beam_finds_the_best_of_all_sequences(kind: str, length_penalty: fl
             finished += [(total / len(ids) ** length_penalty, ids) for ids, total in extended.items() if ids[-1] == EOS]
             live = {ids: total for ids, total in extended.items() if ids[-1] != EOS}
         best = sorted(finished, reverse=True)[:5]
-        assert [c.ids for c in found] == [ids for _, ids in best]
-        assert [c.score for c in found] == pytest.approx([score for score, _ in best], abs=1e-4)
+        assert [c.ids for c in actual] == [ids for _, ids in best]
+        assert [c.score for c in actual] == pytest.approx([score for score, _ in best], abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,11 +100,11 @@ def test_sources_padded_left_right_or_not_at_all_agree(kind: str) -> None:
         left_ids[row] = torch.tensor([PAD] * (right_ids.shape[1] - len(source)) + source)
     options = SearchOptions(beam_size=3, n_best=3, max_length=11)
 
-    def start(ids: torch.Tensor, mask: torch.Tensor) -> Started:
+    def start(ids: torch.Tensor, mask: torch.Tensor) -> PrefilledMember:
         sentences, first = [Sentence(number, 11) for number in range(len(ids))], torch.full((len(ids), 1), BOS)
         search = Search(sentences, (EOS,), options, first, chain=[BannedIds((PAD, BOS))])
         cache, memory = IndexedCache(), module.encode(ids, mask=mask).memory
-        return Started(search, cache, module.decode(first, memory, memory_mask=mask, cache=cache).logits[:, -1])
+        return PrefilledMember(search, cache, module.decode(first, memory, memory_mask=mask, cache=cache).logits[:, -1])
 
     left, right = (
         run_search(

@@ -13,7 +13,7 @@ from clearhead import spec
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.results import Continuation
-from clearhead.generate.running import RunningBatch, Started
+from clearhead.generate.running import PrefilledMember, RunningBatch
 from clearhead.generate.search.recorder import BeamRecorder
 
 PAD, BOS, EOS = 0, 1, 2
@@ -24,10 +24,10 @@ def tiny_spec(kind: str, target_vocab: int = TARGET_VOCAB, positions: int = 64) 
     """Two layers a side: "original" is post-norm, "modern" is pre-norm and rotary with shared key/value heads."""
     modern = kind == "modern"
     norm = spec.RMSNorm() if modern else spec.LayerNorm()
-    place = {"pre": norm} if modern else {}
+    norm_args = {"pre": norm} if modern else {}
 
     def step(function: spec.Attention | spec.FeedForward) -> spec.Step:
-        branch = spec.Branch(function=function, dropout=0.3, **place)
+        branch = spec.Branch(function=function, dropout=0.3, **norm_args)
         return spec.Step(branches=(branch,), out=None if modern else norm)
 
     def attention(source: str, mask: spec.Full | spec.Causal) -> spec.Step:
@@ -40,8 +40,8 @@ def tiny_spec(kind: str, target_vocab: int = TARGET_VOCAB, positions: int = 64) 
         )
 
     def stack(vocab: int, steps: tuple[spec.Step, ...]) -> spec.Stack:
-        place = None if modern else spec.Learned(rows=positions)
-        embedding = spec.Embedding(table=spec.Table(rows=vocab), position=place, dropout=0.3)
+        position_table = None if modern else spec.Learned(rows=positions)
+        embedding = spec.Embedding(table=spec.Table(rows=vocab), position=position_table, dropout=0.3)
         return spec.Stack(
             width=10, embedding=embedding, layers=(spec.Layer(steps=steps),) * 2, final_norm=norm if modern else None
         )
@@ -105,7 +105,7 @@ def next_logits(module: ch.Transformer, ids: list[int], source: list[int] | None
         return module(torch.tensor([ids])).logits[0, -1]
 
 
-def run_search(module: ch.Transformer, start: Callable[[], Started]) -> list[list[Continuation]]:
+def run_search(module: ch.Transformer, start: Callable[[], PrefilledMember]) -> list[list[Continuation]]:
     """Run a search alone, and return the candidates of each of its sentences."""
     batch = RunningBatch(module)
     with torch.inference_mode():

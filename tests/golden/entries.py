@@ -131,11 +131,11 @@ def record_checkpoint(name: str, folder: Path, device: str = "cpu") -> Entries:
     else:
         outputs = [module(ids, target[:, :4], cache=cache), module(ids, target[:, 4:], cache=cache)]
     logits = [output.logits for output in outputs]
-    kept = [values.buffer[:, :, :, : values.length] for values in cache.self_attention.values()]
+    buffers = [values.buffer[:, :, :, : values.length] for values in cache.self_attention.values()]
     memory = [torch.stack(pair) for pair in cache.memory_attention.values()]
     return {
         **_tensors(f"logits/{name}", logits),
-        **_tensors(f"cache/{name}/self", kept),
+        **_tensors(f"cache/{name}/self", buffers),
         **_tensors(f"cache/{name}/memory", memory),
     }
 

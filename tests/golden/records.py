@@ -92,7 +92,9 @@ class Golden:
         """Return the record in a folder that a device of this kind made with this version of PyTorch, or None."""
         here = describe_machine(device)
         records = (cls.read(file) for file in sorted(folder.glob("record*.json")))
-        return next((one for one in records if all(one.machine[key] == here[key] for key in ("device", "torch"))), None)
+        return next(
+            (record for record in records if all(record.machine[key] == here[key] for key in ("device", "torch"))), None
+        )
 
     @classmethod
     def read(cls, file: Path) -> Golden:
@@ -121,7 +123,7 @@ class Golden:
             if expected.digest == received.digest:
                 continue
             if is_bitwise or not (name.startswith(NOT_ELSEWHERE) or expected.is_near(received)):
-                lines.append(f"differs: {name}: {_shown(expected)}, now {_shown(received)}")
+                lines.append(f"differs: {name}: {_entry_text(expected)}, now {_entry_text(received)}")
         return lines
 
 
@@ -190,5 +192,5 @@ def _entry(content: Mapping[str, Any]) -> Entry:
     return Entry(**{**content, "samples": tuple(content.get("samples", ()))})
 
 
-def _shown(entry: Entry) -> str:
+def _entry_text(entry: Entry) -> str:
     return f"{entry.form} {entry.digest}" + ("" if entry.rms is None else f" (rms {entry.rms:.6g})")

@@ -21,7 +21,7 @@ def golden(array: np.ndarray, name: str = "logits/x/0", **machine: str) -> Golde
     return Golden({**describe_machine(), **machine}, {name: Entry.of_array(array)})
 
 
-def changed(relative: float) -> np.ndarray:
+def change_one_value(relative: float) -> np.ndarray:
     """The weights with one value moved by a share of their root mean square; it is a sampled value."""
     array = WEIGHTS.copy()
     array[0, 0] += relative * np.sqrt(np.mean(WEIGHTS**2))
@@ -37,7 +37,7 @@ def test_one_bit_is_seen_on_the_same_machine() -> None:
 
 @pytest.mark.parametrize(("relative", "num_differences"), [(1e-4, 0), (1e-2, 1)])
 def test_another_machine_may_round_otherwise_but_not_compute_otherwise(relative: float, num_differences: int) -> None:
-    assert len(golden(WEIGHTS).differences(golden(changed(relative), processor="another"))) == num_differences
+    assert len(golden(WEIGHTS).differences(golden(change_one_value(relative), processor="another"))) == num_differences
 
 
 @pytest.mark.parametrize("array", [WEIGHTS.T, WEIGHTS.astype(np.float64), WEIGHTS.reshape(7, 5)])
@@ -66,7 +66,7 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "relative", "code", "said"),
+    ("facts", "relative", "code", "expected"),
     [
         ({}, 0.0, 0, "1 entries compared bitwise: 0 differ"),
         ({}, 1e-6, 1, "1 entries compared bitwise: 1 differ"),
@@ -76,7 +76,7 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_device_is_compared_with_the_record_of_its_kind_and_version(
-    facts: dict[str, str], relative: float, code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    facts: dict[str, str], relative: float, code: int, expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     golden(WEIGHTS, device="mps").write(tmp_path / "record-mps.json")
     golden(WEIGHTS, **facts).write(tmp_path / "record.json")
@@ -84,15 +84,15 @@ def test_a_device_is_compared_with_the_record_of_its_kind_and_version(
 
     def compute(device: str) -> Golden:
         computed.append(device)
-        return golden(changed(relative))
+        return golden(change_one_value(relative))
 
     assert compare_device("cpu", tmp_path, compute) == code
     line = capsys.readouterr().out.splitlines()[-1]
-    assert line.startswith(said) and bool(computed) == ("compared" in said)
+    assert line.startswith(expected) and bool(computed) == ("compared" in expected)
 
 
 def test_a_gpu_may_add_in_any_order() -> None:
-    both = (golden(array, device="cuda GPU") for array in (WEIGHTS, changed(1e-5)))
+    both = (golden(array, device="cuda GPU") for array in (WEIGHTS, change_one_value(1e-5)))
     assert not next(both).differences(next(both))
 
 

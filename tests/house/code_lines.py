@@ -40,8 +40,8 @@ def main(folder: Path) -> None:
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).parts
         counts[parts[0] if len(parts) > 1 else "."] += code_lines(path.read_text("utf-8"))
-    for part, count in counts.items():
-        print(f"{part:12}{count:7,}")
+    for package, count in counts.items():
+        print(f"{package:12}{count:7,}")
     print(f"{'total':12}{sum(counts.values()):7,}")
 
 

@@ -51,9 +51,9 @@ def repository_files() -> tuple[Path, ...]:
 @cache
 def python_sources(folder: str) -> tuple[Source, ...]:
     """Every committed Python file below a folder of the repository."""
-    found = [path for path in repository_files() if path.suffix == ".py" and path.is_relative_to(ROOT / folder)]
-    assert found, f"no Python file below {folder}"
-    return tuple(Source.of(path.read_text("utf-8"), path.relative_to(ROOT).as_posix()) for path in found)
+    paths = [path for path in repository_files() if path.suffix == ".py" and path.is_relative_to(ROOT / folder)]
+    assert paths, f"no Python file below {folder}"
+    return tuple(Source.of(path.read_text("utf-8"), path.relative_to(ROOT).as_posix()) for path in paths)
 
 
 def package_sources(*packages: str) -> tuple[Source, ...]:

@@ -39,7 +39,7 @@ def tables() -> str:
 
 def lines_of(title: str, records: list[Family]) -> Iterator[str]:
     yield from (f"## {title}", "", "| `model_type` | used to | refused where its config asks for it |", "|---|---|---|")
-    for record in sorted(records, key=lambda one: one.model_type):
+    for record in sorted(records, key=lambda record: record.model_type):
         uses = list(dict.fromkeys(variant.task for variant in record.variants))
         refused = [f"`{only.name}`: {only.reason}" for only in record.fixed if only.name not in EVERYWHERE]
         yield f"| {record.model_type} | {', '.join(uses)} | {'; '.join(refused)} |"
@@ -47,8 +47,8 @@ def lines_of(title: str, records: list[Family]) -> Iterator[str]:
 
 
 def test_the_tables_are_those_of_the_records() -> None:
-    found = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
-    assert found.strip() == tables().strip(), "run: python -m tests.house.test_checkpoint_page"
+    table = PAGE.read_text(encoding="utf-8").partition(BEGIN)[2].partition(END)[0]
+    assert table.strip() == tables().strip(), "run: python -m tests.house.test_checkpoint_page"
 
 
 def test_every_record_has_a_source() -> None:

@@ -51,29 +51,29 @@ def modules() -> frozenset[str]:
 def public_homes() -> dict[str, str]:
     """The module that each public name of `clearhead` is imported from, as the stub says."""
     stub = ast.parse((ROOT / "clearhead" / "__init__.pyi").read_text("utf-8"))
-    found = {}
+    homes = {}
     for node in stub.body:
         if isinstance(node, ast.ImportFrom):
             home = ".".join(filter(None, ("clearhead", node.module)))
-            found |= {alias.name: home if node.module else f"{home}.{alias.name}" for alias in node.names}
-    return found
+            homes |= {alias.name: home if node.module else f"{home}.{alias.name}" for alias in node.names}
+    return homes
 
 
-def imported_modules(source: Source) -> set[str]:
+def find_imports(source: Source) -> set[str]:
     """Every module of clearhead that a file imports, at its top or inside a function."""
-    found: set[str] = set()
+    imported: set[str] = set()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "clearhead"}
+            imported |= {alias.name for alias in node.names if alias.name.split(".")[0] == "clearhead"}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{source.path}:{node.lineno}: write imports from the package's name on"
             if (node.module or "").split(".")[0] == "clearhead":
                 names = [alias.name for alias in node.names]
                 inner = {f"{node.module}.{name}" for name in names} & modules()
-                found |= inner or {node.module or ""}
+                imported |= inner or {node.module or ""}
                 if node.module == "clearhead":
-                    found |= {public_homes()[name] for name in names if name in public_homes()}
-    return found - {"clearhead"}
+                    imported |= {public_homes()[name] for name in names if name in public_homes()}
+    return imported - {"clearhead"}
 
 
 def door_of(module: str) -> str:
@@ -83,7 +83,7 @@ def door_of(module: str) -> str:
 def upward_imports(source: Source) -> list[str]:
     """Every import from another door that stands in the same row or below in `ORDER`."""
     door = door_of(module_name(source))
-    imported = {name: door_of(name) for name in sorted(imported_modules(source))}
+    imported = {name: door_of(name) for name in sorted(find_imports(source))}
     return [
         f"{source.path} imports {name}"
         for name, other in imported.items()
@@ -94,20 +94,20 @@ def upward_imports(source: Source) -> list[str]:
 @cache
 def graph() -> dict[str, frozenset[str]]:
     """What every module imports: of clearhead, at its top or inside a function."""
-    return {module_name(source): frozenset(imported_modules(source)) for source in package_sources()}
+    return {module_name(source): frozenset(find_imports(source)) for source in package_sources()}
 
 
-def reached(module: str) -> dict[str, str]:
+def find_reachable(module: str) -> dict[str, str]:
     """Every module that one reaches through imports, with the module that imports it."""
-    found = {module: ""}
+    importers = {module: ""}
     waiting = [module]
     while waiting:
         current = waiting.pop()
         packages = {".".join(current.split(".")[:size]) for size in range(2, current.count(".") + 1)}
-        for name in (graph().get(current, frozenset()) | packages) - set(found):
-            found[name] = current
+        for name in (graph().get(current, frozenset()) | packages) - set(importers):
+            importers[name] = current
             waiting.append(name)
-    return found
+    return importers
 
 
 def test_every_door_has_a_rank() -> None:
@@ -144,7 +144,7 @@ def test_nothing_that_loads_or_uses_a_model_imports_training() -> None:
     ]
     assert {"clearhead.model.facade", "clearhead.model.loading", "clearhead.tasks.tag.use"} <= {*modules}
     for module in modules:
-        imports = reached(module)
+        imports = find_reachable(module)
         wrong = sorted(name for name in imports if TRAINING.match(name))
         assert not wrong, f"{module} reaches {wrong[0]}, imported by {imports[wrong[0]]}"
 
@@ -183,11 +183,11 @@ def _unknown_names(file: Path) -> list[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "clearhead":
             module = importlib.import_module(str(node.module))
             for name in node.names:
-                found = getattr(module, name.name, None) or importlib.util.find_spec(f"{node.module}.{name.name}")
-                if found is None:
+                value = getattr(module, name.name, None) or importlib.util.find_spec(f"{node.module}.{name.name}")
+                if value is None:
                     wrong.append(f"{node.module}.{name.name}")
-                elif inspect.ismodule(found):
-                    modules[name.asname or name.name] = found
+                elif inspect.ismodule(value):
+                    modules[name.asname or name.name] = value
     taken = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
     for node in taken:
         module = modules.get(ast.unparse(node.value))

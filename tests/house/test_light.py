@@ -52,19 +52,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = train_tokenizer("byte", ["Ada sleeps here"], vocab_size=300)
     hyperparameters = Hyperparameters(family="decoder", layers=1, width=16, heads=2, feedforward=16)
     module = build(build_spec(hyperparameters, source_vocab=text.vocab_size, target_vocab=text.vocab_size))
-    place = tmp_path_factory.mktemp("light")
-    ch.Model(module.eval(), TokenizerPair(text, text, joint=True), TaskRecord(kind="generate")).save(place / "model")
-    return place
+    parent = tmp_path_factory.mktemp("light")
+    ch.Model(module.eval(), TokenizerPair(text, text, joint=True), TaskRecord(kind="generate")).save(parent / "model")
+    return parent
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_load_and_generate_import_no_other_job(way: str, folder: Path) -> None:
-    job = [sys.executable, "-c", WAYS[way] + TELL]
+@pytest.mark.parametrize("program", WAYS)
+def test_load_and_generate_import_no_other_job(program: str, folder: Path) -> None:
+    job = [sys.executable, "-c", WAYS[program] + TELL]
     done = subprocess.run(job, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     loaded = done.stderr.splitlines()[-1].split()
     assert "clearhead.model.facade" in loaded and "torch" in loaded
-    assert (COMMAND_LINE in loaded) == (way == "command")
+    assert (COMMAND_LINE in loaded) == (program == "command")
     others = [name for name in loaded if name.startswith(OTHER_JOBS) and not name.startswith(COMMAND_LINE)]
     assert others == []
     assert {*loaded} & LIBRARIES == set()

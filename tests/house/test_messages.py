@@ -17,7 +17,7 @@ ALLOWED = {
 }
 
 
-def lost(source: Source) -> list[str]:
+def lost_references(source: Source) -> list[str]:
     """References within f-strings, which make plain text of them."""
     imported = {
         alias.name
@@ -41,7 +41,7 @@ def documentation(tree: ast.Module) -> Iterator[ast.expr]:
             yield node.value
 
 
-def written_out(source: Source, names: set[str]) -> set[str]:
+def named_arguments(source: Source, names: set[str]) -> set[str]:
     """Sentences that name an argument which is an option of a command."""
     documents = set(documentation(source.tree))
     pattern = re.compile(rf"(?<![\w.'\"\[])({'|'.join(sorted(names))})(?![\w.'\"=(])")
@@ -52,10 +52,10 @@ def written_out(source: Source, names: set[str]) -> set[str]:
 
 def arguments_with_an_option() -> set[str]:
     """The names with an underscore, which stand in a sentence for nothing else."""
-    return {one.name for command in commands().values() for one in command.params if "_" in one.name}
+    return {parameter.name for command in commands().values() for parameter in command.params if "_" in parameter.name}
 
 
-def unfilled(source: Source) -> list[str]:
+def missing_f_prefixes(source: Source) -> list[str]:
     """Texts that show a call in braces, since the `f` in front of them is missing."""
     return [
         f"{source.path}:{node.lineno}"
@@ -65,25 +65,27 @@ def unfilled(source: Source) -> list[str]:
 
 
 def test_no_message_shows_its_code() -> None:
-    assert [where for source in package_sources() for where in unfilled(source)] == []
+    assert [where for source in package_sources() for where in missing_f_prefixes(source)] == []
 
 
 def test_a_reference_is_not_lost_in_a_text() -> None:
-    assert [where for source in package_sources() for where in lost(source)] == []
+    assert [where for source in package_sources() for where in lost_references(source)] == []
 
 
 def test_an_argument_with_an_option_is_a_reference() -> None:
     names = arguments_with_an_option()
-    found = {
-        one.path: texts for one in package_sources() if one.package != "cli" and (texts := written_out(one, names))
+    faults = {
+        source.path: texts
+        for source in package_sources()
+        if source.package != "cli" and (texts := named_arguments(source, names))
     }
-    assert found == ALLOWED
+    assert faults == ALLOWED
 
 
 def test_the_rules_can_fail() -> None:
-    assert unfilled(Source.of("fail(f'{count} labels ' '({listed(names)}); check')"))
-    assert not unfilled(Source.of("fail(f'{count} labels ({listed(names)}); check {{x}}')"))
+    assert missing_f_prefixes(Source.of("fail(f'{count} labels ' '({listed(names)}); check')"))
+    assert not missing_f_prefixes(Source.of("fail(f'{count} labels ({listed(names)}); check {{x}}')"))
     text = "from clearhead.base.errors import key\nraise InputError(f'check {key(name)}')"
-    assert lost(Source.of(text)) == ["clearhead/core/example.py:2"]
-    assert written_out(Source.of("fail(f'top_k is {x}')"), {"top_k"}) == {"top_k is "}
-    assert not written_out(Source.of("'''Of top_k and more.'''\nfail('runs/top_k', top_k)"), {"top_k"})
+    assert lost_references(Source.of(text)) == ["clearhead/core/example.py:2"]
+    assert named_arguments(Source.of("fail(f'top_k is {x}')"), {"top_k"}) == {"top_k is "}
+    assert not named_arguments(Source.of("'''Of top_k and more.'''\nfail('runs/top_k', top_k)"), {"top_k"})

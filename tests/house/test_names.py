@@ -38,8 +38,12 @@ def branches_on_names(source: Source) -> list[str]:
             tested = list(node.args)
         else:
             continue
-        constants = [part for item in tested for part in ast.walk(item) if isinstance(part, ast.Constant)]
-        faults += [f"{source.path}:{part.lineno} {part.value!r}" for part in constants if NAME.search(str(part.value))]
+        constants = [constant for item in tested for constant in ast.walk(item) if isinstance(constant, ast.Constant)]
+        faults += [
+            f"{source.path}:{constant.lineno} {constant.value!r}"
+            for constant in constants
+            if NAME.search(str(constant.value))
+        ]
     return faults
 
 

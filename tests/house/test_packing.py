@@ -34,7 +34,7 @@ def inside(scope: ast.AST) -> Iterator[ast.AST]:
             yield from inside(child)
 
 
-def packed_functions(source: Source) -> dict[str, str]:
+def find_packed(source: Source) -> dict[str, str]:
     """The functions into which too many expressions are packed, with how many there are."""
     faults = {}
     for name, scope in scopes(source.tree):
@@ -44,7 +44,7 @@ def packed_functions(source: Source) -> dict[str, str]:
     return faults
 
 
-def nested_conditionals(source: Source) -> dict[str, str]:
+def find_nested_conditionals(source: Source) -> dict[str, str]:
     """The functions, classes and modules with a conditional expression inside another one, with its line."""
     faults = {}
     for name, scope in [("", source.tree), *scopes(source.tree)]:
@@ -55,7 +55,7 @@ def nested_conditionals(source: Source) -> dict[str, str]:
 
 
 Rule = Callable[[Source], dict[str, str]]
-RULES: list[Rule] = [packed_functions, nested_conditionals]
+RULES: list[Rule] = [find_packed, find_nested_conditionals]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -72,8 +72,8 @@ def test_every_exception_is_one() -> None:
 
 SIX = "[x for x in a], {x for x in a}, {x: x for x in a}, sum(x for x in a), lambda: a, a if a else (b := a)"
 OFFENDERS = {
-    packed_functions: f"class A:\n    def f(self, a):\n        return {SIX}\n    async def g(self): ...\n",
-    nested_conditionals: "def f(a, b):\n    return 1 if a else 2 if b else 3\n",
+    find_packed: f"class A:\n    def f(self, a):\n        return {SIX}\n    async def g(self): ...\n",
+    find_nested_conditionals: "def f(a, b):\n    return 1 if a else 2 if b else 3\n",
 }
 KEEPERS = """
 def f(a, b):
@@ -94,12 +94,12 @@ def test_the_rule_can_fail(rule: Rule) -> None:
 
 def test_functions_of_one_name_are_counted_apart() -> None:
     short = "class B:\n    def f(self): ...\n"
-    assert list(packed_functions(Source.of(OFFENDERS[packed_functions] + short))) == ["clearhead/core/example.py:A.f"]
+    assert list(find_packed(Source.of(OFFENDERS[find_packed] + short))) == ["clearhead/core/example.py:A.f"]
 
 
 def test_conditionals_outside_functions_are_seen() -> None:
     nested = "1 if a else 2 if b else 3"
-    assert list(nested_conditionals(Source.of(f"x = {nested}\nclass A:\n    y = {nested}\n"))) == [
+    assert list(find_nested_conditionals(Source.of(f"x = {nested}\nclass A:\n    y = {nested}\n"))) == [
         "clearhead/core/example.py:",
         "clearhead/core/example.py:A",
     ]

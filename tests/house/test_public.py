@@ -62,7 +62,7 @@ METHODS = {
 }
 
 
-def listed(module: object) -> set[str]:
+def listed_names(module: object) -> set[str]:
     return set(getattr(module, "__all__", ()))
 
 
@@ -76,17 +76,17 @@ def test_other_packages_export_nothing() -> None:
 @pytest.mark.parametrize("package", NAMES)
 def test_public_names(package: str) -> None:
     module = importlib.import_module(package)
-    assert listed(module) == set(NAMES[package].split())
-    assert all(hasattr(module, name) for name in listed(module))
-    assert set(dir(module)) == listed(module)
+    assert listed_names(module) == set(NAMES[package].split())
+    assert all(hasattr(module, name) for name in listed_names(module))
+    assert set(dir(module)) == listed_names(module)
 
 
 def public_methods(owner: type) -> set[str]:
     """Functions and properties that our own classes give to an object."""
     ours = [base for base in owner.__mro__ if base.__module__.startswith("clearhead")]
-    found = {name: value for base in ours for name, value in vars(base).items() if not name.startswith("_")}
+    members = {name: value for base in ours for name, value in vars(base).items() if not name.startswith("_")}
     kinds = (property, classmethod, staticmethod)
-    return {name for name, value in found.items() if inspect.isfunction(value) or isinstance(value, kinds)}
+    return {name for name, value in members.items() if inspect.isfunction(value) or isinstance(value, kinds)}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -108,6 +108,6 @@ def test_every_public_name_has_a_docstring(package: str) -> None:
         if package == "clearhead" and name in METHODS:
             objects |= {f"{name}.{method}": getattr(owner, method) for method in METHODS[name].split()}
     kinds = (type, property, ModuleType, FunctionType)
-    described = {name: one for name, one in objects.items() if isinstance(one, kinds)}
+    described = {name: value for name, value in objects.items() if isinstance(value, kinds)}
     assert len(described) >= 5
-    assert not [name for name, one in described.items() if not inspect.getdoc(one)]
+    assert not [name for name, value in described.items() if not inspect.getdoc(value)]

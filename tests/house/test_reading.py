@@ -73,20 +73,20 @@ ALLOWED = {
 
 def readings(source: Source) -> Counter[str]:
     """Every call that opens or parses a file by itself."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
             if called in CALLS:
-                found[called] += 1
+                counts[called] += 1
             elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
-                found[f".{node.func.attr}"] += 1
-    return found
+                counts[f".{node.func.attr}"] += 1
+    return counts
 
 
 def test_files_of_models_and_runs_have_one_reader() -> None:
-    sources = [one for one in package_sources() if one.path != READER and not one.path.startswith(DATA)]
-    assert {one.path: dict(readings(one)) for one in sources if readings(one)} == ALLOWED
+    sources = [source for source in package_sources() if source.path != READER and not source.path.startswith(DATA)]
+    assert {source.path: dict(readings(source)) for source in sources if readings(source)} == ALLOWED
 
 
 def test_the_rule_can_fail() -> None:

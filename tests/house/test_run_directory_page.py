@@ -24,7 +24,7 @@ TABLES = {
 SENTENCES = ["ein hund bellt", "ein hund", "zwei hunde bellen"]
 
 
-def written(run: Path) -> set[str]:
+def written_files(run: Path) -> set[str]:
     """The files of a run as the page names them; a checkpoint's folder is of step N, and origin/ is one entry."""
     names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     return {re.sub(r"step-\d+", "step-N", "origin/" if name.startswith("origin/") else name) for name in names}
@@ -33,12 +33,12 @@ def written(run: Path) -> set[str]:
 def train(run: Path, kind: str, **tables: dict[str, object]) -> set[str]:
     settings = {"run": str(run), "steps": 4, "validate_every": 2, **tables.pop("train", {})}
     task = {"kind": kind, **tables.pop("task", {})}
-    own = TABLES if "init" not in task else {}
-    pairs = [(one, one[::-1]) if kind == "translate" else one for one in SENTENCES * 4]
+    extra_tables = TABLES if "init" not in task else {}
+    pairs = [(sentence, sentence[::-1]) if kind == "translate" else sentence for sentence in SENTENCES * 4]
     data = {"valid": 0.3, "max_length": 16}
-    ch.train({"task": task, "data": data, **own, **tables, "train": settings}, data={"train": pairs})
+    ch.train({"task": task, "data": data, **extra_tables, **tables, "train": settings}, data={"train": pairs})
     write_plots(run / "plots", read_metrics(run / "metrics.jsonl"))
-    return written(run)
+    return written_files(run)
 
 
 @pytest.mark.usefixtures("quick_trainings")

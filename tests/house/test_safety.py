@@ -82,14 +82,14 @@ def requirement_name(requirement: str) -> str:
     return re.split(r"[\[<>=!~; ]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 
-def pinned() -> dict[str, str]:
+def pinned_versions() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
     pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
     return {requirement_name(name): version for name, version in pairs}
 
 
 def test_the_tested_set_admits_every_build_of_torch() -> None:
-    versions = pinned()
+    versions = pinned_versions()
     assert versions["torch"] == "2.13.0"
     assert not [name for name, version in versions.items() if "+" in version], "a local label admits one build only"
 
@@ -98,7 +98,7 @@ def test_the_tested_set_is_complete() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = project["dependencies"] + [name for extra in project["optional-dependencies"].values() for name in extra]
     # trackio 0.43 wants a pillow below the one of the set; it was tried by hand.
-    missing = {requirement_name(name) for name in wanted} - set(pinned()) - {"clearhead", "trackio"}
+    missing = {requirement_name(name) for name in wanted} - set(pinned_versions()) - {"clearhead", "trackio"}
     assert not missing
 
 

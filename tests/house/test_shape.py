@@ -43,16 +43,18 @@ def wide_constructors(source: Source) -> list[str]:
     return faults
 
 
-def passed_through(source: Source) -> list[str]:
+def find_pass_through(source: Source) -> list[str]:
     """Every function that takes `**options` and hands them on unseen.
 
     A pydantic base class is let off: its constructor's keywords are the fields of the class, and others are refused; so
     is what `functools.wraps` gives the signature of another function.
     """
     classes = [node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)]
-    fields = [part for node in classes if "BaseModel" in map(ast.unparse, node.bases) for part in node.body]
+    fields = [statement for node in classes if "BaseModel" in map(ast.unparse, node.bases) for statement in node.body]
     functions = [node for node in ast.walk(source.tree) if isinstance(node, ast.FunctionDef)]
-    wrappers = [node for node in functions if any("wraps(" in ast.unparse(one) for one in node.decorator_list)]
+    wrappers = [
+        node for node in functions if any("wraps(" in ast.unparse(decorator) for decorator in node.decorator_list)
+    ]
     faults = []
     for node in ast.walk(source.tree):
         if (
@@ -80,7 +82,7 @@ def prints(source: Source) -> list[str]:
 
 
 RULES: list[Callable[[Source], list[str]]] = [
-    long_files, long_functions, wide_constructors, passed_through,
+    long_files, long_functions, wide_constructors, find_pass_through,
 ]  # fmt: skip
 
 
@@ -130,7 +132,7 @@ OFFENDERS = {
     long_files: "x = 1\n" * (FILE_LINES + 1),
     long_functions: "def f():\n" + "    x = 1\n" * FUNCTION_LINES,
     wide_constructors: "class A:\n    def __init__(self, a, b, c, d, e, *, f, g, h, i): ...",
-    passed_through: "def f(a, **options):\n    return g(a, **options)",
+    find_pass_through: "def f(a, **options):\n    return g(a, **options)",
     prints: "print('a')",
 }
 
@@ -149,7 +151,9 @@ def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring() -> None:
 
 def test_attention_is_on_one_screen() -> None:
     """`forward`, `attend` and `weights` stand one after the other and fit on a screen; the class has few methods."""
-    (source,) = [one for one in package_sources("core") if one.path == "clearhead/core/attention.py"]
+    (source,) = [
+        source_file for source_file in package_sources("core") if source_file.path == "clearhead/core/attention.py"
+    ]
     (attention,) = [
         node for node in source.tree.body if isinstance(node, ast.ClassDef) and node.name == "Attention"
     ]  # fmt: skip

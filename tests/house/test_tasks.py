@@ -56,7 +56,7 @@ def is_branch(node: ast.AST) -> bool:
     return any(name_of(key) is not None for key in [*(operands if is_equality else []), *listed])
 
 
-def keyed_by_tasks(source: Source) -> Iterator[str]:
+def find_task_tables(source: Source) -> Iterator[str]:
     """Yield every table and branch of a file that is keyed by the names of tasks."""
     if source.path.startswith(AT_HOME):
         return
@@ -67,7 +67,7 @@ def keyed_by_tasks(source: Source) -> Iterator[str]:
 
 
 def test_only_tasks_are_keyed_by_their_names() -> None:
-    faults = [fault for source in package_sources() for fault in keyed_by_tasks(source)]
+    faults = [fault for source in package_sources() for fault in find_task_tables(source)]
     assert not faults, "ask the task (an attribute, its `outputs`, a part of it):\n" + "\n".join(faults)
 
 
@@ -98,11 +98,11 @@ KEEPERS = [
 
 @pytest.mark.parametrize("text", OFFENDERS)
 def test_the_rule_can_fail(text: str) -> None:
-    assert list(keyed_by_tasks(Source.of(text)))
+    assert list(find_task_tables(Source.of(text)))
     for home in AT_HOME:
-        assert not list(keyed_by_tasks(Source.of(text, f"{home}example.py")))
+        assert not list(find_task_tables(Source.of(text, f"{home}example.py")))
 
 
 @pytest.mark.parametrize("text", KEEPERS)
 def test_columns_and_commands_of_the_same_name_pass(text: str) -> None:
-    assert not list(keyed_by_tasks(Source.of(text)))
+    assert not list(find_task_tables(Source.of(text)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.house.walks import PACKAGE, RECORD, WALKS, FileTrace, counted_file, files_of_walks
+from tests.house.walks import PACKAGE, RECORD, WALKS, FileTrace, file_if_counted, files_of_walks
 
 pytestmark = pytest.mark.slow
 
@@ -72,8 +72,8 @@ def test_a_function_that_an_import_calls_does_not_count() -> None:
 @pytest.mark.parametrize("path", ["base/errors.py", "spec/model.py", "core/stack.py"])
 def test_files_of_base_spec_and_core_do_not_count(path: str) -> None:
     code = compile("def f(): pass", str(PACKAGE / path), "exec").co_consts[0]
-    assert counted_file(code) is None
+    assert file_if_counted(code) is None
 
 
 def test_files_outside_the_package_do_not_count() -> None:
-    assert counted_file(compile("def f(): pass", str(Path(__file__)), "exec").co_consts[0]) is None
+    assert file_if_counted(compile("def f(): pass", str(Path(__file__)), "exec").co_consts[0]) is None

@@ -58,7 +58,9 @@ def test_every_system_and_every_python_is_tried() -> None:
     runs = [step["run"] for step in steps("other-systems.yml") if "run" in step]
     assert any(run.startswith("clearhead demo") for run in runs) and any("pytest" in run for run in runs)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    stated = [one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)]
+    stated = [
+        classifier.rpartition(" ")[2] for classifier in project["classifiers"] if re.search(r":: 3\.\d+$", classifier)
+    ]
     assert stated == PYTHONS and project["requires-python"] == f">={PYTHONS[0]}"
 
 

@@ -68,13 +68,13 @@ class FileTrace:
             return
         code = frame.f_code
         if code not in self._names:
-            self._names[code] = counted_file(code)
+            self._names[code] = file_if_counted(code)
         name = self._names[code]
         if name is not None and name not in self.files and not is_import(frame):
             self.files.add(name)
 
 
-def counted_file(code: CodeType) -> str | None:
+def file_if_counted(code: CodeType) -> str | None:
     """Return the file of a function, from the package's folder; None if it does not count."""
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
     path = Path(code.co_filename)
@@ -187,10 +187,10 @@ def files_of_walks() -> dict[str, list[str]]:
     """Return the files of every walk, each traced in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         make_models(Path(folder))
-        return {name: _traced(name, folder) for name in WALKS}
+        return {name: _trace_walk(name, folder) for name in WALKS}
 
 
-def _traced(name: str, folder: str) -> list[str]:
+def _trace_walk(name: str, folder: str) -> list[str]:
     """Trace one walk in a child process and return its files."""
     command = [sys.executable, "-m", "tests.house.walks", name, folder]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

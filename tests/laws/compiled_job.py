@@ -74,11 +74,11 @@ def difference_of_stack(family: Literal["encoder", "decoder"]) -> float:
     assert [module.encoder is not None, module.decoder is not None] == [family == "encoder", family == "decoder"]
     mask = torch.arange(LENGTH) < torch.tensor([LENGTH, 5, 3])[:, None]
     ids = torch.randint(29, (3, LENGTH))
-    found = []
+    results = []
     for call in (module, torch.compile(module, fullgraph=True)):
         logits = call(ids, mask=mask).logits[mask]
-        found.append([logits.detach(), *gradients_of(module, logits)])
-    return max(map(difference, *found))
+        results.append([logits.detach(), *gradients_of(module, logits)])
+    return max(map(difference, *results))
 
 
 def difference(a: Tensor, b: Tensor) -> float:
@@ -89,7 +89,7 @@ def operations(graph: fx.GraphModule) -> list[tuple[str, str, str]]:
     return [(node.op, str(node.target), str(node.args)) for node in graph.graph.nodes]
 
 
-def traced(module: nn.Module) -> list[tuple[str, str, str]]:
+def trace_operations(module: nn.Module) -> list[tuple[str, str, str]]:
     """Return the operations of the one graph of a step, without compiling it further."""
     graphs: list[fx.GraphModule] = []
 
@@ -114,9 +114,9 @@ def main() -> None:
     eager_logits = logits_of(module)
     expected = [eager_logits.detach(), *gradients_of(module, eager_logits)]
     logits = logits_of(compiled)
-    found = [logits.detach(), *gradients_of(module, logits)]
+    actual = [logits.detach(), *gradients_of(module, logits)]
     graphs = [count()]
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with ch.capture(module, WATCHED) as seen:
             captured = logits_of(compiled)
@@ -126,16 +126,16 @@ def main() -> None:
     after = logits_of(compiled)
     graphs.append(count())
     by_family = {"encoder": difference_of_stack("encoder"), "decoder": difference_of_stack("decoder")}
-    with_points = traced(module)
+    with_points = trace_operations(module)
     HookPoints.point = lambda self, name, x: x  # type: ignore[method-assign]
     print(
         json.dumps(
             {
-                "difference": max(map(difference, found, expected)),
+                "difference": max(map(difference, actual, expected)),
                 "by_family": by_family,
                 "graphs": graphs,
-                "is_same": traced(make_module()) == with_points,
-                "warnings": [str(one.message) for one in told],
+                "is_same": trace_operations(make_module()) == with_points,
+                "warnings": [str(warning.message) for warning in caught],
                 "captured": difference(captured, logits),
                 "edited": difference(edited, 2 * logits),
                 "after": difference(after, logits),

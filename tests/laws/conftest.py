@@ -28,13 +28,13 @@ def kernel(request: pytest.FixtureRequest, prefer: Callable[[str], None]) -> str
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls of kernels for whole stacks, by the name of the thread."""
-    found: list[str] = []
+    threads: list[str] = []
     for name in ("extend", "read"):
-        own = getattr(StackPlan, name)
+        original = getattr(StackPlan, name)
 
-        def called(*given: Any, own: Callable[..., Any] = own) -> Any:
-            found.append(threading.current_thread().name)
-            return own(*given)
+        def count_call(*arguments: Any, original: Callable[..., Any] = original) -> Any:
+            threads.append(threading.current_thread().name)
+            return original(*arguments)
 
-        monkeypatch.setattr(StackPlan, name, called)
-    return found
+        monkeypatch.setattr(StackPlan, name, count_call)
+    return threads

@@ -28,8 +28,8 @@ def spec_of(case: Case) -> spec.Model:
     """Return the spec of a case, from the config that transformers would save."""
     config = transformers.AutoConfig.for_model(case.model_type, **case.config)
     values = json.loads(config.to_json_string(use_diff=True))
-    family = registry.find(values)
-    variant = next(one for one in family.variants if class_of(case) in one.classes)
+    family = registry.find_family(values)
+    variant = next(candidate for candidate in family.variants if class_of(case) in candidate.classes)
     return family.spec_of(configs.parse(family, values).values, variant)
 
 

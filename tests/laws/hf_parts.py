@@ -13,7 +13,7 @@ import torch
 
 from clearhead import spec
 from clearhead.core import Transformer, build
-from tests.laws.tiny import hparams, resolved
+from tests.laws.tiny import hparams, resolve_spec
 
 LENGTH = 7
 """The original length of RoPE scaling that depends on the length; the tests have shorter and longer rows."""
@@ -30,19 +30,21 @@ SCALINGS = {
 
 
 def base(name: str, **changes: Any) -> spec.Model:
-    return resolved(replace(hparams(name), **changes))
+    return resolve_spec(replace(hparams(name), **changes))
 
 
-def changed(model: spec.Model, function: Callable[[Any], Any], stack: str | None = None, **fields: Any) -> spec.Model:
+def change_stack(
+    model: spec.Model, function: Callable[[Any], Any], stack: str | None = None, **fields: Any
+) -> spec.Model:
     """Replace the functions of all branches of a stack, and fields of the stack itself."""
     stack = stack or ("decoder" if model.decoder else "encoder")
     old = getattr(model, stack)
 
-    def renewed(step: spec.Step) -> spec.Step:
+    def renew_step(step: spec.Step) -> spec.Step:
         branches = tuple(b.model_copy(update={"function": function(b.function)}) for b in step.branches)
         return step.model_copy(update={"branches": branches})
 
-    layers = tuple(spec.Layer(steps=tuple(renewed(step) for step in layer.steps)) for layer in old.layers)
+    layers = tuple(spec.Layer(steps=tuple(renew_step(step) for step in layer.steps)) for layer in old.layers)
     return model.model_copy(update={stack: old.model_copy(update={"layers": layers} | fields)})
 
 
@@ -55,28 +57,29 @@ def attending(name: str, **fields: Any) -> spec.Model:
             wanted = {key: value for key, value in fields.items() if key in {"soft_cap", "sink", "clip"}}
         return function.model_copy(update=wanted)
 
-    return changed(base(name, qk_norm=False), renew)
+    return change_stack(base(name, qk_norm=False), renew)
 
 
-def fed(**fields: Any) -> spec.Model:
+def change_feed_forward(**fields: Any) -> spec.Model:
     def renew(function: Any) -> Any:
         return function.model_copy(update=fields) if isinstance(function, spec.FeedForward) else function
 
-    return changed(base(ROTARY), renew)
+    return change_stack(base(ROTARY), renew)
 
 
-def mixed(mixture: Callable[[spec.FeedForward], spec.MixtureOfExperts]) -> spec.Model:
+def use_experts(mixture: Callable[[spec.FeedForward], spec.MixtureOfExperts]) -> spec.Model:
     def renew(function: Any) -> Any:
         return mixture(function) if isinstance(function, spec.FeedForward) else function
 
-    return changed(base(ROTARY), renew)
+    return change_stack(base(ROTARY), renew)
 
 
-def embedded(place: str, **fields: Any) -> spec.Model:
+def embed_narrower(place_name: str, **fields: Any) -> spec.Model:
     """Give the only stack an embedding of another width, and tie the head to it if there is one."""
     model = base("encoder/post/learned", tie="none", segments=3)
     embedding = model.encoder.embedding.model_copy(
-        update={"width": 11, "projection": spec.Projection(place=place, bias=True), "norm": spec.LayerNorm()} | fields
+        update={"width": 11, "projection": spec.Projection(place=place_name, bias=True), "norm": spec.LayerNorm()}
+        | fields
     )
     head = spec.Head(
         layers=(spec.Linear(size=11), spec.Linear(size=29, weight=spec.Reference(path="encoder.embedding.table")))
@@ -85,7 +88,7 @@ def embedded(place: str, **fields: Any) -> spec.Model:
     return model.model_copy(update={"encoder": stack, "head": head})
 
 
-def disentangled(name: str, **fields: Any) -> spec.Model:
+def use_disentangled(name: str, **fields: Any) -> spec.Model:
     stack = name.split("/")[0]
     table = spec.DistanceTable(span=4, norm=spec.LayerNorm())
     if fields.pop("bucketed", False):
@@ -97,7 +100,7 @@ def disentangled(name: str, **fields: Any) -> spec.Model:
         is_self = getattr(function, "source", "") == "self"
         return function.model_copy(update={"score_bias": bias, "position": None}) if is_self else function
 
-    return changed(base(name, qk_norm=False), renew, score_table=table)
+    return change_stack(base(name, qk_norm=False), renew, score_table=table)
 
 
 def shared(name: str) -> spec.Model:
@@ -130,11 +133,11 @@ def query_key(**fields: Any) -> spec.Model:
     return attending(ROTARY, query_key_norm=spec.QueryKeyNorm(norm=norm, **fields))
 
 
-def rotated(name: str) -> spec.Model:
+def scale_rotary(name: str) -> spec.Model:
     return attending(ROTARY, position=spec.Rotary(scaling=SCALINGS[name]))
 
 
-def capped() -> spec.Model:
+def cap_logits() -> spec.Model:
     model = base(ROTARY)
     return model.model_copy(update={"head": spec.Head(layers=(*model.head.layers, spec.SoftCap(value=0.7)))})
 
@@ -151,30 +154,30 @@ HF_PARTS: dict[str, Callable[[], spec.Model]] = {
     "sink": lambda: attending(ROTARY, sink=True),
     "sink on the memory": lambda: attending("encoder-decoder/post/sinusoidal", sink=True),
     "clip": lambda: attending(ROTARY, clip=0.3),
-    **{f"rotation {name}": lambda name=name: rotated(name) for name in SCALINGS},
+    **{f"rotation {name}": lambda name=name: scale_rotary(name) for name in SCALINGS},
     "scaled alibi": lambda: attending("decoder/post/alibi", score_bias=spec.Alibi(scaled=True)),
     "rounded alibi": lambda: attending("decoder/post/alibi", score_bias=spec.Alibi(rounding="bfloat16")),
     "own slopes": lambda: attending("decoder/post/alibi", score_bias=spec.Alibi(slopes=SLOPES)),
     "own buckets": lambda: attending(
         ROTARY, position=None, score_bias=spec.RelativeBuckets(num_heads=6, bidirectional=False)
     ),
-    "disentangled": lambda: disentangled("encoder/post/sinusoidal"),
-    "disentangled, own projections": lambda: disentangled("encoder/post/sinusoidal", shared_projections=False),
-    "disentangled, one term": lambda: disentangled("decoder/post/rotary", terms=("position_to_content",)),
-    "disentangled, buckets": lambda: disentangled("decoder/post/rotary", bucketed=True),
-    "squared relu": lambda: fed(activation="relu2"),
-    "quick gelu": lambda: fed(activation="quick_gelu", gated=False),
-    "clamped gate": lambda: fed(activation=spec.ClampedGate(alpha=1.7, limit=0.5)),
-    "experts": lambda: mixed(lambda ff: spec.MixtureOfExperts(count=5, top_k=2, expert=ff)),
-    "experts with biases": lambda: mixed(
+    "disentangled": lambda: use_disentangled("encoder/post/sinusoidal"),
+    "disentangled, own projections": lambda: use_disentangled("encoder/post/sinusoidal", shared_projections=False),
+    "disentangled, one term": lambda: use_disentangled("decoder/post/rotary", terms=("position_to_content",)),
+    "disentangled, buckets": lambda: use_disentangled("decoder/post/rotary", bucketed=True),
+    "squared relu": lambda: change_feed_forward(activation="relu2"),
+    "quick gelu": lambda: change_feed_forward(activation="quick_gelu", gated=False),
+    "clamped gate": lambda: change_feed_forward(activation=spec.ClampedGate(alpha=1.7, limit=0.5)),
+    "experts": lambda: use_experts(lambda ff: spec.MixtureOfExperts(count=5, top_k=2, expert=ff)),
+    "experts with biases": lambda: use_experts(
         lambda ff: spec.MixtureOfExperts(
             count=5, top_k=3, expert=ff.model_copy(update={"gated": False, "bias_in": True, "bias_out": True}),
             router=spec.Router(bias=True, normalize=False),
         )
     ),
-    "projection before the norm": lambda: embedded("before_norm", word_norm=spec.LayerNorm()),
-    "projection after the norm": lambda: embedded("after_norm", scale=2.3, scale_rounding="weights"),
-    "fairseq sinusoids": lambda: changed(
+    "projection before the norm": lambda: embed_narrower("before_norm", word_norm=spec.LayerNorm()),
+    "projection after the norm": lambda: embed_narrower("after_norm", scale=2.3, scale_rounding="weights"),
+    "fairseq sinusoids": lambda: change_stack(
         base("decoder/post/sinusoidal"), lambda function: function,
         embedding=base("decoder/post/sinusoidal").decoder.embedding.model_copy(
             update={"position": spec.Sinusoidal(layout="fairseq", offset=2)}
@@ -182,7 +185,7 @@ HF_PARTS: dict[str, Callable[[], spec.Model]] = {
     ),
     "shared layers": lambda: shared("decoder/pre-grouped/rotary"),
     "shared layers with a memory": lambda: shared("encoder-decoder/post/learned"),
-    "capped outputs": capped,
+    "capped outputs": cap_logits,
 }  # fmt: skip
 DEPENDS_ON_LENGTH = {"rotation dynamic", "rotation long-rope"}
 

@@ -72,8 +72,10 @@ def is_called(value: object) -> bool:
 
 def methods(owner: type) -> dict[str, Callable[..., Any]]:
     """Return what an object of ours can be asked that its base in another library cannot."""
-    found = inspect.getmembers(owner, lambda one: inspect.isfunction(one) and one.__module__.startswith("clearhead"))
-    return {f"{owner.__name__}.{name}": one for name, one in found if not name.startswith("_")}
+    members = inspect.getmembers(
+        owner, lambda member: inspect.isfunction(member) and member.__module__.startswith("clearhead")
+    )
+    return {f"{owner.__name__}.{name}": member for name, member in members if not name.startswith("_")}
 
 
 OBJECTS: dict[str, Callable[[], Any]] = {
@@ -99,7 +101,7 @@ del FUNCTIONS["Transformer.point"]
 
 
 def has_arguments(function: Callable[..., Any]) -> bool:
-    kinds = {one.kind for name, one in inspect.signature(function).parameters.items() if name != "self"}
+    kinds = {parameter.kind for name, parameter in inspect.signature(function).parameters.items() if name != "self"}
     return bool(kinds - {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 
 
@@ -112,29 +114,29 @@ def model(kind: str) -> ch.Model:
         kind
     )
     sizes = Hyperparameters(family=family, layers=1, width=8, heads=2, feedforward=11)
-    given = {} if head is None else {"head": head}
-    spec = build_spec(sizes, source_vocab=tokenizer.vocab_size, target_vocab=tokenizer.vocab_size, **given)
+    head_option = {} if head is None else {"head": head}
+    spec = build_spec(sizes, source_vocab=tokenizer.vocab_size, target_vocab=tokenizer.vocab_size, **head_option)
     record = TaskRecord(kind=kind, max_length=17, **RECORDS[kind])
     return ch.Model(ch.build(spec).eval(), TokenizerPair(tokenizer, tokenizer, True), record)
 
 
 def usual(name: str, parameter: inspect.Parameter, kind: str) -> dict[str, Any]:
     whole = model(kind)
-    own = {"spec.Model": whole.spec, "AnyModel": whole, "TokenizerPair": whole.tokenizers, "TaskRecord": whole.task}
+    values = {"spec.Model": whole.spec, "AnyModel": whole, "TokenizerPair": whole.tokenizers, "TaskRecord": whole.task}
     if name in ("self", "model", "module"):
-        return {name: whole if name == "self" else own.get(str(parameter.annotation), whole.module)}
+        return {name: whole if name == "self" else values.get(str(parameter.annotation), whole.module)}
     if parameter.default is not parameter.empty:
         return {}
-    return {name: own.get(str(parameter.annotation), USUAL.get(name, "a"))}
+    return {name: values.get(str(parameter.annotation), USUAL.get(name, "a"))}
 
 
-def called(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
+def call_fully(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
     """Call, and do what makes the work happen."""
-    found = function(**arguments)
-    if isinstance(found, Iterator):
-        list(found)
-    elif isinstance(found, AbstractContextManager) and not isinstance(found, nn.Module):
-        with found:
+    result = function(**arguments)
+    if isinstance(result, Iterator):
+        list(result)
+    elif isinstance(result, AbstractContextManager) and not isinstance(result, nn.Module):
+        with result:
             pass
 
 
@@ -163,7 +165,7 @@ def test_a_wrong_type_is_a_sentence(name: str, tmp_path: Path, monkeypatch: pyte
             if is_right or (type(value) is int and "float" in str(parameter.annotation)):
                 continue
             try:
-                called(function, rest | {argument: value})
+                call_fully(function, rest | {argument: value})
             except InputError:
                 wrong += 1
             except RuntimeError:
@@ -185,8 +187,8 @@ def test_one_text_has_one_answer_and_several_have_a_list(method: str) -> None:
     single = answer(texts[0], **rest, **options)
     several = answer(texts, **({"target": [TEXTS[0]] * 3} if rest else {}), **options)
     assert type(several[0]) is type(single) and len(several) == 3
-    given = {"target": iter([TEXTS[0]] * 3)} if rest else {}
-    assert [*map(str, answer(iter(texts), **given, **options))] == [*map(str, several)]
+    targets = {"target": iter([TEXTS[0]] * 3)} if rest else {}
+    assert [*map(str, answer(iter(texts), **targets, **options))] == [*map(str, several)]
     assert len(answer([], **({"target": []} if rest else {}), **options)) == 0
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Cache, Transformer, build
-from tests.laws.tiny import Reader, difference, hparams, padded, resolved, tiny, with_mask
+from tests.laws.tiny import Reader, difference, hparams, pad_rows, resolve_spec, tiny, with_mask
 
 PROMPT, NEW = 5, 3
 CHUNKS = {"one by one": [1] * 8, "prompt, then one by one": [5, 1, 1, 1], "in chunks": [3, 1, 4]}
@@ -28,7 +28,7 @@ def decode_in_pieces(reader: Reader, ids: Tensor, mask: Tensor | None, chunks: l
 def prompts(vocab: int, side: str) -> tuple[list[Tensor], Tensor, Tensor]:
     """Return the real tokens of three rows, and the rows as padded prompts continued by real tokens."""
     rows = [torch.randint(vocab, (length + NEW,)) for length in (5, 1, 3)]
-    ids, mask = padded([row[:-NEW] for row in rows], side, PROMPT)
+    ids, mask = pad_rows([row[:-NEW] for row in rows], side, PROMPT)
     ids = torch.cat([ids, torch.stack([row[-NEW:] for row in rows])], dim=1)
     return rows, ids, torch.cat([mask, torch.ones(3, NEW, dtype=torch.bool)], dim=1)
 
@@ -37,10 +37,10 @@ def check_rows(module: Transformer, side: str, chunks: list[int]) -> None:
     """Each row of a padded batch with a cache equals the row alone in one pass without a cache."""
     reader = Reader.of(module, 3)
     rows, ids, mask = prompts(reader.vocab, side)
-    found = decode_in_pieces(reader, ids, mask, chunks)
+    actual = decode_in_pieces(reader, ids, mask, chunks)
     for index, row in enumerate(rows):
         alone = reader.row(index)(row[None]).logits[0]
-        assert difference(found[index, mask[index]], alone) <= 1e-5, f"row {index}"
+        assert difference(actual[index, mask[index]], alone) <= 1e-5, f"row {index}"
 
 
 @torch.no_grad()
@@ -48,7 +48,7 @@ def check_rows(module: Transformer, side: str, chunks: list[int]) -> None:
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_window_counts_real_tokens_through_a_cache(side: str, chunks: str) -> None:
     """Padding between a prompt and its continuation does not count in the window."""
-    model = resolved(hparams("decoder/post/rotary"))
+    model = resolve_spec(hparams("decoder/post/rotary"))
     check_rows(build(with_mask(model, spec.Window(before=3, after=0), "decoder")).eval(), side, CHUNKS[chunks])
 
 
@@ -62,9 +62,9 @@ def test_a_mask_may_come_late(kernel: str) -> None:
     cache = Cache()
     pieces = [reader(ids[:, :4], cache=cache), reader(ids[:, 4:8], mask[:, 4:8], cache=cache)]
     pieces.append(reader(ids[:, 8:], cache=cache))
-    found = torch.cat([piece.logits for piece in pieces], dim=1)
+    actual = torch.cat([piece.logits for piece in pieces], dim=1)
     for index, row in enumerate(rows):
-        assert difference(found[index, mask[index]], reader(row[None]).logits[0]) <= 1e-5
+        assert difference(actual[index, mask[index]], reader(row[None]).logits[0]) <= 1e-5
 
 
 @torch.no_grad()
@@ -92,6 +92,6 @@ def test_selected_rows_continue_as_if_alone(name: str) -> None:
     reader(ids[:, :5], mask[:, :5], cache=cache)
     rows, sentences = torch.tensor([5, 4, 3, 3]), torch.tensor([2, 1])
     cache.select(rows, sentences)
-    found = reader(ids[rows, 5:], cache=cache).logits
-    kept = Reader(module, reader.memory[sentences], reader.memory_mask[sentences])
-    assert difference(found, kept(ids[rows], mask[rows]).logits[:, 5:]) <= 1e-5
+    actual = reader(ids[rows, 5:], cache=cache).logits
+    remaining = Reader(module, reader.memory[sentences], reader.memory_mask[sentences])
+    assert difference(actual, remaining(ids[rows], mask[rows]).logits[:, 5:]) <= 1e-5

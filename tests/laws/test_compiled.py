@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `compiled_job.py` measured."""
     assert shutil.which("g++"), "compiled steps need g++: .ci/run installs it"
     folder = tmp_path_factory.mktemp("inductor")
@@ -32,25 +32,25 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return record
 
 
-def test_compiled_is_eager(found: dict[str, Any]) -> None:
-    assert found["difference"] <= 1e-5
+def test_compiled_is_eager(report: dict[str, Any]) -> None:
+    assert report["difference"] <= 1e-5
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
-def test_compiled_is_eager_for_one_stack(found: dict[str, Any], family: str) -> None:
-    assert found["by_family"][family] <= 1e-5
+def test_compiled_is_eager_for_one_stack(report: dict[str, Any], family: str) -> None:
+    assert report["by_family"][family] <= 1e-5
 
 
-def test_hook_points_change_no_graph(found: dict[str, Any]) -> None:
-    assert found["is_same"]
+def test_hook_points_change_no_graph(report: dict[str, Any]) -> None:
+    assert report["is_same"]
 
 
-def test_watched_steps_run_uncompiled_and_say_so(found: dict[str, Any]) -> None:
-    assert found["warnings"] == ["compiled steps run uncompiled while activations are watched"] * 2
-    assert found["num_captured"] == 3
-    assert found["captured"] <= 1e-5 and found["edited"] <= 1e-5
+def test_watched_steps_run_uncompiled_and_say_so(report: dict[str, Any]) -> None:
+    assert report["warnings"] == ["compiled steps run uncompiled while activations are watched"] * 2
+    assert report["num_captured"] == 3
+    assert report["captured"] <= 1e-5 and report["edited"] <= 1e-5
 
 
-def test_the_compiled_graph_is_used_again(found: dict[str, Any]) -> None:
-    assert found["graphs"] == [1, 1, 1]
-    assert found["after"] == 0.0
+def test_the_compiled_graph_is_used_again(report: dict[str, Any]) -> None:
+    assert report["graphs"] == [1, 1, 1]
+    assert report["after"] == 0.0

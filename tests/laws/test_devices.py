@@ -14,7 +14,7 @@ import clearhead as ch
 from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.core import Cache
 from tests.apps.cli.tiny_run import PAIRS
-from tests.laws.tiny import MODELS, difference, padded, ragged, tiny
+from tests.laws.tiny import MODELS, difference, pad_rows, random_rows, tiny
 
 AVAILABLE = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
 NAMES = [name for name in MODELS if name.split("/")[2] in ("rotary", "buckets")]
@@ -32,26 +32,26 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 def inputs(module: ch.Transformer, device: torch.device) -> dict[str, torch.Tensor]:
     """Return a padded batch of what each stack reads."""
-    ids, mask = padded(ragged(module.num_source_ids), "left", 11)
-    given = {"ids": ids, "mask": mask}
+    ids, mask = pad_rows(random_rows(module.num_source_ids), "left", 11)
+    batch = {"ids": ids, "mask": mask}
     if module.encoder is not None and module.decoder is not None:
-        given["target_ids"], given["target_mask"] = padded(ragged(module.num_target_ids), "right", 11)
-    return {name: tensor.to(device) for name, tensor in given.items()}
+        batch["target_ids"], batch["target_mask"] = pad_rows(random_rows(module.num_target_ids), "right", 11)
+    return {name: tensor.to(device) for name, tensor in batch.items()}
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_are_those_of_the_cpu(name: str, device: torch.device) -> None:
     module = tiny(name)
-    given = inputs(module, torch.device("cpu"))
-    real = given.get("target_mask", given["mask"])
-    expected = module(**given).hidden
-    found = module.to(device)(**inputs_like(given, device)).hidden
-    assert found.device.type == device.type and difference(found.cpu(), expected, real) <= NEAR
+    arguments = inputs(module, torch.device("cpu"))
+    real = arguments.get("target_mask", arguments["mask"])
+    expected = module(**arguments).hidden
+    actual = module.to(device)(**inputs_like(arguments, device)).hidden
+    assert actual.device.type == device.type and difference(actual.cpu(), expected, real) <= NEAR
 
 
-def inputs_like(given: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
-    return {name: tensor.to(device) for name, tensor in given.items()}
+def inputs_like(arguments: dict[str, torch.Tensor], device: torch.device) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(device) for name, tensor in arguments.items()}
 
 
 @torch.no_grad()
@@ -66,19 +66,28 @@ def test_a_cache_changes_nothing(name: str, device: torch.device) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_those_of_the_cpu(name: str, device: torch.device) -> None:
     module = tiny(name)
-    given = inputs(module, torch.device("cpu"))
-    real = given.get("target_mask", given["mask"])
-    found = []
-    for place in (torch.device("cpu"), device):
-        module.to(place).zero_grad()
-        module(**inputs_like(given, place)).hidden[real.to(place)].square().sum().backward()
-        found.append({key: one.grad.cpu().clone() for key, one in module.named_parameters() if one.grad is not None})
-    assert found[0].keys() == found[1].keys() and len(found[0]) > 10
-    largest = max(float(one.abs().max()) for one in found[0].values())
-    assert all(float((found[1][key] - one).abs().max()) <= 10 * NEAR * largest for key, one in found[0].items())
+    arguments = inputs(module, torch.device("cpu"))
+    real = arguments.get("target_mask", arguments["mask"])
+    gradients = []
+    for target in (torch.device("cpu"), device):
+        module.to(target).zero_grad()
+        module(**inputs_like(arguments, target)).hidden[real.to(target)].square().sum().backward()
+        gradients.append(
+            {
+                key: parameter.grad.cpu().clone()
+                for key, parameter in module.named_parameters()
+                if parameter.grad is not None
+            }
+        )
+    assert gradients[0].keys() == gradients[1].keys() and len(gradients[0]) > 10
+    largest = max(float(gradient.abs().max()) for gradient in gradients[0].values())
+    assert all(
+        float((gradients[1][key] - gradient).abs().max()) <= 10 * NEAR * largest
+        for key, gradient in gradients[0].items()
+    )
 
 
-def trained(folder: Path, device: torch.device, steps: int) -> ch.TrainResult:
+def train_model(folder: Path, device: torch.device, steps: int) -> ch.TrainResult:
     tables = {
         "task": {"kind": "translate"},
         "data": {"valid": 0.1},
@@ -100,13 +109,13 @@ def trained(folder: Path, device: torch.device, steps: int) -> ch.TrainResult:
 @pytest.mark.usefixtures("quick_trainings")
 def test_a_run_resumes_exactly_and_serves_every_device(tmp_path: Path, device: torch.device) -> None:
     """Dropout draws from the generator of the device, whose state a checkpoint holds."""
-    whole = trained(tmp_path / "whole", device, 6)
-    trained(tmp_path / "parts", device, 3)
+    whole = train_model(tmp_path / "whole", device, 6)
+    train_model(tmp_path / "parts", device, 3)
     parts = ch.train(tmp_path / "parts" / "run.toml", overrides={"train.steps": 6}, resume=True)
     files = [tmp_path / name / "metrics.jsonl" for name in ("whole", "parts")]
     losses = [[row.loss for row in read_metrics(file)] for file in files]
     assert losses[0] == losses[1] and whole.step == parts.step == 6
-    models = [ch.load(tmp_path / "whole", device=place, precision="fp32") for place in ("cpu", device.type)]
+    models = [ch.load(tmp_path / "whole", device=device_name, precision="fp32") for device_name in ("cpu", device.type)]
     states = [model.module.state_dict() for model in models]
     assert all(torch.equal(tensor, states[1][key].cpu()) for key, tensor in states[0].items())
     texts = ["a m u", "b n v"]

@@ -8,15 +8,15 @@ import torch
 from clearhead.core import Attention, Cache, Sequence, Transformer, build
 from clearhead.core.kernels import attention
 from tests.laws.hf_parts import DEPENDS_ON_LENGTH, HF_PARTS, LENGTH, hf_part
-from tests.laws.tiny import Reader, difference, padded, ragged
+from tests.laws.tiny import Reader, difference, pad_rows, random_rows
 
 LENGTHS = (5, 11, 3, 1, 8)
 DECODERS = [name for name in HF_PARTS if HF_PARTS[name]().decoder is not None]
 
 
 def only_eager(module: Transformer) -> bool:
-    parts = [part.spec for part in module.modules() if isinstance(part, Attention)]
-    return any(part.sink or part.soft_cap is not None for part in parts)
+    parts = [child.spec for child in module.modules() if isinstance(child, Attention)]
+    return any(node.sink or node.soft_cap is not None for node in parts)
 
 
 @torch.no_grad()
@@ -24,23 +24,23 @@ def only_eager(module: Transformer) -> bool:
 @pytest.mark.parametrize("name", HF_PARTS)
 def test_rows_of_a_padded_batch_are_the_rows_alone(name: str, side: str) -> None:
     reader = Reader.of(hf_part(name), 5)
-    rows = ragged(reader.vocab, LENGTHS)
-    ids, mask = padded(rows, side, 13, filler=3)
-    found = reader(ids, mask)
+    rows = random_rows(reader.vocab, LENGTHS)
+    ids, mask = pad_rows(rows, side, 13, filler=3)
+    actual = reader(ids, mask)
     for index, row in enumerate(rows):
         alone = reader.row(index)(row[None])
-        assert difference(found.logits[index, mask[index]], alone.logits[0]) <= 1e-5
-        assert difference(found.hidden[index, mask[index]], alone.hidden[0]) <= 1e-5
+        assert difference(actual.logits[index, mask[index]], alone.logits[0]) <= 1e-5
+        assert difference(actual.hidden[index, mask[index]], alone.hidden[0]) <= 1e-5
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in HF_PARTS if "memory" not in name])
 def test_packed_documents_are_the_documents_alone(name: str) -> None:
     reader = Reader.of(hf_part(name), 1)
-    rows = ragged(reader.vocab, LENGTHS)
+    rows = random_rows(reader.vocab, LENGTHS)
     documents = torch.cat([torch.full((len(row),), index) for index, row in enumerate(rows)])[None]
-    found = reader(torch.cat(rows)[None], documents=documents).logits[0]
-    for piece, row in zip(found.split([len(row) for row in rows]), rows, strict=True):
+    actual = reader(torch.cat(rows)[None], documents=documents).logits[0]
+    for piece, row in zip(actual.split([len(row) for row in rows]), rows, strict=True):
         assert difference(piece, reader(row[None]).logits[0]) <= 1e-5
 
 
@@ -51,7 +51,7 @@ def test_a_cache_changes_nothing(name: str, side: str | None) -> None:
     """RoPE scaling that depends on the length needs total_length in the call and in the cache."""
     module = hf_part(name)
     reader = Reader.of(module, 5)
-    ids, mask = padded(ragged(reader.vocab, LENGTHS), side or "right", 11)
+    ids, mask = pad_rows(random_rows(reader.vocab, LENGTHS), side or "right", 11)
     real = mask if side else torch.ones_like(mask)
     # Rows on both sides of the length up to which such a rotation is plain.
     declared = torch.tensor([7, 13, 6, 5, 11]) if side else 13
@@ -70,7 +70,7 @@ def test_the_fused_kernel_is_the_eager_one(name: str, monkeypatch: pytest.Monkey
     """A part that only the eager kernel can compute runs there at any length."""
     module = hf_part(name)
     reader = Reader.of(module, 5)
-    ids, mask = padded(ragged(reader.vocab, LENGTHS), "left", 13)
+    ids, mask = pad_rows(random_rows(reader.vocab, LENGTHS), "left", 13)
     calls: list[int] = []
     kernel = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(
@@ -92,7 +92,7 @@ def test_every_weight_gets_a_gradient(name: str) -> None:
     """The loss has no terms that cancel. A key's bias shifts all scores of a query equally, so its gradient is zero."""
     module = hf_part(name).train()
     reader = Reader.of(module, 5)
-    ids, mask = padded(ragged(reader.vocab, LENGTHS), "right", 13)
+    ids, mask = pad_rows(random_rows(reader.vocab, LENGTHS), "right", 13)
     logits = reader(ids, mask).logits[mask]
     (logits * torch.randn_like(logits)).sum().backward()
     assert logits.isfinite().all()
@@ -112,16 +112,16 @@ def test_bfloat16_is_close(name: str, precision: str) -> None:
     """The mean is compared: a token whose best experts are almost equal may change its experts."""
     module = hf_part(name)
     reader = Reader.of(module, 3)
-    ids, mask = padded(ragged(reader.vocab, (7, 13, 3)), "left", 13)
+    ids, mask = pad_rows(random_rows(reader.vocab, (7, 13, 3)), "left", 13)
     expected = reader(ids, mask).logits[mask]
     if precision == "weights":
         memory = None if reader.memory is None else reader.memory.bfloat16()
-        found = Reader(module.bfloat16(), memory, reader.memory_mask)(ids, mask).logits[mask]
+        actual = Reader(module.bfloat16(), memory, reader.memory_mask)(ids, mask).logits[mask]
     else:
         with torch.autocast("cpu", torch.bfloat16):
-            found = reader(ids, mask).logits[mask]
-    assert found.dtype in (torch.bfloat16, torch.float32) and found.isfinite().all()
-    assert (found.float() - expected).abs().mean() <= 0.1 * expected.abs().mean()
+            actual = reader(ids, mask).logits[mask]
+    assert actual.dtype in (torch.bfloat16, torch.float32) and actual.isfinite().all()
+    assert (actual.float() - expected).abs().mean() <= 0.1 * expected.abs().mean()
 
 
 @pytest.mark.parametrize("name", HF_PARTS)

@@ -19,10 +19,10 @@ from clearhead.core.attention import Attention, MemoryAttention, attention_weigh
 from clearhead.core.kernels import attention as kernels
 from clearhead.generate.continuation import GenerateRequest, RequestStarter
 from clearhead.generate.options import SearchOptions
-from clearhead.interpret.maps.hook_points import Place, addresses, capture, edit
+from clearhead.interpret.maps.hook_points import ActivationContext, addresses, capture, edit
 from tests.generate.tiny import run_search
 from tests.laws.hf_parts import HF_PARTS, hf_part
-from tests.laws.tiny import MODELS, TARGET_VOCAB, Reader, difference, hparams, padded, ragged, resolved, tiny
+from tests.laws.tiny import MODELS, TARGET_VOCAB, Reader, difference, hparams, pad_rows, random_rows, resolve_spec, tiny
 
 PAIR = "encoder-decoder/post/sinusoidal"
 POINTS = ("queries", "keys", "values", "scores", "weights", "mixed")
@@ -30,7 +30,7 @@ POINTS = ("queries", "keys", "values", "scores", "weights", "mixed")
 
 def reader_and_batch(name: str) -> tuple[Reader, Tensor, Tensor]:
     reader = Reader.of(tiny(name) if "/" in name else hf_part(name), 5)
-    return reader, *padded(ragged(reader.vocab), "left", 13)
+    return reader, *pad_rows(random_rows(reader.vocab), "left", 13)
 
 
 class Operations(TorchDispatchMode):
@@ -51,7 +51,7 @@ def operations(call: Callable[[], object]) -> Counter[str]:
     return mode.counts
 
 
-def unchanged(tensor: Tensor, at: Place) -> Tensor:
+def leave_unchanged(tensor: Tensor, at: ActivationContext) -> Tensor:
     return tensor
 
 
@@ -61,9 +61,9 @@ def test_an_edit_that_returns_its_argument_changes_no_bit(name: str, monkeypatch
     monkeypatch.setattr(kernels, "SHORT_ON_CPU", 1000)  # the eager kernel in both, for watched scores need it
     reader, ids, mask = reader_and_batch(name)
     expected = reader(ids, mask)
-    with edit(reader.module, dict.fromkeys(addresses(reader.module), unchanged)):
-        found = reader(ids, mask)
-    assert torch.equal(found.logits, expected.logits) and torch.equal(found.hidden, expected.hidden)
+    with edit(reader.module, dict.fromkeys(addresses(reader.module), leave_unchanged)):
+        actual = reader(ids, mask)
+    assert torch.equal(actual.logits, expected.logits) and torch.equal(actual.hidden, expected.hidden)
 
 
 @torch.no_grad()
@@ -77,23 +77,23 @@ def test_captured_values_agree_with_each_other(name: str) -> None:
     stack = "encoder" if module.decoder is None else "decoder"
     assert torch.equal(seen.tensor("hidden"), out.hidden) and torch.equal(seen.tensor("logits"), out.logits)
     assert torch.equal(seen.tensor("head"), out.logits) and torch.equal(seen.tensor(stack), out.hidden)
-    attentions = [(path, part) for path, part in module.named_modules() if isinstance(part, Attention)]
-    watched = [(path, part) for path, part in attentions if seen[f"{path}.mixed"]]
+    attentions = [(path, child) for path, child in module.named_modules() if isinstance(child, Attention)]
+    watched = [(path, child) for path, child in attentions if seen[f"{path}.mixed"]]
     assert watched
-    for path, part in watched:
+    for path, child in watched:
         records = {point: [record.tensor for record in seen[f"{path}.{point}"]] for point in POINTS}
         for keys, values, queries, scores, weights, mixed, result in zip(
             *(records[point] for point in ("keys", "values", "queries", "scores", "weights", "mixed")),
             (record.tensor for record in seen[path]),
             strict=True,
         ):
-            rows, groups = len(queries), part.spec.num_heads // part.spec.num_kv_heads
+            rows, groups = len(queries), child.spec.num_heads // child.spec.num_kv_heads
             assert scores.shape == weights.shape == (*queries.shape[:3], keys.shape[2])
             allowed = scores > float("-inf")
-            torch.testing.assert_close(weights, attention_weights(scores, allowed, part.sink), atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(weights, attention_weights(scores, allowed, child.sink), atol=1e-6, rtol=1e-5)
             values = values.repeat_interleave(rows // len(values), 0).repeat_interleave(groups, 1)
             torch.testing.assert_close(mixed, weights.to(values.dtype) @ values, atol=1e-6, rtol=1e-5)
-            torch.testing.assert_close(result, part.out(mixed.transpose(1, 2).flatten(2)), atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(result, child.out(mixed.transpose(1, 2).flatten(2)), atol=1e-6, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -103,17 +103,17 @@ def test_every_address_has_a_record(name: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(kernels, "SHORT_ON_CPU", 0)
     module = tiny(name, qk_norm=False) if "/" in name else hf_part(name)
     ids = torch.randint(min(module.num_source_ids, module.num_target_ids), (2, 7))
-    given = (ids, ids) if module.encoder is not None and module.decoder is not None else (ids,)
+    arguments = (ids, ids) if module.encoder is not None and module.decoder is not None else (ids,)
     known = addresses(module)
     assert any(address.endswith(".query_norm") for address in known)
     for patterns in ["**", *known]:
         with capture(module, patterns) as seen:
-            module(*given)
+            module(*arguments)
         assert not [address for address, records in seen.items() if not records], patterns
 
 
 def test_a_model_without_a_head_has_no_logits() -> None:
-    module = build(resolved(hparams("encoder/post/rotary")).model_copy(update={"head": None}))
+    module = build(resolve_spec(hparams("encoder/post/rotary")).model_copy(update={"head": None}))
     assert "hidden" in addresses(module) and "logits" not in addresses(module)
 
 
@@ -155,19 +155,19 @@ def test_every_decoding_step_leaves_a_record(name: str) -> None:
         reader(ids)
     cache = Cache()
     with capture(reader.module, [pattern, "decoder.**.keys", "logits"]) as steps:
-        for place in range(4):
-            reader(ids[:, place : place + 1], cache=cache)
+        for position in range(4):
+            reader(ids[:, position : position + 1], cache=cache)
     assert [record.step for record in steps["logits"]] == [0, 1, 2, 3]
-    for path, part in reader.module.named_modules():
-        if not (isinstance(part, Attention) and path.startswith("decoder")):
+    for path, child in reader.module.named_modules():
+        if not (isinstance(child, Attention) and path.startswith("decoder")):
             continue
         keys = steps[f"{path}.keys"]
-        assert [record.step for record in keys] == ([0] if isinstance(part, MemoryAttention) else [0, 1, 2, 3])
+        assert [record.step for record in keys] == ([0] if isinstance(child, MemoryAttention) else [0, 1, 2, 3])
         expected = whole.tensor(f"{path}.weights")
         for record in steps[f"{path}.weights"]:
             assert record.depth == int(path.split(".")[2])
-            found, row = record.tensor[:, :, 0], expected[:, :, record.step]
-            torch.testing.assert_close(found, row[..., : found.shape[-1]], atol=1e-6, rtol=1e-5)
+            actual, row = record.tensor[:, :, 0], expected[:, :, record.step]
+            torch.testing.assert_close(actual, row[..., : actual.shape[-1]], atol=1e-6, rtol=1e-5)
 
 
 @torch.no_grad()
@@ -196,30 +196,30 @@ def test_search_is_captured_and_edited() -> None:
     assert [record.step for record in seen["logits"]] == list(range(len(seen["logits"])))
     with edit(module, {"logits": lambda logits, at: logits.index_fill(-1, torch.tensor([5]), 100.0)}):
         steered = run_search(module, start)
-    assert all(set(found[0].ids) <= {2, 5} for found in steered), "5, and the end token at the limit"
-    assert [found[0].ids for found in plain] != [found[0].ids for found in steered]
+    assert all(set(generations[0].ids) <= {2, 5} for generations in steered), "5, and the end token at the limit"
+    assert [generations[0].ids for generations in plain] != [generations[0].ids for generations in steered]
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["encoder/post/learned", "decoder/pre-grouped/rotary", PAIR])
 def test_a_head_set_to_zero_equals_a_removed_head(name: str) -> None:
     module = tiny(name, qk_norm=False)
-    path, part = next((p, m) for p, m in module.named_modules() if isinstance(m, Attention))
-    group = part.spec.num_heads // part.spec.num_kv_heads
+    path, child = next((p, m) for p, m in module.named_modules() if isinstance(m, Attention))
+    group = child.spec.num_heads // child.spec.num_kv_heads
     heads = list(range(group))  # a whole group, so that its key/value head goes as well
     without = surgery.remove_heads(module, {path: heads}).model
     reader = Reader.of(module, 5)
-    ids, mask = padded(ragged(reader.vocab), "right", 11)
+    ids, mask = pad_rows(random_rows(reader.vocab), "right", 11)
     source = (torch.randint(29, (5, 7)), ids) if reader.memory is not None else (ids,)
     options = {} if reader.memory is not None else {"mask": mask}
 
-    def silence(mixed: Tensor, at: Place) -> Tensor:
+    def silence(mixed: Tensor, at: ActivationContext) -> Tensor:
         return mixed.index_fill(1, torch.tensor(heads), 0.0)
 
     with edit(module, {f"{path}.mixed": silence}):
-        found = module(*source, **options).logits
+        actual = module(*source, **options).logits
     expected = without(*source, **options).logits
-    assert difference(found, expected, None if reader.memory is not None else mask) <= 1e-6
+    assert difference(actual, expected, None if reader.memory is not None else mask) <= 1e-6
     assert difference(module(*source, **options).logits, expected) > 1e-3
 
 
@@ -238,12 +238,14 @@ def test_gradients_flow_through_an_edit_in_training() -> None:
 def test_points_without_a_watcher_dispatch_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reader, ids, mask = reader_and_batch(name)
     reader(ids, mask)  # tables of positions grow at the first call
-    found = operations(lambda: reader(ids, mask))
+    plain_operations = operations(lambda: reader(ids, mask))
     with capture(reader.module, ["**.before", "hidden"]):
-        assert operations(lambda: reader(ids, mask)) == found, "what is captured as it is computed costs no operation"
-    assert operations(lambda: reader(ids, mask)) == found
+        assert operations(lambda: reader(ids, mask)) == plain_operations, (
+            "what is captured as it is computed costs no operation"
+        )
+    assert operations(lambda: reader(ids, mask)) == plain_operations
     monkeypatch.setattr(HookPoints, "point", lambda self, name, x: x)
-    assert operations(lambda: reader(ids, mask)) == found
+    assert operations(lambda: reader(ids, mask)) == plain_operations
 
 
 @torch.no_grad()
@@ -269,9 +271,9 @@ def test_blocks_nest_and_leave_nothing_behind() -> None:
     assert [len(records) for records in first.values()] == [2, 2]
     assert (inner - expected).abs().max() > 1e-3
     assert torch.equal(module(ids).logits, expected)
-    for part in module.modules():
-        assert not part._forward_hooks and not part._forward_pre_hooks
-        assert not is_seen(part)
+    for child in module.modules():
+        assert not child._forward_hooks and not child._forward_pre_hooks
+        assert not is_seen(child)
 
 
 def test_an_unknown_address_is_refused_with_the_nearest() -> None:
@@ -293,7 +295,7 @@ def test_parts_and_attention_alone_have_points_too() -> None:
     with capture(attention.attention, ["weights", "mixed"]) as seen:
         _, weights = attention(x, return_weights=True)
     assert torch.equal(seen.tensor("weights"), weights)
-    stack = build(resolved(hparams("encoder/post/rotary"))).eval().encoder
+    stack = build(resolve_spec(hparams("encoder/post/rotary"))).eval().encoder
     with capture(stack, "layers.[0-9].after") as seen:
         stack(Sequence(torch.randint(29, (2, 7))))
     assert [record.depth for records in seen.values() for record in records] == [0, 1, 2]

@@ -78,10 +78,10 @@ def test_every_invariance_holds_with_each_kernel(name: str, kernel: str) -> None
 def read_batch_mates(patch: pytest.MonkeyPatch) -> None:
     attend = attention.Attention.attend
 
-    def mixed(self: attention.Attention, query: Tensor, key: Tensor, value: Tensor, seen: context.Context) -> Tensor:
+    def mix_rows(self: attention.Attention, query: Tensor, key: Tensor, value: Tensor, seen: context.Context) -> Tensor:
         return attend(self, query, key, value + 0.1 * value.roll(1, 0), seen)
 
-    patch.setattr(attention.Attention, "attend", mixed)
+    patch.setattr(attention.Attention, "attend", mix_rows)
 
 
 def replace_masking(patch: pytest.MonkeyPatch, **fields: None) -> None:
@@ -112,10 +112,10 @@ def lose_a_cached_value(patch: pytest.MonkeyPatch) -> None:
 def scale_the_fused_kernel(patch: pytest.MonkeyPatch) -> None:
     fused = attention.fused_attention
 
-    def scaled(*tensors: Any, scale: float, **options: Any) -> Tensor:
+    def scale_more(*tensors: Any, scale: float, **options: Any) -> Tensor:
         return fused(*tensors, scale=scale * 1.5, **options)
 
-    patch.setattr(attention, "fused_attention", scaled)
+    patch.setattr(attention, "fused_attention", scale_more)
 
 
 def search_for_the_second(patch: pytest.MonkeyPatch) -> None:

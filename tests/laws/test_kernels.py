@@ -9,7 +9,7 @@ from torch import Tensor
 from clearhead import spec
 from clearhead.core import MultiHeadAttention, Transformer, build
 from clearhead.core.kernels import attention
-from tests.laws.tiny import MODELS, Reader, difference, hparams, padded, ragged, resolved, tiny, with_mask
+from tests.laws.tiny import MODELS, Reader, difference, hparams, pad_rows, random_rows, resolve_spec, tiny, with_mask
 
 Results = tuple[Tensor, list[Tensor]]
 
@@ -19,11 +19,11 @@ def count_fused(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     calls: list[int] = []
     kernel = torch.nn.functional.scaled_dot_product_attention
 
-    def counted(*arguments: object, **options: object) -> Tensor:
+    def count_call(*arguments: object, **options: object) -> Tensor:
         calls.append(1)
         return kernel(*arguments, **options)
 
-    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", counted)
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", count_call)
     return calls
 
 
@@ -32,8 +32,8 @@ def both_kernels(
 ) -> tuple[Results, Results]:
     torch.manual_seed(5)
     reader = Reader.of(module, 5)
-    rows = ragged(reader.vocab)
-    ids, mask = padded(rows, mask_side or "right", 13)
+    rows = random_rows(reader.vocab)
+    ids, mask = pad_rows(rows, mask_side or "right", 13)
     real = mask if mask_side else torch.ones_like(mask)
     calls, results = count_fused(monkeypatch), []
     for short in (1000, 0):
@@ -54,9 +54,9 @@ def test_eager_is_fused(name: str, mask_side: str | None, monkeypatch: pytest.Mo
     assert difference(fused_logits, logits) <= 1e-5
     assert len(gradients) == len(fused_gradients) > 10
     largest = max(float(gradient.abs().max()) for gradient in gradients)
-    for one, other in zip(fused_gradients, gradients, strict=True):
+    for left, right in zip(fused_gradients, gradients, strict=True):
         # A bias of the keys moves all scores of a query alike: its gradient is zero but for rounding.
-        assert float((one - other).abs().max()) <= 1e-5 * max(float(other.abs().max()), 0.01 * largest)
+        assert float((left - right).abs().max()) <= 1e-5 * max(float(right.abs().max()), 0.01 * largest)
 
 
 def test_eager_is_fused_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_eager_is_fused_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> 
 def test_eager_is_fused_where_the_bias_is_trained(name: str, side: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The table has a gradient in the eager kernel only, so outputs alone can be compared."""
     reader = Reader.of(tiny(name), 5)
-    ids, mask = padded(ragged(reader.vocab), side, 13)
+    ids, mask = pad_rows(random_rows(reader.vocab), side, 13)
     calls = count_fused(monkeypatch)
     monkeypatch.setattr(attention, "SHORT_ON_CPU", 1000)
     eager = reader(ids, mask).logits
@@ -95,15 +95,15 @@ def test_a_trained_bias_gets_its_gradient_at_any_length(kernel: str, monkeypatch
 @pytest.mark.parametrize("kv_heads", [6, 2, 1])
 def test_kernels_agree_for_every_mask(mask: object, kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     module = MultiHeadAttention(17, 6, head_size=5, num_kv_heads=kv_heads, mask=mask, position=spec.Rotary(size=4))
-    x, given = torch.randn(3, 13, 17), torch.rand(3, 13, 13) > 0.3
+    x, allowed = torch.randn(3, 13, 17), torch.rand(3, 13, 13) > 0.3
     results = []
     for short in (1000, 0):
         monkeypatch.setattr(attention, "SHORT_ON_CPU", short)
-        values = module(x, mask=given)
+        values = module(x, mask=allowed)
         results.append((values, torch.autograd.grad(values.square().sum(), [module.query.weight, module.value.weight])))
     (eager, gradients), (fused, fused_gradients) = results
     assert difference(fused, eager) <= 1e-5
-    assert all(difference(one, other) <= 1e-5 for one, other in zip(fused_gradients, gradients, strict=True))
+    assert all(difference(left, right) <= 1e-5 for left, right in zip(fused_gradients, gradients, strict=True))
 
 
 def test_returned_weights_are_those_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,15 +125,15 @@ def test_returned_weights_are_those_of_the_output(monkeypatch: pytest.MonkeyPatc
 def test_bfloat16_is_close_to_float32(name: str, kernel: str) -> None:
     module = tiny(name)
     reader = Reader.of(module, 5)
-    ids, mask = padded(ragged(reader.vocab), "left", 13)
+    ids, mask = pad_rows(random_rows(reader.vocab), "left", 13)
     expected = reader(ids, mask).logits
     half = Reader(module.bfloat16(), None if reader.memory is None else reader.memory.bfloat16(), reader.memory_mask)
-    found = half(ids, mask).logits
-    assert found.dtype == torch.bfloat16
-    assert 1e-5 < difference(found, expected, mask) < 0.06
+    actual = half(ids, mask).logits
+    assert actual.dtype == torch.bfloat16
+    assert 1e-5 < difference(actual, expected, mask) < 0.06
 
 
 def test_window_of_a_whole_model_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = with_mask(resolved(hparams("encoder/post/alibi")), spec.Window(before=2, after=1), "encoder")
+    model = with_mask(resolve_spec(hparams("encoder/post/alibi")), spec.Window(before=2, after=1), "encoder")
     (logits, _), (fused, _) = both_kernels(build(model).eval(), monkeypatch, "left")
     assert difference(fused, logits) <= 1e-5

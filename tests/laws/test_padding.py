@@ -18,9 +18,9 @@ from tests.laws.tiny import (
     Reader,
     difference,
     hparams,
-    padded,
-    ragged,
-    resolved,
+    pad_rows,
+    random_rows,
+    resolve_spec,
     tiny,
 )
 from tests.laws.tiny import with_mask as masked
@@ -37,27 +37,27 @@ def test_the_ids_at_padding_change_nothing(name: str, side: str, prefer: Callabl
     """`test_invariances.py` compares padded rows with the rows alone; here rows are longer than learned positions."""
     prefer("fused" if side == "left" else "eager")
     reader = Reader.of(tiny(name), 5)
-    rows = ragged(reader.vocab, (7, MAX_POSITIONS, 3, 1, 5))
-    ids, mask = padded(rows, side, LENGTH, filler=3)
-    found = reader(ids, mask).logits
-    assert difference(reader(*padded(rows, side, LENGTH, filler=17)).logits, found, mask) <= 1e-5
+    rows = random_rows(reader.vocab, (7, MAX_POSITIONS, 3, 1, 5))
+    ids, mask = pad_rows(rows, side, LENGTH, filler=3)
+    actual = reader(ids, mask).logits
+    assert difference(reader(*pad_rows(rows, side, LENGTH, filler=17)).logits, actual, mask) <= 1e-5
     alone = reader.row(1)(rows[1][None]).logits[0]
-    assert difference(found[1, mask[1]], alone) <= 1e-5
+    assert difference(actual[1, mask[1]], alone) <= 1e-5
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("place", ["sinusoidal", "learned", "rotary", "alibi", "buckets"])
-def test_source_and_target_may_be_padded(place: str, side: str) -> None:
-    module = tiny(f"encoder-decoder/post/{place}")
-    sources, targets = ragged(VOCAB), ragged(TARGET_VOCAB, (3, 5, 11, 2, 7))
-    ids, mask = padded(sources, side, 13)
-    target_ids, target_mask = padded(targets, side, 19)
-    found = module(ids, target_ids, mask=mask, target_mask=target_mask)
+@pytest.mark.parametrize("position", ["sinusoidal", "learned", "rotary", "alibi", "buckets"])
+def test_source_and_target_may_be_padded(position: str, side: str) -> None:
+    module = tiny(f"encoder-decoder/post/{position}")
+    sources, targets = random_rows(VOCAB), random_rows(TARGET_VOCAB, (3, 5, 11, 2, 7))
+    ids, mask = pad_rows(sources, side, 13)
+    target_ids, target_mask = pad_rows(targets, side, 19)
+    actual = module(ids, target_ids, mask=mask, target_mask=target_mask)
     for index, (source, target) in enumerate(zip(sources, targets, strict=True)):
         alone = module(source[None], target[None])
-        assert difference(found.logits[index, target_mask[index]], alone.logits[0]) <= 1e-5
-        assert difference(found.memory[index, mask[index]], alone.memory[0]) <= 1e-5
+        assert difference(actual.logits[index, target_mask[index]], alone.logits[0]) <= 1e-5
+        assert difference(actual.memory[index, mask[index]], alone.memory[0]) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ["encoder/post/learned", "decoder/pre-grouped/buckets", "encoder-decoder/post/alibi"])
@@ -65,16 +65,16 @@ def test_source_and_target_may_be_padded(place: str, side: str) -> None:
 def test_padding_changes_no_gradient(name: str, side: str) -> None:
     module = tiny(name)
     reader = Reader.of(module, 3)
-    rows = ragged(reader.vocab, (7, 2, 11))
-    ids, mask = padded(rows, side, 13)
+    rows = random_rows(reader.vocab, (7, 2, 11))
+    ids, mask = pad_rows(rows, side, 13)
     losses = {"padded": reader(ids, mask).logits[mask].square().sum()}
     losses["alone"] = sum(reader.row(i)(row[None]).logits.square().sum() for i, row in enumerate(rows))
     tables = [parameter for parameter in module.parameters() if parameter.dim() > 1]
-    found, expected = (torch.autograd.grad(loss, tables, allow_unused=True) for loss in losses.values())
+    actual, expected = (torch.autograd.grad(loss, tables, allow_unused=True) for loss in losses.values())
     assert sum(gradient is not None for gradient in expected) > len(tables) // 3
-    for one, other in zip(found, expected, strict=True):
-        assert (one is None) == (other is None)
-        assert one is None or difference(one, other) <= 3e-5
+    for left, right in zip(actual, expected, strict=True):
+        assert (left is None) == (right is None)
+        assert left is None or difference(left, right) <= 3e-5
 
 
 def pack(rows: list[Tensor], gap: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,30 +91,30 @@ def test_packed_documents_after_padding_are_the_documents_alone(name: str, prefe
     """Positions restart with each document, and no document attends to another."""
     prefer("fused")
     reader = Reader.of(tiny(name), 1)
-    rows = ragged(reader.vocab)
+    rows = random_rows(reader.vocab)
     ids, real, documents = pack(rows, gap=2)
-    found = reader(ids, real, documents=documents).logits[real]
-    for row, alone in zip(found.split([len(row) for row in rows]), rows, strict=True):
+    actual = reader(ids, real, documents=documents).logits[real]
+    for row, alone in zip(actual.split([len(row) for row in rows]), rows, strict=True):
         assert difference(row, reader(alone[None]).logits[0]) <= 1e-5
 
 
 @torch.no_grad()
 def test_packed_documents_with_padding_at_the_end() -> None:
     reader = Reader.of(tiny("decoder/post/learned"), 1)
-    rows = ragged(reader.vocab, (5, 7))
+    rows = random_rows(reader.vocab, (5, 7))
     ids, _, documents = pack(rows)
     real = torch.arange(19)[None] < 12
     ids = torch.cat([ids, torch.zeros(1, 7, dtype=torch.long)], dim=1)
     documents = torch.cat([documents, torch.full((1, 7), -1)], dim=1)
-    found = reader(ids, real, documents=documents).logits
-    assert difference(found[0, :5], reader(rows[0][None]).logits[0]) <= 1e-5
-    assert difference(found[0, 5:12], reader(rows[1][None]).logits[0]) <= 1e-5
+    actual = reader(ids, real, documents=documents).logits
+    assert difference(actual[0, :5], reader(rows[0][None]).logits[0]) <= 1e-5
+    assert difference(actual[0, 5:12], reader(rows[1][None]).logits[0]) <= 1e-5
 
 
-@pytest.mark.parametrize("place", [None, spec.Alibi(), spec.RelativeBuckets(num_heads=3, bidirectional=True)])
+@pytest.mark.parametrize("position", [None, spec.Alibi(), spec.RelativeBuckets(num_heads=3, bidirectional=True)])
 @pytest.mark.parametrize("structure", [spec.Full(), spec.Causal()])
-def test_fully_masked_queries_give_zeros(place: object, structure: object, kernel: str) -> None:
-    attention = MultiHeadAttention(15, 3, position=place, mask=structure)
+def test_fully_masked_queries_give_zeros(position: object, structure: object, kernel: str) -> None:
+    attention = MultiHeadAttention(15, 3, position=position, mask=structure)
     x = torch.randn(2, 7, 15, requires_grad=True)
     allowed = torch.ones(2, 7, 7, dtype=torch.bool)
     allowed[0, 2], allowed[1] = False, False
@@ -138,16 +138,16 @@ def test_a_row_of_padding_only_is_harmless(name: str, kernel: str) -> None:
     reader = Reader.of(module, 2)
     ids = torch.randint(reader.vocab, (2, 5))
     mask = torch.tensor([[True] * 5, [False] * 5])
-    found = reader(ids, mask).logits
-    assert found.isfinite().all()
-    assert difference(found[:1], reader.row(0)(ids[:1]).logits) <= 1e-5
-    found.square().sum().backward()
+    actual = reader(ids, mask).logits
+    assert actual.isfinite().all()
+    assert difference(actual[:1], reader.row(0)(ids[:1]).logits) <= 1e-5
+    actual.square().sum().backward()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
-@pytest.mark.parametrize("place", ["sinusoidal", "rotary", "buckets"])
-def test_an_empty_memory_is_harmless(place: str, kernel: str) -> None:
-    module = tiny(f"encoder-decoder/post/{place}")
+@pytest.mark.parametrize("position", ["sinusoidal", "rotary", "buckets"])
+def test_an_empty_memory_is_harmless(position: str, kernel: str) -> None:
+    module = tiny(f"encoder-decoder/post/{position}")
     mask = torch.tensor([[True] * 7, [False] * 7])
     logits = module(torch.randint(VOCAB, (2, 7)), torch.randint(TARGET_VOCAB, (2, 5)), mask=mask).logits
     logits.square().sum().backward()
@@ -159,7 +159,7 @@ def test_an_empty_memory_is_harmless(place: str, kernel: str) -> None:
 @pytest.mark.parametrize("window", [spec.Window(before=3, after=0), spec.Window(before=1, after=2)])
 def test_a_window_counts_real_tokens(window: spec.Window, kernel: str) -> None:
     """Padding in the middle of a row does not count as distance."""
-    module = build(masked(resolved(hparams("encoder/post/alibi")), window, "encoder")).eval()
+    module = build(masked(resolve_spec(hparams("encoder/post/alibi")), window, "encoder")).eval()
     row = torch.randint(VOCAB, (1, 7))
     real = torch.tensor([[True, True, False, False, True, True, False, True, True, True, False]])
     ids = torch.zeros(1, 11, dtype=torch.long)

@@ -22,7 +22,7 @@ from clearhead.fast.native.options import TRAINING
 from clearhead.fast.runner import Runner
 from clearhead.fast.stack import PlannedStack
 from clearhead.fast.stored import INT8, store
-from tests import hf_models as made
+from tests import hf_models
 
 PRECISIONS = ("fp32", "bf16 products", "int8")
 TEXTS = ["the cat", "a dog sat on the mat", "the"]
@@ -31,7 +31,7 @@ TEXTS = ["the cat", "a dog sat on the mat", "the"]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
-    return {"decoder": made.language_model(folder / "lm"), "two stacks": made.translator(folder / "mt")}
+    return {"decoder": hf_models.language_model(folder / "lm"), "two stacks": hf_models.translator(folder / "mt")}
 
 
 def load(folders: dict[str, Path], name: str, precision: str) -> ch.Model:
@@ -39,7 +39,7 @@ def load(folders: dict[str, Path], name: str, precision: str) -> ch.Model:
     if precision == "int8":
         store(model.module, INT8)
     model.runner = Runner(model.module, in_bf16=precision == "bf16 products")
-    decoding = {one.by for one in model.runner.report() if one.address.startswith(("decoder", "head"))}
+    decoding = {entry.backend for entry in model.runner.report() if entry.address.startswith(("decoder", "head"))}
     assert decoding == {"kernels"}, "a law about kernels runs by them"
     return model
 
@@ -49,14 +49,14 @@ def decoder(folders: dict[str, Path], request: pytest.FixtureRequest) -> ch.Mode
     return load(folders, "decoder", request.param)
 
 
-def suspended(model: ch.Model) -> Iterator[str]:
+def suspend_stream(model: ch.Model) -> Iterator[str]:
     """A stream that has begun and goes on later."""
     stream = model.stream("the cat", max_new_tokens=30, min_new_tokens=30, temperature=0)
     next(stream)
     return stream
 
 
-def written(model: ch.Model) -> str:
+def write_text(model: ch.Model) -> str:
     return "".join(model.stream("the cat", max_new_tokens=30, min_new_tokens=30, temperature=0))
 
 
@@ -64,7 +64,7 @@ def twice(x: torch.Tensor, at: ch.Place) -> torch.Tensor:
     return 2.0 * x
 
 
-def observed(model: ch.Model) -> dict[str, Any]:
+def observe(model: ch.Model) -> dict[str, Any]:
     """What blocks of captures, edits and measures see and do."""
     ids = torch.tensor([[1, 5, 3]])
     with model.capture(["decoder.layers.*.after", "decoder.layers.0.steps.0.branches.0.function"]) as seen:
@@ -87,15 +87,15 @@ def observed(model: ch.Model) -> dict[str, Any]:
 
 
 def test_blocks_beside_a_suspended_stream_see_and_do_what_they_do_alone(decoder: ch.Model, calls: list[str]) -> None:
-    alone, text = observed(decoder), written(decoder)
+    alone, text = observe(decoder), write_text(decoder)
     assert calls and all(alone["seen"].values()) and alone["heads"]
-    stream = suspended(decoder)
-    assert observed(decoder) == alone
+    stream = suspend_stream(decoder)
+    assert observe(decoder) == alone
     assert text.endswith("".join(stream)), "the stream is what it is alone"
 
 
 def test_a_stream_goes_on_as_it_began_inside_a_block(decoder: ch.Model) -> None:
-    text, stream = written(decoder), suspended(decoder)
+    text, stream = write_text(decoder), suspend_stream(decoder)
     with decoder.capture("decoder.**") as seen, decoder.edit({"logits": twice}):
         rest = "".join(stream)
     assert text.endswith(rest)
@@ -103,30 +103,30 @@ def test_a_stream_goes_on_as_it_began_inside_a_block(decoder: ch.Model) -> None:
 
 
 def test_two_suspended_streams_write_what_they_write_alone(decoder: ch.Model) -> None:
-    text = written(decoder)
-    streams = [suspended(decoder), suspended(decoder)]
+    text = write_text(decoder)
+    streams = [suspend_stream(decoder), suspend_stream(decoder)]
     pieces = ["".join(piece) for piece in zip(*streams, strict=True)]
     assert pieces and text.endswith("".join(piece[: len(piece) // 2] for piece in pieces))
 
 
 def test_a_copy_made_meanwhile_computes_with_its_own_weights(decoder: ch.Model) -> None:
-    stream, text = suspended(decoder), written(decoder)
-    other = decoder.replaced(copy.deepcopy(decoder.module))
+    stream, text = suspend_stream(decoder), write_text(decoder)
+    other = decoder.with_module(copy.deepcopy(decoder.module))
     other.runner = copy.deepcopy(decoder.runner)
     other.module = other.runner.module
     with torch.no_grad():
         for tensor in (*other.module.parameters(), *other.module.buffers()):
             tensor.zero_()
     assert other.score("the cat").score != decoder.score("the cat").score
-    assert text.endswith("".join(stream)) and written(decoder) == text
+    assert text.endswith("".join(stream)) and write_text(decoder) == text
 
 
 def test_a_block_belongs_to_its_thread(decoder: ch.Model, calls: list[str]) -> None:
     with ThreadPoolExecutor(1, thread_name_prefix="other") as pool:
-        alone = pool.submit(written, decoder).result()
+        alone = pool.submit(write_text, decoder).result()
         calls.clear()
         with decoder.capture("decoder.**") as seen, decoder.edit({"logits": twice}):
-            assert pool.submit(written, decoder).result() == alone
+            assert pool.submit(write_text, decoder).result() == alone
             assert calls and set(calls) == {"other_0"}, "kernels serve whoever watches nothing"
             assert not any(seen.values())
             decoder.generate("the", max_new_tokens=2, temperature=0)
@@ -138,9 +138,9 @@ def decoder_jobs(model: ch.Model) -> dict[str, Callable[[], Any]]:
     return {
         "generate": lambda: model.generate(TEXTS, max_new_tokens=6, temperature=0),
         "sample": lambda: model.generate("the", max_new_tokens=6, temperature=0.9, seed=3),
-        "stream": lambda: written(model),
+        "stream": lambda: write_text(model),
         "score": lambda: model.score(TEXTS),
-        "watch": lambda: observed(model),
+        "watch": lambda: observe(model),
         "states": lambda: vectors(torch.tensor([[1, 2, 3, 4]])).hidden.tolist(),
     }
 
@@ -173,23 +173,23 @@ def test_threads_get_bit_by_bit_what_each_gets_alone(
 
 def test_a_changed_model_has_another_tree(decoder: ch.Model) -> None:
     """Settings and patched methods count as weights do; the mode does not."""
-    text, tree = written(decoder), decoder.tree
+    text, tree = write_text(decoder), decoder.tree
     decoder.module.train()
     assert decoder.tree is tree
     branch = decoder.module.get_submodule("decoder.layers.0.steps.0.branches.0")
     branch.scale = 9.0
-    assert written(decoder) != text
+    assert write_text(decoder) != text
     branch.scale = 1.0
-    assert written(decoder) == text
+    assert write_text(decoder) == text
     branch.function.out.forward = torch.zeros_like
-    assert decoder.tree is not tree and written(decoder) != text
+    assert decoder.tree is not tree and write_text(decoder) != text
 
 
 def snapshot(module: nn.Module) -> list[dict[str, Any]]:
     """The attributes of every part: what they are, and what the hooks among them hold."""
     return [
-        {name: (id(value), dict(value) if isinstance(value, dict) else value) for name, value in vars(part).items()}
-        for part in module.modules()
+        {name: (id(value), dict(value) if isinstance(value, dict) else value) for name, value in vars(child).items()}
+        for child in module.modules()
     ]
 
 
@@ -203,13 +203,13 @@ def test_no_call_writes_into_the_plain_tree(
     before, during = snapshot(model.module), []
     for method in ("forward", "embed", "continue_from"):
         owner = Stack if method == "embed" else PlannedStack
-        own = getattr(owner, method)
+        original = getattr(owner, method)
 
-        def called(*given: Any, own: Callable[..., Any] = own) -> Any:
+        def check_snapshot(*arguments: Any, original: Callable[..., Any] = original) -> Any:
             during.append(snapshot(model.module) == before)
-            return own(*given)
+            return original(*arguments)
 
-        monkeypatch.setattr(owner, method, called)
+        monkeypatch.setattr(owner, method, check_snapshot)
     for job, run in jobs(model).items():
         if job != "watch":
             during.clear()
@@ -226,7 +226,7 @@ def test_the_plain_tree_alone_is_used_where_that_is_asked_for(
 ) -> None:
     monkeypatch.setenv(native.KERNELS, "plain")
     model = ch.load(folders["decoder"], device="cpu", precision="int8")
-    assert [one.by for one in model.runner.report()] == ["plain"]
+    assert [entry.backend for entry in model.runner.report()] == ["plain"]
     model.generate("the", max_new_tokens=2, temperature=0)
     assert not calls and native.library() is native.library(TRAINING) is None
     assert native.function("top_float32", pointers=5, numbers=5) is None

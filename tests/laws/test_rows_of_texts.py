@@ -10,7 +10,7 @@ import torch
 
 from clearhead import spec
 from clearhead.core import build
-from clearhead.interpret.maps.hook_points import Place
+from clearhead.interpret.maps.hook_points import ActivationContext
 from clearhead.model.facade import Model
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord
@@ -46,62 +46,69 @@ def translator() -> Model:
     return model_of("encoder-decoder", "translate")
 
 
-def generated(**options: Any) -> Call:
-    return lambda model, texts: [[one.text for one in found] for found in model.generate(texts, **options)]
+def generate_call(**options: Any) -> Call:
+    return lambda model, texts: [
+        [generation.text for generation in generations] for generations in model.generate(texts, **options)
+    ]
 
 
-def translated(**options: Any) -> Call:
+def translate_call(**options: Any) -> Call:
     def translate(model: Model, texts: list[str]) -> list[Any]:
-        found = model.translate_n_best(texts, n=1, max_length=6, **options)
-        return [(one.text, one.log_probability) for (one,) in found]
+        hypotheses = model.translate_n_best(texts, n=1, max_length=6, **options)
+        return [(hypothesis.text, hypothesis.log_probability) for (hypothesis,) in hypotheses]
 
     return translate
 
 
 CASES: dict[str, tuple[Callable[[], Model], Call]] = {
-    "greedy": (writer, generated(max_new_tokens=5, temperature=0)),
-    "several samples": (writer, generated(max_new_tokens=5, seed=3, num_return_sequences=2)),
-    "beams": (writer, generated(max_new_tokens=5, beam_size=3, num_return_sequences=1)),
-    "small batches": (writer, generated(max_new_tokens=5, temperature=0, batch_size=2)),
-    "translate": (translator, translated(beam_size=4)),
-    "translate, greedy": (translator, translated(beam_size=1)),
+    "greedy": (writer, generate_call(max_new_tokens=5, temperature=0)),
+    "several samples": (writer, generate_call(max_new_tokens=5, seed=3, num_return_sequences=2)),
+    "beams": (writer, generate_call(max_new_tokens=5, beam_size=3, num_return_sequences=1)),
+    "small batches": (writer, generate_call(max_new_tokens=5, temperature=0, batch_size=2)),
+    "translate": (translator, translate_call(beam_size=4)),
+    "translate, greedy": (translator, translate_call(beam_size=1)),
     "score pairs": (
         translator,
-        lambda model, texts: [one.log_probability for one in model.score(texts, [*reversed(texts)])],
+        lambda model, texts: [result.log_probability for result in model.score(texts, [*reversed(texts)])],
     ),
-    "score": (writer, lambda model, texts: [one.log_probability for one in model.score(texts)]),
+    "score": (writer, lambda model, texts: [result.log_probability for result in model.score(texts)]),
     "classify": (
         lambda: model_of("encoder", "classify", labels=("a", "b", "c"), label_kind="single_label"),
         lambda model, texts: [
-            float(probability) for one in model.classify(texts) for probability in one.probabilities.values()
+            float(probability)
+            for classification in model.classify(texts)
+            for probability in classification.probabilities.values()
         ],
     ),
     "tag": (
         lambda: model_of("encoder", "tag", labels=("B-X", "I-X", "O")),
-        lambda model, texts: [[(one.text, one.probability) for one in found] for found in model.tag(texts)],
+        lambda model, texts: [
+            [(entity.text, entity.probability) for entity in entities] for entities in model.tag(texts)
+        ],
     ),
     "fill": (
         lambda: model_of("encoder", "fill"),
         lambda model, texts: [
-            [one.probability for one in found[0]] for found in model.fill([f"{text} ___" for text in texts])
+            [candidate.probability for candidate in blanks[0]]
+            for blanks in model.fill([f"{text} ___" for text in texts])
         ],
     ),
 }
 
 
-def is_same(one: Any, other: Any) -> bool:
+def is_same(left: Any, right: Any) -> bool:
     """Whether results are equal, numbers up to rounding: kernels compute them while nothing watches."""
-    if isinstance(one, float):
-        return bool(one == pytest.approx(other, abs=1e-3, rel=1e-3))
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return bool(one == other)
+    if isinstance(left, float):
+        return bool(left == pytest.approx(right, abs=1e-3, rel=1e-3))
+    if isinstance(left, list | tuple):
+        return len(left) == len(right) and all(map(is_same, left, right))
+    return bool(left == right)
 
 
-def per_text(found: list[Any]) -> list[Any]:
+def per_text(results: list[Any]) -> list[Any]:
     """The results of each text; those of classes are listed one after the other."""
-    each = len(found) // len(TEXTS)
-    return [found[first : first + each] for first in range(0, len(found), each)]
+    each = len(results) // len(TEXTS)
+    return [results[first : first + each] for first in range(0, len(results), each)]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -111,7 +118,7 @@ def test_rows_are_in_the_order_of_the_texts_and_records_name_them(name: str) -> 
     before = call(model, TEXTS)
     with model.capture("*.layers.0.before") as seen:
         assert is_same(call(model, TEXTS), before), "watching changes no result"
-    records = [record for found in seen.values() for record in found]
+    records = [record for records_of_point in seen.values() for record in records_of_point]
     assert records
     for record in records:
         assert record.texts is not None and len(record.texts) == len(record.tensor)
@@ -129,14 +136,14 @@ def test_an_edit_by_its_texts_changes_no_other_text(name: str, number: int) -> N
     model = make()
     before = per_text(call(model, TEXTS))
 
-    def turn(x: torch.Tensor, at: Place) -> torch.Tensor:
+    def turn(x: torch.Tensor, at: ActivationContext) -> torch.Tensor:
         assert at.texts is not None
         rows = torch.tensor([text == number for text in at.texts])
         return torch.where(rows[:, None, None], x.flip(-1) * 2, x)
 
     with model.edit({"*.layers.*.before": turn}):
         after = per_text(call(model, TEXTS))
-    changed = [text for text, (one, other) in enumerate(zip(before, after, strict=True)) if not is_same(one, other)]
+    changed = [text for text, (left, right) in enumerate(zip(before, after, strict=True)) if not is_same(left, right)]
     assert changed == [number]
 
 
@@ -147,9 +154,9 @@ def test_row_0_is_the_first_text_also_where_a_later_one_is_longer() -> None:
         return torch.cat([x[:1].flip(-1) * 2, x[1:]])
 
     options = {"max_new_tokens": 3, "temperature": 0}
-    before = [found[0].text for found in model.generate(TEXTS[:2], **options)]
+    before = [generations[0].text for generations in model.generate(TEXTS[:2], **options)]
     with model.edit({"decoder.layers.0.before": turn_row_0}):
-        after = [found[0].text for found in model.generate(TEXTS[:2], **options)]
+        after = [generations[0].text for generations in model.generate(TEXTS[:2], **options)]
     assert after[0] != before[0] and after[1] == before[1]
 
 

@@ -13,13 +13,13 @@ from clearhead import spec
 from clearhead.core import MultiHeadAttention, Transformer, build
 from clearhead.core.embedding import Table
 from clearhead.core.head import Linear
-from tests.laws.tiny import SMALL, VOCAB, difference, resolved, tiny
+from tests.laws.tiny import SMALL, VOCAB, difference, resolve_spec, tiny
 
 
-def tied_and_untied(tie: str) -> tuple[Transformer, Transformer]:
+def build_tied_and_untied(tie: str) -> tuple[Transformer, Transformer]:
     """Build the same function twice: with a shared table, and with a copy of the table for each use."""
-    tied = build(resolved(replace(SMALL, tie=tie)))
-    untied = build(resolved(replace(SMALL, tie="none")))
+    tied = build(resolve_spec(replace(SMALL, tie=tie)))
+    untied = build(resolve_spec(replace(SMALL, tie="none")))
     if tie == "all":
         untied = build(
             spec.Model.from_json(
@@ -45,7 +45,7 @@ def gradients(module: Transformer, ids: Tensor, target_ids: Tensor) -> dict[str,
 
 @pytest.mark.parametrize("tie", ["decoder", "all"])
 def test_a_tied_table_is_one_parameter_with_the_sum_of_the_gradients(tie: str) -> None:
-    tied, untied = tied_and_untied(tie)
+    tied, untied = build_tied_and_untied(tie)
     places = ["decoder.embedding.table.weight", "head.layers.0.weight"]
     places = ["encoder.embedding.table.weight", *places] if tie == "all" else places
     names = dict(tied.named_parameters())
@@ -54,9 +54,9 @@ def test_a_tied_table_is_one_parameter_with_the_sum_of_the_gradients(tie: str) -
     assert set(tied.state_dict()) == set(names)
     ids, target_ids = torch.randint(VOCAB, (3, 7)), torch.randint(23, (3, 5))
     assert torch.equal(tied(ids, target_ids).logits, untied(ids, target_ids).logits)
-    found, apart = gradients(tied, ids, target_ids), gradients(untied, ids, target_ids)
-    assert difference(found[places[0]], sum(apart[place] for place in places)) <= 1e-5
-    assert all(apart[place].abs().max() > 1e-3 for place in places)
+    together, apart = gradients(tied, ids, target_ids), gradients(untied, ids, target_ids)
+    assert difference(together[places[0]], sum(apart[path] for path in places)) <= 1e-5
+    assert all(apart[path].abs().max() > 1e-3 for path in places)
 
 
 def test_a_copy_of_a_model_shares_within_itself_and_not_with_the_first() -> None:

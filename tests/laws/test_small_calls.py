@@ -40,15 +40,15 @@ class Outputs(TorchDispatchMode):
         self.large: list[str] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        known = {place(one) for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
-        for one in tree_leaves(found):
-            if isinstance(one, Tensor) and one.numel() >= VOCABULARY * WIDTH and place(one) not in known:
-                self.large.append(f"{func} {tuple(one.shape)}")
-        return found
+        result = func(*args, **(kwargs or {}))
+        known = {storage_address(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.numel() >= VOCABULARY * WIDTH and storage_address(leaf) not in known:
+                self.large.append(f"{func} {tuple(leaf.shape)}")
+        return result
 
 
-def place(tensor: Tensor) -> int:
+def storage_address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
@@ -57,7 +57,7 @@ def tokenizer() -> Tokenizer:
     return train_tokenizer("word", [" ".join(words)], vocab_size=VOCABULARY, mask=True)
 
 
-def saved(folder: Path, record: TaskRecord, head: spec.Head | None = None, **sizes: Any) -> Path:
+def save_model(folder: Path, record: TaskRecord, head: spec.Head | None = None, **sizes: Any) -> Path:
     """Save a model with random weights, whose largest tensors are its tables."""
     of = tokenizer()
     assert of.vocab_size == VOCABULARY
@@ -72,21 +72,23 @@ def folder_of(kind: str, folder: Path) -> Path:
     labels = {"labels": ("a", "b"), "label_kind": "single_label"}
     match kind:
         case "translate":
-            return saved(folder, TaskRecord(kind="translate"), family="encoder-decoder", tie="all")
+            return save_model(folder, TaskRecord(kind="translate"), family="encoder-decoder", tie="all")
         case "generate":
-            return saved(folder, TaskRecord(kind="generate"), family="decoder", tie="all")
+            return save_model(folder, TaskRecord(kind="generate"), family="decoder", tie="all")
         case "untied":
-            return saved(folder, TaskRecord(kind="generate"), family="decoder", tie="none")
+            return save_model(folder, TaskRecord(kind="generate"), family="decoder", tie="none")
         case "fill":
-            return saved(folder, TaskRecord(kind="fill"), family="encoder", tie="all")
+            return save_model(folder, TaskRecord(kind="fill"), family="encoder", tie="all")
         case "classify":
-            return saved(folder, TaskRecord(kind=kind, **labels), label_head(WIDTH, 2, pool="mean"), family="encoder")
+            return save_model(
+                folder, TaskRecord(kind=kind, **labels), label_head(WIDTH, 2, pool="mean"), family="encoder"
+            )
         case "tag":
-            return saved(folder, TaskRecord(kind="tag", labels=("O", "B-x")), token_head(2), family="encoder")
+            return save_model(folder, TaskRecord(kind="tag", labels=("O", "B-x")), token_head(2), family="encoder")
         case "answer":
-            return saved(folder, TaskRecord(kind="answer", is_paired=True), token_head(2), family="encoder")
+            return save_model(folder, TaskRecord(kind="answer", is_paired=True), token_head(2), family="encoder")
         case _:
-            return saved(folder, TaskRecord(kind="embed"), vector_head(pool="mean"), family="encoder")
+            return save_model(folder, TaskRecord(kind="embed"), vector_head(pool="mean"), family="encoder")
 
 
 CALLS: dict[str, tuple[str, Callable[[ch.Model], object]]] = {
@@ -115,14 +117,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: folder_of(kind, root / kind) for kind in dict(CALLS.values())}
 
 
-def served(model: ch.Model, name: str, precision: str) -> str:
+def serving_kind(model: ch.Model, name: str, precision: str) -> str:
     """The kind of the weights by which kernels serve a call."""
     is_exact = name.startswith("score")  # scores depend on no processor
     in_bf16 = not is_exact and has_fast_bf16(torch.device("cpu"))
     kinds = {"fp32": "float32", "bf16": "mixed", "int8": "int8", "auto": "mixed" if in_bf16 else "float32"}
     report = (model.runner.exact if is_exact else model.runner).report()
-    assert {one.why for one in report if one.by == "kernels"} <= {kinds[precision]}
-    assert {one.by for one in report} == {"kernels"}
+    assert {entry.detail for entry in report if entry.backend == "kernels"} <= {kinds[precision]}
+    assert {entry.backend for entry in report} == {"kernels"}
     return kinds[precision]
 
 
@@ -138,19 +140,19 @@ def test_a_call_makes_no_tensor_as_large_as_a_table(
     monkeypatch.setattr(runner, "LEAST_WEIGHTS", 0)
     saved_as, call = CALLS[name]
     model = ch.load(folders[saved_as], device="cpu", precision=precision)
-    kind = served(model, name, precision)
+    kind = serving_kind(model, name, precision)
     call(model)
     calls.clear()
-    with Outputs() as made:
+    with Outputs() as outputs:
         call(model)
-    assert not made.large
+    assert not outputs.large
     assert calls or (kind == "float32" and not decodes(name))
 
 
 def test_what_is_as_large_as_a_table_is_seen() -> None:
     table = torch.zeros(VOCABULARY, WIDTH)
-    with Outputs() as made:
+    with Outputs() as outputs:
         table[:5].clone()
         table.t().detach()
         table.half()
-    assert len(made.large) == 1
+    assert len(outputs.large) == 1

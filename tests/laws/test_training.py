@@ -11,7 +11,7 @@ from clearhead import spec
 from clearhead.core import build
 from clearhead.data.batches.base import Batch
 from clearhead.tasks.train import token_loss
-from tests.laws.tiny import MODELS, TARGET_VOCAB, VOCAB, Reader, difference, resolved, tiny
+from tests.laws.tiny import MODELS, TARGET_VOCAB, VOCAB, Reader, difference, resolve_spec, tiny
 from tests.laws.tiny import hparams as hparams_of
 
 
@@ -46,12 +46,12 @@ def test_accumulated_is_one_batch(style: str, label_smoothing: float) -> None:
     parameters = [module.get_parameter(name) for name in names]
     expected = torch.autograd.grad(total / count, parameters)
     parts = [token_loss(module, rows_of(pairs, r), label_smoothing=label_smoothing) for r in (slice(2), slice(2, 5))]
-    assert [part[1] for part in parts] == [13, 9]
+    assert [term[1] for term in parts] == [13, 9]
     assert count == 22
-    assert sum(part[0].item() for part in parts) == pytest.approx(total.item(), rel=1e-5)
-    found = torch.autograd.grad(sum(part[0] for part in parts) / count, parameters)
-    for name, one, other in zip(names, found, expected, strict=True):
-        assert difference(one, other) <= 3e-5, name
+    assert sum(term[0].item() for term in parts) == pytest.approx(total.item(), rel=1e-5)
+    actual = torch.autograd.grad(sum(term[0] for term in parts) / count, parameters)
+    for name, left, right in zip(names, actual, expected, strict=True):
+        assert difference(left, right) <= 3e-5, name
 
 
 RATES = {"dropout": 0.2, "attention_dropout": 0.4, "activation_dropout": 0.6}
@@ -67,20 +67,20 @@ def expected_rate(path: str, model: nn.Module) -> float:
 @pytest.mark.parametrize("name", [name for name in MODELS if name.endswith(("sinusoidal", "buckets"))])
 def test_each_kind_of_dropout_drops_at_its_rate(name: str) -> None:
     module = tiny(name, **RATES).train()
-    places = {path: part for path, part in module.named_modules() if isinstance(part, nn.Dropout)}
+    places = {path: child for path, child in module.named_modules() if isinstance(child, nn.Dropout)}
     seen: dict[str, float] = {}
 
     def watch(path: str, inputs: Tensor, outputs: Tensor) -> None:
         entered = inputs != 0
-        kept = (outputs != 0) & entered
-        seen[path] = 1.0 - float(kept.sum() / entered.sum())
-        scale = (outputs[kept] / inputs[kept]).median()
+        surviving = (outputs != 0) & entered
+        seen[path] = 1.0 - float(surviving.sum() / entered.sum())
+        scale = (outputs[surviving] / inputs[surviving]).median()
         torch.testing.assert_close(float(scale.detach()), 1 / (1 - expected_rate(path, module)), atol=1e-3, rtol=1e-3)
 
     reader = Reader.of(module, 23)
     hooks = [
-        part.register_forward_hook(lambda _, args, out, path=path: watch(path, args[0], out))
-        for path, part in places.items()
+        child.register_forward_hook(lambda _, args, out, path=path: watch(path, args[0], out))
+        for path, child in places.items()
     ]
     ids = torch.randint(reader.vocab, (23, 13))
     logits = reader(ids).logits
@@ -98,22 +98,22 @@ def test_each_kind_of_dropout_drops_at_its_rate(name: str) -> None:
     assert torch.equal(reader(ids).logits, reader(ids).logits), "evaluation draws nothing"
 
 
-@pytest.mark.parametrize("place", RATES)
-def test_a_dropout_rate_changes_only_its_own_kind(place: str) -> None:
-    module = tiny("encoder-decoder/post/sinusoidal", **{place: 0.5})
-    rates = {path: part.p for path, part in module.named_modules() if isinstance(part, nn.Dropout)}
+@pytest.mark.parametrize("position", RATES)
+def test_a_dropout_rate_changes_only_its_own_kind(position: str) -> None:
+    module = tiny("encoder-decoder/post/sinusoidal", **{position: 0.5})
+    rates = {path: child.p for path, child in module.named_modules() if isinstance(child, nn.Dropout)}
     for path, rate in rates.items():
         if path.endswith(".function.dropout"):
             attends = isinstance(module.get_submodule(path.rpartition(".")[0]).spec, spec.Attention)
-            mine = place == ("attention_dropout" if attends else "activation_dropout")
+            mine = position == ("attention_dropout" if attends else "activation_dropout")
         else:
-            mine = place == "dropout"
+            mine = position == "dropout"
         assert rate == (0.5 if mine else 0.0), path
 
 
 @pytest.mark.parametrize("name", ["encoder/post/learned", "decoder/pre-grouped/rotary", "encoder-decoder/post/alibi"])
 def test_a_few_steps_lower_the_loss(name: str) -> None:
-    module = build(resolved(hparams_of(name))).train()
+    module = build(resolve_spec(hparams_of(name))).train()
     ids = torch.randint(TARGET_VOCAB, (3, 7))
     optimizer = torch.optim.Adam(module.parameters(), lr=1e-2)
     losses = []

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import build
-from tests.laws.tiny import MODELS, TARGET_VOCAB, VOCAB, Reader, hparams, resolved, tiny, with_mask
+from tests.laws.tiny import MODELS, TARGET_VOCAB, VOCAB, Reader, hparams, resolve_spec, tiny, with_mask
 
 T = 11
 
@@ -51,7 +51,7 @@ def test_information_flows_as_the_family_allows(name: str) -> None:
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (3, 0), (0, 2), (2, 1), (5, 3)])
 def test_windows_reach_their_size_in_each_layer(before: int, after: int, layers: int, kernel: str) -> None:
-    model = resolved(hparams("encoder/post/rotary"))
+    model = resolve_spec(hparams("encoder/post/rotary"))
     tree = model.model_dump(mode="json")
     tree["encoder"]["layers"] = tree["encoder"]["layers"][:layers]
     model = with_mask(spec.Model.from_json(json.dumps(tree)), spec.Window(before=before, after=after), "encoder")
@@ -65,10 +65,10 @@ def test_windows_reach_their_size_in_each_layer(before: int, after: int, layers:
 def test_padding_influences_only_itself(name: str, kernel: str) -> None:
     module = tiny(name)
     real = torch.tensor([[False, True, True, False, True, True, True, True, True, False, False]])
-    found = reach(lambda ids: module(ids, mask=real).hidden, VOCAB if "encoder" in name else TARGET_VOCAB)
+    actual = reach(lambda ids: module(ids, mask=real).hidden, VOCAB if "encoder" in name else TARGET_VOCAB)
     allowed = (distance() >= 0) if module.decoder is not None else torch.ones(T, T, dtype=torch.bool)
     expected = (allowed & real) | torch.eye(T, dtype=torch.bool)  # the residual carries every token to its own output
-    assert torch.equal(found, expected)
+    assert torch.equal(actual, expected)
 
 
 @torch.no_grad()
@@ -76,9 +76,9 @@ def test_padding_influences_only_itself(name: str, kernel: str) -> None:
 def test_documents_do_not_influence_each_other(name: str, kernel: str) -> None:
     module = tiny(name)
     documents = torch.tensor([[4, 4, 4, 1, 1, 7, 7, 7, 7, 7, 2]])
-    found = reach(lambda ids: module(ids, documents=documents).hidden, module.num_target_ids)
+    actual = reach(lambda ids: module(ids, documents=documents).hidden, module.num_target_ids)
     allowed = (distance() >= 0) if module.decoder is not None else torch.ones(T, T, dtype=torch.bool)
-    assert torch.equal(found, allowed & (documents[0][:, None] == documents[0]))
+    assert torch.equal(actual, allowed & (documents[0][:, None] == documents[0]))
 
 
 @torch.no_grad()
@@ -87,8 +87,8 @@ def test_every_target_token_depends_on_every_real_source_token(style: str, kerne
     module = tiny(f"encoder-decoder/{style}")
     target = torch.randint(TARGET_VOCAB, (1, T))
     mask = torch.arange(T)[None] < 8
-    found = reach(lambda ids: module(ids, target, mask=mask).hidden, VOCAB)
-    assert torch.equal(found, (torch.arange(T) < 8).expand(T, T))
+    actual = reach(lambda ids: module(ids, target, mask=mask).hidden, VOCAB)
+    assert torch.equal(actual, (torch.arange(T) < 8).expand(T, T))
 
 
 @torch.no_grad()

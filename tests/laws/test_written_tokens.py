@@ -62,8 +62,8 @@ def maps(model: Model) -> AttentionMaps:
 
 @pytest.fixture(scope="module")
 def running(chromium: str) -> Iterator[Any]:
-    with browser(chromium) as found:
-        yield found
+    with browser(chromium) as chrome:
+        yield chrome
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def pairs_of(maps: AttentionMaps) -> dict[str, str]:
 def links_of(pairs: dict[str, str]) -> str:
     """The links between words that pairs of tokens make, as `--alignments` writes them."""
     source, target = SOURCE.split(), WRITTEN.split()
-    return " ".join(sorted(f"{source.index(pairs[word])}-{place}" for place, word in enumerate(target)))
+    return " ".join(sorted(f"{source.index(pairs[word])}-{index}" for index, word in enumerate(target)))
 
 
 def test_maps_page_picture_table_and_alignments_agree(
@@ -94,19 +94,19 @@ def test_maps_page_picture_table_and_alignments_agree(
 ) -> None:
     assert plain(maps.written_tokens) == [*WRITTEN.split(), "</s>"]
     assert maps.query_tokens("decoder.memory") == maps.written_tokens
-    found = pairs_of(maps)
-    assert {word: found[word] for word in WRITTEN.split()} == dict(
+    pairs = pairs_of(maps)
+    assert {word: pairs[word] for word in WRITTEN.split()} == dict(
         zip(WRITTEN.split(), reversed(SOURCE.split()), strict=True)
     )
 
     shown = tab.go(f"view=alignment&average=head&layer=0&head={HEAD}").locator(".panel tbody tr")
     cells = [shown.nth(row).locator("td").all_inner_texts() for row in range(shown.count())]
-    assert {target: source for target, source, _ in map(plain, cells)} == found
+    assert {target: source for target, source, _ in map(plain, cells)} == pairs
 
     maps.save_picture(tmp_path / "head.svg", stack="decoder.memory", layer=0, head=HEAD)
     drawn = re.findall(r"<!-- (.*?) -->", (tmp_path / "head.svg").read_text("utf-8"))
     labels = plain(text.replace("&lt;", "<").replace("&gt;", ">") for text in drawn)
-    columns, rows = [place for place, text in enumerate(labels) if text == "</s>"][:2]
+    columns, rows = [index for index, text in enumerate(labels) if text == "</s>"][:2]
     assert labels[columns - 5 : columns] == SOURCE.split() and labels[rows - 5 : rows] == WRITTEN.split()
     assert any("row = token being written" in text for text in drawn)
 
@@ -115,7 +115,7 @@ def test_maps_page_picture_table_and_alignments_agree(
     options = ["--alignment-heads", f"0.{HEAD}", "--beam-size", "1"]
     assert main(["translate", str(tmp_path / "saved"), str(tmp_path / "source.txt"), *options]) == 0
     text, _, links = capfd.readouterr().out.strip().partition(" ||| ")
-    assert text == WRITTEN and " ".join(sorted(links.split())) == links_of(found)
+    assert text == WRITTEN and " ".join(sorted(links.split())) == links_of(pairs)
 
 
 @pytest.mark.parametrize("step", range(5))
@@ -142,13 +142,15 @@ def test_rows_of_self_attention_keep_the_tokens_read_and_say_what_they_write(map
 
 
 def test_the_last_token_of_a_given_target_is_the_most_probable_next_one(model: Model, maps: AttentionMaps) -> None:
-    given = model.attention(SOURCE, "zero one")
-    assert plain(given.written_tokens) == ["zero", "one", "two"], "the model would go on, whatever the target says"
-    assert given.reading.labels[-1] == model.tokenizer.eos_id, "a target is still scored with its end token"
+    maps_of_target = model.attention(SOURCE, "zero one")
+    assert plain(maps_of_target.written_tokens) == ["zero", "one", "two"], (
+        "the model would go on, whatever the target says"
+    )
+    assert maps_of_target.inputs.labels[-1] == model.tokenizer.eos_id, "a target is still scored with its end token"
     assert model.attention(SOURCE, WRITTEN).written_tokens == maps.written_tokens
-    end = given.lens(1).ids[-1, -1, 0]
+    end = maps_of_target.lens(1).ids[-1, -1, 0]
     assert plain(model.tokenizer.tokens([int(end)])) == ["two"]
-    weights = given.weights("decoder.memory", 0, HEAD)
+    weights = maps_of_target.weights("decoder.memory", 0, HEAD)
     torch.testing.assert_close(weights, maps.weights("decoder.memory", 0, HEAD)[:3], atol=1e-6, rtol=0)
 
 
@@ -189,7 +191,7 @@ def test_files_and_json_hold_written_tokens_and_old_files_number_the_steps(maps:
 
     def labels(stack: str) -> tuple[str, ...]:
         (sample,) = ch.view_attention(path)._page.samples
-        (shown,) = (one for one in sample.attentions if one.stack == stack)
+        (shown,) = (attention for attention in sample.attentions if attention.stack == stack)
         return sample.rows[shown.queries].texts
 
     assert list(labels("decoder.memory")) == maps.written_tokens
@@ -207,8 +209,8 @@ def test_files_and_json_hold_written_tokens_and_old_files_number_the_steps(maps:
 def test_checkpoints_that_predict_another_last_token_can_be_compared(
     running: Any, model: Model, tmp_path: Path
 ) -> None:
-    given = model.attention(SOURCE, "zero one")
-    other = given.with_module(build(model.spec).eval())
+    maps_of_target = model.attention(SOURCE, "zero one")
+    other = maps_of_target.with_module(build(model.spec).eval())
     other.next_id = model.tokenizer.encode("eins")[0]
-    tab = Tab(running, explorer_page("two", [("first", given), ("second", other)]), tmp_path)
+    tab = Tab(running, explorer_page("two", [("first", maps_of_target), ("second", other)]), tmp_path)
     assert tab.go("view=matrix&other=1&difference=1").locator("section.pane").count() == 3

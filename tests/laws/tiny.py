@@ -29,21 +29,21 @@ STYLES = {
         SMALL, norm_place="pre", norm="rms", kv_heads=2, gated=True, activation="silu", bias=False, qk_norm=True
     ),
 }
-MODELS = [f"{family}/{style}/{place}" for family in FAMILIES for style in STYLES for place in POSITIONS]
+MODELS = [f"{family}/{style}/{position}" for family in FAMILIES for style in STYLES for position in POSITIONS]
 
 
 def hparams(name: str) -> Hyperparameters:
-    family, style, place = name.split("/")
-    return replace(STYLES[style], family=family, positions=place)
+    family, style, position = name.split("/")
+    return replace(STYLES[style], family=family, positions=position)
 
 
-def resolved(chosen: Hyperparameters) -> spec.Model:
+def resolve_spec(chosen: Hyperparameters) -> spec.Model:
     return build_spec(chosen, source_vocab=VOCAB, target_vocab=VOCAB if chosen.tie == "all" else TARGET_VOCAB)
 
 
 def tiny(name: str, **changes: object) -> Transformer:
     """Build the model of a name like "decoder/post/rotary", in evaluation mode; changes are fields of its hparams."""
-    return build(resolved(replace(hparams(name), **changes))).eval()
+    return build(resolve_spec(replace(hparams(name), **changes))).eval()
 
 
 def with_mask(model: spec.Model, mask: spec.Full | spec.Causal | spec.Window, stack: str) -> spec.Model:
@@ -57,13 +57,13 @@ def with_mask(model: spec.Model, mask: spec.Full | spec.Causal | spec.Window, st
     return spec.Model.from_json(json.dumps(tree))
 
 
-def difference(found: Tensor, expected: Tensor, real: Tensor | None = None) -> float:
+def difference(actual: Tensor, expected: Tensor, real: Tensor | None = None) -> float:
     """Return max|a-b| / max|b| over the real positions."""
     if real is not None:
-        found, expected = found[real], expected[real]
-    assert found.shape == expected.shape
-    found, expected = found.detach().double(), expected.detach().double()
-    return float((found - expected).abs().max() / expected.abs().max())
+        actual, expected = actual[real], expected[real]
+    assert actual.shape == expected.shape
+    actual, expected = actual.detach().double(), expected.detach().double()
+    return float((actual - expected).abs().max() / expected.abs().max())
 
 
 @dataclass(frozen=True)
@@ -105,15 +105,15 @@ class Reader:
         return self.module.decode(ids, memory, memory_mask=memory_mask, target_mask=mask, cache=cache)
 
 
-def padded(rows: Iterable[Tensor], side: str, length: int, filler: int = 0) -> tuple[Tensor, Tensor]:
+def pad_rows(rows: Iterable[Tensor], side: str, length: int, filler: int = 0) -> tuple[Tensor, Tensor]:
     """Pad rows of unequal lengths on one side."""
     rows = list(rows)
     ids, mask = torch.full((len(rows), length), filler), torch.zeros(len(rows), length, dtype=torch.bool)
     for index, row in enumerate(rows):
-        place = slice(length - len(row), None) if side == "left" else slice(0, len(row))
-        ids[index, place], mask[index, place] = row, True
+        columns = slice(length - len(row), None) if side == "left" else slice(0, len(row))
+        ids[index, columns], mask[index, columns] = row, True
     return ids, mask
 
 
-def ragged(vocab: int, lengths: tuple[int, ...] = (7, 11, 3, 1, 5)) -> list[Tensor]:
+def random_rows(vocab: int, lengths: tuple[int, ...] = (7, 11, 3, 1, 5)) -> list[Tensor]:
     return [torch.randint(vocab, (length,)) for length in lengths]

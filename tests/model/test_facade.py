@@ -42,9 +42,9 @@ def saved(model: ch.Model, tmp_path: Path) -> Path:
 
 
 def test_empty_lines_are_answered_by_empty_lines(model: ch.Model) -> None:
-    found = model.translate(["", "a m u", "   ", "c", "\t"])
+    translations = model.translate(["", "a m u", "   ", "c", "\t"])
     alone = model.translate(["a m u", "c"])
-    assert found == ["", alone[0], "", alone[1], ""]
+    assert translations == ["", alone[0], "", alone[1], ""]
     assert model.translate([]) == []
     nothing = model.translate_n_best(["", "a m u"], n=3)
     assert len(nothing[0]) == 1 < len(nothing[1])
@@ -53,11 +53,11 @@ def test_empty_lines_are_answered_by_empty_lines(model: ch.Model) -> None:
 
 def test_the_best_of_many_is_the_translation(model: ch.Model) -> None:
     best = model.translate_n_best(TEXTS, n=4)
-    assert [one[0].text for one in best] == model.translate(TEXTS, beam_size=5)
-    for one in best:
-        assert 1 < len(one) <= 4
-        assert [h.score for h in one] == sorted((h.score for h in one), reverse=True)
-        assert len({tuple(h.tokens) for h in one}) == len(one)
+    assert [hypotheses[0].text for hypotheses in best] == model.translate(TEXTS, beam_size=5)
+    for hypotheses in best:
+        assert 1 < len(hypotheses) <= 4
+        assert [h.score for h in hypotheses] == sorted((h.score for h in hypotheses), reverse=True)
+        assert len({tuple(h.tokens) for h in hypotheses}) == len(hypotheses)
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 0.6])
@@ -107,7 +107,7 @@ def test_one_text_has_one_answer(model: ch.Model) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("value", "message"),
     [
         (None, "^expected a text, or a list of them, got NoneType$"),
         (5, "^expected a text, or a list of them, got int$"),
@@ -117,11 +117,11 @@ def test_one_text_has_one_answer(model: ch.Model) -> None:
         ([("a", "m")], r"^text 1 is \('a', 'm'\); expected a text$"),
     ],
 )
-def test_what_is_no_text_is_one_sentence(given: Any, message: str, model: ch.Model) -> None:
+def test_what_is_no_text_is_one_sentence(value: Any, message: str, model: ch.Model) -> None:
     calls = (model.translate, model.translate_n_best, model.generate, model.score, model.fill)
     for call in (*calls, lambda texts: model.score("a", texts) if texts is not None else model.translate(texts)):
         with pytest.raises(InputError, match=message):
-            call(given)
+            call(value)
 
 
 def test_references_name_checkpoints(run: Path) -> None:

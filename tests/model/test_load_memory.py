@@ -9,7 +9,7 @@ import sys
 import pytest
 import transformers
 
-from tests import hf_models as made
+from tests import hf_models
 from tests.conftest import ROOT
 
 CHILD = """
@@ -64,19 +64,19 @@ ROWS, WIDTH = 8_000, 768
 def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, int]]:
     """What a child process measures of each precision, with 63 million random weights in bf16."""
     root = tmp_path_factory.mktemp("peaks")
-    tiny, big = made.rotary_model(root / "tiny"), made.rotary_model(root / "big")
+    tiny, big = hf_models.rotary_model(root / "tiny"), hf_models.rotary_model(root / "big")
     config = transformers.LlamaConfig(
         vocab_size=ROWS, hidden_size=WIDTH, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=12,
         max_position_embeddings=61, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
-    made.save(transformers.LlamaForCausalLM(config).bfloat16(), big)
+    hf_models.save(transformers.LlamaForCausalLM(config).bfloat16(), big)
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(tiny), str(big), str(root / "saved")],
         capture_output=True, text=True, check=False, timeout=300, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
-    return found | {"file": {"bytes": (big / "model.safetensors").stat().st_size}}
+    report: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
+    return report | {"file": {"bytes": (big / "model.safetensors").stat().st_size}}
 
 
 @pytest.mark.parametrize(("precision", "share"), [("auto", 1.0), ("bf16", 1.0), ("int8", 0.5), ("saved int8", 0.5)])

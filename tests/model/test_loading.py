@@ -17,7 +17,7 @@ from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
-from tests import hf_models as made
+from tests import hf_models
 from tests.checkpoints.hf.tokenizer_folders import SENTENCES
 
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
@@ -36,20 +36,20 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made.language_model(tmp_path_factory.mktemp("lm") / "model", SETTINGS)
+    return hf_models.language_model(tmp_path_factory.mktemp("lm") / "model", SETTINGS)
 
 
 @pytest.fixture(scope="module")
 def translator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made.translator(tmp_path_factory.mktemp("mt") / "model")
+    return hf_models.translator(tmp_path_factory.mktemp("mt") / "model")
 
 
 def test_a_real_checkpoint_writes_what_its_author_published(data_dir: Path) -> None:
     story = data_dir / "stories260K"
     model = ch.load(story, device="cpu", precision="fp32")
-    (found,) = model.generate("", max_new_tokens=256, temperature=0)
-    assert found.text + "\n" == (story / "expected.txt").read_text("utf-8")
-    assert found.stop_reason == "length"
+    (generation,) = model.generate("", max_new_tokens=256, temperature=0)
+    assert generation.text + "\n" == (story / "expected.txt").read_text("utf-8")
+    assert generation.stop_reason == "length"
 
 
 @pytest.mark.parametrize("beams", [1, 3])
@@ -89,9 +89,9 @@ def test_translations_are_those_of_the_other_library(translator: Path) -> None:
             for text in texts
         ]
     ours = model.translate_n_best(texts, n=1, beam_size=1, max_length=12)
-    for (found,), ids in zip(ours, theirs, strict=True):
-        assert found.tokens == model.tokenizers.target.tokens(ids[1:])
-        assert found.text == tokenizer.decode(ids, skip_special_tokens=True)
+    for (hypothesis,), ids in zip(ours, theirs, strict=True):
+        assert hypothesis.tokens == model.tokenizers.target.tokens(ids[1:])
+        assert hypothesis.text == tokenizer.decode(ids, skip_special_tokens=True)
     with pytest.raises(InputError, match="no language codes, so 'de' has no effect"):
         model.translate(texts, from_language="de")
 
@@ -108,7 +108,7 @@ def test_translations_are_those_of_the_other_library(translator: Path) -> None:
 @pytest.mark.parametrize("beams", [1, 3])
 def test_a_translation_follows_the_settings_too(settings: dict[str, float], beams: int, tmp_path: Path) -> None:
     """They once held for generated text alone, and a translation or a summary passed them over."""
-    folder = made.translator(tmp_path / "model")
+    folder = hf_models.translator(tmp_path / "model")
     path = folder / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings, "num_beams": beams}))
     model = ch.load(folder, device="cpu", precision="fp32")
@@ -117,48 +117,49 @@ def test_a_translation_follows_the_settings_too(settings: dict[str, float], beam
     text = "the cat sat on the mat"
     with torch.no_grad():
         theirs = other.generate(**tokenizer([text], return_tensors="pt"), early_stopping="never")[0].tolist()
-    ((found,),) = model.translate_n_best([text], n=1)
-    assert found.tokens == model.tokenizers.target.tokens(theirs[1:])
-    assert found.text != model.translate_n_best([text], n=1, beam_size=beams, max_length=3)[0][0].text
+    ((hypothesis,),) = model.translate_n_best([text], n=1)
+    assert hypothesis.tokens == model.tokenizers.target.tokens(theirs[1:])
+    assert hypothesis.text != model.translate_n_best([text], n=1, beam_size=beams, max_length=3)[0][0].text
 
 
 def test_saved_for_others_it_is_the_same(folder: Path, translator: Path, tmp_path: Path) -> None:
-    for place, kind in ((folder, transformers.GPT2LMHeadModel), (translator, transformers.MarianMTModel)):
+    for source, kind in ((folder, transformers.GPT2LMHeadModel), (translator, transformers.MarianMTModel)):
         out = tmp_path / kind.__name__
-        ch.load(place, device="cpu", precision="fp32").save(out, format="hf")
-        names = {path.name for path in place.iterdir()} - {"model.safetensors", "config.json"}
-        assert all((out / name).read_bytes() == (place / name).read_bytes() for name in names)
-        before, after = kind.from_pretrained(place).state_dict(), kind.from_pretrained(out).state_dict()
+        ch.load(source, device="cpu", precision="fp32").save(out, format="hf")
+        names = {path.name for path in source.iterdir()} - {"model.safetensors", "config.json"}
+        assert all((out / name).read_bytes() == (source / name).read_bytes() for name in names)
+        before, after = kind.from_pretrained(source).state_dict(), kind.from_pretrained(out).state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_saved_in_our_own_layout_it_is_the_same_and_goes_back(folder: Path, translator: Path, tmp_path: Path) -> None:
     """Text, generation, languages and unused tensors survive, and the family is written as it came."""
-    for place in (folder, translator):
-        came = ch.load(place, device="cpu", precision="fp32")
-        came.save(tmp_path / place.parent.name / "own")
-        own = ch.load(tmp_path / place.parent.name / "own", device="cpu", precision="fp32")
-        assert own.tokenizers.fingerprint == came.tokenizers.fingerprint
+    for source in (folder, translator):
+        came = ch.load(source, device="cpu", precision="fp32")
+        came.save(tmp_path / source.parent.name / "own")
+        reloaded = ch.load(tmp_path / source.parent.name / "own", device="cpu", precision="fp32")
+        assert reloaded.tokenizers.fingerprint == came.tokenizers.fingerprint
         assert (
-            own.hf_checkpoint is not None
+            reloaded.hf_checkpoint is not None
             and came.hf_checkpoint is not None
-            and own.hf_checkpoint.generation_config == came.hf_checkpoint.generation_config
+            and reloaded.hf_checkpoint.generation_config == came.hf_checkpoint.generation_config
         )
-        if own.spec.encoder is None:
+        if reloaded.spec.encoder is None:
             for options in ({"chat": True, "seed": 3}, {"temperature": 0}):
-                assert own.generate("the cat", **options)[0].text == came.generate("the cat", **options)[0].text
+                assert reloaded.generate("the cat", **options)[0].text == came.generate("the cat", **options)[0].text
         else:
-            assert own.translate(["the cat"]) == came.translate(["the cat"])
-        own.save(tmp_path / place.parent.name / "back", format="hf")
-        for name in {path.name for path in place.iterdir()} - {"model.safetensors", "config.json"}:
-            assert (tmp_path / place.parent.name / "back" / name).read_bytes() == (place / name).read_bytes()
+            assert reloaded.translate(["the cat"]) == came.translate(["the cat"])
+        reloaded.save(tmp_path / source.parent.name / "back", format="hf")
+        for name in {path.name for path in source.iterdir()} - {"model.safetensors", "config.json"}:
+            assert (tmp_path / source.parent.name / "back" / name).read_bytes() == (source / name).read_bytes()
         configs = [
-            json.loads((one / "config.json").read_text()) for one in (place, tmp_path / place.parent.name / "back")
+            json.loads((checkpoint / "config.json").read_text())
+            for checkpoint in (source, tmp_path / source.parent.name / "back")
         ]
         assert configs[0] == configs[1]
-        back = ch.load(tmp_path / place.parent.name / "back", device="cpu", precision="fp32")
+        back = ch.load(tmp_path / source.parent.name / "back", device="cpu", precision="fp32")
         pairs = zip(back.module.state_dict().values(), came.module.state_dict().values(), strict=True)
-        assert all(torch.equal(one, other) for one, other in pairs)
+        assert all(torch.equal(first, other) for first, other in pairs)
     saved = tmp_path / folder.parent.name / "own"
     (saved / "origin").rename(tmp_path / "elsewhere")
     (saved / "origin").symlink_to(tmp_path / "elsewhere")
@@ -182,8 +183,10 @@ def test_a_model_trained_here_is_read_by_others_as_it_is_here(tmp_path: Path) ->
         # What a user types is text here and may be a special token there.
         assert text == "a <s> b" or other(text)["input_ids"] == [tokenizer.bos_id, *tokenizer.encode(text)]
     again = ch.load(tmp_path / "out", device="cpu")
-    found, expected = (one.generate("the cat", max_new_tokens=19, temperature=0)[0] for one in (again, model))
-    assert found.text == expected.text
+    actual, expected = (
+        candidate.generate("the cat", max_new_tokens=19, temperature=0)[0] for candidate in (again, model)
+    )
+    assert actual.text == expected.text
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     ids = torch.tensor([other("the cat")["input_ids"]])
     with torch.no_grad():
@@ -217,8 +220,8 @@ def test_a_cache_of_the_hub_answers_without_a_network(
     shutil.copytree(home, tmp_path / "models--stories", symlinks=True)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    asked = ["generate", "stories", "--prompt", "the cat", "--max-new-tokens", "3", "--temperature", "0"]
-    assert main(asked) == 0
+    command = ["generate", "stories", "--prompt", "the cat", "--max-new-tokens", "3", "--temperature", "0"]
+    assert main(command) == 0
     of_hub = capfd.readouterr()
     line = "stories: the checkpoint of that name on the Hugging Face hub, commit 0123456789ab"
     assert of_hub.err.splitlines().count(line) == 1, "one line says that a name without an owner was taken from the hub"
@@ -226,7 +229,7 @@ def test_a_cache_of_the_hub_answers_without_a_network(
         ch.load("storeis")
     shutil.copytree(folder, "stories")
     assert ch.load("stories", device="cpu").hf_checkpoint.folder == Path("stories"), "a folder comes first"
-    assert main(asked) == 0
+    assert main(command) == 0
     here = capfd.readouterr()
     assert here.out == of_hub.out and "hub" not in here.err
 
@@ -246,28 +249,28 @@ def test_it_is_shown(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     ["no tokenizer", "unknown model", "tokenizer too large", "settings of another kind", "unsupported", "removed"],
 )
 def test_a_checkpoint_that_does_not_fit_is_one_sentence(folder: Path, tmp_path: Path, case: str) -> None:
-    place = shutil.copytree(folder, tmp_path / "copy")
+    copy = shutil.copytree(folder, tmp_path / "copy")
     message = "has no tokenizer: expected tokenizer.json"
     if case == "no tokenizer":
-        (place / "merges.txt").unlink()
+        (copy / "merges.txt").unlink()
     elif case == "unknown model":
-        (place / "merges.txt").unlink()
-        (place / "config.json").write_text('{"model_type": "fancynet"}')
+        (copy / "merges.txt").unlink()
+        (copy / "config.json").write_text('{"model_type": "fancynet"}')
         message = r"config\.json: model_type 'fancynet' is not known"
     elif case == "tokenizer too large":
-        config = json.loads((place / "tokenizer_config.json").read_text())
-        rows = json.loads((place / "config.json").read_text())["vocab_size"]
+        config = json.loads((copy / "tokenizer_config.json").read_text())
+        rows = json.loads((copy / "config.json").read_text())["vocab_size"]
         config["added_tokens_decoder"] = {str(rows): {"content": "<new>"}}
-        (place / "tokenizer_config.json").write_text(json.dumps(config))
+        (copy / "tokenizer_config.json").write_text(json.dumps(config))
         message = rf"tokenizer has {rows + 1} entries, but the model has {rows} rows"
     elif case == "settings of another kind":
-        (place / "generation_config.json").write_text('{"eos_token_id": "x"}')
+        (copy / "generation_config.json").write_text('{"eos_token_id": "x"}')
         message = "generation_config.json: eos_token_id: expected"
     elif case == "unsupported":
-        (place / "generation_config.json").write_text('{"typical_p": 0.3}')
+        (copy / "generation_config.json").write_text('{"typical_p": 0.3}')
         message = "ask for typical_p, which is not supported"
     else:
-        (place / "generation_config.json").write_text('{"penalty_alpha": 0.6, "top_k": 4}')
+        (copy / "generation_config.json").write_text('{"penalty_alpha": 0.6, "top_k": 4}')
         message = "ask for penalty_alpha, which is not supported: contrastive search is not supported, since trans"
     with pytest.raises(InputError, match=message):
-        ch.load(place, device="cpu").generate("a")
+        ch.load(copy, device="cpu").generate("a")

@@ -19,13 +19,13 @@ from clearhead.checkpoints.hf.files.tensor_files import TensorFiles
 from clearhead.checkpoints.weights.writer import TensorWriter
 from clearhead.fast.memory import FORMATS
 from clearhead.model.loading import load_as_stored, load_exact
-from tests import hf_models as made
+from tests import hf_models
 from tests.conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 # A language model with stacked and turned matrices (GPT-2), and one with rotary positions.
-MODELS = {"gpt2": made.language_model, "llama": made.endless_model}
+MODELS = {"gpt2": hf_models.language_model, "llama": hf_models.endless_model}
 PEAK = """
 import json, sys
 from pathlib import Path
@@ -50,7 +50,9 @@ def test_a_converted_model_is_the_one_that_is_loaded_and_saved(name: str, precis
     folder = MODELS[name](tmp_path / "model")
     assert main(["convert", str(folder), str(tmp_path / "streamed"), "--precision", precision]) == 0
     ch.load(folder, device="cpu", precision=precision).save(tmp_path / "saved")
-    streamed, saved = (load_file(tmp_path / part / "weights.safetensors") for part in ("streamed", "saved"))
+    streamed, saved = (
+        load_file(tmp_path / folder_name / "weights.safetensors") for folder_name in ("streamed", "saved")
+    )
     assert streamed.keys() == saved.keys()
     assert all(streamed[key].dtype == saved[key].dtype and torch.equal(streamed[key], saved[key]) for key in saved)
     # Again, from our own layout: no bit changes.
@@ -71,7 +73,7 @@ def test_the_hubs_layout_is_written_back_bit_by_bit(
     monkeypatch.setattr("clearhead.model.loading.load_as_stored", None)  # the path without a whole model
     arguments = ["--to", "hf", "--max-shard-size", "20KB"]
     assert main(["convert", str(folder), str(tmp_path / "streamed"), *arguments]) == 0
-    first, second = (TensorFiles(tmp_path / part) for part in ("loaded", "streamed"))
+    first, second = (TensorFiles(tmp_path / folder_name) for folder_name in ("loaded", "streamed"))
     assert {key: header.file for key, header in first.headers.items()} == {
         key: header.file for key, header in second.headers.items()
     }
@@ -84,7 +86,7 @@ def test_the_hubs_layout_is_written_back_bit_by_bit(
 def test_a_disk_without_space_is_one_message_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = made.language_model(tmp_path / "model")
+    folder = hf_models.language_model(tmp_path / "model")
     capfd.readouterr()
     before, count = sorted(tmp_path.iterdir()), 0
     write = TensorWriter.write
@@ -106,7 +108,7 @@ def test_a_disk_without_space_is_one_message_and_leaves_nothing(
 
 
 def test_weights_that_are_no_numbers_are_not_converted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    folder = made.language_model(tmp_path / "model")
+    folder = hf_models.language_model(tmp_path / "model")
     tensors = load_file(folder / "model.safetensors")
     tensors["transformer.h.1.mlp.c_fc.weight"][3, 5] = float("nan")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -116,28 +118,28 @@ def test_weights_that_are_no_numbers_are_not_converted(tmp_path: Path, capfd: py
 
 
 def test_inspect_needs_no_weight(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    folder = made.endless_model(tmp_path / "model")
+    folder = hf_models.endless_model(tmp_path / "model")
     saved = tmp_path / "saved"
     ch.load(folder, device="cpu", precision="int8").save(saved)
     (saved / "manifest.json").unlink()
-    for place, file, kind in ((folder, "model.safetensors", "float32"), (saved, "weights.safetensors", "int8")):
+    for model_folder, file, kind in ((folder, "model.safetensors", "float32"), (saved, "weights.safetensors", "int8")):
         records = []
         for _ in range(2):
             capfd.readouterr()
-            assert main(["inspect", str(place), "--json"]) == 0
+            assert main(["inspect", str(model_folder), "--json"]) == 0
             records.append(json.loads(capfd.readouterr().out))
-            content = (place / file).read_bytes()
+            content = (model_folder / file).read_bytes()
             start = 8 + int.from_bytes(content[:8], "little")
             # Every number becomes NaN, or -1.
-            (place / file).write_bytes(content[:start] + b"\xff" * (len(content) - start))
+            (model_folder / file).write_bytes(content[:start] + b"\xff" * (len(content) - start))
         assert records[0] == records[1]
-        assert {one["why"] for one in records[0]["served"]} == {kind}
-        assert [one["precision"] for one in records[0]["precisions"]] == [choice.precision for choice in FORMATS]
-        assert main(["generate", str(place), "--prompt", "a"]) == 2
+        assert {entry["why"] for entry in records[0]["served"]} == {kind}
+        assert [entry["precision"] for entry in records[0]["precisions"]] == [choice.precision for choice in FORMATS]
+        assert main(["generate", str(model_folder), "--prompt", "a"]) == 2
 
 
 def test_an_exact_model_of_quantized_weights_computes_with_the_widened_ones(tmp_path: Path) -> None:
-    folder = made.language_model(tmp_path / "model")
+    folder = hf_models.language_model(tmp_path / "model")
     ch.load(folder, device="cpu", precision="int8").save(tmp_path / "saved")
     exact, widened = (
         load_exact(tmp_path / "saved", device="cpu"),

@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 import clearhead as ch
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.weights.files import save_tensors
-from clearhead.model.saving import what_is_known
+from clearhead.model.saving import find_training_facts
 from tests.checkpoints.hf.files.fake_hub import COMMITS, TOKEN, Hub, job, serving
 
 SAMPLE = Path(__file__).parents[1] / "formats" / "samples" / "run"
@@ -39,18 +39,18 @@ def test_a_pushed_model_is_loaded_by_its_name_and_the_token_is_never_shown(tmp_p
         "someone/new -> someone/new: the Hugging Face hub needs a token that may write: set HF_TOKEN",
     ):
         assert sentence in done.stdout
-    own, theirs = (hub.files[name, COMMITS["main"]] for name in ("someone/own", "someone/theirs"))
+    ours, theirs = (hub.files[name, COMMITS["main"]] for name in ("someone/own", "someone/theirs"))
     card = ModelCard(theirs["README.md"].decode())
     assert card.data.library_name == "transformers" and card.data.pipeline_tag == "translation"
     assert 'MarianMTModel.from_pretrained("someone/theirs")' in card.text and 'ch.load("someone/theirs")' in card.text
     assert "validation BLEU" in card.text and "`clearhead train run.toml`" in card.text
-    assert theirs["architecture.svg"].startswith(b"<svg") and "config.json" not in own
+    assert theirs["architecture.svg"].startswith(b"<svg") and "config.json" not in ours
     int8 = hub.files["someone/int8", COMMITS["main"]]
     assert b"before they were rounded to fewer bits" in int8["README.md"] and b"clearhead" in int8["format.json"]
-    listed = json.loads(own["manifest.json"])["files"]
+    listed = json.loads(ours["manifest.json"])["files"]
     assert "weights.safetensors" in listed and "README.md" not in listed, "people edit cards on the hub"
     copy = hub.files["someone/copy", COMMITS["main"]]
-    assert copy["README.md"] == own["README.md"].replace(b"someone/own", b"someone/copy").replace(b"# own", b"# copy")
+    assert copy["README.md"] == ours["README.md"].replace(b"someone/own", b"someone/copy").replace(b"# own", b"# copy")
 
 
 def test_a_card_keeps_paths_and_tricks_of_names_to_itself(model: ch.Model, tmp_path: Path) -> None:
@@ -69,14 +69,14 @@ def test_a_card_keeps_paths_and_tricks_of_names_to_itself(model: ch.Model, tmp_p
 
 
 def test_a_model_made_in_memory_has_a_card_that_says_so(model: ch.Model, tmp_path: Path) -> None:
-    model.replaced(model.module).save(tmp_path / "bare")
+    model.with_module(model.module).save(tmp_path / "bare")
     card = ModelCard.load(tmp_path / "bare" / "README.md")
     assert card.text.count("without a run that knows it") == 3 and not (tmp_path / "bare" / "card.json").exists()
     ch.load(tmp_path / "bare", device="cpu")
     (tmp_path / "bare" / "README.md").write_text("mine")
     ch.load(tmp_path / "bare", device="cpu")
     save_tensors(tmp_path / "weights.safetensors", {})
-    assert what_is_known(tmp_path / "weights.safetensors") is None
+    assert find_training_facts(tmp_path / "weights.safetensors") is None
 
 
 def test_nothing_is_written_where_the_hub_is_switched_off(model: ch.Model) -> None:

@@ -17,7 +17,7 @@ from clearhead.checkpoints.runs.metrics import read_metrics
 pytestmark = pytest.mark.usefixtures("quick_trainings")
 LETTERS = "abcdefgh"
 TEXTS = [
-    " ".join(LETTERS[(start + step * place) % 8] for place in range(5)) for start in range(8) for step in (1, 3, 5)
+    " ".join(LETTERS[(start + step * index) % 8] for index in range(5)) for start in range(8) for step in (1, 3, 5)
 ]
 PAIRS = [(text, text[::-1]) for text in TEXTS]
 EXAMPLES: dict[str, list[Any]] = {

@@ -31,10 +31,16 @@ def torch_twin(ours: MultiHeadAttention, bias: bool) -> nn.MultiheadAttention:
 
 def gradients_in_torch_layout(ours: MultiHeadAttention, bias: bool) -> dict[str, Tensor]:
     three = (ours.query, ours.key, ours.value)
-    found = {"in_proj_weight": torch.cat([one.weight.grad for one in three]), "out_proj.weight": ours.out.weight.grad}
+    gradients = {
+        "in_proj_weight": torch.cat([linear.weight.grad for linear in three]),
+        "out_proj.weight": ours.out.weight.grad,
+    }
     if bias:
-        found |= {"in_proj_bias": torch.cat([one.bias.grad for one in three]), "out_proj.bias": ours.out.bias.grad}
-    return found
+        gradients |= {
+            "in_proj_bias": torch.cat([linear.bias.grad for linear in three]),
+            "out_proj.bias": ours.out.bias.grad,
+        }
+    return gradients
 
 
 def masks(kind: str, keys: int) -> tuple[dict[str, Tensor], Tensor, spec.Full | spec.Causal]:
@@ -71,7 +77,7 @@ def test_outputs_weights_and_gradients(
         kind = "padding" if kind == "both" else "arbitrary"
     monkeypatch.setattr(attention, "SHORT_ON_CPU", 0 if kernel == "fused" else 1000)
     keys = S if cross else T
-    given, allowed, structure = masks(kind, keys)
+    our_masks, allowed, structure = masks(kind, keys)
     ours = MultiHeadAttention(D, H, bias=bias, mask=structure)
     for parameter in ours.parameters():
         nn.init.normal_(parameter, std=0.3)
@@ -85,17 +91,17 @@ def test_outputs_weights_and_gradients(
     expected, expected_weights = theirs(query, memory, memory, attn_mask=hidden, average_attn_weights=False)
     expected_inputs = torch.autograd.grad((expected * cotangent).sum(), inputs, retain_graph=True)
     (expected * cotangent).sum().backward()
-    for one in inputs:
-        one.grad = None
+    for tensor in inputs:
+        tensor.grad = None
 
-    found = ours(query, memory if cross else None, **given)
-    (found * cotangent).sum().backward()
-    assert difference(found, expected) <= 1e-5
-    for one, gradient in zip(inputs, expected_inputs, strict=True):
-        assert difference(one.grad, gradient) <= 1e-5
+    actual = ours(query, memory if cross else None, **our_masks)
+    (actual * cotangent).sum().backward()
+    assert difference(actual, expected) <= 1e-5
+    for tensor, gradient in zip(inputs, expected_inputs, strict=True):
+        assert difference(tensor.grad, gradient) <= 1e-5
     for name, gradient in gradients_in_torch_layout(ours, bias).items():
         assert difference(gradient, theirs.get_parameter(name).grad) <= 1e-5, name
-    _, weights = ours(query, memory if cross else None, **given, return_weights=True)
+    _, weights = ours(query, memory if cross else None, **our_masks, return_weights=True)
     assert difference(weights, expected_weights) <= 1e-5
 
 

@@ -16,7 +16,7 @@ import clearhead as ch
 from clearhead.base.errors import RunFailure
 from clearhead.checkpoints.hf.generation import read_generation_config
 from clearhead.generate.generation_config import _UNSUPPORTED, _Settings
-from tests.checkpoints.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders
 
 pytestmark = pytest.mark.slow
 SIZE, COMBINATIONS = 41, 50
@@ -62,8 +62,13 @@ def folder_of(model_type: str, folder: Path) -> Path:
         "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
         "model": {"type": "WordLevel", "vocab": words, "unk_token": "<pad>"},
     }  # fmt: skip
-    own = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
-    return made.write(folder, {"tokenizer.json": document, "tokenizer_config.json": own})
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "pad_token": "<pad>",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+    }
+    return tokenizer_folders.write(folder, {"tokenizer.json": document, "tokenizer_config.json": tokenizer_config})
 
 
 def some_settings(draw: random.Random, has_encoder: bool) -> dict[str, Any]:
@@ -113,14 +118,14 @@ def theirs_of(theirs: Any, prompt: list[int], settings: dict[str, Any]) -> tuple
         out = theirs.generate(torch.tensor([prompt]), output_scores=True, return_dict_in_generate=True)
     ends = settings["eos_token_id"]
     ends = ends if isinstance(ends, list) else [ends]
-    found = []
+    sequences = []
     scores = out.get("sequences_scores", torch.zeros(len(out.sequences)))
     is_real = scores > -1e5  # the others extend a hypothesis that does not exist, where too few do
     for row in out.sequences[is_real].tolist():
         ids = row[1 if theirs.config.is_encoder_decoder else len(prompt) :]
-        stop = next((place for place, index in enumerate(ids) if index in ends), len(ids) - 1)
-        found.append([WORDS[index] for index in ids[: stop + 1]])
-    return found, scores[is_real].tolist()
+        stop = next((position for position, index in enumerate(ids) if index in ends), len(ids) - 1)
+        sequences.append([WORDS[index] for index in ids[: stop + 1]])
+    return sequences, scores[is_real].tolist()
 
 
 @pytest.mark.filterwarnings("ignore:Unfeasible length constraints")
@@ -138,19 +143,19 @@ def test_random_combinations_give_the_tokens_of_transformers(model_type: str, tm
     texts = [" ".join(WORDS[index] for index in prompt) for prompt in PROMPTS]
     for number in range(COMBINATIONS):
         settings = some_settings(draw, has_encoder)
-        made.write(folder, {"generation_config.json": settings})
+        tokenizer_folders.write(folder, {"generation_config.json": settings})
         config = read_generation_config(folder, loaded.hf_checkpoint.config, loaded.module)
         assert not config.unsupported
         checkpoint = replace(loaded.hf_checkpoint, generation_config=config)
         model = ch.Model(loaded.module, loaded.tokenizers, loaded.task, checkpoint)
         for prompt, sequences in zip(PROMPTS, model.generate(texts), strict=True):
             expected, scores = theirs_of(theirs, prompt, settings)
-            found = [sequence.tokens for sequence in sequences]
-            lengths |= set(map(len, found))
-            if found != expected:
+            actual = [sequence.tokens for sequence in sequences]
+            lengths |= set(map(len, actual))
+            if actual != expected:
                 # Two hypotheses of the same tokens in another order can have one score.
                 num_ties += 1
-                context = f"combination {number}, prompt {prompt}, {json.dumps(settings)}: {found} {expected}"
+                context = f"combination {number}, prompt {prompt}, {json.dumps(settings)}: {actual} {expected}"
                 assert [sequence.score for sequence in sequences] == pytest.approx(scores, rel=1e-5), context
     assert num_ties <= 2 and len(lengths) > 5
 
@@ -167,7 +172,7 @@ def test_every_setting_is_read_or_refused_or_has_no_effect() -> None:
 )
 def test_settings_that_ban_every_token_end_in_a_message(banned: dict[str, Any], tmp_path: Path) -> None:
     folder = folder_of("gpt2", tmp_path / "m")
-    made.write(folder, {"generation_config.json": {"eos_token_id": [40], "max_new_tokens": 3, **banned}})
+    tokenizer_folders.write(folder, {"generation_config.json": {"eos_token_id": [40], "max_new_tokens": 3, **banned}})
     model = ch.load(folder, device="cpu", precision="fp32")
     if "suppress_tokens" in banned:
         with pytest.raises(RunFailure, match="no token may follow"):

@@ -21,7 +21,7 @@ import transformers
 
 import clearhead as ch
 from tests import hf_models as checkpoints
-from tests.checkpoints.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")]
 SCRIPTS = {"Latin": "abdeghiklmnorstu", "Cyrillic": "абвгдеиклмнорсту", "Greek": "αβγδεικλμνορστυ",
@@ -71,7 +71,7 @@ def pieces(*, is_t5: bool = False) -> bytes:
 
 
 def names(content: bytes) -> list[str]:
-    model = made.processor(content)
+    model = tokenizer_folders.processor(content)
     return [model.id_to_piece(number) for number in range(3, model.get_piece_size())]
 
 
@@ -86,8 +86,10 @@ def bart(folder: Path) -> type:
     backend.train_from_iterator(texts(), trainer)
     model = json.loads(backend.to_str())["model"]
     merges = "\n".join(["#version: 0.2", *(" ".join(pair) for pair in model["merges"])]) + "\n"
-    own = {"tokenizer_class": "BartTokenizer"}
-    made.write(folder, {"vocab.json": model["vocab"], "merges.txt": merges, "tokenizer_config.json": own})
+    tokenizer_config = {"tokenizer_class": "BartTokenizer"}
+    tokenizer_folders.write(
+        folder, {"vocab.json": model["vocab"], "merges.txt": merges, "tokenizer_config.json": tokenizer_config}
+    )
     config = transformers.BartConfig(vocab_size=len(model["vocab"]), **SIZES, **USUAL_IDS, decoder_start_token_id=2)
     checkpoints.save(transformers.BartForConditionalGeneration(config), folder)
     return transformers.BartForConditionalGeneration
@@ -102,30 +104,32 @@ def that_ends(model: Any, bias: float) -> Any:
 
 
 def mbart(folder: Path) -> type:
-    size = made.processor(pieces()).get_piece_size() + 1 + 27
+    size = tokenizer_folders.processor(pieces()).get_piece_size() + 1 + 27
     config = transformers.MBartConfig(vocab_size=size, **SIZES, **USUAL_IDS)
     checkpoints.save(that_ends(transformers.MBartForConditionalGeneration(config), bias=11.5), folder)
-    made.write(folder, {PIECES: pieces(), "tokenizer_config.json": {"tokenizer_class": "MBartTokenizer"}})
+    tokenizer_folders.write(folder, {PIECES: pieces(), "tokenizer_config.json": {"tokenizer_class": "MBartTokenizer"}})
     return transformers.MBartForConditionalGeneration
 
 
 def t5(folder: Path) -> type:
     content = pieces(is_t5=True)
     config = transformers.T5Config(
-        vocab_size=made.processor(content).get_piece_size() + 100, d_model=24, d_kv=8, d_ff=31, num_layers=1,
+        vocab_size=tokenizer_folders.processor(content).get_piece_size() + 100, d_model=24, d_kv=8, d_ff=31, num_layers=1,
         num_heads=2, initializer_factor=3.0, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
     )  # fmt: skip
     checkpoints.save(transformers.T5ForConditionalGeneration(config), folder)
-    own = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100}
-    made.write(folder, {"spiece.model": content, "tokenizer_config.json": own})
+    tokenizer_config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100}
+    tokenizer_folders.write(folder, {"spiece.model": content, "tokenizer_config.json": tokenizer_config})
     return transformers.T5ForConditionalGeneration
 
 
 def pegasus(folder: Path) -> type:
     content = pieces(is_t5=True)
-    made.write(folder, {"spiece.model": content, "tokenizer_config.json": {"tokenizer_class": "PegasusTokenizer"}})
+    tokenizer_folders.write(
+        folder, {"spiece.model": content, "tokenizer_config.json": {"tokenizer_class": "PegasusTokenizer"}}
+    )
     config = transformers.PegasusConfig(
-        vocab_size=made.processor(content).get_piece_size() + 103, **SIZES, pad_token_id=0, eos_token_id=1,
+        vocab_size=tokenizer_folders.processor(content).get_piece_size() + 103, **SIZES, pad_token_id=0, eos_token_id=1,
         decoder_start_token_id=0, forced_eos_token_id=1,
     )  # fmt: skip
     checkpoints.save(transformers.PegasusForConditionalGeneration(config), folder)
@@ -140,9 +144,14 @@ def marian(folder: Path) -> type:
         forced_eos_token_id=0, scale_embedding=True,
     )  # fmt: skip
     checkpoints.save(transformers.MarianMTModel(config), folder)
-    own = {"tokenizer_class": "MarianTokenizer"}
-    files = {"source.spm": pieces(), "target.spm": pieces(), "vocab.json": vocabulary, "tokenizer_config.json": own}
-    made.write(folder, files)
+    tokenizer_config = {"tokenizer_class": "MarianTokenizer"}
+    files = {
+        "source.spm": pieces(),
+        "target.spm": pieces(),
+        "vocab.json": vocabulary,
+        "tokenizer_config.json": tokenizer_config,
+    }
+    tokenizer_folders.write(folder, files)
     return transformers.MarianMTModel
 
 
@@ -150,8 +159,10 @@ def m2m100(folder: Path) -> type:
     vocabulary = {piece: index for index, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *names(pieces())])}
     config = transformers.M2M100Config(vocab_size=len(vocabulary) + 108, decoder_start_token_id=2, **SIZES, **USUAL_IDS)
     checkpoints.save(that_ends(transformers.M2M100ForConditionalGeneration(config), bias=10.0), folder)
-    own = {"tokenizer_class": "M2M100Tokenizer"}
-    made.write(folder, {PIECES: pieces(), "vocab.json": vocabulary, "tokenizer_config.json": own})
+    tokenizer_config = {"tokenizer_class": "M2M100Tokenizer"}
+    tokenizer_folders.write(
+        folder, {PIECES: pieces(), "vocab.json": vocabulary, "tokenizer_config.json": tokenizer_config}
+    )
     return transformers.M2M100ForConditionalGeneration
 
 
@@ -177,14 +188,14 @@ def pipeline_texts(folder: Path, kind: Any, languages: tuple[str, str] | None) -
             start = {"decoder_start_token_id": language}
         else:
             start = {"forced_bos_token_id": tokenizer.get_lang_id(languages[1])}
-    found = []
+    results = []
     for text in texts():
         with torch.no_grad():
             ids = model.generate(**tokenizer(text, return_tensors="pt"), **start)[0]
         # transformers 4 left the languages out as special tokens; version 5 shows those of M2M100.
         shown = [index for index in ids.tolist() if index not in languages_of(tokenizer)]
-        found.append(tokenizer.decode(shown, skip_special_tokens=True))
-    return found
+        results.append(tokenizer.decode(shown, skip_special_tokens=True))
+    return results
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -193,8 +204,12 @@ def test_texts_are_those_of_the_pipelines(name: str, settings: str, tmp_path: Pa
     torch.manual_seed(13)
     kind, languages = CHECKPOINTS[name](tmp_path), LANGUAGES.get(name)
     limit = LIMIT if languages is None else LIMIT_OF_TRANSLATIONS
-    own = {**json.loads((tmp_path / "generation_config.json").read_text()), **SETTINGS[settings], "max_length": limit}
-    made.write(tmp_path, {"generation_config.json": own})
+    generation_config = {
+        **json.loads((tmp_path / "generation_config.json").read_text()),
+        **SETTINGS[settings],
+        "max_length": limit,
+    }
+    tokenizer_folders.write(tmp_path, {"generation_config.json": generation_config})
     expected = pipeline_texts(tmp_path, kind, languages)
     model = ch.load(tmp_path, precision="fp32")
     if languages is None:

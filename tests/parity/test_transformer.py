@@ -40,39 +40,41 @@ def torch_twin(norm_place: str) -> nn.Transformer:
         )
 
 
-def attention_tensors(name: str, module: Attention, part: str) -> dict[str, Tensor]:
+def attention_tensors(name: str, module: Attention, field: str) -> dict[str, Tensor]:
     three = (module.query, module.key, module.value)
-    found = {f"{name}.in_proj_{one}": [getattr(linear, one) for linear in three] for one in ("weight", "bias")}
-    found |= {f"{name}.out_proj.{one}": [getattr(module.out, one)] for one in ("weight", "bias")}
-    return {key: torch.cat([t.grad if part == "grad" else t.data for t in parts]) for key, parts in found.items()}
+    tensors = {f"{name}.in_proj_{leaf}": [getattr(linear, leaf) for linear in three] for leaf in ("weight", "bias")}
+    tensors |= {f"{name}.out_proj.{leaf}": [getattr(module.out, leaf)] for leaf in ("weight", "bias")}
+    return {key: torch.cat([t.grad if field == "grad" else t.data for t in parts]) for key, parts in tensors.items()}
 
 
-def in_torch_layout(module: Transformer, part: str) -> dict[str, Tensor]:
+def in_torch_layout(module: Transformer, field: str) -> dict[str, Tensor]:
     """Our weights, or their gradients, under torch's names."""
 
     def plain(prefix: str, owner: nn.Module) -> dict[str, Tensor]:
-        return {f"{prefix}.{n}": p.grad if part == "grad" else p.data for n, p in owner.named_parameters(recurse=False)}
+        return {
+            f"{prefix}.{n}": p.grad if field == "grad" else p.data for n, p in owner.named_parameters(recurse=False)
+        }
 
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for side in ("encoder", "decoder"):
         stack = module.get_submodule(side)
-        found |= plain(f"{side}.norm", stack.final_norm)
+        tensors |= plain(f"{side}.norm", stack.final_norm)
         for index, layer in enumerate(stack.layers):
             assert isinstance(layer, Layer)
             for number, step in enumerate(layer.steps):
                 prefix, branch = f"{side}.layers.{index}", step.branches[0]
                 norm = branch.pre if isinstance(step.out, nn.Identity) else step.out
-                found |= plain(f"{prefix}.norm{number + 1}", norm)
+                tensors |= plain(f"{prefix}.norm{number + 1}", norm)
                 if isinstance(branch.function, FeedForward):
-                    found |= plain(f"{prefix}.linear1", branch.function.up)
-                    found |= plain(f"{prefix}.linear2", branch.function.down)
+                    tensors |= plain(f"{prefix}.linear1", branch.function.up)
+                    tensors |= plain(f"{prefix}.linear2", branch.function.down)
                 else:
                     name = "multihead_attn" if branch.function.spec.source == "memory" else "self_attn"
-                    found |= attention_tensors(f"{prefix}.{name}", branch.function, part)
-    return found
+                    tensors |= attention_tensors(f"{prefix}.{name}", branch.function, field)
+    return tensors
 
 
-def embedded(table_VD: Tensor, ids: Tensor) -> Tensor:
+def embed_tokens(table_VD: Tensor, ids: Tensor) -> Tensor:
     """Section 3.4 and 3.5 of the paper, written out."""
     angles = torch.tensor(
         [[p / 10000 ** (2 * (i // 2) / D) for i in range(D)] for p in range(ids.shape[1])], dtype=torch.float64
@@ -84,7 +86,7 @@ def embedded(table_VD: Tensor, ids: Tensor) -> Tensor:
 def run_torch(
     theirs: nn.Transformer, table: Tensor, ids: Tensor, target_ids: Tensor, masks: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    memory_source, target = embedded(table, ids), embedded(table, target_ids)
+    memory_source, target = embed_tokens(table, ids), embed_tokens(table, target_ids)
     hidden = theirs(memory_source, target, **masks)
     return hidden, hidden @ table.T
 
@@ -115,13 +117,13 @@ def test_outputs_and_all_gradients(norm_place: str, kind: str, kernel: str, monk
 
     hidden, logits = run_torch(theirs, table, ids, target_ids, masks)
     ours_masks = {"mask": mask, "target_mask": target_mask} if kind == "padding" else {}
-    found = ours(ids, target_ids, **ours_masks)
-    assert difference(found.hidden, hidden, real) <= 1e-5
-    assert difference(found.logits, logits, real) <= 1e-5
+    output = ours(ids, target_ids, **ours_masks)
+    assert difference(output.hidden, hidden, real) <= 1e-5
+    assert difference(output.logits, logits, real) <= 1e-5
 
     cotangent = torch.randn(B, T, V)[real]
     (logits[real] * cotangent).sum().backward()
-    (found.logits[real] * cotangent).sum().backward()
+    (output.logits[real] * cotangent).sum().backward()
     gradients = in_torch_layout(ours, "grad")
     assert set(gradients) == {name for name, _ in theirs.named_parameters()}
     for name, parameter in theirs.named_parameters():

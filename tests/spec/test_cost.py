@@ -53,8 +53,8 @@ def test_two_stack_model() -> None:
 
 
 def test_single_stacks_cost_only_target_tokens() -> None:
-    one = stack(FeedForward(size=11))
-    for model in (Model(encoder=one, head=HEAD), Model(decoder=one, head=HEAD)):
+    single_stack = stack(FeedForward(size=11))
+    for model in (Model(encoder=single_stack, head=HEAD), Model(decoder=single_stack, head=HEAD)):
         cost = cost_per_token(model, SOURCE, TARGET)
         assert (cost.source_flops, cost.target_flops) == (0, 2 * 2 * WIDTH * 11 + 2 * WIDTH * VOCAB)
 
@@ -67,16 +67,16 @@ def test_a_window_bounds_the_cost_of_length() -> None:
 
 def test_experts_cost_what_a_token_passes_through_and_shared_layers_count_at_each_depth() -> None:
     mixture = MixtureOfExperts(count=7, top_k=2, expert=FeedForward(size=11, gated=True))
-    one = 2 * WIDTH * 7 + 2 * 3 * 2 * WIDTH * 11
-    assert cost_per_token(Model(decoder=stack(mixture)), 1, 5).target_flops == one
+    flops_once = 2 * WIDTH * 7 + 2 * 3 * 2 * WIDTH * 11
+    assert cost_per_token(Model(decoder=stack(mixture)), 1, 5).target_flops == flops_once
     shared = stack(mixture).model_copy(update={"sharing": (0, 0, 0)})
-    assert cost_per_token(Model(decoder=shared), 1, 5).target_flops == 3 * one
+    assert cost_per_token(Model(decoder=shared), 1, 5).target_flops == 3 * flops_once
     attending = stack(attention()).model_copy(update={"sharing": (0, 0, 0)})
     assert cost_per_token(Model(decoder=attending), 1, 5).cache_numbers == 3 * 2 * 1 * 2
 
 
 def test_a_projection_from_another_width_counts() -> None:
     embedding = Embedding(table=Table(rows=VOCAB), width=5, projection=Projection(place="before_norm", bias=False))
-    one = stack(FeedForward(size=11)).model_copy(update={"embedding": embedding})
-    cost = cost_per_token(Model(decoder=one, head=HEAD), 1, 5)
+    projected_stack = stack(FeedForward(size=11)).model_copy(update={"embedding": embedding})
+    cost = cost_per_token(Model(decoder=projected_stack, head=HEAD), 1, 5)
     assert cost.target_flops == 2 * 2 * WIDTH * 11 + 2 * 5 * WIDTH + 2 * WIDTH * VOCAB

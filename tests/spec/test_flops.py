@@ -31,15 +31,18 @@ SPECS = {
 
 
 def models() -> dict[str, spec.Model]:
-    made = {
+    models_by_name = {
         name: build_spec(hparams, source_vocab=VOCABULARY, target_vocab=VOCABULARY) for name, hparams in SPECS.items()
     }
     inner = (spec.Linear(size=17), spec.Activation(function="tanh"))
     pooled = spec.Head(layers=(*inner, spec.Pool(by="mean"), spec.Linear(size=11)))
-    made |= {"experts": with_experts(made["decoder"]), "other widths": with_other_widths(made["encoder"])}
+    models_by_name |= {
+        "experts": with_experts(models_by_name["decoder"]),
+        "other widths": with_other_widths(models_by_name["encoder"]),
+    }
     for name in ("encoder", "decoder", "encoder-decoder"):
-        made[f"{name} with a pool"] = made[name].model_copy(update={"head": pooled})
-    return made
+        models_by_name[f"{name} with a pool"] = models_by_name[name].model_copy(update={"head": pooled})
+    return models_by_name
 
 
 def with_experts(model: spec.Model) -> spec.Model:
@@ -61,7 +64,7 @@ def with_other_widths(model: spec.Model) -> spec.Model:
     return model.model_copy(update={"encoder": model.encoder.model_copy(update={"embedding": embedding}), "head": head})
 
 
-def counted(model: spec.Model, *, backward: bool) -> tuple[int, TokenCounts]:
+def count_flops(model: spec.Model, *, backward: bool) -> tuple[int, TokenCounts]:
     """Return what torch counts for one batch without padding, and the work of that batch."""
     two = model.encoder is not None and model.decoder is not None
     ids, target_ids = torch.randint(VOCABULARY, (ROWS, SOURCE)), torch.randint(VOCABULARY, (ROWS, TARGET))
@@ -84,9 +87,9 @@ def counted(model: spec.Model, *, backward: bool) -> tuple[int, TokenCounts]:
 @pytest.mark.parametrize("name", models())
 def test_the_formula_is_what_torch_counts(name: str) -> None:
     model = models()[name]
-    flops, work = counted(model, backward=False)
+    flops, work = count_flops(model, backward=False)
     assert forward_flops(model, work) == flops
-    flops, work = counted(model, backward=True)
+    flops, work = count_flops(model, backward=True)
     assert training_flops(model, work) == flops
 
 
@@ -100,7 +103,7 @@ def test_distances_cost_a_product_with_each_row_of_their_table() -> None:
     layer = spec.Layer(steps=(spec.Step(branches=(spec.Branch(function=attention),)),))
     stack = model.encoder.model_copy(update={"layers": (layer,), "score_table": spec.DistanceTable(span=span)})
     model = model.model_copy(update={"encoder": stack})
-    flops, work = counted(model, backward=False)
+    flops, work = count_flops(model, backward=False)
     table = 2 * (2 * span) * TINY.width * TINY.heads * TINY.head_size * len(terms)
     assert forward_flops(model, work) == flops - table
 

@@ -45,15 +45,15 @@ def one_layer(function: spec.Attention | spec.FeedForward, **stack: Any) -> spec
     return spec.Stack(layers=(spec.Layer(steps=(step,)),), **options)
 
 
-def normed(norm: spec.RMSNorm | None = None, **changes: Any) -> spec.QueryKeyNorm:
+def build_query_key_norm(norm: spec.RMSNorm | None = None, **changes: Any) -> spec.QueryKeyNorm:
     return spec.QueryKeyNorm(norm=norm or spec.RMSNorm(), **changes)
 
 
-def scaled(scaling: Any, size: int | None = None) -> spec.Rotary:
+def build_rotary(scaling: Any, size: int | None = None) -> spec.Rotary:
     return spec.Rotary(scaling=scaling, size=size)
 
 
-def disentangled(*terms: str) -> spec.Disentangled:
+def build_disentangled(*terms: str) -> spec.Disentangled:
     reference = spec.Reference(path="encoder.score_table")
     return spec.Disentangled(table=reference, terms=terms or ("content_to_position",))
 
@@ -73,7 +73,7 @@ def test_every_fault_is_in_one_report() -> None:
     broken["decoder"]["width"] = "wide"
     del broken["decoder"]["score_table"]["num_heads"]
     broken["head"]["layers"][0]["kind"] = "liner"
-    found = report(broken)
+    faults = report(broken)
     for words in (
         "num_heads 3 is not a multiple of num_kv_heads 2",
         "steps.1.branches.0.function.sise: unknown key (did you mean 'size'?)",
@@ -84,8 +84,8 @@ def test_every_fault_is_in_one_report() -> None:
         "'l2_normalize'; "
         "got 'liner' (did you mean 'linear'?)",
     ):
-        assert words in found, found
-    lines = found.splitlines()
+        assert words in faults, faults
+    lines = faults.splitlines()
     assert lines[0] == f"{len(lines) - 1} faults in the spec:"
     assert len(set(lines)) == len(lines)
 
@@ -132,23 +132,28 @@ def test_constructors_report_all_faults_too() -> None:
         ),
         (spec.RMSNorm(weight=False, unit_offset=True), "unit_offset has no effect without a weight"),
         (
-            attention(query_key_norm=normed(per_head=True, over="width")),
+            attention(query_key_norm=build_query_key_norm(per_head=True, over="width")),
             "per_head has no effect on a norm over the width",
         ),
         (
-            attention(query_key_norm=normed(spec.RMSNorm(weight=False), per_head=True)),
+            attention(query_key_norm=build_query_key_norm(spec.RMSNorm(weight=False), per_head=True)),
             "per_head has no effect on a norm",
         ),
-        (attention(query_key_norm=normed(after_rotation=True)), "has no effect where nothing is rotated"),
+        (attention(query_key_norm=build_query_key_norm(after_rotation=True)), "has no effect where nothing is rotated"),
         (
-            attention(query_key_norm=normed(after_rotation=True, over="width"), position=spec.Rotary()),
+            attention(query_key_norm=build_query_key_norm(after_rotation=True, over="width"), position=spec.Rotary()),
             "before the split into heads",
         ),
-        (attention(query_key_norm=normed(), clip=0.5), "models differ in their order"),
-        (attention(position=scaled(spec.DynamicScaling(factor=2.0, original_length=5), size=2)), "rotary size of 2"),
+        (attention(query_key_norm=build_query_key_norm(), clip=0.5), "models differ in their order"),
+        (
+            attention(position=build_rotary(spec.DynamicScaling(factor=2.0, original_length=5), size=2)),
+            "rotary size of 2",
+        ),
         (
             attention(
-                position=scaled(spec.LongRopeScaling(short_factor=(1.0,), long_factor=(1.0,) * 3, original_length=5))
+                position=build_rotary(
+                    spec.LongRopeScaling(short_factor=(1.0,), long_factor=(1.0,) * 3, original_length=5)
+                )
             ),
             "short_factor needs a number for each of 3 frequencies, got 1",
         ),
@@ -161,13 +166,16 @@ def test_constructors_report_all_faults_too() -> None:
             "beta_slow 2 must be below beta_fast 1",
         ),
         (attention(score_bias=spec.Alibi(rounding="bfloat16")), "need a causal mask; got full"),
-        (attention(score_bias=disentangled(), num_kv_heads=1), "as many kv heads as heads, got 1 and 2"),
-        (attention(score_bias=disentangled(), soft_cap=3.0), "soft_cap with disentangled scores is not supported"),
+        (attention(score_bias=build_disentangled(), num_kv_heads=1), "as many kv heads as heads, got 1 and 2"),
         (
-            attention(score_bias=disentangled(), position=spec.Rotary()),
+            attention(score_bias=build_disentangled(), soft_cap=3.0),
+            "soft_cap with disentangled scores is not supported",
+        ),
+        (
+            attention(score_bias=build_disentangled(), position=spec.Rotary()),
             "position with disentangled scores is not supported",
         ),
-        (disentangled("content_to_position", "content_to_position"), "each term may occur once"),
+        (build_disentangled("content_to_position", "content_to_position"), "each term may occur once"),
         (spec.DistanceTable(span=7, buckets=6), "given together or not at all"),
         (spec.DistanceTable(span=7, buckets=6, max_distance=4), "max_distance 4 is not above what 6 buckets"),
         (spec.FeedForward(size=5, activation=spec.ClampedGate(alpha=1.0, limit=2.0)), "needs gated = true"),
@@ -199,7 +207,7 @@ def test_sizes_that_do_not_fit_together(node: spec.Node, words: str) -> None:
         spec.validate(node)
 
 
-def changed(**parts: Any) -> spec.Model:
+def change_model(**parts: Any) -> spec.Model:
     return model().model_copy(update=parts)
 
 
@@ -207,7 +215,7 @@ def changed(**parts: Any) -> spec.Model:
     ("broken", "words"),
     [
         (spec.Model(), "a model needs an encoder, a decoder or both; got neither"),
-        (changed(encoder=None), "attends to the memory, but the model has no encoder"),
+        (change_model(encoder=None), "attends to the memory, but the model has no encoder"),
         (
             spec.Model(encoder=one_layer(attention(source="memory"))),
             "an encoder cannot attend to the memory, which is its own output",
@@ -217,27 +225,29 @@ def changed(**parts: Any) -> spec.Model:
             "no step attends to the memory, so the encoder has no effect",
         ),
         (
-            changed(
+            change_model(
                 head=spec.Head(layers=(spec.Linear(size=29, weight=spec.Reference(path="encoder.embeding.table")),))
             ),
             r"no table at 'encoder.embeding.table' \(did you mean 'encoder.embedding.table'\?\)",
         ),
         (
-            changed(head=spec.Head(layers=(spec.Linear(size=29, weight=spec.Reference(path="encoder.score_table")),))),
+            change_model(
+                head=spec.Head(layers=(spec.Linear(size=29, weight=spec.Reference(path="encoder.score_table")),))
+            ),
             "'encoder.score_table' is not the kind of table needed here",
         ),
         (
-            changed(
+            change_model(
                 head=spec.Head(layers=(spec.Linear(size=31, weight=spec.Reference(path="encoder.embedding.table")),))
             ),
             "head.layers.0: size 31 differs from the 29 rows it is tied to",
         ),
         (
-            changed(head=spec.Head(layers=(spec.Linear(size=29), spec.Activation(function="relu")))),
+            change_model(head=spec.Head(layers=(spec.Linear(size=29), spec.Activation(function="relu")))),
             "without a pool the last layer must be linear, or a soft_cap after it; got activation",
         ),
         (
-            changed(encoder=model().encoder.model_copy(update={"width": 22})),
+            change_model(encoder=model().encoder.model_copy(update={"width": 22})),
             "'encoder.embedding.table' is 22 wide, 14 needed",
         ),
         (
@@ -254,11 +264,11 @@ def changed(**parts: Any) -> spec.Model:
             "score_bias has 3 slopes, the attention 2 heads",
         ),
         (
-            changed(head=spec.Head(layers=(spec.SoftCap(value=3.0), spec.Linear(size=29)))),
+            change_model(head=spec.Head(layers=(spec.SoftCap(value=3.0), spec.Linear(size=29)))),
             "a soft_cap must be the last layer",
         ),
         (
-            changed(head=spec.Head(layers=(spec.Activation(function="relu2"), spec.SoftCap(value=3.0)))),
+            change_model(head=spec.Head(layers=(spec.Activation(function="relu2"), spec.SoftCap(value=3.0)))),
             "without a pool the last layer must be linear, or a soft_cap after it; got soft_cap",
         ),
         (
@@ -268,7 +278,7 @@ def changed(**parts: Any) -> spec.Model:
         (
             spec.Model(
                 encoder=one_layer(
-                    attention(score_bias=disentangled()),
+                    attention(score_bias=build_disentangled()),
                     score_table=spec.RelativeBuckets(num_heads=2, bidirectional=True),
                 )
             ),
@@ -284,10 +294,10 @@ def changed(**parts: Any) -> spec.Model:
             "'encoder.score_table' is not the kind of table needed here",
         ),
         (
-            changed(
+            change_model(
                 encoder=one_layer(attention(), width=22, score_table=spec.DistanceTable(span=3)),
                 decoder=one_layer(
-                    attention(score_bias=disentangled()),
+                    attention(score_bias=build_disentangled()),
                     score_table=spec.RelativeBuckets(num_heads=2, bidirectional=False),
                 ),
             ),
@@ -386,10 +396,10 @@ def test_an_unknown_key_is_compared_with_the_keys_of_its_own_node() -> None:
     broken = tree()
     layer = broken["encoder"]["layers"]["distinct"][0]
     layer["steps"][0]["branches"][0]["function"]["query_key_norm"] = {"kind": "rms_norm"}
-    said = report(broken)
-    assert "query_key_norm.kind: unknown key" in said
-    assert "did you mean 'kind'" not in said, "a key of other nodes was recommended"
-    assert "branches: expected" not in said, "what follows from a fault is none of its own"
+    faults = report(broken)
+    assert "query_key_norm.kind: unknown key" in faults
+    assert "did you mean 'kind'" not in faults, "a key of other nodes was recommended"
+    assert "branches: expected" not in faults, "what follows from a fault is none of its own"
 
 
 def test_a_field_of_earlier_versions_is_read_where_it_was_empty() -> None:

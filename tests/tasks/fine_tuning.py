@@ -10,9 +10,9 @@ from typing import Any
 import torch
 import transformers
 
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from tests import hf_models as checkpoints
-from tests.checkpoints.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders
 
 WORDS = "the cat sat on mat and dog looked at it small runs over green grass".split()
 RUN_FILE = """
@@ -38,48 +38,50 @@ device = "cpu"
 """
 
 
-class Told(Progress):
+class MessageLog(TrainingProgress):
     """Keeps what a run says."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def message(self, text: str) -> None:
         """Keep one sentence."""
-        self.said.append(text)
+        self.messages.append(text)
 
 
 def encoder(folder: Path, kind: str = "BertForMaskedLM", **changes: Any) -> Path:
     """An encoder over whole words and pieces, as one of its classes."""
-    vocabulary = made.word_list()
+    vocabulary = tokenizer_folders.word_list()
     torch.manual_seed(7)
     config = transformers.BertConfig(
         vocab_size=vocabulary.count("\n"), hidden_size=22, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=29, max_position_embeddings=41, initializer_range=0.2, **changes,
     )  # fmt: skip
     checkpoints.save(getattr(transformers, kind)(config), folder)
-    own = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
-    return made.write(folder, {"vocab.txt": vocabulary, "tokenizer_config.json": own})
+    tokenizer_config = {"tokenizer_class": "BertTokenizer", "do_lower_case": False}
+    return tokenizer_folders.write(folder, {"vocab.txt": vocabulary, "tokenizer_config.json": tokenizer_config})
 
 
 def roberta(folder: Path, kind: str = "RobertaForMaskedLM", **changes: Any) -> Path:
     """An encoder over merges, with another template for pairs and positions behind its padding's."""
     special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    vocabulary, merges = made.merges(special)
+    vocabulary, merges = tokenizer_folders.merges(special)
     torch.manual_seed(8)
     config = transformers.RobertaConfig(
         vocab_size=len(json.loads(vocabulary)), hidden_size=22, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=29, max_position_embeddings=61, type_vocab_size=1, initializer_range=0.2, **changes,
     )  # fmt: skip
     checkpoints.save(getattr(transformers, kind)(config), folder)
-    own = {"tokenizer_class": "RobertaTokenizer"}
-    return made.write(folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": own})
+    tokenizer_config = {"tokenizer_class": "RobertaTokenizer"}
+    return tokenizer_folders.write(
+        folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": tokenizer_config}
+    )
 
 
 def bart(folder: Path, kind: str = "BartForSequenceClassification", **changes: Any) -> Path:
     """An encoder-decoder that reads a text twice to label it."""
     special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    vocabulary, merges = made.merges(special)
+    vocabulary, merges = tokenizer_folders.merges(special)
     torch.manual_seed(10)
     config = transformers.BartConfig(
         vocab_size=len(json.loads(vocabulary)), d_model=22, encoder_layers=1, decoder_layers=1,
@@ -87,36 +89,38 @@ def bart(folder: Path, kind: str = "BartForSequenceClassification", **changes: A
         max_position_embeddings=61, init_std=0.2, **changes,
     )  # fmt: skip
     checkpoints.save(getattr(transformers, kind)(config), folder)
-    own = {"tokenizer_class": "BartTokenizer"}
-    return made.write(folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": own})
+    tokenizer_config = {"tokenizer_class": "BartTokenizer"}
+    return tokenizer_folders.write(
+        folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": tokenizer_config}
+    )
 
 
 def t5(folder: Path) -> Path:
     """An encoder-decoder that starts with its padding, over a SentencePiece model with sentinels."""
-    content = made.pieces_model("unigram", t5=True)
-    size = made.processor(content).get_piece_size() + 100
+    content = tokenizer_folders.pieces_model("unigram", t5=True)
+    size = tokenizer_folders.processor(content).get_piece_size() + 100
     torch.manual_seed(9)
     config = transformers.T5Config(
         vocab_size=size, d_model=22, d_kv=11, d_ff=29, num_layers=2, num_decoder_layers=1, num_heads=2,
         decoder_start_token_id=0, initializer_factor=0.5,
     )  # fmt: skip
     checkpoints.save(transformers.T5ForConditionalGeneration(config), folder)
-    own = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100}
-    return made.write(folder, {"spiece.model": content, "tokenizer_config.json": own})
+    tokenizer_config = {"tokenizer_class": "T5Tokenizer", "extra_ids": 100}
+    return tokenizer_folders.write(folder, {"spiece.model": content, "tokenizer_config.json": tokenizer_config})
 
 
 def question(words: list[str]) -> str:
     """A line of JSON: which animal is it? Where the text begins with it, it does not count."""
-    place = next(place for place, word in enumerate(words) if word in ("cat", "dog"))
-    start = sum(len(word) + 1 for word in words[:place])
-    answer = {"answer": words[place], "start": start} if place else {"answer": None, "start": None}
+    index = next(index for index, word in enumerate(words) if word in ("cat", "dog"))
+    start = sum(len(word) + 1 for word in words[:index])
+    answer = {"answer": words[index], "start": start} if index else {"answer": None, "start": None}
     return json.dumps({"context": " ".join(words), "question": "cat and dog", **answer}) + "\n"
 
 
 def write_data(folder: Path) -> dict[str, tuple[str, str]]:
     """Write data for every kind of task, and return the tables that name its two parts."""
     draw = random.Random(1)
-    for part, count in (("train", 83), ("valid", 23)):
+    for split, count in (("train", 83), ("valid", 23)):
         texts = [draw.choices(WORDS, k=5) for _ in range(count)]
         for text in texts:
             text[draw.randrange(5)] = draw.choice(["cat", "dog"])
@@ -131,10 +135,10 @@ def write_data(folder: Path) -> dict[str, tuple[str, str]]:
             "jsonl": "".join(map(question, texts)),
         }
         for ending, content in contents.items():
-            (folder / f"{part}.{ending}").write_text(content, encoding="utf-8")
+            (folder / f"{split}.{ending}").write_text(content, encoding="utf-8")
 
     def both(form: str) -> tuple[str, str]:
-        train, valid = (form.replace("PART", f"{folder}/{part}") for part in ("train", "valid"))
+        train, valid = (form.replace("PART", f"{folder}/{split}") for split in ("train", "valid"))
         return train, valid
 
     return {

@@ -26,13 +26,13 @@ def write_run_file(
     steps: int = 60,
 ) -> Path:
     """Write a run file over train and valid files of a folder."""
-    train, default = (f'{{ text = "{folder}/{part}.{ending}"{labels} }}' for part in ("train", "valid"))
+    train, default = (f'{{ text = "{folder}/{split}.{ending}"{labels} }}' for split in ("train", "valid"))
     tables = {"train": train, "valid": valid or default}
     return write_tiny_run(folder, task=task, family=family, max_length=17, learning_rate=1e-2, steps=steps, **tables)
 
 
 def write_columns(folder: Path, rows: list[tuple[str, ...]], names: tuple[str, ...], *, train: int) -> None:
     """Write rows as train.tsv and valid.tsv, the first of them for training."""
-    for part, chosen in (("train", rows[:train]), ("valid", rows[train:])):
+    for split, chosen in (("train", rows[:train]), ("valid", rows[train:])):
         lines = ["\t".join(row) for row in [names, *chosen]]
-        (folder / f"{part}.tsv").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (folder / f"{split}.tsv").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -10,7 +10,7 @@ import pytest
 
 from clearhead import spec
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
 from tests.tasks.text_run import run_file
 
@@ -31,7 +31,7 @@ FAMILIES = {
 def test_it_trains(family: str, kind: str, tmp_path: Path) -> None:
     path = run_file(tmp_path, FAMILIES[family], family, steps=60)
     loaded = load_run_file(path, KINDS[kind])
-    train_run(loaded, resume=False, progress=Progress())
+    train_run(loaded, resume=False, progress=TrainingProgress())
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text("utf-8").splitlines()]
     model = spec.Model.from_json((tmp_path / "run" / "spec.json").read_text("utf-8"))
     attention = [node for _, node in spec.walk(model) if isinstance(node, spec.Attention) and node.source == "self"]

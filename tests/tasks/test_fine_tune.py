@@ -17,48 +17,48 @@ from clearhead.checkpoints.hf.saving import module_to_hf_tensors
 from clearhead.data.batches.inputs import shift_right
 from clearhead.training.assemble import train_run
 from clearhead.training.init_from import find_initial_model, take_weights
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
-from clearhead.training.task_parts import TaskSetup, parts_of
+from clearhead.training.task_setup import TaskSetup, prepare_task
 from tests import hf_models as checkpoints
 from tests.parity.architectures.harness import outputs_of
-from tests.tasks import fine_tuning as made
+from tests.tasks import fine_tuning
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")]
 
 Make = Callable[[Path], Path]
 # What makes the checkpoint, the task, its data, the class that is written, and what is new.
 CASES: dict[str, tuple[Make, str, str, str, str]] = {
-    "labels": (made.encoder, 'kind = "classify"', "classify", "BertForSequenceClassification", "head.layers.3"),
+    "labels": (fine_tuning.encoder, 'kind = "classify"', "classify", "BertForSequenceClassification", "head.layers.3"),
     "labels of a decoder": (
         checkpoints.language_model, 'kind = "classify"', "classify", "GPT2ForSequenceClassification", "head.layers.1",
     ),
     "labels of two stacks": (
-        lambda folder: made.bart(folder, "BartForConditionalGeneration"), 'kind = "classify"', "classify",
+        lambda folder: fine_tuning.bart(folder, "BartForConditionalGeneration"), 'kind = "classify"', "classify",
         "BartForSequenceClassification", "head.layers.3",
     ),
-    "tags": (made.roberta, 'kind = "tag"', "tag", "RobertaForTokenClassification", "head.layers.0"),
-    "answers": (made.encoder, 'kind = "answer"', "answer", "BertForQuestionAnswering", "head.layers.0"),
+    "tags": (fine_tuning.roberta, 'kind = "tag"', "tag", "RobertaForTokenClassification", "head.layers.0"),
+    "answers": (fine_tuning.encoder, 'kind = "answer"', "answer", "BertForQuestionAnswering", "head.layers.0"),
     "answers of a classifier": (
-        lambda folder: made.encoder(folder, "BertForSequenceClassification", num_labels=3), 'kind = "answer"', "answer",
+        lambda folder: fine_tuning.encoder(folder, "BertForSequenceClassification", num_labels=3), 'kind = "answer"', "answer",
         "BertForQuestionAnswering", "head.layers.0",
     ),
     "answers of two stacks": (
-        lambda folder: made.bart(folder, "BartForConditionalGeneration"), 'kind = "answer"', "answer",
+        lambda folder: fine_tuning.bart(folder, "BartForConditionalGeneration"), 'kind = "answer"', "answer",
         "BartForQuestionAnswering", "head.layers.0",
     ),
-    "blanks": (made.encoder, 'kind = "fill"', "text", "BertForMaskedLM", ""),
+    "blanks": (fine_tuning.encoder, 'kind = "fill"', "text", "BertForMaskedLM", ""),
     "text": (checkpoints.language_model, 'kind = "generate"', "text", "GPT2LMHeadModel", ""),
     "translation": (checkpoints.translator, 'kind = "translate"', "pairs", "MarianMTModel", ""),
-    "translation that starts with padding": (made.t5, 'kind = "translate"', "pairs", "T5ForConditionalGeneration", ""),
-    "spans": (made.t5, 'kind = "denoise"\nnoise = "spans"', "text", "T5ForConditionalGeneration", ""),
+    "translation that starts with padding": (fine_tuning.t5, 'kind = "translate"', "pairs", "T5ForConditionalGeneration", ""),
+    "spans": (fine_tuning.t5, 'kind = "denoise"\nnoise = "spans"', "text", "T5ForConditionalGeneration", ""),
 }  # fmt: skip
 
 
 def train(path: Path, *overrides: str, resume: bool = False) -> list[str]:
-    told = made.Told()
-    train_run(load_run_file(path, overrides), resume=resume, progress=told)
-    return told.said
+    log = fine_tuning.MessageLog()
+    train_run(load_run_file(path, overrides), resume=resume, progress=log)
+    return log.messages
 
 
 def losses(run: Path) -> list[float]:
@@ -86,26 +86,28 @@ def outputs(model: Any, module: ch.Transformer) -> tuple[torch.Tensor, torch.Ten
 def test_a_run_learns_is_whole_and_goes_back(case: str, tmp_path: Path) -> None:
     make, task, data, written, new = CASES[case]
     start = make(tmp_path / "start")
-    path = made.write_run(tmp_path, start, task, data, steps=20)
-    said = next(line for line in train(path, "train.validate_every=5") if "tensors copied" in line)
-    assert " 0 new (none)" in said if not new else f"({new}.weight" in said or f", {new}.weight" in said
-    found = losses(tmp_path / "run")
-    assert found[-1] < found[0]
+    path = fine_tuning.write_run(tmp_path, start, task, data, steps=20)
+    report = next(line for line in train(path, "train.validate_every=5") if "tensors copied" in line)
+    assert " 0 new (none)" in report if not new else f"({new}.weight" in report or f", {new}.weight" in report
+    loss_values = losses(tmp_path / "run")
+    assert loss_values[-1] < loss_values[0]
     shutil.rmtree(start)
     run = ch.load(tmp_path / "run@last", device="cpu", precision="fp32")
     run.save(tmp_path / "back", format="hf")
     assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == [written]
-    other, told = getattr(transformers, written).from_pretrained(tmp_path / "back", output_loading_info=True)
-    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
+    other, loading_info = getattr(transformers, written).from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert (
+        not loading_info["missing_keys"] and not loading_info["unexpected_keys"] and not loading_info["mismatched_keys"]
+    )
     theirs, ours = outputs(other.eval(), run.module)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-5)
     again = ch.load(tmp_path / "back", device="cpu", precision="fp32")
     pairs = zip(run.module.state_dict().values(), again.module.state_dict().values(), strict=True)
-    assert all(torch.equal(one, two) for one, two in pairs)
+    assert all(torch.equal(left, right) for left, right in pairs)
     assert again.tokenizers.fingerprint == run.tokenizers.fingerprint
     # The run goes on without what it began from.
     train(path, "train.steps=25", "train.validate_every=5", resume=True)
-    assert len(losses(tmp_path / "run")) == len(found) + 1
+    assert len(losses(tmp_path / "run")) == len(loss_values) + 1
 
 
 def first_step(path: Path, folder: Path) -> tuple[Any, Any, torch.Tensor, dict[str, torch.Tensor]]:
@@ -114,14 +116,14 @@ def first_step(path: Path, folder: Path) -> tuple[Any, Any, torch.Tensor, dict[s
     start = find_initial_model(run_file.task.init, None, None)
     assert start is not None and start.hf_checkpoint is not None
     tokenizers = start.tokenizers
-    setup = TaskSetup(run_file, lambda train: tokenizers, start, Progress(), torch.device("cpu"))
-    parts = parts_of(setup)
+    setup = TaskSetup(run_file, lambda train: tokenizers, start, TrainingProgress(), torch.device("cpu"))
+    parts = prepare_task(setup)
     torch.manual_seed(5)
     module = ch.build(parts.spec).eval()
-    take_weights(module, start, parts.record, Progress())
+    take_weights(module, start, parts.record, TrainingProgress())
     loss, count = parts.loss(module, parts.largest)
     (loss / count).backward()
-    model = ch.Model(module, parts.tokenizers, parts.record, start.hf_checkpoint.replaced(module, parts.record))
+    model = ch.Model(module, parts.tokenizers, parts.record, start.hf_checkpoint.with_module(module, parts.record))
     model.save(folder, format="hf")
     family = model.hf_checkpoint.loaded
     gradients = {name: tensor.grad for name, tensor in module.state_dict(keep_vars=True).items()}
@@ -139,7 +141,7 @@ def mean_loss(batch: Any, logits: torch.Tensor) -> torch.Tensor:
 )
 def test_the_first_step_is_that_of_the_other_library(case: str, tmp_path: Path) -> None:
     make, task, data, _, _ = CASES[case]
-    path = made.write_run(tmp_path, make(tmp_path / "start"), task, data)
+    path = fine_tuning.write_run(tmp_path, make(tmp_path / "start"), task, data)
     if case == "text":
         # The other library does not part the documents of a row.
         path.write_text(path.read_text().replace("max_length = 20", "max_length = 20\npack = false"))
@@ -149,9 +151,9 @@ def test_the_first_step_is_that_of_the_other_library(case: str, tmp_path: Path) 
         expected = other(batch.ids, attention_mask=mask, labels=batch.labels).loss
     elif case == "answers":
         # The other library also offers the question and the padding as answers.
-        found = other(batch.ids, attention_mask=mask, token_type_ids=batch.segments)
+        other_outputs = other(batch.ids, attention_mask=mask, token_type_ids=batch.segments)
         places = (batch.labels == 1).int().argmax(1)
-        logits = outputs_of(found).masked_fill(batch.labels == -100, -torch.inf)
+        logits = outputs_of(other_outputs).masked_fill(batch.labels == -100, -torch.inf)
         sides = (torch.nn.functional.cross_entropy(logits[..., side], places[:, side]) for side in (0, 1))
         expected = sum(sides) / 2
     elif batch.target_ids is None:
@@ -165,9 +167,9 @@ def test_the_first_step_is_that_of_the_other_library(case: str, tmp_path: Path) 
     expected.backward()
     # The other library never trains what its embedding has for padding, which is where some decoders start.
     silent = {
-        f"{name}.weight": part.padding_idx
-        for name, part in other.named_modules()
-        if getattr(part, "padding_idx", None) is not None
+        f"{name}.weight": child.padding_idx
+        for name, child in other.named_modules()
+        if getattr(child, "padding_idx", None) is not None
     }
     compared = 0
     for name, parameter in other.named_parameters():
@@ -181,11 +183,11 @@ def test_the_first_step_is_that_of_the_other_library(case: str, tmp_path: Path) 
 
 def test_vectors_are_written_with_the_files_that_make_them(tmp_path: Path) -> None:
     """A checkpoint without a head learns vectors, and is written as its stacks with a pool beside them."""
-    start = made.encoder(tmp_path / "start", "BertModel")
-    path = made.write_run(tmp_path, start, 'kind = "embed"', "pairs", steps=20)
+    start = fine_tuning.encoder(tmp_path / "start", "BertModel")
+    path = fine_tuning.write_run(tmp_path, start, 'kind = "embed"', "pairs", steps=20)
     train(path, "train.validate_every=5")
-    found = losses(tmp_path / "run")
-    assert found[-1] < found[0]
+    loss_values = losses(tmp_path / "run")
+    assert loss_values[-1] < loss_values[0]
     run = ch.load(tmp_path / "run@last", device="cpu", precision="fp32")
     run.save(tmp_path / "back", format="hf")
     texts = ["the cat sat", "a small dog", ""]
@@ -204,7 +206,7 @@ def test_vectors_are_written_with_the_files_that_make_them(tmp_path: Path) -> No
 def test_training_on_longer_texts_extends_the_declared_length(max_length: int, expected: int, tmp_path: Path) -> None:
     """Of the run, and of the checkpoint that it is saved as."""
     start = checkpoints.rotary_model(tmp_path / "start")
-    train(made.write_run(tmp_path, start, 'kind = "generate"', "text", steps=1, max_length=max_length))
+    train(fine_tuning.write_run(tmp_path, start, 'kind = "generate"', "text", steps=1, max_length=max_length))
     trained = ch.load(tmp_path / "run")
     assert trained.spec.position_limit == expected
     trained.save(tmp_path / "saved", format="hf")

@@ -17,8 +17,8 @@ from clearhead.tasks.train import token_loss
 VOCABULARY = 53
 
 
-def distance(found: Tensor, expected: Tensor) -> float:
-    return float(((found - expected).abs().max() / expected.abs().max()).detach())
+def distance(actual: Tensor, expected: Tensor) -> float:
+    return float(((actual - expected).abs().max() / expected.abs().max()).detach())
 
 
 def make_model() -> Transformer:
@@ -53,8 +53,8 @@ def test_the_loss_of_a_batch_is_that_of_its_real_labels() -> None:
     assert distance(total, expected) < 1e-12
     assert count == 4 + 7 + 1
     mine = torch.autograd.grad(total, list(model.parameters()))
-    for found, wanted in zip(mine, torch.autograd.grad(expected, list(model.parameters())), strict=True):
-        assert (found - wanted).abs().max() < 1e-10
+    for actual, wanted in zip(mine, torch.autograd.grad(expected, list(model.parameters())), strict=True):
+        assert (actual - wanted).abs().max() < 1e-10
 
 
 def test_sums_of_micro_batches_are_the_sum_of_the_batch() -> None:
@@ -63,7 +63,7 @@ def test_sums_of_micro_batches_are_the_sum_of_the_batch() -> None:
     sums = []
     for rows in ([0, 1], [2]):
         names = ("ids", "mask", "labels", "target_ids", "target_mask")
-        part = replace(whole, **{name: getattr(whole, name)[rows] for name in names})
-        sums.append(token_loss(model, part, label_smoothing=0.1))
+        batch_rows = replace(whole, **{name: getattr(whole, name)[rows] for name in names})
+        sums.append(token_loss(model, batch_rows, label_smoothing=0.1))
     assert count == sum(number for _, number in sums)
     assert distance(sums[0][0] + sums[1][0], total) < 1e-12

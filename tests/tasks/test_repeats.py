@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import clearhead
-from tests.checkpoints.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders
 from tests.tasks.answer.test_use import byte_merges
 
 TEXTS = ["the cat sat on the mat, and the dog looked at it.", "dog", "a small dog runs over the green grass in 1998!"]
@@ -27,9 +27,11 @@ T5 = {
 
 
 def pieces(folder: Path) -> dict[str, int]:
-    model = made.pieces_model("unigram", t5=True)
-    made.write(folder, {"spiece.model": model, "tokenizer_config.json": {"tokenizer_class": "T5Tokenizer"}})
-    return {"vocab_size": made.processor(model).get_piece_size() + 100}
+    model = tokenizer_folders.pieces_model("unigram", t5=True)
+    tokenizer_folders.write(
+        folder, {"spiece.model": model, "tokenizer_config.json": {"tokenizer_class": "T5Tokenizer"}}
+    )
+    return {"vocab_size": tokenizer_folders.processor(model).get_piece_size() + 100}
 
 
 @pytest.mark.parametrize(
@@ -47,10 +49,10 @@ def test_labels_are_those_of_the_other_library(
     theirs = getattr(transformers, cls)(config).eval()
     theirs.save_pretrained(tmp_path)
     model = clearhead.load(tmp_path, precision="fp32", device="cpu")
-    found = model.classify(TEXTS)
-    for text, one in zip(TEXTS, found, strict=True):
+    predictions = model.classify(TEXTS)
+    for text, prediction in zip(TEXTS, predictions, strict=True):
         ids = torch.tensor([model.tokenizer.special_tokens.add_to(model.tokenizer.encode(text))[0]])
         with torch.no_grad():
             expected = theirs(input_ids=ids).logits.double().softmax(1)[0].numpy()
-        assert np.allclose(list(one.probabilities.values()), expected, atol=1e-5)
-    assert len({round(one.probability or 0, 3) for one in found}) == len(TEXTS)
+        assert np.allclose(list(prediction.probabilities.values()), expected, atol=1e-5)
+    assert len({round(prediction.probability or 0, 3) for prediction in predictions}) == len(TEXTS)

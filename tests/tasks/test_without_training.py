@@ -74,8 +74,8 @@ def test_using_a_model_of_any_task_never_imports_training(tmp_path: Path) -> Non
     assert TASKS.keys() == {*BUILT_IN}
     for kind in TASKS:
         save_tiny(kind, tmp_path)
-    given = json.dumps({kind: (texts, examples) for kind, (_, _, texts, examples) in TASKS.items()})
-    job = [sys.executable, "-c", JOB, given]
+    arguments = json.dumps({kind: (texts, examples) for kind, (_, _, texts, examples) in TASKS.items()})
+    job = [sys.executable, "-c", JOB, arguments]
     done = subprocess.run(job, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     *used, imported = done.stdout.split("\n")[:-1]

@@ -10,9 +10,9 @@ import torch
 from clearhead.data.batches.base import Batch
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
-from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
+from clearhead.training.task_setup import PreparedTask, TaskSetup, prepare_task
 from tests.tasks.tiny_run import write_tiny_run
 
 WORDS = [2 * letter for letter in "abcdefghijklmnopqrstuvw"]
@@ -21,29 +21,29 @@ WORDS = [2 * letter for letter in "abcdefghijklmnopqrstuvw"]
 def write_text(folder: Path) -> None:
     """Lines of the alphabet, each from another letter on and of another length."""
     draw = random.Random(3)
-    for part, count in (("train", 211), ("valid", 53)):
+    for split, count in (("train", 211), ("valid", 53)):
         lines = []
         for _ in range(count):
             start, length = draw.randrange(len(WORDS)), draw.randint(5, 11)
-            lines.append(" ".join(WORDS[(start + place) % len(WORDS)] for place in range(length)))
-        (folder / f"{part}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+            lines.append(" ".join(WORDS[(start + position) % len(WORDS)] for position in range(length)))
+        (folder / f"{split}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def run_file(folder: Path, task: str, family: str, *, steps: int = 60) -> Path:
     """Write the text and a run file for it."""
     write_text(folder)
-    tables = {part: f'{{ text = "{folder}/{part}.txt", document = "line" }}' for part in ("train", "valid")}
+    tables = {split: f'{{ text = "{folder}/{split}.txt", document = "line" }}' for split in ("train", "valid")}
     return write_tiny_run(folder, task=task, family=family, max_length=13, learning_rate=2e-2, steps=steps, **tables)
 
 
-def parts_from(path: Path, tokenizer: Tokenizer | None = None) -> TaskParts[Batch]:
+def parts_from(path: Path, tokenizer: Tokenizer | None = None) -> PreparedTask[Batch]:
     """What the task of a run file brings, with a tokenizer trained for it or with another."""
     pair = None if tokenizer is None else TokenizerPair(source=tokenizer, target=tokenizer, joint=True)
     setup = TaskSetup(
         run_file=load_run_file(path),
         find_tokenizers=lambda train: pair or train(),
         initial=None,
-        progress=Progress(),
+        progress=TrainingProgress(),
         device=torch.device("cpu"),
     )
-    return parts_of(setup)
+    return prepare_task(setup)

@@ -52,8 +52,8 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a link out of the folder is not followed"):
         ChatTemplate.read(tmp_path / "linked", {})
     (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}!", encoding="utf-8")
-    own = ChatTemplate.read(tmp_path, {"chat_template": "a", "eos_token": {"content": "</s>"}})
-    assert own is not None and own.render(CHAT) == "</s>!"
+    template = ChatTemplate.read(tmp_path, {"chat_template": "a", "eos_token": {"content": "</s>"}})
+    assert template is not None and template.render(CHAT) == "</s>!"
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,17 @@ def tokenizer(kind: str) -> Tokenizer:
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_the_start_of_the_ids(kind: str) -> None:
-    found, texts = tokenizer(kind), ["ba", "go fi ba " * 40, "lofiba" * 9, ""]
-    whole = found.encode_batch(texts)
+    trained, texts = tokenizer(kind), ["ba", "go fi ba " * 40, "lofiba" * 9, ""]
+    whole = trained.encode_batch(texts)
     for most in (1, 5, 29):
-        ids, is_cut = encode_start(found, texts, most)
+        ids, is_cut = encode_start(trained, texts, most)
         assert ids == [each[:most] for each in whole]
         assert is_cut == [len(each) > most for each in whole]
 
 
 @pytest.mark.parametrize("text", ["ba " * 10**6, "bago" * 10**6, " " * 10**6])
 def test_no_more_is_tokenized_than_can_be_read(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found, seen = tokenizer("bpe"), list[int]()
+    trained, seen = tokenizer("bpe"), list[int]()
     encode = Tokenizer.encode_batch
 
     def note(self: Tokenizer, texts: list[str]) -> list[list[int]]:
@@ -37,7 +37,7 @@ def test_no_more_is_tokenized_than_can_be_read(text: str, monkeypatch: pytest.Mo
         return encode(self, texts)
 
     monkeypatch.setattr(Tokenizer, "encode_batch", note)
-    (ids,), (is_cut,) = encode_start(found, [text], 17)
+    (ids,), (is_cut,) = encode_start(trained, [text], 17)
     assert len(ids) <= 17 and is_cut and seen == [17 * CHARACTERS_PER_TOKEN]
 
 

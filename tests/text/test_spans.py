@@ -21,15 +21,15 @@ LETTERS = sorted(set("".join(make_corpus()))) + list(" \t\n\u00a0\u2028👩")
 
 
 @functools.cache
-def trained(kind: str) -> Tokenizer:
+def train(kind: str) -> Tokenizer:
     return train_tokenizer(kind, make_corpus(), vocab_size=SIZE.get(kind, 211))
 
 
-def word_of(text: str, place: int) -> int:
+def word_of(text: str, index: int) -> int:
     """The word of a character, or the next one's for white space, counted anew with `str.split`."""
     count = len(text.split())
-    before = len(text[:place].split())
-    inside = place > 0 and not text[place - 1].isspace() and not text[place].isspace()
+    before = len(text[:index].split())
+    inside = index > 0 and not text[index - 1].isspace() and not text[index].isspace()
     return max(0, min(before - inside, count - 1))
 
 
@@ -37,14 +37,14 @@ def word_of(text: str, place: int) -> int:
 @settings(deadline=None, max_examples=60)
 @given(text=st.text(alphabet=LETTERS) | st.sampled_from(make_corpus()))
 def test_spans_and_words_of_any_text(kind: str, text: str) -> None:
-    tokenizer = trained(kind)
+    tokenizer = train(kind)
     ids, spans = tokenizer.encode_with_spans(text)
     again, words = tokenizer.words(text)
     assert ids == again == tokenizer.encode(text)
     assert len(ids) == len(spans) == len(words)
     assert spans == sorted(spans) and [stop for _, stop in spans] == sorted(stop for _, stop in spans)
-    covered = {place for start, stop in spans for place in range(start, stop)}
-    assert covered >= {place for place, sign in enumerate(text) if not sign.isspace() and sign != "▁"}
+    covered = {index for start, stop in spans for index in range(start, stop)}
+    assert covered >= {index for index, sign in enumerate(text) if not sign.isspace() and sign != "▁"}
     for (start, stop), word in zip(spans, words, strict=True):
         piece = text[start:stop]
         assert 0 <= start < stop <= len(text)
@@ -54,7 +54,7 @@ def test_spans_and_words_of_any_text(kind: str, text: str) -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "word"])
 def test_a_span_holds_what_its_piece_says(kind: str) -> None:
-    tokenizer = trained(kind)
+    tokenizer = train(kind)
     for text in make_corpus():
         ids, spans = tokenizer.encode_with_spans(text)
         for index, token, (start, stop) in zip(ids, tokenizer.tokens(ids), spans, strict=True):
@@ -65,8 +65,8 @@ def test_a_span_holds_what_its_piece_says(kind: str) -> None:
 
 def test_pieces_of_a_character_have_all_of_it() -> None:
     text = "x 👩 é"
-    assert trained("byte").encode_with_spans(text)[1] == [(0, 1), (1, 2), *[(2, 3)] * 4, (3, 4), *[(4, 5)] * 2]
-    assert trained("byte").words(text)[1].tolist() == [0, 1, 1, 1, 1, 1, 2, 2, 2]
+    assert train("byte").encode_with_spans(text)[1] == [(0, 1), (1, 2), *[(2, 3)] * 4, (3, 4), *[(4, 5)] * 2]
+    assert train("byte").words(text)[1].tolist() == [0, 1, 1, 1, 1, 1, 2, 2, 2]
 
 
 def test_segmented_words_are_joined() -> None:
@@ -79,7 +79,7 @@ def test_segmented_words_are_joined() -> None:
 def test_words_of_signs_and_digits_stay_whole() -> None:
     text = "don't,  stop(17)"
     for kind in KINDS:
-        words = trained(kind).words(text)[1]
+        words = train(kind).words(text)[1]
         assert sorted(set(words.tolist())) == [0, 1], kind
         assert words.tolist() == sorted(words)
 
@@ -110,8 +110,8 @@ def test_gpt2_spans(data_dir: Path) -> None:
     text = "It's\n\n  naïve 👩‍👧 <|endoftext|>"
     ids, spans = tokenizer.encode_with_spans(text)
     assert ids == tokenizer.encode(text)
-    assert {place for start, stop in spans for place in range(start, stop)} >= {
-        place for place, sign in enumerate(text) if not sign.isspace()
+    assert {index for start, stop in spans for index in range(start, stop)} >= {
+        index for index, sign in enumerate(text) if not sign.isspace()
     }
     words = tokenizer.words(text)[1].tolist()
     assert words == [word_of(text, start) for start, _ in spans]
@@ -130,4 +130,4 @@ def test_a_reserved_entry_in_a_text_keeps_ids_and_spans_together(tmp_path: Path)
 
 def test_what_is_no_text_is_named() -> None:
     with pytest.raises(InputError, match=r"holds the lone surrogate '\\ud800' at character 2"):
-        trained("bpe").encode_with_spans("a\ud800")
+        train("bpe").encode_with_spans("a\ud800")

@@ -94,7 +94,7 @@ def test_a_mistake_in_the_stream_is_the_mistake_that_is_reported() -> None:
         train_tokenizer("bpe", Texts(), vocab_size=199)
 
 
-def published(names: list[str], vocab: dict[str, int]) -> tokenizers.Tokenizer:
+def make_published(names: list[str], vocab: dict[str, int]) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer()
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -107,12 +107,12 @@ BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 def test_the_mask_of_a_published_tokenizer(tmp_path: Path) -> None:
     vocab = {name: index for index, name in enumerate([*BERT, "go", "stop", "hide"])}
-    published(BERT, vocab).save(str(tmp_path / "tokenizer.json"))
-    found = Tokenizer.load(tmp_path)
-    assert (found.bos_id, found.eos_id, found.mask_id) == (2, 3, 4)
-    assert 4 not in found.encode("go [MASK] stop")
-    given = Tokenizer.load(tmp_path, roles={"mask": "hide"})
-    assert (given.mask_id, given.fingerprint != found.fingerprint) == (7, True)
+    make_published(BERT, vocab).save(str(tmp_path / "tokenizer.json"))
+    default = Tokenizer.load(tmp_path)
+    assert (default.bos_id, default.eos_id, default.mask_id) == (2, 3, 4)
+    assert 4 not in default.encode("go [MASK] stop")
+    with_role = Tokenizer.load(tmp_path, roles={"mask": "hide"})
+    assert (with_role.mask_id, with_role.fingerprint != default.fingerprint) == (7, True)
     config = {"cls_token": {"content": "go"}, "sep_token": "stop", "mask_token": "hide"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
     with pytest.raises(InputError, match="the mask token 'hidden' is not in the vocabulary"):
@@ -124,7 +124,7 @@ def test_the_mask_of_a_published_tokenizer(tmp_path: Path) -> None:
 
 def test_stand_ins_for_start_and_end(tmp_path: Path) -> None:
     names = ["[PAD]", "[UNK]", "{in}", "{out}"]
-    published(names, {name: index for index, name in enumerate(names)}).save(str(tmp_path / "tokenizer.json"))
+    make_published(names, {name: index for index, name in enumerate(names)}).save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"cls_token": "{in}", "sep_token": "{out}"}), "utf-8")
     assert Tokenizer.load(tmp_path).roles.bos == 2
     assert Tokenizer.load(tmp_path).roles.eos == 3

@@ -42,12 +42,14 @@ def test_saved_and_loaded_is_the_same(kind: str, tmp_path: Path) -> None:
 
 def test_many_texts_are_tokenized_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, lines = train(), [*make_corpus(seed=7), ""]
-    expected, asked = [tokenizer.encode(line) for line in lines], []
+    expected, batch_sizes = [tokenizer.encode(line) for line in lines], []
     whole = tokenizer._backend.encode_batch
-    monkeypatch.setattr(tokenizer._backend, "encode_batch", lambda texts: asked.append(len(texts)) or whole(texts))
+    monkeypatch.setattr(
+        tokenizer._backend, "encode_batch", lambda texts: batch_sizes.append(len(texts)) or whole(texts)
+    )
     monkeypatch.setattr("clearhead.text.tokenizer._CHARACTERS", 100)
     assert tokenizer.encode_batch(lines) == expected and tokenizer.encode_batch([]) == []
-    assert sum(asked) == len(lines) and len(asked) > 10
+    assert sum(batch_sizes) == len(lines) and len(batch_sizes) > 10
 
 
 def test_the_saved_file_is_one_that_the_library_reads(tmp_path: Path) -> None:
@@ -127,17 +129,17 @@ def test_words_that_come_again_are_tokenized_once(
     whole.add_special_tokens(["[CLS]", "[SEP]", "[MASK]"])
     backend = DocumentBackend(json.loads(whole.to_str()))
     whole.encode_special_tokens = True
-    draw, given = random.Random(3), []
+    draw, word_lists = random.Random(3), []
     plain = DocumentBackend._encode_words
     monkeypatch.setattr(
-        DocumentBackend, "_encode_words", lambda self, words: (given.append(list(words)), plain(self, words))[1]
+        DocumentBackend, "_encode_words", lambda self, words: (word_lists.append(list(words)), plain(self, words))[1]
     )
     texts = ["", " ", *(" ".join(draw.choices(WORDS, k=draw.randint(1, 17))) for _ in range(41))]
     expected = [encoding.ids for encoding in whole.encode_batch(texts, add_special_tokens=False)]
     assert backend.encode_batch(texts) == expected and len(set(map(tuple, expected))) > 30
-    assert [sorted(words) for words in given] == [sorted(WORDS)]
+    assert [sorted(words) for words in word_lists] == [sorted(WORDS)]
     assert backend.encode_batch([" ".join(WORDS)]) == [whole.encode(" ".join(WORDS), add_special_tokens=False).ids]
-    assert len(given) == 1, "words that do not come again are tokenized with their text"
+    assert len(word_lists) == 1, "words that do not come again are tokenized with their text"
     for wrong in ("a \ud800", 5):
         with pytest.raises(TypeError):
             backend.encode_batch([*texts, wrong])  # type: ignore[list-item]
@@ -202,14 +204,14 @@ def test_roles_come_from_the_config_and_the_caller_wins(tmp_path: Path) -> None:
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.add_special_tokens(["[PAD]", "[UNK]", "[CLS]", "[SEP]"])
     path = write(tmp_path, backend)
-    found = Tokenizer.load(path)
-    assert (found.pad_id, found.unk_id, found.bos_id, found.eos_id, found.kind) == (0, 1, 2, 3, "pretrained")
+    default = Tokenizer.load(path)
+    assert (default.pad_id, default.unk_id, default.bos_id, default.eos_id, default.kind) == (0, 1, 2, 3, "pretrained")
     write(tmp_path, backend, {"bos_token": {"content": "go"}, "eos_token": "stop", "unk_token": None})
     configured = Tokenizer.load(path)
     assert (configured.bos_id, configured.eos_id, configured.unk_id) == (4, 5, 1)
-    given = Tokenizer.load(path, roles={"bos": "[SEP]"})
-    assert (given.bos_id, given.eos_id) == (3, 5)
-    assert given.fingerprint != configured.fingerprint
+    with_role = Tokenizer.load(path, roles={"bos": "[SEP]"})
+    assert (with_role.bos_id, with_role.eos_id) == (3, 5)
+    assert with_role.fingerprint != configured.fingerprint
     with pytest.raises(InputError, match=r"bos token '\[SEQ\]' is not in the vocabulary \(did you mean '\[SEP\]'\?\)"):
         Tokenizer.load(path, roles={"bos": "[SEQ]"})
     with pytest.raises(InputError, match="'end' is not a role"):
@@ -271,9 +273,9 @@ def test_a_missing_file_or_one_in_another_encoding_is_one_sentence(tmp_path: Pat
 
 
 def test_a_pair_of_one_is_one_file_and_a_pair_of_two_is_two(tmp_path: Path) -> None:
-    one, other = train(), train("unigram")
-    joint = TokenizerPair(source=one, target=one, joint=True)
-    apart = TokenizerPair(source=one, target=other, joint=False)
+    first, second = train(), train("unigram")
+    joint = TokenizerPair(source=first, target=first, joint=True)
+    apart = TokenizerPair(source=first, target=second, joint=False)
     joint.save(tmp_path / "joint")
     apart.save(tmp_path / "apart")
     assert (tmp_path / "joint" / "tokenizer.json").is_file()
@@ -283,8 +285,8 @@ def test_a_pair_of_one_is_one_file_and_a_pair_of_two_is_two(tmp_path: Path) -> N
     loaded = TokenizerPair.load(tmp_path / "apart")
     assert not loaded.joint and loaded.fingerprint == apart.fingerprint
     assert (loaded.source.kind, loaded.target.kind) == ("bpe", "unigram")
-    swapped = TokenizerPair(source=other, target=one, joint=False)
-    split = TokenizerPair(source=one, target=one, joint=False)
+    swapped = TokenizerPair(source=second, target=first, joint=False)
+    split = TokenizerPair(source=first, target=first, joint=False)
     assert len({pair.fingerprint for pair in (joint, apart, swapped, split)}) == 4
 
 

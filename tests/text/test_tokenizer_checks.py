@@ -40,7 +40,7 @@ def sequence(*parts: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("place", "part", "words"),
+    ("stage", "node", "words"),
     [
         ("normalizer", sequence(*[replace({"String": "a"}, "aa")] * 11), "2048 times as long"),
         ("normalizer", sequence(*[replace({"Regex": ""}, "a")] * 11), "2048 times as long"),
@@ -73,10 +73,10 @@ def sequence(*parts: object) -> dict[str, Any]:
         ("post_processor", {"type": "Surprise"}, "'Surprise', which is not supported"),
     ],
 )
-def test_a_part_out_of_bounds_is_named(place: str, part: object, words: str) -> None:
+def test_a_part_out_of_bounds_is_named(stage: str, node: object, words: str) -> None:
     check_document({"model": MODEL, "post_processor": template([token("<0>")])}, "t.json")
     with pytest.raises(InputError, match=f"^t.json: .*{words}"):
-        check_document({"model": MODEL, place: part}, "t.json")
+        check_document({"model": MODEL, stage: node}, "t.json")
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_links_of_a_table_of_replacements_stay_inside() -> None:
     long = table + b"x" * 300 + b"\0"
     assert "more than 256 bytes" in str(charsmap_fault(long))
     content = pieces_model("unigram")
-    place = content.index(table)
+    offset = content.index(table)
     with pytest.raises(InputError, match="table of replacements is damaged"):
-        check_tables(content[:place] + outside + content[place + len(table) :], "m.model")
+        check_tables(content[:offset] + outside + content[offset + len(table) :], "m.model")
 
 
 def test_any_bytes_are_walked_through() -> None:

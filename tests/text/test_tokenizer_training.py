@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.base.errors import InputError
-from clearhead.base.progress import Display, shown_by
+from clearhead.base.progress import Display, use_display
 from clearhead.text import tokenizer_training as training
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import KINDS, train_tokenizer
@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @functools.cache
-def trained(kind: str) -> Tokenizer:
+def train(kind: str) -> Tokenizer:
     return train_tokenizer(kind, make_corpus(), vocab_size=SIZE.get(kind, 199))
 
 
@@ -38,14 +38,14 @@ def every_word() -> Tokenizer:
     return train_tokenizer("word", make_corpus(), vocab_size=5_000)
 
 
-def spaced(text: str) -> str:
+def normalize_spaces(text: str) -> str:
     """The text as a kind with word marks gives it back: the mark itself counts as white space."""
     return " ".join(text.replace("▁", " ").split())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_special_tokens_have_the_first_ids(kind: str) -> None:
-    tokenizer = trained(kind)
+    tokenizer = train(kind)
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 1, 2, 3)
     assert tokenizer.tokens(range(4)) == ["<pad>", "<unk>", "<s>", "</s>"]
     assert tokenizer.kind == kind
@@ -62,7 +62,7 @@ def test_training_text_comes_back_exactly(kind: str) -> None:
 @settings(deadline=None, max_examples=200)
 @given(text=st.text())
 def test_bytes_bring_back_every_unicode_text(kind: str, text: str) -> None:
-    tokenizer = trained(kind)
+    tokenizer = train(kind)
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
@@ -76,10 +76,10 @@ def test_known_characters_come_back_up_to_white_space(kind: str, data: st.DataOb
         tokenizer = every_word()
     else:
         text = data.draw(st.text(alphabet=sorted(set("".join(lines))) + list(" \t\n\u00a0\u2028▁")))
-        tokenizer = trained(kind)
+        tokenizer = train(kind)
         if kind == "wordpiece" and tokenizer.unk_id in tokenizer.encode(text):
             return  # a character that was never seen inside a word (or never at the start) is unknown there
-    assert tokenizer.decode(tokenizer.encode(text)) == spaced(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == normalize_spaces(text)
 
 
 def test_segmented_text_passes_through_and_is_joined() -> None:
@@ -106,8 +106,8 @@ def test_special_tokens_in_a_text_are_text(kind: str) -> None:
 def test_order_and_repetition_of_training_change_nothing(kind: str) -> None:
     lines = make_corpus()
     again = train_tokenizer(kind, iter(lines[::-1]), vocab_size=SIZE.get(kind, 199))
-    assert again.fingerprint == trained(kind).fingerprint
-    assert again.encode_batch(lines) == trained(kind).encode_batch(lines)
+    assert again.fingerprint == train(kind).fingerprint
+    assert again.encode_batch(lines) == train(kind).encode_batch(lines)
 
 
 def test_every_process_learns_the_same() -> None:
@@ -244,18 +244,20 @@ def test_long_words_are_cut_and_nothing_else_is(kind: str, name: str) -> None:
 @pytest.mark.parametrize("kind", SUBWORDS)
 def test_a_word_without_end_is_read_in_part_and_said(kind: str) -> None:
     """The trainers take time that grows with the square of a word; these would take minutes."""
-    said: list[str] = []
+    messages: list[str] = []
     display = Display()
-    display.message = said.append  # type: ignore[method-assign]
+    display.message = messages.append  # type: ignore[method-assign]
     word = "".join(random.Random(3).choices("ACGT", k=400_000))
     texts = [*make_corpus(), f"ba {word} de"]
     pieces = training._CutTexts(training._pipeline(kind), texts)
     # A word may begin with the blank before it.
     left_out = sum(map(len, texts)) - sum(map(len, pieces))
     assert left_out - len(word) + training._MOST_OF_WORD in (0, 1)
-    with shown_by(display):
+    with use_display(display):
         tokenizer = train_tokenizer(kind, texts, vocab_size=SIZE.get(kind, 199))
-    assert len(said) == 1 and re.match(r"1 words of over 500 characters were cut .* to their first 10,000", said[0])
+    assert len(messages) == 1 and re.match(
+        r"1 words of over 500 characters were cut .* to their first 10,000", messages[0]
+    )
     assert tokenizer.encode("ACGT")
 
 

@@ -27,12 +27,12 @@ ROLES = TokenRoles(pad=0, unk=1, bos=2, eos=3)
 
 
 @cache
-def published(style: str) -> Tokenizer:
+def make_published(style: str) -> Tokenizer:
     """A tokenizer as others publish it: nothing says of which kind it is."""
-    return Tokenizer(published_document(style), kind="pretrained", roles=ROLES)
+    return Tokenizer(make_document(style), kind="pretrained", roles=ROLES)
 
 
-def published_document(style: str) -> dict[str, Any]:
+def make_document(style: str) -> dict[str, Any]:
     options = {"vocab_size": 400, "special_tokens": NAMES, "show_progress": False}
     if style == "wordpiece":
         backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -79,7 +79,7 @@ def test_a_word_is_what_white_space_separates(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["wordpiece", "word"])
 def test_finer_words_still_cut_no_run_of_letters(kind: str) -> None:
     for text in lines(kind)[:53]:
-        found = [word.strip() for word in words_of(tokenizer(kind), text)]
+        cut_words = [word.strip() for word in words_of(tokenizer(kind), text)]
         expected = [
             run
             for chunk in text.split()
@@ -89,8 +89,8 @@ def test_finer_words_still_cut_no_run_of_letters(kind: str) -> None:
             ).split()
         ]
         # Runs of other signs may stay together; letters always do.
-        assert "".join(found) == "".join(expected)
-        assert [run for run in found if run[0].isalpha()] == [run for run in expected if run[0].isalpha()]
+        assert "".join(cut_words) == "".join(expected)
+        assert [run for run in cut_words if run[0].isalpha()] == [run for run in expected if run[0].isalpha()]
 
 
 def test_segmented_text_joins_what_its_marks_join() -> None:
@@ -100,10 +100,10 @@ def test_segmented_text_joins_what_its_marks_join() -> None:
 
 @pytest.mark.parametrize("style", PUBLISHED)
 def test_published_vocabularies_are_understood(style: str) -> None:
-    found = published(style)
+    loaded = make_published(style)
     for text in lines("bpe")[:31]:
         text = text.replace("東", "").replace("京", "")  # signs that the first of them cuts from any other
-        words = [word.strip() for word in words_of(found, text)]
+        words = [word.strip() for word in words_of(loaded, text)]
         if style == "wordpiece":  # this one lowercases, strips accents and sets signs apart
             signs = [sign for sign in unicodedata.normalize("NFD", text.lower()) if unicodedata.category(sign) != "Mn"]
             runs = "".join(sign if sign.isalnum() else " " for sign in signs).split()
@@ -114,32 +114,32 @@ def test_published_vocabularies_are_understood(style: str) -> None:
 
 @pytest.mark.parametrize("style", PUBLISHED)
 def test_every_special_entry_of_a_published_vocabulary_is_known(style: str) -> None:
-    found = published(style)
-    named = {number for number in range(found.vocab_size) if found.tokens([number])[0] in NAMES}
-    assert special_ids(found) == named
-    assert set(np.flatnonzero(~WordBoundaries(found).ordinary)) == named
+    loaded = make_published(style)
+    named = {number for number in range(loaded.vocab_size) if loaded.tokens([number])[0] in NAMES}
+    assert special_ids(loaded) == named
+    assert set(np.flatnonzero(~WordBoundaries(loaded).ordinary)) == named
 
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_special_ids_stand_alone_and_are_not_ordinary(kind: str) -> None:
-    found = tokenizer(kind)
-    words = WordBoundaries(found)
-    special = [found.pad_id, found.bos_id, found.eos_id, found.mask_id, *found.sentinel_ids[:2]]
-    inside = found.encode(lines(kind)[0])
+    trained = tokenizer(kind)
+    words = WordBoundaries(trained)
+    special = [trained.pad_id, trained.bos_id, trained.eos_id, trained.mask_id, *trained.sentinel_ids[:2]]
+    inside = trained.encode(lines(kind)[0])
     for number in special:
         numbers = words.word_ids(np.array([inside[0], number, number, inside[-1]]))
         assert numbers.tolist() == [0, 1, 2, 3]
-    assert not words.ordinary[[*special, *found.sentinel_ids]].any()
-    assert not words.ordinary[found.unk_id]
-    assert words.ordinary.sum() == found.vocab_size - 5 - len(found.sentinel_ids)
+    assert not words.ordinary[[*special, *trained.sentinel_ids]].any()
+    assert not words.ordinary[trained.unk_id]
+    assert words.ordinary.sum() == trained.vocab_size - 5 - len(trained.sentinel_ids)
 
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_entries_write_what_decoding_gives(kind: str) -> None:
-    found = tokenizer(kind)
-    words = WordBoundaries(found)
+    trained = tokenizer(kind)
+    words = WordBoundaries(trained)
     for text in lines(kind)[:31]:
-        ids = found.encode(text)
+        ids = trained.encode(text)
         written = "".join(words.texts[number] for number in ids)
         if kind in ("byte", "byte-bpe"):  # a sign can be cut in several entries, of which none can be written
             assert written.strip() == text or "\ufffd" in written
@@ -152,39 +152,42 @@ def test_entries_write_what_decoding_gives(kind: str) -> None:
 @given(text=st.text(st.sampled_from("ab .\n\t,é"), min_size=1, max_size=40))
 @pytest.mark.parametrize("kind", ["byte", "byte-bpe"])
 def test_any_white_space_separates(kind: str, text: str) -> None:
-    found = tokenizer(kind)
-    ids = found.encode(text)
+    trained = tokenizer(kind)
+    ids = trained.encode(text)
     if ids:
-        numbers = WordBoundaries(found).word_ids(np.array(ids))
-        groups = [found.decode(np.array(ids)[numbers == number].tolist()) for number in range(int(numbers[-1]) + 1)]
+        numbers = WordBoundaries(trained).word_ids(np.array(ids))
+        groups = [trained.decode(np.array(ids)[numbers == number].tolist()) for number in range(int(numbers[-1]) + 1)]
         assert [word for group in groups for word in group.split()] == text.split()
         assert all(len(group.split()) <= 1 for group in groups)
 
 
 @pytest.mark.parametrize("kind", sorted(set(SIZES) - {"split"}))
 def test_sentences_end_at_a_stop_before_white_space(kind: str) -> None:
-    found = tokenizer(kind)
-    one, two, three, four = [line.split()[0] for line in lines(kind) if line.split()[0].isalpha()][:4]
-    text = f"{one} {two}. {two} {three}! {three} {four}? {four} 1998.7 {one}.{two} {one}"
-    ids = np.array(found.encode(text))
-    cuts = np.flatnonzero(WordBoundaries(found).ends_sentence(ids)) + 1
-    parts = [found.decode(part.tolist()).strip() for part in np.split(ids, cuts)[:-1]]
-    assert parts[:3] == [f"{one} {two}.", f"{two} {three}!", f"{three} {four}?"]
+    trained = tokenizer(kind)
+    first, second, third, fourth = [line.split()[0] for line in lines(kind) if line.split()[0].isalpha()][:4]
+    text = f"{first} {second}. {second} {third}! {third} {fourth}? {fourth} 1998.7 {first}.{second} {first}"
+    ids = np.array(trained.encode(text))
+    cuts = np.flatnonzero(WordBoundaries(trained).ends_sentence(ids)) + 1
+    parts = [trained.decode(segment.tolist()).strip() for segment in np.split(ids, cuts)[:-1]]
+    assert parts[:3] == [f"{first} {second}.", f"{second} {third}!", f"{third} {fourth}?"]
     if kind not in ("wordpiece", "word"):  # their signs stand alone, so white space cannot be told from none
-        assert parts[3:] == [f"{four} 1998.7 {one}.{two} {one}"]
+        assert parts[3:] == [f"{fourth} 1998.7 {first}.{second} {first}"]
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "byte"])
 def test_an_empty_line_ends_a_sentence_and_a_line_does_not(kind: str) -> None:
-    found = tokenizer(kind)
-    ids = np.array(found.encode("ba de\n\nfi go\nlu mer"))
-    cuts = np.flatnonzero(WordBoundaries(found).ends_sentence(ids)) + 1
-    assert [found.decode(part.tolist()).strip() for part in np.split(ids, cuts)[:-1]] == ["ba de", "fi go\nlu mer"]
+    trained = tokenizer(kind)
+    ids = np.array(trained.encode("ba de\n\nfi go\nlu mer"))
+    cuts = np.flatnonzero(WordBoundaries(trained).ends_sentence(ids)) + 1
+    assert [trained.decode(segment.tolist()).strip() for segment in np.split(ids, cuts)[:-1]] == [
+        "ba de",
+        "fi go\nlu mer",
+    ]
 
 
 def test_bytes_of_a_published_vocabulary_are_white_space_where_they_write_it() -> None:
-    found = published("marked")
-    document = published_document("marked")
+    loaded = make_published("marked")
+    document = make_document("marked")
     document["model"]["byte_fallback"] = True
     document["model"]["vocab"] += [["<0x20>", -9.0], ["<0x0A>", -9.0], ["<0xE6>", -9.0]]
     document["decoder"] = {
@@ -197,7 +200,7 @@ def test_bytes_of_a_published_vocabulary_are_white_space_where_they_write_it() -
     }
     with_bytes = Tokenizer(document, kind="pretrained", roles=ROLES)
     words = WordBoundaries(with_bytes)
-    space, line, part = range(with_bytes.vocab_size - 3, with_bytes.vocab_size)
-    assert (words.texts[space], words.texts[line], words.texts[part]) == (" ", "\n", "\ufffd")
-    assert words.ordinary[[space, line, part]].all() and special_ids(with_bytes) == special_ids(found)
-    assert words.word_ids(np.array([part, line, part, part])).tolist() == [0, 1, 2, 2]
+    space, line, partial = range(with_bytes.vocab_size - 3, with_bytes.vocab_size)
+    assert (words.texts[space], words.texts[line], words.texts[partial]) == (" ", "\n", "\ufffd")
+    assert words.ordinary[[space, line, partial]].all() and special_ids(with_bytes) == special_ids(loaded)
+    assert words.word_ids(np.array([partial, line, partial, partial])).tolist() == [0, 1, 2, 2]

@@ -38,7 +38,7 @@ from tests.training.small import Recorder, small_trainer
 STEPS = 28
 
 
-def reversed_words(folder: Path) -> None:
+def write_reversed_words(folder: Path) -> None:
     """Pairs to learn from: letters, and the same letters backwards."""
     draw = random.Random(4)
     lines = [" ".join(draw.choices("abcdefghijk", k=draw.randint(2, 9))) for _ in range(67)]
@@ -53,8 +53,8 @@ def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "b
     from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches
     from clearhead.data.sources.pairs import parallel_files
     from clearhead.data.stores.store import prepare_pairs
-    from clearhead.data.tokenize.tokenizers import cached_tokenizers
-    from clearhead.fast.training.parts import training_tree
+    from clearhead.data.tokenize.tokenizers import load_or_train_tokenizers
+    from clearhead.fast.training.tree import training_tree
     from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
     from clearhead.tasks.train import token_loss
     from clearhead.tasks.translate.train import collate_pairs
@@ -62,7 +62,7 @@ def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "b
     from clearhead.training.optim.schedules import build_schedule
 
     source = parallel_files(run.parent / "source.txt", run.parent / "target.txt")
-    tokenizers = cached_tokenizers(source, kind="word", vocab_size=15, joint=True)
+    tokenizers = load_or_train_tokenizers(source, kind="word", vocab_size=15, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=11, max_ratio=None, training=True)
     # Drawn before the trainer seeds anything: both a new and a resumed run must not depend on it
     torch.manual_seed(23)
@@ -147,11 +147,11 @@ def import_first() -> None:
     importlib.import_module("torch._dynamo")
 
 
-def was_killed(part: Callable[[], None]) -> bool:
+def was_killed(action: Callable[[], None]) -> bool:
     """Do something in a forked child, and return whether that was killed, or came to its end."""
     child = os.fork()
     if child == 0:
-        part()
+        action()
         sys.stdout.flush()
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -192,11 +192,11 @@ def chain(run: Path, seed: int) -> int:
         resume = (run / "checkpoints").is_dir() and any((run / "checkpoints").glob("step-*"))
         number = draw.randint(1, 40)
 
-        def part(number: int = number, resume: bool = resume) -> None:
+        def train_part(number: int = number, resume: bool = resume) -> None:
             die_at_sync(number)
             chain_trainer(run).run(resume=resume)
 
-        if not was_killed(part):
+        if not was_killed(train_part):
             chain_trainer(run.with_name(f"{run.name}-whole")).run()
             return deaths
     raise AssertionError("no child reached the end")

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from clearhead.generate.scoring.result import Validation
 from clearhead.training.loop import Trainer
 from clearhead.training.optim.schedules import Schedule
-from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
+from clearhead.training.progress.reports import RunPlan, StepReport, TrainingProgress, ValidationReport
 from clearhead.training.record import TrainSettings
 
 VOCABULARY, WIDTH = 13, 7
@@ -102,7 +102,7 @@ class Falling(Schedule):
 
 
 @dataclass
-class Recorder(Progress):
+class Recorder(TrainingProgress):
     """Keeps every report."""
 
     plans: list[RunPlan] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Recorder(Progress):
     def step(self, report: StepReport) -> None:
         self.steps.append(report)
 
-    def validated(self, report: ValidationReport) -> None:
+    def end_validation(self, report: ValidationReport) -> None:
         self.validations.append(report)
 
     def message(self, text: str) -> None:
@@ -127,7 +127,7 @@ class Recorder(Progress):
         self.ended += 1
 
 
-def summed_loss(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+def sum_loss(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
     logits_BTV = module(batch.ids_BT)
     loss = F.cross_entropy(logits_BTV.flatten(0, 1), batch.labels_BT.flatten(), reduction="sum")
     return loss, batch.labels_BT.numel()
@@ -137,7 +137,7 @@ def validation(module: nn.Module) -> Validation:
     """Loss on one fixed text; it draws random numbers, as a careless validation might."""
     torch.rand(3), random.random()
     text_BT = torch.arange(VOCABULARY).repeat(3, 2)
-    loss, num_labels = summed_loss(module, Tokens(text_BT[:, :-1], text_BT[:, 1:]))
+    loss, num_labels = sum_loss(module, Tokens(text_BT[:, :-1], text_BT[:, 1:]))
     return Validation(loss.item() / num_labels, score=100 * float(torch.exp(-loss / num_labels)))
 
 
@@ -145,7 +145,7 @@ def small_trainer(
     run: Path,
     *,
     validate: Callable[[nn.Module], Validation] = validation,
-    loss: Callable[[nn.Module, Tokens], tuple[Tensor, int]] = summed_loss,
+    loss: Callable[[nn.Module, Tokens], tuple[Tensor, int]] = sum_loss,
     **changes: Any,
 ) -> Trainer[Tokens]:
     """A trainer over fresh parts; two of them with the same settings train the same weights."""

@@ -20,7 +20,7 @@ from clearhead.base.signals import Interrupted
 from clearhead.checkpoints.reference import ModelReference
 from clearhead.checkpoints.runs import checkpoint as files
 from clearhead.checkpoints.runs.directory import find_weights, open_run
-from clearhead.checkpoints.runs.metrics import Metrics, read_metrics
+from clearhead.checkpoints.runs.metrics import MetricsRow, read_metrics
 from clearhead.generate.scoring.result import Validation
 from clearhead.training.loop import Trainer
 from clearhead.training.record import TrainSettings, planned_steps
@@ -33,7 +33,7 @@ from tests.training.small import (
     equal_states,
     recorder,
     small_trainer,
-    summed_loss,
+    sum_loss,
     validation,
 )
 
@@ -52,7 +52,7 @@ def test_a_run_leaves_checkpoints_metrics_plots_and_the_best(tmp_path: Path) -> 
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [3, 4, 6, 8, 9, 12]
     assert [row["step"] for row in rows if row["valid_loss"] is not None] == [4, 8, 12]
-    keys = [field.name for field in fields(Metrics)]
+    keys = [field.name for field in fields(MetricsRow)]
     assert all(list(row) == keys for row in rows)
     assert [path.name for path in sorted((run / "plots").iterdir())] == ["learning_rate.png", "loss.png", "score.png"]
     assert not (run / "lock").exists()
@@ -80,17 +80,17 @@ class OneBatch:
     batches_per_epoch = 1
 
     def __init__(self, batches: list[Tokens]) -> None:
-        self.batches, self.place = batches, 0
+        self.batches, self.position = batches, 0
 
     def __next__(self) -> Tokens:
-        self.place += 1
-        return self.batches[(self.place - 1) % len(self.batches)]
+        self.position += 1
+        return self.batches[(self.position - 1) % len(self.batches)]
 
     def state(self) -> dict[str, Any]:
-        return {"place": self.place}
+        return {"place": self.position}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        self.place = state["place"]
+        self.position = state["place"]
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
@@ -104,20 +104,20 @@ def test_accumulated_batches_equal_one_batch(tmp_path: Path, clip: float | None)
         logits_NV = module(batch.ids_BT)[chosen]
         return nn.functional.cross_entropy(logits_NV, batch.labels_BT[chosen], reduction="sum"), int(chosen.sum())
 
-    def trained(name: str, parts: list[Tensor]) -> dict[str, Tensor]:
+    def train(name: str, parts: list[Tensor]) -> dict[str, Tensor]:
         settings = {"steps": 3, "accumulate": len(parts), "clip": clip}
         trainer = small_trainer(tmp_path / name, loss=some_labels, **settings)
         trainer.module.dropout.p = 0.0  # type: ignore[union-attr]
         # Plain descent, so that a wrong scale of the gradient cannot hide
         trainer.optimizer = torch.optim.SGD(trainer.module.parameters(), lr=1.0)
         trainer.schedule.first = 3.0  # type: ignore[attr-defined]
-        trainer.batches = OneBatch([Tokens(part[:, :-1], part[:, 1:]) for part in parts])
+        trainer.batches = OneBatch([Tokens(ids_part[:, :-1], ids_part[:, 1:]) for ids_part in parts])
         trainer.run()
         return {name: value.clone() for name, value in trainer.module.state_dict().items()}
 
-    whole = trained("whole", [ids])
-    parts = trained("parts", list(ids.split([3, 7, 11])))
-    first = trained("first", [ids[:3]])
+    whole = train("whole", [ids])
+    parts = train("parts", list(ids.split([3, 7, 11])))
+    first = train("first", [ids[:3]])
     for name, value in whole.items():
         assert (value - parts[name]).abs().max() / value.abs().max() < 1e-5
     assert (whole["mix.weight"] - first["mix.weight"]).abs().max() > 1e-3
@@ -184,7 +184,7 @@ def test_a_resumed_run_forecasts_its_validations_by_the_one_before(tmp_path: Pat
     parts[0].validation_seconds = 100.0
     parts[0].run()
     parts[1].run(resume=True)
-    first, again = (recorder(one).plans[0].validation_seconds for one in parts)
+    first, again = (recorder(stage).plans[0].validation_seconds for stage in parts)
     assert first == 100.0 and 0 < again < 100.0
 
 
@@ -195,7 +195,7 @@ def test_impossible_settings_are_all_named() -> None:
         assert word in str(caught.value)
 
 
-def scripted(values: list[float], *, metric: str = "loss") -> Any:
+def script_validation(values: list[float], *, metric: str = "loss") -> Any:
     remaining = list(values)
 
     def validate(module: nn.Module) -> Validation:
@@ -211,7 +211,7 @@ def scripted(values: list[float], *, metric: str = "loss") -> Any:
 def test_patience_ends_a_run_that_no_longer_improves(tmp_path: Path, metric: Any, values: list[float]) -> None:
     trainer = small_trainer(
         tmp_path / "run",
-        validate=scripted(values, metric=metric),
+        validate=script_validation(values, metric=metric),
         early_stop=EarlyStop(metric=metric, patience=2),
         steps=1000,
         validate_every=2,
@@ -225,14 +225,14 @@ def test_patience_ends_a_run_that_no_longer_improves(tmp_path: Path, metric: Any
 
 
 def test_the_schedule_hears_every_validation_once(tmp_path: Path) -> None:
-    trainer = small_trainer(tmp_path / "run", validate=scripted([3.0, 2.0, 1.0]))
+    trainer = small_trainer(tmp_path / "run", validate=script_validation([3.0, 2.0, 1.0]))
     trainer.run()
     assert trainer.schedule.state() == {"observed": [3.0, 2.0, 1.0]}
 
 
 def test_a_score_that_decides_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(RunFailure, match="choose by loss"):
-        small_trainer(tmp_path / "run", validate=scripted([1.0]), best_by="score").run()
+        small_trainer(tmp_path / "run", validate=script_validation([1.0]), best_by="score").run()
 
 
 def test_validation_leaves_no_trace_in_the_weights(tmp_path: Path) -> None:
@@ -281,7 +281,9 @@ def test_the_last_validated_weights_are_averaged(tmp_path: Path, ema: float | No
         assert (value.double() - expected).abs().max() / expected.abs().max() < 1e-6
         assert torch.equal(value, measured[4][name]), "the average itself is validated"
     assert equal_states(weights(tmp_path / "run", 12), trainer.module.state_dict())
-    again = small_trainer(tmp_path / "run", validate=scripted([]), validate_every=3, average=3, keep=1, ema=ema)
+    again = small_trainer(
+        tmp_path / "run", validate=script_validation([]), validate_every=3, average=3, keep=1, ema=ema
+    )
     assert again.run(resume=True).averaged == result.averaged, "a finished run is not measured again"
 
 
@@ -289,22 +291,22 @@ def test_the_last_validated_weights_are_averaged(tmp_path: Path, ema: float | No
 def test_a_loss_that_is_not_finite_stops_at_once(tmp_path: Path, value: float) -> None:
     calls = []
 
-    def poisoned(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+    def poisoned_loss(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
         calls.append(1)
-        loss, labels = summed_loss(module, batch)
+        loss, labels = sum_loss(module, batch)
         return (loss * value if len(calls) == 14 else loss), labels
 
-    trainer = small_trainer(tmp_path / "run", loss=poisoned, accumulate=2)
+    trainer = small_trainer(tmp_path / "run", loss=poisoned_loss, accumulate=2)
     with pytest.raises(RunFailure, match=rf"loss became {value} at step 7 in batch 2 of 2.*step-4"):
         trainer.run()
-    assert files.newest_sound(tmp_path / "run") == (files.checkpoint_folder(tmp_path / "run", 4), [])
+    assert files.find_newest_undamaged(tmp_path / "run") == (files.checkpoint_folder(tmp_path / "run", 4), [])
     assert all(value.isfinite().all() for value in trainer.module.state_dict().values())
     assert recorder(trainer).ended == 1 and not (tmp_path / "run" / "lock").exists()
 
 
 def test_a_gradient_that_is_not_finite_stops_before_the_weights_are_spoiled(tmp_path: Path) -> None:
     def steep(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
-        loss, labels = summed_loss(module, batch)
+        loss, labels = sum_loss(module, batch)
         return loss + torch.sqrt(module.mix.bias.sum() * 0).sum() * 0, labels
 
     trainer = small_trainer(tmp_path / "run", loss=steep, clip=None)
@@ -315,7 +317,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_are_spoiled(tmp_
 
 def test_a_validation_loss_that_is_not_finite_saves_nothing(tmp_path: Path) -> None:
     with pytest.raises(RunFailure, match="validation loss became nan at step 8"):
-        small_trainer(tmp_path / "run", validate=scripted([1.0, float("nan")])).run()
+        small_trainer(tmp_path / "run", validate=script_validation([1.0, float("nan")])).run()
     assert files.checkpoint_steps(tmp_path / "run") == [0, 4]
 
 
@@ -329,16 +331,16 @@ def test_running_out_of_memory_says_what_to_do(tmp_path: Path) -> None:
 
 def test_a_damaged_best_checkpoint_and_a_damaged_line_are_said_on_resume(tmp_path: Path) -> None:
     run, values = tmp_path / "run", [1.0, 2.0, 3.0, 4.0]
-    small_trainer(run, validate=scripted(values), keep=1, steps=8).run()
+    small_trainer(run, validate=script_validation(values), keep=1, steps=8).run()
     best = files.checkpoint_folder(run, 4) / files.WEIGHTS
     best.write_bytes(best.read_bytes()[:-1] + b"x")
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8,\n')
-    again = small_trainer(run, validate=scripted(values[2:]), keep=1)
+    again = small_trainer(run, validate=script_validation(values[2:]), keep=1)
     again.run(resume=True)
-    said = " ".join(recorder(again).messages)
-    assert "weights.safetensors was altered" in said and "It was the best; step-8 takes its place" in said
-    assert "metrics.jsonl: line 5 is damaged" in said
+    messages = " ".join(recorder(again).messages)
+    assert "weights.safetensors was altered" in messages and "It was the best; step-8 takes its place" in messages
+    assert "metrics.jsonl: line 5 is damaged" in messages
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -349,7 +351,7 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, number: signal.Sig
         calls.append(1)
         if len(calls) == 11:
             os.kill(os.getpid(), number)
-        return summed_loss(module, batch)
+        return sum_loss(module, batch)
 
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=rf"Stopped by {number.name} after step 6.*--resume") as caught:
@@ -366,7 +368,7 @@ def test_a_signal_finishes_the_step_and_saves(tmp_path: Path, number: signal.Sig
 def test_a_signal_ends_a_validation_at_once_and_resuming_makes_up_for_it(tmp_path: Path) -> None:
     calls = []
 
-    def interrupted(module: nn.Module) -> Validation:
+    def interrupt(module: nn.Module) -> Validation:
         calls.append(1)
         if len(calls) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -375,7 +377,7 @@ def test_a_signal_ends_a_validation_at_once_and_resuming_makes_up_for_it(tmp_pat
 
     options: dict[str, Any] = {"ema": 0.9, "average": 3}
     with pytest.raises(Interrupted):
-        small_trainer(tmp_path / "run", validate=interrupted, **options).run()
+        small_trainer(tmp_path / "run", validate=interrupt, **options).run()
     small_trainer(tmp_path / "run", **options).run(resume=True)
     small_trainer(tmp_path / "whole", **options).run()
     for name in (files.WEIGHTS, files.AVERAGED_WEIGHTS):
@@ -392,7 +394,7 @@ def test_a_second_interrupt_stops_at_once(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         small_trainer(tmp_path / "run", loss=impatient).run()
-    assert files.newest_sound(tmp_path / "run")[0] is not None
+    assert files.find_newest_undamaged(tmp_path / "run")[0] is not None
 
 
 def same_metrics(first: Path, second: Path) -> bool:
@@ -412,7 +414,7 @@ def test_torch_is_as_before_after_a_run(tmp_path: Path) -> None:
 
     def look(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
         inside.append((torch.are_deterministic_algorithms_enabled(), torch.get_num_threads()))
-        return summed_loss(module, batch)
+        return sum_loss(module, batch)
 
     threads = torch.get_num_threads()
     small_trainer(tmp_path / "run", steps=1, loss=look, threads=threads + 1).run()
@@ -426,12 +428,12 @@ def test_threads_and_other_choices_are_read_back_on_resuming(tmp_path: Path) -> 
 
     def look(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
         inside.append(torch.get_num_threads())
-        return summed_loss(module, batch)
+        return sum_loss(module, batch)
 
     threads = torch.get_num_threads()
     choices = {"choices": {"compile": False}}
     small_trainer(tmp_path / "run", steps=1, threads=threads + 1, **choices).run()
-    assert files.saved_choices(tmp_path / "run") == {"compile": False, "precision": "fp32", "threads": threads + 1}
+    assert files.read_choices(tmp_path / "run") == {"compile": False, "precision": "fp32", "threads": threads + 1}
     again = small_trainer(tmp_path / "run", steps=2, loss=look, **choices)
     again.run(resume=True)
     assert inside == [threads + 1] and len(recorder(again).messages) == 1  # how it ended
@@ -522,16 +524,16 @@ def test_the_validation_at_an_end_changes_nothing_for_a_run_that_goes_on(
     options: dict[str, Any] = {"keep": keep, "average": 2, "early_stop": EarlyStop(metric="loss", patience=3)}
 
     def trainer(run: Path, **changes: Any) -> Trainer[Tokens]:
-        made = small_trainer(run, **{"steps": 26, **options, **changes})
-        made.schedule = Decaying()
+        small = small_trainer(run, **{"steps": 26, **options, **changes})
+        small.schedule = Decaying()
 
         def validate(module: nn.Module) -> Validation:
-            reports = recorder(made)
+            reports = recorder(small)
             step = reports.steps[-1].step if reports.steps else reports.plans[-1].first_step
             return Validation(losses[step], score=1.0)
 
-        made.validate = validate
-        return made
+        small.validate = validate
+        return small
 
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     assert trainer(whole).run().reason == "early stopping: 3 validations in a row without a better loss"

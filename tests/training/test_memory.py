@@ -10,33 +10,33 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.fast.training import parts
+from clearhead.fast.training import tree as tree_module
 from clearhead.training import memory, preflight
 from clearhead.training.memory import (
     CAPACITY,
-    OWN_CAPACITY,
     STEPS_BETWEEN,
+    TORCH_CAPACITY,
     limit_kernel_cache,
     needs_kernels,
     return_memory,
 )
-from clearhead.training.preflight import Trial, Workload, step_cost
+from clearhead.training.preflight import Trial, Workload, measure_step_cost
 from clearhead.training.record import TrainSettings
-from tests.training.small import NextToken, ShuffledTokens, Tokens, summed_loss
+from tests.training.small import NextToken, ShuffledTokens, Tokens, sum_loss
 
 OURS, OTHER = "ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"
 TORCH = "LRU_CACHE_CAPACITY"
 
 
-@pytest.mark.parametrize("given", [None, OURS, OTHER, TORCH])
-def test_the_users_bound_comes_first(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+@pytest.mark.parametrize("limit", [None, OURS, OTHER, TORCH])
+def test_the_users_bound_comes_first(monkeypatch: pytest.MonkeyPatch, limit: str | None) -> None:
     for name in (OURS, OTHER, TORCH):
         monkeypatch.setenv(name, "7")
-        if name != given:
+        if name != limit:
             monkeypatch.delenv(name)
     limit_kernel_cache()
-    assert os.environ.get(OURS) == {OURS: "7", OTHER: None}.get(str(given), str(CAPACITY))
-    assert os.environ[TORCH] == ("7" if given == TORCH else str(OWN_CAPACITY))
+    assert os.environ.get(OURS) == {OURS: "7", OTHER: None}.get(str(limit), str(CAPACITY))
+    assert os.environ[TORCH] == ("7" if limit == TORCH else str(TORCH_CAPACITY))
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
@@ -69,20 +69,20 @@ def test_sizes_that_were_not_tried_count_as_those_that_were(monkeypatch: pytest.
 
     An array of so many bytes is never put where the process has memory that other tests gave back.
     """
-    kept: dict[torch.Size, Tensor] = {}
+    arrays: dict[torch.Size, Tensor] = {}
 
     def keeping(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
-        if batch.ids_BT.shape not in kept:
-            kept[batch.ids_BT.shape] = torch.ones(10_000_000)
-        return summed_loss(module, batch)
+        if batch.ids_BT.shape not in arrays:
+            arrays[batch.ids_BT.shape] = torch.ones(10_000_000)
+        return sum_loss(module, batch)
 
     monkeypatch.setattr(preflight, "needs_kernels", lambda device, precision: is_needed)
-    monkeypatch.setattr(parts, "has_faster_products", lambda: False)  # whose own kernels take memory
+    monkeypatch.setattr(tree_module, "has_faster_products", lambda: False)  # whose own kernels take memory
     module = NextToken()
     optimizer = torch.optim.AdamW(module.parameters())
     work = Workload(keeping, ShuffledTokens(), num_sizes=41)
-    cost = step_cost(Trial(module, optimizer, work, TrainSettings(run="run", steps=10**6)), seconds=0.0)
+    cost = measure_step_cost(Trial(module, optimizer, work, TrainSettings(run="run", steps=10**6)), seconds=0.0)
     if is_needed:
-        assert len(kept) >= 4 and 1400e6 < cost.memory_bytes < 2000e6
+        assert len(arrays) >= 4 and 1400e6 < cost.memory_bytes < 2000e6
     else:
-        assert len(kept) <= 2 and cost.memory_bytes < 200e6
+        assert len(arrays) <= 2 and cost.memory_bytes < 200e6

@@ -16,7 +16,7 @@ from clearhead.training import assemble, preflight
 from clearhead.training.preflight import Workload, faster_precision
 from clearhead.training.runfile.sections import Train
 from tests.model.test_training import PAIRS, tables
-from tests.training.small import NextToken, ShuffledTokens, Tokens, summed_loss
+from tests.training.small import NextToken, ShuffledTokens, Tokens, sum_loss
 
 Precision = Literal["auto", "fp32", "bf16"]
 
@@ -34,7 +34,7 @@ class Timed:
         self.calls += 1
         if ("bf16" if torch.is_autocast_enabled("cpu") else "fp32") == self.slow:
             self.clock += 0.2
-        return summed_loss(module, batch)
+        return sum_loss(module, batch)
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, loss: Timed, precision: Precision = "auto", least: int = 0) -> str:
@@ -42,11 +42,11 @@ def choose(monkeypatch: pytest.MonkeyPatch, loss: Timed, precision: Precision = 
     monkeypatch.setattr(preflight, "LEAST_PRODUCTS", least)
     monkeypatch.setattr(preflight, "time", loss)
     batches, module = ShuffledTokens(), NextToken()
-    place, random = batches.state(), torch.get_rng_state()
-    found = faster_precision(module, Workload(loss, batches), Train(run="run", precision=precision))
-    assert batches.state() == place and torch.equal(torch.get_rng_state(), random)
+    position, random = batches.state(), torch.get_rng_state()
+    chosen = faster_precision(module, Workload(loss, batches), Train(run="run", precision=precision))
+    assert batches.state() == position and torch.equal(torch.get_rng_state(), random)
     assert all(parameter.grad is None for parameter in module.parameters())
-    return found
+    return chosen
 
 
 @pytest.mark.parametrize(("slow", "expected"), [("fp32", "bf16"), ("bf16", "fp32")])

@@ -32,12 +32,12 @@ from clearhead.training.preflight import (
     Trial,
     Workload,
     disk_forecast,
+    measure_step_cost,
     preflight,
-    step_cost,
 )
 from clearhead.training.record import TrainSettings
-from clearhead.training.task_parts import DataSide
-from tests.training.small import NextToken, ShuffledTokens, Tokens, small_trainer, summed_loss
+from clearhead.training.task_setup import DataSide
+from tests.training.small import NextToken, ShuffledTokens, Tokens, small_trainer, sum_loss
 
 
 def side(**changes: Any) -> DataSide:
@@ -61,7 +61,7 @@ def check(run: Path, *sides: DataSide, **settings: Any) -> module_under_test.Pre
         Trial(
             module,
             torch.optim.AdamW(module.parameters()),
-            Workload(summed_loss, ShuffledTokens(), valid_share=0.2),
+            Workload(sum_loss, ShuffledTokens(), valid_share=0.2),
             TrainSettings(run=str(run), **({"steps": 40, "validate_every": 15} | settings)),
         ),
         faults=[fault for each in sides or (side(),) for fault in each.faults(model())],
@@ -77,7 +77,7 @@ def cost_of(
 ) -> StepCost:
     optimizer = torch.optim.AdamW(module.parameters()) if optimizer is None else optimizer
     settings = TrainSettings(run="run", steps=1, clip=1.0)
-    return step_cost(Trial(module, optimizer, Workload(loss, batches or ShuffledTokens(), **work), settings))
+    return measure_step_cost(Trial(module, optimizer, Workload(loss, batches or ShuffledTokens(), **work), settings))
 
 
 def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_the_room_that_a_run_holds_already_counts_as_free(tmp_path: Path, monkey
 @pytest.mark.parametrize("options", [{}, {"ema": 0.9}, {"ema": 0.9, "average": 3, "keep": 2}])
 def test_the_disk_forecast_covers_what_a_run_really_keeps(tmp_path: Path, options: dict[str, Any]) -> None:
     trainer = small_trainer(tmp_path / "run", validate_every=2, **options)
-    one, whole = disk_forecast(trainer.module, trainer.settings)
+    checkpoint, whole = disk_forecast(trainer.module, trainer.settings)
     trainer.run()
 
     def tensor_bytes(folder: Path) -> int:
@@ -158,7 +158,9 @@ def test_the_disk_forecast_covers_what_a_run_really_keeps(tmp_path: Path, option
 
     # The average holds the tied table of this module under both of its names
     tied_twice = 4 * 13 * 7 if "ema" in options else 0
-    assert tensor_bytes(files.checkpoint_folder(tmp_path / "run", 12)) == pytest.approx(one + tied_twice, rel=0.02)
+    assert tensor_bytes(files.checkpoint_folder(tmp_path / "run", 12)) == pytest.approx(
+        checkpoint + tied_twice, rel=0.02
+    )
     assert 0.5 * whole < tensor_bytes(tmp_path / "run" / "checkpoints") <= whole
 
 
@@ -188,18 +190,18 @@ def test_a_dry_step_changes_nothing() -> None:
     groups = [dict(group) for group in optimizer.param_groups]
     batches = ShuffledTokens()
     next(batches)
-    place = batches.state()
+    position = batches.state()
     seen = []
 
     def loss(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
         seen.append((module.training, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled()))
         random.random(), np.random.rand()
-        return summed_loss(module, batch)
+        return sum_loss(module, batch)
 
     cost = cost_of(module, loss, optimizer, batches)
     assert cost.step_seconds > 0 and cost.validation_seconds == 0 and cost.memory_bytes >= 0
     assert set(seen) == {(True, True, True), (False, False, True)}
-    assert batches.state() == place and not optimizer.state
+    assert batches.state() == position and not optimizer.state
     assert all(group == before for group, before in zip(optimizer.param_groups, groups, strict=True))
     assert all(parameter.grad is gradients[name] for name, parameter in module.named_parameters())
     assert all(torch.equal(value, values[name]) for name, value in module.state_dict().items())
@@ -211,7 +213,7 @@ def test_a_dry_step_measures_memory() -> None:
     """64 MB of activations cannot hide in what the process holds already."""
 
     def hungry(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
-        loss, labels = summed_loss(module, batch)
+        loss, labels = sum_loss(module, batch)
         return loss + 0 * torch.ones(16_000_000).mul(loss.detach()).sum(), labels
 
     assert 40e6 < cost_of(NextToken(), hungry).memory_bytes < 400e6
@@ -236,7 +238,7 @@ class SlowMachine(Display):
 
     def loss(self, module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
         self.spend("forward")
-        loss, labels = summed_loss(module, batch)
+        loss, labels = sum_loss(module, batch)
         if loss.requires_grad:
             loss.register_hook(lambda gradient: self.spend("backward"))
         return loss, labels
@@ -310,14 +312,14 @@ def test_time_counts_batches_optimizer_and_validation(monkeypatch: pytest.Monkey
             super().step(closure)
 
     def slow(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
-        loss, labels = summed_loss(module, batch)
+        loss, labels = sum_loss(module, batch)
         return Slow.apply(loss), labels
 
     module = NextToken()
     optimizer = SlowAdamW(module.parameters())
     settings = TrainSettings(run="run", steps=10**5, accumulate=3)
     work = Workload(slow, ShuffledTokens(), valid_share=0.5, score_seconds=lambda module: 0.4)
-    cost = step_cost(Trial(module, optimizer, work, settings))
+    cost = measure_step_cost(Trial(module, optimizer, work, settings))
     assert cost.step_seconds == pytest.approx(3 * 0.03 + 0.03)
     assert cost.validation_seconds == pytest.approx(0.4 + 2.5 * 0.02)
 
@@ -330,7 +332,7 @@ def test_garbage_of_before_hides_no_memory_of_a_dry_step() -> None:
 
     def hungry(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
         gc.collect()
-        loss, labels = summed_loss(module, batch)
+        loss, labels = sum_loss(module, batch)
         return loss + 0 * torch.ones(16_000_000).mul(loss.detach()).sum(), labels
 
     try:
@@ -348,16 +350,16 @@ def test_a_batch_that_does_not_fit_into_memory_is_said() -> None:
 
 
 def test_other_errors_of_a_dry_step_are_not_hidden() -> None:
-    def broken(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+    def broken_loss(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
         raise RuntimeError("shapes differ")
 
     with pytest.raises(RuntimeError, match="shapes differ"):
-        cost_of(NextToken(), broken)
+        cost_of(NextToken(), broken_loss)
 
 
 def test_a_model_that_cannot_be_trained_here_is_refused_before_it_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_spec(PRESETS["transformer"], source_vocab=7, target_vocab=7)
-    count = sum(one.numel() for one in build(model, device="meta").parameters())
+    count = sum(parameter.numel() for parameter in build(model, device="meta").parameters())
     monkeypatch.setattr(module_under_test, "free_memory", lambda device: 16 * count)
     module_under_test.refuse_large(model, torch.device("cpu"), is_trained_whole=True)
     monkeypatch.setattr(module_under_test, "free_memory", lambda device: 16 * count - 1)

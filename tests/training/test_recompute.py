@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from clearhead.core import build
-from clearhead.fast.training.parts import training_tree
+from clearhead.fast.training.tree import training_tree
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 

@@ -17,7 +17,7 @@ from clearhead.base.errors import InputError
 from clearhead.checkpoints.runs import checkpoint as files
 from clearhead.checkpoints.runs.metrics import read_metrics
 from tests.checkpoints.runs.test_checkpoint import same
-from tests.training.resume_job import STEPS, chain_trainer, real_trainer, reversed_words
+from tests.training.resume_job import STEPS, chain_trainer, real_trainer, write_reversed_words
 from tests.training.small import equal_states
 from tests.training.test_loop import same_metrics
 from tests.training.test_snapshots import snapshots
@@ -40,8 +40,8 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 def assert_same_end(first: Path, second: Path, step: int) -> None:
     ends = [files.load_checkpoint(files.checkpoint_folder(run, step)) for run in (first, second)]
-    for part in ("weights", "ema", "optimizer"):
-        assert same(dict(getattr(ends[0], part)), dict(getattr(ends[1], part))), part
+    for file_name in ("weights", "ema", "optimizer"):
+        assert same(dict(getattr(ends[0], file_name)), dict(getattr(ends[1], file_name))), file_name
     for key in ("schedule", "batches", "random", "ema_updates", "choices"):
         assert ends[0].state[key] == ends[1].state[key], key
     tallies = [{k: v for k, v in end.state["tally"].items() if "seconds" not in k} for end in ends]
@@ -58,7 +58,7 @@ def assert_same_end(first: Path, second: Path, step: int) -> None:
 def test_killed_twice_and_resumed_the_weights_are_bit_identical(tmp_path: Path) -> None:
     moments = random.SystemRandom()
     moment, write = moments.uniform(0.0, 1.5), moments.randint(10, 60)
-    reversed_words(tmp_path)
+    write_reversed_words(tmp_path)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     undisturbed = start("whole", str(whole))
     reached, messages = finish(start("killed", str(killed), str(moment), str(write))).splitlines()
@@ -91,13 +91,13 @@ def test_killed_in_the_middle_of_any_write_the_end_is_the_same(tmp_path: Path) -
 
 
 def test_a_run_in_bf16_is_resumed_with_the_same_bits(tmp_path: Path) -> None:
-    reversed_words(tmp_path)
+    write_reversed_words(tmp_path)
     real_trainer(tmp_path / "whole", steps=6, precision="bf16").run()
     real_trainer(tmp_path / "parted", steps=3, precision="bf16").run()
     real_trainer(tmp_path / "parted", steps=6, precision="bf16").run(resume=True)
     ends = [files.load_checkpoint(files.checkpoint_folder(tmp_path / run, 6)) for run in ("whole", "parted")]
-    for part in ("weights", "ema", "optimizer"):
-        assert same(dict(getattr(ends[0], part)), dict(getattr(ends[1], part))), part
+    for file_name in ("weights", "ema", "optimizer"):
+        assert same(dict(getattr(ends[0], file_name)), dict(getattr(ends[1], file_name))), file_name
 
 
 def test_the_test_can_fail(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from clearhead.core import build
 from clearhead.core.attention import Attention
-from clearhead.fast.training.parts import RecomputedLayer, training_tree
+from clearhead.fast.training.tree import RecomputedLayer, training_tree
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training import preflight, slowdowns
-from clearhead.training.preflight import StepCost, Trial, Workload, step_cost
+from clearhead.training.preflight import StepCost, Trial, Workload, measure_step_cost
 from clearhead.training.record import TrainSettings
 from tests.training.small import ShuffledTokens, Tokens
 
@@ -22,10 +22,10 @@ from tests.training.small import ShuffledTokens, Tokens
 def seconds_of(module: nn.Module) -> float:
     """Return the seconds of a pass on a machine on which each setting has its own factor."""
     seconds = 3.0 if torch.is_autocast_enabled("cpu") else 1.0
-    for part in module.modules():
-        if isinstance(part, Attention) and part.training and part.dropout.p > 0.0:
+    for submodule in module.modules():
+        if isinstance(submodule, Attention) and submodule.training and submodule.dropout.p > 0.0:
             return 2.0 * seconds
-        if isinstance(part, RecomputedLayer) and part.recomputes:
+        if isinstance(submodule, RecomputedLayer) and submodule.recomputes:
             seconds = max(seconds, 1.25)
     return seconds
 
@@ -50,7 +50,7 @@ def measure(
     monkeypatch.setattr(slowdowns, "has_fast_bf16", lambda device: False)
     settings = TrainSettings(run="run", steps=1000, precision=precision)
     optimizer = torch.optim.AdamW(module.parameters())
-    return step_cost(Trial(module, optimizer, Workload(loss, ShuffledTokens()), settings)), module
+    return measure_step_cost(Trial(module, optimizer, Workload(loss, ShuffledTokens()), settings)), module
 
 
 @pytest.mark.parametrize(
@@ -75,5 +75,5 @@ def test_each_setting_is_named_with_its_factor(
         f"slower      {words}" for words in expected
     ]
     rate = options.get("attention_dropout", 0.0)
-    assert all(part.dropout.p == rate for part in module.modules() if isinstance(part, Attention))
-    assert all(part.recomputes for part in module.modules() if isinstance(part, RecomputedLayer))
+    assert all(submodule.dropout.p == rate for submodule in module.modules() if isinstance(submodule, Attention))
+    assert all(submodule.recomputes for submodule in module.modules() if isinstance(submodule, RecomputedLayer))

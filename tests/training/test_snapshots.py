@@ -8,18 +8,18 @@ import pytest
 from torch import Tensor, nn
 
 from clearhead.checkpoints.runs import checkpoint as files
-from clearhead.checkpoints.runs import extra_weights as kept
+from clearhead.checkpoints.runs import extra_weights as weight_files
 from clearhead.checkpoints.runs.extra_weights import snapshot_folder
 from clearhead.training.record import TrainSettings, num_snapshots
 from tests.checkpoints.runs.test_checkpoint import same
-from tests.training.small import Tokens, small_trainer, summed_loss
+from tests.training.small import Tokens, small_trainer, sum_loss
 
 
 def snapshots(run: Path) -> dict[int, dict[str, Tensor]]:
     """The weights of every snapshot, all of which must be sound."""
-    found = files.undamaged_weights(files.snapshots_folder(run))
-    assert list(found) == files.steps_in(files.snapshots_folder(run))
-    return {step: files.load_tensors(file) for step, file in found.items()}
+    paths = files.find_undamaged_weights(files.snapshots_folder(run))
+    assert list(paths) == files.steps_in(files.snapshots_folder(run))
+    return {step: files.load_tensors(file) for step, file in paths.items()}
 
 
 def test_snapshots_are_the_weights_of_their_steps(tmp_path: Path) -> None:
@@ -44,8 +44,8 @@ def test_the_oldest_go_but_not_step_0(tmp_path: Path) -> None:
 def test_an_exponential_average_is_kept_in_place_of_the_weights(tmp_path: Path) -> None:
     small_trainer(tmp_path / "run", steps=5, ema=0.9, validate_every=5).run()
     average = files.load_tensors(files.checkpoint_folder(tmp_path / "run", 5) / files.AVERAGED_WEIGHTS)
-    found = snapshots(tmp_path / "run")
-    assert same(found[5], average) and 2 in found, "a step without a checkpoint"
+    saved = snapshots(tmp_path / "run")
+    assert same(saved[5], average) and 2 in saved, "a step without a checkpoint"
 
 
 @pytest.mark.parametrize("stop", [1, 5, 9, 10])
@@ -60,16 +60,16 @@ def test_a_resumed_run_keeps_those_of_one_that_went_on(tmp_path: Path, stop: int
 def test_a_run_that_goes_back_and_stops_has_those_of_one_that_stopped_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept, "SNAPSHOT_SPAN", 8)  # steps 1, 3, 8, 23, of which the last two are kept
+    monkeypatch.setattr(weight_files, "SNAPSHOT_SPAN", 8)  # steps 1, 3, 8, 23, of which the last two are kept
     whole, parts, calls = tmp_path / "whole", tmp_path / "parts", iter(range(9))
 
-    def killed(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+    def killing_loss(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
         if next(calls) == 8:
             raise KeyboardInterrupt
-        return summed_loss(module, batch)
+        return sum_loss(module, batch)
 
     with pytest.raises(KeyboardInterrupt):
-        small_trainer(parts, steps=99, snapshots=3, validate_every=5, loss=killed).run()
+        small_trainer(parts, steps=99, snapshots=3, validate_every=5, loss=killing_loss).run()
     assert files.checkpoint_steps(parts)[-1] == 5 and list(snapshots(parts)) == [0, 1, 3, 8]
     small_trainer(parts, steps=7, snapshots=3, validate_every=5).run(resume=True)
     small_trainer(whole, steps=7, snapshots=3, validate_every=5).run()

@@ -24,17 +24,21 @@ KINDS = ("translate", "generate", "fill", "denoise", "classify", "tag", "embed",
 def test_every_task_is_measured_and_used_by_commands_that_exist(kind: str) -> None:
     data = f'[task]\nkind = "{kind}"\n[data]\n{FORMS.get(kind, TEXT)}\n'
     text = f'{data}[tokenizer]\nkind = "word"\n[train]\nrun = "my run"\nsteps = 3\n'
-    commands = [shlex.split(one) for one in next_commands(Path("my run"), parse_run_file(text, "run.toml"))]
+    commands = [shlex.split(command) for command in next_commands(Path("my run"), parse_run_file(text, "run.toml"))]
     # A denoising model is for other tasks to start from.
     assert [words[1] for words in commands] == ["evaluate", "new" if kind == "denoise" else kind]
     known = typer.main.get_command(make_app()).commands  # type: ignore[attr-defined]
     known |= {"new": known["new"].commands["translate"]}
     for words in commands:
         assert words[0] == "clearhead" and words[-1 if words[1] == "new" else 2] == "my run"
-        options = {name for one in known[words[1]].params for name in one.opts}
+        options = {name for option in known[words[1]].params for name in option.opts}
         assert {word for word in words if word.startswith("--")} <= options
         assert words[1] != "evaluate" or words[3:] == []
-        needed = {one.opts[0] for one in known[words[1]].params if one.required and one.param_type_name == "option"}
+        needed = {
+            option.opts[0]
+            for option in known[words[1]].params
+            if option.required and option.param_type_name == "option"
+        }
         assert needed <= set(words)
 
 
@@ -53,9 +57,9 @@ def test_a_run_much_shorter_than_planned_says_how_to_make_it_longer(
     data = f'[task]\nkind = "generate"\n[data]\n{TEXT}\n[tokenizer]\nkind = "word"\n'
     run_file = parse_run_file(f'{data}[train]\nrun = "my run"\nsteps = 116\n{planned}\n', "run.toml")
     result = RunResult(Path("my run"), step, None, None, seconds, "all 116 steps are done")
-    said = [line for line in summary_lines(result, run_file) if line.startswith("shorter")]
-    assert len(said) == is_said
+    notices = [line for line in summary_lines(result, run_file) if line.startswith("shorter")]
+    assert len(notices) == is_said
     if is_said:
-        assert "116 steps took 1 min 28 s of the 3 min planned" in said[0]
-        words = shlex.split(said[0].partition("all of it: ")[2])
+        assert "116 steps took 1 min 28 s of the 3 min planned" in notices[0]
+        words = shlex.split(notices[0].partition("all of it: ")[2])
         assert words == ["clearhead", "train", "my run/run.toml", "train.steps=224", "train.run=my run-longer"]

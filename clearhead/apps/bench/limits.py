@@ -44,12 +44,12 @@ class Limits:
 
 def fast_precisions(device: torch.device) -> tuple[Precision, ...]:
     """Return the precisions in which a device multiplies matrices fast."""
-    found: list[Precision] = ["fp32"]
+    precisions: list[Precision] = ["fp32"]
     if has_fast_bf16(device):
-        found.append("bf16")
+        precisions.append("bf16")
     if device.type == "cpu" and library() is not None:
-        found.append("int8")
-    return tuple(found)
+        precisions.append("int8")
+    return tuple(precisions)
 
 
 def measure_limits(
@@ -86,10 +86,10 @@ def measure_limits(
 
 def best_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Return the seconds of the fastest of several tries, as many as begin within `SECONDS`."""
-    began, found = time.perf_counter(), [seconds(work, device)]
-    while len(found) <= repeats and time.perf_counter() - began < SECONDS:
-        found.append(seconds(work, device))
-    return min(found)
+    began, times = time.perf_counter(), [seconds(work, device)]
+    while len(times) <= repeats and time.perf_counter() - began < SECONDS:
+        times.append(seconds(work, device))
+    return min(times)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:

@@ -26,7 +26,7 @@ from clearhead.generate.continuation import GenerateRequest, generate_ids, strea
 from clearhead.generate.options import GenerateOptions
 from clearhead.model.facade import Model
 from clearhead.spec.cost import forward_flops
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.spec.token_counts import TokenCounts
 
 SECONDS: Final = 15.0
@@ -123,7 +123,7 @@ class _Bench:
 
     def decoding(self) -> Iterator[Speed]:
         """Yield prompt processing and decoding of one text at each context that fits, and of a batch."""
-        effort, fitting = self.effort, [*_fitting(self.model, self.effort)]
+        effort, fitting = self.effort, [*_fitting_contexts(self.model, self.effort)]
         self.seconds_each = effort.seconds / (len(fitting) + 1)
         times_limit = 0.0
         for number, (context, new) in enumerate(fitting):
@@ -133,7 +133,7 @@ class _Bench:
                 left_out = ", ".join(f"{length:,}" for length, _ in fitting[number:])
                 message(f"left out: {left_out} tokens; {context:,} take about {times_limit * least:.0f} s to read")
                 return
-            runs = self._repeated(lambda: self._stream(context, new))  # noqa: B023
+            runs = self._repeat(lambda: self._stream(context, new))  # noqa: B023
             tokens = [later - earlier for run in runs for earlier, later in pairwise(run[1:])]
             first = statistics.median(run[1] - run[0] for run in runs)
             times_limit = first / least
@@ -157,8 +157,10 @@ class _Bench:
 
                 def run(texts: Sequence[str] = texts, beam_size: int = beam_size) -> float:
                     began = time.perf_counter()
-                    found = self.model.translate_n_best(list(texts), n=1, beam_size=beam_size, max_length=SENTENCE)
-                    return sum(len(best.tokens) for (best, *_) in found) / (time.perf_counter() - began)
+                    translations = self.model.translate_n_best(
+                        list(texts), n=1, beam_size=beam_size, max_length=SENTENCE
+                    )
+                    return sum(len(best.tokens) for (best, *_) in translations) / (time.perf_counter() - began)
 
                 work = "translate, greedy" if beam_size == 1 else f"translate, beam {beam_size}"
                 yield self._speed(work, batch, SENTENCE, self._median(run), self._read_limit(batch, SENTENCE))
@@ -176,14 +178,14 @@ class _Bench:
         return Speed(work, self.precision, batch, context, "tokens", per_second, limit)
 
     def _median(self, run: Callable[[], float]) -> float:
-        return statistics.median(self._repeated(run))
+        return statistics.median(self._repeat(run))
 
-    def _repeated(self, run: Callable[[], T]) -> list[T]:
+    def _repeat(self, run: Callable[[], T]) -> list[T]:
         """Return what each repetition found; the first one counts only where there was time for no other."""
-        began, found = time.perf_counter(), [run()]
-        while len(found) <= self.effort.repeats and time.perf_counter() - began < self.seconds_each:
-            found.append(run())
-        return found[1:] or found
+        began, results = time.perf_counter(), [run()]
+        while len(results) <= self.effort.repeats and time.perf_counter() - began < self.seconds_each:
+            results.append(run())
+        return results[1:] or results
 
     def _stream(self, context: int, new: int) -> list[float]:
         """Return when a generation began and when each token came; every id is one letter, so none is held back."""
@@ -197,9 +199,9 @@ class _Bench:
         batch = self.effort.batch
 
         def run() -> float:
-            one, all_of_them = (self._request(batch, context, count) for count in (1, new))
-            begin = seconds(lambda: generate_ids(self.model.tree, one), self.device)
-            whole = seconds(lambda: generate_ids(self.model.tree, all_of_them), self.device)
+            first_only, every_token = (self._request(batch, context, count) for count in (1, new))
+            begin = seconds(lambda: generate_ids(self.model.tree, first_only), self.device)
+            whole = seconds(lambda: generate_ids(self.model.tree, every_token), self.device)
             return batch * (new - 1) / max(whole - begin, 1e-9)
 
         return self._median(run)
@@ -225,13 +227,15 @@ class _Bench:
 
     def _use(self, texts: list[str]) -> object:
         """Do the task of an encoder; where it is none of these, run the model."""
-        if find(self.model.task.kind).outputs in ("labels", "token_labels", "vector"):
+        if find_task(self.model.task.kind).outputs in ("labels", "token_labels", "vector"):
             return self.model.predict(texts)
         tokenizer = self.model.tokenizer
         rows = [ids[:SENTENCE] for ids in tokenizer.encode_batch(texts)]
         width = max(1, *map(len, rows))
         ids = torch.tensor([row + [tokenizer.pad_id] * (width - len(row)) for row in rows], device=self.device)
-        mask = torch.tensor([[place < max(1, len(row)) for place in range(width)] for row in rows], device=self.device)
+        mask = torch.tensor(
+            [[position < max(1, len(row)) for position in range(width)] for row in rows], device=self.device
+        )
         with torch.inference_mode():
             return self.model.tree(ids, mask=mask)
 
@@ -257,22 +261,22 @@ def weights_of_a_step(model: Model) -> int:
     module = model.module
     assert module.decoder is not None, "a model that decodes has a decoder"
     parts = [module.decoder] if module.head is None else [module.decoder, module.head]
-    own: set[Tensor] = {weight for part in parts for weight in _tensors(part)}
-    own -= set(_tensors(module.decoder.embedding))
+    weights: set[Tensor] = {weight for submodule in parts for weight in _tensors(submodule)}
+    weights -= set(_tensors(module.decoder.embedding))
     if module.head is not None:
         # A tied matrix belongs to the embedding, and the head reads all of it.
         linear = next(layer for layer in reversed(module.head.layers) if isinstance(layer, Linear))
         holder = linear.tied.module if linear.weight is None else linear
-        own.update(_tensors(holder))
-    return sum(weight.nbytes for weight in own)
+        weights.update(_tensors(holder))
+    return sum(weight.nbytes for weight in weights)
 
 
-def _tensors(part: nn.Module) -> list[Tensor]:
+def _tensors(module: nn.Module) -> list[Tensor]:
     """Return the weights of a part; those in 8 bits are buffers."""
-    return [*part.parameters(), *part.buffers()]
+    return [*module.parameters(), *module.buffers()]
 
 
-def _fitting(model: Model, effort: Effort) -> Iterator[tuple[int, int]]:
+def _fitting_contexts(model: Model, effort: Effort) -> Iterator[tuple[int, int]]:
     """Yield the contexts that a model has, with the tokens to generate; a short one where it has none of them."""
     most = min((limit for limit in (model.module.max_positions, model.task.max_length) if limit is not None), default=0)
     fitting = [context for context in effort.contexts if not most or context + effort.new_tokens <= most]
@@ -298,8 +302,10 @@ def advice(speeds: Sequence[Speed], limits: Limits, *, default: str, processors:
     """
     precisions = list(dict.fromkeys(speed.precision for speed in speeds))
     usual = default if default in precisions else precisions[0]
-    found = [fastest_precision(speeds, usual)] if len(precisions) > 1 else []
-    return "; ".join([*found, _other_gain([one for one in speeds if one.precision == usual], limits, processors)])
+    sentences = [fastest_precision(speeds, usual)] if len(precisions) > 1 else []
+    return "; ".join(
+        [*sentences, _other_gain([speed for speed in speeds if speed.precision == usual], limits, processors)]
+    )
 
 
 def fastest_precision(speeds: Sequence[Speed], usual: str) -> str:
@@ -327,12 +333,12 @@ def fastest_precision(speeds: Sequence[Speed], usual: str) -> str:
         return f"{usual} is the fastest precision here"
     if len(winners) == 1:
         (best,) = winners
-        return f"--precision {best} is the fastest here at {_listed(winners[best])}"
-    listed = [f"{precision} at {_listed(works)}" for precision, works in winners.items()]
+        return f"--precision {best} is the fastest here at {_join_words(winners[best])}"
+    listed = [f"{precision} at {_join_words(works)}" for precision, works in winners.items()]
     return f"the fastest precision here is {', and '.join(listed)}"
 
 
-def _listed(works: Sequence[str]) -> str:
+def _join_words(works: Sequence[str]) -> str:
     return ", ".join(works[:-1]) + (" and " if len(works) > 1 else "") + works[-1]
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.apps.check.trace import (
-    Comparison,
-    ModelInputs,
     ModelPair,
+    PointComparison,
     Trace,
+    TraceInputs,
     compare_layouts,
     compare_traces,
     first_divergence,
@@ -34,7 +34,7 @@ from clearhead.checkpoints.hf.loading import load_module
 from clearhead.checkpoints.hf.mapping.tensor_rules import RotaryHalves, Slots
 from clearhead.checkpoints.hf.saving import module_to_hf_tensors
 from clearhead.checkpoints.hf.tokenizers import CheckpointTokenizers, load_tokenizers
-from clearhead.checkpoints.weights.files import built
+from clearhead.checkpoints.weights.files import build_from_tensors
 from clearhead.core import Transformer
 from clearhead.text.tokenizer_files import has_tokenizer
 
@@ -157,18 +157,18 @@ def compare_with_transformers(folder: Path, *, reference: Path | None = None, to
         layers={point.name: point.error for point in points if point.is_layer},
         logits=next((point.error for point in points if point.name == "outputs"), None),
         padded=None if padded is None else _output_error(sides, padded),
-        real=real, text=text, divergence=_named(sides, divergence), causes=causes,
+        real=real, text=text, divergence=_describe_point(sides, divergence), causes=causes,
     )  # fmt: skip
 
 
-def _named(sides: ModelPair, point: Comparison | None) -> str | None:
+def _describe_point(sides: ModelPair, point: PointComparison | None) -> str | None:
     if point is None:
         return None
     pair = sides.pairs.get(point.path)
     return f"{point.name}{f' ({pair[0]})' if pair else ''}: {point.error:.1e}"
 
 
-def _output_error(sides: ModelPair, inputs: ModelInputs) -> float:
+def _output_error(sides: ModelPair, inputs: TraceInputs) -> float:
     """Return the difference of the outputs at real tokens."""
     ours, theirs, mask = sides.run_ours(sides.ours, inputs), sides.run_theirs(inputs), inputs.mask
     if ours.outputs is None or theirs.outputs is None:
@@ -183,8 +183,8 @@ def _limit(sides: ModelPair) -> int:
 
 
 def _pad(sides: ModelPair) -> int | None:
-    found = getattr(sides.theirs.config, "pad_token_id", None)
-    return found if isinstance(found, int) and 0 <= found < sides.ours.num_source_ids else None
+    pad = getattr(sides.theirs.config, "pad_token_id", None)
+    return pad if isinstance(pad, int) and 0 <= pad < sides.ours.num_source_ids else None
 
 
 def _random_ids(sides: ModelPair, shape: tuple[int, int], *, seed: int, limit: int) -> Tensor:
@@ -193,7 +193,7 @@ def _random_ids(sides: ModelPair, shape: tuple[int, int], *, seed: int, limit: i
     return ids if pad is None else ids + (ids >= pad)
 
 
-def _random_inputs(sides: ModelPair, rows: int = 1) -> ModelInputs:
+def _random_inputs(sides: ModelPair, rows: int = 1) -> TraceInputs:
     length = min(TOKENS, _limit(sides))
     ids = _random_ids(sides, (rows, length), seed=7, limit=sides.ours.num_source_ids)
     ids = _with_end_tokens(sides, ids, torch.full((rows,), length))
@@ -201,10 +201,10 @@ def _random_inputs(sides: ModelPair, rows: int = 1) -> ModelInputs:
     segments = None
     if table is not None and table.weight.shape[0] > 1:
         segments = (torch.arange(length) > 4).long().expand(ids.shape)
-    return _with_target(sides, ModelInputs(ids, segments=segments))
+    return _with_target(sides, TraceInputs(ids, segments=segments))
 
 
-def _with_target(sides: ModelPair, inputs: ModelInputs) -> ModelInputs:
+def _with_target(sides: ModelPair, inputs: TraceInputs) -> TraceInputs:
     """Add the input of the decoder of two stacks."""
     if not sides.has_two_stacks:
         return inputs
@@ -212,7 +212,7 @@ def _with_target(sides: ModelPair, inputs: ModelInputs) -> ModelInputs:
     return replace(inputs, target_ids=_random_ids(sides, shape, seed=11, limit=sides.ours.num_target_ids))
 
 
-def _padded_inputs(sides: ModelPair) -> ModelInputs | None:
+def _padded_inputs(sides: ModelPair) -> TraceInputs | None:
     pad = _pad(sides)
     if pad is None:
         return None
@@ -318,11 +318,13 @@ def compare_tokenizers(text: CheckpointTokenizers, reference: Path) -> Tokenizer
         return list(source.encode(text))
 
     differing = tuple(hard for hard in HARD if source.special_tokens.add_to(encode(hard))[0] != expected[hard])
-    cause = _cause(encode, plain, differing) if differing else None
+    cause = _find_tokenizer_cause(encode, plain, differing) if differing else None
     return TokenizerParity(source.fingerprint, len(HARD), differing, cause)
 
 
-def _cause(ours: Callable[[str], list[int]], plain: dict[str, list[int]], differing: tuple[str, ...]) -> str:
+def _find_tokenizer_cause(
+    ours: Callable[[str], list[int]], plain: dict[str, list[int]], differing: tuple[str, ...]
+) -> str:
     """Return the likely cause of a difference."""
     if all(ours(text) == plain[text] for text in differing):
         return "the tokens are equal, but not the special tokens around a text"
@@ -334,13 +336,13 @@ def _cause(ours: Callable[[str], list[int]], plain: dict[str, list[int]], differ
     return f"tokens differ, first those of {next(text for text in differing if ours(text) != plain[text])!r}"
 
 
-def text_inputs(text: CheckpointTokenizers, limit: int, rows: int) -> Iterator[ModelInputs]:
+def text_inputs(text: CheckpointTokenizers, limit: int, rows: int) -> Iterator[TraceInputs]:
     """Yield texts with their special tokens, as far as they fit."""
     source = text.pair.source
     for hard in HARD:
         ids, segments = source.special_tokens.add_to(source.encode(hard))
         if 0 < len(ids) <= limit and max(ids) < rows:
-            yield ModelInputs(torch.tensor([ids]), segments=torch.tensor([segments]) if any(segments) else None)
+            yield TraceInputs(torch.tensor([ids]), segments=torch.tensor([segments]) if any(segments) else None)
 
 
 MOST_CAUSES = 4
@@ -359,7 +361,7 @@ _FIELDS: tuple[tuple[str, tuple[type[spec.Node], ...], str], ...] = (
     ("the theta of RoPE", (spec.Rotary,), "theta"),
 )
 State = Mapping[str, Tensor]
-Way = Callable[[list[Tensor], Slots], list[Tensor]]
+Conversion = Callable[[list[Tensor], Slots], list[Tensor]]
 Change = Callable[[spec.Node], spec.Node]
 
 
@@ -371,7 +373,7 @@ class Experiment:
     make: Callable[[], Transformer]
 
 
-def find_causes(sides: ModelPair, inputs: ModelInputs, expected: Trace, tolerance: float) -> Iterator[str]:
+def find_causes(sides: ModelPair, inputs: TraceInputs, expected: Trace, tolerance: float) -> Iterator[str]:
     """Yield the likely causes of a difference from transformers.
 
     Args:
@@ -383,46 +385,46 @@ def find_causes(sides: ModelPair, inputs: ModelInputs, expected: Trace, toleranc
     module = sides.ours
     for _ in range(MOST_CAUSES):
         trace = sides.run_ours(module, inputs)
-        place = _place(compare_traces(trace, expected), tolerance)
-        if place is None:
+        agreement = _measure_agreement(compare_traces(trace, expected), tolerance)
+        if agreement is None:
             return
-        best, best_place = None, place
+        best, best_agreement = None, agreement
         for experiment in _experiments(sides, module, trace, expected, tolerance):
             try:
                 changed = experiment.make()
-                found = _place(compare_traces(sides.run_ours(changed, inputs), expected), tolerance)
+                new_agreement = _measure_agreement(compare_traces(sides.run_ours(changed, inputs), expected), tolerance)
             except (InputError, RuntimeError):
                 continue
-            if found is None:
+            if new_agreement is None:
                 yield experiment.description
                 return
             # Of experiments that agree equally far, the one with the smallest difference there.
-            if found[0] > place[0] and found > best_place:
-                best, best_place = (experiment, changed), found
+            if new_agreement[0] > agreement[0] and new_agreement > best_agreement:
+                best, best_agreement = (experiment, changed), new_agreement
         if best is None:
-            yield _by_tensors(sides, module)
+            yield _describe_tensors(sides, module)
             return
         yield best[0].description
         module = best[1]
 
 
-def _place(found: list[Comparison], tolerance: float) -> tuple[int, float] | None:
+def _measure_agreement(points: list[PointComparison], tolerance: float) -> tuple[int, float] | None:
     """Return how far two models agree: the larger the better; None: to the end."""
-    first = first_divergence(found, tolerance)
-    return None if first is None else (found.index(first), -first.error)
+    first = first_divergence(points, tolerance)
+    return None if first is None else (points.index(first), -first.error)
 
 
 def _experiments(
     sides: ModelPair, module: Transformer, trace: Trace, expected: Trace, tolerance: float
 ) -> Iterator[Experiment]:
     for description, change in _field_changes(module, sides.theirs.config.to_dict()):
-        yield Experiment(description, partial(_changed, module, change))
-    yield from _layouts(module)
-    yield from _orders(module, trace, expected, tolerance)
+        yield Experiment(description, partial(_build_changed, module, change))
+    yield from _layout_experiments(module)
+    yield from _order_experiments(module, trace, expected, tolerance)
 
 
-def _changed(module: Transformer, change: Change) -> Transformer:
-    return built(spec.map_nodes(module.spec, lambda _, node: change(node)), module.state_dict())
+def _build_changed(module: Transformer, change: Change) -> Transformer:
+    return build_from_tensors(spec.map_nodes(module.spec, lambda _, node: change(node)), module.state_dict())
 
 
 def _setter(kinds: tuple[type[spec.Node], ...], name: str, before: Any, after: Any) -> Change:
@@ -469,10 +471,13 @@ def _field_changes(module: Transformer, config: Mapping[str, Any]) -> Iterator[t
                 is_other = now != after if isinstance(now, str) else not math.isclose(now, after, abs_tol=0.0)
                 if is_other and (now, after) not in tried:
                     tried.add((now, after))
-                    yield f"{label}: {_shown(now)} here, {_shown(after)} there", _setter(kinds, name, before, after)
+                    yield (
+                        f"{label}: {_format_value(now)} here, {_format_value(after)} there",
+                        _setter(kinds, name, before, after),
+                    )
 
 
-def _shown(value: str | float | int) -> str:
+def _format_value(value: str | float | int) -> str:
     return f"{value}" if isinstance(value, str | bool) else f"{value:.6g}"
 
 
@@ -480,79 +485,79 @@ def _attentions(module: Transformer) -> dict[str, spec.Attention]:
     return {path: node for path, node in spec.walk(module.spec) if isinstance(node, spec.Attention)}
 
 
-def _layouts(module: Transformer) -> Iterator[Experiment]:
+def _layout_experiments(module: Transformer) -> Iterator[Experiment]:
     """Try the other layout of RoPE: pairs are interleaved on one side and half a head apart on the other."""
     rotating = {path: node for path, node in _attentions(module).items() if node.position is not None}
     if not rotating:
         return
-    ways = (("neighbours", "halves", RotaryHalves().load), ("halves", "neighbours", RotaryHalves().save))
-    for there, here, way in ways:
+    conversions = (("neighbours", "halves", RotaryHalves().load), ("halves", "neighbours", RotaryHalves().save))
+    for there, here, convert in conversions:
         description = f"the layout of rotated pairs: the tensors were read as {here}, and they are {there}"
-        yield Experiment(description, partial(_laid_out, module, rotating, way))
+        yield Experiment(description, partial(_change_layout, module, rotating, convert))
 
 
-def _laid_out(module: Transformer, rotating: Mapping[str, spec.Attention], way: Way) -> Transformer:
+def _change_layout(module: Transformer, rotating: Mapping[str, spec.Attention], convert: Conversion) -> Transformer:
     state = dict(module.state_dict())
     for path, node in rotating.items():
-        for name in (f"{path}.{part}.{leaf}" for part in ("query", "key") for leaf in ("weight", "bias")):
+        for name in (f"{path}.{role}.{leaf}" for role in ("query", "key") for leaf in ("weight", "bias")):
             if name in state:
-                (state[name],) = way([state[name]], Slots((state[name].shape,), node))
-    return built(module.spec, state)
+                (state[name],) = convert([state[name]], Slots((state[name].shape,), node))
+    return build_from_tensors(module.spec, state)
 
 
-def _orders(module: Transformer, trace: Trace, expected: Trace, tolerance: float) -> Iterator[Experiment]:
+def _order_experiments(module: Transformer, trace: Trace, expected: Trace, tolerance: float) -> Iterator[Experiment]:
     """Find the heads of the first diverging attention in another order on the other side."""
     for path, node in _attentions(module).items():
         orders: dict[str, list[int]] = {}
-        for part in ("query", "key", "value"):
-            place = (f"{path}.{part}", 0)
-            if place not in trace.parts or place not in expected.parts:
+        for role in ("query", "key", "value"):
+            key = (f"{path}.{role}", 0)
+            if key not in trace.parts or key not in expected.parts:
                 continue
-            found, wanted = (side.parts[place].unflatten(-1, (-1, node.head_size)) for side in (trace, expected))
-            differs = relative_error(found, wanted) > tolerance and found.shape == wanted.shape
-            if differs and (order := _order(found, wanted, tolerance)) is not None:
-                orders[part] = order
+            actual, wanted = (side.parts[key].unflatten(-1, (-1, node.head_size)) for side in (trace, expected))
+            differs = relative_error(actual, wanted) > tolerance and actual.shape == wanted.shape
+            if differs and (order := _match_heads(actual, wanted, tolerance)) is not None:
+                orders[role] = order
         if orders:
             order = next(iter(orders.values()))
             description = f"the order of heads: the {' and '.join(orders)} heads there are heads {order} here"
-            yield Experiment(f"{description}, in {path}", partial(_reordered, module, {path: orders}))
+            yield Experiment(f"{description}, in {path}", partial(_reorder_heads, module, {path: orders}))
             everywhere = dict.fromkeys(_attentions(module), orders)
-            yield Experiment(f"{description}, in every layer", partial(_reordered, module, everywhere))
+            yield Experiment(f"{description}, in every layer", partial(_reorder_heads, module, everywhere))
             return
 
 
-def _order(found: Tensor, wanted: Tensor, tolerance: float) -> list[int] | None:
+def _match_heads(actual: Tensor, wanted: Tensor, tolerance: float) -> list[int] | None:
     """Return for each head of theirs the equal head of ours; None: some have no equal."""
-    heads = range(found.shape[-2])
+    heads = range(actual.shape[-2])
     order = [
-        next((i for i in heads if relative_error(found[..., i, :], wanted[..., j, :]) <= tolerance), -1) for j in heads
+        next((i for i in heads if relative_error(actual[..., i, :], wanted[..., j, :]) <= tolerance), -1) for j in heads
     ]
     return order if sorted(order) == list(heads) else None
 
 
-def _reordered(module: Transformer, places: Mapping[str, Mapping[str, list[int]]]) -> Transformer:
+def _reorder_heads(module: Transformer, places: Mapping[str, Mapping[str, list[int]]]) -> Transformer:
     state, nodes = dict(module.state_dict()), _attentions(module)
     for path, orders in places.items():
-        for part, order in orders.items():
-            for name in (f"{path}.{part}.weight", f"{path}.{part}.bias"):
+        for role, order in orders.items():
+            for name in (f"{path}.{role}.weight", f"{path}.{role}.bias"):
                 size = nodes[path].head_size
                 if name in state and state[name].shape[0] == len(order) * size:
                     state[name] = state[name].unflatten(0, (-1, size))[torch.tensor(order)].flatten(0, 1)
-    return built(module.spec, state)
+    return build_from_tensors(module.spec, state)
 
 
-def _by_tensors(sides: ModelPair, module: Transformer) -> str:
+def _describe_tensors(sides: ModelPair, module: Transformer) -> str:
     """Name the tensors that differ, where no experiment explains the divergence."""
     loaded = sides.pretrained
     mine = module_to_hf_tensors(module, loaded.family, loaded.variant, loaded.prefix, module.state_dict())
     base, theirs = f"{getattr(sides.theirs, 'base_model_prefix', '')}.", sides.theirs.state_dict()
     other = {name.removeprefix(base): tensor for name, tensor in theirs.items()}
-    found = []
+    differing = []
     for name, tensor in mine.items():
         known = other.get(name.removeprefix(base))
         if known is not None and not (known.shape == tensor.shape and torch.equal(known.float(), tensor.float())):
-            found.append(name)
-    if not found:
+            differing.append(name)
+    if not differing:
         return "not found by any experiment; all tensors that can be compared are equal"
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"the weights: '{found[0]}'{more} have other values there"
+    more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+    return f"the weights: '{differing[0]}'{more} have other values there"

@@ -27,13 +27,13 @@ from clearhead.core.embedding import LearnedPosition, Table
 from clearhead.core.head import Linear
 from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.data.batches.inputs import shift_right
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 
 _KINDS = (nn.Linear, Linear, Table, LearnedPosition, LayerNorm, RMSNorm)
 
 
 @dataclass(frozen=True)
-class ModelInputs:
+class TraceInputs:
     """Inputs of both models.
 
     Args:
@@ -70,15 +70,15 @@ def import_transformers() -> Any:
         InputError: it is not installed.
     """
     try:
-        found = importlib.import_module("transformers")
+        library = importlib.import_module("transformers")
     except ImportError:
         raise InputError(
             "--against transformers needs the transformers library: install it with "
             f"{make_install_command('transformers')}"
         ) from None
-    found.utils.logging.disable_progress_bar()
-    found.utils.logging.set_verbosity_error()
-    return found
+    library.utils.logging.disable_progress_bar()
+    library.utils.logging.set_verbosity_error()
+    return library
 
 
 def load_with_transformers(folder: Path, pretrained: LoadedModule) -> nn.Module:
@@ -123,18 +123,18 @@ class ModelPair:
         """Whether there is an encoder and a decoder."""
         return self.ours.encoder is not None and self.ours.decoder is not None
 
-    def run_ours(self, module: Transformer, inputs: ModelInputs) -> Trace:
+    def run_ours(self, module: Transformer, inputs: TraceInputs) -> Trace:
         """Run a module of ours, possibly a changed one, and record the outputs of its submodules."""
-        trace, order = Trace(), [(path, part) for path, part in module.named_modules() if path in self.pairs]
+        trace, order = Trace(), [(path, submodule) for path, submodule in module.named_modules() if path in self.pairs]
         with torch.no_grad(), _recording(trace, order), _recording_layers(trace, module):
             target, mask = self._targets(inputs)
             out = module(inputs.ids, target, mask=inputs.mask, target_mask=mask, segments=inputs.segments)
         # The outputs of an embedding model are its states, as in transformers.
-        has_logits = find(self.pretrained.task.kind).outputs != "vector" and out.logits is not None
+        has_logits = find_task(self.pretrained.task.kind).outputs != "vector" and out.logits is not None
         trace.outputs = out.logits if has_logits else out.hidden
         return trace
 
-    def run_theirs(self, inputs: ModelInputs) -> Trace:
+    def run_theirs(self, inputs: TraceInputs) -> Trace:
         """Run their module, and record the outputs of its submodules, in our order of rows and under our paths."""
         trace, raw = Trace(), Trace()
         modules = {their: self.theirs.get_submodule(their) for their, _ in self.pairs.values()}
@@ -143,9 +143,9 @@ class ModelPair:
         for (name, count), value in raw.parts.items():
             ours = {path: bound for path, (their, bound) in self.pairs.items() if their == name}
             bound = next(iter(ours.values()))
-            for path, part in zip(_paths(bound), _in_our_order(bound, value), strict=True):
+            for path, tensor in zip(_paths(bound), _in_our_order(bound, value), strict=True):
                 if path in ours:
-                    trace.parts.setdefault((path, count), part)
+                    trace.parts.setdefault((path, count), tensor)
         if self.has_two_stacks:
             states = {"encoder": out.get("encoder_hidden_states"), "decoder": out.get("decoder_hidden_states")}
         else:
@@ -158,7 +158,7 @@ class ModelPair:
             trace.outputs = torch.stack([out["start_logits"], out["end_logits"]], dim=-1)
         return trace
 
-    def _targets(self, inputs: ModelInputs) -> tuple[Tensor | None, Tensor | None]:
+    def _targets(self, inputs: TraceInputs) -> tuple[Tensor | None, Tensor | None]:
         repeats = self.pretrained.task.repeats
         if repeats is None or not self.has_two_stacks:
             return inputs.target_ids, None
@@ -168,7 +168,7 @@ class ModelPair:
         mask = torch.ones_like(inputs.ids, dtype=torch.bool) if inputs.mask is None else inputs.mask
         return shift_right(inputs.ids, mask, start=start if repeats == "start" else None), mask
 
-    def _arguments(self, inputs: ModelInputs) -> dict[str, Any]:
+    def _arguments(self, inputs: TraceInputs) -> dict[str, Any]:
         arguments: dict[str, Any] = {"input_ids": inputs.ids, "output_hidden_states": True, "return_dict": True}
         if inputs.mask is not None:
             arguments["attention_mask"] = inputs.mask.long()
@@ -184,7 +184,7 @@ def _pair_submodules(pretrained: LoadedModule, theirs: nn.Module) -> dict[str, t
     bounds, _ = bind_rules(pretrained.family, pretrained.variant, pretrained.prefix, pretrained.module)
     parts, known = dict(pretrained.module.named_modules()), dict(theirs.named_modules())
     base = str(getattr(theirs, "base_model_prefix", ""))
-    found: dict[str, tuple[str, BoundRule]] = {}
+    pairs: dict[str, tuple[str, BoundRule]] = {}
     for bound in bounds:
         if len(bound.theirs) != 1 or not all(isinstance(parts.get(path), _KINDS) for path in _paths(bound)):
             continue
@@ -192,8 +192,8 @@ def _pair_submodules(pretrained: LoadedModule, theirs: nn.Module) -> dict[str, t
         spellings = [name for stem in stems for name in (stem, f"{base}.{stem}", stem.removeprefix(f"{base}."))]
         their = next((name for name in spellings if name in known), None)
         if their is not None:
-            found |= dict.fromkeys(_paths(bound), (their, bound))
-    return found
+            pairs |= dict.fromkeys(_paths(bound), (their, bound))
+    return pairs
 
 
 def _paths(bound: BoundRule) -> list[str]:
@@ -205,7 +205,7 @@ def _in_our_order(bound: BoundRule, value: Tensor) -> list[Tensor]:
     parts = [value.movedim(-1, 0)]
     for change in bound.transforms:
         parts = parts if isinstance(change, Transpose) else change.load(parts, bound.slots)
-    return [part.movedim(0, -1) for part in parts]
+    return [tensor.movedim(0, -1) for tensor in parts]
 
 
 @contextmanager
@@ -236,7 +236,7 @@ def _recording_layers(trace: Trace, module: Transformer) -> Iterator[None]:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Printed):
+class PointComparison(Printed):
     """The difference of two models at one place.
 
     Args:
@@ -254,13 +254,13 @@ class Comparison(Printed):
 
 def compare_layouts(actual: Tensor, expected: Tensor) -> float:
     """Return the relative error of two tensors that may differ in layout, such as heads before tokens."""
-    return relative_error(actual, _reshaped(expected, actual))
+    return relative_error(actual, _match_layout(expected, actual))
 
 
-def compare_traces(ours: Trace, theirs: Trace) -> list[Comparison]:
+def compare_traces(ours: Trace, theirs: Trace) -> list[PointComparison]:
     """Compare the submodules, layers and outputs that both traces have."""
-    found = [
-        Comparison(
+    points = [
+        PointComparison(
             path if count == 0 else f"{path} (run {count + 1})",
             path,
             compare_layouts(value, theirs.parts[path, count]),
@@ -275,21 +275,23 @@ def compare_traces(ours: Trace, theirs: Trace) -> list[Comparison]:
         # Their last state is the output of the stack, or in a few classes its input to the final norm.
         is_last = f"{side} {int(name.split()[1]) + 1}" not in theirs.layers
         ends = [value, ours.layers[f"{side} end"]] if is_last and f"{side} end" in ours.layers else [value]
-        found.append(
-            Comparison(
+        points.append(
+            PointComparison(
                 _layer(name), name, min(compare_layouts(end, theirs.layers[name]) for end in ends), is_layer=True
             )
         )
     if ours.outputs is not None and theirs.outputs is not None:
-        found.append(
-            Comparison("outputs", "outputs", compare_layouts(_squeezed(ours.outputs, theirs.outputs), theirs.outputs))
+        points.append(
+            PointComparison(
+                "outputs", "outputs", compare_layouts(_drop_score_axis(ours.outputs, theirs.outputs), theirs.outputs)
+            )
         )
-    return found
+    return points
 
 
-def first_divergence(found: Sequence[Comparison], tolerance: float) -> Comparison | None:
+def first_divergence(points: Sequence[PointComparison], tolerance: float) -> PointComparison | None:
     """Return the first place where two models differ; None: they agree."""
-    return next((point for point in found if not point.error <= tolerance), None)
+    return next((point for point in points if not point.error <= tolerance), None)
 
 
 def _layer(name: str) -> str:
@@ -297,12 +299,12 @@ def _layer(name: str) -> str:
     return f"{side} embedding" if number == "0" else f"{side} layer {int(number) - 1}"
 
 
-def _squeezed(found: Tensor, expected: Tensor) -> Tensor:
+def _drop_score_axis(actual: Tensor, expected: Tensor) -> Tensor:
     """Drop the last axis of a single score per token, which some classes do not have."""
-    return found[..., 0] if found.dim() == expected.dim() + 1 and found.shape[-1] == 1 else found
+    return actual[..., 0] if actual.dim() == expected.dim() + 1 and actual.shape[-1] == 1 else actual
 
 
-def _reshaped(value: Tensor, like: Tensor) -> Tensor:
+def _match_layout(value: Tensor, like: Tensor) -> Tensor:
     """Undo differences of layout: heads before tokens, flattened rows, one row for all."""
     if value.dim() == 4 and value.transpose(1, 2).shape == like.shape != value.shape:
         return value.transpose(1, 2)
@@ -313,5 +315,5 @@ def _reshaped(value: Tensor, like: Tensor) -> Tensor:
     return value
 
 
-def _have_one_shape(found: Tensor, expected: Tensor) -> bool:
-    return _reshaped(expected, found).shape == found.shape
+def _have_one_shape(actual: Tensor, expected: Tensor) -> bool:
+    return _match_layout(expected, actual).shape == actual.shape

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, cast
 
 from clearhead.apps.cli.console import print_either, print_message
-from clearhead.apps.cli.options import ComputeOptions, Json, Ref, located, takes_compute_options
+from clearhead.apps.cli.options import ComputeOptions, Json, Ref, locate_model, takes_compute_options
 from clearhead.base.errors import LackOfMemory
 from clearhead.base.printing import human_bytes, human_count
 
@@ -39,7 +39,7 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     multiplies fast; --batch-size is that of the larger batch, by default 16; p50 and p95 are of one token. --json ends
     with {"device", "limits", "peak_memory", "speeds", "advice"}.
     """
-    ref = located(ref)
+    ref = locate_model(ref)
     import torch
 
     from clearhead.apps.bench.limits import fast_precisions, measure_limits
@@ -48,7 +48,9 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     from clearhead.training.memory import peak_memory
 
     device, processors = choose_device(compute.device), torch.get_num_threads()
-    precisions = fast_precisions(device) if compute.precision == "auto" else (_chosen(compute.precision, device),)
+    precisions = (
+        fast_precisions(device) if compute.precision == "auto" else (_choose_precision(compute.precision, device),)
+    )
     batch, share = compute.batch_size or Effort.batch, SECONDS / len(precisions)
     effort = Effort(batch=batch, seconds=share, seed=compute.seed or 0)
     limits: Limits | None = None
@@ -70,18 +72,18 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     if limits is None:
         raise LackOfMemory(f"{ref} fits into the free memory in none of {', '.join(precisions)}")
     default = choose_precision("auto", device)
-    found = {
+    record = {
         "device": str(device),
         "limits": asdict(limits),
         "peak_memory": peak_memory(device),
         "speeds": [asdict(speed) | {"share": speed.share} for speed in speeds],
         "advice": advice(speeds, limits, default=default, processors=processors),
     }
-    lines = [*_machine_lines(limits, peak_memory(device)), "", *_table(speeds), "", f"{found['advice']}."]
-    print_either(as_json, found, *lines)
+    lines = [*_machine_lines(limits, peak_memory(device)), "", *_table(speeds), "", f"{record['advice']}."]
+    print_either(as_json, record, *lines)
 
 
-def _chosen(precision: str, device: torch.device) -> Precision:
+def _choose_precision(precision: str, device: torch.device) -> Precision:
     """Return the precision that the user asks for, as the device has it."""
     from clearhead.base.machine import choose_precision
 
@@ -97,9 +99,9 @@ def _machine_lines(limits: Limits, peak: int) -> Iterator[str]:
 
 def _table(speeds: Sequence[Speed]) -> Iterator[str]:
     rows = [_COLUMNS, *map(_cells, speeds)]
-    widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
     for row in rows:
-        first, *others = (f"{cell:{'<' if place < 2 else '>'}{widths[place]}}" for place, cell in enumerate(row))
+        first, *others = (f"{cell:{'<' if column < 2 else '>'}{widths[column]}}" for column, cell in enumerate(row))
         yield "  ".join([first, *others]).rstrip()
 
 

@@ -13,7 +13,14 @@ from typing import Annotated, Any
 import typer
 
 from clearhead.apps.cli.console import print_either, print_json, print_message, print_result
-from clearhead.apps.cli.options import ComputeOptions, Force, Json, located, set_threads_and_seed, takes_compute_options
+from clearhead.apps.cli.options import (
+    ComputeOptions,
+    Force,
+    Json,
+    locate_model,
+    set_threads_and_seed,
+    takes_compute_options,
+)
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.base.files import refuse_unwritable, write_output
 
@@ -101,27 +108,27 @@ def check(
     from clearhead.apps.check.handwritten.files import python_file
 
     file, library = python_file(ref), {"--against": against, "--reference": reference, "--tolerance": tolerance}
-    machine = _given(compute) | {"--html": html, "--force": force or None}
+    machine = _changed_options(compute) | {"--html": html, "--force": force or None}
     file_options: dict[str, Any] = {"--hint": hint, "--width": width, "--heads": heads, "--as": kind}
     file_options |= {"--time-limit": time_limit, "name=value": settings or None}
     job = {"--steps": steps, "--kills": kills}
     if file is not None:
-        _refuse(f"{file[0]} is a Python file", {**machine, "--threads": None}, library, job)
+        _refuse_unused(f"{file[0]} is a Python file", {**machine, "--threads": None}, library, job)
         _check_file(*file, file_options, compute.threads or 1, as_json=as_json)
     elif is_run_file(ref):
-        _refuse(f"{ref} is a run file (.toml)", {**machine, "--seed": None}, library, file_options)
+        _refuse_unused(f"{ref} is a run file (.toml)", {**machine, "--seed": None}, library, file_options)
         check_run_file(ref, steps=steps, kills=kills, seed=compute.seed, as_json=as_json)
     elif is_certificate(ref):
         check_certificate(ref, machine | library | file_options | job, as_json=as_json)
     elif any(value is not None for value in library.values()):
-        _refuse(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, file_options, job)
+        _refuse_unused(f"{ref} is compared on the CPU in fp32", {**machine, "--threads": None}, file_options, job)
         _check_checkpoint(ref, against, reference, tolerance, compute.threads, as_json=as_json)
     else:
-        _refuse(f"{ref} is a checkpoint or a run", file_options, job)
+        _refuse_unused(f"{ref} is a checkpoint or a run", file_options, job)
         check_model(ref, compute, html=html, force=force, as_json=as_json)
 
 
-def _given(compute: ComputeOptions) -> dict[str, object]:
+def _changed_options(compute: ComputeOptions) -> dict[str, object]:
     """Return the options of how a model is run, None where one is as it is when it is left out."""
     return {
         "--device": None if compute.device == "auto" else compute.device,
@@ -132,7 +139,7 @@ def _given(compute: ComputeOptions) -> dict[str, object]:
     }
 
 
-def _refuse(reason: str, *options: Mapping[str, object]) -> None:
+def _refuse_unused(reason: str, *options: Mapping[str, object]) -> None:
     """Refuse options that have no effect on what is checked.
 
     Args:
@@ -156,26 +163,26 @@ def _check_checkpoint(
     *,
     as_json: bool,
 ) -> None:
-    from clearhead.base.files import absent
+    from clearhead.base.files import explain_absent
 
     if against is None:
         raise InputError("--reference and --tolerance are for a comparison: add --against transformers")
     if against != "transformers":
         raise InputError(f"--against {against} is not known; expected transformers")
     if reference is not None and not reference.exists():
-        raise InputError(f"--reference {reference}: {absent(reference, 'folder')}")
+        raise InputError(f"--reference {reference}: {explain_absent(reference, 'folder')}")
     if reference is not None and not (reference / "config.json").is_file():
         raise InputError(f"{reference} is not a Hugging Face checkpoint: it has no config.json")
-    place = located(ref)
+    resolved_ref = locate_model(ref)
     set_threads_and_seed(threads, None)
     from clearhead.apps.check.parity import compare_with_transformers
 
-    with _folder(place) as folder:
+    with _hf_folder(resolved_ref) as folder:
         report = compare_with_transformers(
             folder, reference=reference, tolerance=tolerance if tolerance is not None else 1e-4
         )
     # A run was saved in a temporary folder, whose name says nothing.
-    report = replace(report, folder=place, reference=place if reference is None else report.reference)
+    report = replace(report, folder=resolved_ref, reference=resolved_ref if reference is None else report.reference)
     print_either(as_json, report.record(), *report.lines())
     if not report.is_same:
         raise typer.Exit(1)
@@ -229,20 +236,20 @@ def _check_file(path: Path, name: str, options: Mapping[str, Any], threads: int,
 
 
 @contextmanager
-def _folder(place: str) -> Iterator[Path]:
+def _hf_folder(ref: str) -> Iterator[Path]:
     """Yield the folder of a Hugging Face checkpoint; another model is saved as one first."""
     import clearhead
     from clearhead.checkpoints.reference import ModelReference
 
-    checkpoint = ModelReference.parse(place).checkpoint_folder()
+    checkpoint = ModelReference.parse(ref).checkpoint_folder()
     if checkpoint is not None:
         yield checkpoint
         return
-    model = clearhead.load(place, device="cpu", precision="fp32")
+    model = clearhead.load(ref, device="cpu", precision="fp32")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "saved"
         model.save(folder, format="hf")
-        print_message(f"{place} was saved as a Hugging Face checkpoint for the comparison")
+        print_message(f"{ref} was saved as a Hugging Face checkpoint for the comparison")
         yield folder
 
 
@@ -297,18 +304,20 @@ def check_model(ref: str, compute: ComputeOptions, *, html: Path | None, force: 
     Raises:
         InputError: the model cannot be loaded or checked, or the file cannot be written.
     """
-    _refuse(f"{ref} is checked in single and in double precision", {"--precision": _given(compute)["--precision"]})
+    _refuse_unused(
+        f"{ref} is checked in single and in double precision", {"--precision": _changed_options(compute)["--precision"]}
+    )
     if html is not None:
         refuse_unwritable(html, force=force)
     elif force:
         raise InputError("--force replaces the file of --html; without that it would have no effect")
-    place = located(ref)
+    resolved_ref = locate_model(ref)
     set_threads_and_seed(compute.threads, compute.seed)
     from clearhead.apps.check.model import model as checks
     from clearhead.apps.check.model.report import report_html
     from clearhead.model.loading import load_unchecked
 
-    model, seed = load_unchecked(place, device=compute.device), 7 if compute.seed is None else compute.seed
+    model, seed = load_unchecked(resolved_ref, device=compute.device), 7 if compute.seed is None else compute.seed
     report = checks.check_model(model, ref, rows_at_once=compute.batch_size, seed=seed)
     if html is not None:
         write_output(html, report_html(report), force=force)

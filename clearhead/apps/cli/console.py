@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from clearhead.base.errors import UNSAFE, LongTexts, visible
-from clearhead.base.progress import Display, shown_by
+from clearhead.base.errors import UNSAFE, LongTexts, escape_unsafe
+from clearhead.base.progress import Display, use_display
 
 # What ends a line for some reader of text, such as `str.splitlines`.
 LINE_ENDS = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
@@ -37,7 +37,7 @@ def adapt_streams() -> None:
 
 def print_message(message: str) -> None:
     """Write a message to stderr, without the control characters that a file or a text may have put into it."""
-    print(visible(message, kept="\n\t"), file=sys.stderr, flush=True)
+    print(escape_unsafe(message, allowed="\n\t"), file=sys.stderr, flush=True)
 
 
 def silence(stream: TextIO) -> None:
@@ -47,24 +47,24 @@ def silence(stream: TextIO) -> None:
 
 def print_result(line: str = "") -> None:
     """Write one line of the result to stdout, which is one for every reader: other line ends become spaces."""
-    print(shown(line, is_terminal=sys.stdout.isatty()), flush=True)
+    print(make_printable(line, is_terminal=sys.stdout.isatty()), flush=True)
 
 
 def print_text(text: str, *, end: str = "") -> None:
     """Write a text of any number of lines, or a piece of it, to stdout at once."""
-    print(shown(text, kept="\n\t", is_terminal=sys.stdout.isatty()), end=end, flush=True)
+    print(make_printable(text, allowed="\n\t", is_terminal=sys.stdout.isatty()), end=end, flush=True)
 
 
-def shown(text: str, *, kept: str = "\t", is_terminal: bool = False) -> str:
+def make_printable(text: str, *, allowed: str = "\t", is_terminal: bool = False) -> str:
     """Return a text as output shows it: what ends a line and is not kept is a space, other controls are escaped."""
-    text = LINE_ENDS.sub(lambda found: found[0] if found[0] in kept else " ", text)
-    return visible(text, kept=kept if is_terminal else kept + _DIRECTIONS)
+    text = LINE_ENDS.sub(lambda match: match[0] if match[0] in allowed else " ", text)
+    return escape_unsafe(text, allowed=allowed if is_terminal else allowed + _DIRECTIONS)
 
 
 def print_json(record: Mapping[str, Any]) -> None:
     """Write one JSON object as one line of the result; what would not be shown as it is has an escape of JSON."""
     text = json.dumps(record, ensure_ascii=False, allow_nan=False)
-    print(UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text), flush=True)
+    print(UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text), flush=True)
 
 
 def print_either(as_json: bool, record: Mapping[str, Any], *lines: str) -> None:
@@ -84,33 +84,33 @@ class MessageDisplay(Display):
         print_message(text)
 
 
-class _Messages(logging.Handler):
+class _MessageHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         print_message(f"clearhead: {self.format(record)}")
 
 
 @contextmanager
-def library_messages() -> Iterator[None]:
+def show_library_messages() -> Iterator[None]:
     """Show messages and logged warnings of the library inside a with block, and what makes a command take long."""
-    logger, handler = logging.getLogger("clearhead"), _Messages()
+    logger, handler = logging.getLogger("clearhead"), _MessageHandler()
     slow = {name: logging.getLogger(f"clearhead.{name}") for name in ("fast.native", "busy_waiting", "generate")}
-    levels = {name: one.level for name, one in slow.items()}
-    for one in slow.values():
-        one.setLevel(logging.INFO)
+    levels = {name: slow_logger.level for name, slow_logger in slow.items()}
+    for slow_logger in slow.values():
+        slow_logger.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
-        with shown_by(MessageDisplay()):
+        with use_display(MessageDisplay()):
             yield
     finally:
         logger.removeHandler(handler)
-        for name, one in slow.items():
-            one.setLevel(levels[name])
+        for name, slow_logger in slow.items():
+            slow_logger.setLevel(levels[name])
 
 
 @contextmanager
-def long_texts_said_once() -> Iterator[None]:
+def report_long_texts_once() -> Iterator[None]:
     """Say at the end of a with block how many texts were too long, in one sentence."""
-    found: list[LongTexts] = []
+    long_texts: list[LongTexts] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", LongTexts)
         show = warnings.showwarning
@@ -124,7 +124,7 @@ def long_texts_said_once() -> Iterator[None]:
             line: str | None = None,
         ) -> None:
             if isinstance(message, LongTexts):
-                found.append(message)
+                long_texts.append(message)
             elif category is UserWarning:
                 print_message(f"clearhead: {message}")
             else:
@@ -134,5 +134,5 @@ def long_texts_said_once() -> Iterator[None]:
         try:
             yield
         finally:
-            if found:
-                print_message(f"clearhead: {LongTexts.joined(found)}")
+            if long_texts:
+                print_message(f"clearhead: {LongTexts.merge(long_texts)}")

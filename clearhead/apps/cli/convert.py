@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.apps.cli.console import print_either, print_message
-from clearhead.apps.cli.options import Json, located
+from clearhead.apps.cli.options import Json, locate_model
 from clearhead.base.errors import InputError
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ def convert(
     if to is None and max_shard_size is not None:
         raise InputError("--max-shard-size has an effect with --to hf only; leave it out")
     if push is not None:
-        from clearhead.model.saving import refuse_no_repository
+        from clearhead.model.saving import refuse_bad_repository
 
         if from_bin:
             raise InputError("--push uploads a model that is loaded: leave --from-bin out")
-        refuse_no_repository(push)
-    size = None if max_shard_size is None else _bytes(max_shard_size)
+        refuse_bad_repository(push)
+    size = None if max_shard_size is None else _parse_size(max_shard_size)
     if out.exists():
         raise InputError(f"{out} exists already; give a new folder")
     refuse_unwritable_place(out)
@@ -106,13 +106,13 @@ def _convert(
     """Write a model, and upload it too; return its model type and the commit."""
     from clearhead.base.files import read_json_object
 
-    place = located(ref)
+    resolved_ref = locate_model(ref)
     from clearhead.checkpoints.hf.saving import LARGEST_SHARD
     from clearhead.model.saving import push_model, write_model
 
     size, record = max_shard_size or LARGEST_SHARD, dict[str, str]()
     layout = "hf" if precision is None else "clearhead"
-    model, weights = _open(place, precision) if text is None else _calibrate(place, text)
+    model, weights = _open(resolved_ref, precision) if text is None else _calibrate(resolved_ref, text)
     write_model(model, out, out.name, layout, size, weights())
     if precision is None:
         record["model_type"] = str(read_json_object(out / "config.json", what="a config.json")["model_type"])
@@ -128,13 +128,13 @@ def _open(ref: str, precision: str | None) -> tuple[Model, Callable[[], Stream |
     from clearhead.checkpoints.reference import ModelReference
     from clearhead.fast.memory import FORMATS
     from clearhead.model.loading import load_as_stored
-    from clearhead.model.opening import in_form, open_model, stored_form
+    from clearhead.model.opening import change_form, lossless_form, open_model
 
     opened = open_model(ModelReference.locate(ref))
     if precision is not None:
-        return in_form(opened, next(choice.form for choice in FORMATS if choice.precision == precision), ref)
+        return change_form(opened, next(choice.form for choice in FORMATS if choice.precision == precision), ref)
     if can_stream(opened.model.module, opened.model.task, opened.model.hf_checkpoint):
-        return in_form(opened, stored_form(opened), ref)
+        return change_form(opened, lossless_form(opened), ref)
     return load_as_stored(ref), lambda: None
 
 
@@ -150,31 +150,31 @@ def _calibrate(ref: str, text: Path) -> tuple[Model, Callable[[], Stream | None]
 
 
 def _convert_bin(ref: str, out: Path) -> None:
-    from clearhead.base.files import absent
+    from clearhead.base.files import explain_absent
     from clearhead.checkpoints.hf.files.from_bin import convert_bin
     from clearhead.checkpoints.reference import fetch, looks_like_hub_name
-    from clearhead.checkpoints.runs.checkpoint import writing_folder
+    from clearhead.checkpoints.runs.checkpoint import write_folder
 
     folder = Path(ref)
     if not folder.is_dir():
         if folder.exists() or not looks_like_hub_name(ref):
-            fault = f"{ref} is a file" if folder.exists() else f"{ref}: {absent(folder, 'folder')}"
+            fault = f"{ref} is a file" if folder.exists() else f"{ref}: {explain_absent(folder, 'folder')}"
             raise InputError(f"{fault}; expected a folder that holds pytorch_model.bin")
         folder = fetch(ref, with_bin=True)
-    with writing_folder(out) as temporary:
+    with write_folder(out) as temporary:
         names = convert_bin(folder, temporary)
     print_message(f"read {', '.join(names)}")
 
 
-def _bytes(size: str) -> int:
+def _parse_size(size: str) -> int:
     """Return the number of bytes of a size with a unit."""
     number, unit = size[:-2].strip(), size[-2:].upper()
     try:
-        found = int(float(number) * UNITS[unit])
+        num_bytes = int(float(number) * UNITS[unit])
     except (KeyError, ValueError, OverflowError):
-        found = 0
-    if found < 1:
+        num_bytes = 0
+    if num_bytes < 1:
         raise InputError(
             f"--max-shard-size {size} is not a size; expected a number and KB, MB, GB or TB, such as 500MB"
         )
-    return found
+    return num_bytes

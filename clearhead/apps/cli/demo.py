@@ -14,7 +14,7 @@ import typer
 from clearhead.apps.cli.console import print_json
 from clearhead.apps.cli.options import ComputeOptions, Json, set_threads_and_seed, takes_compute_options
 from clearhead.base.commands import make_command, quote
-from clearhead.base.errors import InputError, nearest
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.spec.tasks.registry import BUILT_IN
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def demo(
     run directory: use it, evaluate it, look into it. --json ends with the results, {..., "seconds", "run"}.
     """
     if kind not in KINDS:
-        raise InputError(f"there is no demo '{kind}'{nearest(kind, KINDS)}; there are: {', '.join(KINDS)}")
+        raise InputError(f"there is no demo '{kind}'{did_you_mean(kind, KINDS)}; there are: {', '.join(KINDS)}")
     from clearhead.apps.demo.common import DemoPlan, free_folder
     from clearhead.base.machine import choose_device, choose_precision
 
@@ -80,7 +80,7 @@ def demo(
             shutil.rmtree(plan.run, ignore_errors=True)
         raise
     seconds = round(time.monotonic() - began, 1)
-    _close(plan, outcome, seconds)
+    _print_next_commands(plan, outcome, seconds)
     if as_json:
         print_json({**outcome.record, "seconds": seconds, "run": str(plan.run)})
 
@@ -92,7 +92,7 @@ def _runner(kind: str) -> Callable[[DemoPlan], DemoOutcome]:
     return runner
 
 
-def _close(plan: DemoPlan, outcome: DemoOutcome, seconds: float) -> None:
+def _print_next_commands(plan: DemoPlan, outcome: DemoOutcome, seconds: float) -> None:
     """Name the pictures, and commands to continue with."""
     from clearhead.apps.demo.common import HEADS_PAGE
 

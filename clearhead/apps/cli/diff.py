@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clearhead.apps.cli.console import print_json, print_result
-from clearhead.apps.cli.lines import Line, name_of, named_by_line, read_lines
-from clearhead.apps.cli.options import Device, Force, Json, Precision, Threads, located, set_threads_and_seed
-from clearhead.apps.cli.progress import counting
-from clearhead.base.errors import InputError, RunFailure, renaming, visible
+from clearhead.apps.cli.lines import InputLine, line_namer, name_of, read_lines
+from clearhead.apps.cli.options import Device, Force, Json, Precision, Threads, locate_model, set_threads_and_seed
+from clearhead.apps.cli.progress import show_counts
+from clearhead.base.errors import InputError, RunFailure, escape_unsafe, renaming
 from clearhead.base.progress import Counted
 
 if TYPE_CHECKING:
@@ -73,12 +73,12 @@ def diff(
     """
     _check_options(output, force, bool(texts or file), (device, precision))
     lines = _read_texts(texts, file)
-    before, after = located(a), located(b)
+    before, after = locate_model(a), locate_model(b)
     set_threads_and_seed(threads, None)
     from clearhead.model.difference import diff as compare
 
     counts: Counted = "texts" if lines else "tensors"
-    with counting(counts, counts=counts), _renaming(lines, file):
+    with show_counts(counts, counts=counts), _name_by_line(lines, file):
         difference = compare(before, after, list(lines.values()), device=device, precision=precision)
     if output is not None:
         difference.save_html(output, force=force)
@@ -106,12 +106,12 @@ def _check_options(output: Path | None, force: bool, has_texts: bool, compute: t
         raise InputError("--device and --precision are for models that read texts: give a TEXT or --file as well")
 
 
-def _renaming(lines: Mapping[int, str], file: Path | None) -> AbstractContextManager[None]:
+def _name_by_line(lines: Mapping[int, str], file: Path | None) -> AbstractContextManager[None]:
     """Name texts of a file by their lines in messages; a text of the command line keeps its number."""
     return (
         nullcontext()
         if file is None
-        else renaming(named_by_line([Line(*numbered) for numbered in lines.items()], name_of(file)))
+        else renaming(line_namer([InputLine(*numbered) for numbered in lines.items()], name_of(file)))
     )
 
 
@@ -132,7 +132,13 @@ def _print_table(difference: Difference) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from clearhead.interpret.difference.page import count_parts, describe_texts, write_part, write_percent, write_rank
+    from clearhead.interpret.difference.page import (
+        describe_texts,
+        describe_weights,
+        write_address,
+        write_percent,
+        write_rank,
+    )
 
     console = Console(width=None if sys.stdout.isatty() else WIDTH)
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -144,13 +150,13 @@ def _print_table(difference: Difference) -> None:
         table.add_column("attention JS, nats", justify="right")
     for change in _choose_shown(difference):
         measures = write_percent(change.score), write_percent(change.relative), write_rank(change)
-        cells = [write_part(change), " x ".join(map(str, change.shape)), *measures]
+        cells = [write_address(change), " x ".join(map(str, change.shape)), *measures]
         if texts is not None:
             cells.append("" if change.divergence is None else f"{change.divergence:.3g}")
-        table.add_row(*map(visible, cells))
+        table.add_row(*map(escape_unsafe, cells))
     if table.row_count:
         console.print(table, markup=False)
-    print_result(f"{count_parts(difference.weights)}; --json and -o list all")
+    print_result(f"{describe_weights(difference.weights)}; --json and -o list all")
     if texts is not None:
         print_result(describe_texts(texts))
         for token in sorted(texts.tokens, key=lambda token: -token.divergence)[:NUM_TOKENS]:

@@ -18,22 +18,22 @@ from typing import Any, Final
 from clearhead.apps.cli.console import print_either
 from clearhead.apps.cli.options import Json
 from clearhead.base.commands import list_requirements, make_install_command, quote
-from clearhead.base.errors import program_name, shortened
+from clearhead.base.errors import program_name, shorten
 from clearhead.base.printing import human_bytes
 
 _CPUINFO: Final = Path("/proc/cpuinfo")
-_NAMES: Final = "model name", "Model", "Hardware"
+_PROCESSOR_FIELDS: Final = "model name", "Model", "Hardware"
 _SETTINGS: Final = """
     CLEARHEAD_CACHE CLEARHEAD_KERNELS CLEARHEAD_HIDE_ISA CLEARHEAD_DEVICE_CHECK CXX OMP_NUM_THREADS MKL_NUM_THREADS
     OMP_WAIT_POLICY ONEDNN_MAX_CPU_ISA CUDA_VISIBLE_DEVICES HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE NO_COLOR PYTHONUTF8
     PYTHONIOENCODING
 """.split()
 """Environment variables that change what clearhead does; none of them is secret, but arguments in CXX may be."""
-_LONGEST: Final = 300
+_MAX_REASON_LENGTH: Final = 300
 
 
 @dataclass
-class _Found:
+class _Section:
     """What one part of the report says.
 
     Attributes:
@@ -65,26 +65,26 @@ def doctor(as_json: Json = False) -> None:
     """
     record: dict[str, Any] = {}
     lines, advice = list[str](), list[str]()
-    for topic, part in _PARTS.items():
-        found = _examined(part)
-        record[topic] = found.facts
-        lines += [f"{topic:<11} {line}" for line in found.lines]
-        advice += found.advice
+    for topic, examine in _EXAMINATIONS.items():
+        section = _run_examination(examine)
+        record[topic] = section.facts
+        lines += [f"{topic:<11} {line}" for line in section.lines]
+        advice += section.advice
     record["advice"] = list(dict.fromkeys(advice))
     lines += [f"{'advice':<11} {line}" for line in record["advice"] or ["nothing is missing"]]
     print_either(as_json, record, *map(_without_home, lines))
 
 
-def _examined(part: Callable[[], _Found]) -> _Found:
+def _run_examination(examine: Callable[[], _Section]) -> _Section:
     try:
-        return part()
+        return examine()
     except Exception as error:  # noqa: BLE001 - a broken installation is what this command is for
         text = _reason(error)
-        return _Found({"error": text}, [f"cannot be found out: {text}"])
+        return _Section({"error": text}, [f"cannot be found out: {text}"])
 
 
 def _reason(error: Exception) -> str:
-    return shortened(" ".join(f"{type(error).__name__}: {error}".split()), _LONGEST)
+    return shorten(" ".join(f"{type(error).__name__}: {error}".split()), _MAX_REASON_LENGTH)
 
 
 def _without_home(line: str) -> str:
@@ -93,25 +93,27 @@ def _without_home(line: str) -> str:
     return line if len(home) < 2 else line.replace(f"'{home}/", "~/'").replace(home, "~")
 
 
-def _clearhead() -> _Found:
+def _clearhead() -> _Section:
     import clearhead
     from clearhead.version import __version__
 
-    place = str(Path(clearhead.__file__).parent)
-    return _Found({"version": __version__, "place": place}, [f"{__version__}, {place}"])
+    install_folder = str(Path(clearhead.__file__).parent)
+    return _Section({"version": __version__, "place": install_folder}, [f"{__version__}, {install_folder}"])
 
 
-def _python() -> _Found:
+def _python() -> _Section:
     version, system = f"{platform.python_version()} ({platform.python_implementation()})", platform.platform()
     facts = {"version": version, "executable": sys.executable, "system": system, "machine": platform.machine()}
-    return _Found(facts, [f"{version}, {sys.executable}", f"{system}"])
+    return _Section(facts, [f"{version}, {sys.executable}", f"{system}"])
 
 
-def _packages() -> _Found:
+def _packages() -> _Section:
     """Compare what is installed with what clearhead needs, without importing it."""
     needed = {requirement.name: _version(requirement.name) for requirement in list_requirements()}
-    faults = _unmet("")
-    extras = {extra: _unmet(extra) for extra in metadata.metadata("clearhead").get_all("Provides-Extra") or ()}
+    faults = _unmet_requirements("")
+    extras = {
+        extra: _unmet_requirements(extra) for extra in metadata.metadata("clearhead").get_all("Provides-Extra") or ()
+    }
     complete = [extra for extra, lacking in extras.items() if not lacking]
     lines = [", ".join(f"{name} {version or 'MISSING'}" for name, version in needed.items())]
     lines += [f"with the extras {', '.join(complete) or 'none'}"]
@@ -119,10 +121,10 @@ def _packages() -> _Found:
         if lacking:
             lines.append(f"without {extra}: {', '.join(lacking)}; {make_install_command(extra=extra)}")
     advice = [f"install what clearhead needs: {make_install_command(*faults)}"] if faults else []
-    return _Found({"needed": needed, "unmet": faults, "extras_without": extras}, lines, advice)
+    return _Section({"needed": needed, "unmet": faults, "extras_without": extras}, lines, advice)
 
 
-def _unmet(extra: str) -> list[str]:
+def _unmet_requirements(extra: str) -> list[str]:
     """Return the requirements of an extra that are missing or too old; "" means those of clearhead itself."""
     versions = {requirement: _version(requirement.name) for requirement in list_requirements(extra)}
     return [
@@ -138,12 +140,12 @@ def _version(name: str) -> str | None:
     return None
 
 
-def _torch() -> _Found:
+def _torch() -> _Section:
     try:
         import torch
     except Exception as error:  # noqa: BLE001 - a library that it needs may be missing or broken
         advice = "PyTorch cannot be imported: install it anew (README names the smaller build for a CPU)"
-        return _Found({"error": _reason(error)}, [f"cannot be imported: {_reason(error)}"], [advice])
+        return _Section({"error": _reason(error)}, [f"cannot be imported: {_reason(error)}"], [advice])
     facts = {
         "version": torch.__version__,
         "cuda": torch.version.cuda,
@@ -154,29 +156,29 @@ def _torch() -> _Found:
     built = "for a CPU alone" if torch.version.cuda is None else f"with CUDA {torch.version.cuda}"
     one_dnn = "with" if facts["mkldnn"] else "without"
     line = f"{torch.__version__}, built {built}, {one_dnn} oneDNN; {facts['threads']} threads, {facts['capability']}"
-    return _Found(facts, [line])
+    return _Section(facts, [line])
 
 
-def _processor() -> _Found:
+def _processor() -> _Section:
     name, usable = _processor_name(), _usable_processors()
     facts: dict[str, Any] = {"name": name, "processors": os.cpu_count(), "usable": usable}
-    found = _Found(facts, [f"{name}; {usable} of {os.cpu_count()} processors are for this process"])
+    section = _Section(facts, [f"{name}; {usable} of {os.cpu_count()} processors are for this process"])
     try:
         from clearhead.fast.probe import HIDE, NEEDS, processor
 
         has = processor()
     except Exception as error:  # noqa: BLE001 - without PyTorch the name alone is known
-        found.lines.append(f"instructions not known: {_reason(error)}")
-        return found
-    facts |= {"isa": _ordered(has.isa), "hidden": _ordered(has.hidden), "known": list(NEEDS)}
-    found.lines.append(f"instructions {', '.join(facts['isa']) or 'none that our kernels use'}")
+        section.lines.append(f"instructions not known: {_reason(error)}")
+        return section
+    facts |= {"isa": _sort_instructions(has.isa), "hidden": _sort_instructions(has.hidden), "known": list(NEEDS)}
+    section.lines.append(f"instructions {', '.join(facts['isa']) or 'none that our kernels use'}")
     if has.hidden:
-        found.lines.append(f"not used, though it has them: {', '.join(facts['hidden'])}")
-        found.advice.append(f"instructions are hidden by {HIDE} or denied by the system: unset {HIDE} to use them")
-    return found
+        section.lines.append(f"not used, though it has them: {', '.join(facts['hidden'])}")
+        section.advice.append(f"instructions are hidden by {HIDE} or denied by the system: unset {HIDE} to use them")
+    return section
 
 
-def _ordered(isa: frozenset[str]) -> list[str]:
+def _sort_instructions(isa: frozenset[str]) -> list[str]:
     from clearhead.fast.probe import NEEDS
 
     return [name for name in NEEDS if name in isa]
@@ -186,7 +188,7 @@ def _processor_name() -> str:
     with contextlib.suppress(OSError):
         for line in _CPUINFO.read_text("utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
-            if name.strip() in _NAMES and value.strip():
+            if name.strip() in _PROCESSOR_FIELDS and value.strip():
                 return value.strip()
     return platform.processor() or platform.machine() or "unknown"
 
@@ -196,31 +198,31 @@ def _usable_processors() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def _kernels() -> _Found:
-    from clearhead.fast.native.load import KERNELS, found_library, isa, uses_kernels
+def _kernels() -> _Section:
+    from clearhead.fast.native.load import KERNELS, find_library, isa, uses_kernels
     from clearhead.fast.native.options import INFERENCE, PACKAGED, TRAINING
 
-    found = _Found({}, [])
+    section = _Section({}, [])
     if not uses_kernels():
         advice = [f"kernels are turned off by {KERNELS}=plain: unset it to use them"]
-        return _Found({"wanted": False}, [f"none of ours: {KERNELS} is plain"], advice)
+        return _Section({"wanted": False}, [f"none of ours: {KERNELS} is plain"], advice)
     for purpose, kernels in (("inference", INFERENCE), ("training", TRAINING)):
         try:
-            served = found_library(kernels)
+            served = find_library(kernels)
         except OSError as error:
-            found.facts[purpose] = {"served": False, "why": f"{error}"}
-            found.lines.append(f"{purpose}: PyTorch's own, because ours could not be used: {error}")
-            found.advice += _advice_on_kernels(f"{error}")
+            section.facts[purpose] = {"served": False, "why": f"{error}"}
+            section.lines.append(f"{purpose}: PyTorch's own, because ours could not be used: {error}")
+            section.advice += _advice_on_kernels(f"{error}")
             continue
         if served is None:
-            found.facts[purpose] = {"served": None, "why": "not compiled yet"}
-            found.lines.append(f"{purpose}: not compiled yet; the first use does it, in about 10 s")
+            section.facts[purpose] = {"served": None, "why": "not compiled yet"}
+            section.lines.append(f"{purpose}: not compiled yet; the first use does it, in about 10 s")
             continue
-        file, names = served[0], _ordered(isa(served[1]))
-        made = f"of the wheel, {file.stem}" if file.parent.name == PACKAGED else "compiled on this machine"
-        found.facts[purpose] = {"served": True, "file": str(file), "isa": names}
-        found.lines.append(f"{purpose}: ours, for {', '.join(names)}; {made}")
-    return found
+        file, names = served[0], _sort_instructions(isa(served[1]))
+        origin = f"of the wheel, {file.stem}" if file.parent.name == PACKAGED else "compiled on this machine"
+        section.facts[purpose] = {"served": True, "file": str(file), "isa": names}
+        section.lines.append(f"{purpose}: ours, for {', '.join(names)}; {origin}")
+    return section
 
 
 def _advice_on_kernels(reason: str) -> Iterator[str]:
@@ -230,22 +232,22 @@ def _advice_on_kernels(reason: str) -> Iterator[str]:
         yield "report why kernels are not used, with this text; PyTorch's give the same results, slower"
 
 
-def _memory() -> _Found:
+def _memory() -> _Section:
     from clearhead.base.machine import free_memory, total_memory
 
     total, free = total_memory(), free_memory()
     line = f"{human_bytes(total)}, of which {human_bytes(free)} are free for this process"
-    return _Found({"total": total, "free": free}, [line])
+    return _Section({"total": total, "free": free}, [line])
 
 
-def _gpu() -> _Found:
+def _gpu() -> _Section:
     import torch
 
     names, lines = list[dict[str, Any]](), list[str]()
     for number in range(torch.cuda.device_count()):
-        of = torch.cuda.get_device_properties(number)
-        names.append({"device": f"cuda:{number}", "name": of.name, "memory": of.total_memory})
-        lines.append(f"cuda:{number}: {of.name}, {human_bytes(of.total_memory)}")
+        properties = torch.cuda.get_device_properties(number)
+        names.append({"device": f"cuda:{number}", "name": properties.name, "memory": properties.total_memory})
+        lines.append(f"cuda:{number}: {properties.name}, {human_bytes(properties.total_memory)}")
     if torch.backends.mps.is_available():
         names.append({"device": "mps", "name": "Apple"})
         lines.append("mps: of this Mac")
@@ -253,10 +255,10 @@ def _gpu() -> _Found:
     if not names and (Path("/dev/nvidia0").exists() or shutil.which("nvidia-smi")):
         reason = "was built without CUDA" if torch.version.cuda is None else "cannot use it: its driver is too old"
         advice = [f"there is an NVIDIA GPU, but PyTorch {reason}; see pytorch.org/get-started/locally"]
-    return _Found({"devices": names}, lines or ["none that PyTorch can use"], advice)
+    return _Section({"devices": names}, lines or ["none that PyTorch can use"], advice)
 
 
-def _devices() -> _Found:
+def _devices() -> _Section:
     """Compare what every device computes with double precision on the CPU."""
     import torch
 
@@ -265,10 +267,10 @@ def _devices() -> _Found:
 
     needs_check(torch.device("cpu"))  # refuses an unknown choice
     if os.environ.get(DEVICE_CHECK) == "off":
-        return _Found({"checked": False}, [f"not checked: {DEVICE_CHECK} is off"])
+        return _Section({"checked": False}, [f"not checked: {DEVICE_CHECK} is off"])
     names = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     names += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    report = _Found({}, [])
+    report = _Section({}, [])
     for name in names:
         began = time.monotonic()
         results = check_device(torch.device(name), tuple(BOUNDS))
@@ -294,60 +296,62 @@ def _table_line(name: str, cells: Iterable[str]) -> str:
     return f"{name:<18}" + "".join(f"  {cell:<13}" for cell in cells).rstrip()
 
 
-def _cache() -> _Found:
+def _cache() -> _Section:
     from clearhead.base.files import cache_root
 
     root = cache_root()
     sizes = {kind.name: _size(kind) for kind in sorted(root.iterdir()) if kind.is_dir()} if root.is_dir() else {}
     shown = f" ({', '.join(f'{kind} {human_bytes(size)}' for kind, size in sizes.items())})" if sizes else ""
-    found = _Found(
+    section = _Section(
         {"folder": str(root), "bytes": sum(sizes.values()), "kinds": sizes},
-        [f"{root}: {human_bytes(sum(sizes.values()))}{shown}; to empty it: {_emptying(root)}"],
+        [f"{root}: {human_bytes(sum(sizes.values()))}{shown}; to empty it: {_delete_command(root)}"],
     )
     nearest = next(folder for folder in (root, *root.parents) if folder.exists())
     if not os.access(nearest, os.W_OK):
-        found.lines.append(f"{nearest} cannot be written")
-        found.advice.append("set CLEARHEAD_CACHE to a folder that you can write, for prepared data and kernels")
-    return found
+        section.lines.append(f"{nearest} cannot be written")
+        section.advice.append("set CLEARHEAD_CACHE to a folder that you can write, for prepared data and kernels")
+    return section
 
 
-def _hub() -> _Found:
+def _hub() -> _Section:
     from huggingface_hub.constants import HF_HUB_CACHE
 
     root = Path(HF_HUB_CACHE)
-    found = sum(_size(one / "blobs") for one in root.glob("*--*")) if root.is_dir() else 0
-    line = f"{root}: {human_bytes(found)} of downloaded checkpoints; to choose what goes: hf cache ls, hf cache rm"
-    return _Found({"folder": str(root), "bytes": found}, [line])
+    cached_bytes = sum(_size(repository / "blobs") for repository in root.glob("*--*")) if root.is_dir() else 0
+    line = (
+        f"{root}: {human_bytes(cached_bytes)} of downloaded checkpoints; to choose what goes: hf cache ls, hf cache rm"
+    )
+    return _Section({"folder": str(root), "bytes": cached_bytes}, [line])
 
 
-def _emptying(folder: Path) -> str:
+def _delete_command(folder: Path) -> str:
     return f"{'rmdir /s' if os.name == 'nt' else 'rm -r'} {quote(str(folder))}"
 
 
 def _size(folder: Path) -> int:
     """Return the bytes of the files in a folder; what cannot be read counts nothing."""
     total = 0
-    for place, _, names in os.walk(folder):
+    for directory, _, names in os.walk(folder):
         for name in names:
             with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(place, name)).st_size
+                total += os.lstat(os.path.join(directory, name)).st_size
     return total
 
 
-def _console() -> _Found:
+def _console() -> _Section:
     encoding, columns = sys.stdout.encoding, shutil.get_terminal_size().columns
     kind = "a terminal" if sys.stdout.isatty() else "no terminal"
-    return _Found({"encoding": encoding, "columns": columns}, [f"{kind}, {encoding}, {columns} columns"])
+    return _Section({"encoding": encoding, "columns": columns}, [f"{kind}, {encoding}, {columns} columns"])
 
 
-def _settings() -> _Found:
-    found = {name: os.environ[name] for name in _SETTINGS if name in os.environ}
-    if "CXX" in found:
-        found["CXX"] = program_name(found["CXX"])
-    return _Found(found, [" ".join(f"{name}={shlex.quote(value)}" for name, value in found.items()) or "none"])
+def _settings() -> _Section:
+    settings = {name: os.environ[name] for name in _SETTINGS if name in os.environ}
+    if "CXX" in settings:
+        settings["CXX"] = program_name(settings["CXX"])
+    return _Section(settings, [" ".join(f"{name}={shlex.quote(value)}" for name, value in settings.items()) or "none"])
 
 
-_PARTS: Mapping[str, Callable[[], _Found]] = {
+_EXAMINATIONS: Mapping[str, Callable[[], _Section]] = {
     "clearhead": _clearhead,
     "python": _python,
     "packages": _packages,

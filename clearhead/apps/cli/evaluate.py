@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clearhead.apps.cli.console import print_either, print_json, print_message, print_result, shown
+from clearhead.apps.cli.console import make_printable, print_either, print_json, print_message, print_result
 from clearhead.apps.cli.lines import read_numbers
 from clearhead.apps.cli.options import (
     BeamSize,
@@ -26,13 +26,13 @@ from clearhead.apps.cli.options import (
     Pattern,
     Ref,
     ToLanguage,
-    located,
+    locate_model,
     takes_compute_options,
 )
-from clearhead.apps.cli.progress import counting
+from clearhead.apps.cli.progress import show_counts
 from clearhead.base.errors import InputError
 from clearhead.spec.tasks.base import Task
-from clearhead.spec.tasks.registry import every, find
+from clearhead.spec.tasks.registry import find_task, list_tasks
 
 if TYPE_CHECKING:
     from clearhead import Model
@@ -123,15 +123,15 @@ def evaluate(
     defaults. With --stride below --window, windows overlap and each token is counted once. --json ends with one object,
     for translations {"bleu", "chrf", "signature", "loss", "perplexity", "seconds"} and more.
     """
-    given = {name: value for name, value in locals().items() if name not in ("others", "compute")} | dict(others)
-    _run({name: value for name, value in given.items() if value is not None and value is not False}, compute)
+    arguments = {name: value for name, value in locals().items() if name not in ("others", "compute")} | dict(others)
+    _run({name: value for name, value in arguments.items() if value is not None and value is not False}, compute)
 
 
-def with_options_of_tasks(command: Callable[..., None]) -> Callable[..., None]:
+def add_task_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the data options that only some tasks have; it receives them as the parameter `others`."""
     signature = inspect.signature(command)
-    names = {name for task in every() for name in task.evaluate.names} - signature.parameters.keys()
-    helps = {name: text for task in every() for name, text in task.options.items() if name in names}
+    names = {name for task in list_tasks() for name in task.evaluate.names} - signature.parameters.keys()
+    helps = {name: text for task in list_tasks() for name, text in task.options.items() if name in names}
 
     @wraps(command)
     def run(**values: Any) -> None:
@@ -146,21 +146,21 @@ def with_options_of_tasks(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
+def _run(arguments: Mapping[str, Any], compute: ComputeOptions) -> None:
     """Evaluate with the options that were given, and print the result."""
     if compute.batch_size is not None:
-        given = {**given, "batch_size": compute.batch_size}
-    ref = located(given["ref"])
-    valid = _validation_data(ref, given)
-    named = [name for name in given if name not in ("ref", "as_json", "force")]
+        arguments = {**arguments, "batch_size": compute.batch_size}
+    ref = locate_model(arguments["ref"])
+    valid = _validation_data(ref, arguments)
+    named = [name for name in arguments if name not in ("ref", "as_json", "force")]
     task = _check_options(ref, named, is_named=valid is None)
-    plot, force = given.get("plot"), "force" in given
+    plot, force = arguments.get("plot"), "force" in arguments
     if plot is not None and plot.suffix.lower() != ".png":
         raise InputError(f"the picture is a PNG, but --plot names {plot}: give a name that ends in .png")
     from clearhead.base.files import refuse_unwritable, write_output
     from clearhead.tasks.evaluate.options import EvaluateKwargs
 
-    written = [path for path in (plot, given.get("output")) if path is not None]
+    written = [path for path in (plot, arguments.get("output")) if path is not None]
     if force and not written:
         raise InputError("--force has no effect without --output or --plot")
     for path in written:
@@ -169,22 +169,22 @@ def _run(given: Mapping[str, Any], compute: ComputeOptions) -> None:
     if valid is not None:
         print_message(f"{ref} is measured on its own validation data: data.valid = {json.dumps(valid, default=str)}")
     if isinstance(valid, float):
-        _validate(model, ref, given)
+        _validate(model, ref, arguments)
         return
     if plot is not None and model.task.label_kind != "single_label":
         raise InputError("--plot draws which class is taken for which, and this model gives no single class")
-    options = {name: value for name, value in given.items() if name in EvaluateKwargs.__annotations__}
-    if "similarities" in task.evaluate.optional and "labels" in given:
-        options["similarities"] = read_numbers(Path(given["labels"]))
-    with counting("windows" if "window" in task.evaluate.optional else "texts"):
-        result = model.evaluate(valid or _data(task, given), **options)
+    options = {name: value for name, value in arguments.items() if name in EvaluateKwargs.__annotations__}
+    if "similarities" in task.evaluate.optional and "labels" in arguments:
+        options["similarities"] = read_numbers(Path(arguments["labels"]))
+    with show_counts("windows" if "window" in task.evaluate.optional else "texts"):
+        result = model.evaluate(valid or _data_table(task, arguments), **options)
     record = result.record()
     translations = record.pop("translations", None)
-    if "output" in given:
-        write_output(given["output"], "".join(f"{shown(line)}\n" for line in translations), force=force)
+    if "output" in arguments:
+        write_output(arguments["output"], "".join(f"{make_printable(line)}\n" for line in translations), force=force)
     if plot is not None:
         _draw(record, plot)
-    if "as_json" in given:
+    if "as_json" in arguments:
         print_json(record)
         return
     for line in result.lines():
@@ -201,7 +201,7 @@ def _validation_data(ref: str, options: Mapping[str, Any]) -> Any:
     from clearhead.checkpoints.runs.directory import RUN_FILE, is_run_directory, read_configuration
 
     run = ModelReference.parse(ref).folder
-    names_data = any(name in options for name in itertools.chain(DATA, *(task.options for task in every())))
+    names_data = any(name in options for name in itertools.chain(DATA, *(task.options for task in list_tasks())))
     if names_data or not is_run_directory(run) or not (run / RUN_FILE).is_file():
         return None
     match read_configuration(run / RUN_FILE):
@@ -216,10 +216,10 @@ def _validate(model: Model, ref: str, options: Mapping[str, Any]) -> None:
 
     from clearhead.checkpoints.reference import ModelReference
     from clearhead.checkpoints.runs.directory import RUN_FILE, read_configuration
-    from clearhead.training.init_from import initial_model_of_run
-    from clearhead.training.progress.reports import Progress
+    from clearhead.training.init_from import load_resumed_model
+    from clearhead.training.progress.reports import TrainingProgress
     from clearhead.training.runfile.read import parse_run_file, toml_text
-    from clearhead.training.task_parts import TaskSetup, parts_of
+    from clearhead.training.task_setup import TaskSetup, prepare_task
 
     unused = [_flag(name) for name in options if name not in ("ref", "as_json")]
     if unused:
@@ -229,9 +229,9 @@ def _validate(model: Model, ref: str, options: Mapping[str, Any]) -> None:
     if isinstance(tables.get("model"), dict):
         tables["model"].pop("parts", None)  # a run directory imports no code: --parts has imported what the model needs
     run_file = parse_run_file(toml_text(tables), str(run / RUN_FILE))
-    initial = initial_model_of_run(run) if run_file.task.init else None
+    initial = load_resumed_model(run) if run_file.task.init else None
     device = next(model.module.parameters()).device
-    parts = parts_of(TaskSetup(run_file, lambda _: model.tokenizers, initial, Progress(), device))
+    parts = prepare_task(TaskSetup(run_file, lambda _: model.tokenizers, initial, TrainingProgress(), device))
     with torch.inference_mode():
         measured = parts.validate(model.exact.module)
     score = "" if measured.score is None else f", {parts.score_name} {measured.score:.2f}"
@@ -257,12 +257,12 @@ def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
     hf_folder = reference.checkpoint_folder()
     reading = None
     if hf_folder is not None:
-        task = find(task_kind(hf_folder))
+        task = find_task(task_kind(hf_folder))
     else:
         record = read_task(find_files(reference).folder)
-        task, reading = find(record.kind), record.reading
+        task, reading = find_task(record.kind), record.reading
     if task.measured_on_pairs_as and {"source", "target"} & {*options}:
-        task = find(task.measured_on_pairs_as)
+        task = find_task(task.measured_on_pairs_as)
     required, optional = task.evaluate.data, task.evaluate.optional
     if "labels" in required and reading is not None and "labels" in reading.keys:
         # The column of the labels is that of the training data.
@@ -279,12 +279,12 @@ def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
     return task
 
 
-def _data(task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
+def _data_table(task: Task, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the [data] table of a run file that names the same data."""
     from clearhead.data.sources.named import pair_table, text_table
     from clearhead.tasks.classify.data import labelled_table
 
-    named = {name: given[name] for name in (*DATA, *task.options) if name in given}
+    named = {name: arguments[name] for name in (*DATA, *task.options) if name in arguments}
     if "labels" in task.evaluate.data:
         return labelled_table(**{"labels": None, "text_column": None, "pair": None, **named}, split=None)
     others = {name: str(value) for name, value in named.items() if name not in _NAMES}

@@ -24,7 +24,7 @@ from clearhead.base.errors import InputError
 
 if TYPE_CHECKING:
     from clearhead.interpret.explain.explanation import Explanation
-    from clearhead.interpret.explain.score import NotTakenApart, ScoreTerms
+    from clearhead.interpret.explain.score import NonlinearNorm, ScoreTerms
 
 
 def explain(
@@ -71,7 +71,7 @@ def explain(
     elif force:
         raise InputError("--force replaces the file of -o, and none is given: leave it out")
     set_threads_and_seed(threads, None)
-    explained = _explained(
+    explained = _explain(
         (ref, device, precision),
         (text, target, {"from_language": from_language, "to_language": to_language}),
         {"stack": stack, "layer": layer, "head": head, "token": token},
@@ -97,7 +97,7 @@ def _check_output(path: Path, force: bool) -> None:
     refuse_unwritable(path, force=force)
 
 
-def _explained(
+def _explain(
     loading: tuple[str, str, str], reading: tuple[str, str | None, dict[str, Any]], choice: dict[str, Any]
 ) -> Explanation:
     from clearhead.interpret.explain.explanation import explain_text
@@ -110,7 +110,7 @@ def _explained(
 
 
 def _as_json(explained: Explanation) -> dict[str, Any]:
-    choice = explained.choice
+    choice = explained.selection
     values = []
     for section in explained.sections:
         if section.layer in (None, choice.layer) and section.stack in (choice.stack, "head"):
@@ -124,7 +124,7 @@ def _as_json(explained: Explanation) -> dict[str, Any]:
                         "address": value.address,
                         "shape": list(value.numbers.shape),
                         "numbers": _finite(value.of_head(choice.head)[row].tolist()),
-                        "code": value.code.place if value.code else None,
+                        "code": value.code.location if value.code else None,
                     }
                 )
     scores: list[dict[str, Any]] = [
@@ -135,14 +135,14 @@ def _as_json(explained: Explanation) -> dict[str, Any]:
         }
         for address, (key, terms) in explained.scores.items()
     ]
-    place = {"stack": choice.stack, "layer": choice.layer, "head": choice.head, "token": choice.token}
-    return {**place, "tokens": explained.forward.tokens, "values": values, "scores": scores}
+    selection = {"stack": choice.stack, "layer": choice.layer, "head": choice.head, "token": choice.token}
+    return {**selection, "tokens": explained.forward.tokens, "values": values, "scores": scores}
 
 
-def _terms(terms: ScoreTerms | NotTakenApart) -> dict[str, Any]:
+def _terms(terms: ScoreTerms | NonlinearNorm) -> dict[str, Any]:
     if isinstance(terms, Exception):
         return {"reason": terms.sentence}
-    pairs = [[str(one), str(other), value] for one, other, value in terms.pairs()]
+    pairs = [[str(query_source), str(other), value] for query_source, other, value in terms.pairs()]
     return {"score": terms.score, "bias": terms.position_bias, "pairs": pairs}
 
 

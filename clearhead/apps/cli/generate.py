@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.apps.cli.console import print_either, print_json, print_message, print_result, print_text
-from clearhead.apps.cli.lines import Input, Line, answer_lines, read_lines
+from clearhead.apps.cli.lines import InputLine, TextInput, answer_lines, read_lines
 from clearhead.apps.cli.options import ComputeOptions, Ref, takes_compute_options
 from clearhead.apps.cli.outputs import OutputOptions, explain_rounding
 from clearhead.base.errors import InputError, RunFailure
-from clearhead.generate.options import GenerateKwargs, GenerateOptions, StreamKwargs, resolved
+from clearhead.generate.options import GenerateKwargs, GenerateOptions, StreamKwargs, resolve_options
 
 if TYPE_CHECKING:
     from clearhead import Model
@@ -83,10 +83,10 @@ def generate(
     options: dict[str, Any] = {**decoding, **_temperature(greedy, decoding)}
     reading = {"chat": chat, **({} if schema is None else {"schema": schema})}
     if file is not None:
-        resolved(GenerateOptions, options, {})
+        resolve_options(GenerateOptions, options, {})
         if prompt or prompt_file is not None:
             raise InputError("--file has the prompts: leave out --prompt and --prompt-file")
-        lines = Input.of(file, answers)
+        lines = TextInput.of(file, answers)
         model, prefix = _for_task(compute.load_model(ref), task)
         _answer_file(model, lines, prefix, options, reading, answers)
         return
@@ -112,28 +112,33 @@ def _run(
     if streams and settled.beam_size == settled.num_return_sequences == 1:
         streamed = {name: value for name, value in options.items() if name in StreamKwargs.__annotations__}
         pieces = model.stream(prompts[0], **reading, **streamed)
-        _say_how(settled)
+        _print_sampling_settings(settled)
         sequences = [_show_stream(pieces)]
     else:
-        found = model.generate(prompts, **reading, **options)
-        _say_how(settled)
-        _show_all(prompts, found, as_json)
-        sequences = [sequence for of_prompt in found for sequence in of_prompt]
-    _refuse_cut([sequence.stop_reason for sequence in sequences], reading)
+        generations = model.generate(prompts, **reading, **options)
+        _print_sampling_settings(settled)
+        _show_all(prompts, generations, as_json)
+        sequences = [sequence for of_prompt in generations for sequence in of_prompt]
+    _refuse_incomplete_json([sequence.stop_reason for sequence in sequences], reading)
 
 
 def _answer_file(
-    model: Model, lines: Input, prefix: str, options: dict[str, Any], reading: dict[str, Any], answers: OutputOptions
+    model: Model,
+    lines: TextInput,
+    prefix: str,
+    options: dict[str, Any],
+    reading: dict[str, Any],
+    answers: OutputOptions,
 ) -> None:
     """Continue each line of a file with one text."""
     settled = model.generate_options(**options)
     if settled.num_return_sequences > 1:
         raise InputError("--file has one text for each prompt: leave out --num-return-sequences")
     if settled.seed is not None and "seed" not in options:
-        answers.refuse_parts(lines.output, "without --seed a seed is drawn", "--seed N")
+        answers.refuse_unstable_choice(lines.output, "without --seed a seed is drawn", "--seed N")
         options["seed"] = settled.seed
     explain_rounding(model, lines.output)
-    _say_how(settled)
+    _print_sampling_settings(settled)
     reasons: list[str] = []
 
     def continue_each(prompts: list[str]) -> list[Generation]:
@@ -141,16 +146,16 @@ def _answer_file(
         reasons.extend(sequence.stop_reason for (sequence,) in results)
         return [sequence for (sequence,) in results]
 
-    def show(line: Line, sequence: Generation | None) -> None:
+    def show(line: InputLine, sequence: Generation | None) -> None:
         record = {"text": ""} if sequence is None else asdict(sequence)
         text = str(record["text"]).removesuffix("\n")
         print_either(lines.as_json, {"index": line.number - 1, "prompt": line.text, **record}, text)
 
     answer_lines(lines, continue_each, show, batch_size=settled.batch_size)
-    _refuse_cut(reasons, reading)
+    _refuse_incomplete_json(reasons, reading)
 
 
-def _refuse_cut(reasons: Sequence[str], reading: dict[str, Any]) -> None:
+def _refuse_incomplete_json(reasons: Sequence[str], reading: dict[str, Any]) -> None:
     """Report texts that were to follow a schema and have no end."""
     num_cut = sum(reason != "end" for reason in reasons)
     if num_cut and "schema" in reading:
@@ -174,7 +179,7 @@ def _prompts(texts: Sequence[str], file: Path | None) -> list[str]:
 
 def _check(options: dict[str, Any], prompts: Sequence[str]) -> bool:
     """Refuse options in conflict before a model is loaded; return whether the output is streamed."""
-    checked = resolved(GenerateOptions, options, {})
+    checked = resolve_options(GenerateOptions, options, {})
     if "batch_size" in options and len(prompts) == 1:
         raise InputError("--batch-size has no effect with one prompt, which is a batch by itself; remove it")
     return checked.method != "beam" and checked.num_return_sequences == 1 and len(prompts) == 1
@@ -184,7 +189,7 @@ def _for_task(model: Model, task: str | None) -> tuple[Model, str]:
     return (model, "") if task is None else model.for_task(task)
 
 
-def _say_how(options: GenerateOptions) -> None:
+def _print_sampling_settings(options: GenerateOptions) -> None:
     """Say on stderr that text is sampled, with what, and from which seed."""
     if options.method == "sample":
         filters = {"top-k": options.top_k or None, "top-p": options.top_p, "min-p": options.min_p or None}
@@ -210,8 +215,8 @@ def _show_stream(pieces: Iterator[str]) -> Generation:
             print_result()
 
 
-def _show_all(prompts: Sequence[str], found: Sequence[Sequence[Generation]], as_json: bool) -> None:
-    sequences = [(index, sequence) for index, of_prompt in enumerate(found) for sequence in of_prompt]
+def _show_all(prompts: Sequence[str], generations: Sequence[Sequence[Generation]], as_json: bool) -> None:
+    sequences = [(index, sequence) for index, of_prompt in enumerate(generations) for sequence in of_prompt]
     for number, (index, sequence) in enumerate(sequences):
         if as_json:
             print_json({"index": index, "prompt": prompts[index], **asdict(sequence)})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.apps.cli.console import print_json, print_message
-from clearhead.apps.cli.lines import Input, Line, line_of, name_of, named_by_line, read_lines
+from clearhead.apps.cli.lines import InputLine, TextInput, line_namer, name_of, parse_line, read_lines
 from clearhead.apps.cli.options import (
     ComputeOptions,
     FromLanguage,
@@ -20,11 +20,11 @@ from clearhead.apps.cli.options import (
     Paired,
     Ref,
     ToLanguage,
-    located,
+    locate_model,
     takes_compute_options,
 )
-from clearhead.apps.cli.progress import counting
-from clearhead.base.errors import InputError, nearest, renaming
+from clearhead.apps.cli.progress import show_counts
+from clearhead.base.errors import InputError, did_you_mean, renaming
 
 if TYPE_CHECKING:
     from clearhead.interpret.maps.head_statistics import HeadStatistics
@@ -68,13 +68,13 @@ def heads(
         raise InputError("--batch-size has no effect here: texts are read one by one; leave it out")
     if sort != "layer":
         _check_column(sort)
-    place = located(ref)
+    resolved_ref = locate_model(ref)
     lines, targets = _texts(file, target, pair)
     texts: list[Any] = [line.text for line in lines]
     # The same numbers on every machine: fp32, unless something else is asked for.
     exact = replace(compute, precision="fp32") if compute.precision == "auto" else compute
-    model = exact.load_exact(place)
-    with counting("texts", counts="texts"), renaming(named_by_line(lines, name_of(file))):
+    model = exact.load_exact(resolved_ref)
+    with show_counts("texts", counts="texts"), renaming(line_namer(lines, name_of(file))):
         rows = model.heads(
             texts,
             targets,
@@ -97,16 +97,18 @@ def _check_column(sort: str) -> None:
 
     columns = ("layer", *STATISTICS)
     if sort not in columns:
-        raise InputError(f"--sort takes a column, not '{sort}'{nearest(sort, columns)}: one of {', '.join(columns)}")
+        raise InputError(
+            f"--sort takes a column, not '{sort}'{did_you_mean(sort, columns)}: one of {', '.join(columns)}"
+        )
 
 
-def _texts(file: Path, target: Path | None, pair: bool) -> tuple[list[Line], list[str] | None]:
+def _texts(file: Path, target: Path | None, pair: bool) -> tuple[list[InputLine], list[str] | None]:
     """Return the lines that are not empty, with their targets."""
-    name, source = name_of(file), Input.of(file)
+    name, source = name_of(file), TextInput.of(file)
     numbered = enumerate(chain.from_iterable(source.blocks), start=1)
-    lines = [line_of(position, text, source, paired=pair) for position, text in numbered]
-    kept = [line for line in lines if not line.is_empty]
-    if not kept:
+    lines = [parse_line(position, text, source, paired=pair) for position, text in numbered]
+    text_lines = [line for line in lines if not line.is_empty]
+    if not text_lines:
         raise InputError(f"{name}: there is no text; expected at least one line")
     targets = None
     if target is not None:
@@ -116,8 +118,8 @@ def _texts(file: Path, target: Path | None, pair: bool) -> tuple[list[Line], lis
                 f"{name} has {len(lines)} lines, but {name_of(target)} has {len(written)}: give one target "
                 "for each text"
             )
-        targets = [written[line.number - 1] for line in kept]
-    return kept, targets
+        targets = [written[line.number - 1] for line in text_lines]
+    return text_lines, targets
 
 
 def _print_table(rows: list[HeadStatistics]) -> None:

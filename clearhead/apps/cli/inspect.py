@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.apps.cli.console import print_either, print_message
-from clearhead.apps.cli.options import Force, Json, located
-from clearhead.base.errors import InputError, nearest
+from clearhead.apps.cli.options import Force, Json, locate_model
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.base.printing import human_bytes, human_count
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from clearhead.checkpoints.reference import ModelReference
     from clearhead.fast.memory import MemoryForecast
-    from clearhead.fast.runner import Served
-    from clearhead.fast.stored import Format
+    from clearhead.fast.runner import ModuleBackend
+    from clearhead.fast.stored import StorageFormat
     from clearhead.interpret.maps.shapes import ActivationShape
     from clearhead.spec import Model
     from clearhead.spec.cost import Cost
@@ -78,16 +78,16 @@ def inspect(
     "attention", "spec"} and more, "addresses" and "picture" where asked for; "task" is null for a spec alone.
     """
     _refuse_options(addresses, svg, force, length, as_json)
-    found = read_reference(ref)
-    record, lines = _report(found, length or _LENGTH)
+    inspected = read_reference(ref)
+    record, lines = _report(inspected, length or _LENGTH)
     if svg is not None:
-        _draw(svg, found.spec, ref, record["parameters"], force=force)
+        _draw(svg, inspected.spec, ref, record["parameters"], force=force)
         record, lines = record | {"picture": str(svg)}, [str(svg)]
     if addresses:
         from clearhead.interpret.maps.shapes import activation_shapes
 
-        shapes = activation_shapes(found.spec)
-        record, lines = record | {"addresses": [asdict(one) for one in shapes]}, [*_address_lines(shapes)]
+        shapes = activation_shapes(inspected.spec)
+        record, lines = record | {"addresses": [asdict(shape) for shape in shapes]}, [*_address_lines(shapes)]
     print_either(as_json, record, *lines)
 
 
@@ -112,7 +112,7 @@ def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int 
         refuse_unwritable(svg, force=force)
 
 
-def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
+def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], list[str]]:
     """Return what a model is and costs, as one record and as lines."""
     from clearhead.base.printing import num_parameters
     from clearhead.core import build
@@ -122,21 +122,21 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
     from clearhead.spec.cost import FP32_BYTES, cost_per_token
     from clearhead.spec.describe import decoder_masks, head_summary
 
-    spec = found.spec
+    spec = inspected.spec
     module = build(spec, device="meta")
     cost = cost_per_token(spec, length, length)
     parameters = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     total = num_parameters(module)
     kernels = _attention_kernels(module)
-    outline, fault = _read_outline(found)
-    if outline is None:
+    headers, fault = _read_headers(inspected)
+    if headers is None:
         forecasts = forecast_memory(spec, is_mapped=False)
     else:
-        forecasts = forecast_memory(spec, outline.dtypes, is_mapped=outline.is_mapped)
+        forecasts = forecast_memory(spec, headers.dtypes, is_mapped=headers.is_mapped)
     head = None if spec.head is None else head_summary(spec.head)
     masks = decoder_masks(spec)
     record = {
-        "task": None if found.task is None else json.loads(found.task.to_json()),
+        "task": None if inspected.task is None else json.loads(inspected.task.to_json()),
         "head": head,
         "masks": masks,
         "parameters": total,
@@ -147,20 +147,27 @@ def _report(found: _Found, length: int) -> tuple[dict[str, Any], list[str]]:
         "cache_bytes_per_source_token": FP32_BYTES * cost.memory_numbers,
         "precisions": list(map(asdict, forecasts)),
         "attention": kernels,
-        "generation": found.notes,
+        "generation": inspected.notes,
         "spec": json.loads(spec.to_json()),
     }
-    lines = [*_cost_lines(total, spec, cost, length), *_task_lines(found.task)]
+    lines = [*_cost_lines(total, spec, cost, length), *_task_lines(inspected.task)]
     if head is not None:
         lines.append(f"head        {head}")
     lines += [f"part        {line}" for line in part_lines(module)]
     if masks:
         lines.append(f"mask        {' and '.join(masks)}, in the decoder")
-    served, unknown = _served(spec, outline)
+    served, unknown = _report_kernels(spec, headers)
     unknown += fault
     record["served"] = [asdict(architecture) for architecture in served]
     lines += _memory_lines(forecasts, spec)
-    lines += [*found.notes, *_kernel_lines(kernels), *_served_lines(served), *unknown, "", *tree_lines(spec, "model")]
+    lines += [
+        *inspected.notes,
+        *_kernel_lines(kernels),
+        *_runner_lines(served),
+        *unknown,
+        "",
+        *tree_lines(spec, "model"),
+    ]
     return record, [*lines, "", "weights", *_weight_lines(parameters)]
 
 
@@ -208,7 +215,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class _Found:
+class _InspectedModel:
     """The spec and the task of a model, and notes on a Hugging Face checkpoint, one for each line.
 
     Where there are weights, `outline` reads the headers of their files.
@@ -217,11 +224,11 @@ class _Found:
     spec: Model
     task: TaskRecord | None
     notes: list[str]
-    outline: Callable[[], _Outline] | None = None
+    read_headers: Callable[[], _WeightHeaders] | None = None
 
 
 @dataclass(frozen=True)
-class _Outline:
+class _WeightHeaders:
     """The headers of the files of a model.
 
     Args:
@@ -231,11 +238,11 @@ class _Outline:
     """
 
     dtypes: Mapping[str, torch.dtype]
-    formats: Mapping[str, Format]
+    formats: Mapping[str, StorageFormat]
     is_mapped: bool = True
 
 
-def read_reference(ref: str) -> _Found:
+def read_reference(ref: str) -> _InspectedModel:
     """Read a Hugging Face checkpoint, a run directory, a saved model, a spec file or a preset; these have no task.
 
     Raises:
@@ -249,11 +256,11 @@ def read_reference(ref: str) -> _Found:
         from clearhead import presets
 
         print_message(f"{ref}: the preset of that name, a spec without weights")
-        return _Found(getattr(presets, FUNCTIONS.get(ref, ref))(), None, [])
+        return _InspectedModel(getattr(presets, FUNCTIONS.get(ref, ref))(), None, [])
     try:
-        ref = located(ref)
+        ref = locate_model(ref)
     except InputError as error:
-        raise InputError(f"{error}; or a preset{nearest(ref, names) or ': ' + ', '.join(FUNCTIONS)}") from None
+        raise InputError(f"{error}; or a preset{did_you_mean(ref, names) or ': ' + ', '.join(FUNCTIONS)}") from None
     reference = ModelReference.parse(ref)
     checkpoint = reference.checkpoint_folder()
     if checkpoint is not None:
@@ -262,7 +269,7 @@ def read_reference(ref: str) -> _Found:
     from clearhead.checkpoints.runs.directory import (
         TASK_FILE,
         find_weights,
-        lack_of,
+        missing_file_error,
         read_task,
         refuse_altered,
     )
@@ -274,30 +281,30 @@ def read_reference(ref: str) -> _Found:
     folder, file = (path, path / SPEC_FILE) if path.is_dir() else (path.parent, path)
     if path.is_dir():
         if not file.is_file() and not (folder / FORMAT_FILE).is_file():
-            raise lack_of(folder)
+            raise missing_file_error(folder)
         refuse_altered(folder)
     spec = Model.from_file(file, what="a run directory or a spec file")
     task = read_task(folder) if (folder / TASK_FILE).is_file() else None
-    return _Found(spec, task, [], partial(_outline_saved, reference) if path.is_dir() else None)
+    return _InspectedModel(spec, task, [], partial(_saved_headers, reference) if path.is_dir() else None)
 
 
-def _read_outline(found: _Found) -> tuple[_Outline | None, list[str]]:
+def _read_headers(inspected: _InspectedModel) -> tuple[_WeightHeaders | None, list[str]]:
     """Return the headers of the files of a model, or a line that says why they are not known."""
     try:
-        return (None if found.outline is None else found.outline()), []
+        return (None if inspected.read_headers is None else inspected.read_headers()), []
     except InputError as error:
         return None, [f"kernels     not known, for the weights cannot be loaded: {error}"]
 
 
-def _outline_saved(reference: ModelReference) -> _Outline:
+def _saved_headers(reference: ModelReference) -> _WeightHeaders:
     from clearhead.fast.stored import formats_of
     from clearhead.model.opening import open_model
 
     opened = open_model(reference)
-    return _Outline(opened.dtypes, formats_of(opened.saved or {}), opened.is_mapped)
+    return _WeightHeaders(opened.dtypes, formats_of(opened.saved or {}), opened.is_mapped)
 
 
-def _read_checkpoint(folder: Path) -> _Found:
+def _read_checkpoint(folder: Path) -> _InspectedModel:
     from clearhead.checkpoints.hf.generation import read_generation_config
     from clearhead.checkpoints.hf.loading import open_checkpoint
     from clearhead.checkpoints.hf.tokenizers import load_tokenizers
@@ -318,7 +325,7 @@ def _read_checkpoint(folder: Path) -> _Found:
         notes.append(f"tokenizer   {source.vocab_size} entries, {around}, {source.fingerprint[:12]}")
         notes += [f"languages   {', '.join(text.languages)}"] if text.languages else []
         notes += ["chat        has a template"] if text.chat is not None else []
-    return _Found(loaded.module.spec, loaded.task, notes, lambda: _Outline(opened.dtypes(), {}))
+    return _InspectedModel(loaded.module.spec, loaded.task, notes, lambda: _WeightHeaders(opened.dtypes(), {}))
 
 
 def _task_lines(task: TaskRecord | None) -> Iterator[str]:
@@ -368,12 +375,12 @@ def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[st
 
 def _memory_lines(forecasts: Sequence[MemoryForecast], spec: Model) -> Iterator[str]:
     """Yield a line for each precision: its weights, the peak of a load, and the KV cache per token."""
-    for one in forecasts:
-        line = f"{one.precision:<11} {human_bytes(one.weight_bytes)} of weights, peak of a load "
-        line += human_bytes(one.load_bytes)
+    for forecast in forecasts:
+        line = f"{forecast.precision:<11} {human_bytes(forecast.weight_bytes)} of weights, peak of a load "
+        line += human_bytes(forecast.load_bytes)
         if spec.decoder is not None:
-            line += f", KV cache {human_bytes(one.cache_bytes_per_target_token)} for each "
-            source = human_bytes(one.cache_bytes_per_source_token)
+            line += f", KV cache {human_bytes(forecast.cache_bytes_per_target_token)} for each "
+            source = human_bytes(forecast.cache_bytes_per_source_token)
             line += "token" if spec.encoder is None else f"target token and {source} for each source token"
         yield line
 
@@ -385,33 +392,33 @@ def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         modes.setdefault("the {kernel} kernel in {count} of {total}, because {reason}".format(**kernel), []).append(
             kernel["mode"]
         )
-    for text, found in modes.items():
-        yield f"attention   {' and '.join(found)}: {text}"
+    for text, mode_names in modes.items():
+        yield f"attention   {' and '.join(mode_names)}: {text}"
 
 
 def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:
     """Return the kernels that the attentions of a model run in each mode, with the reason."""
     from clearhead.core.attention import Attention
 
-    attentions = [part for part in module.modules() if isinstance(part, Attention)]
-    found = []
+    attentions = [submodule for submodule in module.modules() if isinstance(submodule, Attention)]
+    used_kernels = []
     for mode in ("training", "evaluation"):
         module.train(mode == "training")
         for (kernel, reason), count in Counter(attention.kernel() for attention in attentions).items():
             used = {"mode": mode, "kernel": kernel, "count": count, "total": len(attentions), "reason": reason}
-            found.append(used)
-    return found
+            used_kernels.append(used)
+    return used_kernels
 
 
-def _served(spec: Model, outline: _Outline | None) -> tuple[list[Served], list[str]]:
+def _report_kernels(spec: Model, headers: _WeightHeaders | None) -> tuple[list[ModuleBackend], list[str]]:
     """Return which parts of a model kernels run on this processor, and lines about batches and the precision auto."""
-    if outline is None:
+    if headers is None:
         return [], []
     from clearhead.fast.runner import Runner, multiplies_in_bf16
     from clearhead.fast.stored import stored_matrices
     from clearhead.model.opening import outline_load
 
-    module = outline_load(spec, outline.dtypes, outline.formats)
+    module = outline_load(spec, headers.dtypes, headers.formats)
     in_16_bits = any(kind.is_exact for kind in stored_matrices(module).values())
     runner = Runner(module, in_bf16=in_16_bits)
     depend = "do not depend" if runner.is_batch_invariant else "depend, in their last digits,"
@@ -421,11 +428,11 @@ def _served(spec: Model, outline: _Outline | None) -> tuple[list[Served], list[s
     return runner.report(), lines
 
 
-def _served_lines(served: Sequence[Served]) -> Iterator[str]:
+def _runner_lines(served: Sequence[ModuleBackend]) -> Iterator[str]:
     """Yield a line for each way in which parts run."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for one in served:
-        groups.setdefault((one.by, one.why), []).append(one.address)
+    for served_module in served:
+        groups.setdefault((served_module.backend, served_module.detail), []).append(served_module.address)
     for (by, why), addresses in groups.items():
         shown = ", ".join(addresses[:3]) + (f" and {len(addresses) - 3} more" if len(addresses) > 3 else "")
         how = f"by our kernels, weights in {why}" if by == "kernels" else f"plain: {why}"

@@ -69,8 +69,8 @@ def learn(
         raise InputError("--plain has no effect without the number of a lesson: give one, such as 1")
     _copy([*lessons.values(), sources / _SHARED], out)
     if number is None:
-        for one, path in lessons.items():
-            print_text(f"{one:>2}  {_title(path)}  {out / path.name}", end="\n")
+        for lesson_number, path in lessons.items():
+            print_text(f"{lesson_number:>2}  {_title(path)}  {out / path.name}", end="\n")
         print_text(f"Open one: {make_command('learn 1')}", end="\n")
         return
     lesson = out / lessons[number].name
@@ -86,15 +86,15 @@ def _copy(sources: list[Path], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
         raise InputError(f"--out {folder} is a file: expected a folder, new or with lessons") from None
-    kept = []
+    unchanged = []
     for source in sources:
         target = folder / source.name
         if not target.exists():
             shutil.copyfile(source, target)
         elif not filecmp.cmp(target, source, shallow=False):
-            kept.append(target.name)
-    if kept:
-        print_message(f"kept as you left them in {folder}: {', '.join(kept)}")
+            unchanged.append(target.name)
+    if unchanged:
+        print_message(f"kept as you left them in {folder}: {', '.join(unchanged)}")
 
 
 def _title(path: Path) -> str:

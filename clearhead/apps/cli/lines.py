@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from clearhead.apps.cli.console import LINE_ENDS, MessageDisplay
-from clearhead.apps.cli.outputs import EXPLICIT, STANDARD_INPUT, AnswerFile, OutputOptions, Share
-from clearhead.apps.cli.progress import Bar, at_rest, counting
+from clearhead.apps.cli.outputs import EXPLICIT, STANDARD_INPUT, AnswerFile, FileShare, OutputOptions
+from clearhead.apps.cli.progress import Bar, pause_idle_time, show_counts
 from clearhead.base.arguments import window_sizes
-from clearhead.base.errors import InputError, Reference, renaming
-from clearhead.base.files import binary
-from clearhead.base.progress import Counted, shown_by
+from clearhead.base.errors import InputError, MessageReference, renaming
+from clearhead.base.files import binary_file_error
+from clearhead.base.progress import Counted, use_display
 
 # Of standard input, at a time.
 BLOCK_BYTES = 1 << 16
@@ -28,7 +28,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True)
-class Line:
+class InputLine:
     """One line of input.
 
     Attributes:
@@ -59,7 +59,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Input:
+class TextInput:
     """The texts of a command: the lines of a file or of standard input, or one text of the command line.
 
     Attributes:
@@ -81,7 +81,7 @@ class Input:
     as_json: bool = False
 
     @classmethod
-    def of(cls, file: Path, options: OutputOptions | None = None, kind: type[AnswerFile] = AnswerFile) -> Input:
+    def of(cls, file: Path, options: OutputOptions | None = None, kind: type[AnswerFile] = AnswerFile) -> TextInput:
         """Return the lines of a file, or those of standard input, as they arrive.
 
         A file is read as its lines are answered, in constant memory. Of a share, only its bytes are read.
@@ -99,7 +99,7 @@ class Input:
         if options is not None:
             output, as_json = options.find_output(file, kind), options.as_json
         if is_standard_input(file):
-            texts = cls(name_of(file), _filled(_arriving(_from_standard_input)), None)
+            texts = cls(name_of(file), _refuse_empty(_split_blocks(_from_standard_input)), None)
         elif output is not None and output.share is not None and output.is_shared:
             texts = cls._of_share(file, output.share)
         else:
@@ -107,7 +107,7 @@ class Input:
         return replace(texts, output=output, as_json=as_json)
 
     @classmethod
-    def _of_file(cls, file: Path) -> Input:
+    def _of_file(cls, file: Path) -> TextInput:
         from clearhead.data.sources.lines import empty_file, stream_lines
 
         lines = stream_lines(file)
@@ -122,7 +122,7 @@ class Input:
         return cls(name_of(file), [chain(head, lines)], total, is_estimate)
 
     @classmethod
-    def _of_share(cls, file: Path, share: Share) -> Input:
+    def _of_share(cls, file: Path, share: FileShare) -> TextInput:
         from clearhead.data.sources.lines import count_lines_before, find_share, stream_lines
 
         span = find_share(file, share.number, share.count)
@@ -145,9 +145,9 @@ class Input:
 
 
 def answer_lines(
-    lines: Input,
+    lines: TextInput,
     answer: Callable[[list[Any]], Iterable[AnswerT]],
-    show: Callable[[Line, AnswerT | None], None],
+    show: Callable[[InputLine, AnswerT | None], None],
     *,
     batch_size: int | None,
     paired: bool = False,
@@ -168,13 +168,13 @@ def answer_lines(
         InputError: the input is unusable, or a text cannot be answered.
     """
     output = lines.output
-    with _counting(lines) as bar, _open_output(output) as (num_written, printing):
+    with _show_progress(lines) as bar, _open_output(output) as (num_written, printing):
         for window in lines.windows(batch_size):
             last = window[-1][0]
             if last <= num_written:
                 bar.skip(last)
                 continue
-            read = [line_of(position, text, lines, paired=paired) for position, text in window]
+            read = [parse_line(position, text, lines, paired=paired) for position, text in window]
             answers = _answer_window(read, lines.name, answer, bar)
             with printing:
                 for line in read:
@@ -185,17 +185,17 @@ def answer_lines(
                 sys.stdout.flush()
             bar.show(bar.done)
             if output is not None:
-                output.is_begun = True
+                output.has_first_window = True
     if output is not None:
         output.report(bar.done, as_json=lines.as_json)
 
 
 def _answer_window(
-    lines: Sequence[Line], name: str | None, answer: Callable[[list[Any]], Iterable[AnswerT]], bar: Bar
+    lines: Sequence[InputLine], name: str | None, answer: Callable[[list[Any]], Iterable[AnswerT]], bar: Bar
 ) -> Iterator[AnswerT]:
     """Return the answers to the lines of a window that are not empty."""
     filled = [line for line in lines if not line.is_empty]
-    with shown_by(_Share(bar, bar.done, len(filled))), renaming(named_by_line(filled, name)):
+    with use_display(_WindowProgress(bar, bar.done, len(filled))), renaming(line_namer(filled, name)):
         return iter(answer([line.text for line in filled]) if filled else ())
 
 
@@ -205,7 +205,7 @@ def _open_output(output: AnswerFile | None) -> Iterator[tuple[int, AbstractConte
     if output is None:
         yield 0, nullcontext()
         return
-    with output.writing() as file:
+    with output.open_for_writing() as file:
         yield output.num_answers, redirect_stdout(io.TextIOWrapper(file, encoding="utf-8", newline="\n"))
 
 
@@ -220,21 +220,26 @@ def _read_head(lines: Iterator[str]) -> tuple[list[str], int]:
     return head, size
 
 
-def _counting(lines: Input) -> AbstractContextManager[Bar]:
+def _show_progress(lines: TextInput) -> AbstractContextManager[Bar]:
     """Return the progress of a command: a bar, or lines in a log where the answers go to a file."""
     output = lines.output
     if output is None:
         # Lines that scroll by are progress enough.
-        return counting("lines", lines.total, is_shown=not sys.stdout.isatty())
+        return show_counts("lines", lines.total, is_shown=not sys.stdout.isatty())
     # The bars of several processes on one terminal would overwrite each other.
     is_alone = output.share is None or output.share.origin == EXPLICIT
-    return counting(
-        "lines", lines.total, is_shown=is_alone, kept=output.rest, log=f"{output.path}: ", is_estimate=lines.is_estimate
+    return show_counts(
+        "lines",
+        lines.total,
+        is_shown=is_alone,
+        stop_note=output.resume_hint,
+        log=f"{output.path}: ",
+        is_estimate=lines.is_estimate,
     )
 
 
 @dataclass(frozen=True)
-class _Share(MessageDisplay):
+class _WindowProgress(MessageDisplay):
     """Shows the share of a window that is computed; a line is done when its answer is shown.
 
     Attributes:
@@ -253,7 +258,7 @@ class _Share(MessageDisplay):
             self.bar.show(self.before + self.count * done // total)
 
 
-def line_of(position: int, text: str, lines: Input, *, paired: bool) -> Line:
+def parse_line(position: int, text: str, lines: TextInput, *, paired: bool) -> InputLine:
     """Return a line of input.
 
     Args:
@@ -265,15 +270,13 @@ def line_of(position: int, text: str, lines: Input, *, paired: bool) -> Line:
     Raises:
         InputError: there is not exactly one tab between two texts.
     """
-    line = Line(position, text, lines.count_before)
+    line = InputLine(position, text, lines.count_before)
     if not paired:
         return line
     columns = ["", ""] if line.is_empty else text.split("\t")
     if len(columns) != 2:
-        received = "one text" if len(columns) == 1 else f"{len(columns)} columns"
-        raise InputError(
-            f"{lines.name}:{line.number}: expected two texts with one tab between them, received {received}"
-        )
+        actual = "one text" if len(columns) == 1 else f"{len(columns)} columns"
+        raise InputError(f"{lines.name}:{line.number}: expected two texts with one tab between them, received {actual}")
     return replace(line, text=(columns[0], columns[1]))
 
 
@@ -286,7 +289,7 @@ def read_lines(source: Path) -> Iterator[str]:
     Raises:
         InputError: as for `Input.of`.
     """
-    return chain.from_iterable(Input.of(source).blocks)
+    return chain.from_iterable(TextInput.of(source).blocks)
 
 
 def read_numbers(source: Path) -> list[float]:
@@ -304,7 +307,7 @@ def read_numbers(source: Path) -> list[float]:
     return numbers
 
 
-def _arriving(read: Callable[[int], bytes]) -> Iterator[list[str]]:
+def _split_blocks(read: Callable[[int], bytes]) -> Iterator[list[str]]:
     """Yield lines in the blocks in which they arrive, so that none waits for the next.
 
     Args:
@@ -316,18 +319,18 @@ def _arriving(read: Callable[[int], bytes]) -> Iterator[list[str]]:
         begun.append(first)
         if more:
             lines = [b"".join(begun), *more[:-1]]
-            yield [_decoded(line, place) for place, line in enumerate(lines, start=number)]
+            yield [_decode_line(line, line_number) for line_number, line in enumerate(lines, start=number)]
             number, begun = number + len(lines), [more[-1]]
     if rest := b"".join(begun):
-        yield [_decoded(rest, number)]
+        yield [_decode_line(rest, number)]
 
 
 def _from_standard_input(size: int) -> bytes:
-    with at_rest():
+    with pause_idle_time():
         return bytes(sys.stdin.buffer.read1(size))  # type: ignore[union-attr]
 
 
-def _filled(blocks: Iterable[list[str]]) -> Iterator[list[str]]:
+def _refuse_empty(blocks: Iterable[list[str]]) -> Iterator[list[str]]:
     """Yield the lines of standard input; without any it is refused, as an empty file is."""
     is_empty = True
     for block in blocks:
@@ -337,9 +340,9 @@ def _filled(blocks: Iterable[list[str]]) -> Iterator[list[str]]:
         raise InputError(f"{name_of(STANDARD_INPUT)} is empty; expected at least one line of text")
 
 
-def _decoded(line: bytes, number: int) -> str:
+def _decode_line(line: bytes, number: int) -> str:
     if b"\0" in line:
-        raise binary(f"standard input:{number}")
+        raise binary_file_error(f"standard input:{number}")
     try:
         return line.decode("utf-8").removesuffix("\r")
     except UnicodeDecodeError as error:
@@ -359,7 +362,7 @@ def name_of(file: Path) -> str:
     return "standard input" if is_standard_input(file) else str(file)
 
 
-def named_by_line(lines: Sequence[Line], name: str | None) -> Callable[[Reference], str | Reference]:
+def line_namer(lines: Sequence[InputLine], name: str | None) -> Callable[[MessageReference], str | MessageReference]:
     """Return how to name one of several texts, counted from 1: by the line of the file that it came from.
 
     Args:
@@ -367,7 +370,7 @@ def named_by_line(lines: Sequence[Line], name: str | None) -> Callable[[Referenc
         name: of the file; None: there is only one text, without a file.
     """
 
-    def line_of(text: Reference) -> str | Reference:
+    def name_text(text: MessageReference) -> str | MessageReference:
         if not text.number:
             return text
         if name is None:
@@ -376,7 +379,7 @@ def named_by_line(lines: Sequence[Line], name: str | None) -> Callable[[Referenc
         line = f"{name}:{lines[(text.number - 1) % len(lines)].number}"
         return line if text.kind == "place" else f"{line}: the {text.name}"
 
-    return line_of
+    return name_text
 
 
 def one_line(text: str) -> str:

@@ -23,35 +23,35 @@ from clearhead.apps.cli.check import check
 from clearhead.apps.cli.compare import compare
 from clearhead.apps.cli.console import (
     adapt_streams,
-    library_messages,
-    long_texts_said_once,
     print_message,
     print_result,
+    report_long_texts_once,
+    show_library_messages,
     silence,
 )
 from clearhead.apps.cli.convert import convert
 from clearhead.apps.cli.demo import demo
 from clearhead.apps.cli.diff import diff
 from clearhead.apps.cli.doctor import doctor
-from clearhead.apps.cli.evaluate import evaluate, with_options_of_tasks
+from clearhead.apps.cli.evaluate import add_task_options, evaluate
 from clearhead.apps.cli.explain import explain
 from clearhead.apps.cli.generate import generate
 from clearhead.apps.cli.heads import heads
 from clearhead.apps.cli.inspect import inspect as inspect_
 from clearhead.apps.cli.learn import learn
 from clearhead.apps.cli.new import new, new_group
-from clearhead.apps.cli.progress import signs_of_life
+from clearhead.apps.cli.progress import show_idle_time
 from clearhead.apps.cli.serve import serve
 from clearhead.apps.cli.stopping import StopOnSignal, Stopped
 from clearhead.apps.cli.texts import answer, classify, embed, fill, predict, tag
-from clearhead.apps.cli.train import reporting, train
+from clearhead.apps.cli.train import share_faults, train
 from clearhead.apps.cli.translate import translate
 from clearhead.apps.cli.view import view
 from clearhead.base.commands import EXTENSIONS, make_command
-from clearhead.base.errors import InputError, Reference, RunFailure, is_out_of_memory, nearest_name, renaming
+from clearhead.base.errors import InputError, MessageReference, RunFailure, is_out_of_memory, nearest_name, renaming
 from clearhead.base.signals import Interrupted
 from clearhead.fast.busy_waiting import adapt_waiting
-from clearhead.spec.tasks.registry import every, kinds
+from clearhead.spec.tasks.registry import list_tasks, task_kinds
 from clearhead.version import __version__
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
@@ -64,7 +64,13 @@ _OUT_OF_MEMORY: Final = (
     "out of memory: use a precision of fewer bits (bf16, int8 or int4), smaller batches or shorter texts, or free some "
     "memory; {inspect} shows the memory of a model in each precision"
 )
-_NAMES = {"task.labels": "label_kind", "task.init": "init", "field": "text_column", "layer": "layers", "head": "heads"}
+_OPTION_NAMES = {
+    "task.labels": "label_kind",
+    "task.init": "init",
+    "field": "text_column",
+    "layer": "layers",
+    "head": "heads",
+}
 
 
 def _version(wanted: bool) -> bool:
@@ -102,7 +108,7 @@ def _start(
     """
 
 
-class _InOrder(typer.core.TyperGroup):
+class _OrderedGroup(typer.core.TyperGroup):
     """Commands listed in the order in which a newcomer meets them; typer puts groups behind all of them."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -115,7 +121,7 @@ def make_app() -> typer.Typer:
     """Return the program with all its commands."""
     app = typer.Typer(
         name="clearhead",
-        cls=_InOrder,
+        cls=_OrderedGroup,
         add_completion=True,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -124,7 +130,7 @@ def make_app() -> typer.Typer:
     app.callback(help=_help(_start))(_start)
     app.add_typer(new_group(), name="new", short_help=_summary(new))
     uses = (translate, generate, fill, classify, tag, embed, answer, predict)
-    measure = with_options_of_tasks(evaluate)
+    measure = add_task_options(evaluate)
     for command in (
         demo,
         train,
@@ -152,10 +158,10 @@ def make_app() -> typer.Typer:
 def _help(command: Callable[..., None]) -> str:
     """Return the docstring of a command, with the tasks that there are, also of other packages, and their measures."""
     text = inspect.cleandoc(command.__doc__ or "")
-    *tasks, last = kinds()
+    *tasks, last = task_kinds()
     text = text.replace("{tasks}", f"{', '.join(tasks)} and {last}")
-    width = max(map(len, kinds()))
-    measures = (f"  {task.kind:<{width}}  {task.evaluate.measures}" for task in every())
+    width = max(map(len, task_kinds()))
+    measures = (f"  {task.kind:<{width}}  {task.evaluate.measures}" for task in list_tasks())
     return text.replace("{measures}", "\n".join(measures))
 
 
@@ -174,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
-    words, parts = _without_parts([word for word in words if word != "--debug"])
+    words, parts = _split_parts([word for word in words if word != "--debug"])
     # A shell that completes a command line gives its words in the environment.
     if not words and _COMPLETING not in os.environ:
         main(["--help"])
@@ -182,14 +188,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     adapt_waiting()
     adapt_streams()
     try:
-        with StopOnSignal() as signals, signs_of_life(), library_messages(), long_texts_said_once():
+        with StopOnSignal() as signals, show_idle_time(), show_library_messages(), report_long_texts_once():
             return copy_context().run(_run, words, parts, debug, signals)
     except Stopped as stopped:
         print_message(f"{stopped}")
         return stopped.exit_code
 
 
-def _without_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words without the files of parts, and these; a file that is missing is left to typer."""
     rest, files, waiting = list[str](), list[str](), list(words)
     while waiting:
@@ -210,7 +216,7 @@ def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopO
         if parts:
             from clearhead.core.extensions.files import load_parts
 
-            with reporting() if words[:1] == ["train"] else contextlib.nullcontext():
+            with share_faults() if words[:1] == ["train"] else contextlib.nullcontext():
                 load_parts(parts)
         program = typer.main.get_command(make_app())
         with renaming(partial(_as_option, program, words)):
@@ -218,12 +224,12 @@ def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopO
             code = program.main(words, prog_name="clearhead", standalone_mode=False)
         sys.stdout.flush()
     except _UsageError as error:
-        print_message(_usage_sentence(error, words))
+        print_message(_usage_message(error, words))
         code = WRONG_INPUT
     except InputError as error:
-        code = _failed(f"{error}", WRONG_INPUT, debug)
+        code = _report_failure(f"{error}", WRONG_INPUT, debug)
     except RunFailure as error:
-        code = _failed(f"{error}", FAILED, debug)
+        code = _report_failure(f"{error}", FAILED, debug)
     except Interrupted as error:
         print_message(f"{error}")
         return int(error.exit_code)
@@ -236,9 +242,9 @@ def _run(words: Sequence[str], parts: Sequence[str], debug: bool, signals: StopO
             # A library that is interrupted while it is imported can raise an error of its own.
             raise Stopped(signals.received) from None
         if is_out_of_memory(error):
-            code = _failed(_OUT_OF_MEMORY.format(inspect=make_command("inspect REF")), FAILED, debug)
+            code = _report_failure(_OUT_OF_MEMORY.format(inspect=make_command("inspect REF")), FAILED, debug)
         else:
-            code = _unwritten(error, debug) if isinstance(error, OSError) else _unexpected(error, debug)
+            code = _report_unwritable(error, debug) if isinstance(error, OSError) else _report_unexpected(error, debug)
     if code == INTERRUPTED:
         print_message("clearhead: interrupted")
     return code if isinstance(code, int) else DONE
@@ -263,37 +269,37 @@ def _refuse_empty_paths(program: Any, words: Sequence[str]) -> None:
             raise InputError(f"{word} is empty: name a file or a folder")
 
 
-def _as_option(program: Any, words: Sequence[str], reference: Reference) -> str | Reference:
+def _as_option(program: Any, words: Sequence[str], reference: MessageReference) -> str | MessageReference:
     """Name an argument of Python, such as top_k, or a key of a run file by the command's option for it, if any."""
     names = {option.name: option.opts[0] for option in _options(program, words)}
-    option = names.get(reference.name) or names.get(_NAMES.get(reference.name, ""))
+    option = names.get(reference.name) or names.get(_OPTION_NAMES.get(reference.name, ""))
     return reference if option is None or reference.kind not in ("argument", "key") else reference.as_option(option)
 
 
-def _failed(sentence: str, code: int, debug: bool) -> int:
+def _report_failure(sentence: str, code: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
     print_message(f"clearhead: {sentence}")
     return code
 
 
-def _unexpected(error: Exception, debug: bool) -> int:
+def _report_unexpected(error: Exception, debug: bool) -> int:
     hint = "" if debug else "; run again with --debug to see where"
-    return _failed(f"unexpected failure: {type(error).__name__}: {error}{hint}", FAILED, debug)
+    return _report_failure(f"unexpected failure: {type(error).__name__}: {error}{hint}", FAILED, debug)
 
 
-def _unwritten(error: OSError, debug: bool) -> int:
+def _report_unwritable(error: OSError, debug: bool) -> int:
     """Report that a file, or standard output, cannot be written."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        return _unexpected(error, debug)
+        return _report_unexpected(error, debug)
     if error.filename is None:
         # What is left in the buffer would fail again when the program ends.
         with contextlib.suppress(OSError, ValueError):
             silence(sys.stdout)
-    return _failed(f"{error.filename or 'the output'} cannot be written: {error.strerror}", FAILED, debug)
+    return _report_failure(f"{error.filename or 'the output'} cannot be written: {error.strerror}", FAILED, debug)
 
 
-def _usage_sentence(error: Any, words: Sequence[str]) -> str:
+def _usage_message(error: Any, words: Sequence[str]) -> str:
     """Return the message for a wrong command line, with the nearest valid option."""
     name, parameters = "clearhead", []
     if error.ctx is not None:
@@ -310,9 +316,9 @@ def _usage_sentence(error: Any, words: Sequence[str]) -> str:
 
 
 def _missing_options(parameters: Sequence[Any], words: Sequence[str]) -> list[str]:
-    given = {word.partition("=")[0] for word in words}
+    given_names = {word.partition("=")[0] for word in words}
     options = [parameter for parameter in parameters if parameter.required and parameter.param_type_name == "option"]
-    return [option.opts[0] for option in options if given.isdisjoint(option.opts)]
+    return [option.opts[0] for option in options if given_names.isdisjoint(option.opts)]
 
 
 def _wrong_words(error: Any, parameters: Sequence[Any]) -> str:

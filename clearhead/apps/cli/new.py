@@ -16,13 +16,13 @@ from clearhead.apps.cli.options import Force, Json, Pattern
 from clearhead.base.commands import make_command, quote
 from clearhead.base.errors import InputError
 from clearhead.base.files import names_in, refuse_unwritable, write_output
-from clearhead.base.leftovers import TEMPORARY, is_running
+from clearhead.base.temporary_files import TEMPORARY, is_running
 from clearhead.spec.tasks.base import Task
-from clearhead.spec.tasks.registry import every
+from clearhead.spec.tasks.registry import list_tasks
 
 if TYPE_CHECKING:
     from clearhead.apps.recipes.draft import Draft
-    from clearhead.apps.recipes.fit import Fitted
+    from clearhead.apps.recipes.fit import FittedRunFile
 
 # A year.
 MOST_MINUTES = 525_600
@@ -92,7 +92,7 @@ def new_group() -> typer.Typer:
     """Return the command `new` with a subcommand for each task."""
     group = typer.Typer(rich_markup_mode=None)
     group.callback()(new)
-    for task in every():
+    for task in list_tasks():
         group.command(task.kind, help=_help(task), short_help=task.new.does)(_command(task))
     return group
 
@@ -111,8 +111,8 @@ def _command(task: Task) -> Callable[..., None]:
     data = [_parameter(name, task, is_needed=name in needed) for name in (*needed, *task.new.optional)]
 
     def run(**values: Any) -> None:
-        given = {option.name: values[option.name] for option in data}
-        _write_run_file(task.kind, given, **{option.name: values[option.name] for option in shared})
+        data_values = {option.name: values[option.name] for option in data}
+        _write_run_file(task.kind, data_values, **{option.name: values[option.name] for option in shared})
 
     run.__signature__ = inspect.Signature([*data, *shared])  # type: ignore[attr-defined]
     return run
@@ -121,8 +121,8 @@ def _command(task: Task) -> Callable[..., None]:
 def _parameter(name: str, task: Task, *, is_needed: bool) -> inspect.Parameter:
     default = inspect.Parameter.empty if is_needed else None
     option = "--" + name.replace("_", "-")
-    own = Annotated[str, typer.Option(option, metavar="VALUE", help=task.options.get(name))]
-    annotation = DATA_PARAMETERS.get(name, own)
+    task_option = Annotated[str, typer.Option(option, metavar="VALUE", help=task.options.get(name))]
+    annotation = DATA_PARAMETERS.get(name, task_option)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
@@ -149,13 +149,13 @@ def _write_run_file(
     wanted.check_options()
     if is_unfinished(wanted.folder):
         shutil.rmtree(wanted.folder)
-    found = draft(wanted)
-    for path in found.files:
+    drafted = draft(wanted)
+    for path in drafted.files:
         refuse_unwritable(path, force=force)
-    for message in found.messages:
+    for message in drafted.messages:
         print_message(message)
-    written = _write_all(output, found, wanted.folder, minutes, init, force=force)
-    record = {"file": str(output), "run": found.plan.run, "steps": written.steps, **found.counts}
+    written = _write_files(output, drafted, wanted.folder, minutes, init, force=force)
+    record = {"file": str(output), "run": drafted.plan.run, "steps": written.steps, **drafted.counts}
     print_either(as_json, record, str(output))
     if not as_json:
         print_message(f"next: {make_command(f'train {quote(str(output))}')}")
@@ -167,28 +167,30 @@ def is_unfinished(folder: Path) -> bool:
     return bool(marks) and not any(mark.isdigit() and is_running(int(mark)) for mark in marks)
 
 
-def _write_all(output: Path, found: Draft, folder: Path, minutes: float, init: str | None, *, force: bool) -> Fitted:
+def _write_files(
+    output: Path, drafted: Draft, folder: Path, minutes: float, init: str | None, *, force: bool
+) -> FittedRunFile:
     """Write held-out data, fit the recipe to data and machine, write the run file last; a failure leaves nothing."""
     # Only now: the libraries for training take seconds to load, and a fault in the data should not wait for them.
-    from clearhead.apps.recipes.fit import fitted
-    from clearhead.apps.recipes.start import started
+    from clearhead.apps.recipes.fit import fit_run_file
+    from clearhead.apps.recipes.from_checkpoint import fit_to_checkpoint
 
     # A command that was killed while it wrote its mark leaves nothing else.
     is_there = not all(TEMPORARY.fullmatch(name) for name in names_in(folder))
     mark = folder / f"{UNFINISHED}{os.getpid()}"
     try:
-        if found.files and not is_there:
+        if drafted.files and not is_there:
             write_output(mark, "`clearhead new` removes this file when it is done.\n", force=False)
-        for path, lines in found.files.items():
+        for path, lines in drafted.files.items():
             write_output(path, "".join(f"{line}\n" for line in lines), force=force)
         if init is not None:
-            written = started(found.plan, init, minutes)
+            written = fit_to_checkpoint(drafted.plan, init, minutes)
         else:
-            written = fitted(found.plan, minutes)
+            written = fit_run_file(drafted.plan, minutes)
         write_output(output, written.text, force=force)
         mark.unlink(missing_ok=True)
     except BaseException:
-        if found.files and not is_there:
+        if drafted.files and not is_there:
             shutil.rmtree(folder, ignore_errors=True)
         raise
     return written

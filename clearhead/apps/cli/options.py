@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from clearhead import Model
 
 
-def _at_most(most: int) -> Callable[[Any, Any, int | None], int | None]:
+def _limit_callback(most: int) -> Callable[[Any, Any, int | None], int | None]:
     """Return a check of a number; a range of typer's would stand in the help with all its digits."""
 
     def check(ctx: typer.Context, param: typer.CallbackParam, value: int | None) -> int | None:
@@ -43,7 +43,7 @@ def _at_most(most: int) -> Callable[[Any, Any, int | None], int | None]:
     return check
 
 
-def _checked_by(check: Callable[[str], None]) -> Callable[[str], str]:
+def _check_callback(check: Callable[[str], None]) -> Callable[[str], str]:
     """Return the callback of an option that refuses it before the command begins."""
 
     def callback(value: str) -> str:
@@ -82,18 +82,18 @@ Ref = Annotated[
 LineFile = Annotated[Path, typer.Argument(metavar="FILE|-", help="Text, one sentence in a line; - is standard input.")]
 Paired = Annotated[bool, typer.Option("--pair", help="A line holds two texts, with a tab between them.")]
 Device = Annotated[
-    str, typer.Option("--device", callback=_checked_by(check_device), help="auto, cpu, cuda, cuda:N or mps.")
+    str, typer.Option("--device", callback=_check_callback(check_device), help="auto, cpu, cuda, cuda:N or mps.")
 ]
 Precision = Annotated[
-    str, typer.Option("--precision", callback=_checked_by(check_precision), help="auto, fp32, bf16, int8 or int4.")
+    str, typer.Option("--precision", callback=_check_callback(check_precision), help="auto, fp32, bf16, int8 or int4.")
 ]
 Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; by default what torch chooses.")]
 BatchSize = Annotated[
     int | None,
-    typer.Option("--batch-size", min=1, callback=_at_most(2**31 - 1), help="Sentences computed together."),
+    typer.Option("--batch-size", min=1, callback=_limit_callback(2**31 - 1), help="Sentences computed together."),
 ]
 Seed = Annotated[
-    int | None, typer.Option("--seed", min=0, callback=_at_most(2**63 - 1), help="Seed of every random choice.")
+    int | None, typer.Option("--seed", min=0, callback=_limit_callback(2**63 - 1), help="Seed of every random choice.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace the output file if it exists.")]
 Json = Annotated[bool, typer.Option("--json", help="Make the last line of stdout one JSON object.")]
@@ -125,17 +125,17 @@ class ComputeOptions:
         """Set threads and seeds, then load a model."""
         import clearhead
 
-        place = located(ref)
+        resolved_ref = locate_model(ref)
         set_threads_and_seed(self.threads, self.seed)
-        return clearhead.load(place, device=_local_device(self.device), precision=self.precision)
+        return clearhead.load(resolved_ref, device=_local_device(self.device), precision=self.precision)
 
     def load_exact(self, ref: str) -> Model:
         """Set threads and seeds, then load a model; in fp32 on a CPU, its weights keep the form of their files."""
         from clearhead.model.loading import load_exact
 
-        place = located(ref)
+        resolved_ref = locate_model(ref)
         set_threads_and_seed(self.threads, self.seed)
-        return load_exact(place, device=_local_device(self.device), precision=self.precision)
+        return load_exact(resolved_ref, device=_local_device(self.device), precision=self.precision)
 
 
 def _local_device(name: str) -> str:
@@ -146,7 +146,7 @@ def _local_device(name: str) -> str:
     return f"cuda:{int(rank) % count}" if name in ("auto", "cuda") and rank.isdecimal() and count > 1 else name
 
 
-def located(ref: str) -> str:
+def locate_model(ref: str) -> str:
     """Return a reference with the folder in place of a name on the hub, and say that the hub was asked.
 
     What leads nowhere is found out without torch.
@@ -193,33 +193,33 @@ def takes_compute_options(command: Callable[..., None]) -> Callable[..., None]:
     """
     shared = inspect.signature(ComputeOptions, eval_str=True).parameters
     signature = inspect.signature(command, eval_str=True)
-    own = dict(signature.parameters)
-    del own["compute"]
+    command_parameters = dict(signature.parameters)
+    del command_parameters["compute"]
     files: dict[str, inspect.Parameter] = {}
-    if own.pop("answers", None) is not None:
+    if command_parameters.pop("answers", None) is not None:
         files = dict(inspect.signature(OutputOptions, eval_str=True).parameters)
         del files["settings"]
-    keywords: Any = own.pop("decoding").annotation if "decoding" in own else None
+    keywords: Any = command_parameters.pop("decoding").annotation if "decoding" in command_parameters else None
     names = [] if keywords is None else list(keywords.__annotations__)
     options = [_decoding_parameter(_DECODING[keywords], name) for name in names if name not in shared]
 
     @wraps(command)
     def run(**values: Any) -> None:
-        given = {name: values[name] for name in own}
+        arguments = {name: values[name] for name in command_parameters}
         if keywords is not None:
-            given["decoding"] = {name: values[name] for name in names if values[name] not in (None, [])}
+            arguments["decoding"] = {name: values[name] for name in names if values[name] not in (None, [])}
         if files:
             settings = {name: value for name, value in values.items() if name not in files}
-            given["answers"] = OutputOptions(**{name: values[name] for name in files}, settings=settings)
-        command(**given, compute=ComputeOptions(**{name: values[name] for name in shared}))
+            arguments["answers"] = OutputOptions(**{name: values[name] for name in files}, settings=settings)
+        command(**arguments, compute=ComputeOptions(**{name: values[name] for name in shared}))
 
-    parameters = [*own.values(), *options, *files.values(), *shared.values()]
+    parameters = [*command_parameters.values(), *options, *files.values(), *shared.values()]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def _pause_garbage_collection() -> Iterator[None]:
     """Leave the objects made within to the end of the process, and look for no garbage among them.
 
     PyTorch makes hundreds of thousands while it is imported, none of which goes; looking through them again and again
@@ -243,7 +243,7 @@ def set_threads_and_seed(threads: int | None, seed: int | None) -> None:
 
     import numpy as np
 
-    with _no_collection():
+    with _pause_garbage_collection():
         import torch
 
     if threads is not None:

@@ -16,7 +16,7 @@ import typer
 
 from clearhead.apps.cli.console import print_either, print_message
 from clearhead.base.errors import InputError
-from clearhead.base.files import absent, names_in, refuse_unwritable, sync
+from clearhead.base.files import explain_absent, names_in, refuse_unwritable, sync
 
 if TYPE_CHECKING:
     from numpy import ndarray
@@ -29,7 +29,7 @@ _WHOLE_FILE: Final = "--share 1/1 reads the whole file"
 
 
 @dataclass(frozen=True)
-class Share:
+class FileShare:
     """One of several contiguous shares of the lines of a file.
 
     Attributes:
@@ -43,7 +43,7 @@ class Share:
     origin: str = EXPLICIT
 
     @classmethod
-    def parse(cls, text: str) -> Share:
+    def parse(cls, text: str) -> FileShare:
         """Return the share that a user names, such as 2/8.
 
         Raises:
@@ -56,7 +56,7 @@ class Share:
         return cls(number, count)
 
     @classmethod
-    def implied(cls) -> Share | None:
+    def from_environment(cls) -> FileShare | None:
         """Return the share of this process under torchrun, in a Slurm array, or in an array of both; else None.
 
         Raises:
@@ -69,7 +69,7 @@ class Share:
             number, count = number * size + index, count * size
         return cls(number + 1, count, " of ".join(reversed(names))) if names else None
 
-    def name(self, output: Path) -> Path:
+    def file_of(self, output: Path) -> Path:
         """Return the name of the file for this share of an output."""
         return output.with_name(f"{output.name}.{self.number}-of-{self.count}")
 
@@ -125,14 +125,14 @@ class AnswerFile:
 
     path: Path
     partial: Path
-    share: Share | None
+    share: FileShare | None
     can_resume: bool
     num_answers: int = 0
     file: BinaryIO | None = None
-    is_begun: bool = False
+    has_first_window: bool = False
 
     @contextmanager
-    def writing(self) -> Iterator[BinaryIO]:
+    def open_for_writing(self) -> Iterator[BinaryIO]:
         """Open the file to write after its last whole answer; at the end of the with block it gets its name.
 
         After a mistake in the first lines nothing is left. Any other end leaves the answers for --resume.
@@ -149,7 +149,7 @@ class AnswerFile:
             self.partial.replace(self.path)
             sync(self.path.parent)
         except BaseException as error:
-            is_mistake = isinstance(error, InputError) and not (self.is_begun or self.num_answers)
+            is_mistake = isinstance(error, InputError) and not (self.has_first_window or self.num_answers)
             if is_mistake or not self.can_resume:
                 self.partial.unlink(missing_ok=True)
             raise
@@ -160,7 +160,7 @@ class AnswerFile:
         return self.share is not None and self.share.count > 1
 
     @property
-    def rest(self) -> str:
+    def resume_hint(self) -> str:
         """The end of the message of a stopped command: how to go on, or that no file is written."""
         return "; --resume goes on from there" if self.can_resume else f"; {self.path} is not written"
 
@@ -268,7 +268,7 @@ class OutputOptions:
         """True if answers are written as JSON."""
         return bool(self.settings["as_json"])
 
-    def refuse_parts(self, output: AnswerFile | None, choice: str, option: str) -> None:
+    def refuse_unstable_choice(self, output: AnswerFile | None, choice: str, option: str) -> None:
         """Refuse a choice that each share, or each command that goes on, would make otherwise.
 
         Args:
@@ -315,11 +315,11 @@ class OutputOptions:
         if self.resume and (self.force or source == STANDARD_INPUT):
             reason = "--force begins anew: leave out one" if self.force else "standard input cannot be read twice"
             raise InputError(f"--resume goes on where a command was stopped, and {reason}")
-        path = self.output if share is None else share.name(self.output)
+        path = self.output if share is None else share.file_of(self.output)
         is_complete = path.is_file() and not self.force and (self.resume or share is not None)
         refuse_unwritable(path, force=self.force or is_complete)
         if not path.parent.is_dir():
-            raise InputError(f"{path} cannot be written: {absent(path.parent, 'folder')}")
+            raise InputError(f"{path} cannot be written: {explain_absent(path.parent, 'folder')}")
         if is_complete:
             print_message(f"{path} is complete already, so nothing is computed; --force computes it again")
             raise typer.Exit(0)
@@ -328,8 +328,8 @@ class OutputOptions:
             print_message(f"{path}: share {share.number}/{share.count} of {source}{hint}")
         return kind(path, self._find_partial(path, source), share, can_resume=source != STANDARD_INPUT)
 
-    def _choose_share(self, source: Path) -> Share | None:
-        share = Share.implied() if self.share is None else Share.parse(self.share)
+    def _choose_share(self, source: Path) -> FileShare | None:
+        share = FileShare.from_environment() if self.share is None else FileShare.parse(self.share)
         if share is None or share.count == 1:
             return None if self.output is None else share
         if self.output is None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from clearhead.apps.cli.console import MessageDisplay, print_message
 from clearhead.apps.cli.stopping import Stopped
-from clearhead.base.progress import QUIET_SECONDS, Counted, shown_by
+from clearhead.base.progress import QUIET_SECONDS, Counted, use_display
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -116,13 +116,13 @@ def _duration(seconds: float) -> str:
 
 
 @contextmanager
-def counting(
+def show_counts(
     unit: str,
     total: int | None = None,
     *,
     counts: Counted = "examples",
     is_shown: bool = True,
-    kept: str = "",
+    stop_note: str = "",
     log: str | None = None,
     is_estimate: bool = False,
 ) -> Iterator[Bar]:
@@ -133,26 +133,26 @@ def counting(
         total: of all; None: not known.
         counts: which counts are shown.
         is_shown: whether there is a bar; there is one on a terminal only.
-        kept: said of a stopped command, such as that no file was written.
+        stop_note: said of a stopped command, such as that no file was written.
         log: the start of the lines that are written where there is no bar; None means no lines.
         is_estimate: whether `total` is a forecast.
     """
-    shown = _columns() if is_shown and sys.stderr.isatty() else None
+    shown = _make_bar() if is_shown and sys.stderr.isatty() else None
     lines = None if log is None or shown is not None else ProgressLog(log, unit, is_estimate)
     bar = Bar(counts, total, shown, lines)
     if shown is not None:
         shown.add_task(unit, total=total)
-    with shown_by(bar), shown or nullcontext():
+    with use_display(bar), shown or nullcontext():
         try:
             yield bar
         except Stopped as stopped:
             about = "about " if is_estimate else ""
             of_all = "" if bar.total is None else f" of {about}{bar.total:,}"
-            stopped.done = f"{bar.done:,}{of_all} {unit} are done{kept}"
+            stopped.done = f"{bar.done:,}{of_all} {unit} are done{stop_note}"
             raise
 
 
-def _columns() -> Progress:
+def _make_bar() -> Progress:
     from rich import progress
     from rich.console import Console
     from rich.text import Text
@@ -175,10 +175,10 @@ def _columns() -> Progress:
 _ERASE: Final = "\x1b[K"
 _CONTROL: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
-_CURRENT: ContextVar[Waiting | None] = ContextVar("waiting", default=None)
+_CURRENT: ContextVar[IdleDisplay | None] = ContextVar("waiting", default=None)
 
 
-class Waiting:
+class IdleDisplay:
     """Shows on a terminal for how long a command has written nothing; what it writes next takes that place.
 
     Nothing is shown in the middle of a line, so neither in a text that is streamed nor below a panel or a bar, which
@@ -199,10 +199,10 @@ class Waiting:
         self._ended = threading.Event()
         self._last = clock()
         self._is_shown = False
-        self.streams: dict[str, _Noted] = {}
+        self.streams: dict[str, _WatchedStream] = {}
 
     @contextmanager
-    def writing(self) -> Iterator[None]:
+    def erase_and_write(self) -> Iterator[None]:
         """Erase what is shown, before something else is written."""
         with self._lock:
             self.erase()
@@ -215,7 +215,7 @@ class Waiting:
             self._is_shown = False
             self._write(_ERASE)
 
-    def beat(self) -> None:
+    def show_if_idle(self) -> None:
         """Show for how long nothing was written, if that is long enough."""
         with self._lock:
             seconds = self._clock() - self._last
@@ -228,7 +228,7 @@ class Waiting:
     def watch(self) -> None:
         """Show each second what there is to show, until the end."""
         while not self._ended.wait(1.0):
-            self.beat()
+            self.show_if_idle()
 
     def end(self) -> None:
         """Show nothing any more."""
@@ -242,17 +242,17 @@ class Waiting:
         inner.flush()
 
 
-class _Noted:
+class _WatchedStream:
     """A stream that tells when it is written to; all else is that of the stream inside."""
 
-    def __init__(self, inner: Any, waiting: Waiting) -> None:
+    def __init__(self, inner: Any, display: IdleDisplay) -> None:
         self.inner = inner
         self.is_whole = True
-        self._waiting = waiting
+        self._display = display
 
     def write(self, text: str) -> int:
         """Write as the stream inside does."""
-        with self._waiting.writing():
+        with self._display.erase_and_write():
             if seen := _CONTROL.sub("", text):
                 self.is_whole = seen[-1] in "\r\n"
             return int(self.inner.write(text))
@@ -262,7 +262,7 @@ class _Noted:
 
 
 @contextmanager
-def signs_of_life(clock: Callable[[], float] = time.monotonic) -> Iterator[Waiting]:
+def show_idle_time(clock: Callable[[], float] = time.monotonic) -> Iterator[IdleDisplay]:
     """Show within a with block that a command works, where stderr is a terminal; of several processes the first does.
 
     The streams themselves note what is written, because not only commands write: also the bars and warnings of
@@ -271,30 +271,30 @@ def signs_of_life(clock: Callable[[], float] = time.monotonic) -> Iterator[Waiti
     Args:
         clock: gives the seconds.
     """
-    waiting, is_first = Waiting(clock), os.environ.get("RANK", "0") == "0"
+    display, is_first = IdleDisplay(clock), os.environ.get("RANK", "0") == "0"
     with ExitStack() as stack:
         if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" and is_first:
             for name, redirect in (("stdout", redirect_stdout), ("stderr", redirect_stderr)):
                 if getattr(sys, name).isatty():
-                    waiting.streams[name] = _Noted(getattr(sys, name), waiting)
-                    stack.enter_context(redirect(waiting.streams[name]))
-            threading.Thread(target=waiting.watch, daemon=True).start()
-        token = _CURRENT.set(waiting)
+                    display.streams[name] = _WatchedStream(getattr(sys, name), display)
+                    stack.enter_context(redirect(display.streams[name]))
+            threading.Thread(target=display.watch, daemon=True).start()
+        token = _CURRENT.set(display)
         try:
-            yield waiting
+            yield display
         finally:
             _CURRENT.reset(token)
-            waiting.end()
+            display.end()
 
 
 @contextmanager
-def at_rest() -> Iterator[None]:
+def pause_idle_time() -> Iterator[None]:
     """Show nothing inside a with block: it is the user for whom the command waits."""
-    waiting = _CURRENT.get() or Waiting()
-    waiting.is_paused = True
+    display = _CURRENT.get() or IdleDisplay()
+    display.is_paused = True
     try:
         yield
     finally:
-        waiting.is_paused = False
-        with waiting.writing():
+        display.is_paused = False
+        with display.erase_and_write():
             pass

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 
 from clearhead.apps.cli.console import print_message, print_result
-from clearhead.apps.cli.options import Device, Precision, Threads, located, set_threads_and_seed
+from clearhead.apps.cli.options import Device, Precision, Threads, locate_model, set_threads_and_seed
 from clearhead.base.commands import make_install_command
 from clearhead.base.errors import InputError, RunFailure
 
 if TYPE_CHECKING:
-    from clearhead.apps.serve.api.served import Models, Served
+    from clearhead.apps.serve.api.served import Models, ServedModel
 
 Result = TypeVar("Result")
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
@@ -96,15 +96,17 @@ def serve(
     from clearhead.apps.serve.explorer import listen
     from clearhead.apps.serve.gate import Access
 
-    named = _named(refs)
+    refs_by_name = _name_models(refs)
     listener = listen(port, host)
     port = listener.getsockname()[1]
     with listener:
-        models = _in_own_thread(
-            lambda: _loaded(named, device, precision, shares_prefixes=share_prefixes, beyond_positions=beyond_positions)
+        models = _run_in_thread(
+            lambda: _load_models(
+                refs_by_name, device, precision, shares_prefixes=share_prefixes, beyond_positions=beyond_positions
+            )
         )
         try:
-            _in_own_thread(lambda: _warm(models))
+            _run_in_thread(lambda: _warm_up(models))
             for line in _lines(models, host, port, api_key_file):
                 print_result(line)
             logging.getLogger("clearhead.apps.serve").setLevel(logging.INFO)  # the log of requests
@@ -125,7 +127,7 @@ def _keys(path: Path) -> tuple[str, ...]:
     return keys
 
 
-def _in_own_thread(work: Callable[[], Result]) -> Result:
+def _run_in_thread(work: Callable[[], Result]) -> Result:
     """Return what a function returns in a thread that ends with it.
 
     The threads of OpenMP that a thread has called stay as long as it does. Beside those of the main thread, those of an
@@ -142,16 +144,16 @@ def _in_own_thread(work: Callable[[], Result]) -> Result:
     # Ctrl-C ends the program while it loads, without waiting for it.
     thread = threading.Thread(target=run, name="loading", daemon=True)
     thread.start()
-    found = result.result()
+    value = result.result()
     thread.join()
-    return found
+    return value
 
 
-def _named(refs: list[str]) -> dict[str, str]:
+def _name_models(refs: list[str]) -> dict[str, str]:
     """Return the references of the models by their names, or refuse a name that is invalid or taken."""
     from clearhead.checkpoints.reference import ModelReference, repository_of
 
-    named: dict[str, str] = {}
+    refs_by_name: dict[str, str] = {}
     for ref in refs:
         name, equals, path = ref.partition("=")
         if not equals or ModelReference.parse(ref).folder.exists():
@@ -161,28 +163,28 @@ def _named(refs: list[str]) -> dict[str, str]:
             raise InputError(
                 f"'{name}' in {ref} cannot name a model: use letters, digits, '.', '_' and '-', as in small=runs/de-en"
             )
-        if name in named:
+        if name in refs_by_name:
             raise InputError(f"two models are named '{name}', by which clients ask for them: name one, as b={path}")
-        named[name] = path
-    return named
+        refs_by_name[name] = path
+    return refs_by_name
 
 
-def _loaded(
-    named: dict[str, str], device: str, precision: str, *, shares_prefixes: bool, beyond_positions: bool
+def _load_models(
+    refs_by_name: dict[str, str], device: str, precision: str, *, shares_prefixes: bool, beyond_positions: bool
 ) -> Models:
     """Load the models; one that cannot be loaded does not take the others down."""
     import clearhead
-    from clearhead.apps.serve.api.served import Models, Served
+    from clearhead.apps.serve.api.served import Models, ServedModel
 
-    served: list[Served] = []
+    served: list[ServedModel] = []
     failed: dict[str, str] = {}
-    for name, ref in named.items():
+    for name, ref in refs_by_name.items():
         try:
-            model = clearhead.load(located(ref), device=device, precision=precision)
+            model = clearhead.load(locate_model(ref), device=device, precision=precision)
             is_lifted = beyond_positions and model.spec.declared_length is not None
-            served.append(Served(name, model, shares_prefixes, is_lifted))
+            served.append(ServedModel(name, model, shares_prefixes, is_lifted))
         except (InputError, RunFailure) as error:
-            if len(named) == 1:
+            if len(refs_by_name) == 1:
                 raise
             failed[name] = f"{error}"
             print_message(f"clearhead: {name} is not served: {error}")
@@ -195,7 +197,7 @@ def _loaded(
     return Models(served, failed)
 
 
-def _warm(models: Models) -> None:
+def _warm_up(models: Models) -> None:
     """Let each model give a first token, or a first prediction, so that the first client waits for nothing."""
     import torch
 
@@ -231,7 +233,7 @@ def _lines(models: Models, host: str, port: int, key_file: Path | None) -> list[
     return lines
 
 
-def _limit(served: Served) -> str:
+def _limit(served: ServedModel) -> str:
     """Return the longest text of a model for its line."""
     from clearhead.generate.decoder import longest_sentence
     from clearhead.tasks.outputs import max_input_length
@@ -245,11 +247,11 @@ def _limit(served: Served) -> str:
     return "no limit of positions" if limit is None else f"at most {limit:,} tokens with the prompt"
 
 
-def _example(served: Served) -> tuple[str, dict[str, Any]]:
+def _example(served: ServedModel) -> tuple[str, dict[str, Any]]:
     """Return the path and the body of a request that the model answers."""
-    from clearhead.spec.tasks.registry import find
+    from clearhead.spec.tasks.registry import find_task
 
-    model, outputs = served.model, find(served.model.task.kind).outputs
+    model, outputs = served.model, find_task(served.model.task.kind).outputs
     if served.writes and not served.translates:
         return "/v1/completions", {"model": served.name, "prompt": "Once upon a time"}
     inputs: Any = "a text"

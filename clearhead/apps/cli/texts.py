@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.apps.cli.console import print_either
-from clearhead.apps.cli.lines import Input, Line, answer_lines, is_standard_input, one_line
+from clearhead.apps.cli.lines import InputLine, TextInput, answer_lines, is_standard_input, one_line
 from clearhead.apps.cli.options import (
     ComputeOptions,
     JsonLines,
@@ -24,7 +24,7 @@ from clearhead.apps.cli.options import (
     takes_compute_options,
 )  # fmt: skip
 from clearhead.apps.cli.outputs import STANDARD_INPUT, OutputOptions, VectorFile, explain_rounding
-from clearhead.apps.cli.progress import at_rest, counting
+from clearhead.apps.cli.progress import pause_idle_time, show_counts
 from clearhead.base.errors import InputError, nth_text
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class LineCall:
     """
 
     ref: str
-    lines: Input
+    lines: TextInput
     as_json: bool
     compute: ComputeOptions
     pair: bool = False
@@ -81,7 +81,7 @@ class LineCall:
             show: the form of one answer; an empty line has the answer None.
         """
 
-        def write(line: Line, value: Any) -> None:
+        def write(line: InputLine, value: Any) -> None:
             record, text = show(value)
             print_either(self.as_json, {**line.record(), **record}, text)
 
@@ -111,7 +111,7 @@ def classify(
     that number. An empty line is answered by an empty line. --json writes {"index", "text", "label", "labels",
     "probability", "probabilities", "is_cut"}, or "value" instead of labels; is_cut: the text was truncated.
     """
-    call = LineCall(ref, Input.of(file, answers), as_json, compute, pair)
+    call = LineCall(ref, TextInput.of(file, answers), as_json, compute, pair)
     model = call.load_model()
     call.write_answers(lambda texts: model.classify(texts, batch_size=compute.batch_size), _show_classification)
 
@@ -151,7 +151,7 @@ def tag(
     answered by an empty line. --json writes {"index", "text", "entities"}; an entity is {"label", "text", "start",
     "end", "probability"}.
     """
-    call = LineCall(ref, Input.of(file, answers), as_json, compute)
+    call = LineCall(ref, TextInput.of(file, answers), as_json, compute)
     model = call.load_model()
     call.write_answers(lambda texts: model.tag(texts, batch_size=compute.batch_size), _show_entities)
 
@@ -191,7 +191,7 @@ def fill(
     "end", "filled"}, best first, and start and end count the characters of the given text.
     """
     _check_source(text, file, answers, compute.batch_size)
-    lines = Input.of(file or STANDARD_INPUT, answers) if text == "-" else Input(None, [[text]], 1)
+    lines = TextInput.of(file or STANDARD_INPUT, answers) if text == "-" else TextInput(None, [[text]], 1)
     call = LineCall(ref, lines, as_json, compute)
     model = call.load_model()
     call.write_answers(lambda texts: model.fill(texts, top_k=top_k, batch_size=compute.batch_size), _show_blanks)
@@ -250,9 +250,9 @@ def embed(
     JSON, and a .npy file refuses it. --json writes {"index", "text", "vector"}, for two texts "pair"
     too, or "similarity"; with -o it ends with {"file", "texts", "width"}.
     """
-    _check_forms(answers.output, pair, similarity)
+    _check_embed_options(answers.output, pair, similarity)
     as_rows = answers.output is not None and not similarity
-    lines = Input.of(file, answers, VectorFile) if as_rows else Input.of(file, answers)
+    lines = TextInput.of(file, answers, VectorFile) if as_rows else TextInput.of(file, answers)
     call = LineCall(ref, lines, as_json, compute, pair or similarity)
     model = call.load_model()
     if similarity:
@@ -291,7 +291,7 @@ def _write_vectors(model: Model, call: LineCall, output: VectorFile) -> None:
     """
     from clearhead.tasks.embed.use import vector_width
 
-    def add(line: Line, vector: ndarray | None) -> None:
+    def add(line: InputLine, vector: ndarray | None) -> None:
         if vector is None:
             raise InputError(
                 f"{call.lines.name}:{line.number}: the line is empty, and every row of {output.path} is a vector"
@@ -302,7 +302,7 @@ def _write_vectors(model: Model, call: LineCall, output: VectorFile) -> None:
     answer_lines(call.lines, lambda texts: model.embed(texts, batch_size=size), add, batch_size=size, paired=call.pair)
 
 
-def _check_forms(output: Path | None, pair: bool, similarity: bool) -> None:
+def _check_embed_options(output: Path | None, pair: bool, similarity: bool) -> None:
     if similarity and pair:
         raise InputError("--pair reads both texts as one, and --similarity compares two vectors: leave out one of them")
     if output is not None and (output.suffix == ARRAY) == similarity:
@@ -359,7 +359,7 @@ def answer(
     if file is not None:
         if question is not None or context is not None or context_file is not None:
             raise InputError("--file has questions and contexts: leave out --question, --context and --context-file")
-        call = LineCall(ref, Input.of(file, answers), as_json, compute, pair=True)
+        call = LineCall(ref, TextInput.of(file, answers), as_json, compute, pair=True)
         model = call.load_model()
         call.write_answers(partial(_answer_each, find), _show_answers)
         return
@@ -368,7 +368,7 @@ def answer(
         raise InputError("there is no question: give --question and a context, or --file with both")
     text = _read_context(context, context_file)
     model = compute.load_model(ref)
-    with counting("windows"):
+    with show_counts("windows"):
         spans = find(question, text)
     lines = (_show_answers([span])[1] for span in spans)
     print_either(as_json, {"question": question, **_show_answers(spans)[0]}, *lines)
@@ -394,15 +394,15 @@ def _show_answers(answers: list[Answer] | None) -> Shown:
 
 def _read_context(context: str | None, file: Path | None) -> str:
     """Return the given text, or the unchanged text of a file or of standard input."""
-    from clearhead.base.files import decoded, read_text_file
+    from clearhead.base.files import decode_text, read_text_file
 
     if context is not None and file is not None:
         raise InputError("--context and --context-file are two ways to give the text: give one of them")
     if context is not None:
         return context
     if file is None or is_standard_input(file):
-        with at_rest():
-            return decoded(sys.stdin.buffer.read(), "standard input")
+        with pause_idle_time():
+            return decode_text(sys.stdin.buffer.read(), "standard input")
     return read_text_file(file, "file")
 
 
@@ -428,14 +428,14 @@ def predict(
     the number; several have tabs between them. An empty line is answered by an empty line. --json writes {"index",
     "text", "prediction"}.
     """
-    call = LineCall(ref, Input.of(file, answers), as_json, compute, pair)
+    call = LineCall(ref, TextInput.of(file, answers), as_json, compute, pair)
     model = call.load_model()
     call.write_answers(lambda texts: model.predict(texts, batch_size=compute.batch_size), _show_prediction)
 
 
 def _show_prediction(answer: Any) -> Shown:
     value = _json_value(answer)
-    return {"prediction": value}, _text_of(value)
+    return {"prediction": value}, _value_text(value)
 
 
 def _json_value(value: Any) -> Any:
@@ -449,12 +449,12 @@ def _json_value(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else value
 
 
-def _text_of(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """Return the JSON value of a prediction for a person: of an object its first field, which says what it is."""
     if isinstance(value, list):
-        return "\t".join(map(_text_of, value))
+        return "\t".join(map(_value_text, value))
     if isinstance(value, dict):
-        return _text_of(next(iter(value.values())))
+        return _value_text(next(iter(value.values())))
     if isinstance(value, float):
         return f"{value:.6g}"
     return "" if value is None else one_line(str(value))

@@ -77,7 +77,7 @@ def train(
     words = list(overrides or [])
     words += [f"{key}={value}" for key, value in options.items() if value is not None]
     if is_sweep(file, sweep, equal):
-        with _told_once():
+        with _print_faults_once():
             train_sweep(Path(file), words, sweep or [], equal, resume=resume, as_json=as_json)
     else:
         _train(Path(file), words, resume=resume, as_json=as_json)
@@ -93,13 +93,13 @@ def _train(path: Path, words: list[str], *, resume: bool, as_json: bool) -> None
         # The folder that was named is the run: a copied or moved one goes on in its own place.
         words.insert(0, f"train.run={json.dumps(str(path))}")
         path = path / "run.toml"
-    with reporting() as process:
+    with share_faults() as process:
         run_file = load_run_file(path, words, is_of_run=is_of_run)
     # Only now: the libraries for training take seconds to load, and a fault in the run file should not wait for them.
     from clearhead.training.assemble import train_run
     from clearhead.training.summary import summary_lines
 
-    with _quietly():
+    with _silence_followers():
         result = train_run(run_file, resume=resume)
     if process.rank:
         return
@@ -114,7 +114,7 @@ def _train(path: Path, words: list[str], *, resume: bool, as_json: bool) -> None
 
 
 @contextlib.contextmanager
-def _told_once() -> Iterator[None]:
+def _print_faults_once() -> Iterator[None]:
     """Silence all processes but the first of torchrun or Slurm while they refuse what all of them refuse."""
     try:
         yield
@@ -125,23 +125,23 @@ def _told_once() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def _silence_followers() -> Iterator[None]:
     """Silence this process where another process tells the user."""
-    from clearhead.training.parallel.world import Quiet
+    from clearhead.training.parallel.world import FailedElsewhere
 
     try:
         yield
-    except Quiet:
+    except FailedElsewhere:
         silence(sys.stderr)
         raise
 
 
 @contextlib.contextmanager
-def reporting() -> Iterator[Process]:
+def share_faults() -> Iterator[Process]:
     """Report wrong input inside a with block to the other processes of a training, so that they do not wait."""
     from clearhead.training.parallel.world import Process
 
-    with _told_once():
+    with _print_faults_once():
         process = Process.here()
     if process.size == 1:
         yield process
@@ -149,7 +149,7 @@ def reporting() -> Iterator[Process]:
     # Only now: it loads PyTorch, for which a process alone need not wait.
     from clearhead.training.parallel.meeting import reporting_faults
 
-    with _quietly(), reporting_faults(process):
+    with _silence_followers(), reporting_faults(process):
         yield process
 
 
@@ -175,7 +175,7 @@ def train_sweep(
         InputError: nothing was trained, for what is asked for cannot be.
         RunFailure: runs failed; the others are in the table.
     """
-    from clearhead.apps.sweeps.variations import BASE_FILE, SWEEP_FILE, equal_of, variation_of
+    from clearhead.apps.sweeps.variations import BASE_FILE, SWEEP_FILE, parse_budget, parse_variation
     from clearhead.base.files import read_text_file
 
     folder = None if path.is_dir() else path.parent
@@ -186,8 +186,8 @@ def train_sweep(
         path, swept, resume = path / BASE_FILE, [str(path / SWEEP_FILE)], True
     if not swept:
         raise InputError("--equal is for a sweep: name what is varied with --sweep, such as --sweep train.seed=1..3")
-    variation, named = variation_of(swept)
-    budget = equal_of(equal) if equal is not None else named or "steps"
+    variation, named = parse_variation(swept)
+    budget = parse_budget(equal) if equal is not None else named or "steps"
     text = read_text_file(path, "run file")
     # Only now: it loads torch, for which a fault in the words need not wait.
     from clearhead.apps.sweeps.api import run_sweep

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clearhead.apps.cli.console import print_json, print_message, print_result
-from clearhead.apps.cli.lines import Input, Line, answer_lines
+from clearhead.apps.cli.lines import InputLine, TextInput, answer_lines
 from clearhead.apps.cli.options import (
     ComputeOptions,
     FromLanguage,
@@ -69,40 +69,44 @@ def translate(
     Search is deterministic: --seed changes nothing unless the computation itself is random.
     """
     _check_options(decoding, n_best, as_json)
-    heads = _heads(alignment_heads) or alignments
+    heads = _parse_heads(alignment_heads) or alignments
     ranked = n_best > 1 and not as_json
-    lines = Input.of(file, answers, RankedLines if ranked else AnswerFile)
+    lines = TextInput.of(file, answers, RankedLines if ranked else AnswerFile)
     if heads is True:
-        answers.refuse_parts(lines.output, "--alignments chooses heads by the first lines", "--alignment-heads")
+        answers.refuse_unstable_choice(
+            lines.output, "--alignments chooses heads by the first lines", "--alignment-heads"
+        )
     model = compute.load_model(ref)
     explain_rounding(model, lines.output)
     aligner = model.word_aligner(heads, from_language, to_language) if heads else None
 
     def search(texts: list[str]) -> list[list[Hypothesis]]:
-        found = model.translate_n_best(
+        translations = model.translate_n_best(
             texts, n=n_best, from_language=from_language, to_language=to_language, **decoding
         )
-        return found if aligner is None else _aligned(aligner, texts, found)
+        return translations if aligner is None else _add_alignments(aligner, texts, translations)
 
-    def show(line: Line, hypotheses: list[Hypothesis] | None) -> None:
+    def show(line: InputLine, hypotheses: list[Hypothesis] | None) -> None:
         _show(line, hypotheses or [], n_best, as_json)
 
     answer_lines(lines, search, show, batch_size=compute.batch_size)
 
 
-def _heads(named: str | None) -> list[tuple[int, int]]:
+def _parse_heads(named: str | None) -> list[tuple[int, int]]:
     """Return the heads of --alignment-heads, such as 2.0,3.1."""
     parts = [] if named is None else named.split(",")
-    matches = [re.fullmatch(r"\s*(\d{1,4})\.(\d{1,4})\s*", part) for part in parts]
+    matches = [re.fullmatch(r"\s*(\d{1,4})\.(\d{1,4})\s*", word) for word in parts]
     if not all(matches):
         raise InputError(f"--alignment-heads {named} names no heads; expected LAYER.HEAD, such as 2.0,3.1")
     return [(int(match[1]), int(match[2])) for match in matches if match]
 
 
-def _aligned(aligner: WordAligner, texts: list[str], found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+def _add_alignments(
+    aligner: WordAligner, texts: list[str], translations: list[list[Hypothesis]]
+) -> list[list[Hypothesis]]:
     """Return translations with their alignments; the first time, say by which heads."""
     is_measured = aligner.heads is None
-    aligned = aligner.add_to(texts, found)
+    aligned = aligner.add_to(texts, translations)
     if is_measured and aligner.heads is not None:
         heads = ",".join(f"{layer}.{head}" for layer, head in aligner.heads)
         print_message(f"alignments by the heads that align best in the first lines: --alignment-heads {heads}")
@@ -111,15 +115,15 @@ def _aligned(aligner: WordAligner, texts: list[str], found: list[list[Hypothesis
 
 def _check_options(options: SearchKwargs, n_best: int, as_json: bool) -> None:
     """Refuse what cannot be done before a model is loaded."""
-    given: dict[str, Any] = {**SearchOptions.usual, **options, "n_best": n_best}
-    search = SearchOptions(**given)
+    search_values: dict[str, Any] = {**SearchOptions.usual, **options, "n_best": n_best}
+    search = SearchOptions(**search_values)
     if "length_penalty" in options and search.beam_size == 1 and not as_json:
         raise InputError(
             "--length-penalty has no effect with --beam-size 1, which keeps a single hypothesis; remove one of the two"
         )
 
 
-def _show(line: Line, hypotheses: Sequence[Hypothesis], n_best: int, as_json: bool) -> None:
+def _show(line: InputLine, hypotheses: Sequence[Hypothesis], n_best: int, as_json: bool) -> None:
     index = line.number - 1
     if as_json:
         records = [

@@ -25,17 +25,17 @@ from clearhead.apps.cli.options import (
     Threads,
     ToLanguage,
     decoding_option,
-    located,
+    locate_model,
     set_threads_and_seed,
 )
-from clearhead.apps.cli.progress import counting
+from clearhead.apps.cli.progress import show_counts
 from clearhead.base.commands import make_install_command
 from clearhead.base.errors import InputError
 from clearhead.generate.options import GenerateOptions
 
 if TYPE_CHECKING:
     from clearhead import AttentionMaps, Model
-    from clearhead.interpret.maps.outcome import Chosen
+    from clearhead.interpret.maps.outcome import OutcomeChoice
 
 
 Serve = Annotated[bool, typer.Option("--serve", help="A live page: change text and model, and watch, until Ctrl-C.")]
@@ -53,7 +53,7 @@ def takes_serve(view: Callable[..., None]) -> Callable[..., None]:
     """Give the command `view` the options of a live page."""
     signature = inspect.signature(view, eval_str=True)
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    own = [
+    serve_parameters = [
         inspect.Parameter("serve", kind, default=False, annotation=Serve),
         inspect.Parameter("port", kind, default=None, annotation=Port),
     ]
@@ -64,19 +64,19 @@ def takes_serve(view: Callable[..., None]) -> Callable[..., None]:
             view(**values)
             return
         # In an annotation the first name of an option stands where its default would.
-        options = {name: get_args(one.annotation)[-1].default for name, one in signature.parameters.items()}
-        given = [options[name] for name, value in values.items() if name not in _SHARED and value]
-        _refuse(serve, given)
+        options = {name: get_args(parameter.annotation)[-1].default for name, parameter in signature.parameters.items()}
+        without_effect = [options[name] for name, value in values.items() if name not in _SHARED and value]
+        _check_serve_options(serve, without_effect)
         model = ComputeOptions(values["device"], values["precision"], values["threads"]).load_exact(values["ref"])
         _serve(model, port or 0, values)
 
     run.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[*signature.parameters.values(), *own]
+        parameters=[*signature.parameters.values(), *serve_parameters]
     )
     return run
 
 
-def _refuse(is_live: bool, without_effect: Sequence[str]) -> None:
+def _check_serve_options(is_live: bool, without_effect: Sequence[str]) -> None:
     """Refuse what a live page cannot do, before a model is loaded.
 
     Args:
@@ -105,16 +105,16 @@ def _serve(model: Model, port: int, values: Mapping[str, Any]) -> None:
     """
     from clearhead.apps.serve.explorer import explorer_router, listen, make_app, run
     from clearhead.apps.serve.gate import Access
-    from clearhead.apps.serve.runs import Asked, Runs
+    from clearhead.apps.serve.page_computations import PageRequest, Runs
     from clearhead.apps.serve.work import Workers
     from clearhead.fast.native.load import library
-    from clearhead.interpret.maps.reading import ReadKwargs
+    from clearhead.interpret.maps.map_inputs import ReadKwargs
 
     listener = listen(port)
     library()  # compiled before somebody waits for it
     port = listener.getsockname()[1]
     access, workers = Access.of_page(port), Workers()
-    first = Asked(text=values["text"], target=values["target"], generate=values["generate"])
+    first = PageRequest(text=values["text"], target=values["target"], generate=values["generate"])
     reading = ReadKwargs(
         beam_size=values["beam_size"], from_language=values["from_language"], to_language=values["to_language"]
     )
@@ -207,17 +207,19 @@ def view(
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
-    _check_options(path, force, [name for name, given in together.items() if given], effects or bool(of))
-    chosen = _numbers(layers, "--layers"), _numbers(heads, "--heads")
+    _check_options(path, force, [name for name, value in together.items() if value], effects or bool(of))
+    chosen = _parse_numbers(layers, "--layers"), _parse_numbers(heads, "--heads")
     _check_picture(path, picture, stack, *chosen)
-    place = located(ref)
+    resolved_ref = locate_model(ref)
     set_threads_and_seed(threads, None)
     reading = {"from_language": from_language, "to_language": to_language, "beam_size": beam_size}
-    attend = _Attend(device, precision, generate, reading, chosen, path.suffix == PAGE)
-    maps = attend(place, text, target)
+    attend = _AttentionReader(device, precision, generate, reading, chosen, path.suffix == PAGE)
+    maps = attend(resolved_ref, text, target)
     if path.suffix == PAGE:
-        runs = _runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
-        _write_page(path, Path(ref).name or ref, runs, (*chosen, effects, _outcome(of or [])), is_timeline=checkpoints)
+        runs = _page_runs(attend, maps, (ref, text, target), checkpoints, compare, compare_with)
+        _write_page(
+            path, Path(ref).name or ref, runs, (*chosen, effects, _parse_outcome(of or [])), is_timeline=checkpoints
+        )
     elif path.suffix == ARRAYS:
         maps.save(path, layers=chosen[0], heads=chosen[1], force=force)
     else:
@@ -227,7 +229,7 @@ def view(
 
 
 @dataclass(frozen=True)
-class _Attend:
+class _AttentionReader:
     """Loads a model and lets it read a text, for the layers and heads that are shown."""
 
     device: str
@@ -243,7 +245,7 @@ class _Attend:
     def __call__(self, ref: str, text: str, target: str | None) -> AttentionMaps:
         return self._read(self.load(ref), text, target)
 
-    def with_other(self, ref: str, maps: AttentionMaps, text: str, target: str | None) -> AttentionMaps:
+    def read_with_other(self, ref: str, maps: AttentionMaps, text: str, target: str | None) -> AttentionMaps:
         """Let another model read the same tokens, or the same text where its vocabulary or its stacks are others."""
         model = self.load(ref)
         has_same_tokens = model.tokenizers.fingerprint == maps.tokenizers.fingerprint
@@ -253,7 +255,7 @@ class _Attend:
     def _read(self, model: Model, text: str, target: str | None) -> AttentionMaps:
         if self.is_page:
             _refuse_long(model, text, self.generate, *self.shown)
-        with counting("tokens", counts="tokens"):
+        with show_counts("tokens", counts="tokens"):
             return model.attention(text, target, self.generate, precision="auto", **self.reading)
 
 
@@ -264,7 +266,7 @@ def _refuse_long(model: Model, text: str, generate: int, layers: list[int] | Non
 
     stack = model.spec.encoder or model.spec.decoder
     assert stack is not None, "a validated model has a stack"
-    most_heads = max((one.num_heads for _, one in spec.walk(stack) if isinstance(one, spec.Attention)), default=0)
+    most_heads = max((node.num_heads for _, node in spec.walk(stack) if isinstance(node, spec.Attention)), default=0)
     num_layers = len(stack.layers) if layers is None else len(layers)
     num_heads = most_heads if heads is None else len(heads)
     tokens = len(model.tokenizers.source.encode(text)) + generate
@@ -272,10 +274,10 @@ def _refuse_long(model: Model, text: str, generate: int, layers: list[int] | Non
     refuse_too_many(num_layers * num_heads * min(tokens, model.module.max_positions or tokens) ** 2 // 2)
 
 
-def _runs(
-    attend: _Attend,
+def _page_runs(
+    attend: _AttentionReader,
     maps: AttentionMaps,
-    given: tuple[str, str, str | None],
+    reading: tuple[str, str, str | None],
     checkpoints: bool,
     compare: str | None,
     compare_with: str | None,
@@ -283,21 +285,23 @@ def _runs(
     """Return the runs of a page, each with what tells it from the others."""
     from clearhead.checkpoints.weights.files import with_weights
 
-    ref, text, target = given
+    ref, text, target = reading
     if compare is not None:
         return [(text, maps), (compare, attend(ref, compare, None))]
     if compare_with is not None:
-        return [(ref, maps), (compare_with, attend.with_other(compare_with, maps, text, target))]
+        return [(ref, maps), (compare_with, attend.read_with_other(compare_with, maps, text, target))]
     if not checkpoints:
         return [("", maps)]
-    return [(label, maps.with_module(with_weights(maps.module, file))) for label, file in _checkpoints(ref).items()]
+    return [
+        (label, maps.with_module(with_weights(maps.module, file))) for label, file in _checkpoint_files(ref).items()
+    ]
 
 
 def _write_page(
     path: Path,
     title: str,
     runs: list[tuple[str, AttentionMaps]],
-    options: tuple[list[int] | None, list[int] | None, bool, Chosen],
+    options: tuple[list[int] | None, list[int] | None, bool, OutcomeChoice],
     *,
     is_timeline: bool,
 ) -> None:
@@ -333,20 +337,20 @@ def _check_picture(
         raise InputError("a picture shows one head: give one number to --layers and one to --heads")
 
 
-def _numbers(text: str | None, option: str) -> list[int] | None:
+def _parse_numbers(text: str | None, option: str) -> list[int] | None:
     """Return the numbers of a list with ranges, such as 0,3-5."""
     if text is None:
         return None
-    found: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", part)
+    numbers: set[int] = set()
+    for item in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})(?:-(\d{1,4}))?\s*", item)
         if match is None or (match[2] is not None and int(match[2]) < int(match[1])):
             raise InputError(f"{option} {text} is no list of numbers; expected numbers and ranges, such as 0,3-5")
-        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return sorted(found)
+        numbers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return sorted(numbers)
 
 
-def _outcome(of: Sequence[str]) -> Chosen:
+def _parse_outcome(of: Sequence[str]) -> OutcomeChoice:
     """Return what --of names: a position, one or two tokens or labels, or a position and then these."""
     position = [int(of[0])] if of and of[0].isdecimal() else []
     tokens = of[len(position) :]
@@ -356,23 +360,23 @@ def _outcome(of: Sequence[str]) -> Chosen:
     return parts if len(parts) > 1 else next(iter(parts), None)
 
 
-def _checkpoints(ref: str) -> dict[str, Path]:
+def _checkpoint_files(ref: str) -> dict[str, Path]:
     """Return the weights of every step that a run kept, in order, by their labels."""
     from clearhead.checkpoints.reference import ModelReference
-    from clearhead.checkpoints.runs.checkpoint import read_best, snapshots_folder, undamaged_weights
+    from clearhead.checkpoints.runs.checkpoint import find_undamaged_weights, read_best, snapshots_folder
     from clearhead.checkpoints.runs.directory import is_run_directory
 
     run = ModelReference.parse(ref).folder
-    kept = undamaged_weights(snapshots_folder(run), run / "checkpoints")
+    steps = find_undamaged_weights(snapshots_folder(run), run / "checkpoints")
     if not is_run_directory(run):
         raise InputError(f"--checkpoints plays the checkpoints of a run, but {run} is not a run directory")
-    if len(kept) < 2:
+    if len(steps) < 2:
         raise InputError(
-            f"--checkpoints plays the checkpoints of a run, but {run} kept {len(kept)}: train it with snapshots = 10 "
+            f"--checkpoints plays the checkpoints of a run, but {run} kept {len(steps)}: train it with snapshots = 10 "
             "under [train] of its run file"
         )
     best = read_best(run)
-    return {f"step {step:,}" + (" (best)" if step == best else ""): file for step, file in kept.items()}
+    return {f"step {step:,}" + (" (best)" if step == best else ""): file for step, file in steps.items()}
 
 
 def _notify(done: int, total: int) -> None:

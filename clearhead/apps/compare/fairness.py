@@ -6,19 +6,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from clearhead.apps.compare.runs import Quality, Run
-from clearhead.apps.compare.table import Row
+from clearhead.apps.compare.runs import ComparedRun, Quality
+from clearhead.apps.compare.table import ComparisonRow
 from clearhead.base.printing import Printed
 from clearhead.checkpoints.runs.directory import differing_keys
-from clearhead.checkpoints.runs.metrics import FILE_NAME, damaged_lines
-from clearhead.spec.tasks.registry import find
+from clearhead.checkpoints.runs.metrics import FILE_NAME, find_damaged_lines
+from clearhead.spec.tasks.registry import find_task
 
 TOKENS_TOLERANCE: Final = 1.01
 """Ratio up to which token counts are equal: batches of one budget hold a few tokens more or less."""
 
 SECONDS_TOLERANCE: Final = 1.05
 """Ratio up to which times are equal: a run ends with the step and the validation in which its time does."""
-_AMOUNTS: Final[Mapping[str, tuple[float, str, Callable[[Row], float]]]] = {
+_AMOUNTS: Final[Mapping[str, tuple[float, str, Callable[[ComparisonRow], float]]]] = {
     "tokens": (TOKENS_TOLERANCE, "saw", lambda row: row.tokens.mean),
     "seconds": (SECONDS_TOLERANCE, "took", lambda row: row.seconds.mean),
     "parameters": (TOKENS_TOLERANCE, "has", lambda row: row.first.parameters.total),
@@ -71,15 +71,15 @@ class _Check:
     """
 
     name: str
-    same: Callable[[Run, Run], bool | None]
-    clause: Callable[[Run, Run, str], str]
+    same: Callable[[ComparedRun, ComparedRun], bool | None]
+    clause: Callable[[ComparedRun, ComparedRun, str], str]
     spoils: tuple[Quality, ...] = ()
 
 
 Amount = Literal["steps", "tokens", "seconds", "parameters"]
 
 
-def judge_fairness(rows: Sequence[Row], *, equal: Amount = "steps", beside: bool = False) -> Fairness:
+def judge_fairness(rows: Sequence[ComparisonRow], *, equal: Amount = "steps", shared_machine: bool = False) -> Fairness:
     """Compare every row with the first one.
 
     Args:
@@ -103,7 +103,7 @@ def judge_fairness(rows: Sequence[Row], *, equal: Amount = "steps", beside: bool
         if all(check.same(run, reference.first) for run in runs):
             same.append(check.name)
     notes = [note for row in rows for note in _notes(row)]
-    if beside:
+    if shared_machine:
         notes.append(("runs", "that ran side by side shared the machine, so seconds and tokens/s cannot be compared"))
     amounts = {"seeds": _seeds(rows), "tokens": _ratios(rows, "tokens")}
     if equal in ("seconds", "parameters"):
@@ -117,14 +117,14 @@ def judge_fairness(rows: Sequence[Row], *, equal: Amount = "steps", beside: bool
             same.append(name)
     return Fairness(
         same=tuple(same) if len(runs) > 1 else (),
-        unfair=_sentences(unfair),
-        notes=_sentences(notes),
+        unfair=_merge_clauses(unfair),
+        notes=_merge_clauses(notes),
         losses=frozenset(spoiled["loss"]),
         scores=frozenset(spoiled["score"]),
     )
 
 
-def _difference(check: _Check, row: Row, reference: Row) -> tuple[str, str] | None:
+def _difference(check: _Check, row: ComparisonRow, reference: ComparisonRow) -> tuple[str, str] | None:
     """Return the name of the row or of its run that differs, and the clause; None: none is known to differ."""
     others = [run for run in row.runs if check.same(run, reference.first) is False]
     if not others:
@@ -133,145 +133,147 @@ def _difference(check: _Check, row: Row, reference: Row) -> tuple[str, str] | No
     return name, check.clause(others[0], reference.first, reference.name)
 
 
-def _sentences(clauses: Sequence[tuple[str, str]]) -> tuple[str, ...]:
+def _merge_clauses(clauses: Sequence[tuple[str, str]]) -> tuple[str, ...]:
     """Join names and clauses to sentences; rows with the same clause share a sentence."""
     names: dict[str, list[str]] = {}
     for name, clause in clauses:
         names.setdefault(clause, []).append(name)
-    return tuple(f"{_joined(group)} {clause}" for clause, group in names.items())
+    return tuple(f"{_join_names(group)} {clause}" for clause, group in names.items())
 
 
-def _joined(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return " and ".join([*([", ".join(names[:-1])] if len(names) > 1 else []), names[-1]])
 
 
-def _checks(reference: Run) -> Iterator[_Check]:
+def _checks(reference: ComparedRun) -> Iterator[_Check]:
     yield _Check("training data", _same_training_data, _training_data_clause)
     yield _Check("validation data", _same_validation_data, _validation_data_clause, ("loss", "score"))
-    yield _Check("tokenizer", _same_tokenizer, _tokenizer_clause, ("loss",) if _loss_is_of_tokens(reference) else ())
+    yield _Check("tokenizer", _same_tokenizer, _tokenizer_clause, ("loss",) if _is_loss_per_token(reference) else ())
     yield _Check("objective", _same_objective, _objective_clause, ("loss", "score"))
     yield _Check("score", _same_score, _score_clause, ("score",))
     yield _Check("order", _same_order, _order_clause)
     yield _Check("budget", _same_budget, _budget_clause)
     yield _Check("starting point", _same_start, _start_clause)
     yield _Check("machine", _same_machine, _machine_clause)
-    if find(reference.task).outputs == "vector":
+    if find_task(reference.task).outputs == "vector":
         yield _Check("temperature", _same_temperature, _temperature_clause, ("loss",))
 
 
 # --- data, tokenizer, objective -------------------------------------------------------------------------------
 
 
-def _batches(run: Run) -> Mapping[str, Any]:
+def _batches(run: ComparedRun) -> Mapping[str, Any]:
     return run.state["batches"] if run.state is not None else {}
 
 
-def _loss_is_of_tokens(run: Run) -> bool:
+def _is_loss_per_token(run: ComparedRun) -> bool:
     """Whether the loss is a mean over tokens, so that it depends on the tokenizer."""
-    return find(run.task).outputs == "vocabulary"
+    return find_task(run.task).outputs == "vocabulary"
 
 
-def _same_tokenizer(run: Run, first: Run) -> bool | None:
+def _same_tokenizer(run: ComparedRun, first: ComparedRun) -> bool | None:
     return _equal_where_known(run.choices.get("tokenizer"), first.choices.get("tokenizer"))
 
 
-def _tokenizer_clause(run: Run, first: Run, name: str) -> str:
+def _tokenizer_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
     unit = ", so losses per token cannot be compared; scores and bits per byte could"
-    return f"used another tokenizer than {name}{unit if _loss_is_of_tokens(first) else ''}"
+    return f"used another tokenizer than {name}{unit if _is_loss_per_token(first) else ''}"
 
 
 def _equal_where_known(ours: Any, theirs: Any) -> bool | None:
     return None if ours is None or theirs is None else bool(ours == theirs)
 
 
-def _same_training_data(run: Run, first: Run) -> bool:
+def _same_training_data(run: ComparedRun, first: ComparedRun) -> bool:
     same = _equal_where_known(_batches(run).get("data"), _batches(first).get("data"))
     return _same_data(run, first, same, ["data.train"])
 
 
-def _training_data_clause(run: Run, first: Run, name: str) -> str:
+def _training_data_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
     return f"had other training data than {name}"
 
 
-def _same_validation_data(run: Run, first: Run) -> bool:
+def _same_validation_data(run: ComparedRun, first: ComparedRun) -> bool:
     same = _equal_where_known(run.choices.get("valid_data"), first.choices.get("valid_data"))
     return _same_data(run, first, same, _VALIDATION_KEYS)
 
 
-def _validation_data_clause(run: Run, first: Run, name: str) -> str:
-    values = _values(run, first, _differing(run, first, *_VALIDATION_KEYS))
+def _validation_data_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
+    values = _values(run, first, _differing_keys_below(run, first, *_VALIDATION_KEYS))
     return f"had other validation data than {name}{values}"
 
 
-def _same_data(run: Run, first: Run, is_equal: bool | None, keys: Sequence[str]) -> bool:
+def _same_data(run: ComparedRun, first: ComparedRun, is_equal: bool | None, keys: Sequence[str]) -> bool:
     """Compare fingerprints of token ids, or the run files where there is none or the tokenizers differ."""
     if is_equal is None or not _same_tokenizer(run, first):
-        return not _differing(run, first, *keys)
+        return not _differing_keys_below(run, first, *keys)
     return is_equal
 
 
-def _same_objective(run: Run, first: Run) -> bool:
+def _same_objective(run: ComparedRun, first: ComparedRun) -> bool:
     return not _objective_keys(run, first)
 
 
-def _objective_clause(run: Run, first: Run, name: str) -> str:
+def _objective_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
     return f"learned another objective than {name}{_values(run, first, _objective_keys(run, first))}"
 
 
-def _objective_keys(run: Run, first: Run) -> list[str]:
-    return [key for key in _differing(run, first, "task") if key not in _NO_OBJECTIVE]
+def _objective_keys(run: ComparedRun, first: ComparedRun) -> list[str]:
+    return [key for key in _differing_keys_below(run, first, "task") if key not in _NO_OBJECTIVE]
 
 
-def _same_temperature(run: Run, first: Run) -> bool:
-    return not _differing(run, first, "task.temperature")
+def _same_temperature(run: ComparedRun, first: ComparedRun) -> bool:
+    return not _differing_keys_below(run, first, "task.temperature")
 
 
-def _temperature_clause(run: Run, first: Run, name: str) -> str:
+def _temperature_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
     values = _values(run, first, ["task.temperature"])
     return f"divided by another temperature than {name}{values}, so losses cannot be compared"
 
 
-def _same_score(run: Run, first: Run) -> bool:
+def _same_score(run: ComparedRun, first: ComparedRun) -> bool:
     return run.score_name == first.score_name
 
 
-def _score_clause(run: Run, first: Run, name: str) -> str:
+def _score_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
     return f"took {run.score_name} for the score, {name} {first.score_name}"
 
 
 # --- order, budget, start, machine ----------------------------------------------------------------------------
 
 
-def _same_order(run: Run, first: Run) -> bool | None:
+def _same_order(run: ComparedRun, first: ComparedRun) -> bool | None:
     """Compare how batches are made and shuffled."""
     return not _order_keys(run, first) if _batches(run) and _batches(first) else None
 
 
-def _order_keys(run: Run, first: Run) -> list[str]:
+def _order_keys(run: ComparedRun, first: ComparedRun) -> list[str]:
     return [key for key in differing_keys(_batches(run), _batches(first)) if key.split(".")[0] not in _NO_ORDER]
 
 
-def _order_clause(run: Run, first: Run, name: str) -> str:
+def _order_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
     ours, theirs = _batches(run), _batches(first)
-    shown = [f"{key} {_shown(ours.get(key))}, not {_shown(theirs.get(key))}" for key in _order_keys(run, first)]
+    shown = [
+        f"{key} {_value_text(ours.get(key))}, not {_value_text(theirs.get(key))}" for key in _order_keys(run, first)
+    ]
     return f"read batches in another order than {name} ({'; '.join(shown[:3])})"
 
 
-def _same_budget(run: Run, first: Run) -> bool:
+def _same_budget(run: ComparedRun, first: ComparedRun) -> bool:
     return _budget(run) == _budget(first)
 
 
-def _budget_clause(run: Run, first: Run, name: str) -> str:
+def _budget_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
     return f"had a budget of {_budget(run)}, {name} of {_budget(first)}"
 
 
-def _budget(run: Run) -> str:
+def _budget(run: ComparedRun) -> str:
     """Return the limits of a run, as text."""
-    limits = {name: run.key(f"train.{name}") for name in ("steps", "epochs", "seconds")}
+    limits = {name: run.value_of(f"train.{name}") for name in ("steps", "epochs", "seconds")}
     shown = [
         f"{_count(value)} {name if value != 1 else name[:-1]}" for name, value in limits.items() if value is not None
     ]
-    patience = run.key("train.early_stop.patience")
+    patience = run.value_of("train.early_stop.patience")
     shown += [f"a patience of {patience}"] if patience is not None else []
     return " or ".join(shown) or "no limit"
 
@@ -280,47 +282,47 @@ def _count(value: int | float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
-def _same_start(run: Run, first: Run) -> bool:
-    return bool(run.key("task.init") == first.key("task.init"))
+def _same_start(run: ComparedRun, first: ComparedRun) -> bool:
+    return bool(run.value_of("task.init") == first.value_of("task.init"))
 
 
-def _start_clause(run: Run, first: Run, name: str) -> str:
-    ours, theirs = run.key("task.init"), first.key("task.init")
+def _start_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
+    ours, theirs = run.value_of("task.init"), first.value_of("task.init")
     if not ours:
         return f"started from scratch, {name} from {theirs}, whose training is not counted here"
     return f"started from {ours}, whose training is not counted here, {name} from {theirs or 'scratch'}"
 
 
-def _machine(run: Run) -> dict[str, Any]:
+def _machine(run: ComparedRun) -> dict[str, Any]:
     values = {**(run.state["environment"] if run.state is not None else {}), **run.choices}
     return {name: values[key] for key, name in _MACHINE.items() if key in values}
 
 
-def _same_machine(run: Run, first: Run) -> bool | None:
+def _same_machine(run: ComparedRun, first: ComparedRun) -> bool | None:
     return _equal_where_known(_machine(run) or None, _machine(first) or None)
 
 
-def _machine_clause(run: Run, first: Run, name: str) -> str:
+def _machine_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
     ours, theirs = _machine(run), _machine(first)
     keys = differing_keys(ours, theirs)
-    shown = [f"{key} {_shown(ours.get(key))} instead of {_shown(theirs.get(key))}" for key in keys]
+    shown = [f"{key} {_value_text(ours.get(key))} instead of {_value_text(theirs.get(key))}" for key in keys]
     return f"ran with {', and '.join(shown)}, so seconds cannot be compared with {name}"
 
 
 # --- checks of rows -------------------------------------------------------------------------------------------
 
 
-def _seeds(rows: Sequence[Row]) -> list[tuple[str, str]]:
+def _seeds(rows: Sequence[ComparisonRow]) -> list[tuple[str, str]]:
     first = rows[0]
     others = [row for row in rows if row.seeds != first.seeds]
     return [(row.name, f"had {_seed_list(row)}, {first.name} {_seed_list(first)}") for row in others]
 
 
-def _seed_list(row: Row) -> str:
+def _seed_list(row: ComparisonRow) -> str:
     return f"the seed{'s' if len(row.seeds) > 1 else ''} {', '.join(map(str, row.seeds))}"
 
 
-def _ratios(rows: Sequence[Row], amount: Amount) -> list[tuple[str, str]]:
+def _ratios(rows: Sequence[ComparisonRow], amount: Amount) -> list[tuple[str, str]]:
     """Return the rows that had more or less of an amount than the first one, and how much."""
     first, differences = rows[0], []
     most, verb, read = _AMOUNTS[amount]
@@ -335,7 +337,7 @@ def _ratios(rows: Sequence[Row], amount: Amount) -> list[tuple[str, str]]:
     return differences
 
 
-def _notes(row: Row) -> Iterator[tuple[str, str]]:
+def _notes(row: ComparisonRow) -> Iterator[tuple[str, str]]:
     """Yield what a reader must know about the runs of a row, with their names."""
     for run in row.runs:
         path = str(run.path)
@@ -347,28 +349,28 @@ def _notes(row: Row) -> Iterator[tuple[str, str]]:
             yield path, f"reached {run.unfinished}: still in training, or interrupted"
         if run.best("loss") is None:
             yield path, "had no validation yet"
-        if damaged := damaged_lines(run.path / FILE_NAME):
+        if damaged := find_damaged_lines(run.path / FILE_NAME):
             yield path, f"has damaged lines in {FILE_NAME}, which are left out: {', '.join(map(str, damaged[:9]))}"
     twice = sorted({seed for seed in row.seeds if row.seeds.count(seed) > 1})
     if twice:
-        paths = _joined([str(run.path) for run in row.runs if run.seed == twice[0]])
+        paths = _join_names([str(run.path) for run in row.runs if run.seed == twice[0]])
         yield paths, f"had one configuration and one seed, so the spread of {row.name} is too small"
 
 
 # --- differences of run files ---------------------------------------------------------------------------------
 
 
-def _differing(run: Run, first: Run, *prefixes: str) -> list[str]:
+def _differing_keys_below(run: ComparedRun, first: ComparedRun, *prefixes: str) -> list[str]:
     """Return the keys of the run files at or below dotted keys whose values differ."""
     keys = differing_keys(run.configuration, first.configuration)
     return [key for prefix in prefixes for key in keys if key == prefix or key.startswith(f"{prefix}.")]
 
 
-def _values(run: Run, first: Run, keys: Sequence[str]) -> str:
+def _values(run: ComparedRun, first: ComparedRun, keys: Sequence[str]) -> str:
     """Return the first of some keys with both values, as text."""
-    shown = [f"{key} {_shown(run.key(key))}, not {_shown(first.key(key))}" for key in keys[:3]]
+    shown = [f"{key} {_value_text(run.value_of(key))}, not {_value_text(first.value_of(key))}" for key in keys[:3]]
     return f" ({'; '.join(shown)})" if shown else ""
 
 
-def _shown(value: Any) -> str:
+def _value_text(value: Any) -> str:
     return "not set" if value is None else str(value)

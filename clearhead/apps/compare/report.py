@@ -17,8 +17,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from clearhead.apps.compare.fairness import Amount, Fairness, judge_fairness
-from clearhead.apps.compare.runs import Quality, Run
-from clearhead.apps.compare.table import Row, Spread, differences, read_rows
+from clearhead.apps.compare.runs import ComparedRun, Quality
+from clearhead.apps.compare.table import ComparisonRow, Spread, differing_values, read_rows
 from clearhead.base.figures import (
     COLOURS,
     INK,
@@ -40,7 +40,7 @@ _HALVINGS: Final = 60
 
 
 @dataclass(frozen=True, repr=False)
-class Difference(Printed):
+class RowDifference(Printed):
     """The difference of the best validations of two rows, by Student's t.
 
     Where two seeds at least are in both rows, their differences seed by seed are one sample; else the rows are two
@@ -72,12 +72,12 @@ class Difference(Printed):
         return None if self.low is None or self.high is None else not self.low <= 0.0 <= self.high
 
 
-def difference_of(row: Row, reference: Row, quality: Quality) -> Difference | None:
+def compute_difference(row: ComparisonRow, reference: ComparisonRow, quality: Quality) -> RowDifference | None:
     """Return the difference of a row from another one; None: one of them has no such validation."""
     ours, theirs = _by_seed(row, quality), _by_seed(reference, quality)
     if not ours or not theirs:
         return None
-    seeds, reach = _paired(ours, theirs), None
+    seeds, reach = _paired_seeds(ours, theirs), None
     if seeds:
         changes = [ours[seed][0] - theirs[seed][0] for seed in seeds]
         mean = fmean(changes)
@@ -87,12 +87,14 @@ def difference_of(row: Row, reference: Row, quality: Quality) -> Difference | No
         first, second = (list(chain.from_iterable(runs.values())) for runs in (ours, theirs))
         mean = fmean(first) - fmean(second)
         counts = (len(first), len(second))
-        reach = _reach_of_two(first, second)
+        reach = _half_interval(first, second)
     low, high = (None, None) if reach is None else (mean - reach, mean + reach)
-    return Difference(row.name, reference.name, quality, mean, low, high, seeds, counts)
+    return RowDifference(row.name, reference.name, quality, mean, low, high, seeds, counts)
 
 
-def differences_of(rows: Sequence[Row], incomparable: Mapping[Quality, Collection[str]]) -> tuple[Difference, ...]:
+def compute_differences(
+    rows: Sequence[ComparisonRow], incomparable: Mapping[Quality, Collection[str]]
+) -> tuple[RowDifference, ...]:
     """Return the differences of all rows from the first one.
 
     Args:
@@ -100,11 +102,11 @@ def differences_of(rows: Sequence[Row], incomparable: Mapping[Quality, Collectio
         incomparable: names of the rows whose loss or score cannot be compared with that of the first one.
     """
     pairs = [(row, quality) for row in rows[1:] for quality in incomparable if row.name not in incomparable[quality]]
-    every = (difference_of(row, rows[0], quality) for row, quality in pairs)
+    every = (compute_difference(row, rows[0], quality) for row, quality in pairs)
     return tuple(difference for difference in every if difference is not None)
 
 
-def _by_seed(row: Row, quality: Quality) -> dict[int, list[float]]:
+def _by_seed(row: ComparisonRow, quality: Quality) -> dict[int, list[float]]:
     values: dict[int, list[float]] = {}
     for run in row.runs:
         best = run.best(quality)
@@ -113,14 +115,14 @@ def _by_seed(row: Row, quality: Quality) -> dict[int, list[float]]:
     return values
 
 
-def _paired(ours: Mapping[int, Sequence[float]], theirs: Mapping[int, Sequence[float]]) -> tuple[int, ...]:
+def _paired_seeds(ours: Mapping[int, Sequence[float]], theirs: Mapping[int, Sequence[float]]) -> tuple[int, ...]:
     """Return the seeds that both have; none where they are fewer than two, or one was trained twice."""
     seeds = tuple(sorted({*ours} & {*theirs}))
     is_clear = all(len(ours[seed]) == len(theirs[seed]) == 1 for seed in seeds)
     return seeds if len(seeds) >= 2 and is_clear else ()
 
 
-def _reach_of_two(first: Sequence[float], second: Sequence[float]) -> float | None:
+def _half_interval(first: Sequence[float], second: Sequence[float]) -> float | None:
     """Return half of the interval of the difference of two means; None: a sample has one value."""
     if min(len(first), len(second)) < 2:
         return None
@@ -157,7 +159,7 @@ LONGEST_VALUE: Final = 40
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Printed):
+class RunComparison(Printed):
     """Runs beside one another; as a string it is the table.
 
     Attributes:
@@ -165,7 +167,7 @@ class Comparison(Printed):
         fairness: what is the same for all, and what is unfair.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     fairness: Fairness
 
     def __str__(self) -> str:
@@ -174,12 +176,12 @@ class Comparison(Printed):
     @cached_property
     def differs_in(self) -> dict[str, list[Any]]:
         """The keys of the run files in which rows differ, each with its value in every row."""
-        return differences(self.rows)
+        return differing_values(self.rows)
 
     @cached_property
-    def differences(self) -> tuple[Difference, ...]:
+    def differences(self) -> tuple[RowDifference, ...]:
         """The differences from the first row, with their intervals over the seeds."""
-        return differences_of(self.rows, {"loss": self.fairness.losses, "score": self.fairness.scores})
+        return compute_differences(self.rows, {"loss": self.fairness.losses, "score": self.fairness.scores})
 
     def lines(self, columns: int | None = None) -> list[str]:
         """Return the table and what is to be said about it as lines of text.
@@ -189,8 +191,8 @@ class Comparison(Printed):
         """
         blocks = (
             _table(self.rows, self.fairness, columns),
-            _verdict(self.rows, self.fairness),
-            _apart(self),
+            _fairness_lines(self.rows, self.fairness),
+            _difference_lines(self),
             _differences(self.rows, self.differs_in),
         )
         return "\n\n".join(filter(None, map("\n".join, blocks))).split("\n")
@@ -232,7 +234,7 @@ class Comparison(Printed):
         return path
 
 
-def compare_runs(paths: Sequence[Path], *, equal: Amount = "steps", beside: bool = False) -> Comparison:
+def compare_runs(paths: Sequence[Path], *, equal: Amount = "steps", shared_machine: bool = False) -> RunComparison:
     """Compare runs.
 
     Args:
@@ -243,30 +245,30 @@ def compare_runs(paths: Sequence[Path], *, equal: Amount = "steps", beside: bool
         InputError: a run cannot be read or is named twice, or the tasks differ; all faults in one report.
     """
     rows = tuple(read_rows(paths))
-    return Comparison(rows, judge_fairness(rows, equal=equal, beside=beside))
+    return RunComparison(rows, judge_fairness(rows, equal=equal, shared_machine=shared_machine))
 
 
 # --- the table ------------------------------------------------------------------------------------------------
 
 
-def _table(rows: Sequence[Row], fairness: Fairness, columns: int | None) -> Iterator[str]:
+def _table(rows: Sequence[ComparisonRow], fairness: Fairness, columns: int | None) -> Iterator[str]:
     """Yield the lines of the table: a line for each row, or a column if the terminal is too narrow."""
-    cells = [_heads(rows), *(_cells(row, fairness) for row in rows)]
+    cells = [_column_names(rows), *(_cells(row, fairness) for row in rows)]
     if all(len(row.runs) == 1 for row in rows):
         cells = [[line[0], *line[2:]] for line in cells]
-    if columns is not None and len(next(_aligned(cells))) > columns:
+    if columns is not None and len(next(_align_columns(cells))) > columns:
         cells = [list(column) for column in zip(*cells, strict=True)]
-    yield from _aligned(cells)
+    yield from _align_columns(cells)
 
 
-def _heads(rows: Sequence[Row]) -> list[str]:
+def _column_names(rows: Sequence[ComparisonRow]) -> list[str]:
     names = list(dict.fromkeys(row.first.score_name for row in rows))
     sizes = ["parameters", "non-embedding", "FLOPs"]
     spent = ["tokens", "steps", "seconds", "tokens/s"]
     return ["run", "seeds", "family", *sizes, *spent, "best loss", f"best {'/'.join(names)}"]
 
 
-def _cells(row: Row, fairness: Fairness) -> list[str]:
+def _cells(row: ComparisonRow, fairness: Fairness) -> list[str]:
     parameters, flops, speed = row.first.parameters, row.flops, row.tokens_per_second
     return [
         row.name,
@@ -284,11 +286,11 @@ def _cells(row: Row, fairness: Fairness) -> list[str]:
     ]
 
 
-def _is_marked(row: Row, quality: Quality, fairness: Fairness) -> bool:
+def _is_marked(row: ComparisonRow, quality: Quality, fairness: Fairness) -> bool:
     return row.name in fairness.incomparable(quality) and row.best(quality) is not None
 
 
-def _score(row: Row) -> str:
+def _score(row: ComparisonRow) -> str:
     best = row.best("score")
     # A fraction has four decimal places, a percentage two.
     return _number(best, 4 if best is not None and abs(best.mean) <= 1 else 2)
@@ -301,7 +303,7 @@ def _number(value: Spread | None, places: int) -> str:
     return f"{value.mean:,.{places}f}{spread}"
 
 
-def _aligned(cells: Sequence[Sequence[str]]) -> Iterator[str]:
+def _align_columns(cells: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield rows with aligned columns: text to the left, numbers to the right."""
     columns = []
     for column in zip(*cells, strict=True):
@@ -318,7 +320,7 @@ def _is_number(cell: str) -> bool:
 # --- below the table ------------------------------------------------------------------------------------------
 
 
-def _verdict(rows: Sequence[Row], fairness: Fairness) -> Iterator[str]:
+def _fairness_lines(rows: Sequence[ComparisonRow], fairness: Fairness) -> Iterator[str]:
     words: dict[Quality, str] = {"loss": "losses", "score": "scores"}
     marked = [word for quality, word in words.items() if any(_is_marked(row, quality, fairness) for row in rows)]
     if marked:
@@ -329,7 +331,7 @@ def _verdict(rows: Sequence[Row], fairness: Fairness) -> Iterator[str]:
     yield from (f"note: {sentence}" for sentence in fairness.notes)
 
 
-def _apart(comparison: Comparison) -> Iterator[str]:
+def _difference_lines(comparison: RunComparison) -> Iterator[str]:
     """Yield a line for each difference from the first row; without intervals there is none."""
     if any(len(row.runs) > 1 for row in comparison.rows):
         name = comparison.rows[0].first.score_name
@@ -338,7 +340,7 @@ def _apart(comparison: Comparison) -> Iterator[str]:
         yield "no intervals of differences: each row has one seed, and they need two at least (train.seed)"
 
 
-def _sentence(difference: Difference, name: str) -> str:
+def _sentence(difference: RowDifference, name: str) -> str:
     places = 4 if difference.quality == "loss" or abs(difference.mean) <= 0.01 else 2
     start = f"{difference.row} against {difference.reference}: best {name} {difference.mean:+,.{places}f}"
     if difference.low is None or difference.high is None:
@@ -350,13 +352,13 @@ def _sentence(difference: Difference, name: str) -> str:
     return f"{start} ({interval})" + ("" if difference.is_told_apart else ": cannot be told apart with these seeds")
 
 
-def _differences(rows: Sequence[Row], differs: dict[str, list[Any]]) -> Iterator[str]:
+def _differences(rows: Sequence[ComparisonRow], differs: dict[str, list[Any]]) -> Iterator[str]:
     """Yield a line for each key, or a line for each row if there are fewer keys than rows."""
     cells = [["differs in", *(row.name for row in rows)]]
     cells += [[key, *map(_value, values)] for key, values in differs.items()]
     if len(differs) < len(rows):
         cells = [list(column) for column in zip(*cells, strict=True)]
-    yield from _aligned(cells) if differs else []
+    yield from _align_columns(cells) if differs else []
 
 
 def _value(value: Any) -> str:
@@ -368,7 +370,7 @@ def _value(value: Any) -> str:
     return text[: LONGEST_VALUE // 3] + "..." + text[3 - LONGEST_VALUE + LONGEST_VALUE // 3 :]
 
 
-def _record(row: Row, fairness: Fairness) -> dict[str, Any]:
+def _record(row: ComparisonRow, fairness: Fairness) -> dict[str, Any]:
     """Return a row as JSON values; a number with a spread is {"mean", "deviation", "count"}."""
     parameters = row.first.parameters
     numbers = {
@@ -410,7 +412,7 @@ class Curve:
 
 
 def draw_curves(
-    rows: Sequence[Row], path: Path, *, quality: Quality, name: str, notes: Sequence[str] = ()
+    rows: Sequence[ComparisonRow], path: Path, *, quality: Quality, name: str, notes: Sequence[str] = ()
 ) -> list[str]:
     """Draw the validations of all rows: a thick line for the mean of a row's seeds, a thin line for each of several.
 
@@ -438,44 +440,44 @@ def draw_curves(
     figure.subplots_adjust(left=LEFT, right=0.985, wspace=0.12, bottom=0.6 / height, top=top)
     unit, unit_name = _time_unit(drawn)
     labels = (("tokens", 1.0, "training tokens"), ("seconds", unit, f"{unit_name}, validations included"))
-    for axes, (places, scale, label) in zip(panels, labels, strict=True):
+    for axes, (x_field, scale, label) in zip(panels, labels, strict=True):
         style_line_axes(axes, label)
-        _draw_panel(axes, drawn, places, scale, quality)
+        _draw_panel(axes, drawn, x_field, scale, quality)
     panels[0].set_ylabel(name, color=INK)
     save_figure(figure, path)
     return [row.name for row in rows if row not in drawn]
 
 
-def _time_unit(rows: Sequence[Row]) -> tuple[float, str]:
+def _time_unit(rows: Sequence[ComparisonRow]) -> tuple[float, str]:
     """Return the seconds and the name of the unit for the time of the longest run."""
     longest = max((run.metrics[-1].seconds for row in rows for run in row.runs), default=0.0)
     return next((seconds, name) for least, seconds, name in UNITS if longest >= least)
 
 
-def _draw_panel(axes: Axes, rows: Sequence[Row], places: str, scale: float, quality: Quality) -> None:
+def _draw_panel(axes: Axes, rows: Sequence[ComparisonRow], x_field: str, scale: float, quality: Quality) -> None:
     axes.tick_params(labelleft=True)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-    if places == "tokens":
+    if x_field == "tokens":
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    lines = [(row.name, _draw_row(axes, row, number, places, scale, quality)) for number, row in enumerate(rows)]
+    lines = [(row.name, _draw_row(axes, row, number, x_field, scale, quality)) for number, row in enumerate(rows)]
     axes.set_xlim(left=0)
     axes.set_ylim(late_limits([value for _, value in run.points(quality)] for row in rows for run in row.runs))
     draw_legend(axes, lines, corner="upper right" if quality == "loss" else "lower right")
 
 
-def _draw_row(axes: Axes, row: Row, number: int, places: str, scale: float, quality: Quality) -> Line2D:
+def _draw_row(axes: Axes, row: ComparisonRow, number: int, x_field: str, scale: float, quality: Quality) -> Line2D:
     """Draw the lines of one row; return that of its mean."""
     color = COLOURS[number % len(COLOURS)]
     style = {"color": color, "linestyle": DASHES[number // len(COLOURS) % len(DASHES)]}
     seeds = [curve_of(run, quality) for run in row.runs if run.points(quality)]
     mean = mean_curve(seeds)
     for seed in seeds if len(seeds) > 1 else []:
-        _draw_line(axes, seed, places, scale, style | {"linewidth": THIN, "alpha": 0.45})
+        _draw_line(axes, seed, x_field, scale, style | {"linewidth": THIN, "alpha": 0.45})
     ending = {"marker": "o", "markersize": 5, "markevery": [-1]}
-    return _draw_line(axes, mean, places, scale, style | {"linewidth": THICK, **ending})
+    return _draw_line(axes, mean, x_field, scale, style | {"linewidth": THICK, **ending})
 
 
-def curve_of(run: Run, quality: Quality) -> Curve:
+def curve_of(run: ComparedRun, quality: Quality) -> Curve:
     """Return the validations of one run as a line."""
     points = run.points(quality)
     return Curve(
@@ -494,7 +496,7 @@ def mean_curve(curves: Sequence[Curve]) -> Curve:
     return Curve(*(mean([getattr(curve, field) for curve in curves]) for field in ("tokens", "seconds", "values")))
 
 
-def _draw_line(axes: Axes, curve: Curve, places: str, scale: float, style: dict[str, Any]) -> Line2D:
-    x = [place / scale for place in getattr(curve, places)]
+def _draw_line(axes: Axes, curve: Curve, x_field: str, scale: float, style: dict[str, Any]) -> Line2D:
+    x = [coordinate / scale for coordinate in getattr(curve, x_field)]
     (line,) = axes.plot(x, curve.values, solid_capstyle="round", **style)
     return line

@@ -13,21 +13,21 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from clearhead.base.errors import InputError
-from clearhead.base.files import refuse_absent, typed
+from clearhead.base.files import convert_json, refuse_absent
 from clearhead.base.printing import Printed, num_parameters
 from clearhead.checkpoints.reference import SPEC_FILE, ModelReference
-from clearhead.checkpoints.runs.checkpoint import Tally, newest_sound, read_state
+from clearhead.checkpoints.runs.checkpoint import Tally, find_newest_undamaged, read_state
 from clearhead.checkpoints.runs.directory import (
     RUN_FILE,
-    dotted,
+    flatten_keys,
     read_configuration,
     refuse_altered,
     retry_while_checkpoints_change,
 )
-from clearhead.checkpoints.runs.metrics import FILE_NAME, Metrics, read_metrics
+from clearhead.checkpoints.runs.metrics import FILE_NAME, MetricsRow, read_metrics
 from clearhead.core import build
 from clearhead.spec import Model
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.spec.token_counts import TokenCounts
 
 SCORE_NAME: Final = "score_name"
@@ -37,7 +37,7 @@ Quality = Literal["score", "loss"]
 
 
 @dataclass(frozen=True, repr=False)
-class Run(Printed):
+class ComparedRun(Printed):
     """One run, finished or not.
 
     Attributes:
@@ -51,18 +51,18 @@ class Run(Printed):
     path: Path
     configuration: Mapping[str, Any]
     spec: Model
-    metrics: tuple[Metrics, ...]
+    metrics: tuple[MetricsRow, ...]
     state: Mapping[str, Any] | None
 
     @property
     def task(self) -> str:
         """The kind of task."""
-        return str(self.key("task.kind"))
+        return str(self.value_of("task.kind"))
 
     @property
     def seed(self) -> int:
         """The random seed."""
-        return int(self.key("train.seed") or 0)
+        return int(self.value_of("train.seed") or 0)
 
     @property
     def choices(self) -> Mapping[str, Any]:
@@ -73,7 +73,7 @@ class Run(Printed):
     def work(self) -> TokenCounts | None:
         """The work of all text seen, or None where the run does not remember how its text is shaped."""
         sample = TokenCounts.from_choices(self.choices)
-        return None if sample is None else sample.scaled(self.metrics[-1].tokens)
+        return None if sample is None else sample.scale_to(self.metrics[-1].tokens)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -89,7 +89,7 @@ class Run(Printed):
     @property
     def score_name(self) -> str:
         """The name of the validation score."""
-        return str(self.choices.get(SCORE_NAME) or find(self.task).score)
+        return str(self.choices.get(SCORE_NAME) or find_task(self.task).score)
 
     @cached_property
     def parameters(self) -> Parameters:
@@ -102,8 +102,8 @@ class Run(Printed):
         if self.state is None:
             return None
         tally = Tally(**self.state.get("tally", {}))
-        planned = int(self.choices.get(PLANNED_STEPS) or self.key("train.steps") or 0)
-        seconds, patience = self.key("train.seconds"), self.key("train.early_stop.patience")
+        planned = int(self.choices.get(PLANNED_STEPS) or self.value_of("train.steps") or 0)
+        seconds, patience = self.value_of("train.seconds"), self.value_of("train.early_stop.patience")
         ended = [
             planned > 0 and tally.step >= planned,
             seconds is not None and tally.seconds >= seconds,
@@ -114,11 +114,11 @@ class Run(Printed):
         step = self.metrics[-1].step
         return f"step {step:,} of {planned:,}" if planned else f"step {step:,}"
 
-    def key(self, name: str) -> Any:
+    def value_of(self, name: str) -> Any:
         """Return the value of a dotted key of the run file, or None where it is not set."""
-        return dotted(self.configuration).get(name)
+        return flatten_keys(self.configuration).get(name)
 
-    def points(self, quality: Quality) -> list[tuple[Metrics, float]]:
+    def points(self, quality: Quality) -> list[tuple[MetricsRow, float]]:
         """Return every validation with its loss or score."""
         values = ((row, row.valid_score if quality == "score" else row.valid_loss) for row in self.metrics)
         return [(row, value) for row, value in values if value is not None]
@@ -152,7 +152,7 @@ def count_parameters(spec: Model) -> Parameters:
     return Parameters(num_parameters(module), sum(embeddings))
 
 
-def read_run(path: Path) -> Run:
+def read_run(path: Path) -> ComparedRun:
     """Read a run directory, possibly of a run still in training.
 
     Args:
@@ -177,7 +177,9 @@ def read_run(path: Path) -> Run:
     metrics = tuple(read_metrics(path / FILE_NAME))
     if not metrics:
         raise InputError(f"{path} has no metrics yet: let it train for some steps first")
-    return Run(path, configuration, spec, metrics, retry_while_checkpoints_change(path, lambda: _newest_state(path)))
+    return ComparedRun(
+        path, configuration, spec, metrics, retry_while_checkpoints_change(path, lambda: _newest_state(path))
+    )
 
 
 def _configuration(file: Path) -> dict[str, Any]:
@@ -185,7 +187,7 @@ def _configuration(file: Path) -> dict[str, Any]:
     if not isinstance(tree.get("task"), dict) or not isinstance(tree.get("train"), dict):
         raise InputError(f"{file} has no [task] and [train]: restore the run file that 'clearhead train' wrote")
     # TOML has dates and times, and a run file none.
-    typed(json.loads(json.dumps(tree, default=str)), _Configuration, name=str(file))
+    convert_json(json.loads(json.dumps(tree, default=str)), _Configuration, name=str(file))
     return tree
 
 
@@ -214,5 +216,5 @@ class _Configuration(BaseModel):
 
 
 def _newest_state(run: Path) -> dict[str, Any] | None:
-    folder, _ = newest_sound(run)
+    folder, _ = find_newest_undamaged(run)
     return None if folder is None else read_state(folder)

@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Final
 
-from clearhead.apps.compare.runs import Quality, Run, read_run
+from clearhead.apps.compare.runs import ComparedRun, Quality, read_run
 from clearhead.base.errors import InputError
 from clearhead.base.printing import Printed
-from clearhead.checkpoints.runs.directory import differing_keys, dotted
+from clearhead.checkpoints.runs.directory import differing_keys, flatten_keys
 from clearhead.spec.cost import training_flops
 
 SEED_KEYS: Final = ("train.run", "train.seed")
@@ -35,14 +35,14 @@ class Spread(Printed):
     @classmethod
     def of(cls, values: Sequence[int | float | None]) -> Spread | None:
         """Summarize the numbers that are not None, or return None if there are none."""
-        found = [value for value in values if value is not None]
-        if not found:
+        known = [value for value in values if value is not None]
+        if not known:
             return None
-        return cls(fmean(found), stdev(found) if len(found) > 1 else None, len(found))
+        return cls(fmean(known), stdev(known) if len(known) > 1 else None, len(known))
 
 
 @dataclass(frozen=True, repr=False)
-class Row(Printed):
+class ComparisonRow(Printed):
     """One line of the table: the seeds of one configuration.
 
     Attributes:
@@ -51,10 +51,10 @@ class Row(Printed):
     """
 
     name: str
-    runs: tuple[Run, ...]
+    runs: tuple[ComparedRun, ...]
 
     @property
-    def first(self) -> Run:
+    def first(self) -> ComparedRun:
         """The first run, for what all seeds share."""
         return self.runs[0]
 
@@ -71,17 +71,17 @@ class Row(Printed):
     @property
     def tokens(self) -> Spread:
         """Tokens seen."""
-        return self._always(lambda run: run.metrics[-1].tokens)
+        return self._required_spread(lambda run: run.metrics[-1].tokens)
 
     @property
     def steps(self) -> Spread:
         """Optimizer steps taken."""
-        return self._always(lambda run: run.metrics[-1].step)
+        return self._required_spread(lambda run: run.metrics[-1].step)
 
     @property
     def seconds(self) -> Spread:
         """Wall-clock seconds, including validations."""
-        return self._always(lambda run: run.metrics[-1].seconds)
+        return self._required_spread(lambda run: run.metrics[-1].seconds)
 
     @property
     def tokens_per_second(self) -> Spread | None:
@@ -92,17 +92,17 @@ class Row(Printed):
         """Return the best validation of each seed that has one."""
         return self.spread(lambda run: run.best(quality))
 
-    def spread(self, value: Callable[[Run], int | float | None]) -> Spread | None:
+    def spread(self, value: Callable[[ComparedRun], int | float | None]) -> Spread | None:
         """Summarize a number over the seeds."""
         return Spread.of([value(run) for run in self.runs])
 
-    def _always(self, value: Callable[[Run], int | float]) -> Spread:
-        found = self.spread(value)
-        assert found is not None, "a run that was read has metrics"
-        return found
+    def _required_spread(self, value: Callable[[ComparedRun], int | float]) -> Spread:
+        summary = self.spread(value)
+        assert summary is not None, "a run that was read has metrics"
+        return summary
 
 
-def read_rows(paths: Sequence[Path]) -> list[Row]:
+def read_rows(paths: Sequence[Path]) -> list[ComparisonRow]:
     """Read runs and group the seeds of one configuration, in the order of their first run.
 
     Args:
@@ -113,11 +113,11 @@ def read_rows(paths: Sequence[Path]) -> list[Row]:
     """
     faults, runs, seen = [], [], dict[Path, Path]()
     for path in paths:
-        place = path.resolve()
-        if place in seen:
-            faults.append(f"{path} is named twice (also as {seen[place]}): name each run once")
+        resolved = path.resolve()
+        if resolved in seen:
+            faults.append(f"{path} is named twice (also as {seen[resolved]}): name each run once")
             continue
-        seen[place] = path
+        seen[resolved] = path
         try:
             runs.append(read_run(path))
         except InputError as error:
@@ -125,33 +125,35 @@ def read_rows(paths: Sequence[Path]) -> list[Row]:
     if faults:
         raise InputError.from_faults(faults, subject="the comparison")
     _refuse_mixed_tasks(runs)
-    groups: list[list[Run]] = []
+    groups: list[list[ComparedRun]] = []
     for run in runs:
         alike = next((group for group in groups if is_seed_of(run, group[0])), None)
         groups.append([run]) if alike is None else alike.append(run)
-    return [Row(name, tuple(group)) for name, group in zip(_names(groups), groups, strict=True)]
+    return [ComparisonRow(name, tuple(group)) for name, group in zip(_names(groups), groups, strict=True)]
 
 
-def is_seed_of(run: Run, other: Run) -> bool:
+def is_seed_of(run: ComparedRun, other: ComparedRun) -> bool:
     """Return whether two runs differ only in their seed and their directory."""
     return not set(differing_keys(run.configuration, other.configuration)) - set(SEED_KEYS)
 
 
-def differences(rows: Sequence[Row]) -> dict[str, list[Any]]:
+def differing_values(rows: Sequence[ComparisonRow]) -> dict[str, list[Any]]:
     """Return the keys of the run files in which rows differ, each with its value in every row (None: not set)."""
-    tables = [dotted(row.first.configuration) for row in rows]
-    keys = sorted({key for table in tables for key in differing_keys(tables[0], table)} - set(SEED_KEYS), key=_place)
+    tables = [flatten_keys(row.first.configuration) for row in rows]
+    keys = sorted(
+        {key for table in tables for key in differing_keys(tables[0], table)} - set(SEED_KEYS), key=_table_order
+    )
     return {key: [table.get(key) for table in tables] for key in keys}
 
 
-def _place(key: str) -> tuple[int, str]:
+def _table_order(key: str) -> tuple[int, str]:
     """Sort keys by the order of tables in a run file."""
     tables = ("task", "data", "tokenizer", "model", "train")
     table = key.partition(".")[0]
     return (tables.index(table) if table in tables else len(tables)), key
 
 
-def _refuse_mixed_tasks(runs: Sequence[Run]) -> None:
+def _refuse_mixed_tasks(runs: Sequence[ComparedRun]) -> None:
     first = runs[0]
     for run in runs:
         if run.task != first.task:
@@ -161,7 +163,7 @@ def _refuse_mixed_tasks(runs: Sequence[Run]) -> None:
             )
 
 
-def _names(groups: Sequence[Sequence[Run]]) -> list[str]:
+def _names(groups: Sequence[Sequence[ComparedRun]]) -> list[str]:
     """Name rows by their folders, as short as is unique; seeds by the common prefix of their names."""
     for parts in (1, 2):
         names = [_name(["/".join(run.path.resolve().parts[-parts:]) for run in group]) for group in groups]

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.apps.demo.cldr import folded, language_name, read_locale
+from clearhead.apps.demo.cldr import fold_text, language_name, read_locale
 from clearhead.apps.demo.common import DemoOutcome, DemoPlan, load_trained, train_recipe, write_heads_page, write_tables
 from clearhead.base.commands import make_command, quote
 from clearhead.base.errors import InputError
@@ -82,16 +82,18 @@ def make_name_sets(
             has too few names that are its own.
     """
     tables = _own_tables(locales)
-    kept, num_shared = unshared(tables)
-    latin = tuple(language for language, names in kept.items() if is_latin(" ".join(n.text for n in names)))
-    for language in set(kept) - set(latin):
+    own_names, num_shared = drop_shared_names(tables)
+    latin = tuple(language for language, names in own_names.items() if is_latin(" ".join(n.text for n in names)))
+    for language in set(own_names) - set(latin):
         # Such as a name left in English, which does not have the letters of the language.
-        kept[language] = [name for name in kept[language] if not is_latin(name.text)]
-    parts = split([name for names in kept.values() for name in names], seed)
+        own_names[language] = [name for name in own_names[language] if not is_latin(name.text)]
+    parts = split([name for names in own_names.values() for name in names], seed)
     source = random.Random(seed)
     wanted = (None, valid_per_language, test_per_language)
-    train, valid, test = (_draw(source, part, kept, count) for part, count in zip(parts, wanted, strict=True))
-    return NameSets(train, valid, test, tuple(kept), latin, num_shared)
+    train, valid, test = (
+        _draw(source, candidates, own_names, count) for candidates, count in zip(parts, wanted, strict=True)
+    )
+    return NameSets(train, valid, test, tuple(own_names), latin, num_shared)
 
 
 def read_names(locale: str) -> Iterator[tuple[str, str]]:
@@ -115,7 +117,7 @@ def read_names(locale: str) -> Iterator[tuple[str, str]]:
             yield names["long"], f"unit {unit}"
 
 
-def unshared(tables: Mapping[str, Sequence[Name]]) -> tuple[dict[str, list[Name]], int]:
+def drop_shared_names(tables: Mapping[str, Sequence[Name]]) -> tuple[dict[str, list[Name]], int]:
     """Leave out the names that several languages have, whatever they name there, and every repetition.
 
     Args:
@@ -127,16 +129,16 @@ def unshared(tables: Mapping[str, Sequence[Name]]) -> tuple[dict[str, list[Name]
     owners: dict[str, set[str]] = {}
     for language, names in tables.items():
         for name in names:
-            owners.setdefault(folded(name.text), set()).add(language)
-    kept: dict[str, list[Name]] = {}
+            owners.setdefault(fold_text(name.text), set()).add(language)
+    own_names: dict[str, list[Name]] = {}
     for language, names in tables.items():
-        own: dict[str, Name] = {}
+        unique: dict[str, Name] = {}
         for name in names:
-            key = folded(name.text)
+            key = fold_text(name.text)
             if len(owners[key]) == 1:
-                own.setdefault(key, name)
-        kept[language] = list(own.values())
-    return kept, sum(len(languages) > 1 for languages in owners.values())
+                unique.setdefault(key, name)
+        own_names[language] = list(unique.values())
+    return own_names, sum(len(languages) > 1 for languages in owners.values())
 
 
 def split(names: Sequence[Name], seed: int) -> tuple[list[Name], list[Name], list[Name]]:
@@ -177,10 +179,10 @@ def _clean(names: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
             yield text, concept
 
 
-def _draw(source: random.Random, part: Sequence[Name], languages: Iterable[str], most: int | None) -> list[Name]:
+def _draw(source: random.Random, names: Sequence[Name], languages: Iterable[str], most: int | None) -> list[Name]:
     """Shuffle a part; with a limit, take equally many names of each language."""
-    shuffled = source.sample(part, len(part))
-    counts = Counter(name.language for name in part)
+    shuffled = source.sample(names, len(names))
+    counts = Counter(name.language for name in names)
     if missing := [language for language in languages if not counts[language]]:
         raise InputError(f"too few names of {missing[0]} are its own to be split into three parts; leave it out")
     if most is None:
@@ -285,7 +287,9 @@ def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
     )
     _introduce(console, sets)
     parts = {"train": sets.train, "valid": sets.valid, "test": sets.test}
-    files = write_tables(plan, {part: [("text", "language", "names"), *names] for part, names in parts.items()})
+    files = write_tables(
+        plan, {split_name: [("text", "language", "names"), *names] for split_name, names in parts.items()}
+    )
     train_recipe(RECIPE, plan, files)
     model = load_trained(plan)
     answers = model.classify([name.text for name in sets.test], batch_size=plan.batch_size)
@@ -377,8 +381,8 @@ def draw(sets: NameSets, labels: Sequence[str], plan: DemoPlan) -> None:
     from clearhead.interpret.view.confusion import draw_confusion
     from clearhead.tasks.evaluate.metrics import confusion_matrix
 
-    place = {language: number for number, language in enumerate(sets.languages)}
-    expected_N = np.array([place[name.language] for name in sets.test])
-    predicted_N = np.array([place[label] for label in labels])
-    matrix_LL = confusion_matrix(predicted_N, expected_N, num_labels=len(place))
+    positions = {language: number for number, language in enumerate(sets.languages)}
+    expected_N = np.array([positions[name.language] for name in sets.test])
+    predicted_N = np.array([positions[label] for label in labels])
+    matrix_LL = confusion_matrix(predicted_N, expected_N, num_labels=len(positions))
     draw_confusion(matrix_LL, sets.languages, plan.run / "plots" / "confusion.png", title="Which language is this?")

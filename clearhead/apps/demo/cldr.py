@@ -39,6 +39,6 @@ def language_name(locale: str) -> str:
     return str(cldr.english_name if cldr.territory is None else cldr.get_language_name("en"))
 
 
-def folded(text: str) -> str:
+def fold_text(text: str) -> str:
     """Return a text without differences of case, width and invisible marks."""
     return unicodedata.normalize("NFKC", text).casefold().translate(_MARKS)

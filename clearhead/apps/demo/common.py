@@ -162,13 +162,13 @@ def free_folder(out: Path | None, first: Path) -> Path:
         InputError: the requested folder is not empty.
     """
     if out is None:
-        return next(path for path in _numbered_names(first) if not path.exists())
+        return next(path for path in _candidate_folders(first) if not path.exists())
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} exists already and is not an empty folder; name a new one with --out")
     return out
 
 
-def _numbered_names(first: Path) -> Iterator[Path]:
+def _candidate_folders(first: Path) -> Iterator[Path]:
     yield first
     number = 2
     while True:
@@ -232,7 +232,7 @@ def library_sources(
         InputError: there are not enough source files for both parts.
     """
     folder = Path(sysconfig.get_paths()["stdlib"]) if folder is None else folder
-    turns = sorted((_hashed(name), name) for name in _names(folder))
+    turns = sorted((_hash_name(name), name) for name in _names(folder))
     valid = _take(folder, [name for turn, name in turns if turn < valid_share * _HASHED], max_valid_bytes)
     train = _take(folder, [name for turn, name in turns if turn >= valid_share * _HASHED], max_bytes)
     if not train or not valid:
@@ -260,7 +260,7 @@ def _names(folder: Path) -> Iterator[str]:
                 yield (Path(here) / name).relative_to(folder).as_posix()
 
 
-def _hashed(name: str) -> int:
+def _hash_name(name: str) -> int:
     return int.from_bytes(hashlib.sha256(name.encode("utf-8")).digest()[:4], "big")
 
 

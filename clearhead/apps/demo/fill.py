@@ -147,7 +147,10 @@ def answer_table(lines: Sequence[str], answers: Sequence[Sequence[Filled]]) -> T
     for name in ("line", *PLACES[: max(map(len, answers))]):
         table.add_column(name)
     for line, candidates in zip(lines, answers, strict=True):
-        cells = [f"{escape(_visible(found.text))} [dim]{100 * found.probability:.0f} %[/dim]" for found in candidates]
+        cells = [
+            f"{escape(_visible(candidate.text))} [dim]{100 * candidate.probability:.0f} %[/dim]"
+            for candidate in candidates
+        ]
         table.add_row(escape(line), *cells)
     return table
 
@@ -168,13 +171,13 @@ def blank_words(model: Model, texts: Sequence[str], seed: int, count: int) -> li
         count: most questions.
     """
     source = random.Random(seed)
-    paragraphs = [part.strip("\n") for text in texts for part in re.split(r"\n\s*\n", text)]
-    fit = [part for part in paragraphs if SHORTEST <= len(part) <= LONGEST and BLANK not in part]
+    paragraphs = [paragraph.strip("\n") for text in texts for paragraph in re.split(r"\n\s*\n", text)]
+    fit = [paragraph for paragraph in paragraphs if SHORTEST <= len(paragraph) <= LONGEST and BLANK not in paragraph]
     longest = model.task.max_length or LONGEST
     questions: list[Question] = []
     for text in source.sample(fit, len(fit)):
         entries = model.tokenizer.encode_with_spans(text)[1]
-        words = [found for found in WORD.finditer(text) if found.span() in entries]
+        words = [match for match in WORD.finditer(text) if match.span() in entries]
         # The start and the end take a position each, and a blank without its white space one more.
         if words and len(entries) + 3 <= longest and len(questions) < count:
             chosen = source.choice(words)
@@ -187,12 +190,12 @@ def places_of_the_right_word(model: Model, questions: Sequence[Question], batch_
     size = batch_size or max(1, len(questions))
     places: Counter[int] = Counter()
     for start in range(0, len(questions), size):
-        part = questions[start : start + size]
-        found = model.fill([question.text for question in part], top_k=len(PLACES))
-        for question, blanks in zip(part, found, strict=True):
+        batch = questions[start : start + size]
+        filled = model.fill([question.text for question in batch], top_k=len(PLACES))
+        for question, blanks in zip(batch, filled, strict=True):
             candidates = [candidate.text for candidate in blanks[0]]
             places.update([candidates.index(question.word)] if question.word in candidates else [])
-    return [places[place] / max(1, len(questions)) for place in range(len(PLACES))]
+    return [places[rank] / max(1, len(questions)) for rank in range(len(PLACES))]
 
 
 def commonest_word(questions: Sequence[Question]) -> tuple[str, float]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from clearhead.apps.demo.cldr import folded, language_name, read_locale
+from clearhead.apps.demo.cldr import fold_text, language_name, read_locale
 from clearhead.apps.demo.common import DemoOutcome, DemoPlan, load_trained, train_recipe, write_heads_page, write_tables
 from clearhead.base.commands import make_command, quote
 from clearhead.base.errors import InputError
@@ -97,21 +97,24 @@ class DateStyle:
 
     def every_day(self) -> Iterator[tuple[str, _Day]]:
         """Yield (text, (month, day)) for each day of one leap year, under every weekday where the style shows one."""
-        place = next((n for n, (axis, _) in enumerate(self.parts) if axis == 4), None)
+        weekday_index = next((n for n, (axis, _) in enumerate(self.parts) if axis == 4), None)
         for n in range(366):
             date = datetime.date(2000, 1, 1) + datetime.timedelta(n)
             row = self._row(date)
-            before, after = "".join(row[:place]), "" if place is None else "".join(row[place + 1 :])
-            for weekday in ("",) if place is None else self.parts[place][1]:
+            before, after = (
+                "".join(row[:weekday_index]),
+                "" if weekday_index is None else "".join(row[weekday_index + 1 :]),
+            )
+            for weekday in ("",) if weekday_index is None else self.parts[weekday_index][1]:
                 yield before + weekday + after, (date.month, date.day)
 
     def _row(self, date: datetime.date) -> list[str]:
         index = (0, date.year - FIRST_YEAR, date.month - 1, date.day - 1, date.weekday())
         return [table[index[axis]] for axis, table in self.parts]
 
-    def folded(self) -> DateStyle:
+    def fold(self) -> DateStyle:
         """Return the style without differences of case, width and invisible marks."""
-        parts = [(axis, tuple(folded(text) for text in table)) for axis, table in self.parts]
+        parts = [(axis, tuple(fold_text(text) for text in table)) for axis, table in self.parts]
         return DateStyle(self.locale, self.style, tuple(parts))
 
 
@@ -130,16 +133,16 @@ def date_styles(locales: Sequence[str] = LOCALES) -> tuple[list[DateStyle], dict
     Raises:
         InputError: Babel is not installed, or it does not know a locale.
     """
-    kept: list[DateStyle] = []
+    usable: list[DateStyle] = []
     dropped: dict[tuple[str, str], str] = {}
     meanings: dict[str, tuple[_Day, DateStyle]] = {}
     for style in (_read_style(locale, name) for locale in locales for name in STYLES):
-        texts = list(style.folded().every_day())
+        texts = list(style.fold().every_day())
         if reason := _unsound(style, texts) or _clash(style, texts, meanings):
             dropped[style.locale, style.style] = reason
         else:
-            kept.append(style)
-    return kept, dropped
+            usable.append(style)
+    return usable, dropped
 
 
 def make_date_sets(
@@ -177,7 +180,9 @@ def make_date_sets(
     tenth = len(days) // 10
     sizes = _shares(train_size, len(by_locale)), [valid_per_locale] * len(by_locale), [test_per_locale] * len(by_locale)
     parts = days[2 * tenth :], days[:tenth], days[tenth : 2 * tenth]
-    train, valid, test = (_draw(source, part, by_locale, counts) for part, counts in zip(parts, sizes, strict=True))
+    train, valid, test = (
+        _draw(source, split_days, by_locale, counts) for split_days, counts in zip(parts, sizes, strict=True)
+    )
     check_meanings([*train, *valid, *test])
     return DateSets(train, valid, test, dropped)
 
@@ -277,13 +282,13 @@ def _unsound(style: DateStyle, texts: _Texts) -> str:
 
 def _clash(style: DateStyle, texts: _Texts, meanings: dict[str, tuple[_Day, DateStyle]]) -> str:
     """Return which text has two meanings; if none has, note the meanings of this style and return an empty string."""
-    own: dict[str, tuple[_Day, DateStyle]] = {}
+    texts_of_style: dict[str, tuple[_Day, DateStyle]] = {}
     for text, day in texts:
-        other, owner = own.get(text) or meanings.get(text) or (day, style)
+        other, owner = texts_of_style.get(text) or meanings.get(text) or (day, style)
         if other != day:
             return f"'{text}' has month and day {day} here and {other} in {owner.locale} {owner.style}"
-        own[text] = day, style
-    meanings.update(own)
+        texts_of_style[text] = day, style
+    meanings.update(texts_of_style)
     return ""
 
 
@@ -423,7 +428,7 @@ def _samples(pairs: Sequence[DatePair], locales: Sequence[str]) -> list[DatePair
     """Return a long text of each of some locales with different scripts and digits."""
     chosen = [locale for locale in SHOWN if locale in locales] or locales[:5]
     few = ([pair for pair in pairs if pair.locale == locale][:10] for locale in chosen)
-    return [max(own, key=lambda pair: len(pair.source)) for own in few]
+    return [max(group, key=lambda pair: len(pair.source)) for group in few]
 
 
 def _show_sample(console: Console, pair: DatePair, text: str) -> None:
@@ -443,7 +448,7 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     """Draw where the decoder looks while it writes one unseen date, in up to four languages that the font can write."""
     import torch
 
-    from clearhead.base.figures import drawable, shown_label
+    from clearhead.base.figures import drawable, label_text
     from clearhead.interpret.maps.token_texts import label_tokens
     from clearhead.interpret.view.alignment import AlignmentHeatMap, draw_alignments
 
@@ -459,9 +464,9 @@ def draw_attention(model: Model, pair: DatePair, plan: DemoPlan, locales: Sequen
     alignments = []
     for text, maps, layers_QK in zip(texts, runs, weights, strict=True):
         source, target = model.tokenizers.source, model.tokenizers.target
-        read, labels = maps.reading.source.ids[0].tolist(), maps.reading.labels
+        read, labels = maps.inputs.source.ids[0].tolist(), maps.inputs.labels
         columns, written = (
-            [shown_label(token, longest=12) for token in label_tokens(tokenizer, ids)]
+            [label_text(token, longest=12) for token in label_tokens(tokenizer, ids)]
             for tokenizer, ids in ((source, read), (target, labels))
         )
         name = f"{text} → {target.decode(labels)}"

@@ -15,10 +15,10 @@ from clearhead.apps.recipes.run_file import DataPlan
 from clearhead.apps.recipes.survey import MOST_COUNTED, Survey, TextSurvey, held_out_share, survey, survey_text
 from clearhead.base.errors import InputError
 from clearhead.data.sources.held_out import HELD_OUT_SEED, Keys, Labels, draw_rows, group_rows
-from clearhead.data.sources.named import named_dataset, pair_table, text_table
+from clearhead.data.sources.named import pair_table, parse_dataset_name, text_table
 from clearhead.data.task_tables import LabelledExamples, data_of
 from clearhead.spec.tasks.base import Value
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 
 LEAST_EXAMPLES = 20
 LEAST_CHARACTERS = 1_000
@@ -74,15 +74,15 @@ class NewOptions:
         if self.valid_labels is not None and self.valid_text is None:
             raise InputError("--valid-labels has no effect without --valid-text, the texts they belong to")
         if self.run is not None:
-            from clearhead.checkpoints.runs.directory import refuse_taken
+            from clearhead.checkpoints.runs.directory import refuse_taken_folder
 
-            refuse_taken(Path(self.run))
+            refuse_taken_folder(Path(self.run))
 
     @property
     def command(self) -> str:
         """The command with these options."""
-        given = {name: value for name, value in self.data.items() if value is not None}
-        words = [word for name, value in given.items() for word in ("--" + name.replace("_", "-"), str(value))]
+        data_options = {name: value for name, value in self.data.items() if value is not None}
+        words = [word for name, value in data_options.items() for word in ("--" + name.replace("_", "-"), str(value))]
         return shlex.join(["clearhead", "new", self.task, *words])
 
 
@@ -110,10 +110,10 @@ def draft(options: NewOptions) -> Draft:
         InputError: the data is unusable, or there is too little of it.
     """
     options = _with_validation(options)
-    if find(options.task).is_paired:
-        return _pair_draft(options)
+    if find_task(options.task).is_paired:
+        return _draft_pairs(options)
     read = data_of(options.task).labelled
-    return _text_draft(options) if read is None else _labelled_draft(options, read)
+    return _draft_text(options) if read is None else _draft_labelled(options, read)
 
 
 def _with_validation(options: NewOptions) -> NewOptions:
@@ -125,13 +125,13 @@ def _with_validation(options: NewOptions) -> NewOptions:
 
 
 def _validation_split(text: Path | None) -> Path | None:
-    named = None if text is None else named_dataset(text)
+    named = None if text is None else parse_dataset_name(text)
     valid = None if named is None else named.validation()
     return None if valid is None else Path(valid)
 
 
 @dataclass(frozen=True)
-class _Examples:
+class _SurveyedExamples:
     """Examples that were surveyed, and where their two parts go.
 
     Attributes:
@@ -148,7 +148,7 @@ class _Examples:
     what: str
     count: int
     survey: Survey
-    held: HeldOut
+    held: HeldOutSplit
     train: Mapping[str, Value]
     valid: Mapping[str, Value]
     facts: str
@@ -164,7 +164,7 @@ class _Examples:
             valid=self.valid,
             note=_overlap_note(self.num_overlapping, what) or held.note(what),
             summary=summary,
-            run=options.run or unused_run(run, options.folder.parent),
+            run=options.run or find_unused_run(run, options.folder.parent),
             amount=len(held.train),
             survey=survey,
             settings={} if data is None else data.settings,
@@ -175,7 +175,7 @@ class _Examples:
         messages = [f"{self.count} {what}, {survey.num_units} {survey.unit}{self.facts}"]
         if survey.num_empty:
             messages.append(
-                f"{_counted(survey.num_empty, what, has_empty)}; training leaves {_them(survey.num_empty)} out"
+                f"{_count_sentence(survey.num_empty, what, has_empty)}; training leaves {_pronoun(survey.num_empty)} out"
             )
         if held.valid:
             messages.append(
@@ -192,24 +192,24 @@ class _Examples:
 def _overlap_note(count: int, what: str) -> str:
     if not count:
         return ""
-    return _counted(count, what, "has a text that training reads too|have a text that training reads too")
+    return _count_sentence(count, what, "has a text that training reads too|have a text that training reads too")
 
 
 def _overlap(count: int, what: str) -> str:
     has = "has" if count == 1 else "have"
     return (
         f"{count} of your validation {what} {has} a text that training reads too, which makes scores too good: leave "
-        f"{_them(count)} out, or let `new` hold out a part"
+        f"{_pronoun(count)} out, or let `new` hold out a part"
     )
 
 
-def _counted(count: int, what: str, does: str) -> str:
+def _count_sentence(count: int, what: str, does: str) -> str:
     """Return "1 pair has a text" or "3 pairs have a text"."""
     singular, plural = does.split("|")
     return f"{count} {what.removesuffix('s')} {singular}" if count == 1 else f"{count} {what} {plural}"
 
 
-def _them(count: int) -> str:
+def _pronoun(count: int) -> str:
     return "it" if count == 1 else "them"
 
 
@@ -218,8 +218,8 @@ def _refuse_few(count: int, what: str, where: str) -> None:
         raise InputError(f"{where} {count} {what}; training needs at least {LEAST_EXAMPLES}")
 
 
-def _pair_draft(options: NewOptions) -> Draft:
-    from clearhead.data.sources.pairs import PAIR_FORMS, pair_keys, read_pairs, same_sides
+def _draft_pairs(options: NewOptions) -> Draft:
+    from clearhead.data.sources.pairs import PAIR_FORMS, equal_sides_warning, pair_keys, read_pairs
     from clearhead.data.sources.run_file_tables import parse_table
 
     source, target = options.source, options.target
@@ -233,9 +233,9 @@ def _pair_draft(options: NewOptions) -> Draft:
     if options.valid_source is not None and options.valid_target is not None:
         valid = pair_table(options.valid_source, options.valid_target)
         valid_data = read_pairs(parse_table(valid, PAIR_FORMS).as_source())
-        held, overlapping = HeldOut(range(len(data))), num_overlapping(keys, pair_keys(valid_data))
+        held, overlapping = HeldOutSplit(range(len(data))), count_overlapping(keys, pair_keys(valid_data))
     elif "dataset" in train:
-        held, overlapping = draw(keys), 0
+        held, overlapping = draw_split(keys), 0
         # Its texts may have several lines.
         lines = []
         for source_text, target_text in zip(data["source"], data["target"], strict=True):
@@ -243,15 +243,15 @@ def _pair_draft(options: NewOptions) -> Draft:
         files = held.copies(options.folder, "jsonl", lines)
         train, valid = (dict[str, Value](jsonl=str(path)) for path in files)
     else:
-        held, overlapping = draw(keys), 0
+        held, overlapping = draw_split(keys), 0
         for side, ending in zip(("source", "target"), endings, strict=True):
             copies = held.copies(options.folder, ending, data[side])
             train[side], valid[side] = map(str, copies)
             files |= copies
-    same = same_sides(data)
+    same = equal_sides_warning(data)
     facts = f", {surveyed.num_words} distinct words; the longest side has {surveyed.longest} {surveyed.unit}"
     facts += f"; {same}" if same else ""
-    examples = _Examples("pairs", surveyed.num_pairs, surveyed, held, train, valid, facts, files, overlapping)
+    examples = _SurveyedExamples("pairs", surveyed.num_pairs, surveyed, held, train, valid, facts, files, overlapping)
     return examples.draft(options, "-".join(endings))
 
 
@@ -261,7 +261,7 @@ def _endings(source: Path, target: Path) -> tuple[str, str]:
     return (first, second) if first != second else ("source", "target")
 
 
-def _text_draft(options: NewOptions) -> Draft:
+def _draft_text(options: NewOptions) -> Draft:
     from clearhead.data.sources.run_file_tables import parse_table
     from clearhead.data.sources.texts import TEXT_FORMS, measure
 
@@ -287,12 +287,12 @@ def _text_draft(options: NewOptions) -> Draft:
         measure(parse_table(valid, TEXT_FORMS).as_source())
         overlapping = 0
         if document == "line" and characters <= MOST_COUNTED:
-            overlapping = num_overlapping(_line_keys(_documents(train)), _line_keys(_documents(valid)))
+            overlapping = count_overlapping(_line_keys(_documents(train)), _line_keys(_documents(valid)))
         note = _overlap_note(overlapping, "lines")
         if overlapping:
             messages.append(_overlap(overlapping, "lines"))
-    elif pieces := _pieces(train, surveyed):
-        held = draw(_line_keys(pieces))
+    elif pieces := _split_documents(train, surveyed):
+        held = draw_split(_line_keys(pieces))
         files = held.copies(options.folder, "txt", pieces)
         train, valid = (dict[str, Value](text=str(path), document=document) for path in files)
         what = "passages" if document == "file" else f"{document}s"
@@ -308,7 +308,7 @@ def _text_draft(options: NewOptions) -> Draft:
         valid=valid,
         note=note,
         summary=f"{characters} characters",
-        run=options.run or unused_run(_data_name(options), options.folder.parent),
+        run=options.run or find_unused_run(_data_name(options), options.folder.parent),
         amount=characters,
         survey=surveyed,
         command=options.command,
@@ -316,7 +316,7 @@ def _text_draft(options: NewOptions) -> Draft:
     return Draft(plan, {"characters": characters, "held_out": num_held}, messages, files)
 
 
-def _pieces(table: Mapping[str, Value], surveyed: TextSurvey) -> list[str]:
+def _split_documents(table: Mapping[str, Value], surveyed: TextSurvey) -> list[str]:
     """Return the pieces of a text that can be held out; none of too much or too little text.
 
     Lines and paragraphs are documents; the one document of a file is cut into passages, and several files into none.
@@ -327,7 +327,7 @@ def _pieces(table: Mapping[str, Value], surveyed: TextSurvey) -> list[str]:
     if table["document"] == "paragraph":
         pieces = [f"{paragraph}\n" for paragraph in pieces]
     elif table["document"] == "file":
-        pieces = passages(pieces[0].split("\n")) if len(pieces) == 1 else []
+        pieces = split_passages(pieces[0].split("\n")) if len(pieces) == 1 else []
     return pieces if len(pieces) >= LEAST_EXAMPLES else []
 
 
@@ -345,7 +345,7 @@ def _line_keys(lines: Iterable[str]) -> list[list[str]]:
 def _data_name(options: NewOptions) -> str:
     """Return a name for a run, after the text; a file with a general name has that of its folder in front."""
     assert options.text is not None, "the options were checked"
-    if (named := named_dataset(options.text)) is not None:
+    if (named := parse_dataset_name(options.text)) is not None:
         return f"{Path(named.table['dataset']).name.removesuffix('.parquet')}-{options.task}"
     path = options.text.resolve()
     name = path.name.partition(".")[0]
@@ -354,7 +354,7 @@ def _data_name(options: NewOptions) -> str:
     return f"{name or 'text'}-{options.task}"
 
 
-def unused_run(name: str, folder: Path) -> str:
+def find_unused_run(name: str, folder: Path) -> str:
     """Return the run directory of a name, with a number behind it if it exists or another run file names it.
 
     Args:
@@ -373,24 +373,28 @@ def _text_of(file: Path) -> str:
         return ""
 
 
-def _labelled_draft(
+def _draft_labelled(
     options: NewOptions, read: Callable[[Mapping[str, Any], LabelledExamples | None], LabelledExamples]
 ) -> Draft:
-    given = options.data
-    data = read(given, None)
+    data_options = options.data
+    data = read(data_options, None)
     count = sum(map(bool, data.keys))
     _refuse_few(count, data.few or data.what, f"{options.text} has")
     if options.valid_text is not None:
-        valid_data = read(given | {"text": options.valid_text, "labels": options.valid_labels or options.labels}, data)
-        held, overlapping = HeldOut(range(len(data.keys))), num_overlapping(data.keys, valid_data.keys)
+        valid_data = read(
+            data_options | {"text": options.valid_text, "labels": options.valid_labels or options.labels}, data
+        )
+        held, overlapping = HeldOutSplit(range(len(data.keys))), count_overlapping(data.keys, valid_data.keys)
         train, valid, files = data.table, valid_data.table, dict[Path, Sequence[str]]()
     else:
-        held, overlapping = draw(data.keys, data.groups), 0
+        held, overlapping = draw_split(data.keys, data.groups), 0
         marker = next(iter(data.table)) if "dataset" not in data.table else "text"
         lines = [json.dumps(data.record(row), ensure_ascii=False) for row in range(len(data.keys))]
         files = held.copies(options.folder, "jsonl", lines)
         train, valid = ({marker: str(path), **data.columns} for path in files)
-    examples = _Examples(data.what, count, survey(data.texts), held, train, valid, data.facts, files, overlapping)
+    examples = _SurveyedExamples(
+        data.what, count, survey(data.texts), held, train, valid, data.facts, files, overlapping
+    )
     return examples.draft(options, _data_name(options), data)
 
 
@@ -401,7 +405,7 @@ _PASSAGE = 2_000
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class HeldOutSplit:
     """Which examples go where.
 
     Attributes:
@@ -432,7 +436,7 @@ class HeldOut:
         )
 
 
-def draw(keys: Keys, labels: Labels = None) -> HeldOut:
+def draw_split(keys: Keys, labels: Labels = None) -> HeldOutSplit:
     """Draw a tenth of the examples, and no more than a score that can be trusted needs.
 
     Args:
@@ -452,10 +456,10 @@ def draw(keys: Keys, labels: Labels = None) -> HeldOut:
     rows = range(len(keys))
     drawn = set(held)
     shared = sum(len(group) for group in group_rows(keys) if len(group) > 1)
-    return HeldOut([row for row in rows if row not in drawn], held, shared)
+    return HeldOutSplit([row for row in rows if row not in drawn], held, shared)
 
 
-def passages(lines: Sequence[str]) -> list[str]:
+def split_passages(lines: Sequence[str]) -> list[str]:
     """Put the lines of a text together into passages."""
     texts: list[str] = []
     passage: list[str] = []
@@ -471,7 +475,7 @@ def passages(lines: Sequence[str]) -> list[str]:
     return texts
 
 
-def num_overlapping(train: Keys, valid: Keys) -> int:
+def count_overlapping(train: Keys, valid: Keys) -> int:
     """Return how many validation examples have a key of a training example."""
     known = {key for example in train for key in example}
     return sum(not known.isdisjoint(example) for example in valid)

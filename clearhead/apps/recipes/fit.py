@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from clearhead.apps.recipes.run_file import VALIDATIONS, Choice, DataPlan, run_file_text
+from clearhead.apps.recipes.run_file import VALIDATIONS, DataPlan, RunFileChoice, run_file_text
 from clearhead.apps.recipes.survey import TextSurvey
 from clearhead.base.errors import InputError, is_out_of_memory
 from clearhead.base.machine import choose_device
@@ -14,19 +14,19 @@ from clearhead.base.progress import message
 from clearhead.checkpoints.weights.lora import adapt
 from clearhead.core import build
 from clearhead.data.batches.base import Batch
-from clearhead.spec.describe import number_of
+from clearhead.spec.describe import count_noun
 from clearhead.spec.tasks.base import Recipe, Size
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.init_from import InitialModel, take_weights
 from clearhead.training.optim.optimizers import build_optimizer
-from clearhead.training.preflight import Trial, faster_precision, step_cost
-from clearhead.training.progress.reports import Progress, duration
-from clearhead.training.random_state import preserved_random_state, seed_everything
+from clearhead.training.preflight import Trial, faster_precision, measure_step_cost
+from clearhead.training.progress.reports import TrainingProgress, duration
+from clearhead.training.random_state import preserve_random_state, seed_everything
 from clearhead.training.record import STARTUP_SECONDS, TrainSettings
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
+from clearhead.training.task_setup import PreparedTask, TaskSetup, prepare_task
 
 # Texts that come later may be longer than those of the training data.
 _SPARE = 1.25
@@ -38,7 +38,7 @@ LEAST_STEPS = 100
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedRunFile:
     """A run file that fits data and machine.
 
     Attributes:
@@ -64,14 +64,14 @@ class Candidate:
     """
 
     size: Size | None
-    parts: TaskParts[Batch]
+    parts: PreparedTask[Batch]
     step_seconds: float
     step_tokens: float
     validation_seconds: float
 
 
 @dataclass(frozen=True)
-class Length:
+class RunLength:
     """How long a run is.
 
     Attributes:
@@ -85,7 +85,7 @@ class Length:
     seconds: float
 
     @classmethod
-    def fitting(cls, minutes: float, *, step: float, validation: float, most: int) -> Length:
+    def fit_minutes(cls, minutes: float, *, step: float, validation: float, most: int) -> RunLength:
         """Return the length that fits into a time, or the most useful one where that is shorter.
 
         Args:
@@ -99,7 +99,7 @@ class Length:
         return cls(steps, validations, STARTUP_SECONDS + validations * validation + steps * step)
 
 
-def too_few(length: Length, most: int, *, step: float) -> str:
+def advise_more_minutes(length: RunLength, most: int, *, step: float) -> str:
     """Return what to do where there is too little time to learn in; empty: there is enough.
 
     Args:
@@ -111,10 +111,10 @@ def too_few(length: Length, most: int, *, step: float) -> str:
     if length.steps >= least:
         return ""
     minutes = math.ceil((length.seconds + (least - length.steps) * step) / 60)
-    return f"too short to learn from: {number_of(least, 'step')} need --minutes {minutes}"
+    return f"too short to learn from: {count_noun(least, 'step')} need --minutes {minutes}"
 
 
-def fitted(plan: DataPlan, minutes: float) -> Fitted:
+def fit_run_file(plan: DataPlan, minutes: float) -> FittedRunFile:
     """Return the run file of a recipe with the size and the steps that fit the data and this machine.
 
     Args:
@@ -124,17 +124,19 @@ def fitted(plan: DataPlan, minutes: float) -> Fitted:
     Raises:
         InputError: the data cannot be used, or no model of the recipe fits into memory.
     """
-    recipe = find(plan.task).recipe(plan.amount)
-    fitting = Fitting(plan, recipe)
+    recipe = find_task(plan.task).recipe(plan.amount)
+    fitting = RunFileFitter(plan, recipe)
     kind = "characters" if recipe.tokenizer == "character" else "a vocabulary"
     message(f"preparing the text with {kind} of its own")
-    choice = fitting.with_length(Choice(recipe.sizes[0], recipe.max_length))
-    with preserved_random_state():
-        best = choose_size(recipe, lambda size: fitting.candidate(replace(choice, size=size)), minutes)
-        return write(plan, recipe, replace(choice, size=best.size), best, minutes)
+    choice = fitting.with_max_length(RunFileChoice(recipe.sizes[0], recipe.max_length))
+    with preserve_random_state():
+        best = choose_size(recipe, lambda size: fitting.measure_candidate(replace(choice, size=size)), minutes)
+        return write_run_file(plan, recipe, replace(choice, size=best.size), best, minutes)
 
 
-def write(plan: DataPlan, recipe: Recipe, choice: Choice, candidate: Candidate, minutes: float) -> Fitted:
+def write_run_file(
+    plan: DataPlan, recipe: Recipe, choice: RunFileChoice, candidate: Candidate, minutes: float
+) -> FittedRunFile:
     """Return the run file of a choice, with the steps that fit into a time.
 
     Args:
@@ -146,22 +148,22 @@ def write(plan: DataPlan, recipe: Recipe, choice: Choice, candidate: Candidate, 
     """
     validation, per_epoch = candidate.validation_seconds, candidate.parts.batches.batches_per_epoch
     most = math.ceil(recipe.most_epochs * per_epoch)
-    length = Length.fitting(minutes, step=candidate.step_seconds, validation=validation, most=most)
+    length = RunLength.fit_minutes(minutes, step=candidate.step_seconds, validation=validation, most=most)
     note = f"{length.steps / per_epoch:.3g} passes over the data, "
     if length.steps == most:
         note += f"about {duration(length.seconds)}: more passes would not help, more data would"
     else:
         pace = f"{duration(candidate.step_seconds)} a step and {duration(validation)} a validation on this machine"
         note += f"{minutes:g} min: {pace}"
-    message(f"{number_of(length.steps, 'step')}: {note}")
-    if advice := too_few(length, most, step=candidate.step_seconds):
+    message(f"{count_noun(length.steps, 'step')}: {note}")
+    if advice := advise_more_minutes(length, most, step=candidate.step_seconds):
         message(advice)
     planned = None if length.steps == most else minutes
     choice = replace(choice, steps=length.steps, steps_note=note, validations=length.validations, minutes=planned)
-    return Fitted(run_file_text(plan, recipe, choice), length.steps, length.seconds)
+    return FittedRunFile(run_file_text(plan, recipe, choice), length.steps, length.seconds)
 
 
-class Fitting:
+class RunFileFitter:
     """Builds the data and the model of a choice.
 
     Args:
@@ -176,13 +178,13 @@ class Fitting:
         self.initial: InitialModel | None = initial
         self._tokenizers: dict[str, TokenizerPair] = {}
 
-    def run_file(self, choice: Choice) -> RunFile:
+    def parse_choice(self, choice: RunFileChoice) -> RunFile:
         """Return the checked run file of a choice."""
         return parse_run_file(run_file_text(self.plan, self.recipe, choice), "the run file")
 
-    def parts(self, choice: Choice) -> TaskParts[Batch]:
+    def prepare_task(self, choice: RunFileChoice) -> PreparedTask[Batch]:
         """Return the data and the spec of a choice; a tokenizer is trained once."""
-        run_file = self.run_file(choice)
+        run_file = self.parse_choice(choice)
 
         def find(train: Callable[[], TokenizerPair]) -> TokenizerPair:
             if self.initial is not None:
@@ -194,40 +196,40 @@ class Fitting:
 
         device = choose_device(run_file.train.device)
         setup = TaskSetup(
-            run_file=run_file, find_tokenizers=find, initial=self.initial, progress=Progress(), device=device
+            run_file=run_file, find_tokenizers=find, initial=self.initial, progress=TrainingProgress(), device=device
         )
-        return parts_of(setup)
+        return prepare_task(setup)
 
-    def with_length(self, choice: Choice) -> Choice:
+    def with_max_length(self, choice: RunFileChoice) -> RunFileChoice:
         """Return a choice that has the most tokens of a text with the length that the texts need."""
         recipe, survey = self.recipe, self.plan.survey
         if isinstance(survey, TextSurvey):
             if dict(self.plan.train).get("document") != "line":
                 return choice
-            tokenizer = self.parts(choice).tokenizers.source
+            tokenizer = self.prepare_task(choice).tokenizers.source
             longest = max(map(len, tokenizer.encode_batch(list(survey.longest_lines)))) + 2
         else:
-            longest = max(side.longest for side in self.parts(choice).sides)
+            longest = max(side.longest for side in self.prepare_task(choice).sides)
         length = min(recipe.max_length, max(16, math.ceil(longest * _SPARE / 8) * 8))
         if longest < recipe.max_length:
             return replace(choice, max_length=length, length_note=f"The longest text has {longest}")
         return replace(choice, length_note=f"The longest text has {longest} or more")
 
-    def candidate(self, choice: Choice) -> Candidate:
+    def measure_candidate(self, choice: RunFileChoice) -> Candidate:
         """Build a model and measure its steps."""
-        run_file, parts = self.run_file(choice), self.parts(choice)
+        run_file, parts = self.parse_choice(choice), self.prepare_task(choice)
         device = choose_device(run_file.train.device)
         seed_everything(run_file.train.seed)
         module = build(parts.spec, device=device)
         if self.initial is not None:
-            new = take_weights(module, self.initial, parts.record, Progress())
+            new = take_weights(module, self.initial, parts.record, TrainingProgress())
             if run_file.lora is not None:
                 adapt(module, **run_file.lora.model_dump(), new=new)
         train = run_file.train
         assert train.learning_rate is not None, "the run file fills its defaults"
         optimizer = build_optimizer(module, kind=train.optimizer, learning_rate=train.learning_rate)
         table = train.model_dump() | {"precision": faster_precision(module, parts, train)}
-        cost = step_cost(Trial(module, optimizer, parts, TrainSettings(**table)), seconds=_MEASURED_SECONDS)
+        cost = measure_step_cost(Trial(module, optimizer, parts, TrainSettings(**table)), seconds=_MEASURED_SECONDS)
         return Candidate(choice.size, parts, cost.step_seconds, parts.mean_tokens, cost.validation_seconds)
 
 
@@ -253,7 +255,7 @@ def choose_size(recipe: Recipe, candidate: Callable[[Size], Candidate], minutes:
             message(f"{_name(size)}: does not fit into memory")
             break
         steps = max(0, int((60 * minutes - STARTUP_SECONDS) / trial.step_seconds))
-        message(f"{_name(size)}: {duration(trial.step_seconds)} a step, {number_of(steps, 'step')} in {minutes:g} min")
+        message(f"{_name(size)}: {duration(trial.step_seconds)} a step, {count_noun(steps, 'step')} in {minutes:g} min")
         if best is not None and steps * trial.step_tokens < size.least_tokens:
             break
         best = trial
@@ -267,4 +269,4 @@ def lacks_memory(error: InputError) -> bool:
 
 
 def _name(size: Size) -> str:
-    return f"{number_of(size.layers, 'layer')} of width {size.width}"
+    return f"{count_noun(size.layers, 'layer')} of width {size.width}"

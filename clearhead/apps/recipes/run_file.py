@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from clearhead.apps.recipes.survey import Survey, TextSurvey, tokenizer_kind, vocab_size
 from clearhead.data.task_tables import data_of
 from clearhead.spec.tasks.base import Recipe, Size, Task, Value
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 
 # The best validation counts; training ends when this many in a row have not improved.
 PATIENCE = 5
@@ -51,7 +51,7 @@ class DataPlan:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartCheckpoint:
     """The checkpoint that a run starts from.
 
     Attributes:
@@ -68,7 +68,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Choice:
+class RunFileChoice:
     """What fits the data and this machine.
 
     Attributes:
@@ -89,7 +89,7 @@ class Choice:
     steps_note: str = ""
     validations: int = VALIDATIONS
     minutes: float | None = None
-    start: Start | None = None
+    start: StartCheckpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ _TRAIN: Mapping[str, str] = {
 }
 
 
-def run_file_text(plan: DataPlan, recipe: Recipe, choice: Choice) -> str:
+def run_file_text(plan: DataPlan, recipe: Recipe, choice: RunFileChoice) -> str:
     """Return a commented run file.
 
     Args:
@@ -144,9 +144,13 @@ def run_file_text(plan: DataPlan, recipe: Recipe, choice: Choice) -> str:
         recipe: the values for this task and amount of data.
         choice: what fits data and machine.
     """
-    task, recipe = find(plan.task), _without(recipe, plan.unfit)
+    task, recipe = find_task(plan.task), _without(recipe, plan.unfit)
     tables = {
-        "task": [KeyLine("kind", plan.task), *_init(choice), *_commented(_task_keys(plan, recipe), task.new.comments)],
+        "task": [
+            KeyLine("kind", plan.task),
+            *_init(choice),
+            *_commented_lines(_task_keys(plan, recipe), task.new.comments),
+        ],
         "data": _data(plan, task, choice),
         "tokenizer": _tokenizer(plan, task, recipe, choice) if choice.start is None else [],
         "model": [] if choice.size is None else _model(recipe, task, choice.size),
@@ -181,13 +185,13 @@ def _advice(plan: DataPlan, recipe: Recipe) -> list[str]:
     ]
 
 
-def _init(choice: Choice) -> list[KeyLine]:
+def _init(choice: RunFileChoice) -> list[KeyLine]:
     if choice.start is None:
         return []
     return [KeyLine("init", choice.start.reference, "the checkpoint to start from, with its own model and tokenizer")]
 
 
-def _lora(choice: Choice) -> list[KeyLine]:
+def _lora(choice: RunFileChoice) -> list[KeyLine]:
     if choice.start is None or choice.start.rank is None:
         return []
     comment = f"of matrices that are added to the attention and trained alone, because {choice.start.why}"
@@ -200,7 +204,7 @@ def _export_note(saved_as: str) -> str:
     return "No Hugging Face architecture can express this model: `clearhead convert --to hf` refuses it."
 
 
-def _commented(values: Mapping[str, Value], comments: Mapping[str, str]) -> list[KeyLine]:
+def _commented_lines(values: Mapping[str, Value], comments: Mapping[str, str]) -> list[KeyLine]:
     """Return the keys in the order of their comments, those without one behind them."""
     keys = [*(key for key in comments if key in values), *(key for key in values if key not in comments)]
     return [KeyLine(key, values[key], comments.get(key, "")) for key in keys]
@@ -210,7 +214,7 @@ def _task_keys(plan: DataPlan, recipe: Recipe) -> Mapping[str, Value]:
     return {**plan.settings, **recipe.task}
 
 
-def _data(plan: DataPlan, task: Task, choice: Choice) -> list[KeyLine]:
+def _data(plan: DataPlan, task: Task, choice: RunFileChoice) -> list[KeyLine]:
     length = f"in tokens; {task.new.longer}" + (f". {choice.length_note}" if choice.length_note else "")
     settings = [
         KeyLine("train", plan.train, "document: file | line | paragraph" if "document" in plan.train else ""),
@@ -222,7 +226,7 @@ def _data(plan: DataPlan, task: Task, choice: Choice) -> list[KeyLine]:
     return settings
 
 
-def _tokenizer(plan: DataPlan, task: Task, recipe: Recipe, choice: Choice) -> list[KeyLine]:
+def _tokenizer(plan: DataPlan, task: Task, recipe: Recipe, choice: RunFileChoice) -> list[KeyLine]:
     kind = tokenizer_kind(recipe, plan.survey)
     size = vocab_size(recipe, plan.survey, num_special=data_of(plan.task).num_signs(choice.max_length))
     if kind == "split":
@@ -252,12 +256,12 @@ def _model(recipe: Recipe, task: Task, size: Size) -> list[KeyLine]:
         KeyLine("width", size.width),
         KeyLine("heads", size.heads, "must divide the width"),
         KeyLine("feedforward", size.feedforward, hidden),
-        *_commented(recipe.model.keys, _MODEL),
+        *_commented_lines(recipe.model.keys, _MODEL),
         KeyLine("dropout", size.dropout, "more where there is little data"),
     ]
 
 
-def _train(plan: DataPlan, recipe: Recipe, task: Task, choice: Choice) -> list[KeyLine]:
+def _train(plan: DataPlan, recipe: Recipe, task: Task, choice: RunFileChoice) -> list[KeyLine]:
     values = dict(recipe.train)
     metric, batch_tokens = values.pop("metric"), values.pop("batch_tokens")
     every = max(1, -(-choice.steps // choice.validations))
@@ -268,7 +272,7 @@ def _train(plan: DataPlan, recipe: Recipe, task: Task, choice: Choice) -> list[K
         KeyLine("steps", choice.steps, choice.steps_note),
         *([] if choice.minutes is None else [KeyLine("planned_minutes", choice.minutes, _PLANNED)]),
         KeyLine("batch_tokens", batch_tokens, task.new.batch),
-        *_commented(values, _TRAIN),
+        *_commented_lines(values, _TRAIN),
         KeyLine("precision", "auto", "auto | fp32 | bf16"),
         KeyLine("device", "auto", "auto | cpu | cuda | mps"),
         KeyLine("seed", 1, "of weights, order and dropout"),

@@ -18,15 +18,15 @@ from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Res
 from starlette.exceptions import HTTPException
 
 from clearhead.apps.serve.gate import LOOPBACK, Access, Gate, Traffic
-from clearhead.apps.serve.long_text import Piece, rows_of_weights, tile
-from clearhead.apps.serve.runs import Asked, Computation, Runs
-from clearhead.apps.serve.trials import Forced, Sweep, force_token, sweep
-from clearhead.apps.serve.work import Left, Workers
-from clearhead.base.arguments import checked
+from clearhead.apps.serve.long_text import MapTile, rows_of_weights, tile
+from clearhead.apps.serve.page_computations import Computation, PageRequest, Runs
+from clearhead.apps.serve.trials import ForcedToken, PatchGridRequest, compute_patch_grid, force_token
+from clearhead.apps.serve.work import ClientDisconnected, Workers
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.core.attention import Attention
 from clearhead.interpret.maps.attention_maps import NOTEBOOK_HEIGHT
-from clearhead.interpret.maps.reading import ReadKwargs
+from clearhead.interpret.maps.map_inputs import ReadKwargs
 from clearhead.interpret.view.explorer.write import live_html
 from clearhead.model.facade import Model
 
@@ -50,34 +50,34 @@ def make_app(access: Access, workers: Workers, routers: Sequence[APIRouter]) -> 
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     for router in routers:
         app.include_router(router, prefix=f"/{access.token}")
-    app.add_exception_handler(InputError, _answered(400))
-    app.add_exception_handler(RunFailure, _answered(500))
-    app.add_exception_handler(Left, lambda request, error: Response(status_code=499))
-    app.add_exception_handler(RequestValidationError, _misread)
-    app.add_exception_handler(HTTPException, _http)
-    app.add_middleware(Gate, access=access, traffic=Traffic(), refuse=_refused)
+    app.add_exception_handler(InputError, _make_handler(400))
+    app.add_exception_handler(RunFailure, _make_handler(500))
+    app.add_exception_handler(ClientDisconnected, lambda request, error: Response(status_code=499))
+    app.add_exception_handler(RequestValidationError, _answer_invalid_request)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_middleware(Gate, access=access, traffic=Traffic(), refuse=_make_refusal)
     return app
 
 
-def _refused(code: int, sentence: str) -> Response:
+def _make_refusal(code: int, sentence: str) -> Response:
     return JSONResponse({"error": sentence}, code)
 
 
-def _http(_: Request, error: Exception) -> Response:
+def _answer_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _refused(error.status_code, error.detail)
+    return _make_refusal(error.status_code, error.detail)
 
 
-def _answered(code: int) -> Callable[[Request, Exception], Response]:
-    return lambda request, error: _refused(code, f"{error}")
+def _make_handler(code: int) -> Callable[[Request, Exception], Response]:
+    return lambda request, error: _make_refusal(code, f"{error}")
 
 
-def _misread(_: Request, error: Exception) -> Response:
+def _answer_invalid_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     fault = error.errors()[0]
-    place = ".".join(str(part) for part in fault["loc"] if part not in ("body", "query", "path"))
+    field = ".".join(str(name) for name in fault["loc"] if name not in ("body", "query", "path"))
     sentence = fault["msg"].removeprefix("Value error, ")
-    return _refused(422, f"{place or 'the request'}: {sentence[:1].lower()}{sentence[1:]}")
+    return _make_refusal(422, f"{field or 'the request'}: {sentence[:1].lower()}{sentence[1:]}")
 
 
 def listen(port: int, host: str = LOOPBACK) -> socket.socket:
@@ -139,7 +139,7 @@ Number = Annotated[int, Query(ge=0, lt=2**31)]
 Sample = Annotated[int, Query(ge=0, le=1)]
 
 
-def explorer_router(runs: Runs, workers: Workers, first: Asked) -> APIRouter:
+def explorer_router(runs: Runs, workers: Workers, first: PageRequest) -> APIRouter:
     """Return the routes of a page.
 
     Args:
@@ -148,7 +148,7 @@ def explorer_router(runs: Runs, workers: Workers, first: Asked) -> APIRouter:
         first: what the page asks for first.
     """
     router = APIRouter()
-    facts = {"first": first.model_dump(mode="json"), **_parts(runs)}
+    facts = {"first": first.model_dump(mode="json"), **_model_facts(runs)}
 
     @router.get("/")
     async def page() -> HTMLResponse:
@@ -160,9 +160,9 @@ def explorer_router(runs: Runs, workers: Workers, first: Asked) -> APIRouter:
         return await workers.compute(request, lambda work: function(Computation(runs, work)), is_quick=is_quick)
 
     @router.post("/read")
-    async def read(request: Request, asked: Asked) -> dict[str, Any]:
-        shown = await compute(request, lambda computation: computation.show(asked))
-        return {"name": asked.name, "page": shown.page, "outputs": shown.outputs, "python": shown.python}
+    async def read(request: Request, body: PageRequest) -> dict[str, Any]:
+        shown = await compute(request, lambda computation: computation.show(body))
+        return {"name": body.name, "page": shown.page, "outputs": shown.outputs, "python": shown.python}
 
     @router.get("/blob/{name}/{number}")
     async def blob(request: Request, name: str, number: int) -> PlainTextResponse:
@@ -170,12 +170,14 @@ def explorer_router(runs: Runs, workers: Workers, first: Asked) -> APIRouter:
         return PlainTextResponse(text)
 
     @router.get("/tile/{name}")
-    async def piece(request: Request, name: str, place: Annotated[Piece, Query()]) -> Response:
+    async def map_tile(request: Request, name: str, tile_request: Annotated[MapTile, Query()]) -> Response:
         def read_tile(computation: Computation) -> bytes:
-            record = computation.show_named(name).runs[place.sample].record(place.stack, place.layer)
-            return tile(record, place, computation.work.check)
+            record = (
+                computation.show_named(name).runs[tile_request.sample].record(tile_request.stack, tile_request.layer)
+            )
+            return tile(record, tile_request, computation.work.check)
 
-        return _bytes(await compute(request, read_tile, is_quick=place.pool <= 4))
+        return _bytes(await compute(request, read_tile, is_quick=tile_request.pool <= 4))
 
     @router.get("/row/{name}")
     async def row(request: Request, name: str, stack: str, sample: Sample, layer: Number, query: Number) -> Response:
@@ -185,12 +187,12 @@ def explorer_router(runs: Runs, workers: Workers, first: Asked) -> APIRouter:
         return _bytes(await compute(request, read_rows, is_quick=True))
 
     @router.post("/force")
-    async def force(request: Request, given: Forced) -> dict[str, str]:
-        return {"text": await compute(request, lambda computation: force_token(computation, given))}
+    async def force(request: Request, forced: ForcedToken) -> dict[str, str]:
+        return {"text": await compute(request, lambda computation: force_token(computation, forced))}
 
     @router.post("/sweep")
-    async def patches(request: Request, given: Sweep) -> dict[str, Any]:
-        return await compute(request, lambda computation: sweep(computation, given))
+    async def patches(request: Request, grid: PatchGridRequest) -> dict[str, Any]:
+        return await compute(request, lambda computation: compute_patch_grid(computation, grid))
 
     return router
 
@@ -199,7 +201,7 @@ def _bytes(content: bytes) -> Response:
     return Response(content, media_type="application/octet-stream")
 
 
-def _parts(runs: Runs) -> dict[str, Any]:
+def _model_facts(runs: Runs) -> dict[str, Any]:
     """Return what a page has to know of the model to name what it changes."""
     module = runs.model.module
     attentions: dict[str, dict[int, str]] = {}
@@ -207,11 +209,11 @@ def _parts(runs: Runs) -> dict[str, Any]:
     for name, stack in (("encoder", module.encoder), ("decoder", module.decoder)):
         if stack is not None:
             orders[name] = list(stack.order)
-    for path, part in module.named_modules():
-        if isinstance(part, Attention):
+    for path, submodule in module.named_modules():
+        if isinstance(submodule, Attention):
             name, _, index = path.split(".")[:3]
-            depths = [depth for depth, own in enumerate(orders[name]) if own == int(index)]
-            attentions.setdefault(f"{name}.{part.spec.source}", {}).update(dict.fromkeys(depths, path))
+            depths = [depth for depth, layer in enumerate(orders[name]) if layer == int(index)]
+            attentions.setdefault(f"{name}.{submodule.spec.source}", {}).update(dict.fromkeys(depths, path))
     kind = {
         "readsTarget": runs.has_two_stacks and runs.predicts_text,
         "writes": runs.predicts_text,
@@ -220,7 +222,7 @@ def _parts(runs: Runs) -> dict[str, Any]:
     return {"attentions": attentions, "orders": orders, **kind}
 
 
-@checked
+@check_types
 class LivePage:
     """The attention explorer of a model, computed on demand in this process until `close`; a notebook shows it.
 
@@ -241,7 +243,7 @@ class LivePage:
     def __init__(self, model: Model, text: str, target: str | None = None, *, generate: int = 0, port: int = 0) -> None:
         listener, workers = listen(port), Workers()
         access = Access.of_page(listener.getsockname()[1])
-        first = Asked(text=text, target=target, generate=generate)
+        first = PageRequest(text=text, target=target, generate=generate)
         app = make_app(access, workers, [explorer_router(Runs(model, "live", ReadKwargs()), workers, first)])
         self.address: str = access.address
         self._server = uvicorn.Server(uvicorn.Config(app, access_log=False, log_level="warning", ws="none"))

@@ -106,7 +106,7 @@ class Gate:
         received, is_whole = 0, False
         end = asyncio.get_running_loop().time() + SECONDS_TO_SEND
 
-        async def counted() -> Message:
+        async def receive_limited() -> Message:
             nonlocal received, is_whole
             try:
                 # After the body, the next message is that the client has left.
@@ -122,13 +122,13 @@ class Gate:
 
         async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
-                message["headers"] = [*message["headers"], *own]
+                added = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *added]
             await send(message)
 
         self._traffic.num_running += 1
         try:
-            await self.app(scope, counted, send_safely)
+            await self.app(scope, receive_limited, send_safely)
         finally:
             self._traffic.num_running -= 1
 
@@ -141,18 +141,22 @@ class Gate:
         if not scope["path"].startswith("/"):
             return 400, "the target of a request must be a path, such as /health"
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        return self._stranger(headers) or self._without_secret(scope["path"], headers) or _too_large(headers)
+        return (
+            self._refuse_foreign(headers)
+            or self._refuse_without_secret(scope["path"], headers)
+            or _refuse_too_large(headers)
+        )
 
-    def _stranger(self, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _refuse_foreign(self, headers: dict[str, str]) -> tuple[int, str] | None:
         host, hosts = headers.get("host", ""), self.access.hosts
         if hosts is not None and host not in hosts:
             return 400, f"this address is {hosts[0]}, for programs of this machine alone"
-        own = [f"http://{name}" for name in hosts or (host,)]
-        if headers.get("origin", own[0]) not in own:
+        origins = [f"http://{name}" for name in hosts or (host,)]
+        if headers.get("origin", origins[0]) not in origins:
             return 403, "pages of other sites may not ask here"
         return None
 
-    def _without_secret(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _refuse_without_secret(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
         token, keys = self.access.token, self.access.keys
         if token and not _is_one_of(path.split("/")[1], (token,)):
             return 403, "the address lacks its token: open the whole address that the program wrote"
@@ -163,12 +167,12 @@ class Gate:
         return None
 
 
-def _is_one_of(given: str, secrets_: tuple[str, ...]) -> bool:
+def _is_one_of(text: str, secrets_: tuple[str, ...]) -> bool:
     """Compare a text with every secret, so that the time tells nothing."""
-    return sum(hmac.compare_digest(given.encode(), one.encode()) for one in secrets_) > 0
+    return sum(hmac.compare_digest(text.encode(), secret.encode()) for secret in secrets_) > 0
 
 
-def _too_large(headers: dict[str, str]) -> tuple[int, str] | None:
+def _refuse_too_large(headers: dict[str, str]) -> tuple[int, str] | None:
     length = headers.get("content-length", "0")
     if not length.isdecimal() or int(length) > MOST_BYTES:
         return 413, f"a request may have {MOST_BYTES:,} bytes"

@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 from clearhead.core.attention import Attention
-from clearhead.interpret.maps.hook_points import Place, addresses, edit, matching_addresses
+from clearhead.interpret.maps.hook_points import ActivationContext, addresses, edit, matching_addresses
 
 BY_HEAD = ("queries", "keys", "values", "mixed", "scores", "weights")
 """Activations whose second axis counts heads."""
@@ -61,7 +61,7 @@ class Intervention(Data):
 Edits = Annotated[tuple[Intervention, ...], Field(max_length=64)]
 
 
-def check(one: Intervention, module: Transformer, lengths: Mapping[str, int]) -> None:
+def check(intervention: Intervention, module: Transformer, lengths: Mapping[str, int]) -> None:
     """Refuse a change that a model cannot make.
 
     Args:
@@ -72,65 +72,69 @@ def check(one: Intervention, module: Transformer, lengths: Mapping[str, int]) ->
     Raises:
         InputError: there is no such address, head or position; the nearest address is named.
     """
-    found = matching_addresses(module, one.address)
-    if one.kind == "patch" and len(found) > 1:
-        raise InputError(f"'{one.address}' matches {len(found)} activations; a patch puts in one: name its address")
-    if one.head is not None:
-        _check_head(one, module, found)
-    for address in found if one.positions else ():
+    matches = matching_addresses(module, intervention.address)
+    if intervention.kind == "patch" and len(matches) > 1:
+        raise InputError(
+            f"'{intervention.address}' matches {len(matches)} activations; a patch puts in one: name its address"
+        )
+    if intervention.head is not None:
+        _check_head(intervention, module, matches)
+    for address in matches if intervention.positions else ():
         stack = address.partition(".")[0]
         if ".layers." not in address:
             raise InputError(f"'{address}' is outside of the layers, where positions are not known: leave them out")
-        last = max(one.positions)
+        last = max(intervention.positions)
         if last >= lengths[stack]:
             raise InputError(f"position {last} is behind the last token of the {stack}, {lengths[stack] - 1}")
 
 
-def _check_head(one: Intervention, module: Transformer, found: Sequence[str]) -> None:
-    assert one.head is not None
-    if not one.has_heads:
+def _check_head(intervention: Intervention, module: Transformer, matches: Sequence[str]) -> None:
+    assert intervention.head is not None
+    if not intervention.has_heads:
         wanted = next((address for address in addresses(module) if address.endswith(".mixed")), "")
-        raise InputError(f"'{one.address}' has no axis of heads: leave the head out, or name one such as '{wanted}'")
-    for address in found:
+        raise InputError(
+            f"'{intervention.address}' has no axis of heads: leave the head out, or name one such as '{wanted}'"
+        )
+    for address in matches:
         path, _, point = address.rpartition(".")
         attention = module.get_submodule(path)
         assert isinstance(attention, Attention)
         count = attention.spec.num_kv_heads if point in ("keys", "values") else attention.spec.num_heads
-        if one.head >= count:
-            raise InputError(f"'{address}' has no head {one.head}; it has 0 to {count - 1}")
+        if intervention.head >= count:
+            raise InputError(f"'{address}' has no head {intervention.head}; it has 0 to {count - 1}")
 
 
-def action(one: Intervention, other: Tensor | None = None) -> Callable[[Tensor, Place], Tensor]:
+def action(intervention: Intervention, other: Tensor | None = None) -> Callable[[Tensor, ActivationContext], Tensor]:
     """Return the function of a change, for `model.edit`.
 
     Args:
         one: the change, as `check` let it pass.
         other: of a patch: the activation of the other text, one row.
     """
-    return partial(_changed, one, other)
+    return partial(_change, intervention, other)
 
 
-def _changed(one: Intervention, other: Tensor | None, x: Tensor, at: Place) -> Tensor:
-    if one.depth is not None and at.depth != one.depth:
+def _change(intervention: Intervention, other: Tensor | None, x: Tensor, at: ActivationContext) -> Tensor:
+    if intervention.depth is not None and at.depth != intervention.depth:
         return x
-    axes = (slice(None), *(None,) * int(one.has_heads), slice(None), None)
-    value, chosen = one.factor * x, torch.ones((), dtype=torch.bool, device=x.device)
-    if one.positions or other is not None:
-        _check_axis(one, x, at)
+    axes = (slice(None), *(None,) * int(intervention.has_heads), slice(None), None)
+    value, chosen = intervention.factor * x, torch.ones((), dtype=torch.bool, device=x.device)
+    if intervention.positions or other is not None:
+        _check_axis(intervention, x, at)
         assert at.positions is not None
-        if one.positions:
-            chosen = chosen & torch.isin(at.positions, at.positions.new_tensor(one.positions))[axes]
+        if intervention.positions:
+            chosen = chosen & torch.isin(at.positions, at.positions.new_tensor(intervention.positions))[axes]
         if other is not None:
             last = other.shape[-2] - 1
             value = other[..., at.positions[0].clamp(max=last), :].to(x)
             chosen = chosen & (at.positions <= last)[axes]
-    if one.head is not None:
-        chosen = chosen & (torch.arange(x.shape[1], device=x.device) == one.head)[:, None, None]
+    if intervention.head is not None:
+        chosen = chosen & (torch.arange(x.shape[1], device=x.device) == intervention.head)[:, None, None]
     return torch.where(chosen, value, x)
 
 
-def _check_axis(one: Intervention, x: Tensor, at: Place) -> None:
-    rank = 4 if one.has_heads else 3
+def _check_axis(intervention: Intervention, x: Tensor, at: ActivationContext) -> None:
+    rank = 4 if intervention.has_heads else 3
     if at.positions is None or x.dim() != rank or x.shape[-2] != at.positions.shape[1]:
         raise InputError(
             f"'{at.address}' has the shape {list(x.shape)}, in which no axis counts the tokens that the stack reads: "
@@ -150,11 +154,13 @@ def editing(
     """
     blocks, newest = ExitStack(), [0]
 
-    def apply(number: int, change: Callable[[Tensor, Place], Tensor], x: Tensor, at: Place) -> Tensor:
+    def apply(
+        number: int, change: Callable[[Tensor, ActivationContext], Tensor], x: Tensor, at: ActivationContext
+    ) -> Tensor:
         newest[0] = number
         return change(x, at)
 
-    def check_finite(x: Tensor, at: Place) -> Tensor:
+    def check_finite(x: Tensor, at: ActivationContext) -> Tensor:
         # The maximum ignores -inf, the score of a token that is ruled out.
         if not bool(x.amax(-1).isfinite().all()):
             last_edit = edits[newest[0]]
@@ -182,42 +188,42 @@ def python_lines(edits: Sequence[Intervention], num_records: Sequence[int], call
         call: what is asked of the model.
     """
     before, blocks = list[str](), list[str]()
-    for number, (one, shared) in enumerate(zip(edits, num_records, strict=True)):
+    for number, (intervention, shared) in enumerate(zip(edits, num_records, strict=True)):
         name = f"other_{number}"
-        if one.kind == "patch":
-            before += _capture_lines(one, name, shared)
-        blocks.append(f"model.edit({{{json.dumps(one.address)}: {_lambda(one, name)}}})")
+        if intervention.kind == "patch":
+            before += _capture_lines(intervention, name, shared)
+        blocks.append(f"model.edit({{{json.dumps(intervention.address)}: {_lambda(intervention, name)}}})")
     block = ", ".join(blocks)
     return [*before, *([f"with {block}:", f"    {call}"] if blocks else [call])]
 
 
-def _capture_lines(one: Intervention, name: str, shared: int) -> list[str]:
-    given = ", ".join(map(repr, filter(None, (one.text, one.target))))
-    record = -1 if one.depth is None else one.depth - shared
+def _capture_lines(intervention: Intervention, name: str, shared: int) -> list[str]:
+    texts = ", ".join(map(repr, filter(None, (intervention.text, intervention.target))))
+    record = -1 if intervention.depth is None else intervention.depth - shared
     return [
-        f"with model.capture({json.dumps(one.address)}) as seen:",
-        f"    model.attention({given})",
-        f"{name} = seen[{json.dumps(one.address)}][{record}].tensor",
+        f"with model.capture({json.dumps(intervention.address)}) as seen:",
+        f"    model.attention({texts})",
+        f"{name} = seen[{json.dumps(intervention.address)}][{record}].tensor",
     ]
 
 
-def _lambda(one: Intervention, name: str) -> str:
-    axes = "[:, None, :, None]" if one.has_heads else "[..., None]"
-    value, chosen = f"{one.factor!r} * x", list[str]()
-    if one.positions:
-        equal = [f"(at.positions == {position})" for position in one.positions]
+def _lambda(intervention: Intervention, name: str) -> str:
+    axes = "[:, None, :, None]" if intervention.has_heads else "[..., None]"
+    value, chosen = f"{intervention.factor!r} * x", list[str]()
+    if intervention.positions:
+        equal = [f"(at.positions == {position})" for position in intervention.positions]
         chosen.append(f"{equal[0]}{axes}" if len(equal) == 1 else f"({' | '.join(equal)}){axes}")
-    if one.kind == "patch":
+    if intervention.kind == "patch":
         value = f"{name}[..., at.positions[0].clamp(max={name}.shape[-2] - 1), :]"
         chosen.append(f"(at.positions < {name}.shape[-2]){axes}")
-    if one.head is not None:
-        chosen.append(f"(torch.arange(x.shape[1], device=x.device) == {one.head})[:, None, None]")
+    if intervention.head is not None:
+        chosen.append(f"(torch.arange(x.shape[1], device=x.device) == {intervention.head})[:, None, None]")
     text = f"torch.where({' & '.join(chosen)}, {value}, x)" if chosen else value
-    if one.depth is not None:
-        text = f"{text} if at.depth == {one.depth} else x"
+    if intervention.depth is not None:
+        text = f"{text} if at.depth == {intervention.depth} else x"
     return f"lambda x{', at' * ('at.' in text)}: {text}"
 
 
-def finite(value: float) -> float | None:
+def finite_or_none(value: float) -> float | None:
     """Return a number as JSON has it; None for what it has no number for."""
     return value if math.isfinite(value) else None

@@ -39,7 +39,9 @@ def is_long(maps: AttentionMaps, layers: int = 1) -> bool:
         maps: the run.
         layers: how many there are of each that was recorded.
     """
-    counts = (one.num_heads * one.query_BHTE.shape[2] * one.key_BKSE.shape[2] for one in maps.records.values())
+    counts = (
+        record.num_heads * record.query_BHTE.shape[2] * record.key_BKSE.shape[2] for record in maps.records.values()
+    )
     return layers * sum(counts) // 2 > LARGEST
 
 
@@ -77,7 +79,7 @@ def long_sample(maps: AttentionMaps, label: str, check: Callable[[], None]) -> S
 def _spans(record: AttentionRecord, check: Callable[[], None]) -> tuple[int, ...]:
     """Return first and last key of each query in turn; from the mask, a few queries at a time, where it has no rule."""
     queries, keys = record.query_BHTE.shape[2], record.key_BKSE.shape[2]
-    found: list[int] = []
+    bounds: list[int] = []
     if record.attention.spec.mask == spec.Causal() and record.context.masking.is_only_causal(spec.Causal()):
         return tuple(chain.from_iterable((0, query) for query in range(queries)))
     size = max(1, _MOST_SCORES // keys)
@@ -86,17 +88,17 @@ def _spans(record: AttentionRecord, check: Callable[[], None]) -> tuple[int, ...
         rows = slice(start, min(queries, start + size))
         mask = record.mask(rows)
         if mask is None:
-            found += [0, keys - 1] * (rows.stop - rows.start)
+            bounds += [0, keys - 1] * (rows.stop - rows.start)
             continue
         seen = mask[0, 0].expand(rows.stop - rows.start, keys).to(torch.uint8)
         first, last = seen.argmax(1), keys - 1 - seen.flip(1).argmax(1)
         is_empty = seen.amax(1) == 0
         pairs = torch.stack([first.masked_fill(is_empty, 0), last.masked_fill(is_empty, -1)], 1)
-        found += pairs.flatten().tolist()
-    return tuple(found)
+        bounds += pairs.flatten().tolist()
+    return tuple(bounds)
 
 
-class Piece(Data):
+class MapTile(Data):
     """A piece of a map.
 
     Args:
@@ -115,7 +117,7 @@ class Piece(Data):
     column: Annotated[int, Field(ge=0)] = 0
 
 
-def tile(record: AttentionRecord, piece: Piece, check: Callable[[], None]) -> bytes:
+def tile(record: AttentionRecord, piece: MapTile, check: Callable[[], None]) -> bytes:
     """Return a piece of a map as bytes: deflated 16-bit integers, as `codes` makes them; 65,535 where masked.
 
     Args:
@@ -141,7 +143,7 @@ def tile(record: AttentionRecord, piece: Piece, check: Callable[[], None]) -> by
         # Of a causal map the keys behind the last of these queries are left out: half of all.
         seen = record.beginning(rows.stop) if record.is_only_causal and queries == keys else record
         weights_QK = _weights(seen, head, rows)[:, left:right]
-        pooled = _pooled(weights_QK, pool)
+        pooled = _max_pool(weights_QK, pool)
         missing = math.ceil((right - left) / pool) - pooled.shape[1]
         parts.append(F.pad(pooled, (0, missing), value=-1.0) if missing else pooled)
     numbers = torch.cat(parts)
@@ -150,7 +152,7 @@ def tile(record: AttentionRecord, piece: Piece, check: Callable[[], None]) -> by
     return zlib.compress(codes.tobytes(), 1)
 
 
-def _pooled(weights_QK: Float32[Tensor, "queries keys"], pool: int) -> Float32[Tensor, "rows columns"]:
+def _max_pool(weights_QK: Float32[Tensor, "queries keys"], pool: int) -> Float32[Tensor, "rows columns"]:
     """Return the largest of each square of so many queries and keys; those at the end are smaller."""
     if pool == 1:
         return weights_QK

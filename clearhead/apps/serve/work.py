@@ -19,12 +19,12 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from clearhead.base.errors import InputError
-from clearhead.base.progress import Counted, Display, shown_by
+from clearhead.base.progress import Counted, Display, use_display
 from clearhead.interpret.maps.hook_points import addresses, edit
 from clearhead.model.facade import Model
 
 ResultT = TypeVar("ResultT")
-GRACE = 1.0  # seconds in which a thread may end
+GRACE_SECONDS = 1.0  # seconds in which a thread may end
 POLLED = 0.1  # seconds between two looks at whether the browser is still there
 MOST_SECONDS = 60.0
 """Seconds that one request may compute, without its pauses; one thread computes all requests."""
@@ -32,7 +32,7 @@ LONG_SCORES = 2**24
 """Maximum of queries times keys that attention computes between two checks."""
 
 
-class Left(Exception):
+class ClientDisconnected(Exception):
     """Nobody waits for a result any more."""
 
 
@@ -69,7 +69,7 @@ class Work(Display):
         while not self.is_quick and not self._workers.are_idle.wait(POLLED) and not self._ended.is_set():
             pass
         if self._ended.is_set():
-            raise Left
+            raise ClientDisconnected
         now = time.monotonic()
         # Time begins with the first check, in the computing thread.
         self._deadline = now + MOST_SECONDS if self._deadline is None else self._deadline + now - begun
@@ -84,12 +84,12 @@ class Work(Display):
     def watching(self, model: Model) -> Iterator[None]:
         """Check before each layer and each operation of a model that runs inside a with block."""
 
-        def checked(x: Tensor) -> Tensor:
+        def check_input(x: Tensor) -> Tensor:
             self.check()
             return x
 
         layers = [address for address in addresses(model.module) if address.split(".")[1::2] == ["layers", "before"]]
-        with edit(model.module, dict.fromkeys(layers, checked)), shown_by(self), _CheckedOperations(self.check):
+        with edit(model.module, dict.fromkeys(layers, check_input)), use_display(self), _CheckedOperations(self.check):
             yield
 
 
@@ -146,7 +146,7 @@ class Workers:
     """The threads of an application: one for what takes long, and one for what somebody waits for at this moment."""
 
     def __init__(self) -> None:
-        self._lanes = {is_quick: _Lane("quick" if is_quick else "slow") for is_quick in (False, True)}
+        self._lanes = {is_quick: _WorkerThread("quick" if is_quick else "slow") for is_quick in (False, True)}
         self._running: set[Work] = set()
         self.are_idle: threading.Event = threading.Event()  # the quick ones
         self.are_idle.set()
@@ -177,7 +177,7 @@ class Workers:
                     work.end()
             return future.result()
         except asyncio.CancelledError:
-            raise Left from None
+            raise ClientDisconnected from None
         finally:
             work.end()
             ignore_failure(future)
@@ -208,7 +208,7 @@ class Workers:
             lane.join()
 
 
-class _Lane:
+class _WorkerThread:
     """A thread that computes one thing after another; it does not hold up the end of the process.
 
     Args:
@@ -245,4 +245,4 @@ class _Lane:
     def join(self) -> None:
         """Let the thread end after what it computes."""
         self._tasks.put(None)
-        self._thread.join(GRACE)
+        self._thread.join(GRACE_SECONDS)

@@ -46,13 +46,13 @@ def stack_of(model: spec.Model, name: Side | None, *, what: str) -> tuple[Side, 
     Raises:
         InputError: there are two stacks and no name, or the model has no stack of that name.
     """
-    found = model.stacks
-    if name is None and len(found) > 1:
+    stacks = model.stacks
+    if name is None and len(stacks) > 1:
         raise InputError(f"the model has two stacks: choose whose {what} with stack='encoder' or stack='decoder'")
-    side = next(iter(found)) if name is None else name
-    if side not in found:
-        raise InputError(f"the model has no stack '{side}'; it has {' and '.join(found)}")
-    return side, found[side]
+    side = next(iter(stacks)) if name is None else name
+    if side not in stacks:
+        raise InputError(f"the model has no stack '{side}'; it has {' and '.join(stacks)}")
+    return side, stacks[side]
 
 
 def word_table(model: spec.Model, side: str) -> tuple[str, spec.Table]:
@@ -67,8 +67,8 @@ def word_table(model: spec.Model, side: str) -> tuple[str, spec.Table]:
 def token_output(head: spec.Head | None) -> tuple[int, spec.Linear] | None:
     """Return the layer of a head that gives the logits of every token, with its index; None: the head has none."""
     layers = head.layers if head is not None else ()
-    found = [(index, layer) for index, layer in enumerate(layers) if isinstance(layer, spec.Linear)]
-    return None if not found or any(isinstance(layer, spec.Pool) for layer in layers) else found[-1]
+    linears = [(index, layer) for index, layer in enumerate(layers) if isinstance(layer, spec.Linear)]
+    return None if not linears or any(isinstance(layer, spec.Pool) for layer in layers) else linears[-1]
 
 
 def branch_functions(model: spec.Model, kind: type[AnyNode]) -> dict[str, AnyNode]:
@@ -77,7 +77,7 @@ def branch_functions(model: spec.Model, kind: type[AnyNode]) -> dict[str, AnyNod
 
 
 def match_addresses(
-    model: spec.Model, given: Mapping[str, Collection[int]], found: Collection[str], what: str
+    model: spec.Model, numbers_by_pattern: Mapping[str, Collection[int]], candidates: Collection[str], what: str
 ) -> dict[str, set[int]]:
     """Return the numbers for each address that a pattern matches.
 
@@ -92,14 +92,14 @@ def match_addresses(
     """
     faults: list[str] = []
     numbers: dict[str, set[int]] = {}
-    for pattern, wanted in given.items():
-        matches = select_addresses(pattern, found)
+    for pattern, wanted in numbers_by_pattern.items():
+        matches = select_addresses(pattern, candidates)
         holders: dict[str, list[str]] = {}
-        for address in () if matches else found:
+        for address in () if matches else candidates:
             for holder in select_addresses(pattern, list(accumulate(address.split("."), "{}.{}".format)))[:1]:
                 holders.setdefault(holder, []).append(address)
         if not matches and not holders:
-            faults.append(_unmatched(model, pattern, found, what))
+            faults.append(_explain_unmatched(model, pattern, candidates, what))
         for holder, inside in holders.items():
             if len(inside) > 1:
                 faults.append(f"{holder} holds {len(inside)} of these: name one of {', '.join(inside)}")
@@ -109,17 +109,17 @@ def match_addresses(
     return numbers
 
 
-def _unmatched(model: spec.Model, pattern: str, found: Collection[str], what: str) -> str:
+def _explain_unmatched(model: spec.Model, pattern: str, candidates: Collection[str], what: str) -> str:
     """Say why a pattern matches nothing; where layers share weights, a depth is not an address."""
     depth = re.match(r"(encoder|decoder)\.layers\.(\d+)", pattern)
     if depth is not None:
         stack: spec.Stack | None = getattr(model, depth.group(1))
         number = int(depth.group(2))
         if stack is not None and stack.sharing is not None and len(stack.layers) <= number < len(stack.sharing):
-            own = f"{depth.group(1)}.layers.{stack.sharing[number]}"
-            return f"{pattern}: depth {number} runs {own}, which other depths run too; name that one to change all"
-    hint = nearest_address(pattern, found)
-    return f"{pattern}: no {what} is there{hint}; they are at addresses like {next(iter(found), '-')}"
+            shared_layer = f"{depth.group(1)}.layers.{stack.sharing[number]}"
+            return f"{pattern}: depth {number} runs {shared_layer}, which other depths run too; name that one to change all"
+    hint = nearest_address(pattern, candidates)
+    return f"{pattern}: no {what} is there{hint}; they are at addresses like {next(iter(candidates), '-')}"
 
 
 def check_numbers(address: str, wanted: Collection[int], count: int, what: str) -> list[str]:

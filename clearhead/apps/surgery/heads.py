@@ -10,14 +10,14 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.apps.surgery.addresses import branch_functions, check_numbers, match_addresses, refuse, update_nodes
-from clearhead.apps.surgery.plan import Origin, SurgeryPlan, apply_plan, select_rows, unchanged_origins
+from clearhead.apps.surgery.plan import Origin, SurgeryPlan, apply_plan, copy_origins, select_rows
 from clearhead.apps.surgery.report import AnyModel, EditedModel
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 
 
-@checked
+@check_types
 def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
     """Remove attention heads: the output is that of the whole model with the output of these heads set to zero.
 
@@ -36,7 +36,7 @@ def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> Edite
     return apply_plan(model, lambda module: _plan_heads(module, heads))
 
 
-@checked
+@check_types
 def remove_neurons(model: AnyModel, neurons: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
     """Remove neurons of the inner layer of feed-forward networks: the output is that with these neurons set to zero.
 
@@ -53,31 +53,31 @@ def remove_neurons(model: AnyModel, neurons: Mapping[str, Collection[int]]) -> E
     return apply_plan(model, lambda module: _plan_neurons(module, neurons))
 
 
-class _KeptHeads(NamedTuple):
+class _RemainingHeads(NamedTuple):
     """The numbers of the heads, and of the key/value heads, that an attention keeps."""
 
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
 
 
-def _plan_heads(module: Transformer, given: Mapping[str, Collection[int]]) -> SurgeryPlan:
-    found = branch_functions(module.spec, spec.Attention)
+def _plan_heads(module: Transformer, heads_by_pattern: Mapping[str, Collection[int]]) -> SurgeryPlan:
+    attentions = branch_functions(module.spec, spec.Attention)
     faults: list[str] = []
-    kept: dict[str, _KeptHeads] = {}
-    for address, numbers in match_addresses(module.spec, given, found, "attention").items():
-        attention = found[address]
+    remaining: dict[str, _RemainingHeads] = {}
+    for address, numbers in match_addresses(module.spec, heads_by_pattern, attentions, "attention").items():
+        attention = attentions[address]
         wrong = check_numbers(address, numbers, attention.num_heads, "head")
         faults += wrong or _obstacles(address, attention, numbers)
         heads = tuple(head for head in range(attention.num_heads) if head not in numbers)
         counts = [] if wrong else _group_sizes(attention, numbers)
-        kept[address] = _KeptHeads(heads, tuple(group for group, count in enumerate(counts) if count))
+        remaining[address] = _RemainingHeads(heads, tuple(group for group, count in enumerate(counts) if count))
     refuse(faults)
-    origins = unchanged_origins(module)
+    origins = copy_origins(module)
     updates: dict[str, dict[str, Any]] = {}
-    for address, (heads, kv_heads) in kept.items():
-        origins |= _attention_origins(module, address, found[address], kept[address])
+    for address, (heads, kv_heads) in remaining.items():
+        origins |= _attention_origins(module, address, attentions[address], remaining[address])
         updates[address] = {"num_heads": len(heads), "num_kv_heads": len(kv_heads)}
-    biases, tables = _score_biases(module.spec, found, kept)
+    biases, tables = _score_biases(module.spec, attentions, remaining)
     for address, bias in biases.items():
         updates.setdefault(address, {})["score_bias"] = bias
     for path, (table, heads) in tables.items():
@@ -116,22 +116,26 @@ def _rows(numbers: Sequence[int], size: int = 1) -> Tensor:
 
 
 def _attention_origins(
-    module: Transformer, address: str, attention: spec.Attention, kept: _KeptHeads
+    module: Transformer, address: str, attention: spec.Attention, remaining: _RemainingHeads
 ) -> dict[str, Origin]:
     size = attention.head_size
-    queries, keys = _rows(kept.heads, size), _rows(kept.kv_heads, size)
+    queries, keys = _rows(remaining.heads, size), _rows(remaining.kv_heads, size)
     rows = {"query": queries, "key": keys, "value": keys}
     rows |= {"score_bias.position_key": queries, "score_bias.position_query": queries}
     if attention.query_key_norm is not None and attention.query_key_norm.per_head:
-        rows |= {"query_norm": _rows(kept.heads), "key_norm": _rows(kept.kv_heads)}
+        rows |= {"query_norm": _rows(remaining.heads), "key_norm": _rows(remaining.kv_heads)}
     tensors = [(f"{address}.{name}.{leaf}", index, 0) for name, index in rows.items() for leaf in ("weight", "bias")]
-    tensors += [(f"{address}.out.weight", queries, 1), (f"{address}.sink", _rows(kept.heads), 0)]
+    tensors += [(f"{address}.out.weight", queries, 1), (f"{address}.sink", _rows(remaining.heads), 0)]
     present = module.state_dict()
-    return {place: select_rows(place, index, axis) for place, index, axis in tensors if place in present}
+    return {
+        tensor_name: select_rows(tensor_name, index, axis)
+        for tensor_name, index, axis in tensors
+        if tensor_name in present
+    }
 
 
 def _score_biases(
-    model: spec.Model, found: Mapping[str, spec.Attention], kept: Mapping[str, _KeptHeads]
+    model: spec.Model, attentions: Mapping[str, spec.Attention], remaining: Mapping[str, _RemainingHeads]
 ) -> tuple[dict[str, spec.ScoreBias], dict[str, tuple[str, tuple[int, ...]]]]:
     """Return the score biases of attentions that change, and for each new table the old one and its remaining heads.
 
@@ -139,10 +143,10 @@ def _score_biases(
     """
     biases: dict[str, spec.ScoreBias] = {}
     readers: dict[str, dict[str, tuple[int, ...]]] = {}
-    for address, attention in found.items():
-        left = kept[address].heads if address in kept else tuple(range(attention.num_heads))
+    for address, attention in attentions.items():
+        left = remaining[address].heads if address in remaining else tuple(range(attention.num_heads))
         match attention.score_bias:
-            case spec.Alibi() as alibi if address in kept:
+            case spec.Alibi() as alibi if address in remaining:
                 slopes = tuple(alibi.head_slopes(attention.num_heads)[head] for head in left)
                 is_default = slopes == spec.Alibi().head_slopes(len(left))
                 biases[address] = alibi.model_copy(update={"slopes": None if is_default else slopes})
@@ -158,7 +162,7 @@ def _score_biases(
         node, owner = nodes[table], table.removesuffix(".score_bias")
         assert isinstance(node, spec.RelativeBuckets)
         every = tuple(range(node.num_heads))
-        if not set(read) & set(kept):
+        if not set(read) & set(remaining):
             continue
         if len(set(read.values())) == 1:
             tables[table] = table, next(iter(read.values()))
@@ -175,12 +179,12 @@ def _score_biases(
     return biases, tables
 
 
-def _plan_neurons(module: Transformer, given: Mapping[str, Collection[int]]) -> SurgeryPlan:
+def _plan_neurons(module: Transformer, neurons_by_pattern: Mapping[str, Collection[int]]) -> SurgeryPlan:
     # The weights of experts have an axis of their own in front.
     networks = {path: (path, node, 0) for path, node in branch_functions(module.spec, spec.FeedForward).items()}
     for path, mixture in branch_functions(module.spec, spec.MixtureOfExperts).items():
         networks[path] = (f"{path}.expert", mixture.expert, 1)
-    removed = match_addresses(module.spec, given, networks, "feed-forward network")
+    removed = match_addresses(module.spec, neurons_by_pattern, networks, "feed-forward network")
     refuse(
         [
             fault
@@ -188,13 +192,13 @@ def _plan_neurons(module: Transformer, given: Mapping[str, Collection[int]]) -> 
             for fault in check_numbers(address, numbers, networks[address][1].size, "neuron")
         ]
     )
-    origins = unchanged_origins(module)
+    origins = copy_origins(module)
     updates = {}
     for address, numbers in removed.items():
         path, node, axis = networks[address]
-        kept = [number for number in range(node.size) if number not in numbers]
-        updates[path] = {"size": len(kept)}
+        remaining = [number for number in range(node.size) if number not in numbers]
+        updates[path] = {"size": len(remaining)}
         cut = [(f"{path}.{name}.{leaf}", axis) for name in ("up", "gate") for leaf in ("weight", "bias")]
         cut.append((f"{path}.down.weight", axis + 1))
-        origins |= {name: select_rows(name, torch.tensor(kept), axis) for name, axis in cut if name in origins}
+        origins |= {name: select_rows(name, torch.tensor(remaining), axis) for name, axis in cut if name in origins}
     return SurgeryPlan(update_nodes(module.spec, updates), origins)

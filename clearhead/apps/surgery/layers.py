@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from clearhead import spec
 from clearhead.apps.surgery.addresses import Side, stack_of
-from clearhead.apps.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_origins
+from clearhead.apps.surgery.plan import Origin, SurgeryPlan, apply_plan, copy_origins
 from clearhead.apps.surgery.report import AnyModel, EditedModel
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 
 
-@checked
+@check_types
 def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = None) -> EditedModel[AnyModel]:
     """Keep some layers of a stack, in the order given; a layer that is named twice is copied, weights included.
 
@@ -33,11 +33,11 @@ def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = 
     return apply_plan(model, lambda module: _plan(module, layers, stack))
 
 
-def _origins(module: Transformer, prefix: str, kept: Sequence[int]) -> dict[str, Origin]:
+def _origins(module: Transformer, prefix: str, layers: Sequence[int]) -> dict[str, Origin]:
     """Return where tensors come from when some layers of a stack are kept and numbered anew."""
-    every = unchanged_origins(module)
+    every = copy_origins(module)
     origins = {address: origin for address, origin in every.items() if not address.startswith(prefix)}
-    for new, number in enumerate(kept):
+    for new, number in enumerate(layers):
         for address in every:
             if address.startswith(f"{prefix}{number}."):
                 origins[f"{prefix}{new}.{address.removeprefix(f'{prefix}{number}.')}"] = Origin(address)
@@ -52,19 +52,19 @@ def _plan(module: Transformer, layers: Sequence[int], name: Side | None) -> Surg
         raise InputError(f"the {side} has no layer {wrong[0]}; its {count} layers are numbered from 0")
     if not layers:
         raise InputError(f"no layer of the {side} would be left; name those to keep, such as [0, {count - 1}]")
-    kept, sharing = list(layers), None
+    numbers, sharing = list(layers), None
     if old.sharing is not None:
         runs = [old.sharing[depth] for depth in layers]
-        kept = sorted(set(runs))
-        order = tuple(kept.index(number) for number in runs)
-        sharing = None if order == tuple(range(len(kept))) else order
-    origins = _origins(module, f"{side}.layers.", kept)
-    stack = old.model_copy(update={"layers": tuple(old.layers[number] for number in kept), "sharing": sharing})
-    return _with_shared_tables(module, module.spec.model_copy(update={side: stack}), side, kept, origins)
+        numbers = sorted(set(runs))
+        order = tuple(numbers.index(number) for number in runs)
+        sharing = None if order == tuple(range(len(numbers))) else order
+    origins = _origins(module, f"{side}.layers.", numbers)
+    stack = old.model_copy(update={"layers": tuple(old.layers[number] for number in numbers), "sharing": sharing})
+    return _with_shared_tables(module, module.spec.model_copy(update={side: stack}), side, numbers, origins)
 
 
 def _with_shared_tables(
-    module: Transformer, model: spec.Model, side: Side, kept: Sequence[int], origins: dict[str, Origin]
+    module: Transformer, model: spec.Model, side: Side, layers: Sequence[int], origins: dict[str, Origin]
 ) -> SurgeryPlan:
     """Give each score table that layers share, and one of them owns, to the first remaining layer that reads it."""
     prefix, old = f"{side}.layers.", dict(spec.walk(module.spec))
@@ -76,8 +76,8 @@ def _with_shared_tables(
         if not path.startswith(prefix) or not path.endswith(".function.score_bias"):
             return node
         number, _, rest = path.removeprefix(prefix).partition(".")
-        own = f"{prefix}{kept[int(number)]}.{rest}"
-        table = node.path if isinstance(node, spec.Reference) else own
+        table_address = f"{prefix}{layers[int(number)]}.{rest}"
+        table = node.path if isinstance(node, spec.Reference) else table_address
         if table not in shared:
             return node
         if table in owners:

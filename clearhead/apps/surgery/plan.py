@@ -21,7 +21,7 @@ from clearhead.fast.stored import plain_state, refuse_quantized
 from clearhead.model.facade import Model
 from clearhead.spec.tasks.base import Outputs
 from clearhead.spec.tasks.record import LabelKind, TaskRecord
-from clearhead.spec.tasks.registry import find, with_outputs
+from clearhead.spec.tasks.registry import find_task, tasks_with_outputs
 
 # Makes a tensor from an old one and a randomly initialized one of the new shape.
 Change = Callable[[Tensor, Tensor], Tensor]
@@ -59,7 +59,7 @@ class SurgeryPlan:
     notes: tuple[str, ...] = ()
 
 
-def unchanged_origins(module: Transformer) -> dict[str, Origin]:
+def copy_origins(module: Transformer) -> dict[str, Origin]:
     """Return the origins of a module that copies every tensor."""
     return {address: Origin(address) for address in module.state_dict()}
 
@@ -82,13 +82,13 @@ def apply_plan(
     Raises:
         InputError: the plan is not possible, or the module has other tensors than its spec.
     """
-    given: Transformer | Model = model
-    old = given.module if isinstance(given, Model) else given
+    source: Transformer | Model = model
+    old = source.module if isinstance(source, Model) else source
     refuse_quantized(old, "surgery")
     edited: Any
     edited, report = _build_module(old, plan_of(old))
-    if isinstance(given, Model):
-        edited = given.replaced(edited, task=None if task is None else task(edited.spec, given.task))
+    if isinstance(source, Model):
+        edited = source.with_module(edited, task=None if task is None else task(edited.spec, source.task))
     return EditedModel(edited, report)
 
 
@@ -100,7 +100,7 @@ def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
         old: the task of the original model, which is kept where it still fits.
     """
     outputs, count = _outputs(model)
-    task = find(old.kind)
+    task = find_task(old.kind)
     # Two outputs of a token are the borders of a span where they were that before.
     fits = task.outputs == outputs or (task.outputs, outputs) == ("span", "token_labels")
     if task.has_labels:
@@ -109,7 +109,7 @@ def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
         fits &= model.family in task.families
     if fits:
         return old
-    task = (with_outputs(outputs, model.family) or with_outputs(outputs))[0]
+    task = (tasks_with_outputs(outputs, model.family) or tasks_with_outputs(outputs))[0]
     if not task.has_labels:
         return TaskRecord(kind=task.kind, max_length=old.max_length)
     labels = tuple(f"LABEL_{index}" for index in range(count)) if count > 1 else ()
@@ -149,12 +149,12 @@ def _build_module(old: Transformer, plan: SurgeryPlan) -> tuple[Transformer, Sur
             state[name] = change(tensors[changed[name]].detach(), fresh).contiguous()
         assert state[name].shape == slot.shape, f"{name}: {list(state[name].shape)} for {list(slot.shape)}"
     new.load_state_dict(state, strict=True, assign=True)
-    kept = {*copied.values(), *changed.values()}
+    used = {*copied.values(), *changed.values()}
     report = SurgeryReport(
         copied=copied,
         changed=changed,
         new=tuple(name for name in slots if name not in origins),
-        dropped=tuple(name for name in tensors if name not in kept),
+        dropped=tuple(name for name in tensors if name not in used),
         notes=plan.notes,
     )
     return new.train(old.training), report

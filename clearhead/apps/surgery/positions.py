@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from clearhead import spec
 from clearhead.apps.surgery.addresses import Side, branch_functions, update_nodes
-from clearhead.apps.surgery.plan import Origin, SurgeryPlan, apply_plan, unchanged_origins
+from clearhead.apps.surgery.plan import Origin, SurgeryPlan, apply_plan, copy_origins
 from clearhead.apps.surgery.report import AnyModel, EditedModel
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 from clearhead.spec.addresses import select_addresses
@@ -21,7 +21,7 @@ from clearhead.spec.addresses import select_addresses
 By = Literal["repeat", "interpolate", "draw"]
 
 
-@checked
+@check_types
 def resize_positions(
     model: AnyModel, length: int, *, by: By = "repeat", stack: Side | None = None
 ) -> EditedModel[AnyModel]:
@@ -46,7 +46,7 @@ def resize_positions(
     )
 
 
-@checked
+@check_types
 def scale_rotary(
     model: AnyModel,
     scaling: spec.RotaryScaling | None,
@@ -74,13 +74,13 @@ def _plan_tables(module: Transformer, length: int, by: By, name: Side | None) ->
     if length < 1:
         raise InputError(f"length must be a number of tokens, at least 1; got {length}")
     stacks = {side: stack for side, stack in module.spec.stacks.items() if name in (None, side)}
-    origins, updates = unchanged_origins(module), {}
+    origins, updates = copy_origins(module), {}
     for side, stack in stacks.items():
         path, table = f"{side}.embedding.position", stack.embedding.position
         if isinstance(table, spec.Learned):
             updates[path] = {"rows": length + table.offset}
             if length + table.offset != table.rows:
-                origins[f"{path}.weight"] = _resized(f"{path}.weight", table.offset, length, by)
+                origins[f"{path}.weight"] = _resize(f"{path}.weight", table.offset, length, by)
     if not updates:
         raise InputError(f"there is no learned position table to resize: {_other_positions(module.spec, stacks)}")
     return SurgeryPlan(update_nodes(module.spec, updates), origins)
@@ -98,7 +98,7 @@ def _other_positions(model: spec.Model, stacks: Mapping[Side, spec.Stack]) -> st
     return f"the stacks are {', '.join(model.stacks)}"
 
 
-def _resized(address: str, offset: int, length: int, by: By) -> Origin:
+def _resize(address: str, offset: int, length: int, by: By) -> Origin:
     def change(old: Tensor, drawn: Tensor) -> Tensor:
         front, rows = old[:offset], old[offset:]
         if by == "repeat" or (by == "draw" and length <= len(rows)):
@@ -133,4 +133,4 @@ def _plan_rotary(
         updates[address] = {"position": rotary}
     fields = "scaling" if theta is None else "scaling and theta"
     note = f"{fields} changed in {len(meant)} attentions"
-    return SurgeryPlan(update_nodes(module.spec, updates), unchanged_origins(module), (note,))
+    return SurgeryPlan(update_nodes(module.spec, updates), copy_origins(module), (note,))

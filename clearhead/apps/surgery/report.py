@@ -38,12 +38,12 @@ class SurgeryReport:
     def lines(self) -> list[str]:
         """Return the report as lines of text, in which equal places of many layers are one line."""
         parts = {"copied": tuple(self.copied), "changed": tuple(self.changed), "new": self.new, "dropped": self.dropped}
-        found = []
+        lines = []
         for name, addresses in parts.items():
-            found.append(f"{name}: {len(addresses)} tensor{'' if len(addresses) == 1 else 's'}")
+            lines.append(f"{name}: {len(addresses)} tensor{'' if len(addresses) == 1 else 's'}")
             if name != "copied":
-                found += [f"  {line}" for line in _folded(addresses)]
-        return [*found, *(f"note: {note}" for note in self.notes)]
+                lines += [f"  {line}" for line in _fold_layers(addresses)]
+        return [*lines, *(f"note: {note}" for note in self.notes)]
 
     def __str__(self) -> str:
         return "\n".join(self.lines())
@@ -65,7 +65,7 @@ class EditedModel(Printed, Generic[AnyModel]):
     report: SurgeryReport
 
 
-def _folded(addresses: Iterable[str]) -> list[str]:
+def _fold_layers(addresses: Iterable[str]) -> list[str]:
     """Write addresses that differ in the number of their layer alone as one, with a star and how many they are."""
     groups: dict[str, list[str]] = {}
     for address in addresses:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from clearhead import spec
 from clearhead.apps.surgery.addresses import redirect_references, token_output, word_table
-from clearhead.apps.surgery.plan import Origin, SurgeryPlan, apply_plan, task_of, unchanged_origins
+from clearhead.apps.surgery.plan import Origin, SurgeryPlan, apply_plan, copy_origins, task_of
 from clearhead.apps.surgery.report import AnyModel, EditedModel
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 
 
-@checked
+@check_types
 def to_encoder_decoder(model: AnyModel) -> EditedModel[AnyModel]:
     """Make an encoder-decoder from an encoder: the decoder is a copy with a causal mask and attention to the memory.
 
@@ -29,7 +29,7 @@ def to_encoder_decoder(model: AnyModel) -> EditedModel[AnyModel]:
     return apply_plan(model, _plan_decoder, task=task_of)
 
 
-@checked
+@check_types
 def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> EditedModel[AnyModel]:
     """Make an encoder from a decoder by removing its causal mask; of two stacks, the encoder is kept.
 
@@ -47,7 +47,7 @@ def to_encoder(model: AnyModel, *, head: spec.Head | None = None) -> EditedModel
     return apply_plan(model, lambda module: _plan_encoder(module, head), task=task_of)
 
 
-@checked
+@check_types
 def replace_head(model: AnyModel, head: spec.Head | None) -> EditedModel[AnyModel]:
     """Replace the head of a model; its first layers keep the weights of equal layers of the old head.
 
@@ -60,7 +60,7 @@ def replace_head(model: AnyModel, head: spec.Head | None) -> EditedModel[AnyMode
     """
     return apply_plan(
         model,
-        lambda module: _with_head(module.spec, unchanged_origins(module), module.spec.head, head),
+        lambda module: _with_head(module.spec, copy_origins(module), module.spec.head, head),
         task=task_of,
     )
 
@@ -69,14 +69,14 @@ def _with_head(
     model: spec.Model, origins: dict[str, Origin], old: spec.Head | None, head: spec.Head | None
 ) -> SurgeryPlan:
     """Put a head on a planned model; layers of the old head are kept as long as all before them are equal."""
-    kept = {address: origin for address, origin in origins.items() if not address.startswith("head.")}
+    remaining = {address: origin for address, origin in origins.items() if not address.startswith("head.")}
     layers = [() if side is None else side.layers for side in (old, head)]
     for index, (before, after) in enumerate(zip(*layers, strict=False)):
         if before != after:
             break
         prefix = f"head.layers.{index}."
-        kept |= {address: origin for address, origin in origins.items() if address.startswith(prefix)}
-    return SurgeryPlan(model.model_copy(update={"head": head}), kept)
+        remaining |= {address: origin for address, origin in origins.items() if address.startswith(prefix)}
+    return SurgeryPlan(model.model_copy(update={"head": head}), remaining)
 
 
 # --- an encoder that gets a decoder ---------------------------------------------------------------------------
@@ -92,8 +92,8 @@ def _plan_decoder(module: Transformer) -> SurgeryPlan:
     for index, layer in enumerate(encoder.layers):
         steps: list[spec.Step] = []
         for number, step in enumerate(layer.steps):
-            place = f"layers.{index}.steps"
-            names[f"decoder.{place}.{len(steps)}."] = f"encoder.{place}.{number}."
+            step_prefix = f"layers.{index}.steps"
+            names[f"decoder.{step_prefix}.{len(steps)}."] = f"encoder.{step_prefix}.{number}."
             steps.append(step)
             if (attended := _self_attention(step)) is not None:
                 steps.append(_memory_step(layer, step, attended))
@@ -102,18 +102,18 @@ def _plan_decoder(module: Transformer) -> SurgeryPlan:
         raise InputError("no layer of the encoder has self-attention that attention to the memory could follow")
     table, _ = word_table(model, "encoder")
 
-    def moved(path: str) -> str:
+    def move_path(path: str) -> str:
         """Return the address in the decoder for one in the encoder; the word table is shared."""
         if path.removesuffix(".weight") == table or not path.startswith("encoder."):
             return path
-        found = (new + path.removeprefix(old) for new, old in names.items() if path.startswith(old))
-        return next(found, f"decoder.{path.removeprefix('encoder.')}")
+        targets = (new + path.removeprefix(old) for new, old in names.items() if path.startswith(old))
+        return next(targets, f"decoder.{path.removeprefix('encoder.')}")
 
     embedding = encoder.embedding.model_copy(update={"table": spec.Reference(path=table)})
     stack = encoder.model_copy(update={"layers": tuple(layers), "embedding": embedding})
-    whole = model.model_copy(update={"decoder": redirect_references(_causal(stack), moved)})
-    origins = unchanged_origins(module)
-    origins |= {moved(address): Origin(address) for address in origins}
+    whole = model.model_copy(update={"decoder": redirect_references(_causal(stack), move_path)})
+    origins = copy_origins(module)
+    origins |= {move_path(address): Origin(address) for address in origins}
     return _with_head(whole, origins, model.head, _word_head(model, encoder))
 
 
@@ -144,9 +144,9 @@ def _memory_step(layer: spec.Layer, step: spec.Step, attended: tuple[spec.Branch
     pre = branch.pre or step.pre
     if pre is None and step.out is None:
         # The embedding has normed the input of a first layer; later branches need their own norm.
-        pre = next((other.pre for part in layer.steps for other in part.branches if other.pre is not None), None)
-    made = spec.Branch(function=memory, pre=pre, post=branch.post, scale=branch.scale, dropout=branch.dropout)
-    return spec.Step(branches=(made,), out=step.out)
+        pre = next((other.pre for sibling in layer.steps for other in sibling.branches if other.pre is not None), None)
+    attend = spec.Branch(function=memory, pre=pre, post=branch.post, scale=branch.scale, dropout=branch.dropout)
+    return spec.Step(branches=(attend,), out=step.out)
 
 
 def _causal(stack: spec.Stack) -> spec.Stack:
@@ -188,7 +188,7 @@ def _plan_encoder(module: Transformer, head: spec.Head | None) -> SurgeryPlan:
         return f"encoder.{path.removeprefix('decoder.')}" if path.startswith("decoder.") else path
 
     stack = redirect_references(_bidirectional(model.decoder), rename)
-    origins = {rename(address): origin for address, origin in unchanged_origins(module).items()}
+    origins = {rename(address): origin for address, origin in copy_origins(module).items()}
     notes: tuple[str, ...] = ()
     for path, node in spec.walk(model.decoder, "decoder"):
         if isinstance(node, spec.RelativeBuckets) and not node.bidirectional:
@@ -204,7 +204,7 @@ def _plan_encoder(module: Transformer, head: spec.Head | None) -> SurgeryPlan:
 def _plan_first_stack(module: Transformer, encoder: spec.Stack, head: spec.Head | None) -> SurgeryPlan:
     """Keep the encoder of two stacks; it takes over a table that the decoder owns."""
     origins = {
-        address: origin for address, origin in unchanged_origins(module).items() if not address.startswith("decoder.")
+        address: origin for address, origin in copy_origins(module).items() if not address.startswith("decoder.")
     }
     if isinstance(encoder.embedding.table, spec.Reference):
         path, table = word_table(module.spec, "encoder")

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.apps.surgery.addresses import token_output, update_nodes, word_table
-from clearhead.apps.surgery.plan import Change, Origin, SurgeryPlan, apply_plan, unchanged_origins
+from clearhead.apps.surgery.plan import Change, Origin, SurgeryPlan, apply_plan, copy_origins
 from clearhead.apps.surgery.report import AnyModel, EditedModel
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 from clearhead.model.facade import Model
@@ -21,7 +21,7 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 
 
-@checked
+@check_types
 def grow_vocabulary(
     model: AnyModel,
     words: int | Sequence[str],
@@ -65,7 +65,7 @@ def grow_vocabulary(
     return _with_tokenizer(model, side, new, rows, start)
 
 
-@checked
+@check_types
 def cut_vocabulary(
     model: AnyModel, keep: Sequence[int], *, side: VocabularySide | None = None
 ) -> EditedModel[AnyModel]:
@@ -99,8 +99,8 @@ def _with_rows(
     row_init: RowInit = start
 
     def plan(module: Transformer) -> SurgeryPlan:
-        found: VocabularyRows = VocabularyRows.of(module.spec, side)
-        return plan_rows(module, found, [*range(found.rows), *([None] * count)], row_init)
+        tables: VocabularyRows = VocabularyRows.of(module.spec, side)
+        return plan_rows(module, tables, [*range(tables.rows), *([None] * count)], row_init)
 
     return apply_plan(model, plan)
 
@@ -126,7 +126,7 @@ def _with_tokenizer(
         changed = TokenizerPair(tokenizer, tokenizer, joint=True)
     else:
         changed = replace(pair, target=tokenizer) if side == "target" else replace(pair, source=tokenizer)
-    return EditedModel(model.replaced(edited.model, tokenizers=changed), edited.report)
+    return EditedModel(model.with_module(edited.model, tokenizers=changed), edited.report)
 
 
 def _check_named(model: Model, keep: Sequence[int]) -> None:
@@ -210,7 +210,7 @@ def plan_rows(module: Transformer, words: VocabularyRows, rows: Sequence[int | N
     """
     _check_rows(words, [row for row in rows if row is not None])
     _check_start(module.spec, words, start, sum(row is None for row in rows))
-    origins = unchanged_origins(module)
+    origins = copy_origins(module)
     addresses = [f"{path}.weight" for path in words.tables]
     if words.output is not None:
         addresses += [f"head.layers.{words.output}.{leaf}" for leaf in ("weight", "bias")]
@@ -225,14 +225,14 @@ def plan_rows(module: Transformer, words: VocabularyRows, rows: Sequence[int | N
     return SurgeryPlan(update_nodes(module.spec, updates), origins)
 
 
-def _check_rows(words: VocabularyRows, kept: Sequence[int]) -> None:
-    wrong = [row for row in kept if not 0 <= row < words.rows]
+def _check_rows(words: VocabularyRows, rows: Sequence[int]) -> None:
+    wrong = [row for row in rows if not 0 <= row < words.rows]
     if wrong:
         raise InputError(f"there is no row {wrong[0]}; the {words.rows} rows are numbered from 0")
-    if len(set(kept)) != len(kept):
-        twice = next(row for place, row in enumerate(kept) if row in kept[:place])
+    if len(set(rows)) != len(rows):
+        twice = next(row for number, row in enumerate(rows) if row in rows[:number])
         raise InputError(f"row {twice} is named twice; a row has one place in the new vocabulary")
-    if not kept:
+    if not rows:
         raise InputError("no row would be left; name those to keep")
 
 
@@ -257,13 +257,13 @@ def _check_start(model: spec.Model, words: VocabularyRows, start: RowInit, count
 def _change(rows: Sequence[int | None], start: RowInit) -> Change:
     """Return the change of a table, of an output of its own, or of its bias."""
     index = torch.tensor([0 if row is None else row for row in rows])
-    places = torch.tensor([place for place, row in enumerate(rows) if row is None], dtype=torch.long)
+    places = torch.tensor([number for number, row in enumerate(rows) if row is None], dtype=torch.long)
 
     def change(old: Tensor, drawn: Tensor) -> Tensor:
-        made = old[index.to(old.device)]
+        rows_now = old[index.to(old.device)]
         if len(places):
-            made[places.to(old.device)] = initial_rows(old, drawn).to(made)
-        return made
+            rows_now[places.to(old.device)] = initial_rows(old, drawn).to(rows_now)
+        return rows_now
 
     def initial_rows(old: Tensor, drawn: Tensor) -> Tensor:
         """Return the new rows; means are taken in float32, because sums of many rows lose precision in fewer bits."""

@@ -16,12 +16,12 @@ from typing import Any, Final
 import psutil
 import torch
 
-from clearhead.apps.compare.report import Comparison, compare_runs
+from clearhead.apps.compare.report import RunComparison, compare_runs
 from clearhead.apps.compare.runs import read_run
-from clearhead.apps.sweeps.budgets import Planned, budget_of, check_budget
-from clearhead.apps.sweeps.variations import BASE_FILE, SWEEP_FILE, Equal, Variation, names_of
+from clearhead.apps.sweeps.budgets import PlannedRun, budget_of, check_budget
+from clearhead.apps.sweeps.variations import BASE_FILE, SWEEP_FILE, Equal, Variation, run_names
 from clearhead.apps.train_process import TrainProcess
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.base.files import read_text_file, refuse_unwritable_place
 from clearhead.base.machine import choose_device, free_memory
@@ -31,7 +31,7 @@ from clearhead.base.signals import Interrupted, StopSignals
 from clearhead.checkpoints.runs.directory import RunDirectory, acquire_lock, differing_keys, read_configuration
 from clearhead.core.extensions.files import parts_options
 from clearhead.training.parallel.world import Process
-from clearhead.training.runfile.read import parse_run_file, parse_tables, parts_folder, toml_text, toml_value
+from clearhead.training.runfile.read import extensions_folder, parse_run_file, parse_tables, toml_text, toml_value
 from clearhead.training.runfile.sections import RunFile
 
 PICTURE: Final = "compare.png"
@@ -52,7 +52,7 @@ class SweepResult(Printed):
     folder: Path
     runs: tuple[Path, ...]
     failed: Mapping[str, str]
-    comparison: Comparison
+    comparison: RunComparison
     picture: Path | None
 
     def __str__(self) -> str:
@@ -67,7 +67,7 @@ class SweepResult(Printed):
         )
 
 
-@checked
+@check_types
 def sweep(
     run_file: str | Path | Mapping[str, Any],
     vary: Mapping[str, Any] | Sequence[Any],
@@ -95,9 +95,13 @@ def sweep(
         RunFailure: every run failed.
     """
     if isinstance(run_file, Mapping):
-        text, name, folder = toml_text(run_file), "the run file", parts_folder(Path("run.toml"))
+        text, name, folder = toml_text(run_file), "the run file", extensions_folder(Path("run.toml"))
     else:
-        text, name, folder = read_text_file(Path(run_file), "run file"), str(run_file), parts_folder(Path(run_file))
+        text, name, folder = (
+            read_text_file(Path(run_file), "run file"),
+            str(run_file),
+            extensions_folder(Path(run_file)),
+        )
     words = [f"{key}={toml_value(value)}" for key, value in (overrides or {}).items()]
     if isinstance(vary, Mapping):
         return run_sweep(text, name, words, Variation(vary), equal, resume=resume, folder=folder)
@@ -127,7 +131,7 @@ def run_sweep(
     # Also one process under torchrun: the runs would take its job for their own.
     if process.size > 1 or process.has_agent:
         raise InputError("a sweep starts its runs by itself: call it without torchrun")
-    runs = planned(text, name, words, variation, folder)
+    runs = plan_runs(text, name, words, variation, folder)
     check_budget(variation.keys, runs, equal)
     tables = parse_tables(text, name, words)
     # The runs get the files of parts that were imported here: the directory of a sweep names no code.
@@ -142,22 +146,24 @@ def run_sweep(
         directory.write_text(BASE_FILE, base)
         directory.write_text(SWEEP_FILE, sweep_file)
         words_before = [*parts_options(), str(folder / BASE_FILE)]
-        names = names_of([run.varied for run in runs])
+        names = run_names([run.varied for run in runs])
         jobs = [
-            Job(each, folder / each, [*words_before, *_assigned(_placed(run, folder / each)), *texts])
+            SweepJob(
+                each, folder / each, [*words_before, *_assignments(_with_run_directory(run, folder / each)), *texts]
+            )
             for each, run, texts in zip(names, runs, changes, strict=True)
         ]
         waiting = [job for job in jobs if not _is_finished(job.run)]
         if len(waiting) < len(jobs):
             message(f"{len(jobs) - len(waiting)} of {len(jobs)} runs are finished already")
-        slots = places([run.run_file for run in runs], equal)
+        slots = job_environments([run.run_file for run in runs], equal)
         failed = train_all(waiting, folder, slots[: len(waiting)], len(jobs))
-        return _compared(folder, jobs, failed, equal, beside=min(len(slots), len(jobs)) > 1)
+        return _compare_finished(folder, jobs, failed, equal, shared_machine=min(len(slots), len(jobs)) > 1)
 
 
-def planned(
+def plan_runs(
     text: str, name: str, words: Sequence[str], variation: Variation, folder: Path | None = Path()
-) -> list[Planned]:
+) -> list[PlannedRun]:
     """Read the run file with the changes of each run.
 
     Args:
@@ -176,17 +182,17 @@ def planned(
     for configuration in varied:
 
         def reread(changes: Sequence[str], configuration: Mapping[str, Any] = configuration) -> Any:
-            return parse_run_file(text, name, [*words, *_assigned(configuration), *changes], folder=folder)
+            return parse_run_file(text, name, [*words, *_assignments(configuration), *changes], folder=folder)
 
-        runs.append(Planned(configuration, reread([]), reread))
+        runs.append(PlannedRun(configuration, reread([]), reread))
     return runs
 
 
-def _assigned(values: Mapping[str, Any]) -> list[str]:
+def _assignments(values: Mapping[str, Any]) -> list[str]:
     return [f"{key}={toml_value(value)}" for key, value in values.items()]
 
 
-def _placed(run: Planned, path: Path) -> Mapping[str, Any]:
+def _with_run_directory(run: PlannedRun, path: Path) -> Mapping[str, Any]:
     """Return the keys and values of a run, with its directory."""
     return {**run.varied, "train.run": str(path)}
 
@@ -224,15 +230,15 @@ def _is_finished(path: Path) -> bool:
     return run.state is not None and run.unfinished is None
 
 
-def _compared(
-    folder: Path, jobs: Sequence[Job], failed: Mapping[str, str], equal: Equal, *, beside: bool
+def _compare_finished(
+    folder: Path, jobs: Sequence[SweepJob], failed: Mapping[str, str], equal: Equal, *, shared_machine: bool
 ) -> SweepResult:
     """Compare the finished runs of a sweep."""
     runs = tuple(job.run for job in jobs if job.name not in failed)
     if not runs:
         name, reason = next(iter(failed.items()))
         raise RunFailure(f"all {len(jobs)} runs of the sweep failed; the first of them, {name}: {reason}")
-    comparison = compare_runs(runs, equal=equal, beside=beside)
+    comparison = compare_runs(runs, equal=equal, shared_machine=shared_machine)
     return SweepResult(folder, runs, failed, comparison, comparison.draw(folder / PICTURE))
 
 
@@ -260,7 +266,7 @@ class SweepInterrupted(Interrupted):
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepJob:
     """A run to train.
 
     Attributes:
@@ -275,7 +281,7 @@ class Job:
 
 
 @dataclass
-class RunningJob:
+class RunningSweepJob:
     """A job that is training; its messages are passed on.
 
     Attributes:
@@ -287,7 +293,7 @@ class RunningJob:
         num_passed: the number of messages that were passed on.
     """
 
-    job: Job
+    job: SweepJob
     slot: int
     prefix: str
     process: TrainProcess
@@ -312,7 +318,7 @@ class RunningJob:
         return "the system killed it, as it does where memory runs out" if code == -9 else reason
 
 
-def train_all(jobs: Sequence[Job], folder: Path, slots: Sequence[dict[str, str]], total: int) -> dict[str, str]:
+def train_all(jobs: Sequence[SweepJob], folder: Path, slots: Sequence[dict[str, str]], total: int) -> dict[str, str]:
     """Train the jobs in order, and return the names of those that failed, each with its reason.
 
     Args:
@@ -324,21 +330,21 @@ def train_all(jobs: Sequence[Job], folder: Path, slots: Sequence[dict[str, str]]
     Raises:
         SweepInterrupted: a signal came; the runs were stopped and are saved.
     """
-    waiting, running, failed = deque(jobs), list[RunningJob](), dict[str, str]()
+    waiting, running, failed = deque(jobs), list[RunningSweepJob](), dict[str, str]()
     before = total - len(jobs)
     with StopSignals() as signals:
         try:
             while waiting or running:
                 if signals.received is not None:
                     break
-                running = [each for each in running if not _has_ended(each, failed)]
-                if waiting and len(running) < len(slots) and _has_room(running):
+                running = [each for each in running if not _check_ended(each, failed)]
+                if waiting and len(running) < len(slots) and _has_free_memory(running):
                     slot = next(slot for slot in range(len(slots)) if slot not in [each.slot for each in running])
                     job = waiting.popleft()
                     message(f"run {before + len(jobs) - len(waiting)} of {total}: {job.name}")
                     prefix = f"{job.name}: " if len(slots) > 1 else ""
                     process = TrainProcess(job.words, job.run, environment=slots[slot])
-                    running.append(RunningJob(job, slot, prefix, process))
+                    running.append(RunningSweepJob(job, slot, prefix, process))
                 time.sleep(POLL_SECONDS)
         finally:
             _stop(running)
@@ -348,7 +354,7 @@ def train_all(jobs: Sequence[Job], folder: Path, slots: Sequence[dict[str, str]]
     return failed
 
 
-def _has_ended(running: RunningJob, failed: dict[str, str]) -> bool:
+def _check_ended(running: RunningSweepJob, failed: dict[str, str]) -> bool:
     running.watch()
     if running.process.popen.poll() is None:
         return False
@@ -359,13 +365,13 @@ def _has_ended(running: RunningJob, failed: dict[str, str]) -> bool:
     return True
 
 
-def _has_room(running: Sequence[RunningJob]) -> bool:
+def _has_free_memory(running: Sequence[RunningSweepJob]) -> bool:
     """Return whether memory is left for one more run; the others show their need once their steps have begun."""
     largest = max((each.peak for each in running), default=0)
     return all(each.process.has_started() for each in running) and free_memory() >= MARGIN * largest
 
 
-def _stop(running: Sequence[RunningJob]) -> None:
+def _stop(running: Sequence[RunningSweepJob]) -> None:
     """Let processes finish their step, save and end; a process that does not end in time is killed."""
     for each in running:
         with contextlib.suppress(psutil.Error):
@@ -378,7 +384,7 @@ def _stop(running: Sequence[RunningJob]) -> None:
         each.watch()
 
 
-def places(runs: Sequence[RunFile], equal: Equal) -> list[dict[str, str]]:
+def job_environments(runs: Sequence[RunFile], equal: Equal) -> list[dict[str, str]]:
     """Return the variables of the environment for each run that the processors allow at once.
 
     On a CPU as many as the threads of each (train.threads) leave room for; with several GPUs one on each. At equal
@@ -391,13 +397,13 @@ def places(runs: Sequence[RunFile], equal: Equal) -> list[dict[str, str]]:
     if equal == "seconds":
         return [{}]
     if choose_device(runs[0].train.device).type == "cuda":
-        return _gpus() if runs[0].train.device in ("auto", "cuda") else [{}]
+        return _gpu_environments() if runs[0].train.device in ("auto", "cuda") else [{}]
     threads = [run.train.threads for run in runs]
     most = max((number for number in threads if number is not None), default=1)
     return [{}] if None in threads else [{}] * max(1, (os.cpu_count() or 1) // most)
 
 
-def _gpus() -> list[dict[str, str]]:
+def _gpu_environments() -> list[dict[str, str]]:
     """Return for each GPU the variable of the environment that shows it alone."""
     count, named = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = named.split(",") if named else map(str, range(count))

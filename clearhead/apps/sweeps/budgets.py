@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from clearhead.apps.sweeps.variations import SEED, Configuration, Equal, described
+from clearhead.apps.sweeps.variations import SEED, Configuration, Equal, describe_run
 from clearhead.base.errors import InputError
 from clearhead.base.machine import choose_device
 from clearhead.base.printing import num_parameters
@@ -18,22 +18,25 @@ from clearhead.core import build
 from clearhead.data.batches.base import Batch
 from clearhead.spec import Attention, walk
 from clearhead.text.pair import TokenizerPair
-from clearhead.training.assemble import named_tokenizers
+from clearhead.training.assemble import load_tokenizers
 from clearhead.training.init_from import find_initial_model
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.record import planned_steps
 from clearhead.training.runfile.sections import RunFile, Train
-from clearhead.training.task_parts import TaskParts, TaskSetup, parts_of
+from clearhead.training.task_setup import PreparedTask, TaskSetup, prepare_task
 
 LENGTHS: Final = ("train.steps", "train.epochs", "train.seconds")
 # Tables and keys on which the tokens of a step depend.
-_TEXT: Final = ("task.", "data.", "tokenizer.", "train.batch_tokens", "train.accumulate")
-_STACKS: Final = ("model.family", "model.preset", "model.spec")
-_OWN: Final = {"train.run": "each run has a directory of its own in it", "task.kind": "runs of one task are compared"}
+_TOKEN_KEYS: Final = ("task.", "data.", "tokenizer.", "train.batch_tokens", "train.accumulate")
+_MODEL_KEYS: Final = ("model.family", "model.preset", "model.spec")
+_FIXED_KEYS: Final = {
+    "train.run": "each run has a directory of its own in it",
+    "task.kind": "runs of one task are compared",
+}
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """One run of a sweep before its budget is known.
 
     Attributes:
@@ -47,7 +50,7 @@ class Planned:
     reread: Callable[[Sequence[str]], RunFile]
 
 
-def check_budget(keys: Collection[str], runs: Sequence[Planned], equal: Equal) -> None:
+def check_budget(keys: Collection[str], runs: Sequence[PlannedRun], equal: Equal) -> None:
     """Refuse a sweep whose runs cannot have an equal budget, before any data is read.
 
     Args:
@@ -58,7 +61,7 @@ def check_budget(keys: Collection[str], runs: Sequence[Planned], equal: Equal) -
     Raises:
         InputError: the first reason, in one sentence.
     """
-    for key, reason in _OWN.items():
+    for key, reason in _FIXED_KEYS.items():
         if key in keys:
             raise InputError(f"{key} cannot be swept, for {reason}")
     lengths = [key for key in LENGTHS if key in keys]
@@ -79,16 +82,16 @@ def check_budget(keys: Collection[str], runs: Sequence[Planned], equal: Equal) -
         _check_widths(keys, runs)
 
 
-def _check_widths(keys: Collection[str], runs: Sequence[Planned]) -> None:
+def _check_widths(keys: Collection[str], runs: Sequence[PlannedRun]) -> None:
     if "model.width" in keys:
         raise InputError("model.width cannot be swept at equal parameters, which choose it: take it out of the sweep")
     for run in runs:
         if run.run_file.task.init or run.run_file.model.spec is not None:
-            given = "task.init" if run.run_file.task.init else "model.spec"
-            raise InputError(f"equal parameters choose model.width, but {given} gives the whole model: remove it")
+            fixed_key = "task.init" if run.run_file.task.init else "model.spec"
+            raise InputError(f"equal parameters choose model.width, but {fixed_key} gives the whole model: remove it")
 
 
-def budget_of(keys: Collection[str], runs: Sequence[Planned], equal: Equal) -> list[list[str]]:
+def budget_of(keys: Collection[str], runs: Sequence[PlannedRun], equal: Equal) -> list[list[str]]:
     """Return the changes to the run file of each run, as texts `table.key=value`; the first run stays as it is.
 
     Args:
@@ -100,13 +103,13 @@ def budget_of(keys: Collection[str], runs: Sequence[Planned], equal: Equal) -> l
         InputError: the data cannot be used.
     """
     if equal == "parameters":
-        return _once_for_seeds(runs, _Widths(runs[0]).change)
-    if equal == "tokens" and any(key.startswith((*_TEXT, *_STACKS)) for key in keys):
-        return _once_for_seeds(runs, _Steps(runs[0]).change)
+        return _share_between_seeds(runs, _WidthChooser(runs[0]).change)
+    if equal == "tokens" and any(key.startswith((*_TOKEN_KEYS, *_MODEL_KEYS)) for key in keys):
+        return _share_between_seeds(runs, _StepChooser(runs[0]).change)
     return [[] for _ in runs]
 
 
-def _once_for_seeds(runs: Sequence[Planned], change: Callable[[Planned], list[str]]) -> list[list[str]]:
+def _share_between_seeds(runs: Sequence[PlannedRun], change: Callable[[PlannedRun], list[str]]) -> list[list[str]]:
     """Return the changes to each run; those that differ in the seed alone have the same."""
     known: list[tuple[Configuration, list[str]]] = [(_without_seed(runs[0]), [])]
     changes = []
@@ -117,16 +120,16 @@ def _once_for_seeds(runs: Sequence[Planned], change: Callable[[Planned], list[st
             texts = change(run)
             known.append((varied, texts))
             if texts:
-                message(f"{described(varied)}: {' '.join(texts)}")
+                message(f"{describe_run(varied)}: {' '.join(texts)}")
         changes.append(texts)
     return changes
 
 
-def _without_seed(run: Planned) -> Configuration:
+def _without_seed(run: PlannedRun) -> Configuration:
     return {key: value for key, value in run.varied.items() if key != SEED}
 
 
-def prepared(run_file: RunFile) -> TaskParts[Batch]:
+def prepare_run(run_file: RunFile) -> PreparedTask[Batch]:
     """Prepare the data of a run outside of a run directory; the cache keeps it for the run.
 
     Raises:
@@ -138,33 +141,35 @@ def prepared(run_file: RunFile) -> TaskParts[Batch]:
     def tokenizers(train: Callable[[], TokenizerPair]) -> TokenizerPair:
         if initial is not None:
             return initial.tokenizers
-        return train() if path is None else named_tokenizers(Path(path))
+        return train() if path is None else load_tokenizers(Path(path))
 
-    setup = TaskSetup(run_file, tokenizers, initial, Progress(), choose_device(run_file.train.device))
-    return parts_of(setup)
+    setup = TaskSetup(run_file, tokenizers, initial, TrainingProgress(), choose_device(run_file.train.device))
+    return prepare_task(setup)
 
 
-class _Steps:
+class _StepChooser:
     """Chooses the steps in which a run reads as many tokens as the first run of the sweep."""
 
-    def __init__(self, first: Planned) -> None:
-        self.steps, self.tokens = self._amounts(first)
+    def __init__(self, first: PlannedRun) -> None:
+        self.steps, self.tokens = self._count_work(first)
 
-    def _amounts(self, run: Planned) -> tuple[int, float]:
+    def _count_work(self, run: PlannedRun) -> tuple[int, float]:
         """Return the steps of a run by its run file, and the tokens of one step."""
-        parts, train = prepared(run.run_file), run.run_file.train
+        parts, train = prepare_run(run.run_file), run.run_file.train
         steps = planned_steps(train, parts.batches.batches_per_epoch)
         assert steps is not None, "a budget of tokens has steps or epochs"
         return steps, parts.mean_tokens * train.accumulate
 
-    def change(self, run: Planned) -> list[str]:
+    def change(self, run: PlannedRun) -> list[str]:
         """Return the changes to a run."""
-        before, tokens = self._amounts(run)
+        before, tokens = self._count_work(run)
         steps = max(1, round(self.steps * self.tokens / tokens))
-        return [] if steps == before else [f"train.steps={steps}", *_in_proportion(run.run_file.train, steps / before)]
+        return (
+            [] if steps == before else [f"train.steps={steps}", *_scale_step_keys(run.run_file.train, steps / before)]
+        )
 
 
-def _in_proportion(train: Train, ratio: float) -> list[str]:
+def _scale_step_keys(train: Train, ratio: float) -> list[str]:
     """Return the changes by which what is given in steps keeps its share of the run."""
     values = {"warmup": train.warmup, "validate_every": train.validate_every}
     return [
@@ -174,19 +179,19 @@ def _in_proportion(train: Train, ratio: float) -> list[str]:
     ]
 
 
-class _Widths:
+class _WidthChooser:
     """Chooses the width at which a run has as many parameters as the first run of the sweep."""
 
-    def __init__(self, first: Planned) -> None:
+    def __init__(self, first: PlannedRun) -> None:
         self.parameters = self._parameters(first, [])
 
-    def _parameters(self, run: Planned, changes: Sequence[str]) -> int:
-        spec = prepared(run.reread(changes)).spec
+    def _parameters(self, run: PlannedRun, changes: Sequence[str]) -> int:
+        spec = prepare_run(run.reread(changes)).spec
         return num_parameters(build(spec, device="meta"))
 
-    def change(self, run: Planned) -> list[str]:
+    def change(self, run: PlannedRun) -> list[str]:
         """Return the changes to a run."""
-        spec = prepared(run.run_file).spec
+        spec = prepare_run(run.run_file).spec
         stack = spec.decoder or spec.encoder
         assert stack is not None, "a model has a stack"
         heads = max(node.num_heads for _, node in walk(spec) if isinstance(node, Attention))

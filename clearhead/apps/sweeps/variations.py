@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, Literal, cast, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from clearhead.base.errors import InputError, nearest, shortened
-from clearhead.base.files import read_text_file, typed
+from clearhead.base.errors import InputError, did_you_mean, shorten
+from clearhead.base.files import convert_json, read_text_file
 from clearhead.training.runfile.read import toml_value
 
 Equal = Literal["steps", "tokens", "seconds", "parameters"]
@@ -59,7 +59,7 @@ class Variation:
                 raise InputError(f"{key}: expected a list of values, received {values!r:.80}")
             if not values:
                 raise InputError(f"{key} has no values to sweep over: give some, such as {key}=1,2")
-        for key, value in self._assigned():
+        for key, value in self._assignments():
             if value is None or not isinstance(value, bool | int | float | str | Mapping | Sequence):
                 raise InputError(f"{key}: expected a number, a text or a list as a value, received {value!r:.80}")
         number = len(self.listed) or math.prod(map(len, self.grid.values()))
@@ -73,10 +73,10 @@ class Variation:
         runs = [dict(run) for run in self.listed] or grid
         for number, run in enumerate(runs):
             if run in runs[:number]:
-                raise InputError(f"the sweep has {described(run)} twice: name each run once")
+                raise InputError(f"the sweep has {describe_run(run)} twice: name each run once")
         return list(runs)
 
-    def _assigned(self) -> Iterator[tuple[str, Any]]:
+    def _assignments(self) -> Iterator[tuple[str, Any]]:
         for key, values in self.grid.items():
             yield from ((key, value) for value in values[:MOST_RUNS])
         for run in self.listed:
@@ -99,11 +99,9 @@ def _toml_lines(values: Configuration) -> list[str]:
     return [f"{json.dumps(key)} = {toml_value(value)}" for key, value in values.items()]
 
 
-def described(run: Configuration) -> str:
+def describe_run(run: Configuration) -> str:
     """Return the keys and values of a run as text."""
-    return (
-        shortened(" ".join(f"{key}={toml_value(value)}" for key, value in run.items()), 200) or "the run file as it is"
-    )
+    return shorten(" ".join(f"{key}={toml_value(value)}" for key, value in run.items()), 200) or "the run file as it is"
 
 
 class _SweepFile(BaseModel):
@@ -129,13 +127,13 @@ def read_sweep_file(path: Path) -> tuple[Variation, Equal]:
         if isinstance(error, InputError):
             raise
         raise InputError(f"{path} is not valid TOML: {error}") from None
-    content = typed(json.loads(json.dumps(tree, default=str)), _SweepFile, name=str(path))
+    content = convert_json(json.loads(json.dumps(tree, default=str)), _SweepFile, name=str(path))
     if content.vary and content.runs:
         raise InputError(f"{path} has both [vary] and [[runs]]: a sweep is a grid or a list")
     return Variation(content.vary, content.runs), content.equal
 
 
-def equal_of(name: str) -> Equal:
+def parse_budget(name: str) -> Equal:
     """Return the budget of a name.
 
     Raises:
@@ -145,10 +143,12 @@ def equal_of(name: str) -> Equal:
         if name == equal:
             return cast(Equal, equal)
     names = get_args(Equal)
-    raise InputError(f"--equal expects {', '.join(names[:-1])} or {names[-1]}, received '{name}'{nearest(name, names)}")
+    raise InputError(
+        f"--equal expects {', '.join(names[:-1])} or {names[-1]}, received '{name}'{did_you_mean(name, names)}"
+    )
 
 
-def variation_of(words: Sequence[str]) -> tuple[Variation, Equal | None]:
+def parse_variation(words: Sequence[str]) -> tuple[Variation, Equal | None]:
     """Return what the words of a command vary.
 
     Args:
@@ -172,11 +172,11 @@ def variation_of(words: Sequence[str]) -> tuple[Variation, Equal | None]:
             )
         if key in grid:
             raise InputError(f"{key} is swept twice: name all its values at once, such as {key}=1,2")
-        grid[key] = values_of(key, text)
+        grid[key] = parse_values(key, text)
     return Variation(grid), None
 
 
-def values_of(key: str, text: str) -> Sequence[Any]:
+def parse_values(key: str, text: str) -> Sequence[Any]:
     """Return the values that a text names: `pre,post`, `1..3`, or a list of TOML such as `[[0.9, 0.98], [0.9, 0.999]]`.
 
     Args:
@@ -195,17 +195,17 @@ def values_of(key: str, text: str) -> Sequence[Any]:
             raise InputError(f"{key}={text} has {last - first + 1:,} values, and a sweep has at most {MOST_RUNS} runs")
         return range(first, last + 1)
     if text.startswith("["):
-        values = _toml(text)
+        values = _parse_toml(text)
         if values is None:
             raise InputError(f"{key}={text} is not a list of TOML, such as {key}=[1, 2]")
         return list(values)
     words = [word.strip() for word in text.split(",")] if text else []
     if "" in words:
         raise InputError(f"{key}={text} has an empty value: remove the comma too many")
-    return [word if (value := _toml(word)) is None else value for word in words]
+    return [word if (value := _parse_toml(word)) is None else value for word in words]
 
 
-def _toml(text: str) -> Any:
+def _parse_toml(text: str) -> Any:
     """Return a text as a value of TOML; None: it is none, but a bare word."""
     try:
         tree = tomllib.loads(f"value = {text}")
@@ -214,7 +214,7 @@ def _toml(text: str) -> Any:
     return tree["value"] if list(tree) == ["value"] else None
 
 
-def names_of(runs: Sequence[Configuration]) -> list[str]:
+def run_names(runs: Sequence[Configuration]) -> list[str]:
     """Return a name for the directory of each run: what is varied, with the seed at the end.
 
     Args:
@@ -224,7 +224,7 @@ def names_of(runs: Sequence[Configuration]) -> list[str]:
     last = Counter(key.rpartition(".")[2] for key in keys)
     names: list[str] = []
     for run in runs:
-        words = [f"{_short(key, last)}={value}" for key, value in run.items() if key != SEED]
+        words = [f"{_short_key(key, last)}={value}" for key, value in run.items() if key != SEED]
         words += [f"seed{run[SEED]}"] if SEED in run else []
         # A file name everywhere, which no shell takes apart.
         name = re.sub(r"[^\w.+=-]+", "_", "-".join(words))[:_LONGEST_NAME] or "as-it-is"
@@ -232,7 +232,7 @@ def names_of(runs: Sequence[Configuration]) -> list[str]:
     return names
 
 
-def _short(key: str, last: Mapping[str, int]) -> str:
+def _short_key(key: str, last: Mapping[str, int]) -> str:
     """Return the last word of a key where no other key has it."""
     word = key.rpartition(".")[2]
     return word if last[word] == 1 else key

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.base.errors import InputError, nearest
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.base.files import file_inside, write_json
 from clearhead.base.printing import Printed
 from clearhead.checkpoints.hf import registry
@@ -31,7 +31,7 @@ from clearhead.fast.stored import WeightForm
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.spec import Model
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.text.chat import ChatTemplate
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
@@ -108,7 +108,7 @@ class HFCheckpoint(Printed):
     def _read(cls, folder: Path, read: Callable[[Mapping[str, Any]], LoadedModule]) -> HFCheckpoint:
         # Before its tokenizer, which a model of another kind may have in files of its own.
         config = read_config(folder)
-        registry.find(config)
+        registry.find_family(config)
         if not has_tokenizer(folder):
             raise InputError(
                 f"{folder} has no tokenizer: expected tokenizer.json, vocab.json with merges.txt, vocab.txt, or a "
@@ -137,10 +137,12 @@ class HFCheckpoint(Printed):
         """
         config = read_config(folder)
         generation_config = read_generation_config(folder, config, module)
-        own = replace(with_decoder_tokens(load_tokenizers(folder), generation_config, module), pair=tokenizers)
+        checkpoint_tokenizers = replace(
+            with_decoder_tokens(load_tokenizers(folder), generation_config, module), pair=tokenizers
+        )
         unused = load_tensors(folder / _UNUSED) if (folder / _UNUSED).is_file() else {}
         loaded = find_variant(config, module, task, unused, pad=tokenizers.source.pad_id)
-        return cls(folder, own, generation_config, config, loaded)
+        return cls(folder, checkpoint_tokenizers, generation_config, config, loaded)
 
     def save_origin(self, folder: Path) -> None:
         """Write the other files of the checkpoint into the folder of a model that came from it."""
@@ -151,7 +153,9 @@ class HFCheckpoint(Printed):
         if self.loaded is not None and self.loaded.unused:
             save_tensors(origin / _UNUSED, self.loaded.unused)
 
-    def replaced(self, module: Transformer, task: TaskRecord, tokenizers: TokenizerPair | None = None) -> HFCheckpoint:
+    def with_module(
+        self, module: Transformer, task: TaskRecord, tokenizers: TokenizerPair | None = None
+    ) -> HFCheckpoint:
         """Return the checkpoint with another module, such as one that was trained further.
 
         Args:
@@ -160,9 +164,9 @@ class HFCheckpoint(Printed):
             tokenizers: of the module; None: the same.
         """
         unused = {} if self.loaded is None else self.loaded.unused
-        own = self.tokenizers if tokenizers is None else replace(self.tokenizers, pair=tokenizers)
-        loaded = find_variant(self.config, module, task, unused, pad=own.pair.source.pad_id)
-        return replace(self, tokenizers=own, loaded=loaded)
+        checkpoint_tokenizers = self.tokenizers if tokenizers is None else replace(self.tokenizers, pair=tokenizers)
+        loaded = find_variant(self.config, module, task, unused, pad=checkpoint_tokenizers.pair.source.pad_id)
+        return replace(self, tokenizers=checkpoint_tokenizers, loaded=loaded)
 
     def for_task(self, task: str, module: Transformer) -> tuple[HFCheckpoint, str]:
         """Return the checkpoint with its settings for a task, and the prefix of its texts.
@@ -180,7 +184,7 @@ class HFCheckpoint(Printed):
             raise InputError("the checkpoint lists no tasks: write the prefix into the prompt, and leave the task out")
         name = next((name for name, prefix in prefixes.items() if task in (name, prefix, prefix.strip())), None)
         if name is None:
-            raise InputError(f"the checkpoint lists no task '{task}'{nearest(task, prefixes)}; it lists: {known}")
+            raise InputError(f"the checkpoint lists no task '{task}'{did_you_mean(task, prefixes)}; it lists: {known}")
         config = read_generation_config(self.folder, self.config, module, name)
         return replace(self, generation_config=config), prefixes[name]
 
@@ -206,7 +210,7 @@ class HFCheckpoint(Printed):
             config = replace(config, max_length=None)
         return replace(config, min_length=0) if "min_new_tokens" in options else config
 
-    def between(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig]:
+    def language_settings(self, source: str | None, target: str | None) -> tuple[SpecialTokens, GenerationConfig]:
         """Return the special tokens and generation settings for two languages.
 
         Args:
@@ -215,22 +219,22 @@ class HFCheckpoint(Printed):
         Raises:
             InputError: a language is missing, unknown, or without effect.
         """
-        own, config = self.tokenizers, self.generation_config
-        of_source, of_target = own.pair.source.special_tokens, own.pair.target.special_tokens
-        given = [code for code in (source, target) if code is not None]
-        if not own.languages:
-            if given:
-                raise InputError(f"the model has no language codes, so '{given[0]}' has no effect: leave it out")
-            return replace(of_source, target=of_target.target), config
-        ids, known = set(own.languages.values()), ", ".join(own.languages)
-        if source is None and ids.isdisjoint((*of_source.for_source.prefix, *of_source.for_source.suffix)):
+        tokenizers, config = self.tokenizers, self.generation_config
+        source_tokens, target_tokens = tokenizers.pair.source.special_tokens, tokenizers.pair.target.special_tokens
+        codes = [code for code in (source, target) if code is not None]
+        if not tokenizers.languages:
+            if codes:
+                raise InputError(f"the model has no language codes, so '{codes[0]}' has no effect: leave it out")
+            return replace(source_tokens, target=target_tokens.target), config
+        ids, known = set(tokenizers.languages.values()), ", ".join(tokenizers.languages)
+        if source is None and ids.isdisjoint((*source_tokens.for_source.prefix, *source_tokens.for_source.suffix)):
             raise InputError(f"the model reads several languages: name the one of the text; it has: {known}")
         # After training between two languages, the second is in the decoder's prefix.
-        trained = () if of_target.target is None else of_target.target.prefix
+        trained = () if target_tokens.target is None else target_tokens.target.prefix
         trained = () if ids.isdisjoint(trained) else trained
         if target is not None:
-            index = own.language_id(target)
-            if own.language_is_start:
+            index = tokenizers.language_id(target)
+            if tokenizers.language_is_start:
                 config = replace(config, decoder_start_id=index)
             else:
                 config = replace(config, forced_bos_id=index)
@@ -239,8 +243,8 @@ class HFCheckpoint(Printed):
             config = replace(config, decoder_start_id=trained[0], forced_bos_id=forced)
         elif config.forced_bos_id is None:
             raise InputError(f"the model writes several languages: name the one that you want; it has: {known}")
-        special_tokens = of_source if source is None else own.special_tokens_for(source)
-        return special_tokens.with_target(_after_encoder(config, (), own.pair.target.eos_id)), config
+        special_tokens = source_tokens if source is None else tokenizers.special_tokens_for(source)
+        return special_tokens.with_target(_decoder_affixes(config, (), tokenizers.pair.target.eos_id)), config
 
     def for_languages(self, source: str | None, target: str | None) -> HFCheckpoint:
         """Return the checkpoint for one pair of languages.
@@ -251,7 +255,7 @@ class HFCheckpoint(Printed):
         Raises:
             InputError: as for `between`.
         """
-        special_tokens, _ = self.between(source, target)
+        special_tokens, _ = self.language_settings(source, target)
         pair = self.tokenizers.pair
         first = pair.source.with_special_tokens(special_tokens)
         second = first if pair.joint else pair.target.with_special_tokens(special_tokens)
@@ -280,14 +284,16 @@ def with_decoder_tokens(
     else:
         # The language in the tokenizer's prefix is that of the source.
         prefix = () if tokenizers.languages else special_tokens.prefix
-        target = _after_encoder(config, prefix, pair.target.eos_id)
+        target = _decoder_affixes(config, prefix, pair.target.eos_id)
     if target is None:
         return tokenizers
-    own = pair.target.with_special_tokens(special_tokens.with_target(target))
-    return replace(tokenizers, pair=TokenizerPair(own if pair.joint else pair.source, own, pair.joint))
+    target_tokenizer = pair.target.with_special_tokens(special_tokens.with_target(target))
+    return replace(
+        tokenizers, pair=TokenizerPair(target_tokenizer if pair.joint else pair.source, target_tokenizer, pair.joint)
+    )
 
 
-def _after_encoder(config: GenerationConfig, prefix: tuple[int, ...], eos: int) -> PrefixSuffix | None:
+def _decoder_affixes(config: GenerationConfig, prefix: tuple[int, ...], eos: int) -> PrefixSuffix | None:
     """Return prefix and suffix of a decoder after an encoder; None where the files do not name its start token."""
     start = config.decoder_start_id
     if start is None:
@@ -322,32 +328,32 @@ def find_variant(
         unused: tensors of the checkpoint that its class does not use.
         pad: the padding id, which the classes that classify need to find the end of a text.
     """
-    family = registry.find(config)
-    kept = {key: value for key, value in config.items() if key not in ("architectures", "problem_type")}
-    kept |= label_config(task)
-    if find(task.kind).outputs == "labels" and kept.get("pad_token_id") in (None, -1):
-        kept["pad_token_id"] = pad
+    family = registry.find_family(config)
+    task_config = {key: value for key, value in config.items() if key not in ("architectures", "problem_type")}
+    task_config |= label_config(task)
+    if find_task(task.kind).outputs == "labels" and task_config.get("pad_token_id") in (None, -1):
+        task_config["pad_token_id"] = pad
     variants = sorted(family.variants, key=lambda variant: variant.task != task.kind)
     stacks = module
-    if find(task.kind).outputs == "vector" and makes_vectors(module.spec):
+    if find_task(task.kind).outputs == "vector" and makes_vectors(module.spec):
         # The pooling is not part of a class, but in files beside the checkpoint.
-        stacks, variants = with_head(module, None, {}), [registry.headless(family)]
-    variant = next((variant for variant in variants if _is_expressible(family, variant, kept, stacks)), None)
+        stacks, variants = with_head(module, None, {}), [registry.headless_variant(family)]
+    variant = next((variant for variant in variants if _is_expressible(family, variant, task_config, stacks)), None)
     if variant is None:
         return None
     named = config.get("architectures") or []
     classes = named if named and named[0] in variant.classes else [variant.classes[0]]
     tensors = {name: tensor for name, tensor in unused.items() if variant.leaves_unused(name)}
-    prefix = family.saved_prefix(variant)
-    return LoadedModule(module, task, {**kept, "architectures": classes}, family, variant, prefix, (), tensors)
+    prefix = family.prefix_to_save(variant)
+    return LoadedModule(module, task, {**task_config, "architectures": classes}, family, variant, prefix, (), tensors)
 
 
 def label_config(task: TaskRecord) -> dict[str, Any]:
     """Return the keys of a config for the labels of a task."""
-    if find(task.kind).outputs == "span":
+    if find_task(task.kind).outputs == "span":
         # The classes that find answers count their two scores by the labels of the config.
         return configs.label_names(("LABEL_0", "LABEL_1"))
-    if not find(task.kind).has_labels:
+    if not find_task(task.kind).has_labels:
         return {}
     names = configs.label_names(task.labels or ("LABEL_0",))
     return names if task.label_kind is None else names | {"problem_type": _PROBLEM_TYPES[task.label_kind]}
@@ -384,4 +390,4 @@ def task_kind(folder: Path) -> str:
         InputError: an unknown family or class.
     """
     config = read_config(folder)
-    return registry.variant(registry.find(config), config, frozenset(TensorFiles(folder))).task
+    return registry.choose_variant(registry.find_family(config), config, frozenset(TensorFiles(folder))).task

@@ -26,11 +26,11 @@ from clearhead.checkpoints.hf.loading import bind_rules
 from clearhead.checkpoints.hf.mapping import config as configs
 from clearhead.checkpoints.hf.mapping.blocks import no_head
 from clearhead.checkpoints.hf.mapping.family import Family, Variant
-from clearhead.checkpoints.weights.files import built
+from clearhead.checkpoints.weights.files import build_from_tensors
 from clearhead.core import Transformer
 from clearhead.fast.stored import plain_state
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 
 _MOST_LINES = 6
 # The fields that an equivalent spec can have otherwise; where another differs, no change helps.
@@ -44,7 +44,7 @@ Change = Callable[[spec.Model], Equivalent | None]
 """Function from a spec to an equivalent one; None means that the change does not apply."""
 
 
-def changed(module: Transformer, changes: Iterable[Change]) -> Transformer:
+def apply_changes(module: Transformer, changes: Iterable[Change]) -> Transformer:
     """Return a module after changes that apply to it, one after the other; tensors are copied where they change."""
     model, tensors = module.spec, plain_state(module)
     for change in changes:
@@ -52,7 +52,7 @@ def changed(module: Transformer, changes: Iterable[Change]) -> Transformer:
         assert equivalent is not None, "a change that was chosen applies"
         model, convert = equivalent
         tensors = convert(tensors)
-    return module if model == module.spec else built(model, tensors, training=module.training)
+    return module if model == module.spec else build_from_tensors(model, tensors, training=module.training)
 
 
 def without_dropout(model: spec.Model) -> Equivalent | None:
@@ -83,7 +83,7 @@ def with_scaled_output(model: spec.Model) -> Equivalent | None:
     if layers == head.layers:
         return None
     other = _without_scale(model).model_copy(update={"head": head.model_copy(update={"layers": layers})})
-    return other, lambda tensors: _scaled_tables(tensors, scales)
+    return other, lambda tensors: _scale_tables(tensors, scales)
 
 
 def with_folded_scale(model: spec.Model) -> Equivalent | None:
@@ -104,7 +104,7 @@ def with_folded_scale(model: spec.Model) -> Equivalent | None:
         other = other.model_copy(update={"head": model.head.model_copy(update={"layers": tuple(layers)})})
 
     def convert(tensors: Tensors) -> dict[str, Tensor]:
-        return _scaled_tables(tensors, scales) | {name: tensors[table] for name, table in copies.items()}
+        return _scale_tables(tensors, scales) | {name: tensors[table] for name, table in copies.items()}
 
     return other, convert
 
@@ -132,7 +132,7 @@ def _without_scale(model: spec.Model) -> spec.Model:
     )
 
 
-def _scaled_tables(tensors: Tensors, scales: Mapping[str, float]) -> dict[str, Tensor]:
+def _scale_tables(tensors: Tensors, scales: Mapping[str, float]) -> dict[str, Tensor]:
     return dict(tensors) | {f"{table}.weight": tensors[f"{table}.weight"] * scale for table, scale in scales.items()}
 
 
@@ -291,11 +291,11 @@ class _Candidate:
         return {} if self.expressed is None else configs.differing_fields(self.expressed, self.model)
 
     @property
-    def is_hopeful(self) -> bool:
+    def may_become_expressible(self) -> bool:
         """Whether an equivalent spec may fit."""
         return self.expressed is not None and all(map(_CHANGEABLE.search, self.differing))
 
-    def tried(self) -> _Candidate:
+    def try_config(self) -> _Candidate:
         """Return the candidate with its config, or with what prevents one."""
         try:
             return replace(self, config=configs.to_config(self.family, self.variant, self.model))
@@ -303,27 +303,27 @@ class _Candidate:
             expressed = error.expressed if isinstance(error, configs.NotExpressible) else None
             return replace(self, expressed=expressed, error=error)
 
-    def nearer(self) -> _Candidate | None:
+    def apply_best_change(self) -> _Candidate | None:
         """Return the candidate after the change that removes most of the differences; None: no change removes any."""
         best, fewest = None, len(self.differing)
         for change in CHANGES:
-            other = None if self.expressed is None else _equivalent(change, self.model)
+            other = None if self.expressed is None else _find_equivalent(change, self.model)
             if other is None:
                 continue
-            candidate = replace(self, model=other, changes=(*self.changes, change)).tried()
+            candidate = replace(self, model=other, changes=(*self.changes, change)).try_config()
             left = 0 if candidate.config is not None else len(candidate.differing) or fewest
             if left < fewest:
                 best, fewest = candidate, left
         return best
 
-    def nearest(self) -> _Candidate:
+    def apply_best_changes(self) -> _Candidate:
         """Return the candidate after every change that removes differences."""
-        nearer = self.nearer()
-        return self if nearer is None else nearer.nearest()
+        nearer = self.apply_best_change()
+        return self if nearer is None else nearer.apply_best_changes()
 
 
 @cache
-def _equivalent(change: Change, model: spec.Model) -> spec.Model | None:
+def _find_equivalent(change: Change, model: spec.Model) -> spec.Model | None:
     equivalent = change(model)
     return None if equivalent is None else equivalent[0]
 
@@ -347,44 +347,46 @@ def choose_family(
         raise InputError(
             f"no Hugging Face architecture has the part '{node.kind}'; a run directory and Model.save(path) keep it"
         )
-    families = registry.saved_first() if model_type is None else [registry.all_families()[model_type]]
+    families = registry.list_export_families() if model_type is None else [registry.all_families()[model_type]]
     candidates, stuck = list[_Candidate](), list[_Candidate]()
     for family in families:
-        for variant in _fitting(family, task, module.spec):
-            candidate = _Candidate(family, variant, module.spec).tried()
-            is_stuck = candidate.config is None and not candidate.is_hopeful
+        for variant in _matching_variants(family, task, module.spec):
+            candidate = _Candidate(family, variant, module.spec).try_config()
+            is_stuck = candidate.config is None and not candidate.may_become_expressible
             (stuck if is_stuck else candidates).append(candidate)
     while candidates:
         for candidate in candidates:
             if candidate.config is not None:
                 family, variant = candidate.family, candidate.variant
-                equivalent = changed(module, candidate.changes)
+                equivalent = apply_changes(module, candidate.changes)
                 if not bind_rules(family, variant, family.prefix_of(variant), equivalent)[1]:
                     return equivalent, family, variant, dict(candidate.config)
-        steps = [(candidate, candidate.nearer()) for candidate in candidates if candidate.config is None]
+        steps = [(candidate, candidate.apply_best_change()) for candidate in candidates if candidate.config is None]
         stuck += [candidate for candidate, nearer in steps if nearer is None]
         candidates = [nearer for _, nearer in steps if nearer is not None]
-    raise _report(stuck, is_free=model_type is None)
+    raise _make_report(stuck, is_free=model_type is None)
 
 
-def _fitting(family: Family, task: TaskRecord | None, model: spec.Model) -> list[Variant]:
+def _matching_variants(family: Family, task: TaskRecord | None, model: spec.Model) -> list[Variant]:
     """The variants that a module may be, those of its task first."""
     if model.head is None:
         return [variant for variant in family.variants if variant.head is no_head]
     if task is None:
         return list(family.variants)
     # A class whose outputs are of another form never fits.
-    fitting = [variant for variant in family.variants if find(variant.task).outputs == find(task.kind).outputs]
+    fitting = [
+        variant for variant in family.variants if find_task(variant.task).outputs == find_task(task.kind).outputs
+    ]
     return sorted(fitting, key=lambda variant: variant.task != task.kind)
 
 
-def _report(stuck: Sequence[_Candidate], *, is_free: bool) -> InputError:
+def _make_report(stuck: Sequence[_Candidate], *, is_free: bool) -> InputError:
     """Describe what the nearest family cannot express."""
     known = [candidate for candidate in stuck if candidate.expressed is not None]
     if not known:
         errors = (candidate.error for candidate in stuck if candidate.error is not None)
         return next(errors, InputError("no family has such a model"))
-    nearest = min(known, key=lambda candidate: len(candidate.differing)).nearest()
+    nearest = min(known, key=lambda candidate: len(candidate.differing)).apply_best_changes()
     name = f"{nearest.family.model_type} ({nearest.variant.classes[0]})"
     lines = _difference_lines(nearest)
     shown = [f"  - {line}" for line in lines[:_MOST_LINES]]
@@ -410,5 +412,5 @@ def _difference_lines(candidate: _Candidate) -> list[str]:
     for first, *others in paths_by_field.values():
         theirs, ours = differing[first]
         more = f" (and {len(others)} more like it)" if others else ""
-        lines.append(f"{first}: {configs.shown(ours)} here, {configs.shown(theirs)} there{more}")
+        lines.append(f"{first}: {configs.format_value(ours)} here, {configs.format_value(theirs)} there{more}")
     return lines

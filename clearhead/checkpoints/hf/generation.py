@@ -17,30 +17,32 @@ from clearhead.generate.generation_config import GenerationConfig
 GENERATION_CONFIG = "generation_config.json"
 
 
-def _ids(start: int | None, pad: int, bos: int | None, eos: int, forced_eos: int | None = None) -> Mapping[str, int]:
-    found = {
+def _default_ids(
+    start: int | None, pad: int, bos: int | None, eos: int, forced_eos: int | None = None
+) -> Mapping[str, int]:
+    ids = {
         "decoder_start_token_id": start,
         "pad_token_id": pad,
         "bos_token_id": bos,
         "eos_token_id": eos,
         "forced_eos_token_id": forced_eos,
     }
-    return MappingProxyType({key: index for key, index in found.items() if index is not None})
+    return MappingProxyType({key: index for key, index in ids.items() if index is not None})
 
 
 # The ids of an encoder-decoder's config class: a library that writes a config leaves out the class's defaults, so that
 # an absent key is not an absent token. Source: the configuration classes of the transformers library 5.23.
 DEFAULT_IDS: Mapping[str, Mapping[str, int]] = MappingProxyType(
     {
-        "bart": _ids(2, 1, 0, 2, 2),
-        "blenderbot": _ids(1, 0, 1, 2, 2),
-        "m2m_100": _ids(2, 1, 0, 2),
-        "marian": _ids(58100, 58100, None, 0, 0),
-        "mbart": _ids(None, 1, 0, 2, 2),
-        "mt5": _ids(0, 0, None, 1),
-        "pegasus": _ids(0, 0, None, 1, 1),
-        "t5": _ids(None, 0, None, 1),
-        "umt5": _ids(0, 0, None, 1),
+        "bart": _default_ids(2, 1, 0, 2, 2),
+        "blenderbot": _default_ids(1, 0, 1, 2, 2),
+        "m2m_100": _default_ids(2, 1, 0, 2),
+        "marian": _default_ids(58100, 58100, None, 0, 0),
+        "mbart": _default_ids(None, 1, 0, 2, 2),
+        "mt5": _default_ids(0, 0, None, 1),
+        "pegasus": _default_ids(0, 0, None, 1, 1),
+        "t5": _default_ids(None, 0, None, 1),
+        "umt5": _default_ids(0, 0, None, 1),
     }
 )
 
@@ -64,20 +66,20 @@ def read_generation_config(
     read = _read(folder, config, task)
     if module.decoder is None:
         return read
-    found = read.within(module.num_target_ids, str(folder))
-    if found.left_out and task is None:
+    generation_config = read.within(module.num_target_ids, str(folder))
+    if generation_config.left_out and task is None:
         warnings.warn(
-            f"{folder}: {' and '.join(found.left_out)} {'is' if len(found.left_out) == 1 else 'are'} beyond the "
+            f"{folder}: {' and '.join(generation_config.left_out)} {'is' if len(generation_config.left_out) == 1 else 'are'} beyond the "
             f"vocabulary of {module.num_target_ids} entries and left out",
             stacklevel=2,
         )
-    return found
+    return generation_config
 
 
 def _read(folder: Path, config: Mapping[str, Any], task: str | None) -> GenerationConfig:
     config = {**DEFAULT_IDS.get(str(config.get("model_type")), {}), **config}
     listed = config.get("task_specific_params") or {}
-    prefixes = {name: one["prefix"] for name, one in listed.items() if one.get("prefix") is not None}
+    prefixes = {name: entry["prefix"] for name, entry in listed.items() if entry.get("prefix") is not None}
     path, settings = folder / GENERATION_CONFIG, dict(config)
     if os.path.lexists(path):
         settings = read_json_object(path, what="a generation_config.json")
@@ -86,5 +88,7 @@ def _read(folder: Path, config: Mapping[str, Any], task: str | None) -> Generati
         settings |= {key: config[key] for key in ids if key in config and settings.get(key) is None}
     else:
         path = folder / "config.json"
-    own = {} if task is None else listed[task]
-    return replace(GenerationConfig.from_settings({**settings, **own}, source=str(path)), task_prefixes=prefixes)
+    task_settings = {} if task is None else listed[task]
+    return replace(
+        GenerationConfig.from_settings({**settings, **task_settings}, source=str(path)), task_prefixes=prefixes
+    )

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from clearhead import spec
-from clearhead.base.errors import LONGEST_LINE, MOST_FAULTS, InputError, nearest, shortened
+from clearhead.base.errors import LONGEST_LINE, MOST_FAULTS, InputError, did_you_mean, shorten
 from clearhead.checkpoints.hf import registry
-from clearhead.checkpoints.hf.files.quantization import PackedFiles, is_packed, quantization_of
+from clearhead.checkpoints.hf.files.quantization import PackedFiles, find_quantization, is_packed
 from clearhead.checkpoints.hf.files.tensor_files import FLOATS, TensorFiles, read_config
 from clearhead.checkpoints.hf.mapping import config as configs
 from clearhead.checkpoints.hf.mapping.family import Family, Values, Variant
@@ -25,7 +25,7 @@ from clearhead.core import Transformer, build
 from clearhead.fast.memory import refuse_load
 from clearhead.fast.stored import WeightForm, store
 from clearhead.spec.tasks.record import LabelKind, TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 
 # Of a table that is computed again to compare it.
 MOST_ROWS = 2**16
@@ -69,14 +69,14 @@ class OpenCheckpoint:
     """
 
     loaded: LoadedModule
-    found: _FoundTensors
-    sources: tuple[_Source, ...]
+    file_tensors: _FileTensors
+    sources: tuple[_SlotSource, ...]
 
     def dtypes(self) -> dict[str, torch.dtype]:
         """Return the dtype that the file has for each slot of the module, by address."""
         pooled = {} if self.loaded.pooling is None else self.loaded.pooling.tensors
         return {
-            **{address: self.found.dtype(source) for source in self.sources for address in source.bound.ours},
+            **{address: self.file_tensors.dtype(source) for source in self.sources for address in source.bound.ours},
             **{address: tensor.dtype for address, tensor in pooled.items()},
         }
 
@@ -90,9 +90,9 @@ class OpenCheckpoint:
                 whole file, if the rule of its slot moves no bytes.
         """
         for source in self.sources:
-            dtype = self.found.dtype(source)
+            dtype = self.file_tensors.dtype(source)
             is_kept = source.bound.is_view and any(keep(address, dtype) for address in source.bound.ours)
-            yield from zip(source.bound.ours, self.found.read(source, is_kept=is_kept), strict=True)
+            yield from zip(source.bound.ours, self.file_tensors.read(source, is_kept=is_kept), strict=True)
         if self.loaded.pooling is not None:
             yield from self.loaded.pooling.tensors.items()
 
@@ -109,7 +109,7 @@ def open_checkpoint(directory: Path, *, config: Mapping[str, Any] | None = None)
             all in one report.
     """
     config = dict(config or read_config(directory))
-    family = registry.find(config)
+    family = registry.find_family(config)
     files = TensorFiles(directory)
     if is_packed(config):
         # Tensors are dequantized as they are read, and saved as they are held.
@@ -118,10 +118,12 @@ def open_checkpoint(directory: Path, *, config: Mapping[str, Any] | None = None)
     _refuse_quantized(directory, config, files)
     # The modules of sentence-transformers take the place of the class's head.
     is_pooled = has_pooling(directory)
-    variant = registry.headless(family) if is_pooled else registry.variant(family, config, frozenset(files))
+    variant = (
+        registry.headless_variant(family) if is_pooled else registry.choose_variant(family, config, frozenset(files))
+    )
     family = family.with_layout(files)
-    found = _FoundTensors.of(family, variant, files)
-    values = _tying(found, parsed.values)
+    file_tensors = _FileTensors.of(family, variant, files)
+    values = _decide_tying(file_tensors, parsed.values)
     faults = list(parsed.faults)
     module = None
     if not faults:
@@ -133,13 +135,15 @@ def open_checkpoint(directory: Path, *, config: Mapping[str, Any] | None = None)
             faults.append(f"config.json: no model has these sizes: {str(error).splitlines()[0]}")
     if module is None:
         raise InputError.from_faults(faults, subject=str(directory))
-    sources = found.sources(module, is_tied=bool(values.get("tie_word_embeddings")), faults=faults)
-    unused = found.rest(module.spec, faults)
+    sources = file_tensors.sources(module, is_tied=bool(values.get("tie_word_embeddings")), faults=faults)
+    unused = file_tensors.account_for_unused(module.spec, faults)
     if faults:
         raise InputError.from_faults(faults, subject=str(directory))
-    task = _task(variant, config, module.spec.num_outputs or 0)
-    loaded = LoadedModule(module.eval(), task, config, family, variant, found.prefix, tuple(found.notes), unused)
-    return OpenCheckpoint(_pooled(loaded, directory) if is_pooled else loaded, found, tuple(sources))
+    task = _read_task(variant, config, module.spec.num_outputs or 0)
+    loaded = LoadedModule(
+        module.eval(), task, config, family, variant, file_tensors.prefix, tuple(file_tensors.notes), unused
+    )
+    return OpenCheckpoint(_with_pooling(loaded, directory) if is_pooled else loaded, file_tensors, tuple(sources))
 
 
 def load_module(
@@ -158,7 +162,7 @@ def load_module(
     checkpoint = open_checkpoint(directory, config=config)
     module = checkpoint.loaded.module
     plan = (form or WeightForm()).plan(module, checkpoint.dtypes())
-    is_mapped = not isinstance(checkpoint.found.files, PackedFiles)
+    is_mapped = not isinstance(checkpoint.file_tensors.files, PackedFiles)
     refuse_load(module, plan, checkpoint.dtypes(), directory, is_mapped=is_mapped)
     store(module, plan.formats)
     state: dict[str, Tensor] = {}
@@ -169,7 +173,7 @@ def load_module(
 
 
 def _refuse_quantized(directory: Path, config: Mapping[str, Any], files: TensorFiles) -> None:
-    kind = quantization_of(config, {name: header.dtype for name, header in files.headers.items()})
+    kind = find_quantization(config, {name: header.dtype for name, header in files.headers.items()})
     if kind is not None:
         raise InputError(
             f"{directory}: the weights are quantized as {kind}, which is not supported; "
@@ -177,7 +181,7 @@ def _refuse_quantized(directory: Path, config: Mapping[str, Any], files: TensorF
         )
 
 
-def _pooled(loaded: LoadedModule, directory: Path) -> LoadedModule:
+def _with_pooling(loaded: LoadedModule, directory: Path) -> LoadedModule:
     model = loaded.module.spec
     top = model.encoder or model.decoder
     assert top is not None, "a validated model has a stack"
@@ -197,7 +201,7 @@ def bind_rules(family: Family, variant: Variant, prefix: str, module: Transforme
 
 
 @dataclass(frozen=True)
-class _Source:
+class _SlotSource:
     """A rule with the tensors of the files that it reads, by our spelling of their names; none: zeros."""
 
     bound: BoundRule
@@ -205,7 +209,7 @@ class _Source:
 
 
 @dataclass(frozen=True)
-class _FoundTensors:
+class _FileTensors:
     """The tensors of a file as the family spells their names, and which of them have been used."""
 
     family: Family
@@ -218,27 +222,27 @@ class _FoundTensors:
     overruled: dict[str, Tensor] = field(default_factory=dict)
 
     @staticmethod
-    def of(family: Family, variant: Variant, files: TensorFiles) -> _FoundTensors:
+    def of(family: Family, variant: Variant, files: TensorFiles) -> _FileTensors:
         """Find out whether the names of the stacks have their prefix, and how norms are spelled."""
         prefix = family.prefix_of(variant)
         prefixed = bool(prefix) and any(name.startswith(prefix) for name in files)
         spelled = {re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name): name for name in files}
         spelled = {re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", new): name for new, name in spelled.items()}
-        return _FoundTensors(family, variant, files, prefix if prefixed else "", spelled)
+        return _FileTensors(family, variant, files, prefix if prefixed else "", spelled)
 
     def __getitem__(self, name: str) -> Tensor:
         return self.files[self.names[name]]
 
-    def equal(self, first: str, second: str) -> bool:
+    def are_equal(self, first: str, second: str) -> bool:
         """Whether two tensors of the file are equal."""
-        return self.files.same(self.names[first], self.names[second])
+        return self.files.is_same(self.names[first], self.names[second])
 
-    def tables(self, is_tied: bool) -> list[str]:
+    def table_names(self, is_tied: bool) -> list[str]:
         """Every name that the token embedding may have."""
-        own = [self.prefix + name for name in (self.family.table, *self.family.table_copies)]
-        return [*own, self.variant.output] if is_tied and self.variant.output else own
+        names = [self.prefix + name for name in (self.family.table, *self.family.table_copies)]
+        return [*names, self.variant.output] if is_tied and self.variant.output else names
 
-    def sources(self, module: Transformer, *, is_tied: bool, faults: list[str]) -> list[_Source]:
+    def sources(self, module: Transformer, *, is_tied: bool, faults: list[str]) -> list[_SlotSource]:
         """Return the tensors that fill each slot of a module; faults are added to the list."""
         bounds, without_rule = bind_rules(self.family, self.variant, self.prefix, module)
         assert not without_rule, f"{self.family.model_type} has no rule for {without_rule}"
@@ -247,15 +251,15 @@ class _FoundTensors:
             groups = [self._alternatives(group, is_tied) for group in bound.theirs]
             missing = [group[0] for group, names in zip(bound.theirs, groups, strict=True) if not names]
             if not missing:
-                sources.append(_Source(bound, tuple(self._take(names, faults) for names in groups)))
+                sources.append(_SlotSource(bound, tuple(self._take(names, faults) for names in groups)))
                 self._check_shapes(sources[-1], groups[0][-1], faults)
             elif bound.zeros:
-                sources.append(_Source(bound, ()))
+                sources.append(_SlotSource(bound, ()))
             else:
                 faults += [f"'{name}' is missing" for name in missing]
         return sources
 
-    def _check_shapes(self, source: _Source, shown: str, faults: list[str]) -> None:
+    def _check_shapes(self, source: _SlotSource, shown: str, faults: list[str]) -> None:
         """Add a fault if the tensors of a rule do not have the shapes that its slots need."""
         theirs = [torch.empty(self._shape(name), device="meta") for name in source.names]
         try:
@@ -267,12 +271,12 @@ class _FoundTensors:
             needs = list(source.bound.save_shape())
             faults.append(f"'{shown}' has the shape {self._shape(shown)}, the config needs {needs}")
 
-    def dtype(self, source: _Source) -> torch.dtype:
+    def dtype(self, source: _SlotSource) -> torch.dtype:
         """Return the dtype of the tensors that a rule makes."""
         dtypes = [FLOATS[self.files.headers[self.names[name]].dtype] for name in source.names]
         return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
-    def read(self, source: _Source, *, is_kept: bool) -> list[Tensor]:
+    def read(self, source: _SlotSource, *, is_kept: bool) -> list[Tensor]:
         """Return the tensors of a rule; kept ones lie in the mapping of their whole file."""
         dtype, bound = self.dtype(source), source.bound
         if not source.names:
@@ -286,7 +290,7 @@ class _FoundTensors:
         return list(self.files.headers[self.names[name]].shape)
 
     def _alternatives(self, group: tuple[str, ...], is_tied: bool) -> list[str]:
-        tables = self.tables(is_tied)
+        tables = self.table_names(is_tied)
         wanted: Sequence[str] = tables if group[0] == tables[0] else group
         # Where each stack has a token embedding of its own, the output may be tied to the last.
         if (
@@ -303,8 +307,8 @@ class _FoundTensors:
         self.used.update(names)
         chosen = names[0] if names[0] == self.prefix + self.family.table else names[-1]
         for name in names:
-            if name != chosen and not self.equal(chosen, name):
-                if name in self.tables(True):
+            if name != chosen and not self.are_equal(chosen, name):
+                if name in self.table_names(True):
                     faults.append(f"'{name}' and '{chosen}' should be the same token embedding, but differ")
                 else:
                     self.notes.append(f"'{name}' differs from '{chosen}' and is not used")
@@ -314,7 +318,7 @@ class _FoundTensors:
             faults.append(f"'{chosen}' holds {dtype}, not floating-point numbers; quantized weights are not supported")
         return chosen
 
-    def rest(self, model: spec.Model, faults: list[str]) -> dict[str, Tensor]:
+    def account_for_unused(self, model: spec.Model, faults: list[str]) -> dict[str, Tensor]:
         """Account for the tensors that were not used; return those that files of the class may hold."""
         unused, computed = dict(self.overruled), dict[str, Tensor]()
         known = [name for name in self.used if name in self.names]
@@ -326,40 +330,44 @@ class _FoundTensors:
             if stem in constants:
                 shape = self._shape(name)
                 has_rows = len(shape) == 2 and shape[0] <= MOST_ROWS
-                made = constants[stem].compute(model, shape[0] if has_rows else 0)
-                if made.shape != self[name].shape or not torch.allclose(made, self[name].float(), rtol=0.0, atol=1e-6):
+                table = constants[stem].compute(model, shape[0] if has_rows else 0)
+                if table.shape != self[name].shape or not torch.allclose(
+                    table, self[name].float(), rtol=0.0, atol=1e-6
+                ):
                     faults.append(f"'{name}' differs from the table that is computed here")
                 computed[name] = self[name]
             elif self.variant.leaves_unused(name):
                 unused[name] = self[name]
             else:
                 # A search for the nearest name takes a while: not for names that the report leaves out.
-                hint = nearest(name, known) if len(faults) < MOST_FAULTS else ""
+                hint = did_you_mean(name, known) if len(faults) < MOST_FAULTS else ""
                 faults.append(f"'{name}' has no slot in {self.variant.classes[0]}{hint}")
         if unused:
-            names = shortened(", ".join(sorted(unused)), LONGEST_LINE)
+            names = shorten(", ".join(sorted(unused)), LONGEST_LINE)
             self.notes.append(f"kept but not used by {self.variant.classes[0]}: {names}")
         return unused | computed
 
 
-def _tying(found: _FoundTensors, values: Values) -> Values:
+def _decide_tying(file_tensors: _FileTensors, values: Values) -> Values:
     """Let the tensors decide whether the output is tied to the token embedding."""
-    output = found.variant.output
-    tables = [found.prefix + name for name in (found.family.table, *reversed(found.family.table_copies))]
-    table = next((name for name in tables if name in found.names), tables[0])
+    output = file_tensors.variant.output
+    tables = [
+        file_tensors.prefix + name for name in (file_tensors.family.table, *reversed(file_tensors.family.table_copies))
+    ]
+    table = next((name for name in tables if name in file_tensors.names), tables[0])
     if output is None or "tie_word_embeddings" not in values:
         return values
-    is_tied, has_output = values["tie_word_embeddings"], output in found.names
-    if is_tied and has_output and table in found.names and not found.equal(table, output):
-        found.notes.append(f"'{output}' and '{table}' differ, so they are not tied, although the config says so")
-        return values.replaced(tie_word_embeddings=False)
-    if found.family.is_tied_by_file and not has_output:
-        return values.replaced(tie_word_embeddings=True)
+    is_tied, has_output = values["tie_word_embeddings"], output in file_tensors.names
+    if is_tied and has_output and table in file_tensors.names and not file_tensors.are_equal(table, output):
+        file_tensors.notes.append(f"'{output}' and '{table}' differ, so they are not tied, although the config says so")
+        return values.with_values(tie_word_embeddings=False)
+    if file_tensors.family.is_tied_by_file and not has_output:
+        return values.with_values(tie_word_embeddings=True)
     return values
 
 
-def _task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskRecord:
-    if not find(variant.task).has_labels:
+def _read_task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskRecord:
+    if not find_task(variant.task).has_labels:
         return TaskRecord(kind=variant.task, repeats=variant.repeats)
     names = config.get("id2label") or {}
     labels = tuple(str(names.get(str(index), f"LABEL_{index}")) for index in range(count))

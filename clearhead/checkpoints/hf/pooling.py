@@ -19,9 +19,9 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.base.errors import InputError
-from clearhead.base.files import file_inside, read_json, typed, write_json
+from clearhead.base.files import convert_json, file_inside, read_json, write_json
 from clearhead.checkpoints.hf.files.tensor_files import FLOATS, SINGLE, TensorFiles, read_config
-from clearhead.checkpoints.weights.files import built, save_tensors
+from clearhead.checkpoints.weights.files import build_from_tensors, save_tensors
 from clearhead.core import Transformer
 from clearhead.spec.base import Count
 
@@ -56,12 +56,12 @@ _INERT = frozenset({"module_input_name", "module_output_name"})
 Settings = TypeVar("Settings", bound=BaseModel)
 
 
-class _Module(BaseModel):
+class _ModuleEntry(BaseModel):
     path: str
     type: str
 
 
-class _Pool(BaseModel):
+class _PoolSettings(BaseModel):
     pooling_mode: str | list[str] | None = None
     pooling_mode_cls_token: bool | None = None
     pooling_mode_max_tokens: bool | None = None
@@ -81,39 +81,39 @@ class _Pool(BaseModel):
         return self.pooling_mode or [name for flag, name in _FLAGS.items() if getattr(self, flag)] or ["mean"]
 
 
-class _Linear(BaseModel):
+class _LinearSettings(BaseModel):
     in_features: Count
     out_features: Count
     bias: bool = True
     activation_function: str = next(iter(_ACTIVATIONS))
 
 
-_Longest = Annotated[int, Field(ge=3, lt=2**31)]
+_MaxLength = Annotated[int, Field(ge=3, lt=2**31)]
 
 
-class _Text(BaseModel):
+class _TextSettings(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
-    max_length: _Longest | None = None
+    max_length: _MaxLength | None = None
     padding: Any = None
 
 
-class _Processing(BaseModel):
-    text: _Text | None = None
-    common: _Text | None = None
+class _ProcessingSettings(BaseModel):
+    text: _TextSettings | None = None
+    common: _TextSettings | None = None
 
 
-class _Tokenizer(BaseModel):
+class _TokenizerSettings(BaseModel):
     # A tokenizer without a limit has a number beyond any text.
     model_max_length: Annotated[float, Field(ge=3)] | None = None
     max_len: Annotated[float, Field(ge=3)] | None = None
 
 
-class _Limits(BaseModel):
-    processing_kwargs: _Processing = _Processing()
-    processor_kwargs: _Tokenizer = _Tokenizer()
-    tokenizer_args: _Tokenizer = _Tokenizer()
-    max_seq_length: _Longest | None = None
+class _LengthSettings(BaseModel):
+    processing_kwargs: _ProcessingSettings = _ProcessingSettings()
+    processor_kwargs: _TokenizerSettings = _TokenizerSettings()
+    tokenizer_args: _TokenizerSettings = _TokenizerSettings()
+    max_seq_length: _MaxLength | None = None
     do_lower_case: bool | None = None
 
     @property
@@ -125,7 +125,7 @@ class _Limits(BaseModel):
         return next((length for length in named if length is not None), None)
 
 
-class _Prompts(BaseModel):
+class _PromptSettings(BaseModel):
     default_prompt_name: str | None = None
     prompts: dict[str, str | None] | None = None
 
@@ -166,10 +166,10 @@ def read_pooling(directory: Path, *, width: int, positions: int | None) -> Pooli
         InputError: a module, a setting or a size that is not supported; every fault is named.
     """
     modules = read_json(file_inside(directory, MODULES), what="a list of modules")
-    reader = _Reader(directory, width)
-    for index, module in enumerate(typed(modules, list[_Module], name=str(directory / MODULES))):
-        reader.take(index, module.type, module.path)
-    reader.limits(positions)
+    reader = _ModuleReader(directory, width)
+    for index, module in enumerate(convert_json(modules, list[_ModuleEntry], name=str(directory / MODULES))):
+        reader.add_module(index, module.type, module.path)
+    reader.read_limits(positions)
     if not any(isinstance(layer, spec.Pool) for layer in reader.layers):
         reader.faults.append(f"{MODULES} has no Pooling, so there would be no embedding of a text")
     if reader.faults:
@@ -179,7 +179,7 @@ def read_pooling(directory: Path, *, width: int, positions: int | None) -> Pooli
 
 
 @dataclass
-class _Reader:
+class _ModuleReader:
     """Reads the modules in their order into the layers of a head."""
 
     directory: Path
@@ -192,15 +192,15 @@ class _Reader:
     prompt: str = ""
     includes_prompt: bool = True
 
-    def take(self, index: int, kind: str, path: str) -> None:
+    def add_module(self, index: int, kind: str, path: str) -> None:
         """Add a module to the head."""
         name = kind.rpartition(".")[2]
         if (index == 0) != (name == "Transformer") or (index == 0 and path):
             self.faults.append(f"{MODULES}: entry {index} is {kind} in '{path}'; the first is a Transformer in ''")
         elif name == "Pooling":
-            self._pool(path)
+            self._add_pool(path)
         elif name == "Dense":
-            self._linear(path)
+            self._add_linear(path)
         elif name == "Normalize":
             self.layers.append(spec.L2Normalize())
         elif index:
@@ -208,7 +208,7 @@ class _Reader:
                 f"{MODULES}: a module of the type {kind} is not supported; Pooling, Dense and Normalize are"
             )
 
-    def limits(self, positions: int | None) -> None:
+    def read_limits(self, positions: int | None) -> None:
         """Read the greatest length of texts, and refuse settings that would change them.
 
         Args:
@@ -216,26 +216,26 @@ class _Reader:
         """
         names = [f"sentence_{kind}_config.json" for kind in _KINDS]
         name = next((name for name in names if os.path.lexists(self.directory / name)), None)
-        limits = _Limits() if name is None else self._json("", name, _Limits)
+        limits = _LengthSettings() if name is None else self._read_settings("", name, _LengthSettings)
         longest = limits.longest or self._tokenizer_limit(positions)
         self.max_length = int(longest) if longest < 2**31 else None
         if limits.do_lower_case:
             self.faults.append(f"{name}: do_lower_case = true is not supported; set it in the tokenizer")
         if os.path.lexists(self.directory / PROMPTS):
-            self._prompts()
+            self._read_prompt()
 
     def _tokenizer_limit(self, positions: int | None) -> int | float:
         """Return the longest text of the tokenizer's settings and of the positions, in tokens."""
         path = self.directory / _TOKENIZER
         bounds: list[int | float] = [] if positions is None or positions == -1 else [positions]
         if os.path.lexists(path):
-            tokenizer = typed(read_config(self.directory, _TOKENIZER), _Tokenizer, name=str(path))
+            tokenizer = convert_json(read_config(self.directory, _TOKENIZER), _TokenizerSettings, name=str(path))
             bounds.append(tokenizer.model_max_length or tokenizer.max_len or math.inf)
         return min(bounds, default=math.inf)
 
-    def _prompts(self) -> None:
+    def _read_prompt(self) -> None:
         """Read the prompt in front of every text."""
-        settings = self._json("", PROMPTS, _Prompts)
+        settings = self._read_settings("", PROMPTS, _PromptSettings)
         prompts, name = settings.prompts or {}, settings.default_prompt_name
         if name is not None and name not in {"query", "document", *prompts}:
             self.faults.append(f"{PROMPTS}: default_prompt_name is '{name}', but prompts has no entry of this name")
@@ -246,16 +246,16 @@ class _Reader:
                 "pooling; set default_prompt_name to null and write the prompt into the texts"
             )
 
-    def _json(self, path: str, name: str, kind: type[Settings]) -> Settings:
-        place = f"{path}/{name}" if path else name
-        self.files[place] = read_config(self.directory / path, name)
-        return typed(self.files[place], kind, name=str(self.directory / place))
+    def _read_settings(self, path: str, name: str, kind: type[Settings]) -> Settings:
+        relative_path = f"{path}/{name}" if path else name
+        self.files[relative_path] = read_config(self.directory / path, name)
+        return convert_json(self.files[relative_path], kind, name=str(self.directory / relative_path))
 
-    def _pool(self, path: str) -> None:
+    def _add_pool(self, path: str) -> None:
         file_inside(self.directory, path)
-        settings = self._json(path, SETTINGS, _Pool)
+        settings = self._read_settings(path, SETTINGS, _PoolSettings)
         modes = settings.modes
-        content, known = self.files[f"{path}/{SETTINGS}"], {*_Pool.model_fields, *_INERT}
+        content, known = self.files[f"{path}/{SETTINGS}"], {*_PoolSettings.model_fields, *_INERT}
         others = sorted(name for name, value in content.items() if name not in known and value)
         others += [mode for mode in modes if mode not in _MODES]
         if others:
@@ -273,9 +273,9 @@ class _Reader:
         self.layers.append(spec.Pool(by=chosen if len(chosen) > 1 else chosen[0]))
         self.width *= len(chosen)
 
-    def _linear(self, path: str) -> None:
+    def _add_linear(self, path: str) -> None:
         file_inside(self.directory, path)
-        settings = self._json(path, SETTINGS, _Linear)
+        settings = self._read_settings(path, SETTINGS, _LinearSettings)
         size, width, bias, function = (
             settings.out_features, settings.in_features, settings.bias, settings.activation_function,
         )  # fmt: skip
@@ -321,8 +321,8 @@ def with_head(module: Transformer, head: spec.Head | None, tensors: Mapping[str,
         InputError: the head does not fit.
     """
     model = spec.validate(module.spec.model_copy(update={"head": head}))
-    own = {name: tensor for name, tensor in module.state_dict().items() if not name.startswith("head.")}
-    return built(model, own | dict(tensors), training=module.training)
+    stack_tensors = {name: tensor for name, tensor in module.state_dict().items() if not name.startswith("head.")}
+    return build_from_tensors(model, stack_tensors | dict(tensors), training=module.training)
 
 
 def makes_vectors(model: spec.Model) -> bool:
@@ -348,28 +348,30 @@ def write_pooling(
         InputError: sentence-transformers has no module for a part of the head.
     """
     assert module.spec.head is not None and makes_vectors(module.spec), "a head that embeds texts"
-    files, maps = _files(module.spec, max_length)
+    files, linear_folders = _pooling_files(module.spec, max_length)
     if prompt:
         files[PROMPTS] = {"prompts": {"default": prompt}, "default_prompt_name": "default"}
     if loaded is not None and loaded.head == module.spec.head:
         files = dict(loaded.files)
-    for place, content in files.items():
-        (directory / place).parent.mkdir(exist_ok=True)
-        write_json(directory / place, content, is_indented=True)
+    for relative_path, content in files.items():
+        (directory / relative_path).parent.mkdir(exist_ok=True)
+        write_json(directory / relative_path, content, is_indented=True)
     tensors = module.state_dict()
-    for address, folder in maps.items():
-        own = {leaf: tensors[f"{address}.{leaf}"] for leaf in ("weight", "bias") if f"{address}.{leaf}" in tensors}
-        save_tensors(directory / folder / SINGLE, {f"linear.{leaf}": tensor for leaf, tensor in own.items()})
+    for address, folder in linear_folders.items():
+        layer_tensors = {
+            leaf: tensors[f"{address}.{leaf}"] for leaf in ("weight", "bias") if f"{address}.{leaf}" in tensors
+        }
+        save_tensors(directory / folder / SINGLE, {f"linear.{leaf}": tensor for leaf, tensor in layer_tensors.items()})
 
 
-def _files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], dict[str, str]]:
+def _pooling_files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the settings by their paths, and the folder of each linear layer of the head."""
     top = model.decoder or model.encoder
     assert top is not None and model.head is not None, "a validated model has a stack"
     width, layers = top.width, list(model.head.layers)
     modules = [("", "Transformer")]
     files: dict[str, Any] = {}
-    maps: dict[str, str] = {}
+    linear_folders: dict[str, str] = {}
     for index, layer in enumerate(layers):
         folder = f"{len(modules)}_"
         if isinstance(layer, spec.Pool):
@@ -383,7 +385,7 @@ def _files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], d
             modules.append((f"{folder}Normalize", "Normalize"))
         elif isinstance(layer, spec.Linear):
             modules.append((f"{folder}Dense", "Dense"))
-            maps[f"head.layers.{index}"] = f"{folder}Dense"
+            linear_folders[f"head.layers.{index}"] = f"{folder}Dense"
             after = layers[index + 1] if index + 1 < len(layers) else None
             function = after.function if isinstance(after, spec.Activation) else None
             files[f"{folder}Dense/{SETTINGS}"] = {
@@ -398,7 +400,7 @@ def _files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], d
         for index, (path, kind) in enumerate(modules)
     ]
     limits = {"max_seq_length": max_length, "do_lower_case": False}
-    return {MODULES: entries, LIMITS: limits} | files, maps
+    return {MODULES: entries, LIMITS: limits} | files, linear_folders
 
 
 def _activation_name(function: str | None) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from clearhead.base.errors import InputError, nearest
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.checkpoints.hf import families
 from clearhead.checkpoints.hf.mapping import blocks
 from clearhead.checkpoints.hf.mapping.family import Family, Variant
@@ -22,21 +22,21 @@ _FIRST = ("llama", "gpt2", "bert", "modernbert", "marian", "bart", "t5")
 @cache
 def all_families() -> Mapping[str, Family]:
     """Every family by its model type."""
-    found: dict[str, Family] = {}
+    by_type: dict[str, Family] = {}
     for info in pkgutil.iter_modules(families.__path__):
         for family in importlib.import_module(f"{families.__name__}.{info.name}").FAMILIES:
-            assert family.model_type not in found, f"two families for {family.model_type}"
-            found[family.model_type] = family
-    return found
+            assert family.model_type not in by_type, f"two families for {family.model_type}"
+            by_type[family.model_type] = family
+    return by_type
 
 
-def saved_first() -> list[Family]:
+def list_export_families() -> list[Family]:
     """Return every family, those that most libraries read before the others."""
     known = all_families()
     return [known[name] for name in dict.fromkeys((*_FIRST, *known))]
 
 
-def find(config: Mapping[str, Any]) -> Family:
+def find_family(config: Mapping[str, Any]) -> Family:
     """Return the family of a config.
 
     Raises:
@@ -48,13 +48,13 @@ def find(config: Mapping[str, Any]) -> Family:
         raise InputError("config.json has no model_type")
     if model_type not in known:
         raise InputError(
-            f"config.json: model_type '{model_type}' is not known{nearest(model_type, known)}; "
+            f"config.json: model_type '{model_type}' is not known{did_you_mean(model_type, known)}; "
             f"known are {', '.join(sorted(known))}"
         )
     return known[model_type]
 
 
-def variant(family: Family, config: Mapping[str, Any], names: frozenset[str]) -> Variant:
+def choose_variant(family: Family, config: Mapping[str, Any], names: frozenset[str]) -> Variant:
     """Return the variant that a config names; where it names none, the first whose own tensors are all in the file.
 
     A class of two forms is two variants, which are told apart by their tensors.
@@ -63,51 +63,60 @@ def variant(family: Family, config: Mapping[str, Any], names: frozenset[str]) ->
         InputError: the class is not supported.
     """
     classes = config.get("architectures") or []
-    if not isinstance(classes, list) or not all(isinstance(one, str) for one in classes):
+    if not isinstance(classes, list) or not all(isinstance(item, str) for item in classes):
         raise InputError("config.json: architectures must be a list of class names")
     by_class: dict[str, list[Variant]] = {}
-    for one in family.variants:
-        for name in one.classes:
-            by_class.setdefault(name, []).append(one)
+    for candidate in family.variants:
+        for name in candidate.classes:
+            by_class.setdefault(name, []).append(candidate)
     if classes:
         if classes[0] not in by_class:
-            hint = nearest(classes[0], by_class)
+            hint = did_you_mean(classes[0], by_class)
             raise InputError(
                 f"config.json: the class '{classes[0]}' of {family.model_type} is not supported{hint}; "
                 f"supported are {', '.join(by_class)}"
             )
         forms = by_class[classes[0]]
-        return next((one for one in forms if _is_held(one, names)), forms[0])
-    for one in family.variants:
-        if _is_held(one, names):
-            return one
+        return next((candidate for candidate in forms if _is_held(candidate, names)), forms[0])
+    for candidate in family.variants:
+        if _is_held(candidate, names):
+            return candidate
     return next(
-        (one for one in family.variants if one.is_bare and family.prefix and not _prefixed(family, names)),
+        (
+            candidate
+            for candidate in family.variants
+            if candidate.is_bare and family.prefix and not _has_prefix(family, names)
+        ),
         family.variants[0],
     )
 
 
-def headless(family: Family) -> Variant:
+def headless_variant(family: Family) -> Variant:
     """Return the class without a head, of the encoder alone where there is one; other heads are unused in it.
 
     Raises:
         InputError: the family has no such class.
     """
-    own = [one for one in family.variants if one.head is blocks.no_head]
-    if not own:
+    bare_variants = [candidate for candidate in family.variants if candidate.head is blocks.no_head]
+    if not bare_variants:
         raise InputError(f"config.json: {family.model_type} has no class without a head")
-    chosen = next((one for one in own if not one.has_decoder), own[0])
-    heads = (rf"{re.escape(name)}(\..+)?" for one in family.variants for rule in one.rules for name in rule.theirs)
+    chosen = next((candidate for candidate in bare_variants if not candidate.has_decoder), bare_variants[0])
+    heads = (
+        rf"{re.escape(name)}(\..+)?"
+        for candidate in family.variants
+        for rule in candidate.rules
+        for name in rule.theirs
+    )
     return replace(chosen, unused=(*chosen.unused, *heads))
 
 
 def _is_held(variant: Variant, names: frozenset[str]) -> bool:
     """Whether a file has a tensor for every rule of a variant's head that it must have."""
-    own = [rule.theirs for rule in variant.rules if rule.theirs[0] != variant.output and not rule.zeros]
-    return bool(own) and all(
-        any(have == name or have.startswith(f"{name}.") for name in theirs for have in names) for theirs in own
+    needed = [rule.theirs for rule in variant.rules if rule.theirs[0] != variant.output and not rule.zeros]
+    return bool(needed) and all(
+        any(stored == name or stored.startswith(f"{name}.") for name in theirs for stored in names) for theirs in needed
     )
 
 
-def _prefixed(family: Family, names: frozenset[str]) -> bool:
+def _has_prefix(family: Family, names: frozenset[str]) -> bool:
     return any(name.startswith(family.prefix) for name in names)

@@ -25,11 +25,11 @@ from clearhead.checkpoints.hf.mapping.tensor_rules import BoundRule
 from clearhead.checkpoints.hf.pooling import makes_vectors, with_head, write_pooling
 from clearhead.checkpoints.hf.tokenizers import load_tokenizers
 from clearhead.checkpoints.reference import CONFIG
-from clearhead.checkpoints.weights.files import Stream, built, save_shards
+from clearhead.checkpoints.weights.files import Stream, build_from_tensors, save_shards
 from clearhead.core import Transformer
 from clearhead.fast.stored import plain_state, refuse_quantized, state_to_save
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.token_roles import TokenRoles
@@ -67,7 +67,7 @@ def save_checkpoint(
         InputError: no family can express the model, or it has two tokenizers.
     """
     refuse_quantized(module, "the layout of the hub")
-    module = _in_units(module, task)
+    module = _without_standardization(module, task)
     if hf_checkpoint is not None:
         return _save_again(module, folder, tokenizers, task, hf_checkpoint, max_shard_size, weights)
     if not tokenizers.joint:
@@ -98,9 +98,9 @@ def can_stream(module: Transformer, task: TaskRecord, hf_checkpoint: HFCheckpoin
         task, hf_checkpoint: as for `save_checkpoint`.
     """
     is_of_family = hf_checkpoint is not None and hf_checkpoint.loaded is not None
-    is_in_units = (task.number_mean, task.number_scale) == (0.0, 1.0)
-    has_pooling = find(task.kind).outputs == "vector" and makes_vectors(module.spec)
-    return is_of_family and is_in_units and not has_pooling
+    is_unscaled = (task.number_mean, task.number_scale) == (0.0, 1.0)
+    has_pooling = find_task(task.kind).outputs == "vector" and makes_vectors(module.spec)
+    return is_of_family and is_unscaled and not has_pooling
 
 
 def _save_again(
@@ -134,7 +134,7 @@ def _save_again(
     return model_type
 
 
-def _in_units(module: Transformer, task: TaskRecord) -> Transformer:
+def _without_standardization(module: Transformer, task: TaskRecord) -> Transformer:
     """Return a module that predicts numbers without standardization, because a config has no place for the scale.
 
     Raises:
@@ -152,7 +152,7 @@ def _in_units(module: Transformer, task: TaskRecord) -> Transformer:
         )
     tensors[f"{last}.weight"] = tensors[f"{last}.weight"] * task.number_scale
     tensors[f"{last}.bias"] = tensors[f"{last}.bias"] * task.number_scale + task.number_mean
-    return built(module.spec, tensors)
+    return build_from_tensors(module.spec, tensors)
 
 
 def _with_expressible_dropout(module: Transformer, loaded: LoadedModule | None) -> Transformer:
@@ -164,13 +164,16 @@ def _with_expressible_dropout(module: Transformer, loaded: LoadedModule | None) 
     except InputError:
         expressed = spec_up_to_dropout(loaded.family, loaded.variant, loaded.config, module)
         if expressed is not None and expressed != module.spec:
-            return built(expressed, module.state_dict())
+            return build_from_tensors(expressed, module.state_dict())
     return module
 
 
 def _fingerprints(tokenizers: TokenizerPair) -> list[str]:
     """Return the fingerprints of tokenizers, whatever their special tokens."""
-    return [one.with_special_tokens(SpecialTokens()).fingerprint for one in (tokenizers.source, tokenizers.target)]
+    return [
+        tokenizer.with_special_tokens(SpecialTokens()).fingerprint
+        for tokenizer in (tokenizers.source, tokenizers.target)
+    ]
 
 
 def _write_tokenizer(tokenizer: Tokenizer, folder: Path, special_tokens: SpecialTokens) -> None:
@@ -186,11 +189,11 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path, special_tokens: Special
         raise InputError("the tokenizer runs a SentencePiece model, which a changed tokenizer.json cannot hold")
     entries = {token["id"]: token["content"] for token in document["added_tokens"]}
     single, pair = special_tokens.single, special_tokens.pair or (*special_tokens.single, ("B", 1))
-    ids = {part for part, _ in (*single, *pair) if not isinstance(part, str)}
+    ids = {item for item, _ in (*single, *pair) if not isinstance(item, str)}
     document["post_processor"] = {
         "type": "TemplateProcessing",
-        "single": [_template_part(part, segment, entries) for part, segment in single],
-        "pair": [_template_part(part, segment, entries) for part, segment in pair],
+        "single": [_template_item(item, segment, entries) for item, segment in single],
+        "pair": [_template_item(item, segment, entries) for item, segment in pair],
         "special_tokens": {
             entries[index]: {"id": entries[index], "ids": [index], "tokens": [entries[index]]} for index in sorted(ids)
         },
@@ -202,10 +205,10 @@ def _write_tokenizer(tokenizer: Tokenizer, folder: Path, special_tokens: Special
     write_json(config_path, config, is_indented=True)
 
 
-def _template_part(part: int | str, segment: int, entries: Mapping[int, str]) -> dict[str, Any]:
-    if isinstance(part, str):
-        return {"Sequence": {"id": part, "type_id": segment}}
-    return {"SpecialToken": {"id": entries[part], "type_id": segment}}
+def _template_item(item: int | str, segment: int, entries: Mapping[int, str]) -> dict[str, Any]:
+    if isinstance(item, str):
+        return {"Sequence": {"id": item, "type_id": segment}}
+    return {"SpecialToken": {"id": entries[item], "type_id": segment}}
 
 
 def _token_ids(module: Transformer, roles: TokenRoles) -> dict[str, int]:
@@ -245,14 +248,14 @@ def save_module(
         InputError: no family can express the spec; the report lists the differences to the nearest.
     """
     saved_task = loaded.task if task is None and loaded is not None else task
-    if saved_task is not None and find(saved_task.kind).outputs == "vector" and makes_vectors(module.spec):
+    if saved_task is not None and find_task(saved_task.kind).outputs == "vector" and makes_vectors(module.spec):
         return _save_pooled(module, directory, loaded, saved_task, model_type, token_ids, max_shard_size)
     if loaded is not None:
         family, variant, prefix = loaded.family, loaded.variant, loaded.prefix
         config = _config_as_loaded(module, loaded)
     else:
         module, family, variant, config = choose_family(module, model_type, task)
-        prefix = family.saved_prefix(variant)
+        prefix = family.prefix_to_save(variant)
         # Where positions begin after the padding id, the spec decides it.
         config |= {name: index for name, index in token_ids.items() if name not in {key.name for key in family.keys}}
     if task is not None and task.labels:
@@ -271,7 +274,7 @@ def save_module(
                 tensors[prefix + constant.name] = constant.compute(module.spec, rows)
     directory.mkdir(parents=True, exist_ok=True)
     if weights is not None:
-        weights = _with_their_names(weights, module, family, variant, prefix, tensors)
+        weights = _rename_stream(weights, module, family, variant, prefix, tensors)
     save_shards(directory, tensors, name=SINGLE, max_size=max_shard_size, stream=weights)
     write_json(directory / CONFIG, config, is_indented=True)
     return family
@@ -290,7 +293,7 @@ def _save_pooled(
     stacks, pooling = with_head(module, None, {}), None
     if loaded is not None:
         pooling = loaded.pooling
-        variant = loaded.variant if pooling is not None else registry.headless(loaded.family)
+        variant = loaded.variant if pooling is not None else registry.headless_variant(loaded.family)
         loaded = replace(loaded, variant=variant, module=stacks, pooling=None)
     family = save_module(
         stacks, directory, loaded=loaded, model_type=model_type, token_ids=token_ids, max_shard_size=max_shard_size
@@ -329,7 +332,7 @@ def _bind_all(module: Transformer, family: Family, variant: Variant, prefix: str
     return bounds, variant.output is None or variant.output not in {n for b in bounds for g in b.theirs for n in g}
 
 
-def _with_their_names(
+def _rename_stream(
     weights: Stream,
     module: Transformer,
     family: Family,
@@ -367,5 +370,5 @@ def _config_as_loaded(module: Transformer, loaded: LoadedModule) -> dict[str, An
         if not configs.differences(expressed, module.spec) and length in (None, expressed.declared_length):
             return dict(loaded.config)
     inert = (configs.INERT | set(family.inert)) - {"architectures"}
-    kept = {key: value for key, value in loaded.config.items() if key in inert}
-    return configs.to_config(family, variant, module.spec) | kept
+    inert_values = {key: value for key, value in loaded.config.items() if key in inert}
+    return configs.to_config(family, variant, module.spec) | inert_values

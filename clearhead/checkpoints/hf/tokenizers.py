@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clearhead.base.errors import InputError, nearest
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.text.backend import backend_of
 from clearhead.text.chat import ChatTemplate
 from clearhead.text.pair import TokenizerPair
-from clearhead.text.special_tokens import Part, SpecialTokens, read_special_tokens
+from clearhead.text.special_tokens import SpecialTokens, TemplateItem, read_special_tokens
 from clearhead.text.token_roles import TokenRoles, content_of, find_roles
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_classes import Template, TokenizerClass
-from clearhead.text.tokenizer_files import Files, read_files
+from clearhead.text.tokenizer_files import TokenizerFiles, read_files
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class CheckpointTokenizers:
         """
         assert self.templates is not None, "only a checkpoint with languages has special tokens for one"
         named, roles = {"language": self.language_id(language)}, self.pair.source.roles
-        single, pair = (_parts(template, roles, named) for template in self.templates)
+        single, pair = (_fill_template(template, roles, named) for template in self.templates)
         return SpecialTokens(single, pair)
 
     def language_id(self, language: str) -> int:
@@ -57,7 +57,7 @@ class CheckpointTokenizers:
         """
         if language not in self.languages:
             known = ", ".join(self.languages) or "none"
-            hint = nearest(language, self.languages)
+            hint = did_you_mean(language, self.languages)
             raise InputError(f"the model has no language '{language}'{hint}; it has: {known}")
         return self.languages[language]
 
@@ -72,31 +72,33 @@ def load_tokenizers(folder: Path) -> CheckpointTokenizers:
         InputError: files are missing or unusable, or disagree.
     """
     files = read_files(folder)
-    source = _tokenizer(folder, files, files.document)
-    target = source if files.target is None else _tokenizer(folder, files, files.target)
+    source = _load_tokenizer(folder, files, files.document)
+    target = source if files.target is None else _load_tokenizer(folder, files, files.target)
     longest = files.config.get("model_max_length")
     # A checkpoint without a limit has a number beyond any text.
     limit = int(longest) if isinstance(longest, int | float) and 0 < longest < 2**31 else None
     known = files.tokenizer_class
-    languages = {} if known is None else _languages(files, known)
+    languages = {} if known is None else _read_languages(files, known)
     return CheckpointTokenizers(
         pair=TokenizerPair(source, target, joint=files.target is None),
         chat=ChatTemplate.read(folder, files.config),
         languages=languages,
         max_length=limit,
-        templates=_templates(files, known) if languages and known is not None else None,
+        templates=_choose_templates(files, known) if languages and known is not None else None,
         language_is_start=known is not None and known.language_is_start,
     )
 
 
-def _tokenizer(folder: Path, files: Files, document: Mapping[str, Any]) -> Tokenizer:
+def _load_tokenizer(folder: Path, files: TokenizerFiles, document: Mapping[str, Any]) -> Tokenizer:
     roles = find_roles(folder, backend_of(document), files.config, {})
-    own = files.config.get("clearhead") or {}
-    special_tokens = None if own else _special_tokens(folder, files, document, roles)
-    return Tokenizer(document, kind=own.get("kind", "pretrained"), roles=roles, special_tokens=special_tokens)
+    metadata = files.config.get("clearhead") or {}
+    special_tokens = None if metadata else _read_special_tokens(folder, files, document, roles)
+    return Tokenizer(document, kind=metadata.get("kind", "pretrained"), roles=roles, special_tokens=special_tokens)
 
 
-def _special_tokens(folder: Path, files: Files, document: Mapping[str, Any], roles: TokenRoles) -> SpecialTokens:
+def _read_special_tokens(
+    folder: Path, files: TokenizerFiles, document: Mapping[str, Any], roles: TokenRoles
+) -> SpecialTokens:
     """Return the special tokens of the file, or of the class where the configuration decides them."""
     known, config = files.tokenizer_class, files.config
     has_document = (folder / "tokenizer.json").is_file()
@@ -108,26 +110,28 @@ def _special_tokens(folder: Path, files: Files, document: Mapping[str, Any], rol
     if has_document and not (known is not None and _has_language(known)) and not switches:
         return read_special_tokens(document)
     if known is None or known.adds_start is not None or known.adds_end is not None:
-        if has_document and _has_others(read_special_tokens(document), named):
+        if has_document and _has_other_tokens(read_special_tokens(document), named):
             return read_special_tokens(document)
         starts = switches.get("bos", known is not None and known.adds_start)
         ends = switches.get("eos", known is not None and known.adds_end)
         start, end = ("bos",) if starts and "bos" in named else (), ("eos",) if ends and "eos" in named else ()
         single, pair = (*start, "A", *end), (*start, "A", *end, *start, "B", *end)
-        return SpecialTokens(_parts(single, roles, named), _parts(pair, roles, named, 1))
+        return SpecialTokens(_fill_template(single, roles, named), _fill_template(pair, roles, named, 1))
     if has_document and not _has_language(known):
         return read_special_tokens(document)
     if "language" in known.single:
-        named |= _source_language(files, known, document)
-    single, pair = _templates(files, known)
+        named |= _read_source_language(files, known, document)
+    single, pair = _choose_templates(files, known)
     second = int(known.second_segment)
-    return SpecialTokens(_parts(single, roles, named), _parts(pair, roles, named, second) if "B" in pair else None)
+    return SpecialTokens(
+        _fill_template(single, roles, named), _fill_template(pair, roles, named, second) if "B" in pair else None
+    )
 
 
-def _has_others(special_tokens: SpecialTokens, named: Mapping[str, int]) -> bool:
+def _has_other_tokens(special_tokens: SpecialTokens, named: Mapping[str, int]) -> bool:
     """Whether there are special tokens besides BOS and EOS, which the configuration's switches do not cover."""
     ends = {named.get("bos"), named.get("eos")}
-    return any(part not in ends for part in (*special_tokens.prefix, *special_tokens.suffix))
+    return any(item not in ends for item in (*special_tokens.prefix, *special_tokens.suffix))
 
 
 def _role_ids(entries: Mapping[str, int], config: Mapping[str, Any]) -> dict[str, int]:
@@ -136,10 +140,12 @@ def _role_ids(entries: Mapping[str, int], config: Mapping[str, Any]) -> dict[str
     return {role: entries[text] for role, text in texts.items() if text is not None and text in entries}
 
 
-def _parts(template: Template, roles: TokenRoles, named: Mapping[str, int], second: int = 0) -> tuple[Part, ...]:
+def _fill_template(
+    template: Template, roles: TokenRoles, named: Mapping[str, int], second: int = 0
+) -> tuple[TemplateItem, ...]:
     """Return a template with ids for its names; the second text and what follows it are of the segment `second`."""
     known = {"bos": roles.bos, "eos": roles.eos, "cls": roles.bos, "sep": roles.eos} | dict(named)
-    parts: list[Part] = []
+    parts: list[TemplateItem] = []
     segment = 0
     for name in template:
         segment = second if name == "B" else segment
@@ -154,13 +160,13 @@ def _has_language(known: TokenizerClass) -> bool:
     return "language" in known.single or bool(known.languages)
 
 
-def _templates(files: Files, known: TokenizerClass) -> tuple[Template, Template]:
+def _choose_templates(files: TokenizerFiles, known: TokenizerClass) -> tuple[Template, Template]:
     if known.legacy_single and files.config.get("legacy_behaviour") is True:
         return known.legacy_single, known.legacy_single
     return known.single, known.pair
 
 
-def _languages(files: Files, known: TokenizerClass) -> dict[str, int]:
+def _read_languages(files: TokenizerFiles, known: TokenizerClass) -> dict[str, int]:
     """Return the ids of the class's languages, or of those that the configuration adds."""
     if not _has_language(known):
         return {}
@@ -172,7 +178,7 @@ def _languages(files: Files, known: TokenizerClass) -> dict[str, int]:
     return {code: entries[entry] for code, entry in codes.items() if entry in entries}
 
 
-def _source_language(files: Files, known: TokenizerClass, document: Mapping[str, Any]) -> dict[str, int]:
+def _read_source_language(files: TokenizerFiles, known: TokenizerClass, document: Mapping[str, Any]) -> dict[str, int]:
     """Return the id of the configuration's source language, if it names one."""
     code = files.config.get("src_lang")
     entries = backend_of(document).vocabulary() if isinstance(code, str) else {}

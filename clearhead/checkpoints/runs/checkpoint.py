@@ -23,13 +23,13 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from clearhead.base.errors import InputError, RunFailure
-from clearhead.base.files import read_json_object, read_model_text, refuse_link_out, replacing, sync, typed
-from clearhead.base.formats import Format
-from clearhead.base.leftovers import TEMPORARY, remove, temporary_beside
+from clearhead.base.files import convert_json, read_json_object, read_model_text, refuse_link_out, replacing, sync
+from clearhead.base.formats import FileFormat
+from clearhead.base.temporary_files import TEMPORARY, remove, temporary_path
 from clearhead.checkpoints.runs.manifest import manifest_damage, seal
 from clearhead.checkpoints.weights.files import load_tensors, refuse_dtypes, save_tensors
 
-FORMAT: Final = Format("a checkpoint", 2, "start the run again")
+FORMAT: Final = FileFormat("a checkpoint", 2, "start the run again")
 MOST_THREADS: Final = 1024
 WEIGHTS: Final = "weights.safetensors"
 AVERAGED_WEIGHTS: Final = "ema.safetensors"
@@ -153,7 +153,7 @@ def save_checkpoint(
     values, _ = _split_optimizer(checkpoint.optimizer)
     state = {**FORMAT.header(), "step": checkpoint.step, "optimizer": values, **checkpoint.state}
     is_first = not any(step < checkpoint.step for step in checkpoint_steps(run))
-    with writing_folder(folder, otherwise=NOTHING_TRAINED if is_first else UNTOUCHED) as temporary:
+    with write_folder(folder, otherwise=NOTHING_TRAINED if is_first else UNTOUCHED) as temporary:
         for name, tensors in tensor_files(checkpoint):
             save(temporary / name, tensors)
         (temporary / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
@@ -212,7 +212,7 @@ def read_checked_state(folder: Path) -> tuple[dict[str, Any], bool]:
 
 
 @contextlib.contextmanager
-def refusing_others(folder: Path) -> Iterator[None]:
+def convert_foreign_errors(folder: Path) -> Iterator[None]:
     """Turn what a checkpoint of something else, or an altered one, makes libraries raise into an `InputError`."""
     try:
         yield
@@ -223,12 +223,12 @@ def refusing_others(folder: Path) -> Iterator[None]:
         raise InputError(f"{folder} was written by a different model or optimizer, or was altered: {reason}") from error
 
 
-class _Optimizer(BaseModel):
+class _OptimizerState(BaseModel):
     state: dict[Annotated[str, StringConstraints(pattern="^[0-9]{1,9}$")], dict[str, Any]]
     param_groups: list[dict[str, Any]]
 
 
-class _Choices(BaseModel):
+class _AutomaticChoices(BaseModel):
     __pydantic_extra__: dict[str, str | int | float | bool | None] = Field(init=False)
     model_config = ConfigDict(extra="allow")
 
@@ -237,10 +237,10 @@ class _Choices(BaseModel):
     planned_steps: int | None = None
 
 
-class _State(BaseModel):
+class _CheckpointState(BaseModel):
     step: Annotated[int, Field(ge=0, lt=2**63)]
-    optimizer: _Optimizer
-    choices: _Choices = _Choices()
+    optimizer: _OptimizerState
+    choices: _AutomaticChoices = _AutomaticChoices()
     tally: Tally = Tally()
 
 
@@ -252,33 +252,33 @@ def read_state(folder: Path) -> dict[str, Any]:
     """
     state = read_json_object(folder / STATE, what="the state of a run")
     FORMAT.check(state, folder)
-    typed(state, _State, name=str(folder / STATE))
+    convert_json(state, _CheckpointState, name=str(folder / STATE))
     return state
 
 
 def checkpoint_damage(folder: Path) -> str | None:
     """Return a message about the damage of a checkpoint; None if it can be resumed from."""
-    return _damage(folder, (WEIGHTS, OPTIMIZER, STATE), read=None)
+    return _find_damage(folder, (WEIGHTS, OPTIMIZER, STATE), read=None)
 
 
 def weights_damage(folder: Path) -> str | None:
     """Return a message about the damage of the validated weights in a folder of a checkpoint, or of weights alone."""
-    return _damage(folder, (WEIGHTS,), read=(measured_weights(folder).name,))
+    return _find_damage(folder, (WEIGHTS,), read=(find_validated_weights(folder).name,))
 
 
-def _damage(folder: Path, needed: Collection[str], *, read: Collection[str] | None) -> str | None:
+def _find_damage(folder: Path, needed: Collection[str], *, read: Collection[str] | None) -> str | None:
     # A checkpoint has an average or has none: a file that nobody wrote would be taken for one.
     present = [path for path in (folder / AVERAGED_WEIGHTS,) if path.exists()]
     return manifest_damage(folder, needed=needed, read=read, name=folder.name, present=present)
 
 
-def measured_weights(folder: Path) -> Path:
+def find_validated_weights(folder: Path) -> Path:
     """Return the validated weights of a checkpoint: the exponential average if there is one."""
     average = folder / AVERAGED_WEIGHTS
     return average if average.exists() else folder / WEIGHTS
 
 
-def newest_sound(
+def find_newest_undamaged(
     run: Path, damage_of: Callable[[Path], str | None] = checkpoint_damage
 ) -> tuple[Path | None, list[str]]:
     """Find the newest undamaged checkpoint.
@@ -302,12 +302,12 @@ def newest_sound(
     return None, skipped
 
 
-def saved_choices(run: Path) -> dict[str, Any] | None:
+def read_choices(run: Path) -> dict[str, Any] | None:
     """Return the automatic choices of a run, such as its precision; None if there is no undamaged checkpoint.
 
     A resumed run uses them instead of choosing again.
     """
-    folder, _ = newest_sound(run)
+    folder, _ = find_newest_undamaged(run)
     if folder is None:
         return None
     choices: dict[str, Any] = read_state(folder).get("choices", {})
@@ -344,7 +344,7 @@ def read_best(run: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def writing_folder(
+def write_folder(
     folder: Path, *, otherwise: str = "nothing of it is left", unlisted: Collection[str] = ()
 ) -> Iterator[Path]:
     """Yield a temporary folder to fill; on success it gets a manifest, is synced and renamed to `folder`.
@@ -357,7 +357,7 @@ def writing_folder(
     Raises:
         RunFailure: the disk is full or refuses the write; the temporary folder is removed, an earlier `folder` stays.
     """
-    temporary = temporary_beside(folder)
+    temporary = temporary_path(folder)
     remove_folder(temporary)
     try:
         temporary.mkdir(parents=True)
@@ -372,7 +372,7 @@ def writing_folder(
         )
         _put_in_place(temporary, folder)
     except (OSError, SafetensorError) as error:
-        raise RunFailure(f"{folder} could not be saved: {_reason(error)}; {otherwise}") from error
+        raise RunFailure(f"{folder} could not be saved: {_describe_error(error)}; {otherwise}") from error
     finally:
         remove_folder(temporary)
 
@@ -387,7 +387,7 @@ def write_text(path: Path, text: str) -> None:
         with replacing(path) as temporary:
             temporary.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        raise RunFailure(f"{path} could not be saved: {_reason(error)}.") from error
+        raise RunFailure(f"{path} could not be saved: {_describe_error(error)}.") from error
 
 
 def link_weights(run: Path, step: int, folder: Path) -> None:
@@ -396,8 +396,8 @@ def link_weights(run: Path, step: int, folder: Path) -> None:
     Raises:
         RunFailure: the disk is full or refuses the write.
     """
-    source = measured_weights(checkpoint_folder(run, step))
-    with writing_folder(folder, otherwise=UNTOUCHED) as temporary:
+    source = find_validated_weights(checkpoint_folder(run, step))
+    with write_folder(folder, otherwise=UNTOUCHED) as temporary:
         try:
             # A hard link takes no space while the checkpoint exists.
             os.link(source, temporary / WEIGHTS)
@@ -405,15 +405,15 @@ def link_weights(run: Path, step: int, folder: Path) -> None:
             shutil.copyfile(source, temporary / WEIGHTS)
 
 
-def undamaged_weights(*parents: Path) -> dict[int, Path]:
+def find_undamaged_weights(*parents: Path) -> dict[int, Path]:
     """Return the undamaged validated weights of every step in ascending order.
 
     Args:
         parents: folders of a run that hold checkpoints, or weights alone; a later one is preferred.
     """
     folders = [(step, parent / f"step-{step}") for parent in parents for step in steps_in(parent)]
-    sound = {step: measured_weights(folder) for step, folder in folders if weights_damage(folder) is None}
-    return dict(sorted(sound.items()))
+    undamaged = {step: find_validated_weights(folder) for step, folder in folders if weights_damage(folder) is None}
+    return dict(sorted(undamaged.items()))
 
 
 def clear_leftovers(run: Path) -> None:
@@ -465,16 +465,16 @@ def _join_optimizer(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
 
 
 def _put_in_place(temporary: Path, folder: Path) -> None:
-    replaced = folder.with_name(f".{folder.name}.replaced")
+    earlier = folder.with_name(f".{folder.name}.replaced")
     if folder.exists():
-        remove_folder(replaced)
-        folder.rename(replaced)
+        remove_folder(earlier)
+        folder.rename(earlier)
     temporary.rename(folder)
     sync(folder.parent)
-    remove_folder(replaced)
+    remove_folder(earlier)
 
 
-def _reason(error: OSError | SafetensorError) -> str:
+def _describe_error(error: OSError | SafetensorError) -> str:
     """Return the cause; safetensors has the system's error number only inside its message."""
     match = _OS_ERROR_NUMBER.search(str(error))
     number = int(match[1]) if match else None

@@ -19,24 +19,24 @@ from typing import Any, Final, TypeVar
 from filelock import BaseFileLock, FileLock, Timeout
 
 from clearhead.base.commands import make_command, quote
-from clearhead.base.errors import InputError, nearest
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.base.files import (
     MODEL,
-    absent,
+    explain_absent,
     read_model_text,
     refuse_absent,
     refuse_link_out,
     refuse_unwritable_place,
     runs_nearby,
 )
-from clearhead.base.formats import FORMAT_FILE, Format
+from clearhead.base.formats import FORMAT_FILE, FileFormat
 from clearhead.base.machine import refuse_memory
 from clearhead.checkpoints.reference import ORIGIN, SPEC_FILE, ModelReference
 from clearhead.checkpoints.runs.checkpoint import (
     AVERAGED,
     checkpoint_steps,
-    measured_weights,
-    newest_sound,
+    find_newest_undamaged,
+    find_validated_weights,
     read_best,
     snapshots_folder,
     steps_in,
@@ -53,8 +53,8 @@ LOCK: Final = "lock"
 JOB_FILE: Final = "job"
 """File with the random word of the torchrun job that began or resumed the run, so that its restarts go on with it."""
 # Specs of format 1 have `projection_out` in each stack.
-RUN_FORMAT: Final = Format("a run directory", 2, "train again", oldest=1)
-SAVED_FORMAT: Final = Format("a saved model", 2, "save the model again", oldest=1)
+RUN_FORMAT: Final = FileFormat("a run directory", 2, "train again", oldest=1)
+SAVED_FORMAT: Final = FileFormat("a saved model", 2, "save the model again", oldest=1)
 _MOST_READS: Final = 20
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class RunDirectory:
 
     def seal(self) -> None:
         """Write the manifest of the files that say what the weights mean, once all are written."""
-        seal(self.path, self.path.name, described_files(self.path))
+        seal(self.path, self.path.name, list_files_to_seal(self.path))
 
     def close(self) -> None:
         """Release the lock."""
@@ -101,7 +101,7 @@ class RunDirectory:
     ) -> None:
         nothing_trained = self.is_new and not checkpoint_steps(self.path)
         if error is not None and nothing_trained:
-            _empty(self.path)
+            _empty_folder(self.path)
         self.close()
         if error is not None and nothing_trained:
             with contextlib.suppress(OSError):
@@ -151,20 +151,20 @@ def open_run(
     return run
 
 
-def job_of(path: Path) -> str:
+def read_job(path: Path) -> str:
     """Return the random word of the torchrun job that began or resumed the run in a folder; "" if there is none."""
     file = path / JOB_FILE
     return read_model_text(file, what="the word of a job") if file.is_file() else ""
 
 
 @contextlib.contextmanager
-def held(directory: RunDirectory | None, path: Path, *, resume: bool) -> Iterator[Path]:
+def hold_lock(directory: RunDirectory | None, path: Path, *, resume: bool) -> Iterator[Path]:
     """Yield the path of a directory that is locked already, or lock the one at `path`."""
     if directory is not None:
         yield directory.path
         return
-    with open_run(path, resume=resume) as own:
-        yield own.path
+    with open_run(path, resume=resume) as run:
+        yield run.path
 
 
 def is_run_directory(path: Path) -> bool:
@@ -200,7 +200,7 @@ def find_files(reference: ModelReference) -> ModelFiles:
     refuse_absent(folder, expected=MODEL)
     if not folder.is_dir():
         raise InputError(f"{folder} is a file; expected {MODEL}")
-    folder_format = _format_of(folder)
+    folder_format = _format_of_folder(folder)
     has_format = (folder / FORMAT_FILE).exists()
     if has_format:
         # Before any other file: another format may have them elsewhere.
@@ -213,7 +213,7 @@ def find_files(reference: ModelReference) -> ModelFiles:
         weights = folder / WEIGHTS_FILE
     for needed in (folder / SPEC_FILE, weights):
         if not needed.is_file():
-            raise lack_of(folder, needed.name)
+            raise missing_file_error(folder, needed.name)
     _refuse_size(weights)
     if not has_format:
         folder_format.check_folder(folder)
@@ -243,19 +243,19 @@ def find_weights(reference: ModelReference) -> Path:
         label = "best" if has_best else "last"
     match label:
         case "last":
-            return _last(run)
+            return _find_last(run)
         case "best" if best is not None:
-            return _at_step(run, best)
+            return _find_at_step(run, best)
         case "best" if has_best:
             raise InputError(f"{run / 'best'} does not name a checkpoint: restore it, or use {run}@last.")
         case "best":
             raise InputError(f"{run} has no best checkpoint yet, because no step was validated: use {run}@last.")
         case "averaged":
-            return _averaged(run)
+            return _find_averaged(run)
         case text if re.fullmatch("step-[0-9]{1,18}", text):
-            return _at_step(run, int(text[5:]))
+            return _find_at_step(run, int(text[5:]))
         case text:
-            hint = nearest(text, ["best", "last", "averaged"])
+            hint = did_you_mean(text, ["best", "last", "averaged"])
             raise InputError(f"'@{text}' is not a checkpoint of {run}{hint}: use @best, @last, @averaged or @step-N.")
 
 
@@ -270,20 +270,20 @@ def origin_of(folder: Path) -> Path | None:
     return origin if origin.is_dir() else None
 
 
-def lack_of(folder: Path, name: str = SPEC_FILE) -> InputError:
+def missing_file_error(folder: Path, name: str = SPEC_FILE) -> InputError:
     """Return the error of a folder without a file that runs and saved models have."""
     lacks = f"{name}, or config.json as in a Hugging Face checkpoint," if name == SPEC_FILE else name
     return InputError(f"{folder} is neither a run directory nor a saved model: {lacks} is missing")
 
 
-def described_files(folder: Path) -> list[Path]:
+def list_files_to_seal(folder: Path) -> list[Path]:
     """Return the files of a run or a saved model that say what its weights mean: all but checkpoints and records."""
-    own = [folder / name for name in (FORMAT_FILE, SPEC_FILE, TASK_FILE)]
-    own += [*folder.glob("*tokenizer.json"), *folder.glob("*tokenizer_config.json"), *(folder / ORIGIN).rglob("*")]
-    return [path for path in own if path.is_file()]
+    paths = [folder / name for name in (FORMAT_FILE, SPEC_FILE, TASK_FILE)]
+    paths += [*folder.glob("*tokenizer.json"), *folder.glob("*tokenizer_config.json"), *(folder / ORIGIN).rglob("*")]
+    return [path for path in paths if path.is_file()]
 
 
-def _format_of(folder: Path) -> Format:
+def _format_of_folder(folder: Path) -> FileFormat:
     """Return the format of a folder: that of a run directory if it has checkpoints, else that of a saved model."""
     return RUN_FORMAT if (folder / "checkpoints").is_dir() else SAVED_FORMAT
 
@@ -294,7 +294,7 @@ def refuse_altered(folder: Path) -> None:
     Raises:
         InputError: its format is not read; or a file was altered, is missing or was added, unless there is no manifest.
     """
-    _format_of(folder).check_folder(folder)
+    _format_of_folder(folder).check_folder(folder)
     _refuse_damage(folder)
 
 
@@ -302,7 +302,7 @@ def _refuse_damage(folder: Path) -> None:
     """Refuse a folder whose files differ from its manifest, if it has one."""
     if not (folder / MANIFEST).exists():
         return
-    damage = manifest_damage(folder, needed=(SPEC_FILE,), present=described_files(folder))
+    damage = manifest_damage(folder, needed=(SPEC_FILE,), present=list_files_to_seal(folder))
     if damage is not None:
         raise InputError(f"{damage} Restore it; where you changed it yourself, delete {folder / MANIFEST}.")
 
@@ -315,25 +315,25 @@ def retry_while_checkpoints_change(run: Path, read: Callable[[], T]) -> T:
         read: the function; it fails if training deletes a checkpoint while the function reads it.
     """
     for _ in range(_MOST_READS):
-        before = _generation(run)
+        before = _identify_checkpoints(run)
         try:
             return read()
         except (InputError, OSError):
-            if _generation(run) == before:
+            if _identify_checkpoints(run) == before:
                 raise
     return read()
 
 
-def _generation(run: Path) -> list[tuple[str, int]]:
+def _identify_checkpoints(run: Path) -> list[tuple[str, int]]:
     """Return what tells one set of checkpoints from another."""
-    found = []
-    for entry in [run / "best", *_entries(run / "checkpoints")]:
+    identities = []
+    for entry in [run / "best", *_list_entries(run / "checkpoints")]:
         with contextlib.suppress(OSError):
-            found.append((entry.name, entry.stat().st_ino))
-    return sorted(found)
+            identities.append((entry.name, entry.stat().st_ino))
+    return sorted(identities)
 
 
-def _entries(folder: Path) -> list[Path]:
+def _list_entries(folder: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         return [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
     return []
@@ -349,43 +349,43 @@ def read_task(folder: Path) -> TaskRecord:
     return TaskRecord.from_json(read_model_text(file, what="a task record"), str(file))
 
 
-def _last(run: Path) -> Path:
-    folder, skipped = newest_sound(run, _damage)
+def _find_last(run: Path) -> Path:
+    folder, skipped = find_newest_undamaged(run, _find_damage)
     if folder is None:
         reason = f" ({' '.join(skipped)})" if skipped else ""
         raise InputError(f"{run} has no undamaged checkpoint{reason}.")
     if skipped:
         warnings.warn(f"{' '.join(skipped)} {folder.name} is used in its place", stacklevel=2)
-    return measured_weights(folder)
+    return find_validated_weights(folder)
 
 
-def _at_step(run: Path, step: int) -> Path:
+def _find_at_step(run: Path, step: int) -> Path:
     parents = [snapshots_folder(run), run / "checkpoints"]
     folders = {step: parent / f"step-{step}" for parent in parents for step in steps_in(parent)}
     if step not in folders:
-        kept = ", ".join(map(str, sorted(folders))) or "none"
-        raise InputError(f"{run} has no checkpoint of step {step}; the steps it kept are: {kept}.")
-    return _undamaged(folders[step])
+        available = ", ".join(map(str, sorted(folders))) or "none"
+        raise InputError(f"{run} has no checkpoint of step {step}; the steps it kept are: {available}.")
+    return _require_undamaged(folders[step])
 
 
-def _averaged(run: Path) -> Path:
+def _find_averaged(run: Path) -> Path:
     folder = run / "checkpoints" / AVERAGED
     if not folder.is_dir():
         average = make_command(f"average {quote(str(run))} --last N")
         raise InputError(f"{run} has no averaged weights yet: create them with: {average}")
     refuse_link_out(folder, run)
-    return _undamaged(folder)
+    return _require_undamaged(folder)
 
 
-def _undamaged(folder: Path) -> Path:
-    if (damage := _damage(folder)) is not None:
+def _require_undamaged(folder: Path) -> Path:
+    if (damage := _find_damage(folder)) is not None:
         raise InputError(damage)
-    return measured_weights(folder)
+    return find_validated_weights(folder)
 
 
-def _damage(folder: Path) -> str | None:
+def _find_damage(folder: Path) -> str | None:
     """Return a message about the damage of weights that are loaded next."""
-    _refuse_size(measured_weights(folder))
+    _refuse_size(find_validated_weights(folder))
     return weights_damage(folder)
 
 
@@ -397,20 +397,20 @@ def _refuse_size(weights: Path) -> None:
 
 def differing_keys(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys whose values differ between two nested configurations, sorted."""
-    ours, theirs = dotted(before), dotted(now)
+    ours, theirs = flatten_keys(before), flatten_keys(now)
     missing = object()
     return sorted(key for key in ours | theirs if ours.get(key, missing) != theirs.get(key, missing))
 
 
-def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested configuration with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in tree.items():
-        flat |= dotted(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        flat |= flatten_keys(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
     return flat
 
 
-def _empty(path: Path) -> None:
+def _empty_folder(path: Path) -> None:
     for entry in path.iterdir():
         if entry.is_dir():
             shutil.rmtree(entry, ignore_errors=True)
@@ -422,7 +422,9 @@ def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
     if path.exists() and not path.is_dir():
         raise InputError(f"The run directory {path} is a file: name a folder.")
     if resume and not path.exists():
-        raise InputError(f"{path}: {absent(path, 'run directory', runs_nearby())}; start the run without --resume")
+        raise InputError(
+            f"{path}: {explain_absent(path, 'run directory', runs_nearby())}; start the run without --resume"
+        )
     known = {RUN_FILE, FORMAT_FILE, LOCK, "checkpoints", "spec.json", "metrics.jsonl", "best", "plots", "data"}
     entries = {entry.name for entry in path.iterdir()} if path.exists() else set()
     if entries and not entries & known:
@@ -435,7 +437,7 @@ def _refuse_unsuitable(path: Path, *, resume: bool) -> None:
             )
 
 
-def refuse_taken(path: Path) -> None:
+def refuse_taken_folder(path: Path) -> None:
     """Refuse a folder in which no new run can begin.
 
     Raises:
@@ -468,8 +470,10 @@ def _refuse_other_configuration(path: Path, configuration: str, may_differ: Sequ
     before, now = read_configuration(run_file), tomllib.loads(configuration)
     keys = [key for key in differing_keys(before, now) if key not in may_differ]
     if keys:
-        ours, theirs = dotted(now), dotted(before)
-        shown = "; ".join(f"{key} is {_shown(theirs, key)} there and {_shown(ours, key)} here" for key in keys[:8])
+        ours, theirs = flatten_keys(now), flatten_keys(before)
+        shown = "; ".join(
+            f"{key} is {_format_value(theirs, key)} there and {_format_value(ours, key)} here" for key in keys[:8]
+        )
         more = f"; and {len(keys) - 8} more" if len(keys) > 8 else ""
         raise InputError(
             f"{path} holds a run of another configuration ({shown}{more}): restore these values, "
@@ -492,7 +496,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _shown(flat: Mapping[str, Any], key: str) -> str:
+def _format_value(flat: Mapping[str, Any], key: str) -> str:
     return json.dumps(flat[key], default=str) if key in flat else "not set"
 
 

@@ -28,12 +28,12 @@ from clearhead.checkpoints.runs.checkpoint import (
     snapshots_folder,
     steps_in,
     weights_damage,
-    writing_folder,
+    write_folder,
 )
 from clearhead.checkpoints.runs.manifest import manifest_damage
 from clearhead.checkpoints.weights.files import load_weights, save_tensors
 
-ABOUT: Final = "average.json"
+AVERAGE_FILE: Final = "average.json"
 SNAPSHOT_SPAN: Final = 1000
 """How many times as late a snapshot is as the one that it replaces."""
 
@@ -87,7 +87,7 @@ def load_recent(run: Path, steps: Sequence[int]) -> list[dict[str, Tensor]]:
     return [load_weights(folder / WEIGHTS) for folder in folders if weights_damage(folder) is None]
 
 
-def save_averaged(run: Path, weights: Mapping[str, Tensor], about: Mapping[str, Any]) -> Path:
+def save_averaged(run: Path, weights: Mapping[str, Tensor], record: Mapping[str, Any]) -> Path:
     """Write averaged weights to the folder of `RUN@averaged`.
 
     Args:
@@ -99,13 +99,13 @@ def save_averaged(run: Path, weights: Mapping[str, Tensor], about: Mapping[str, 
         RunFailure: the disk is full or refuses the write.
     """
     folder = run / "checkpoints" / AVERAGED
-    with writing_folder(folder) as temporary:
+    with write_folder(folder) as temporary:
         save_tensors(temporary / WEIGHTS, weights)
-        (temporary / ABOUT).write_text(json.dumps(about), encoding="utf-8")
+        (temporary / AVERAGE_FILE).write_text(json.dumps(record), encoding="utf-8")
     return folder / WEIGHTS
 
 
-class About(BaseModel):
+class AverageRecord(BaseModel):
     """What is kept about averaged weights: the steps that they are the mean of, and their validation."""
 
     steps: list[int]
@@ -113,13 +113,13 @@ class About(BaseModel):
     valid_score: float | None = None
 
 
-def about_averaged(run: Path) -> About | None:
+def read_average_record(run: Path) -> AverageRecord | None:
     """Return what is known about the averaged weights; None if there are none or they are damaged."""
     folder = run / "checkpoints" / AVERAGED
-    if manifest_damage(folder, needed=(WEIGHTS, ABOUT), name=AVERAGED) is not None:
+    if manifest_damage(folder, needed=(WEIGHTS, AVERAGE_FILE), name=AVERAGED) is not None:
         return None
     with contextlib.suppress(InputError):
-        return read_typed(folder / ABOUT, About, what="a record of averaged weights")
+        return read_typed(folder / AVERAGE_FILE, AverageRecord, what="a record of averaged weights")
     return None
 
 
@@ -154,9 +154,9 @@ def prune_snapshots(run: Path, *, newest: int, keep: int) -> None:
     """
     later = [step for step in steps_in(snapshots_folder(run)) if step > 0]
     until = [step for step in later if step <= newest]
-    kept = {step for steps in (later, until) for step in steps[max(0, len(steps) - keep + 1) :]}
+    kept_steps = {step for steps in (later, until) for step in steps[max(0, len(steps) - keep + 1) :]}
     for step in later:
-        if step not in kept:
+        if step not in kept_steps:
             remove_folder(snapshot_folder(run, step))
 
 

@@ -19,14 +19,14 @@ from clearhead.base.files import open_model_file, read_typed, sync
 MANIFEST: Final = "manifest.json"
 
 
-class _File(BaseModel):
+class _FileEntry(BaseModel):
     size: Annotated[int, Field(ge=0, lt=2**63)]
     sha256: Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
 
 class _Manifest(BaseModel):
     name: str
-    files: dict[str, _File]
+    files: dict[str, _FileEntry]
 
 
 def seal(folder: Path, name: str, files: Iterable[Path]) -> None:
@@ -37,11 +37,11 @@ def seal(folder: Path, name: str, files: Iterable[Path]) -> None:
         name: of the folder once it is complete.
         files: inside it.
     """
-    found = {}
+    entries = {}
     for path in sorted(files):
-        found[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
+        entries[path.relative_to(folder).as_posix()] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
         sync(path)
-    (folder / MANIFEST).write_text(json.dumps({"name": name, "files": found}, indent=2), encoding="utf-8")
+    (folder / MANIFEST).write_text(json.dumps({"name": name, "files": entries}, indent=2), encoding="utf-8")
     sync(folder / MANIFEST)
     sync(folder)
 
@@ -75,24 +75,24 @@ def manifest_damage(
     if unlisted:
         return f"{folder} is damaged: its {MANIFEST} does not list {min(unlisted)}."
     for file, entry in manifest.files.items():
-        fault = _difference(folder, file, entry, is_read=read is None or file in read)
+        fault = _find_difference(folder, file, entry, is_read=read is None or file in read)
         if fault is not None:
             return f"{folder} is damaged: {fault}"
     return None
 
 
-def _difference(folder: Path, file: str, entry: _File, *, is_read: bool) -> str | None:
-    place = PurePosixPath(file)
-    if place.is_absolute() or ".." in place.parts or "\0" in file:
+def _find_difference(folder: Path, file: str, entry: _FileEntry, *, is_read: bool) -> str | None:
+    relative = PurePosixPath(file)
+    if relative.is_absolute() or ".." in relative.parts or "\0" in file:
         return f"its {MANIFEST} lists '{file}', which is outside."
     path = folder / file
     try:
         if not path.is_file():
             return f"{file} is missing."
-        found = path.stat().st_size
-        if found != entry.size:
-            verb = "cut off" if found < entry.size else "too long"
-            return f"{file} is {verb} ({found} bytes where {entry.size} were written)."
+        size = path.stat().st_size
+        if size != entry.size:
+            verb = "cut off" if size < entry.size else "too long"
+            return f"{file} is {verb} ({size} bytes where {entry.size} were written)."
         if is_read and sha256_of(path) != entry.sha256:
             return f"{file} was altered after it was written."
     except OSError as error:

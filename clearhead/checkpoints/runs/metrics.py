@@ -18,7 +18,7 @@ FILE_NAME: Final = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
-class Metrics:
+class MetricsRow:
     """One line of `metrics.jsonl`.
 
     Attributes:
@@ -52,7 +52,7 @@ class MetricsLog:
     def __init__(self, run: Path) -> None:
         self.path: Path = run / FILE_NAME
 
-    def append(self, row: Metrics) -> None:
+    def append(self, row: MetricsRow) -> None:
         """Append one line and flush it.
 
         Raises:
@@ -74,29 +74,29 @@ class MetricsLog:
         rows = [row for row in self.rows() if row.step <= step]
         write_text(self.path, "".join(json.dumps(asdict(row)) + "\n" for row in rows))
 
-    def damaged_lines(self) -> list[int]:
+    def find_damaged_lines(self) -> list[int]:
         """Return the numbers of complete lines that cannot be read."""
-        return damaged_lines(self.path)
+        return find_damaged_lines(self.path)
 
-    def rows(self) -> list[Metrics]:
+    def rows(self) -> list[MetricsRow]:
         """Return every complete line."""
         return read_metrics(self.path)
 
 
-def read_metrics(path: Path) -> list[Metrics]:
+def read_metrics(path: Path) -> list[MetricsRow]:
     """Read a `metrics.jsonl`; a missing file has no lines, and incomplete or damaged lines are skipped."""
-    return [row for _, row in _lines(path) if row is not None]
+    return [row for _, row in _parse_lines(path) if row is not None]
 
 
-def damaged_lines(path: Path) -> list[int]:
+def find_damaged_lines(path: Path) -> list[int]:
     """Return the numbers, from 1, of the complete lines of a `metrics.jsonl` that hold no metrics."""
-    return [number for number, row in _lines(path) if row is None]
+    return [number for number, row in _parse_lines(path) if row is None]
 
 
-def _lines(path: Path) -> Iterator[tuple[int, Metrics | None]]:
+def _parse_lines(path: Path) -> Iterator[tuple[int, MetricsRow | None]]:
     if not path.exists():
         return
-    kind = TypeAdapter(Metrics)
+    kind = TypeAdapter(MetricsRow)
     *complete, last = read_model_file(path, what="the metrics of a run").split(b"\n")
     for number, line in enumerate([*complete, last], start=1):
         try:

@@ -17,16 +17,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from clearhead.base.errors import InputError, nearest
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.base.files import open_model_file, parse_json
 from clearhead.base.machine import refuse_memory
-from clearhead.checkpoints.weights.lora import LOW_RANK, merged
+from clearhead.checkpoints.weights.lora import LOW_RANK, merge_low_rank
 from clearhead.checkpoints.weights.writer import TensorWriter
 from clearhead.core import Transformer, build
 from clearhead.fast.memory import refuse_load
 from clearhead.fast.stored import (
     QUANTIZED,
-    Format,
+    StorageFormat,
     WeightForm,
     formats_of,
     matching_formats,
@@ -44,7 +44,7 @@ Stream = Iterable[tuple[str, Tensor]]
 # More than any model has, all its files together.
 MOST_TENSORS = 2**17
 # Faults in one report.
-MOST_SHOWN = 20
+MOST_NAMED = 20
 _BLOCK = 2**16
 _QUANTIZED_NAMES = {name for kind in QUANTIZED for name in kind.names}
 
@@ -103,10 +103,10 @@ def _save_files(
     stored, writers = [], dict[str, TensorWriter]()
     with contextlib.ExitStack() as stack:
         for path, shard in zip(paths, shards, strict=True):
-            own, aliases = _split_aliases(shard)
+            unique, aliases = _split_aliases(shard)
             metadata = {"format": "pt"} | ({"aliases": json.dumps(aliases)} if aliases else {})
-            writers |= dict.fromkeys(own, stack.enter_context(TensorWriter(path, own, metadata)))
-            stored.append(own)
+            writers |= dict.fromkeys(unique, stack.enter_context(TensorWriter(path, unique, metadata)))
+            stored.append(unique)
         for name, tensor in itertools.chain.from_iterable(map(dict.items, stored)) if stream is None else stream:
             writers[name].write(name, tensor)
     return stored
@@ -219,7 +219,7 @@ def refuse_dtypes(weights: Mapping[str, Tensor], path: Path) -> None:
     Raises:
         InputError: one report of them.
     """
-    faults = list(itertools.islice(weight_faults(weights), MOST_SHOWN))
+    faults = list(itertools.islice(weight_faults(weights), MOST_NAMED))
     if faults:
         raise InputError.from_faults(faults, subject=str(path))
 
@@ -233,7 +233,7 @@ def load_merged(path: Path) -> dict[str, Tensor]:
     tensors = map_tensors(path)
     refuse_dtypes(tensors, path)
     repair(tensors)
-    return merged(tensors) if any(name.rpartition(".")[2] in LOW_RANK for name in tensors) else tensors
+    return merge_low_rank(tensors) if any(name.rpartition(".")[2] in LOW_RANK for name in tensors) else tensors
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
@@ -260,9 +260,9 @@ def refuse_misfits(module: nn.Module, tensors: Mapping[str, Tensor], *, source: 
     slots = module.state_dict()
     faults = [f"'{name}' is missing" for name in slots if name not in tensors]
     strangers = [name for name in tensors if name not in slots]
-    faults += [f"'{name}' has no place in the model{nearest(name, slots)}" for name in strangers[:MOST_SHOWN]]
-    if len(strangers) > MOST_SHOWN:
-        faults.append(f"{len(strangers) - MOST_SHOWN} more have no place in the model")
+    faults += [f"'{name}' has no place in the model{did_you_mean(name, slots)}" for name in strangers[:MOST_NAMED]]
+    if len(strangers) > MOST_NAMED:
+        faults.append(f"{len(strangers) - MOST_NAMED} more have no place in the model")
     faults += [
         f"'{name}' has the shape {list(tensors[name].shape)}, the model needs {list(slot.shape)}"
         for name, slot in slots.items()
@@ -272,13 +272,13 @@ def refuse_misfits(module: nn.Module, tensors: Mapping[str, Tensor], *, source: 
         raise InputError.from_faults(faults, subject=source)
 
 
-def filled(
+def load_module_from(
     model: Model,
     tensors: Mapping[str, Tensor],
     *,
     source: str,
     form: WeightForm | None = None,
-    keep_quantized: Collection[Format] = (),
+    keep_quantized: Collection[StorageFormat] = (),
 ) -> Transformer:
     """Return a module of mapped tensors from a file, which are taken into memory one at a time.
 
@@ -300,12 +300,14 @@ def filled(
         state = {address: tensor if address in entries else tensor.clone() for address, tensor in tensors.items()}
     else:
         module = build(model, device="meta")
-        state = _hold(module, tensors, form or WeightForm(), source)
+        state = _load_in_form(module, tensors, form or WeightForm(), source)
     module.load_state_dict(state, strict=True, assign=True)
     return module
 
 
-def _hold(module: Transformer, tensors: Mapping[str, Tensor], form: WeightForm, source: str) -> dict[str, Tensor]:
+def _load_in_form(
+    module: Transformer, tensors: Mapping[str, Tensor], form: WeightForm, source: str
+) -> dict[str, Tensor]:
     """Return mapped tensors in the form of a load, and prepare a module on the meta device for them."""
     slots = module.state_dict()
     dtypes = {name: tensors[name].dtype if name in tensors else torch.float32 for name in slots}
@@ -362,7 +364,7 @@ def refuse_nan_in(address: str, weight: Tensor, name: str) -> None:
             )
 
 
-def built(model: Model, tensors: Mapping[str, Tensor], *, training: bool = False) -> Transformer:
+def build_from_tensors(model: Model, tensors: Mapping[str, Tensor], *, training: bool = False) -> Transformer:
     """Return a module of tensors that are known to fit; they become its own and are not copied.
 
     Args:
@@ -370,10 +372,10 @@ def built(model: Model, tensors: Mapping[str, Tensor], *, training: bool = False
         tensors: one for each entry of its state, by address.
         training: whether it is in training mode.
     """
-    made = build(model, device="meta")
-    store(made, matching_formats(made, tensors))
-    made.load_state_dict(dict(tensors), strict=True, assign=True)
-    return made.train(training)
+    module = build(model, device="meta")
+    store(module, matching_formats(module, tensors))
+    module.load_state_dict(dict(tensors), strict=True, assign=True)
+    return module.train(training)
 
 
 def with_weights(module: Transformer, weights: Path) -> Transformer:
@@ -388,6 +390,6 @@ def with_weights(module: Transformer, weights: Path) -> Transformer:
     """
     like, formats = next(module.parameters()), stored_matrices(module)
     form = WeightForm(torch.float32 if formats else like.dtype, lambda *_: formats)
-    copy = filled(module.spec, load_merged(weights), source=str(weights), form=form)
+    copy = load_module_from(module.spec, load_merged(weights), source=str(weights), form=form)
     refuse_nan(copy, str(weights))
     return copy.to(like.device).eval()

@@ -81,8 +81,8 @@ def adapt(
     Raises:
         InputError: a target matches no linear layer; the nearest addresses are named.
     """
-    linears = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
-    chosen = _chosen(list(linears), targets or DEFAULT_TARGETS)
+    linears = {name: child for name, child in module.named_modules() if isinstance(child, nn.Linear)}
+    chosen = _choose_layers(list(linears), targets or DEFAULT_TARGETS)
     scale = 2.0 if alpha is None else alpha / rank
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(name in new)
@@ -93,9 +93,9 @@ def adapt(
     return chosen
 
 
-def _chosen(names: Sequence[str], targets: Sequence[str]) -> list[str]:
-    found = {target: select_addresses(target, names) for target in targets}
-    empty = [target for target, matches in found.items() if not matches]
+def _choose_layers(names: Sequence[str], targets: Sequence[str]) -> list[str]:
+    matches_by_target = {target: select_addresses(target, names) for target in targets}
+    empty = [target for target, matches in matches_by_target.items() if not matches]
     if empty:
         faults = [
             f"[lora] targets: '{target}' matches no linear layer of the model{nearest_address(target, names)}; an "
@@ -103,11 +103,11 @@ def _chosen(names: Sequence[str], targets: Sequence[str]) -> list[str]:
             for target in empty
         ]
         raise InputError.from_faults(faults, subject="[lora]")
-    chosen = {name for matches in found.values() for name in matches}
+    chosen = {name for matches in matches_by_target.values() for name in matches}
     return [name for name in names if name in chosen]
 
 
-def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def merge_low_rank(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return tensors with the low-rank matrices merged into the weights of their linear layers.
 
     Args:
@@ -117,9 +117,9 @@ def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         InputError: one of them is missing, or they do not fit each other.
     """
     adapted = dict.fromkeys(name.rpartition(".")[0] for name in tensors if name.rpartition(".")[2] in LOW_RANK)
-    found = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in LOW_RANK}
+    result = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[2] not in LOW_RANK}
     for address in adapted:
-        down, up, scale, weight_OI = (tensors.get(f"{address}.{part}") for part in (*LOW_RANK, "weight"))
+        down, up, scale, weight_OI = (tensors.get(f"{address}.{leaf}") for leaf in (*LOW_RANK, "weight"))
         if down is None or up is None or scale is None or weight_OI is None:
             raise InputError(f"'{address}' has low-rank matrices, but not all of {', '.join(LOW_RANK)} and weight")
         shapes = [list(tensor.shape) for tensor in (up, down, weight_OI)]
@@ -130,11 +130,11 @@ def merged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ):
             raise InputError(f"'{address}' has low-rank matrices of the shapes {shapes[0]} and {shapes[1]}")
         change_OI = up.double() @ down.double()
-        found[f"{address}.weight"] = (weight_OI.double() + float(scale) * change_OI).to(weight_OI.dtype)
-    return found
+        result[f"{address}.weight"] = (weight_OI.double() + float(scale) * change_OI).to(weight_OI.dtype)
+    return result
 
 
-def describe(module: nn.Module, chosen: Sequence[str]) -> str:
+def describe_adaptation(module: nn.Module, chosen: Sequence[str]) -> str:
     """Return in words how much of a module trains."""
     trained = num_parameters(module, only_trained=True)
     return f"LoRA beside {len(chosen)} linear maps: {trained:,} of {num_parameters(module):,} numbers train"

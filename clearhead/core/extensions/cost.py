@@ -18,7 +18,7 @@ Build = Callable[[int, Any], nn.Module]
 _LENGTHS: Final = (16, 32)
 
 
-def sample(role: Role, size: int, length: int, device: torch.device | str = "cpu", batch: int = 1) -> Tensor:
+def sample_input(role: Role, size: int, length: int, device: torch.device | str = "cpu", batch: int = 1) -> Tensor:
     """Return an input of a part, of values that are not random but all different.
 
     Args:
@@ -54,32 +54,34 @@ def flops(build: Build, role: Role, node: Part, size: int) -> tuple[int, int]:
     if hasattr(values, "flops"):
         estimate = values.flops(size)
         return estimate if isinstance(estimate, tuple) else (estimate, 0)
-    return _measured(build, role, node, size)
+    return _measure_flops(build, role, node, size)
 
 
 @cache
-def _measured(build: Build, role: Role, node: Part, size: int) -> tuple[int, int]:
+def _measure_flops(build: Build, role: Role, node: Part, size: int) -> tuple[int, int]:
     short, long = _LENGTHS
-    counts = [_count(build, role, node, size, length) for length in _LENGTHS]
+    counts = [_count_flops(build, role, node, size, length) for length in _LENGTHS]
     # A count is the sum of what grows with the length and what grows with its square.
     for_pair = (counts[1] * short - counts[0] * long) / (short * long * (long - short))
     for_token = counts[0] / short - for_pair * short
     return max(0, round(for_token)), max(0, round(for_pair))
 
 
-def _count(build: Build, role: Role, node: Part, size: int, length: int) -> int:
+def _count_flops(build: Build, role: Role, node: Part, size: int, length: int) -> int:
     try:
-        return _counted(build, role, node, size, length, "meta")
+        return _count_flops_on(build, role, node, size, length, "meta")
     except (NotImplementedError, RuntimeError):  # it asks for values
-        return _counted(build, role, node, size, length, "cpu")
+        return _count_flops_on(build, role, node, size, length, "cpu")
 
 
-def _counted(build: Build, role: Role, node: Part, size: int, length: int, device: str) -> int:
+def _count_flops_on(build: Build, role: Role, node: Part, size: int, length: int, device: str) -> int:
     with torch.random.fork_rng(devices=[]), torch.no_grad(), torch.device(device):
         module = build(size, node.as_dataclass()).eval()
-        x = sample(role, size, length, device)
+        x = sample_input(role, size, length, device)
         with FlopCounterMode(display=False) as counter:
-            module(x) if role in ("norm", "position") else module(x, context_for(x, length, sample("norm", size, 3)))
+            module(x) if role in ("norm", "position") else module(
+                x, context_for(x, length, sample_input("norm", size, 3))
+            )
     return int(counter.get_total_flops())
 
 

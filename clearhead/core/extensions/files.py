@@ -11,8 +11,8 @@ from typing import Final
 
 from clearhead.base.commands import EXTENSIONS
 from clearhead.base.errors import InputError, within
-from clearhead.base.files import absent
-from clearhead.spec.registry import kinds_of_file, restored_on_failure
+from clearhead.base.files import explain_absent
+from clearhead.spec.registry import kinds_of_file, unregister_on_failure
 
 _MODULE: Final = "clearhead_parts_"
 
@@ -40,7 +40,7 @@ def parts_options() -> list[str]:
 
 def _load(path: Path) -> None:
     if not path.is_file():
-        raise InputError(f"{path}: {absent(path, 'file of parts')}")
+        raise InputError(f"{path}: {explain_absent(path, 'file of parts')}")
     if path.suffix != ".py":
         raise InputError(f"{path} is no file of parts: expected a Python file, such as mine.py")
     _refuse_folder_of_model(path)
@@ -49,7 +49,7 @@ def _load(path: Path) -> None:
         return
     name = f"{_MODULE}{digest[:16]}"
     try:
-        with within(str(path)), restored_on_failure():
+        with within(str(path)), unregister_on_failure():
             _import(path, name)
             if not kinds_of_file(str(resolved)):
                 raise InputError("it registers no part; put @clearhead.register(...) over the class of its module")

@@ -13,18 +13,18 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.core.attention import Attention
 from clearhead.core.extensions.cost import cache_numbers, flops
-from clearhead.core.extensions.recomputing import Recomputed
+from clearhead.core.extensions.recomputing import RecomputedModule
 from clearhead.core.model import Transformer
-from clearhead.spec.describe import number_of
-from clearhead.spec.registry import Role, Source, add_kind, find_kind, own_parts
+from clearhead.spec.describe import count_noun
+from clearhead.spec.registry import PartSource, Role, add_kind, find_kind, own_parts
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
-@checked
+@check_types
 def register(described_by: type, role: Role = "function") -> Callable[[type[ModuleT]], type[ModuleT]]:
     """Return a decorator for the module of a part of your own.
 
@@ -77,7 +77,9 @@ def keeps_nothing(module_type: type[nn.Module]) -> bool:
 def recomputed_parts(module: nn.Module) -> list[str]:
     """Return a sentence about each kind of part of a decoder that keeps nothing while text is generated."""
     decoder = getattr(module, "decoder", None)
-    names = {type(inner).__name__ for inner in decoder.modules() if isinstance(inner, Recomputed)} if decoder else ()
+    names = (
+        {type(inner).__name__ for inner in decoder.modules() if isinstance(inner, RecomputedModule)} if decoder else ()
+    )
     return [
         f"{name} keeps nothing between tokens, so that each step of generation computes it for all tokens again"
         for name in sorted(names)
@@ -93,13 +95,13 @@ def part_lines(module: Transformer) -> list[str]:
     for name, inner in modules.items():
         kind = find_kind(name)
         assert kind is not None, "the model has it"
-        kept = f"; {_what_is_kept(inner[0])}" if kind.role == "function" else ""
-        lines.append(f"{name} of {kind.source}, {number_of(len(inner), 'time')}{kept}")
+        cache_text = f"; {_describe_cache(inner[0])}" if kind.role == "function" else ""
+        lines.append(f"{name} of {kind.source}, {count_noun(len(inner), 'time')}{cache_text}")
     return lines
 
 
-def _what_is_kept(module: nn.Module) -> str:
-    if isinstance(module, Recomputed):
+def _describe_cache(module: nn.Module) -> str:
+    if isinstance(module, RecomputedModule):
         return "keeps nothing while decoding, and is computed again for all tokens"
     keeps = getattr(module, "keeps", ("keys", "values"))
     return f"keeps {' and '.join(keeps)} while decoding" if keeps else "each token is by itself"
@@ -108,7 +110,7 @@ def _what_is_kept(module: nn.Module) -> str:
 def _built_type(module_type: type[nn.Module], role: Role) -> type[nn.Module]:
     mixin: type[nn.Module] | None = WithoutContext if role in ("norm", "position") else None
     if role == "function" and keeps_nothing(module_type):
-        mixin = Recomputed
+        mixin = RecomputedModule
     if mixin is None:
         return module_type
     return type(module_type.__name__, (mixin, module_type), {"__module__": module_type.__module__})
@@ -116,35 +118,35 @@ def _built_type(module_type: type[nn.Module], role: Role) -> type[nn.Module]:
 
 def _build(module_type: type[nn.Module], size: int, values: Any) -> nn.Module:
     """Build a part; on the meta device, what no file holds is computed nevertheless."""
-    made = module_type(size, values)
-    lost = [path for path, buffer in _unsaved(made) if buffer.is_meta]
+    extension = module_type(size, values)
+    lost = [path for path, buffer in _unsaved_buffers(extension) if buffer.is_meta]
     if lost:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-            computed = dict(_unsaved(module_type(size, values)))
+            computed = dict(_unsaved_buffers(module_type(size, values)))
         for path in lost:
             owner, _, name = path.rpartition(".")
-            made.get_submodule(owner)._buffers[name] = computed[path]
-    for module in made.modules():
+            extension.get_submodule(owner)._buffers[name] = computed[path]
+    for module in extension.modules():
         if not isinstance(module, nn.Linear) and not type(module).__module__.startswith("clearhead."):
             for parameter in module.parameters(recurse=False):
                 vars(parameter)["is_made"] = True  # `initialize` leaves it
-    vars(made)["built_size"] = size
-    return made
+    vars(extension)["built_size"] = size
+    return extension
 
 
-def _unsaved(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def _unsaved_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     saved = module.state_dict().keys()
     return ((path, buffer) for path, buffer in module.named_buffers() if path not in saved)
 
 
-def _origin(module_type: type[nn.Module]) -> tuple[Source, str]:
+def _origin(module_type: type[nn.Module]) -> tuple[PartSource, str]:
     """Return the file that a class is from, and its path; without one, as in a notebook, both are empty."""
     try:
         path = Path(inspect.getfile(module_type)).resolve()
         content = path.read_bytes()
     except (OSError, TypeError):
-        return Source("", ""), f"<{module_type.__module__}>"
+        return PartSource("", ""), f"<{module_type.__module__}>"
     top = module_type.__module__.partition(".")[0]
     names = metadata.packages_distributions().get(top, [])
     package = f"{names[0]} {metadata.version(names[0])}" if names else ""
-    return Source(path.name, hashlib.sha256(content).hexdigest(), package), str(path)
+    return PartSource(path.name, hashlib.sha256(content).hexdigest(), package), str(path)

@@ -12,20 +12,20 @@ from clearhead.core.context import Context
 from clearhead.core.shapes import States
 
 
-class Recomputed(nn.Module):
+class RecomputedModule(nn.Module):
     """The function of a branch that reads all tokens again in each call with a cache, which keeps its inputs."""
 
     def forward(self, x_BTD: States, context: Context) -> Any:
         """Compute what the part does for the tokens of this call."""
         if context.cache is None:
             return super().forward(x_BTD, context)
-        kept, count = context.kept(self), x_BTD.shape[1]
-        kept["inputs"] = torch.cat([kept["inputs"], x_BTD], dim=1) if "inputs" in kept else x_BTD
+        cached, count = context.cached_tensors(self), x_BTD.shape[1]
+        cached["inputs"] = torch.cat([cached["inputs"], x_BTD], dim=1) if "inputs" in cached else x_BTD
         if "all tokens" not in context.shared:
             context.shared["all tokens"] = _with_all_tokens(context)
         whole = context.shared["all tokens"]
         whole.depth = context.depth
-        return super().forward(kept["inputs"], whole)[:, -count:]
+        return super().forward(cached["inputs"], whole)[:, -count:]
 
 
 def _with_all_tokens(context: Context) -> Context:

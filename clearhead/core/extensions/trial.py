@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.core import build
-from clearhead.core.extensions.cost import context_for, sample
-from clearhead.spec.registry import Kind, Role, build_part, kind_of
+from clearhead.core.extensions.cost import context_for, sample_input
+from clearhead.spec.registry import PartKind, Role, build_part, kind_of
 
 BATCH, TOKENS, MEMORY_TOKENS = 2, 5, 3
 _SEEDS = (1, 2)
@@ -31,27 +31,29 @@ def try_parts(model: spec.Model) -> None:
     nodes = list(spec.own_parts(model))
     if not nodes:
         return
-    with _preserved_random_numbers():
-        with _explained("the model with it cannot be built", " and ".join({kind_of(node).name for _, node in nodes})):
+    with _preserve_random_state():
+        with _explain_errors(
+            "the model with it cannot be built", " and ".join({kind_of(node).name for _, node in nodes})
+        ):
             module = build(model, device="meta")
         sizes = {(node, int(module.get_submodule(path).built_size)): path for path, node in nodes}  # type: ignore[arg-type]
         memory_width = model.encoder.width if model.encoder else None
         for (node, size), path in sizes.items():
             memory = None
             if memory_width is not None and path.startswith("decoder"):
-                memory = sample("function", memory_width, MEMORY_TOKENS, batch=BATCH)
-            _try(kind_of(node), node, size, memory)
+                memory = sample_input("function", memory_width, MEMORY_TOKENS, batch=BATCH)
+            _try_part(kind_of(node), node, size, memory)
 
 
-def _try(kind: Kind, node: spec.Part, size: int, memory: Tensor | None) -> None:
-    with _explained("it cannot be built", kind.name, f" for the size {size}"):
+def _try_part(kind: PartKind, node: spec.Part, size: int, memory: Tensor | None) -> None:
+    with _explain_errors("it cannot be built", kind.name, f" for the size {size}"):
         module: nn.Module = build_part(node, size)
-    x = sample(kind.role, size, TOKENS, batch=BATCH)
+    x = sample_input(kind.role, size, TOKENS, batch=BATCH)
     arguments = f" of x {list(x.shape)}"
 
     def call() -> Any:
-        with _explained("its forward fails", kind.name, arguments), torch.no_grad():
-            return module(x.clone(), *_further(kind.role, x, memory))
+        with _explain_errors("its forward fails", kind.name, arguments), torch.no_grad():
+            return module(x.clone(), *_other_arguments(kind.role, x, memory))
 
     module.eval()
     _refuse_other_shape(kind, x, call(), size)
@@ -63,20 +65,20 @@ def _try(kind: Kind, node: spec.Part, size: int, memory: Tensor | None) -> None:
             "gave another result or moved a generator; draw in training alone, by nn.Dropout"
         )
     module.train()
-    if not _same(*_seeded(call)):
+    if not _same(*_call_seeded(call)):
         raise InputError(
             f"the part '{kind.name}' draws its own random numbers in training, so that a resumed run would not be "
             "exact: draw by nn.Dropout or from torch's global generator, whose state a checkpoint holds"
         )
 
 
-def _further(role: Role, x: Tensor, memory: Tensor | None) -> tuple[object, ...]:
+def _other_arguments(role: Role, x: Tensor, memory: Tensor | None) -> tuple[object, ...]:
     if role in ("norm", "position"):
         return (TOKENS,) if role == "position" else ()
     return (context_for(x, TOKENS, memory),)
 
 
-def _refuse_other_shape(kind: Kind, x: Tensor, y: object, size: int) -> None:
+def _refuse_other_shape(kind: PartKind, x: Tensor, y: object, size: int) -> None:
     expected = [*x.shape, size] if kind.role == "position" else list(x.shape)
     if not isinstance(y, Tensor) or list(y.shape) != expected or not y.is_floating_point():
         returned = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
@@ -99,7 +101,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
     return torch.equal(first.nan_to_num(), second.nan_to_num())
 
 
-def _seeded(call: Callable[[], Tensor]) -> Iterator[Tensor]:
+def _call_seeded(call: Callable[[], Tensor]) -> Iterator[Tensor]:
     """Give the result of two calls from the same states of the generators that a checkpoint holds."""
     for _ in _SEEDS:
         torch.manual_seed(1)
@@ -115,7 +117,7 @@ def _states() -> tuple[object, ...]:
 
 
 @contextmanager
-def _preserved_random_numbers() -> Iterator[None]:
+def _preserve_random_state() -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):
@@ -126,7 +128,7 @@ def _preserved_random_numbers() -> Iterator[None]:
 
 
 @contextmanager
-def _explained(what: str, name: str, where: str = "") -> Iterator[None]:
+def _explain_errors(what: str, name: str, where: str = "") -> Iterator[None]:
     """Turn what the code of a part raises into a sentence about it."""
     try:
         yield

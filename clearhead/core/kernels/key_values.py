@@ -5,8 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float, Int
 from torch import Tensor
 
-New = Float[Tensor, "rows heads new head_size"]
-Kept = Float[Tensor, "rows heads keys head_size"]
+NewKeys = Float[Tensor, "rows heads new head_size"]
+AllKeys = Float[Tensor, "rows heads keys head_size"]
 
 
 class KeyValues:
@@ -16,11 +16,11 @@ class KeyValues:
         self.length: int = 0
         self.buffer: Float[Tensor, "2 rows heads capacity head_size"] | None = None
 
-    def append(self, key_RKSE: New, value_RKSE: New) -> tuple[Kept, Kept]:
+    def append(self, key_RKSE: NewKeys, value_RKSE: NewKeys) -> tuple[AllKeys, AllKeys]:
         """Add the newest tokens and return views of all of them."""
-        start, kept = self.length, self.extend(key_RKSE.shape, key_RKSE)[:, :, :, : self.length]
-        kept[0, :, :, start:], kept[1, :, :, start:] = key_RKSE, value_RKSE
-        return kept[0], kept[1]
+        start, filled = self.length, self.extend(key_RKSE.shape, key_RKSE)[:, :, :, : self.length]
+        filled[0, :, :, start:], filled[1, :, :, start:] = key_RKSE, value_RKSE
+        return filled[0], filled[1]
 
     def extend(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Make room for tokens [rows, heads, new, head_size] of the dtype of a tensor, and return the buffer."""

@@ -217,10 +217,10 @@ class _Sums:
         if self.hidden_gradient_ND is not None and self.setting.scale != 1.0:
             self.hidden_gradient_ND.mul_(self.setting.scale)
         hidden_ND = None if self.hidden_gradient_ND is None else self.hidden_gradient_ND[: self.num_rows]
-        made = (hidden_ND, self.weight_gradient_VD, self.bias_gradient_V)
+        gradients = (hidden_ND, self.weight_gradient_VD, self.bias_gradient_V)
         return [
             None if gradient is None or values is None else gradient.to(values.dtype)
-            for gradient, values in zip(made, inputs, strict=True)
+            for gradient, values in zip(gradients, inputs, strict=True)
         ]
 
     def _add_group(self, rows: slice, operand_GV: Tensor, buffer_CV: Tensor) -> None:

@@ -43,9 +43,9 @@ class PositionProjections(nn.Module):
     def __init__(self, width: int, attention: spec.Attention, scores: spec.Disentangled) -> None:
         super().__init__()
         inner = attention.num_heads * attention.head_size
-        own = () if scores.shared_projections else scores.terms
-        self.position_key: nn.Linear | None = nn.Linear(width, inner) if "content_to_position" in own else None
-        self.position_query: nn.Linear | None = nn.Linear(width, inner) if "position_to_content" in own else None
+        separate = () if scores.shared_projections else scores.terms
+        self.position_key: nn.Linear | None = nn.Linear(width, inner) if "content_to_position" in separate else None
+        self.position_query: nn.Linear | None = nn.Linear(width, inner) if "position_to_content" in separate else None
 
 
 class DisentangledAttention(Attention):

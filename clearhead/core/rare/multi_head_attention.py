@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from clearhead import spec
-from clearhead.base.arguments import check_tensor, explained
+from clearhead.base.arguments import check_tensor, explain_types
 from clearhead.base.errors import InputError
 from clearhead.base.printing import PrintedModule
 from clearhead.base.tied import Tied
@@ -22,7 +22,7 @@ MASK_SHAPES = ("queries keys", "#batch queries keys", "#batch #heads #queries ke
 MASK_HINT = "; key_mask takes [batch, keys], memory makes keys and values, the constructor takes Causal()"
 
 
-@explained
+@explain_types
 class MultiHeadAttention(PrintedModule, nn.Module):
     """Multi-head attention with fresh weights.
 
@@ -106,8 +106,8 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         inner, num_queries, num_keys = self.attention, query.shape[1], source.shape[1]
         positions = torch.arange(max(num_queries, num_keys), device=query.device)[None]
         # Where lengths differ, the queries are the last tokens of the keys, as in decoding with a cache.
-        own = positions[:, max(0, num_keys - num_queries) :][:, :num_queries]
-        context = Context(Masking(num_queries, num_keys, allowed=mask), own, positions[:, :num_keys])
+        query_position = positions[:, max(0, num_keys - num_queries) :][:, :num_queries]
+        context = Context(Masking(num_queries, num_keys, allowed=mask), query_position, positions[:, :num_keys])
         heads = inner.split(inner.query(query))
         key, value = (inner.split(project(source)) for project in (inner.key, inner.value))
         if (rotary := self.spec.position) is not None:

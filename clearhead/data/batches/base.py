@@ -41,7 +41,7 @@ def padded_length(longest: int, limit: int) -> int:
     return min(-(-longest // step) * step, limit)
 
 
-def rounded_rows(most: int) -> int:
+def round_rows(most: int) -> int:
     """Return how many rows a batch has where it may have so many, at least 1."""
     return most - most % shape_step(most)
 
@@ -90,7 +90,7 @@ class Batch(DeviceBatch):
     documents: Int64[Tensor, "batch source"] | None = None
     segments: Int64[Tensor, "batch source"] | None = None
 
-    def part(self, rows: slice) -> Batch:
+    def take_rows(self, rows: slice) -> Batch:
         """Return some rows of the batch, which keep its padding."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         cut: dict[str, Any] = {
@@ -100,14 +100,14 @@ class Batch(DeviceBatch):
         tokens = sum(int(ids.numel() if mask is None else mask.sum()) for ids, mask in sides if ids is not None)
         return replace(self, **cut, num_labels=int((cut["labels"] != NO_LABEL).sum()), num_tokens=tokens)
 
-    def parts(self, most: int | None) -> Iterator[Batch]:
+    def split_rows(self, most: int | None) -> Iterator[Batch]:
         """Yield the batch in parts, which keep its padding.
 
         Args:
             most: rows of a part; None: all of them.
         """
         size = len(self.ids) if most is None else most
-        return (self.part(slice(start, start + size)) for start in range(0, len(self.ids), size))
+        return (self.take_rows(slice(start, start + size)) for start in range(0, len(self.ids), size))
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ def pad_rows(rows: Ragged, special: PrefixSuffix = _NOTHING, *, fill: int, limit
     ids_BT = np.full((len(rows), len(column_T)), fill, dtype=np.int64)
     ids_BT[(column_T >= front) & (column_T < lengths_B[:, None] + front)] = rows.ids
     ids_BT[:, :front] = special.prefix
-    for place, index in enumerate(special.suffix):
-        ids_BT[np.arange(len(rows)), lengths_B + front + place] = index
+    for offset, index in enumerate(special.suffix):
+        ids_BT[np.arange(len(rows)), lengths_B + front + offset] = index
     return PaddedRows(torch.from_numpy(ids_BT), torch.from_numpy(column_T < lengths_B[:, None] + len(special)))
 
 

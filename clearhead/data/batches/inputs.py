@@ -18,7 +18,7 @@ from clearhead.data.arrays import Indices
 from clearhead.data.batches.base import Batch, DeviceBatch, padded_length
 from clearhead.spec import Model
 from clearhead.spec.tasks.record import Repeats
-from clearhead.text.special_tokens import Part, SpecialTokens
+from clearhead.text.special_tokens import SpecialTokens, TemplateItem
 from clearhead.text.tokenizer import Tokenizer
 
 # Texts of one call differ in length, so their axis has no name.
@@ -111,10 +111,10 @@ class InputCollator:
         """Whether a special id stands in front of a pair."""
         return not isinstance(self.special_tokens.template(paired=True)[0][0], str)
 
-    def second_place(self, num_first: int) -> int:
+    def second_start(self, num_first: int) -> int:
         """Return the place of the second text of a pair, behind a first text of so many ids."""
-        template = [part for part, _ in self.special_tokens.template(paired=True)]
-        return sum(num_first if part == "A" else 1 for part in template[: template.index("B")])
+        template = [item for item, _ in self.special_tokens.template(paired=True)]
+        return sum(num_first if item == "A" else 1 for item in template[: template.index("B")])
 
     def collate(
         self, firsts: Sequence[Ids], seconds: Sequence[Ids] | None = None, *, limit: int | None = None
@@ -131,17 +131,17 @@ class InputCollator:
         """
         template = self.special_tokens.template(paired=seconds is not None)
         extra = self.special_tokens.num_added(paired=seconds is not None)
-        counts, flat = {"A": _lengths(firsts)}, {"A": _concatenated(firsts)}
+        counts, flat = {"A": _lengths(firsts)}, {"A": _concat_ids(firsts)}
         if seconds is not None:
-            counts["B"], flat["B"] = _lengths(seconds), _concatenated(seconds)
+            counts["B"], flat["B"] = _lengths(seconds), _concat_ids(seconds)
         lengths_B = np.sum(list(counts.values()), axis=0) + extra
         length = int(lengths_B.max())
         if limit is not None:
             length = padded_length(length, limit)
         ids_BT = np.full((len(firsts), length), self.pad, dtype=np.int64)
         segments_BT, start_B, columns_T = np.zeros_like(ids_BT), np.zeros_like(lengths_B), np.arange(length)
-        for part, segment in template:
-            count, ids = (counts[part], flat[part]) if isinstance(part, str) else (1, part)
+        for item, segment in template:
+            count, ids = (counts[item], flat[item]) if isinstance(item, str) else (1, item)
             stop_B = start_B + count
             here_BT = (columns_T >= start_B[:, None]) & (columns_T < stop_B[:, None])
             ids_BT[here_BT] = ids
@@ -163,15 +163,18 @@ class InputCollator:
         )
 
     def _target(
-        self, ids_BT: Int64[Tensor, "batch tokens"], mask_BT: Bool[Tensor, "batch tokens"], template: Sequence[Part]
+        self,
+        ids_BT: Int64[Tensor, "batch tokens"],
+        mask_BT: Bool[Tensor, "batch tokens"],
+        template: Sequence[TemplateItem],
     ) -> tuple[Int64[Tensor, "batch target"] | None, Bool[Tensor, "batch target"] | None]:
         """Return what the decoder reads, and its mask."""
         if self.repeats is None:
             return None if self.start is None else torch.full((len(ids_BT), 1), self.start), None
         # The state of the end token represents the text, and some templates have a language token behind it.
-        last = next(place for place, (part, _) in enumerate(reversed(template)) if isinstance(part, str))
-        behind = max(last - 1, 0)
-        ends_B1 = mask_BT.sum(1, keepdim=True) - behind
+        last = next(index for index, (item, _) in enumerate(reversed(template)) if isinstance(item, str))
+        num_after = max(last - 1, 0)
+        ends_B1 = mask_BT.sum(1, keepdim=True) - num_after
         target_mask_BT = torch.arange(ids_BT.shape[1]) < ends_B1
         return shift_right(ids_BT, mask_BT, start=self.start), target_mask_BT
 
@@ -180,7 +183,7 @@ def _lengths(texts: Sequence[Ids]) -> Int64[np.ndarray, " texts"]:
     return np.array([len(ids) for ids in texts])
 
 
-def _concatenated(texts: Sequence[Ids]) -> Int64[np.ndarray, " tokens"]:
+def _concat_ids(texts: Sequence[Ids]) -> Int64[np.ndarray, " tokens"]:
     return np.concatenate([np.asarray(ids, np.int64) for ids in texts])
 
 

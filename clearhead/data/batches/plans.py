@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from clearhead.base.errors import InputError
 from clearhead.data.arrays import Indices, Rows
-from clearhead.data.batches.base import padded_length, rounded_rows
+from clearhead.data.batches.base import padded_length, round_rows
 from clearhead.data.stores.store import Store
 
 # In tokens: how far apart the length differences of neighbours may be, so that batches vary; more of it pads more.
@@ -109,9 +109,9 @@ class LengthPlan:
         end = len(order)
         while end:
             padded = padded_length(int(self._longest[order[end - 1]]), max(self._limits))
-            count = rounded_rows(self.batch_tokens // padded)
+            count = round_rows(self.batch_tokens // padded)
             if not batches and count < end:
-                count = rounded_rows(max(1, round(count * first_share)))
+                count = round_rows(max(1, round(count * first_share)))
             start = max(0, end - count)
             batches.append(order[start:end])
             end = start
@@ -209,14 +209,14 @@ class EpochBatches(Generic[BatchT]):
         batch = self.peek()
         self._position += 1
         if self._position == len(self._batches):
-            self._go(self._epoch + 1, 0)
+            self._move_to(self._epoch + 1, 0)
         return batch
 
     def peek(self) -> BatchT:
         """Return the next batch without moving on."""
         return self._make(self._batches[self._position], self._epoch, self._position)
 
-    def _go(self, epoch: int, position: int) -> None:
+    def _move_to(self, epoch: int, position: int) -> None:
         if epoch != self._epoch:
             self._batches = self.plan.epoch(epoch)
         self._epoch, self._position = epoch, position
@@ -233,7 +233,7 @@ class EpochBatches(Generic[BatchT]):
         """
         self.refuse_others(state)
         epoch, position = int(state["epoch"]), int(state["batch"])
-        self._go(epoch, position)
+        self._move_to(epoch, position)
         assert 0 <= position < len(self._batches), "a position that state() returned is inside its epoch"
 
     def refuse_others(self, state: Mapping[str, Any]) -> None:
@@ -242,11 +242,12 @@ class EpochBatches(Generic[BatchT]):
         Raises:
             InputError: the position belongs to other data or to another plan.
         """
-        own = self._identity
-        changed = [key for key in own if state.get(key) != own[key]]
+        identity = self._identity
+        changed = [key for key in identity if state.get(key) != identity[key]]
         if changed:
             faults = [
-                "its content" if key == "data" else f"{key} was {state.get(key)!r}, now {own[key]!r}" for key in changed
+                "its content" if key == "data" else f"{key} was {state.get(key)!r}, now {identity[key]!r}"
+                for key in changed
             ]
             raise InputError(
                 f"the training data has changed since the checkpoint was written ({'; '.join(faults)}): restore it, or "

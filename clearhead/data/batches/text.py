@@ -17,7 +17,7 @@ from jaxtyping import Int64
 from numpy import ndarray
 
 from clearhead.base.errors import InputError
-from clearhead.base.progress import counted
+from clearhead.base.progress import report_batches
 from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.arrays import Indices, Ragged, Rows, pack
 from clearhead.data.batches.base import Batch, pad_rows
@@ -221,7 +221,7 @@ def causal_epoch(corpus: Corpus, *, block: int, batch_tokens: int) -> Iterator[B
     _check_budget(block, batch_tokens)
     windows = cut_windows(corpus, block)
     plan = LengthSortedPlan(windows.lengths, batch_tokens=batch_tokens, seed=0, shuffle=False)
-    return (_causal_batch(corpus, windows, _single(rows), rows) for rows in plan.epoch(0))
+    return (_causal_batch(corpus, windows, _single_window_blocks(rows), rows) for rows in plan.epoch(0))
 
 
 def window_view(documents: Documents, objective: Objective, *, length: int, batch_tokens: int, seed: int) -> View:
@@ -261,7 +261,7 @@ def window_epoch(corpus: Corpus, objective: Objective, *, length: int) -> Iterat
     plan = LengthSortedPlan(windows.lengths, batch_tokens=max(HELD_OUT_TOKENS, length), seed=0, shuffle=False)
     return (
         _objective_batch(corpus, windows, rows, objective, random_stream(0, 0, index))
-        for index, rows in enumerate(counted(plan.epoch(0), len(plan)))
+        for index, rows in enumerate(report_batches(plan.epoch(0), len(plan)))
     )
 
 
@@ -292,7 +292,7 @@ class _WindowPlan:
         offset = int(bits.random_raw() % (self._length - num_special))
         windows = cut_windows(self._documents, self._length, offset=offset, with_special=self._with_special)
         if not self._pack:
-            return windows, _single(np.arange(len(windows)))
+            return windows, _single_window_blocks(np.arange(len(windows)))
         # Windows of the same length meet others in every epoch.
         order = np.argsort(bits.random_raw(len(windows)), kind="stable")
         packed = pack_windows(windows.lengths[order], self._length)
@@ -300,13 +300,13 @@ class _WindowPlan:
 
     def epoch(self, number: int) -> list[Indices]:
         """Return the batches of an epoch, each the indices of its rows."""
-        return self._sorted(number).epoch(number)
+        return self._plan_epoch(number).epoch(number)
 
     def num_sizes(self) -> int:
         """Return how many different numbers of padded tokens the stacks read in the first epoch."""
-        return self._sorted(0).num_sizes()
+        return self._plan_epoch(0).num_sizes()
 
-    def _sorted(self, number: int) -> LengthSortedPlan:
+    def _plan_epoch(self, number: int) -> LengthSortedPlan:
         lengths = _block_lengths(*self.layout(number))
         return LengthSortedPlan(lengths, batch_tokens=self._batch_tokens, seed=self._seed)
 
@@ -319,7 +319,7 @@ def _check_budget(length: int, batch_tokens: int) -> None:
         )
 
 
-def _single(windows: Indices) -> Ragged:
+def _single_window_blocks(windows: Indices) -> Ragged:
     """Return blocks of one window each."""
     return Ragged(windows, np.arange(len(windows) + 1))
 

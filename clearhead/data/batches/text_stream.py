@@ -24,7 +24,7 @@ from clearhead.data.batches.text import View
 from clearhead.data.sources.lines import size_and_ends
 from clearhead.data.sources.texts import TextChunk, TextShard
 from clearhead.data.stores.corpus import Documents
-from clearhead.data.tokenize.document_chunks import cut_before, encoded_parts
+from clearhead.data.tokenize.document_chunks import cut_before, encode_chunks
 from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
 
@@ -35,7 +35,7 @@ ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPosition:
     """Where a pool begins.
 
     Args:
@@ -53,7 +53,7 @@ class Place:
     last_id: int | None = None
 
 
-class Pool(Documents):
+class TextPool(Documents):
     """The tokenized documents of a pool; the first may have begun before it, and the last may go on behind it.
 
     Args:
@@ -69,19 +69,19 @@ class Pool(Documents):
         documents: Ragged,
         tokenizer: Tokenizer,
         *,
-        place: Place,
+        position: StreamPosition,
         text_bytes: int,
         special: Sequence[PrefixSuffix],
     ) -> None:
         lengths = documents.lengths + np.array([len(around) for around in special], dtype=np.int64) - 1
-        kept = np.flatnonzero((documents.lengths > 0) & (lengths > 0))
-        super().__init__(documents.take(kept), tokenizer)
-        self.place: Place = place
+        nonempty = np.flatnonzero((documents.lengths > 0) & (lengths > 0))
+        super().__init__(documents.take(nonempty), tokenizer)
+        self.position: StreamPosition = position
         self.text_bytes: int = text_bytes
-        self._special: list[PrefixSuffix] = [special[index] for index in kept.tolist()]
-        self._lengths = lengths[kept]
+        self._special: list[PrefixSuffix] = [special[index] for index in nonempty.tolist()]
+        self._lengths = lengths[nonempty]
 
-    def around(self, document: int) -> PrefixSuffix:
+    def boundary_ids(self, document: int) -> PrefixSuffix:
         """Return the ids around those of a document in its sequence."""
         return self._special[document]
 
@@ -113,7 +113,7 @@ class TextStream:
         files = [[shard.path.name, *size_and_ends(shard.path)] for shard in self.shards]
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
-    def pools(self, place: Place) -> Iterator[Pool]:
+    def pools(self, position: StreamPosition) -> Iterator[TextPool]:
         """Go through the pools from a place on, without end.
 
         Raises:
@@ -121,28 +121,28 @@ class TextStream:
         """
         while True:
             count = 0
-            for pool in self._epoch(place):
+            for pool in self._epoch(position):
                 if len(pool):
                     count += 1
                     yield pool
-            if not count and place == Place(place.epoch):
+            if not count and position == StreamPosition(position.epoch):
                 first = self.shards[0].path
                 raise InputError(
                     f"{first}: expected text, found nothing but white space in all {len(self.shards)} files"
                 )
-            place = Place(place.epoch + 1)
+            position = StreamPosition(position.epoch + 1)
 
-    def _epoch(self, place: Place) -> Iterator[Pool]:
+    def _epoch(self, position: StreamPosition) -> Iterator[TextPool]:
         """Go through the pools of one pass from a place on."""
-        begin, held, room = place, list[TextChunk](), self.characters
+        begin, held, room = position, list[TextChunk](), self.characters
 
-        def close(shard: int, chunk: int, character: int, *, goes_on: bool) -> Pool:
+        def close(shard: int, chunk: int, character: int, *, goes_on: bool) -> TextPool:
             nonlocal begin, held, room
-            pool, last_id = self._tokenized(held, begin, goes_on=goes_on)
-            begin, held, room = Place(place.epoch, shard, chunk, character, last_id), [], self.characters
+            pool, last_id = self._tokenize_pool(held, begin, goes_on=goes_on)
+            begin, held, room = StreamPosition(position.epoch, shard, chunk, character, last_id), [], self.characters
             return pool
 
-        for (shard, index, taken, chunk), following in _with_next(self._chunks(place)):
+        for (shard, index, taken, chunk), following in _with_next(self._chunks(position)):
             is_whole = chunk.starts and (following is None or following[-1].starts)
             text, starts = chunk.text, chunk.starts
             while len(text) > room:
@@ -160,14 +160,14 @@ class TextStream:
         if held:
             yield close(len(self.shards), 0, 0, goes_on=False)
 
-    def _chunks(self, place: Place) -> Iterator[tuple[int, int, int, TextChunk]]:
+    def _chunks(self, position: StreamPosition) -> Iterator[tuple[int, int, int, TextChunk]]:
         """Go through the chunks of one pass from a place on: file, number, characters that are left out, chunk."""
-        order = self._order(place.epoch)
-        for number in range(place.shard, len(order)):
-            first = place.chunk if number == place.shard else 0
+        order = self._order(position.epoch)
+        for number in range(position.shard, len(order)):
+            first = position.chunk if number == position.shard else 0
             chunks = itertools.islice(self.shards[order[number]].chunks(), first, None)
             for index, chunk in enumerate(chunks, start=first):
-                taken = place.character if (number, index) == (place.shard, place.chunk) else 0
+                taken = position.character if (number, index) == (position.shard, position.chunk) else 0
                 if taken:
                     chunk = chunk._replace(text=chunk.text[taken:], starts=False)
                 yield number, index, taken, chunk
@@ -176,10 +176,12 @@ class TextStream:
         bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch, 0, _ORDER_STREAM]))
         return [int(number) for number in np.argsort(bits.random_raw(len(self.shards)), kind="stable")]
 
-    def _tokenized(self, chunks: Sequence[TextChunk], place: Place, *, goes_on: bool) -> tuple[Pool, int | None]:
+    def _tokenize_pool(
+        self, chunks: Sequence[TextChunk], position: StreamPosition, *, goes_on: bool
+    ) -> tuple[TextPool, int | None]:
         """Return the pool of some chunks, and the last id of the document that goes on behind it."""
         ids, lengths = [np.empty(0, dtype=id_dtype(self.tokenizer))], list[int]()
-        for rows, starts in encoded_parts(chunks, self.tokenizer):
+        for rows, starts in encode_chunks(chunks, self.tokenizer):
             ids.append(rows.ids)
             for length, is_new in zip(rows.lengths.tolist(), starts, strict=True):
                 if is_new:
@@ -187,7 +189,7 @@ class TextStream:
                 lengths[-1] += length
         around = self.tokenizer.special_tokens.for_target
         special = [around] * len(lengths)
-        last_id = place.last_id
+        last_id = position.last_id
         if last_id is not None:
             special[0] = PrefixSuffix((last_id,), special[0].suffix)
         if goes_on:
@@ -198,7 +200,7 @@ class TextStream:
                 last_id = None
         documents = Ragged.of(np.concatenate(ids), np.array(lengths, dtype=np.int64))
         num_bytes = sum(len(chunk.text.encode()) for chunk in chunks)
-        pool = Pool(documents, self.tokenizer, place=place, text_bytes=num_bytes, special=special)
+        pool = TextPool(documents, self.tokenizer, position=position, text_bytes=num_bytes, special=special)
         return pool, last_id if goes_on else None
 
 
@@ -242,20 +244,20 @@ class StreamedBatches(EpochBatches[Batch]):
 
     def __init__(self, stream: TextStream, view: Callable[[Documents], View]) -> None:
         self._stream, self._view = stream, view
-        self._pools = stream.pools(Place())
-        self.pool: Pool = self._next_pool()
+        self._pools = stream.pools(StreamPosition())
+        self.pool: TextPool = self._next_pool()
         first = view(self.pool)
-        own = {"shuffle_buffer": stream.characters, "data": stream.identity}
-        super().__init__(first.plan, first.make, identity={**first.identity, **own})
+        stream_identity = {"shuffle_buffer": stream.characters, "data": stream.identity}
+        super().__init__(first.plan, first.make, identity={**first.identity, **stream_identity})
 
     @property
     def epoch(self) -> int:
         """The number of passes over the text that are complete."""
-        return self.pool.place.epoch
+        return self.pool.position.epoch
 
     def state(self) -> dict[str, Any]:
         """Return the position of the next batch, and the identity of the batches, as JSON values."""
-        return {**super().state(), "place": asdict(self.pool.place)}
+        return {**super().state(), "place": asdict(self.pool.position)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Go to a position that `state` returned; the file of that position is read from its beginning.
@@ -264,22 +266,22 @@ class StreamedBatches(EpochBatches[Batch]):
             InputError: the position belongs to other data or to another plan.
         """
         self.refuse_others(state)
-        place = Place(**state["place"])
-        if place != self.pool.place:
-            self._pools = self._stream.pools(place)
+        position = StreamPosition(**state["place"])
+        if position != self.pool.position:
+            self._pools = self._stream.pools(position)
             self._epoch = int(state["epoch"]) - 1
-        self._go(int(state["epoch"]), int(state["batch"]))
+        self._move_to(int(state["epoch"]), int(state["batch"]))
 
-    def _go(self, epoch: int, position: int) -> None:
+    def _move_to(self, epoch: int, position: int) -> None:
         """Go to a batch of this pool or of the next one; pools are counted in place of epochs."""
         if epoch != self._epoch:
             self.pool = self._next_pool()
             view = self._view(self.pool)
             self.plan: BatchPlan = view.plan
             self._make = view.make
-        super()._go(epoch, position)
+        super()._move_to(epoch, position)
 
-    def _next_pool(self) -> Pool:
+    def _next_pool(self) -> TextPool:
         began = time.perf_counter()
         pool = next(self._pools)
         self.reading_seconds: float = time.perf_counter() - began

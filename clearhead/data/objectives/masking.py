@@ -14,7 +14,7 @@ from numpy import ndarray
 from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.arrays import Ragged, positions
 from clearhead.data.batches.base import Batch, pad_rows
-from clearhead.data.objectives.rows import Window, check_share, need_mask_id, ragged, sums
+from clearhead.data.objectives.rows import Window, check_share, concat_windows, need_mask_id, sum_rows
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import word_boundaries
 
@@ -54,7 +54,7 @@ class MaskedLM:
             windows: ids with special ids; at least one.
             generator: draws the choices.
         """
-        rows = ragged(windows)
+        rows = concat_windows(windows)
         chosen_N = self._choose(rows, generator)
         noisy_N = self._hide(rows.ids, chosen_N, generator)
         read = pad_rows(Ragged.of(noisy_N, rows.lengths), fill=self._tokenizer.pad_id)
@@ -81,7 +81,7 @@ class MaskedLM:
         row_W = rows.row_numbers[begins_N]
         # A word with an unknown character cannot be masked as a whole.
         allowed_W = np.bincount(word_N, weights=ordinary_N) == sizes_W
-        budget_B = self._share * sums(ordinary_N.astype(np.int64), rows.lengths)
+        budget_B = self._share * sum_rows(ordinary_N.astype(np.int64), rows.lengths)
 
         order = np.lexsort((generator.random(len(sizes_W)), row_W, ~allowed_W))[: int(allowed_W.sum())]
         sizes, counts_B = sizes_W[order], np.bincount(row_W[order], minlength=len(rows.lengths))

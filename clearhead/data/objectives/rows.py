@@ -19,7 +19,7 @@ from clearhead.text.tokenizer import Tokenizer
 Window = Integer[ndarray, " _"]
 
 
-def ragged(windows: Sequence[Window]) -> Ragged:
+def concat_windows(windows: Sequence[Window]) -> Ragged:
     """Put whole windows behind each other, special ids included."""
     lengths = np.array([len(window) for window in windows], dtype=np.int64)
     return Ragged.of(np.concatenate(windows).astype(np.int64), lengths)
@@ -29,7 +29,7 @@ def without_special(windows: Sequence[Window], tokenizer: Tokenizer) -> Ragged:
     """Put windows behind each other without the special ids of each."""
     special = tokenizer.special_tokens.for_text
     assert all(len(window) >= len(special) for window in windows), "a window has its tokenizer's special ids"
-    return ragged([window[len(special.prefix) : len(window) - len(special.suffix)] for window in windows])
+    return concat_windows([window[len(special.prefix) : len(window) - len(special.suffix)] for window in windows])
 
 
 def denoising_batch(source: Ragged, target: Ragged, tokenizer: Tokenizer) -> Batch:
@@ -37,7 +37,7 @@ def denoising_batch(source: Ragged, target: Ragged, tokenizer: Tokenizer) -> Bat
     return seq2seq_batch(source, target, tokenizer, tokenizer, np.arange(len(source)))
 
 
-def ranks(keys_N: Float[ndarray, " items"], counts: Int64[ndarray, " rows"]) -> Int64[ndarray, " items"]:
+def rank_in_rows(keys_N: Float[ndarray, " items"], counts: Int64[ndarray, " rows"]) -> Int64[ndarray, " items"]:
     """Return the rank of each item within its row by its key, counted from 0."""
     rows = np.repeat(np.arange(len(counts)), counts)
     ranks_N = np.empty(len(keys_N), dtype=np.int64)
@@ -45,7 +45,7 @@ def ranks(keys_N: Float[ndarray, " items"], counts: Int64[ndarray, " rows"]) -> 
     return ranks_N
 
 
-def sums(values_N: Integer[ndarray, " items"], counts: Int64[ndarray, " rows"]) -> Int64[ndarray, " rows"]:
+def sum_rows(values_N: Integer[ndarray, " items"], counts: Int64[ndarray, " rows"]) -> Int64[ndarray, " rows"]:
     """Add up the items of each row."""
     totals = np.concatenate([[0], np.cumsum(values_N, dtype=np.int64)])
     ends = np.cumsum(counts)

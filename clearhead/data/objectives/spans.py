@@ -19,8 +19,8 @@ from clearhead.data.objectives.rows import (
     check_share,
     denoising_batch,
     need_mask_id,
-    ranks,
-    sums,
+    rank_in_rows,
+    sum_rows,
     without_special,
 )
 from clearhead.text.tokenizer import Tokenizer
@@ -77,7 +77,7 @@ class SpanCorruption:
 
     def _number(self, rows: Ragged, first_N: Bool[ndarray, " tokens"]) -> Int64[ndarray, " tokens"]:
         """Return the sentinel of the span that each token is in or behind, counted within its row."""
-        spans_B = sums(first_N.astype(np.int64), rows.lengths)
+        spans_B = sum_rows(first_N.astype(np.int64), rows.lengths)
         most = int(spans_B.max())
         if most > len(self._sentinels):
             longest = int(rows.lengths[int(spans_B.argmax())])
@@ -144,7 +144,7 @@ def _segments(items_B: Counts, segments_B: Counts, generator: np.random.Generato
     """Cut each row of items into that many parts, none empty, every way equally likely; return their sizes."""
     keys_N = generator.random(int(items_B.sum()))
     keys_N[np.cumsum(items_B) - items_B] = -1.0  # the first item of a row always begins a part
-    begins = np.flatnonzero(ranks(keys_N, items_B) < np.repeat(segments_B, items_B))
+    begins = np.flatnonzero(rank_in_rows(keys_N, items_B) < np.repeat(segments_B, items_B))
     return np.diff(np.append(begins, len(keys_N)))
 
 
@@ -156,11 +156,11 @@ def _target(
 ) -> Ragged:
     """Put the removed spans behind each other, each behind its sentinel."""
     taken, first = rows.keep(noise_N), first_N[noise_N]
-    spans_B = sums(first_N.astype(np.int64), rows.lengths)
-    place = np.arange(len(first)) + np.cumsum(first)
+    spans_B = sum_rows(first_N.astype(np.int64), rows.lengths)
+    target_index = np.arange(len(first)) + np.cumsum(first)
     ids = np.empty(len(first) + int(first.sum()), dtype=np.int64)
-    ids[place] = taken.ids
-    ids[place[first] - 1] = sentinels_N[first_N]
+    ids[target_index] = taken.ids
+    ids[target_index[first] - 1] = sentinels_N[first_N]
     return Ragged.of(ids, taken.lengths + spans_B)
 
 
@@ -221,7 +221,7 @@ class TextInfilling:
         covered_B = np.clip(covered_B, np.minimum(1, rows.lengths), rows.lengths)
         lengths_S, spans_B = self._spans(covered_B, generator)
         slots_B = rows.lengths - covered_B + spans_B
-        is_mask_M = ranks(generator.random(int(slots_B.sum())), slots_B) < np.repeat(spans_B, slots_B)
+        is_mask_M = rank_in_rows(generator.random(int(slots_B.sum())), slots_B) < np.repeat(spans_B, slots_B)
         widths_M = np.ones(len(is_mask_M), dtype=np.int64)
         widths_M[is_mask_M] = lengths_S
         # A mask behind the last token has no token to read; what is read there is not used.

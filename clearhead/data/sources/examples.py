@@ -97,7 +97,7 @@ class CheckedRows(ABC):
     columns: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def check(self, record: Mapping[str, Any], place: str) -> tuple[Any, ...]:
+    def check(self, record: Mapping[str, Any], location: str) -> tuple[Any, ...]:
         """Return the values of a row; none of a row that is left out.
 
         Raises:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from clearhead.base.errors import InputError
-from clearhead.base.files import absent, binary
+from clearhead.base.files import binary_file_error, explain_absent
 
 _GZIP_MAGIC = b"\x1f\x8b"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
@@ -126,7 +126,7 @@ def stream_text(path: Path, span: range | None = None) -> Iterator[str]:
         InputError: the file is missing, unreadable, not UTF-8, or a gzip file that is cut off or damaged.
     """
     held = ""
-    for text in _decoded(path, span):
+    for text in _decode_blocks(path, span):
         text = held + text
         # A carriage return at the end may be the first half of a line end.
         held = "\r" if text.endswith("\r") else ""
@@ -172,7 +172,7 @@ def empty_file(path: Path) -> InputError:
     return InputError(f"{path}: the file is empty; expected at least one line of text")
 
 
-def _decoded(path: Path, span: range | None) -> Iterator[str]:
+def _decode_blocks(path: Path, span: range | None) -> Iterator[str]:
     """Decode a file block by block; an error names the line and the byte in that line."""
     mark = codecs.BOM_UTF8
     start = 0 if span is None else span.start
@@ -190,7 +190,7 @@ def _decoded(path: Path, span: range | None) -> Iterator[str]:
             text, used = codecs.utf_8_decode(content, "strict", not block)
         except UnicodeDecodeError as error:
             if b"\0" in content and not guess:
-                raise binary(path) from None
+                raise binary_file_error(path) from None
             line += content.count(b"\n", 0, error.start) + count_lines_before(path, start)
             line_start = content.rfind(b"\n", 0, error.start) + 1
             column = error.start - line_start + 1 + (0 if line_start else column)
@@ -199,7 +199,7 @@ def _decoded(path: Path, span: range | None) -> Iterator[str]:
                 "convert the file to UTF-8"
             ) from None
         if "\0" in text:
-            raise binary(path)
+            raise binary_file_error(path)
         last_feed = content.rfind(b"\n", 0, used)
         line += content.count(b"\n", 0, used)
         column = used - last_feed - 1 if last_feed >= 0 else column + used
@@ -214,7 +214,7 @@ def _blocks(path: Path, span: range | None = None) -> Iterator[bytes]:
         with path.open("rb") as file:
             begin = file.peek(len(_GZIP_MAGIC))[: len(_GZIP_MAGIC)]
             if path.suffix == ".gz":
-                yield from _decompressed(path, begin)
+                yield from _decompress(path, begin)
             elif begin == _GZIP_MAGIC:
                 raise InputError(
                     f"{path}: expected plain text, but this is a gzip file; give it a name that ends in .gz"
@@ -230,7 +230,7 @@ def _blocks(path: Path, span: range | None = None) -> Iterator[bytes]:
     yield b""
 
 
-def _decompressed(path: Path, begin: bytes) -> Iterator[bytes]:
+def _decompress(path: Path, begin: bytes) -> Iterator[bytes]:
     num_lines = 0
     try:
         with gzip.open(path, "rb") as file:
@@ -253,7 +253,7 @@ def _decompressed(path: Path, begin: bytes) -> Iterator[bytes]:
 
 def _unreadable(path: Path, error: OSError) -> InputError:
     if isinstance(error, FileNotFoundError):
-        return InputError(f"{path}: {absent(path)}")
+        return InputError(f"{path}: {explain_absent(path)}")
     if isinstance(error, IsADirectoryError):
         return InputError(f"{path}: expected a file, but this is a folder")
     return InputError(f"{path}: the file cannot be read ({error.strerror or error})")

@@ -44,13 +44,13 @@ class NamedDataset:
         if split != "train" or has_ending(name, *TABLE_FORMATS):
             return None
         names = Dataset(name, split, {}, config, revision=revision).splits()
-        found = next((valid for valid in _VALID if valid in names), None)
-        parts = f"/{config}" * (config is not None), f"@{revision}" * (revision is not None), f"[{found}]"
+        valid_split = next((valid for valid in _VALID if valid in names), None)
+        parts = f"/{config}" * (config is not None), f"@{revision}" * (revision is not None), f"[{valid_split}]"
         field = "" if self.field is None else f":{self.field}"
-        return None if found is None else f"hf:{name}{''.join(parts)}{field}"
+        return None if valid_split is None else f"hf:{name}{''.join(parts)}{field}"
 
 
-def named_dataset(text: str | Path, *, split: str | None = "train") -> NamedDataset | None:
+def parse_dataset_name(text: str | Path, *, split: str | None = "train") -> NamedDataset | None:
     """Return the data set that the word of a command names; None: it names a file or a folder.
 
     Args:
@@ -66,11 +66,11 @@ def named_dataset(text: str | Path, *, split: str | None = "train") -> NamedData
         if word.startswith("hf:"):
             raise InputError(f"{word} names no data set of the Hugging Face hub; expected {_FORM}")
         return None
-    given = {key: value for key, value in match.groupdict().items() if value is not None}
-    field, usual = given.pop("field", None), "train" if match.re is _PARQUET else split
-    if usual is None and "split" not in given:
+    keys = {key: value for key, value in match.groupdict().items() if value is not None}
+    field, usual = keys.pop("field", None), "train" if match.re is _PARQUET else split
+    if usual is None and "split" not in keys:
         raise InputError(f"{word} names no split of the data set; put one in brackets behind it, such as [test]")
-    return NamedDataset({"dataset": given.pop("dataset"), "split": usual or "", **given}, field)
+    return NamedDataset({"dataset": keys.pop("dataset"), "split": usual or "", **keys}, field)
 
 
 def pair_table(source: Path, target: Path, *, split: str | None = "train") -> dict[str, Any]:
@@ -83,7 +83,7 @@ def pair_table(source: Path, target: Path, *, split: str | None = "train") -> di
     Raises:
         InputError: one of both is a data set, or they are two, or a field is missing.
     """
-    first, second = (named_dataset(text, split=split) for text in (source, target))
+    first, second = (parse_dataset_name(text, split=split) for text in (source, target))
     if first is None and second is None:
         return {"source": str(source), "target": str(target)}
     if first is None or second is None or first.table != second.table or None in (first.field, second.field):
@@ -101,7 +101,7 @@ def text_table(text: Path, field: str | None, *, split: str | None = "train") ->
         field: of the texts, where the word names none; None: the usual one.
         split: as for `named_dataset`.
     """
-    named = named_dataset(text, split=split)
+    named = parse_dataset_name(text, split=split)
     keys = {"text": str(text)} if named is None else dict(named.table)
     if named is None and field is not None and has_ending(text, *TABLE_FORMATS):
         keys = {"dataset": str(text), "split": "train"}

@@ -12,10 +12,10 @@ from clearhead.data.sources.tables import (
     WHOLE,
     AlignedFiles,
     Dataset,
+    DataTable,
     DelimitedFile,
     JsonLinesFile,
     Share,
-    Table,
     TableSource,
     read_table,
 )
@@ -29,7 +29,7 @@ def parallel_files(source: Path, target: Path) -> AlignedFiles:
     return AlignedFiles({"source": source, "target": target}, located_by="source", is_parallel=True)
 
 
-def read_pairs(source: TableSource, share: Share = WHOLE) -> Table:
+def read_pairs(source: TableSource, share: Share = WHOLE) -> DataTable:
     """Read the pairs of a source, as columns "source" and "target".
 
     Args:
@@ -39,10 +39,10 @@ def read_pairs(source: TableSource, share: Share = WHOLE) -> Table:
     Raises:
         InputError: a file, column or field is missing or unusable, or two files have unequal line counts.
     """
-    return read_table(source, share, what="pair", alike=lambda pairs: (pair_keys(pairs), None))
+    return read_table(source, share, what="pair", row_keys=lambda pairs: (pair_keys(pairs), None))
 
 
-def pair_keys(pairs: Table) -> list[list[tuple[str, str]]]:
+def pair_keys(pairs: DataTable) -> list[list[tuple[str, str]]]:
     """Return both sides of each pair, so that pairs with one side in common belong together; none of an empty pair."""
     sides = zip(pairs["source"], pairs["target"], strict=True)
     return [
@@ -51,7 +51,7 @@ def pair_keys(pairs: Table) -> list[list[tuple[str, str]]]:
     ]
 
 
-def same_sides(pairs: Table) -> str:
+def equal_sides_warning(pairs: DataTable) -> str:
     """Return a warning where most pairs have the same text on both sides; else nothing."""
     same = sum(source == target != "" for source, target in zip(pairs["source"], pairs["target"], strict=True))
     return f"{same:,} of {len(pairs):,} pairs have the same text on both sides" if 2 * same > len(pairs) else ""

@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from clearhead.base.errors import InputError, key, nearest
+from clearhead.base.errors import InputError, did_you_mean, key
 from clearhead.base.printing import Printed
-from clearhead.spec.tasks.record import Reading
+from clearhead.spec.tasks.record import DataFormat
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0.0, lt=1.0)]
@@ -37,13 +37,13 @@ _BOUNDS: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
-class Section(Printed, BaseModel):
+class RunFileSection(Printed, BaseModel):
     """One table of a run file. The description of a key says in messages what is expected, where its type does not."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class Form(Section):
+class Form(RunFileSection):
     """One way to name data in a run file; its first key tells it from the others of its task."""
 
     @classmethod
@@ -102,7 +102,7 @@ def parse_table(table: Mapping[str, Any], forms: Sequence[type[FormT]]) -> FormT
 
 def _not_one_form(table: Mapping[str, Any], forms: Sequence[type[Form]]) -> InputError:
     known = [name for form in forms for name in form.model_fields]
-    hints = [nearest(name, known) for name in table if name not in known]
+    hints = [did_you_mean(name, known) for name in table if name not in known]
     *others, last = [form.marker() for form in forms]
     markers = "; ".join([*others, f"or {last}"]) if others else last
     received = ", ".join(map(repr, table)) or "nothing"
@@ -114,13 +114,20 @@ def _not_one_form(table: Mapping[str, Any], forms: Sequence[type[Form]]) -> Inpu
 def _fault(form: type[Form], name: str, items: Sequence[Mapping[str, Any]]) -> str:
     kind = items[0]["type"]
     if kind == "extra_forbidden":
-        return key(name) + " does not belong to data given by " + key(form.marker()) + nearest(name, form.model_fields)
+        return (
+            key(name)
+            + " does not belong to data given by "
+            + key(form.marker())
+            + did_you_mean(name, form.model_fields)
+        )
     if kind == "missing":
         return key(name) + " is missing; data given by " + key(form.marker()) + " needs it"
-    return key(name) + f" is {items[0]['input']!r}; expected {expected(form, name, items)}{near_choice(items[0])}"
+    return (
+        key(name) + f" is {items[0]['input']!r}; expected {describe_expected(form, name, items)}{near_choice(items[0])}"
+    )
 
 
-def expected(section: type[Section], name: str, items: Sequence[Mapping[str, Any]]) -> str:
+def describe_expected(section: type[RunFileSection], name: str, items: Sequence[Mapping[str, Any]]) -> str:
     """Return what is expected of a key, in words.
 
     Args:
@@ -129,20 +136,20 @@ def expected(section: type[Section], name: str, items: Sequence[Mapping[str, Any
         items: the errors of pydantic about it.
     """
     described = section.model_fields[name].description if name in section.model_fields else None
-    return described or " or ".join(dict.fromkeys(map(_expected, items)))
+    return described or " or ".join(dict.fromkeys(map(_describe_item, items)))
 
 
 def near_choice(item: Mapping[str, Any]) -> str:
     """Return " (did you mean 'x'?)" where a value is near to one of those that are expected; else nothing."""
     is_choice = item["type"] == "literal_error" and isinstance(item["input"], str)
-    return nearest(item["input"], _choices(item)) if is_choice else ""
+    return did_you_mean(item["input"], _choices(item)) if is_choice else ""
 
 
 def _choices(item: Mapping[str, Any]) -> list[str]:
     return re.findall(r"'([^']*)'", str(item.get("ctx", {}).get("expected", "")))
 
 
-def _expected(item: Mapping[str, Any]) -> str:
+def _describe_item(item: Mapping[str, Any]) -> str:
     kind, context = str(item["type"]), item.get("ctx", {})
     if kind == "literal_error":
         return "one of " + ", ".join(_choices(item))
@@ -177,7 +184,7 @@ _NAMES = frozenset({*_FORMS, "target", "split", "config", "revision"})
 _ENDINGS = (".tsv", ".csv", ".jsonl")
 
 
-def reading_of(table: Mapping[str, Any]) -> Reading:
+def describe_data_format(table: Mapping[str, Any]) -> DataFormat:
     """Return how the data of a [data] table is read, without what names it.
 
     Args:
@@ -187,10 +194,10 @@ def reading_of(table: Mapping[str, Any]) -> Reading:
     # Beside plain text these are files of their own.
     files = ("labels", "pair") if form == "text" and not ending else ()
     keys = {key: value for key, value in table.items() if key not in _NAMES and key not in (form, *files)}
-    return Reading(form=form, ending=ending, keys=keys)
+    return DataFormat(form=form, ending=ending, keys=keys)
 
 
-def read_alike(table: Mapping[str, Any], reading: Reading | None) -> dict[str, Any]:
+def apply_data_format(table: Mapping[str, Any], reading: DataFormat | None) -> dict[str, Any]:
     """Return a [data] table with the keys by which the training data was read, where it is of the same kind.
 
     Args:
@@ -214,5 +221,5 @@ def read_alike(table: Mapping[str, Any], reading: Reading | None) -> dict[str, A
 def _kind(table: Mapping[str, Any]) -> tuple[str, str]:
     """Return the form of a table, and the ending of a text file that has columns or fields."""
     form = next((form for form in _FORMS if form in table), next(iter(table), ""))
-    ending = next((one for one in _ENDINGS if form == "text" and has_ending(str(table[form]), one)), "")
+    ending = next((suffix for suffix in _ENDINGS if form == "text" and has_ending(str(table[form]), suffix)), "")
     return form, ending

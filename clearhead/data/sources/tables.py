@@ -18,17 +18,17 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from clearhead.base.commands import make_install_command
-from clearhead.base.errors import InputError, Message, json_text, key, nearest
+from clearhead.base.errors import InputError, Message, did_you_mean, json_text, key
 from clearhead.base.progress import message
 from clearhead.data.sources.held_out import Keys, Labels, draw_rows
 from clearhead.data.sources.lines import content_key, empty_file, read_lines, stream_lines
 from clearhead.data.sources.run_file_tables import has_ending, user_path
 
 
-def misalignment(first: Path, lines: Sequence[str], second: Path, others: Sequence[str]) -> str:
+def describe_misalignment(first: Path, lines: Sequence[str], second: Path, others: Sequence[str]) -> str:
     """Describe which line looks like the first one without its partner."""
     path, longer, shorter = (first, lines, others) if len(lines) > len(others) else (second, others, lines)
-    line = first_misaligned(longer, shorter)
+    line = find_misaligned_line(longer, shorter)
     if line > len(shorter):
         return f"{path}:{line} and what follows has no partner, or the other file was cut short"
     return (
@@ -37,7 +37,7 @@ def misalignment(first: Path, lines: Sequence[str], second: Path, others: Sequen
     )
 
 
-def first_misaligned(longer: Sequence[str], shorter: Sequence[str]) -> int:
+def find_misaligned_line(longer: Sequence[str], shorter: Sequence[str]) -> int:
     """Return the line, counted from 1, at which two files of unequal length most likely lose their alignment.
 
     Assumes that one block of lines is missing in the shorter file. Translations of each other have a steady ratio of
@@ -103,7 +103,7 @@ TABLE_FORMATS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 
 
 @dataclass(frozen=True)
-class Table:
+class DataTable:
     """The columns that were read from a source.
 
     Args:
@@ -125,10 +125,10 @@ class Table:
     def __getitem__(self, role: str) -> Sequence[Any]:
         return self.columns[role]
 
-    def select(self, rows: Sequence[int]) -> Table:
+    def select(self, rows: Sequence[int]) -> DataTable:
         """Return the table of some rows, by their numbers from 0."""
         columns = {role: [values[row] for row in rows] for role, values in self.columns.items()}
-        return Table(columns, [self.numbers[row] for row in rows], self.where)
+        return DataTable(columns, [self.numbers[row] for row in rows], self.where)
 
     def location(self, index: int, *item: int) -> str:
         """Return the place of row number `index`, or of an item in it, such as a word; both are counted from 0."""
@@ -173,7 +173,7 @@ class AlignedFiles:
         first, *others = files = {path: read_lines(path) for path in self.columns.values()}
         for path in others:
             if len(files[path]) != len(files[first]):
-                guess = misalignment(first, files[first], path, files[path]) if self.is_parallel else ""
+                guess = describe_misalignment(first, files[first], path, files[path]) if self.is_parallel else ""
                 raise InputError(
                     f"{first} has {len(files[first])} lines, but {path} has {len(files[path])}; "
                     f"{guess or 'expected one for each line of text'}"
@@ -217,10 +217,10 @@ class DelimitedFile:
             raise empty_file(self.path) from None
         positions = self._positions(number, names)
         if not any(isinstance(column, str) for column in self.columns.values()):
-            lines = (line for part in ([(number, names)], lines) for line in part)
+            lines = (line for group in ([(number, names)], lines) for line in group)
         for number, cells in lines:
             if len(cells) != len(names):
-                raise self._ragged(number, cells, len(names))
+                raise self._column_count_error(number, cells, len(names))
             yield number, tuple(cells[position - 1] for position in positions)
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
@@ -232,27 +232,27 @@ class DelimitedFile:
         csv.field_size_limit(_LONGEST_CELL)
         lines: list[str] = []
 
-        def noted() -> Iterator[str]:
+        def record_lines() -> Iterator[str]:
             for line in stream_lines(self.path):
                 lines.append(line)
                 yield f"{line}\n"
 
-        reader = csv.reader(noted(), strict=True)
+        reader = csv.reader(record_lines(), strict=True)
         while True:
             number = reader.line_num + 1
             lines.clear()
             try:
                 row = next(reader, None)
             except csv.Error as error:
-                raise self._misquoted(number, lines, str(error)) from None
+                raise self._quote_error(number, lines, str(error)) from None
             if row is None:
                 return
             if any('"' in line for line in lines) and _CSV_ROW.fullmatch("\n".join(lines)) is None:
-                raise self._misquoted(number, lines, "a quote in a text without quotes")
+                raise self._quote_error(number, lines, "a quote in a text without quotes")
             if row:
                 yield number, row
 
-    def _misquoted(self, number: int, lines: Sequence[str], reason: str) -> InputError:
+    def _quote_error(self, number: int, lines: Sequence[str], reason: str) -> InputError:
         """Return the error of a row whose quotes are wrong, with the line and the column of the first wrong one."""
         text = "\n".join(lines)
         right = _CSV_CELLS.match(text)
@@ -273,41 +273,43 @@ class DelimitedFile:
             positions.append(position)
             if position > len(names):
                 wanted = f"column {position}" if self.columns[role] else "further column for " + self._key(role)
-                raise self._missing(number, names, "there is no " + wanted, role)
+                raise self._missing_column_error(number, names, "there is no " + wanted, role)
         if self.is_distinct and len(set(positions)) < len(positions):
             [(twice, _)] = Counter(positions).most_common(1)
             roles = [role for role, position in zip(named, positions, strict=True) if position == twice]
             raise InputError(
                 f"{self.location(number)}: " + Message(" and ").join(map(self._key, roles)) + f" name the same column, "
-                f"{twice}; the columns here are {_shown(names)}"
+                f"{twice}; the columns here are {_format_cells(names)}"
             )
         return positions
 
     def _position(self, role: str, column: Column | None, names: Sequence[str], number: int) -> int | None:
         if isinstance(column, str):
             if column not in names:
-                raise self._missing(number, names, f"there is no column '{column}'{nearest(column, names)}", role)
+                raise self._missing_column_error(
+                    number, names, f"there is no column '{column}'{did_you_mean(column, names)}", role
+                )
             return names.index(column) + 1
         return column
 
-    def _ragged(self, number: int, cells: Sequence[str], expected: int) -> InputError:
+    def _column_count_error(self, number: int, cells: Sequence[str], expected: int) -> InputError:
         """Return the error of a line with more or fewer columns than the first one."""
         name, mend = _SEPARATORS[self.separator]
         return InputError(
             f"{self.location(number)}: expected {expected} columns, separated by {name}, as in the first line, "
-            f"received {len(cells)}: {_shown(cells)}; {mend if len(cells) > expected else 'add what is missing'}"
+            f"received {len(cells)}: {_format_cells(cells)}; {mend if len(cells) > expected else 'add what is missing'}"
         )
 
-    def _missing(self, number: int, cells: Sequence[str], fault: str, role: str) -> InputError:
+    def _missing_column_error(self, number: int, cells: Sequence[str], fault: str, role: str) -> InputError:
         """Return the error of a first line without a column, with what can be chosen in it."""
         parts = [
             f"{self.location(number)}: " + fault,
             f"its columns, separated by {_SEPARATORS[self.separator][0]}, are",
         ]
-        parts[1] += f" {_shown(cells)}"
+        parts[1] += f" {_format_cells(cells)}"
         if len(cells) == 1:
-            ways = (way for sign, way in _OTHER_SEPARATORS.items() if sign in cells[0])
-            parts.append(f"if they are separated by {next(ways, _OTHERWISE)}")
+            hints = (hint for sign, hint in _OTHER_SEPARATORS.items() if sign in cells[0])
+            parts.append(f"if they are separated by {next(hints, _OTHERWISE)}")
         else:
             parts.append("choose one with " + self._key(role) + ", by its name in the first line or its number from 1")
         return InputError(Message("; ").join(parts))
@@ -346,13 +348,15 @@ class JsonLinesFile:
         for number, line in enumerate(stream_lines(self.path), start=1):
             if not line.strip():
                 continue
-            place = self.location(number)
+            location = self.location(number)
             try:
-                values = _values(json.loads(line), self, place)
+                values = _values(json.loads(line), self, location)
             except InputError:
                 raise
             except (ValueError, RecursionError) as error:
-                raise InputError(f"{place}: expected one JSON object in the line, but {_json_fault(error)}") from None
+                raise InputError(
+                    f"{location}: expected one JSON object in the line, but {_json_fault(error)}"
+                ) from None
             yield number, values
         if not number:
             raise empty_file(self.path)
@@ -394,12 +398,12 @@ class Dataset:
         features = getattr(rows, "features", None)
         classes = [_class_names(features, name) if role in self.raw else None for role, name in self.columns.items()]
         for number, record in enumerate(rows):
-            place = self.location(number)
-            values = _values(record, self, place)
+            location = self.location(number)
+            values = _values(record, self, location)
             yield (
                 number,
                 tuple(
-                    value if names is None else _class_name(value, names, place)
+                    value if names is None else _class_name(value, names, location)
                     for value, names in zip(values, classes, strict=True)
                 ),
             )
@@ -412,21 +416,23 @@ class Dataset:
         """
         if has_ending(self.name, *TABLE_FORMATS):
             return ["train"]
-        names: list[str] = self._asked(lambda hub: hub.get_dataset_split_names(self.name, self.config, **self._at))
+        names: list[str] = self._call_library(
+            lambda hub: hub.get_dataset_split_names(self.name, self.config, **self._at)
+        )
         return names
 
     def _load(self) -> Any:
         if has_ending(self.name, *TABLE_FORMATS):
             file = str(user_path(self.name))
             kind, options = TABLE_FORMATS[Path(self.name.removesuffix(".gz")).suffix]
-            return self._asked(lambda hub: hub.load_dataset(kind, data_files=file, split=self.split, **options))
-        return self._asked(lambda hub: hub.load_dataset(self.name, self.config, split=self.split, **self._at))
+            return self._call_library(lambda hub: hub.load_dataset(kind, data_files=file, split=self.split, **options))
+        return self._call_library(lambda hub: hub.load_dataset(self.name, self.config, split=self.split, **self._at))
 
     @property
     def _at(self) -> dict[str, str]:
         return {} if self.revision is None else {"revision": self.revision}
 
-    def _asked(self, ask: Callable[[Any], Any]) -> Any:
+    def _call_library(self, call: Callable[[Any], Any]) -> Any:
         try:
             library = importlib.import_module("datasets")
         except ImportError:
@@ -434,10 +440,10 @@ class Dataset:
                 f"dataset '{self.name}' needs the datasets library; install it with: "
                 f"{make_install_command(extra='datasets')}"
             ) from None
-        own = getattr(getattr(library, "exceptions", None), "DatasetsError", OSError)
+        library_error = getattr(getattr(library, "exceptions", None), "DatasetsError", OSError)
         try:
-            return ask(library)
-        except (OSError, ValueError, LookupError, RuntimeError, own) as error:
+            return call(library)
+        except (OSError, ValueError, LookupError, RuntimeError, library_error) as error:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise InputError(f"dataset '{self.name}', split '{self.split}', cannot be loaded: {reason}") from None
 
@@ -482,7 +488,7 @@ class Examples:
         return ["examples", list(self.records), dict(self.columns)]
 
 
-def equal_rows(table: Table) -> tuple[Keys, Labels]:
+def whole_row_keys(table: DataTable) -> tuple[Keys, Labels]:
     """Return each row as its own text, so that equal rows stay together, and no labels."""
     return [[json.dumps(values, default=repr)] for values in zip(*table.columns.values(), strict=True)], None
 
@@ -492,8 +498,8 @@ def read_table(
     share: Share = WHOLE,
     *,
     what: str,
-    alike: Callable[[Table], tuple[Keys, Labels]] = equal_rows,
-) -> Table:
+    row_keys: Callable[[DataTable], tuple[Keys, Labels]] = whole_row_keys,
+) -> DataTable:
     """Read the rows of a source, in order.
 
     Args:
@@ -510,10 +516,10 @@ def read_table(
     if not rows:
         raise InputError(f"{source.location(1)}: expected at least one {what}, found none")
     columns = {role: [values[position] for _, values in rows] for position, role in enumerate(source.columns)}
-    table = Table(columns, [number for number, _ in rows], source.location)
+    table = DataTable(columns, [number for number, _ in rows], source.location)
     if share == WHOLE:
         return table
-    held = set(_held_out(*alike(table), share, what))
+    held = set(_choose_held_out(*row_keys(table), share, what))
     if not held:
         raise InputError(
             f"{table.location(0)}: no {what} from here on can be held out for validation, since each is the only one "
@@ -522,7 +528,7 @@ def read_table(
     return table.select([row for row in range(len(rows)) if (row in held) == (share[0] > 0.0)])
 
 
-def _held_out(keys: Keys, labels: Labels, share: Share, what: str) -> list[int]:
+def _choose_held_out(keys: Keys, labels: Labels, share: Share, what: str) -> list[int]:
     """Return the rows to hold out; those of a validation share that training reads too are reported."""
     size = 1.0 - (share[0] or share[1])
     # Where groups of equal texts are larger than the share, a larger one is better than the same texts on both sides.
@@ -538,7 +544,7 @@ def _held_out(keys: Keys, labels: Labels, share: Share, what: str) -> list[int]:
     return held
 
 
-def _shown(cells: Sequence[str]) -> str:
+def _format_cells(cells: Sequence[str]) -> str:
     """Return the columns of a line with their numbers."""
     shown = [f"{number} {json_text(cell)}" for number, cell in enumerate(cells[:_MOST_SHOWN], start=1)]
     return ", ".join(shown) + (f" and {len(cells) - _MOST_SHOWN} more" if len(cells) > _MOST_SHOWN else "")
@@ -550,18 +556,18 @@ def _json_fault(error: ValueError | RecursionError) -> str:
     return "its values are nested too deeply" if isinstance(error, RecursionError) else "a number has too many digits"
 
 
-def _values(record: object, source: JsonLinesFile | Dataset | Examples, place: str) -> tuple[object, ...]:
-    return tuple(_value(record, source, role, place) for role in source.columns)
+def _values(record: object, source: JsonLinesFile | Dataset | Examples, location: str) -> tuple[object, ...]:
+    return tuple(_value(record, source, role, location) for role in source.columns)
 
 
-def _value(record: object, source: JsonLinesFile | Dataset | Examples, role: str, place: str) -> object:
+def _value(record: object, source: JsonLinesFile | Dataset | Examples, role: str, location: str) -> object:
     name, chosen_by = source.columns[role], source.keys.get(role)
     advice = "" if chosen_by is None else "; choose one with " + key(chosen_by)
-    value = field_value(record, name, place, advice)
-    return value if role in source.raw else checked_text(value, name, place)
+    value = field_value(record, name, location, advice)
+    return value if role in source.raw else check_text(value, name, location)
 
 
-def field_value(record: object, field: str, place: str, advice: str = "") -> object:
+def field_value(record: object, field: str, location: str, advice: str = "") -> object:
     """Return a value of a record by its field, or by a path of fields joined with dots.
 
     Args:
@@ -577,17 +583,17 @@ def field_value(record: object, field: str, place: str, advice: str = "") -> obj
     value = record
     for name in names:
         if not isinstance(value, Mapping):
-            raise InputError(f"{place}: expected an object with the field '{name}', received {json_text(value)}")
+            raise InputError(f"{location}: expected an object with the field '{name}', received {json_text(value)}")
         if name not in value:
             raise InputError(
-                f"{place}: there is no field '{name}'; the fields are "
-                f"{', '.join(map(repr, value)) or 'none'}{nearest(name, map(str, value))}" + advice
+                f"{location}: there is no field '{name}'; the fields are "
+                f"{', '.join(map(repr, value)) or 'none'}{did_you_mean(name, map(str, value))}" + advice
             )
         value = value[name]
     return value
 
 
-def checked_text(value: object, field: str, place: str) -> str:
+def check_text(value: object, field: str, location: str) -> str:
     """Return the value of a field as a text.
 
     Args:
@@ -598,11 +604,11 @@ def checked_text(value: object, field: str, place: str) -> str:
         InputError: it is not a text.
     """
     if not isinstance(value, str):
-        raise InputError(f"{place}: field '{field}' is {json_text(value)}; expected a text")
+        raise InputError(f"{location}: field '{field}' is {json_text(value)}; expected a text")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise InputError(f"{place}: field '{field}' holds a lone surrogate, which is not Unicode text") from None
+        raise InputError(f"{location}: field '{field}' holds a lone surrogate, which is not Unicode text") from None
     return value
 
 
@@ -616,14 +622,14 @@ def _class_names(features: Any, field: str) -> list[str] | None:
     return None if names is None else list(names)
 
 
-def _class_name(value: object, names: Sequence[str], place: str) -> object:
+def _class_name(value: object, names: Sequence[str], location: str) -> object:
     if isinstance(value, list):
-        return [_class_name(item, names, place) for item in value]
+        return [_class_name(item, names, location) for item in value]
     if not isinstance(value, int):
         return value
     if not 0 <= value < len(names):
         raise InputError(
-            f"{place}: class {value} has no name among the {len(names)} of the dataset; "
+            f"{location}: class {value} has no name among the {len(names)} of the dataset; "
             "the labels of this split may be hidden: use another split"
         )
     return names[value]

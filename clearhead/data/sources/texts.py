@@ -76,16 +76,16 @@ class TextFiles:
             self._refuse_table(self.path)
             return [self.path]
         every = list(_visible_files(self.path))
-        found = [path for path in every if path.match(self.pattern)]
+        matching = [path for path in every if path.match(self.pattern)]
         if not every:
             raise InputError(f"{self.path}: there is no file in this folder")
-        if not found:
+        if not matching:
             endings = sorted({path.suffix for path in every if path.suffix})
             there = f"its files end in {', '.join(endings[:8])}" if endings else "it has no files with an ending"
             raise InputError(f"{self.path}: no file in this folder matches '{self.pattern}'; {there}")
-        if self.field is not None and not any(has_ending(path.name, _JSON_LINES) for path in found):
+        if self.field is not None and not any(has_ending(path.name, _JSON_LINES) for path in matching):
             raise InputError(key("field") + f" belongs to JSON lines, but no file in {self.path} ends in .jsonl")
-        files = [self.path / path for path in sorted(found, key=PurePath.as_posix)]
+        files = [self.path / path for path in sorted(matching, key=PurePath.as_posix)]
         for path in files:
             self._refuse_table(path)
         return files
@@ -113,26 +113,26 @@ class TextFiles:
                 table = JsonLinesFile(path, {"text": self.field or "text"}, keys=_KEYS)
                 yield from TextRows(table, self.document).chunks()
             return
-        texts = stream_text(path) if path == self.path else self._member(path)
+        texts = stream_text(path) if path == self.path else self._stream_member(path)
         is_empty = True
-        for chunk in _documents(texts, self.document, str(path), first_line=1):
+        for chunk in _cut_documents(texts, self.document, str(path), first_line=1):
             is_empty = False
             yield chunk
         if is_empty and path == self.path and not any(stream_text(path)):
             raise empty_file(path)
 
-    def _member(self, path: Path) -> Iterator[str]:
+    def _stream_member(self, path: Path) -> Iterator[str]:
         try:
             yield from stream_text(path)
         except InputError as error:
             others = Counter(file.suffix for file in self.files() if file.suffix not in ("", path.suffix))
             ending = next((name for name, _ in others.most_common(1)), "")
-            way = key("pattern", f"*{ending}") if ending else "only the texts in the folder"
-            raise InputError(f"{error}; or leave it out: " + way) from None
+            advice = key("pattern", f"*{ending}") if ending else "only the texts in the folder"
+            raise InputError(f"{error}; or leave it out: " + advice) from None
 
     def location(self, index: int) -> str:
         """Return where document number `index`, counted from 0, starts."""
-        return _place(self.chunks(), index, str(self.path))
+        return _find_location(self.chunks(), index, str(self.path))
 
     def identity(self) -> list[object]:
         """Return JSON values that the documents depend on."""
@@ -155,14 +155,14 @@ class TextRows:
     def chunks(self) -> Iterator[TextChunk]:
         """Go through the documents, chunk by chunk."""
         for number, (text,) in self.table.rows():
-            yield from _documents(
+            yield from _cut_documents(
                 [text.replace("\r\n", "\n")], self.document, self.table.location(number), first_line=0
             )
 
     def location(self, index: int) -> str:
         """Return the place of document number `index`, counted from 0."""
         first, _ = next(self.table.rows(), (0, ()))
-        return _place(self.chunks(), index, self.table.location(first))
+        return _find_location(self.chunks(), index, self.table.location(first))
 
     def identity(self) -> list[object]:
         """Return JSON values that the documents depend on."""
@@ -250,10 +250,10 @@ def read_chunks(source: TextSource, share: Share, size: TextSize) -> Iterator[Te
             f"{source.location(0)}: no whole {unit} is in the share {begin:g} to {end:g} of {total} {unit}s; "
             "give more text, or give the validation text by itself"
         )
-    yield from (_characters if by_characters else _numbered)(source.chunks(), first, last)
+    yield from (_select_characters if by_characters else _select_documents)(source.chunks(), first, last)
 
 
-def _numbered(chunks: Iterable[TextChunk], first: int, last: int) -> Iterator[TextChunk]:
+def _select_documents(chunks: Iterable[TextChunk], first: int, last: int) -> Iterator[TextChunk]:
     """Leave out the documents before number `first`, and those from number `last` on."""
     number = -1
     for chunk in chunks:
@@ -264,30 +264,32 @@ def _numbered(chunks: Iterable[TextChunk], first: int, last: int) -> Iterator[Te
             yield chunk
 
 
-def _characters(chunks: Iterable[TextChunk], first: int, last: int) -> Iterator[TextChunk]:
+def _select_characters(chunks: Iterable[TextChunk], first: int, last: int) -> Iterator[TextChunk]:
     """Leave out the characters of one document before number `first`, and those from number `last` on."""
-    place, starts = 0, True
+    position, starts = 0, True
     for chunk in chunks:
-        text = chunk.text[max(0, first - place) : max(0, last - place)]
-        place += len(chunk.text)
+        text = chunk.text[max(0, first - position) : max(0, last - position)]
+        position += len(chunk.text)
         if text:
             yield chunk._replace(text=text, starts=starts)
             starts = False
-        if place >= last:
+        if position >= last:
             return
 
 
-def _documents(texts: Iterable[str], document: DocumentKind, origin: str, *, first_line: int) -> Iterator[TextChunk]:
+def _cut_documents(
+    texts: Iterable[str], document: DocumentKind, origin: str, *, first_line: int
+) -> Iterator[TextChunk]:
     """Cut the text of a file or a record into documents; white space alone is none."""
     if document == "file":
-        return _one_document(texts, origin, first_line)
+        return _stream_document(texts, origin, first_line)
     lines = enumerate(split_lines(texts), start=1)
     if document == "line":
         return (TextChunk(line, True, origin, number * first_line) for number, line in lines if line.strip())
-    return _paragraphs(lines, origin, first_line)
+    return _cut_paragraphs(lines, origin, first_line)
 
 
-def _one_document(texts: Iterable[str], origin: str, first_line: int) -> Iterator[TextChunk]:
+def _stream_document(texts: Iterable[str], origin: str, first_line: int) -> Iterator[TextChunk]:
     blank: list[str] = []
     starts = True
     for text in texts:
@@ -298,7 +300,7 @@ def _one_document(texts: Iterable[str], origin: str, first_line: int) -> Iterato
         blank, starts = [], False
 
 
-def _paragraphs(lines: Iterable[tuple[int, str]], origin: str, first_line: int) -> Iterator[TextChunk]:
+def _cut_paragraphs(lines: Iterable[tuple[int, str]], origin: str, first_line: int) -> Iterator[TextChunk]:
     begun: list[str] = []
     first = 0
     for number, line in lines:
@@ -312,7 +314,7 @@ def _paragraphs(lines: Iterable[tuple[int, str]], origin: str, first_line: int) 
         yield TextChunk("\n".join(begun), True, origin, first * first_line)
 
 
-def _place(chunks: Iterable[TextChunk], index: int, default: str) -> str:
+def _find_location(chunks: Iterable[TextChunk], index: int, default: str) -> str:
     starting = (chunk for chunk in chunks if chunk.starts)
     return next((chunk.location for number, chunk in enumerate(starting) if number == index), default)
 

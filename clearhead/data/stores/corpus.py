@@ -15,9 +15,9 @@ from clearhead.data.arrays import Ragged, Rows
 from clearhead.data.cache import load_or_make
 from clearhead.data.sources.tables import WHOLE, Share
 from clearhead.data.sources.texts import TextChunk, TextSource, measure, read_chunks
-from clearhead.data.stores.store import ArrayWriter, Store, StoreKind, read_apart
-from clearhead.data.tokenize.document_chunks import encoded_parts
-from clearhead.spec.describe import number_of
+from clearhead.data.stores.store import ArrayWriter, Store, StoreKind, separate_lengths
+from clearhead.data.tokenize.document_chunks import encode_chunks
+from clearhead.spec.describe import count_noun
 from clearhead.text.special_tokens import PrefixSuffix
 from clearhead.text.tokenizer import Tokenizer
 
@@ -44,7 +44,7 @@ class Documents:
         """The number of ids in all documents together, without special ids."""
         return len(self.documents.ids)
 
-    def around(self, document: int) -> PrefixSuffix:
+    def boundary_ids(self, document: int) -> PrefixSuffix:
         """Return the ids around those of a document in its sequence."""
         return self.tokenizer.special_tokens.for_target
 
@@ -56,7 +56,7 @@ class Documents:
             start: where the part begins; 0 is the first special id in front of the document.
             stop: where it ends.
         """
-        special, ids = self.around(document), self.documents[document]
+        special, ids = self.boundary_ids(document), self.documents[document]
         front, last = len(special.prefix), len(special.prefix) + len(ids)
         assert 0 <= start < stop <= last + len(special.suffix), "a part of a sequence lies within it"
         parts = (
@@ -74,10 +74,10 @@ class Documents:
 
 def _report(store: Store) -> str:
     documents = store.texts[0]
-    return f"{len(documents.ids):,} tokens in {number_of(len(documents), 'document')}"
+    return f"{len(documents.ids):,} tokens in {count_noun(len(documents), 'document')}"
 
 
-_KIND = StoreKind("corpora", "tokenized text", ("document",), _report, read_apart)
+_KIND = StoreKind("corpora", "tokenized text", ("document",), _report, separate_lengths)
 
 
 class Corpus(Documents, Store):
@@ -130,14 +130,14 @@ def _write(writer: ArrayWriter, chunks: Iterable[TextChunk], tokenizer: Tokenize
     end = length = num_bytes = 0
     largest = -1
 
-    def counted() -> Iterator[TextChunk]:
+    def count_bytes() -> Iterator[TextChunk]:
         nonlocal num_bytes
         for chunk in chunks:
             num_bytes += len(chunk.text.encode())
             yield chunk
 
     offsets = [0]
-    for rows, starts in encoded_parts(counted(), tokenizer):
+    for rows, starts in encode_chunks(count_bytes(), tokenizer):
         for row_length, is_new in zip(rows.lengths.tolist(), starts, strict=True):
             if is_new and length:
                 end += length

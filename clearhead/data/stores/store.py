@@ -19,7 +19,7 @@ from clearhead.base.errors import InputError
 from clearhead.base.files import write_json
 from clearhead.data.arrays import Ragged, Rows, encode_texts
 from clearhead.data.cache import FORMAT, load_or_make
-from clearhead.data.sources.pairs import read_pairs, same_sides
+from clearhead.data.sources.pairs import equal_sides_warning, read_pairs
 from clearhead.data.sources.tables import WHOLE, Share, TableSource
 from clearhead.text.pair import TokenizerPair
 
@@ -108,7 +108,7 @@ class Store:
             self.identity: str = str(self.facts["identity"])
             forms = self.facts["arrays"]
             self.arrays: dict[str, np.ndarray] = {
-                name: _mapped(folder / f"{name}.bin", *form) for name, form in forms.items()
+                name: _map_array(folder / f"{name}.bin", *form) for name, form in forms.items()
             }
         except InputError:
             raise
@@ -116,7 +116,9 @@ class Store:
             raise InputError(
                 f"{folder}: not a whole store of {kind.contents} ({error}); prepare the data again"
             ) from None
-        self.texts: tuple[Ragged, ...] = tuple(self.ragged(name) for name in kind.texts if f"{name}_ids" in self.arrays)
+        self.texts: tuple[Ragged, ...] = tuple(
+            self.ragged_rows(name) for name in kind.texts if f"{name}_ids" in self.arrays
+        )
 
     def __len__(self) -> int:
         return len(self.input_lengths[0])
@@ -143,18 +145,18 @@ class Store:
         """The number of tokens of all examples together."""
         return sum(int(lengths.sum()) for lengths in self.input_lengths)
 
-    def ragged(self, name: str) -> Ragged:
+    def ragged_rows(self, name: str) -> Ragged:
         """Return rows that were written as `Ragged`."""
         return Ragged(self.arrays[f"{name}_ids"], self.arrays[f"{name}_offsets"])
 
 
-def read_together(store: Store) -> list[Rows]:
+def joint_lengths(store: Store) -> list[Rows]:
     """Return the lengths of examples whose texts one stack reads together."""
     lengths: Rows = np.sum([text.lengths for text in store.texts], axis=0)
     return [lengths]
 
 
-def read_apart(store: Store) -> list[Rows]:
+def separate_lengths(store: Store) -> list[Rows]:
     """Return the lengths of examples each of whose texts a stack of its own reads."""
     return [text.lengths for text in store.texts]
 
@@ -184,12 +186,12 @@ def prepare_store(
     return load_or_make(kind.name, inputs, lambda folder: Store(folder, kind, special), make)
 
 
-def counted(counts: Mapping[str, Any], words: Mapping[str, str]) -> list[str]:
+def format_counts(counts: Mapping[str, Any], words: Mapping[str, str]) -> list[str]:
     """Return "COUNT WORDS" for each count of a report that is not 0, in the order of the words by their names."""
     return [f"{counts[name]:,} {text}" for name, text in words.items() if counts[name]]
 
 
-def _mapped(file: Path, dtype: str, shape: Sequence[int]) -> ndarray:
+def _map_array(file: Path, dtype: str, shape: Sequence[int]) -> ndarray:
     expected = np.dtype(dtype).itemsize * math.prod(shape)
     if (size := file.stat().st_size) != expected:
         raise ValueError(f"{file.name} has {size} bytes instead of {expected}")
@@ -198,10 +200,10 @@ def _mapped(file: Path, dtype: str, shape: Sequence[int]) -> ndarray:
 
 def _report(store: Store) -> str:
     counts = store.facts["report"]
-    return "; ".join(filter(None, [_filtered(counts), counts["note"]]))
+    return "; ".join(filter(None, [_format_filter_report(counts), counts["note"]]))
 
 
-def _filtered(counts: Mapping[str, int]) -> str:
+def _format_filter_report(counts: Mapping[str, int]) -> str:
     """Return the report of a filter."""
     dropped = counts["empty"] + counts["too_long"] + counts["mismatched"]
     return (
@@ -210,7 +212,7 @@ def _filtered(counts: Mapping[str, int]) -> str:
     )
 
 
-PAIRS = StoreKind("pairs", "tokenized pairs", ("source", "target"), _report, read_apart)
+PAIRS = StoreKind("pairs", "tokenized pairs", ("source", "target"), _report, separate_lengths)
 """Stores of pairs: their texts are sources and targets, "lines" the number of each pair in its data, from 0."""
 
 
@@ -291,7 +293,7 @@ def prepare_pairs(
         )
         if not counts["kept"]:
             raise InputError(
-                f"{data.location(0)}: no pair is left to use of those from here on ({_filtered(counts)}); "
+                f"{data.location(0)}: no pair is left to use of those from here on ({_format_filter_report(counts)}); "
                 f"max_length is {max_length} tokens, max_ratio is {'off' if ratio is None else ratio}"
             )
         arrays: Arrays = {
@@ -299,7 +301,7 @@ def prepare_pairs(
             "target": targets.truncate(targets.lengths, keep),
             "lines": np.flatnonzero(keep),
         }
-        return arrays, {"report": {**counts, "note": same_sides(data)}}
+        return arrays, {"report": {**counts, "note": equal_sides_warning(data)}}
 
     inputs = [source.identity(), tokenizers.fingerprint, max_length, ratio, num_special, share]
     return prepare_store(PAIRS, inputs, encode, special=num_special)

@@ -98,7 +98,7 @@ def _first_allowed(text: str, cuts: list[tuple[int, int]], tokenizer: Tokenizer)
     return next((cut for cut, allowed in zip(cuts, agrees, strict=True) if allowed), None)
 
 
-def encoded_parts(chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[Ragged, list[bool]]]:
+def encode_chunks(chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterator[tuple[Ragged, list[bool]]]:
     """Tokenize documents in the order of the text, many parts at a time.
 
     Returns:

@@ -19,7 +19,7 @@ from clearhead.text.tokenizer_training import train_tokenizer
 _EXCERPT_CHARACTERS = 1 << 14
 
 
-def cached_tokenizers(
+def load_or_train_tokenizers(
     source: TableSource, share: Share = WHOLE, *, kind: str, vocab_size: int, joint: bool
 ) -> TokenizerPair:
     """Train the tokenizers of both sides on a source, or load what an earlier run trained on the same content.
@@ -51,7 +51,7 @@ def cached_tokenizers(
     return load_or_make("tokenizers", inputs, TokenizerPair.load, lambda folder: train().save(folder))
 
 
-def cached_text_tokenizer(
+def load_or_train_text_tokenizer(
     source: TextSource, *, kind: str, vocab_size: int, share: Share = WHOLE, mask: bool = False, sentinels: int = 0
 ) -> Tokenizer:
     """Train a tokenizer on a text, or load what an earlier run trained on the same content.
@@ -74,10 +74,12 @@ def cached_text_tokenizer(
     def read() -> Iterator[str]:
         return excerpts(read_chunks(source, share, size()))
 
-    return cached_tokenizer(LazyTexts(read), identity, kind=kind, vocab_size=vocab_size, mask=mask, sentinels=sentinels)
+    return load_or_train_tokenizer(
+        LazyTexts(read), identity, kind=kind, vocab_size=vocab_size, mask=mask, sentinels=sentinels
+    )
 
 
-def cached_tokenizer(
+def load_or_train_tokenizer(
     texts: Iterable[str],
     identity: Sequence[object],
     *,

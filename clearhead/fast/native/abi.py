@@ -20,14 +20,14 @@ _ADD: Final = ctypes.CFUNCTYPE(None, *(ctypes.c_char_p,) * 3, *(ctypes.c_int64,)
 @cache
 def _declarations() -> dict[str, list[tuple[str, ...]]]:
     """Return the fields of each structure (type, name, and how many in an array), and the values of each list."""
-    found: dict[str, list[tuple[str, ...]]] = {}
+    declarations: dict[str, list[tuple[str, ...]]] = {}
     text = re.sub("//.*", "", _HEADER.read_text("utf-8").rpartition("#else")[2])
     for kind, arguments in re.findall(r"\b([A-Z]+)\(([^)]*)\)", text):
         if kind in ("STRUCT", "ENUM"):
-            last = found[arguments] = []
+            last = declarations[arguments] = []
         else:
             last.append(tuple(argument.strip() for argument in arguments.split(",")))
-    return found
+    return declarations
 
 
 def values(name: str) -> dict[str, int]:
@@ -38,8 +38,8 @@ def values(name: str) -> dict[str, int]:
 def _fields(name: str) -> list[tuple[str, Any]]:
     """Return the fields of a structure; those of a structure within it must be there."""
 
-    def kind(of: str) -> Any:
-        return ctypes.c_void_p if of.endswith("*") else _NUMBERS.get(of) or globals()[of]
+    def kind(type_name: str) -> Any:
+        return ctypes.c_void_p if type_name.endswith("*") else _NUMBERS.get(type_name) or globals()[type_name]
 
     fields = _declarations()[name]
     return [(field[1], kind(field[0]) * int(field[2]) if len(field) == 3 else kind(field[0])) for field in fields]
@@ -87,9 +87,9 @@ class Keys(ctypes.Structure):
         self.held: list[Tensor] = []
         self.made_of: tuple[object, ...] = ()
 
-    def is_made_of(self, parts: tuple[object, ...]) -> bool:
+    def is_made_from(self, sources: tuple[object, ...]) -> bool:
         """Return whether it was filled from these very objects."""
-        return len(self.made_of) == len(parts) and all(map(is_, self.made_of, parts))
+        return len(self.made_of) == len(sources) and all(map(is_, self.made_of, sources))
 
 
 def _structure(name: str) -> type[ctypes.Structure]:
@@ -108,15 +108,15 @@ MuonMatrix: Final = _structure("MuonMatrix")
 MuonCall: Final = _structure("MuonCall")
 
 
-def _described(library: ctypes.CDLL) -> dict[tuple[str, str], tuple[str, int, int]]:
+def _read_layout(library: ctypes.CDLL) -> dict[tuple[str, str], tuple[str, int, int]]:
     """Return what a library was compiled with: type, offset and bytes of each field, and of each structure ("")."""
-    found: dict[tuple[str, str], tuple[str, int, int]] = {}
+    layout: dict[tuple[str, str], tuple[str, int, int]] = {}
 
     def add(structure: bytes, field: bytes, kind: bytes, offset: int, size: int) -> None:
-        found[structure.decode(), field.decode()] = kind.decode(), offset, size
+        layout[structure.decode(), field.decode()] = kind.decode(), offset, size
 
     library.describe(_ADD(add))
-    return found
+    return layout
 
 
 def check(library: ctypes.CDLL) -> None:
@@ -131,20 +131,20 @@ def check(library: ctypes.CDLL) -> None:
         if structure is not None:
             ours[name, ""] = "", 0, ctypes.sizeof(structure)
             for kind, field, *_ in fields:
-                place = getattr(structure, field)
-                ours[name, field] = kind, place.offset, place.size
-    theirs = _described(library)
+                descriptor = getattr(structure, field)
+                ours[name, field] = kind, descriptor.offset, descriptor.size
+    theirs = _read_layout(library)
     for structure, field in {**ours, **theirs}:
         pair = ours.get((structure, field)), theirs.get((structure, field))
         if pair[0] != pair[1]:
-            what = f"{structure}.{field}" if field else structure
-            raise OSError(f"the compiled kernels have {what} as {pair[1]}, this package as {pair[0]}")
+            item = f"{structure}.{field}" if field else structure
+            raise OSError(f"the compiled kernels have {item} as {pair[1]}, this package as {pair[0]}")
 
 
 _PLAIN: Final = (Tensor, nn.Parameter)
 
 
-class Unfit(ValueError):
+class UnfitTensor(ValueError):
     """A tensor is not what a kernel reads there."""
 
 
@@ -173,7 +173,7 @@ def address(tensor: Tensor, dtype: torch.dtype, *shape: int, by_row: bool = Fals
         Unfit: it is something else.
     """
     if not fits(tensor, dtype, *shape, by_row=by_row):
-        raise Unfit(
+        raise UnfitTensor(
             f"a kernel reads {dtype} {list(shape)}, and got {tensor.dtype} {list(tensor.shape)} with the strides "
             f"{list(tensor.stride())} on {tensor.device}"
         )
@@ -186,8 +186,8 @@ def index_address(indices: Tensor, count: int, below: int) -> int:
     Raises:
         Unfit: they are something else.
     """
-    found = address(indices, torch.int64, count)
-    least, most = (int(one) for one in indices.aminmax()) if count else (0, 0)
+    pointer = address(indices, torch.int64, count)
+    least, most = (int(bound) for bound in indices.aminmax()) if count else (0, 0)
     if least < 0 or most >= below:
-        raise Unfit(f"a kernel reads indices from 0 to {below - 1}, and got some from {least} to {most}")
-    return found
+        raise UnfitTensor(f"a kernel reads indices from 0 to {below - 1}, and got some from {least} to {most}")
+    return pointer

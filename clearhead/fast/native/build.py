@@ -41,7 +41,7 @@ LOCK: Final = "lock"
 LARGEST: Final = 2**28
 _WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _EVERYTHING: Final = stat.S_IRWXG | stat.S_IRWXO
-KEPT_AS: Final = ".verdict"
+VERDICT_SUFFIX: Final = ".verdict"
 PASSED: Final = "passed"
 TEST_SECONDS: Final = 60
 """A test takes two; one that takes so many hangs."""
@@ -52,7 +52,7 @@ _SIGNALS: Final = "SIGILL", "SIGSEGV", "SIGBUS", "SIGFPE", "SIGABRT"
 _CRASHES: Final = {getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)}  # Windows has no SIGBUS
 
 
-def compiled(options: Sequence[str], kernels: str = INFERENCE) -> Path:
+def compile_library(options: Sequence[str], kernels: str = INFERENCE) -> Path:
     """Compile the kernels of a folder, or find them in the cache, and return their file.
 
     Args:
@@ -62,25 +62,25 @@ def compiled(options: Sequence[str], kernels: str = INFERENCE) -> Path:
     Raises:
         OSError: there is no compiler, or it failed, or the cache cannot be written or is open to other users.
     """
-    call, sources, file = _place(options, kernels)
+    call, sources, file = _locate(options, kernels)
     if fault_of(file) is not None:
-        with locked(file.parent):
+        with lock_cache(file.parent):
             if (fault := fault_of(file)) is not None:
                 _compile(call, sources, file, fault, "training" if kernels == TRAINING else "inference")
     return file
 
 
-def kept(options: Sequence[str], kernels: str) -> Path | None:
+def find_compiled(options: Sequence[str], kernels: str) -> Path | None:
     """Return the file that `compiled` has made of the same arguments; None: it would compile it now.
 
     Raises:
         OSError: there is no compiler, or the cache cannot be written or is open to other users.
     """
-    file = _place(options, kernels)[2]
+    file = _locate(options, kernels)[2]
     return file if fault_of(file) is None else None
 
 
-def _place(options: Sequence[str], kernels: str) -> tuple[list[str], list[Path], Path]:
+def _locate(options: Sequence[str], kernels: str) -> tuple[list[str], list[Path], Path]:
     """Return how the kernels of a folder are compiled, their sources, and the place of the library in the cache."""
     compiler = _compiler()
     call = command(compiler, kernels, options)
@@ -88,7 +88,7 @@ def _place(options: Sequence[str], kernels: str) -> tuple[list[str], list[Path],
     return call, sources, kernel_folder() / f"{_key(compiler, call, sources)}.so"
 
 
-def packaged(kernels: str) -> Path | None:
+def find_packaged(kernels: str) -> Path | None:
     """Return the library of a wheel that is the best for this processor; None: the package is no wheel with any.
 
     Raises:
@@ -105,29 +105,37 @@ def packaged(kernels: str) -> Path | None:
 
 def _compiler() -> str:
     named = os.environ.get("CXX")
-    found = shutil.which(named) if named else next(filter(None, map(shutil.which, _COMPILERS)), None)
+    compiler = shutil.which(named) if named else next(filter(None, map(shutil.which, _COMPILERS)), None)
     if sys.platform != "linux":
         raise OSError("they are for Linux")
-    if found is None:
+    if compiler is None:
         raise OSError(
             f"there is no compiler {program_name(named)}" if named else "there is no C++ compiler; install g++"
         )
-    return found
+    return compiler
 
 
 def _threads_of_torch() -> list[str]:
     """Return the options that link the OpenMP library of torch: a second one would have threads of its own."""
     folder = Path(torch.__file__).parent / "lib"
-    found = sorted(folder.glob("libgomp*.so*"))
-    return [f"-L{folder}", f"-l:{found[0].name}"] if found else []
+    libraries = sorted(folder.glob("libgomp*.so*"))
+    return [f"-L{folder}", f"-l:{libraries[0].name}"] if libraries else []
 
 
 def _key(compiler: str, command: Sequence[str], sources: Sequence[Path]) -> str:
     """Return a digest of all that the compiled file depends on."""
-    made = Path(compiler).resolve().stat()
+    compiler_status = Path(compiler).resolve().stat()
     texts = [file.read_text(encoding="utf-8") for file in (*sources, *sorted(FOLDER.rglob("*.h")))]
     flags = processor().description
-    parts = [*texts, *command, *_threads_of_torch(), *flags, made.st_size, made.st_mtime_ns, torch.__version__]
+    parts = [
+        *texts,
+        *command,
+        *_threads_of_torch(),
+        *flags,
+        compiler_status.st_size,
+        compiler_status.st_mtime_ns,
+        torch.__version__,
+    ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
@@ -140,19 +148,19 @@ def _compile(command: Sequence[str], sources: Sequence[Path], file: Path, fault:
         text = "compiling kernels for %s on this processor, once, which takes about 10 s; they are kept in %s"
         _LOGGER.info(text, use, file.parent)
     began = time.monotonic()
-    with workplace(file.parent) as folder:
+    with work_folder(file.parent) as folder:
         linked = folder / file.name
         objects = {source: folder / f"{source.stem}.o" for source in sources}
         _run([[*command, "-c", str(source), "-o", str(result)] for source, result in objects.items()])
         _run([[*command, "-shared", *map(str, objects.values()), *_threads_of_torch(), "-o", str(linked)]])
-        keep(linked, file)
+        install_library(linked, file)
     _LOGGER.info("kernels for %s compiled in %.1f s", use, time.monotonic() - began)
 
 
 def _run(commands: Sequence[Sequence[str]]) -> None:
     """Run commands side by side; none is left running where one fails or the program is stopped."""
     with contextlib.ExitStack() as stack:
-        running = [stack.enter_context(_started(command)) for command in commands]
+        running = [stack.enter_context(_start_process(command)) for command in commands]
         end = time.monotonic() + _SECONDS
         for process, command in zip(running, commands, strict=True):
             try:
@@ -164,16 +172,16 @@ def _run(commands: Sequence[Sequence[str]]) -> None:
 
 
 @contextlib.contextmanager
-def _started(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def _start_process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
     # A compiler starts programs of its own; as a group all of them can be ended.
     with subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, process_group=0
-    ) as one:
+    ) as process:
         try:
-            yield one
+            yield process
         finally:
-            if one.poll() is None:
-                os.killpg(one.pid, signal.SIGKILL)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def _first_error(output: str) -> str:
@@ -193,25 +201,25 @@ def kernel_folder() -> Path:
     root, folder = root.resolve(), (root / NAME).resolve()
     if not os.environ.get("CLEARHEAD_CACHE"):
         # Nobody shares it on purpose: a umask of 002 opened it.
-        _close(root, _WRITE)
-    if _close(folder, _EVERYTHING) & _WRITE:
+        _remove_permissions(root, _WRITE)
+    if _remove_permissions(folder, _EVERYTHING) & _WRITE:
         # Of another user, it could be held forever.
         (folder / LOCK).unlink(missing_ok=True)
-    for one in (root, folder):
-        if (fault := _open_to_others(one.stat())) is not None:
-            raise OSError(f"{one} {fault}: mend that, or set CLEARHEAD_CACHE to a new folder")
+    for directory in (root, folder):
+        if (fault := _open_to_others(directory.stat())) is not None:
+            raise OSError(f"{directory} {fault}: mend that, or set CLEARHEAD_CACHE to a new folder")
     return folder
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def lock_cache(folder: Path) -> Iterator[None]:
     """Let one process at a time compile: those that start together, as of a training, wait for the first."""
     with FileLock(folder / LOCK):
         yield
 
 
 @contextlib.contextmanager
-def workplace(folder: Path) -> Iterator[Path]:
+def work_folder(folder: Path) -> Iterator[Path]:
     """Give a temporary folder to work in, without those of killed processes; the cache must be locked."""
     for left in folder.glob("tmp*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -219,7 +227,7 @@ def workplace(folder: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def keep(linked: Path, file: Path) -> None:
+def install_library(linked: Path, file: Path) -> None:
     """Move a library into the cache, with its size and digest beside it; others see a whole file or none.
 
     Args:
@@ -227,7 +235,7 @@ def keep(linked: Path, file: Path) -> None:
         file: its place.
     """
     record = _record_of(linked)
-    record.write_text(_described(file, linked.read_bytes()), encoding="ascii")
+    record.write_text(_digest_line(file, linked.read_bytes()), encoding="ascii")
     for path in (record, linked):
         path.chmod(0o700)  # whatever the umask is
     os.replace(record, _record_of(file))
@@ -239,13 +247,13 @@ def fault_of(file: Path) -> str | None:
     if not os.path.lexists(_record_of(file)):
         return "has no digest"
     try:
-        is_whole = read_own(_record_of(file)) == _described(file, read_own(file)).encode("ascii")
+        is_whole = read_private(_record_of(file)) == _digest_line(file, read_private(file)).encode("ascii")
     except OSError as error:
         return f"is not to be trusted ({error.strerror or error})"
     return None if is_whole else "is damaged"
 
 
-def _close(folder: Path, modes: int) -> int:
+def _remove_permissions(folder: Path, modes: int) -> int:
     """Take permissions away from others where the user can; return those that others had."""
     status = folder.stat()
     open_modes = status.st_mode & modes
@@ -268,20 +276,20 @@ def _record_of(library: Path) -> Path:
     return library.with_suffix(".sha256")
 
 
-def _described(file: Path, content: bytes) -> str:
+def _digest_line(file: Path, content: bytes) -> str:
     # With the name, which is the key: a library of other kernels does not pass for it.
     return f"{hashlib.sha256(content).hexdigest()} {len(content)} {file.name}\n"
 
 
-def write_own(path: Path, content: bytes) -> None:
+def write_private(path: Path, content: bytes) -> None:
     """Write a file into the folder of kernels, which others see whole or not at all; the cache must be locked."""
-    with workplace(path.parent) as folder:
+    with work_folder(path.parent) as folder:
         (folder / path.name).write_bytes(content)
         (folder / path.name).chmod(0o700)
         os.replace(folder / path.name, path)
 
 
-def read_own(path: Path) -> bytes:
+def read_private(path: Path) -> bytes:
     """Return the content of a file that nobody else can have written.
 
     Raises:
@@ -309,7 +317,7 @@ def refuse_untried(file: Path, kernels: str) -> None:
     """
     facts = sorted(processor().isa), processor().description, torch.__version__, kernels
     parts = file.read_bytes(), _TEST.read_bytes(), repr(facts).encode()
-    verdict = recall_verdict(parts, lambda: _tried(file, kernels))
+    verdict = recall_verdict(parts, lambda: _try_library(file, kernels))
     if verdict.text != PASSED:
         raise OSError(f"{verdict.text} (to try again, delete {verdict.file})")
 
@@ -338,15 +346,15 @@ def recall_verdict(facts: Sequence[bytes], judge: Callable[[], str]) -> Verdict:
         OSError: the cache cannot be written or is open to other users, or the test could not be made.
     """
     digest = hashlib.sha256(b"".join(hashlib.sha256(fact).digest() for fact in facts)).hexdigest()
-    file = kernel_folder() / f"{digest}{KEPT_AS}"
+    file = kernel_folder() / f"{digest}{VERDICT_SUFFIX}"
     if not file.exists():
-        with locked(file.parent):
+        with lock_cache(file.parent):
             if not file.exists():
-                write_own(file, judge().encode())
-    return Verdict(read_own(file).decode(), file)
+                write_private(file, judge().encode())
+    return Verdict(read_private(file).decode(), file)
 
 
-def _tried(file: Path, kernels: str) -> str:
+def _try_library(file: Path, kernels: str) -> str:
     """Return what is wrong with a library, or that it passed."""
     # With the modules that this process has, whatever lies in the working directory.
     command = [sys.executable, "-I", "-c", f"{_TEST_CODE}selftest.main(*sys.argv[1:])", str(file), kernels]
@@ -360,7 +368,7 @@ def _tried(file: Path, kernels: str) -> str:
             # Ticks: what stops both processes for a while, as a laptop's lid does, is no hang.
             for _ in range(int(TEST_SECONDS / _TICK)):
                 try:
-                    said, errors = child.communicate(timeout=_TICK)
+                    output, errors = child.communicate(timeout=_TICK)
                     break
                 except subprocess.TimeoutExpired:
                     continue
@@ -374,4 +382,4 @@ def _tried(file: Path, kernels: str) -> str:
         # Of what may be otherwise the next time, such as too little memory, no verdict is kept.
         last = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
         raise OSError(f"a test of them on this machine failed: {last[0]}")
-    return said or PASSED
+    return output or PASSED

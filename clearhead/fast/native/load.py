@@ -24,12 +24,12 @@ import torch
 from clearhead.base.errors import InputError
 from clearhead.fast import probe
 from clearhead.fast.native import abi
-from clearhead.fast.native.build import compiled, kept, packaged, refuse_untried
+from clearhead.fast.native.build import compile_library, find_compiled, find_packaged, refuse_untried
 from clearhead.fast.native.options import INFERENCE
 
 # Of its own, so that a command shows these messages wherever its output goes.
 _LOGGER = logging.getLogger("clearhead.fast.native")
-_OFF: Final = {
+_COMPILER_NAMES: Final = {
     "avx2": ("avx2",),
     "avx_vnni": ("avxvnni",),
     "avx512": ("avx512f",),
@@ -40,7 +40,7 @@ _OFF: Final = {
 """What a compiler calls them."""
 KERNELS: Final = "CLEARHEAD_KERNELS"
 """The environment variable: "plain" uses no kernels of ours, "auto" (as where it is not set) what is fastest."""
-_GIVEN: Final[dict[str, ctypes.CDLL]] = {}
+_TESTED: Final[dict[str, ctypes.CDLL]] = {}
 
 
 def uses_kernels() -> bool:
@@ -62,25 +62,25 @@ def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
     """
     if not uses_kernels():
         return None
-    return _GIVEN.get(kernels) if _GIVEN else _library(kernels)
+    return _TESTED.get(kernels) if _TESTED else _library(kernels)
 
 
-def serve_only(kernels: str, found: ctypes.CDLL) -> None:
+def use_only(kernels: str, loaded: ctypes.CDLL) -> None:
     """Let this process, which tries a library, use it and no other."""
-    _GIVEN[kernels] = found
+    _TESTED[kernels] = loaded
 
 
-def found_library(kernels: str) -> tuple[Path, ctypes.CDLL] | None:
+def find_library(kernels: str) -> tuple[Path, ctypes.CDLL] | None:
     """Return the library that serves here, and its file; None: it is compiled when it is first needed.
 
     Raises:
         OSError: none can serve; a sentence says why.
     """
-    file = packaged(kernels) or kept(_options(), kernels)
+    file = find_packaged(kernels) or find_compiled(_options(), kernels)
     if file is None:
         return None
     refuse_untried(file, kernels)
-    return file, opened(file)
+    return file, open_library(file)
 
 
 def _options() -> list[str]:
@@ -90,49 +90,49 @@ def _options() -> list[str]:
 @cache
 def _library(kernels: str) -> ctypes.CDLL | None:
     try:
-        file = packaged(kernels) or compiled(_options(), kernels)
+        file = find_packaged(kernels) or compile_library(_options(), kernels)
         refuse_untried(file, kernels)
-        found = opened(file)
+        loaded = open_library(file)
     except OSError as error:
         _LOGGER.warning("kernels of PyTorch are used, because our own could not be used: %s", error)
         return None
     _survive_forks()
-    return found
+    return loaded
 
 
-def opened(file: Path) -> ctypes.CDLL:
+def open_library(file: Path) -> ctypes.CDLL:
     """Load a library.
 
     Raises:
         OSError: it cannot be loaded, or is not fit for use.
     """
-    found = ctypes.CDLL(str(file))
-    refuse_unfit(found)
-    return found
+    loaded = ctypes.CDLL(str(file))
+    refuse_unfit(loaded)
+    return loaded
 
 
-def refuse_unfit(found: ctypes.CDLL) -> None:
+def refuse_unfit(loaded: ctypes.CDLL) -> None:
     """Refuse a library with other structures, with instructions that this processor lacks, or with threads of its own.
 
     Raises:
         OSError: it is not fit for use.
     """
-    abi.check(found)
-    if lacking := isa(found) - probe.processor().isa:
+    abi.check(loaded)
+    if lacking := isa(loaded) - probe.processor().isa:
         raise OSError(f"they were compiled for {', '.join(sorted(lacking))}, which this processor does not have")
-    refuse_other_openmp(found)
+    refuse_other_openmp(loaded)
 
 
-def isa(found: ctypes.CDLL) -> frozenset[str]:
+def isa(loaded: ctypes.CDLL) -> frozenset[str]:
     """Return the instruction sets that a library was compiled for."""
-    found.isa.restype = ctypes.c_char_p
-    return frozenset(found.isa().decode().split())
+    loaded.isa.restype = ctypes.c_char_p
+    return frozenset(loaded.isa().decode().split())
 
 
 def has_gemm(kernels: str = INFERENCE) -> bool:
     """Return whether kernels multiply many rows in blocks, which takes AMX or AVX-512 for bf16."""
-    found = library(kernels)
-    return found is not None and bool(found.has_gemm())
+    loaded = library(kernels)
+    return loaded is not None and bool(loaded.has_gemm())
 
 
 def function(name: str, *, pointers: int, numbers: int = 0, kernels: str = INFERENCE) -> Callable[..., None] | None:
@@ -150,44 +150,44 @@ def function(name: str, *, pointers: int, numbers: int = 0, kernels: str = INFER
     Returns:
         None where there are no kernels, or none of this name for this processor.
     """
-    found = library(kernels)
-    return None if found is None else _kernel(found, name, pointers, numbers, is_shared=kernels == INFERENCE)
+    loaded = library(kernels)
+    return None if loaded is None else _kernel(loaded, name, pointers, numbers, is_shared=kernels == INFERENCE)
 
 
 @cache
 def _kernel(
-    found: ctypes.CDLL, name: str, pointers: int, numbers: int, *, is_shared: bool
+    loaded: ctypes.CDLL, name: str, pointers: int, numbers: int, *, is_shared: bool
 ) -> Callable[..., None] | None:
-    kernel = getattr(found, name, None)
+    kernel = getattr(loaded, name, None)
     if kernel is None:
         return None
     kernel.restype = None
     kernel.argtypes = [ctypes.c_void_p] * pointers + [ctypes.c_int64] * (numbers + 1)
 
-    turn = _TURNS.shared if is_shared else _TURNS.alone
+    take_threads = _SHARES.shared if is_shared else _SHARES.alone
 
     def run(*arguments: int | None) -> None:
-        with turn(torch.get_num_threads()) as threads:
+        with take_threads(torch.get_num_threads()) as threads:
             kernel(*arguments, threads)
 
     return run
 
 
 def _without(hidden: frozenset[str]) -> Iterator[str]:
-    return (f"-mno-{name}" for isa in sorted(hidden) for name in _OFF[isa])
+    return (f"-mno-{name}" for isa in sorted(hidden) for name in _COMPILER_NAMES[isa])
 
 
 @cache
 def _survive_forks() -> None:
     # The other threads of OpenMP are not in a child.
-    _TURNS.stay_whole_in_forks(lambda: torch.set_num_threads(1))
+    _SHARES.prepare_for_forks(lambda: torch.set_num_threads(1))
 
 
 RECENT: Final = 0.02
 """Seconds after a call for which its thread is taken to be about to make another one."""
 
 
-class Turns:
+class ThreadShares:
     """The calls of kernels in a process, by the threads that make them.
 
     Args:
@@ -203,7 +203,7 @@ class Turns:
 
     def shared(self, threads: int) -> AbstractContextManager[int]:
         """Take part beside other calls, with so many of the threads, at least 1."""
-        return _Share(self, threads)
+        return _SharedCall(self, threads)
 
     def begin(self, threads: int) -> int:
         """Begin a call beside others, which `end` ends, and return its share of the threads."""
@@ -231,7 +231,7 @@ class Turns:
         with self._alone, self.shared(threads):
             yield threads
 
-    def stay_whole_in_forks(self, begin_child: Callable[[], object]) -> None:
+    def prepare_for_forks(self, begin_child: Callable[[], object]) -> None:
         """From now on let the process fork between calls only, and the child begin with what is given."""
 
         def hold() -> None:
@@ -246,11 +246,11 @@ class Turns:
         os.register_at_fork(before=hold, after_in_parent=self._changed.release, after_in_child=begin)
 
 
-class _Share:
+class _SharedCall:
     """A call as a block; a generator's would take several times as long, at each of the calls of a step."""
 
-    def __init__(self, turns: Turns, threads: int) -> None:
-        self._turns, self._threads = turns, threads
+    def __init__(self, shares: ThreadShares, threads: int) -> None:
+        self._turns, self._threads = shares, threads
 
     def __enter__(self) -> int:
         return self._turns.begin(self._threads)
@@ -259,13 +259,13 @@ class _Share:
         self._turns.end()
 
 
-_TURNS: Final = Turns()
+_SHARES: Final = ThreadShares()
 
 
 _SYMBOL: Final = "omp_get_max_threads"
 
 
-class _Place(ctypes.Structure):
+class _AddressInfo(ctypes.Structure):
     """What the dynamic linker knows of an address (`Dl_info`)."""
 
     _fields_ = (
@@ -283,15 +283,15 @@ def refuse_other_openmp(library: ctypes.CDLL) -> None:
         OSError: they are not.
     """
     library.openmp.restype = ctypes.c_void_p
-    own, of_torch = _file_of(library.openmp()), _file_of(_of_torch())
-    if own is None or own != of_torch:
-        raise OSError(f"their threads would be those of {own}, and PyTorch has those of {of_torch}")
+    kernels_file, torch_file = _file_of(library.openmp()), _file_of(_torch_openmp())
+    if kernels_file is None or kernels_file != torch_file:
+        raise OSError(f"their threads would be those of {kernels_file}, and PyTorch has those of {torch_file}")
 
 
-def _of_torch() -> int | None:
+def _torch_openmp() -> int | None:
     """Return the address that PyTorch's libraries find: in what the whole program shares, then in what they need."""
-    own = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    for library in (None, str(own)):
+    torch_library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    for library in (None, str(torch_library)):
         function = getattr(ctypes.CDLL(library), _SYMBOL, None)
         if function is not None:
             return ctypes.cast(function, ctypes.c_void_p).value
@@ -299,6 +299,6 @@ def _of_torch() -> int | None:
 
 
 def _file_of(address: int | None) -> str | None:
-    place = _Place()
-    is_found = address is not None and ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(place))
-    return os.path.realpath(os.fsdecode(place.file)) if is_found else None
+    address_info = _AddressInfo()
+    is_found = address is not None and ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(address_info))
+    return os.path.realpath(os.fsdecode(address_info.file)) if is_found else None

@@ -29,15 +29,15 @@ _How = tuple[float, bool, SeededDropout]
 _STEPS: Final = ("attend", "weights", "scores")
 
 
-def needs_weights(part: Attention) -> bool:
+def needs_weights(module: Attention) -> bool:
     """Return whether an attention has to build its weights.
 
     They are watched, capped, have a sink, or are computed by a step or by a custom class.
     """
-    is_own = any(getattr(plain_type(part), name) is not getattr(Attention, name) for name in _STEPS)
-    has_step = part.score_step is not None or part.weight_step is not None
-    is_watched = part.is_watched("scores", "weights") or is_seen(part.dropout)
-    return is_own or has_step or is_watched or part.spec.soft_cap is not None or part.spec.sink
+    is_own = any(getattr(plain_type(module), name) is not getattr(Attention, name) for name in _STEPS)
+    has_step = module.score_step is not None or module.weight_step is not None
+    is_watched = module.is_watched("scores", "weights") or is_seen(module.dropout)
+    return is_own or has_step or is_watched or module.spec.soft_cap is not None or module.spec.sink
 
 
 def attention(
@@ -77,8 +77,8 @@ def rotation(x_BHTE: Queries, cos: Angles, sin: Angles) -> Queries:
 
 
 def _heads(tensor: Tensor, shape: tuple[int, ...]) -> ctypes.Structure:
-    found: ctypes.Structure = Heads(address(tensor, torch.bfloat16, *shape, by_row=True), *tensor.stride()[:3])
-    return found
+    head_struct: ctypes.Structure = Heads(address(tensor, torch.bfloat16, *shape, by_row=True), *tensor.stride()[:3])
+    return head_struct
 
 
 def _call(
@@ -109,7 +109,7 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         heads = [_side_by_side(tensor) for tensor in (query, key, value)]
         bias = None if bias is None else _side_by_side(bias)
-        (mixed,) = _room([query])
+        (mixed,) = _allocate_heads([query])
         log_totals = query.new_empty(query.shape[:3], dtype=torch.float32)
         run("attention_forward", _call([*heads, mixed], log_totals, bias, mask, how))
         ctx.save_for_backward(*heads, mixed, log_totals, bias, mask)
@@ -122,32 +122,36 @@ class _Attention(torch.autograd.Function):
         *heads, log_totals, bias, mask = ctx.saved_tensors
         query, key, value = heads[:3]
         # Side by side, as the layers that made queries, keys and values together read their gradients.
-        found = _room([query, key, value]) if query.shape == key.shape else [*_room([query]), *_room([key, value])]
-        call = _call([*heads, _side_by_side(gradients[0]), *found], log_totals, bias, mask, ctx.how)
+        input_gradients = (
+            _allocate_heads([query, key, value])
+            if query.shape == key.shape
+            else [*_allocate_heads([query]), *_allocate_heads([key, value])]
+        )
+        call = _call([*heads, _side_by_side(gradients[0]), *input_gradients], log_totals, bias, mask, ctx.how)
         bias_gradient = log_totals.new_empty(bias.shape) if ctx.needs_input_grad[3] else None
         if bias_gradient is not None:
             call.bias_gradient = address(bias_gradient, torch.float32, *bias.shape)
         run("attention_backward", call)
-        return *found, bias_gradient, None, None, None, None
+        return *input_gradients, bias_gradient, None, None, None, None
 
 
 class _Rotation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.angles = cos.contiguous(), sin.contiguous()
-        return _rotated(x, *ctx.angles, is_back=False)
+        return _rotate(x, *ctx.angles, is_back=False)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return _rotated(gradients[0], *ctx.angles, is_back=True), None, None
+        return _rotate(gradients[0], *ctx.angles, is_back=True), None, None
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, is_back: bool) -> Tensor:
-    heads, (y,) = _side_by_side(x), _room([x])
-    own, other = (_heads(tensor, x.shape) for tensor in (heads, y))
-    angles = (address(one, torch.float32, *cos.shape) for one in (cos, sin))
-    call = RotationCall(own, other, *angles, cos.stride(0) if len(cos) > 1 else 0)
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, is_back: bool) -> Tensor:
+    heads, (y,) = _side_by_side(x), _allocate_heads([x])
+    source, target = (_heads(tensor, x.shape) for tensor in (heads, y))
+    angles = (address(angle, torch.float32, *cos.shape) for angle in (cos, sin))
+    call = RotationCall(source, target, *angles, cos.stride(0) if len(cos) > 1 else 0)
     call.B, call.H, call.T, call.E = x.shape
     call.P, call.is_back = cos.shape[-1], is_back
     run("rotation", call)
@@ -158,8 +162,8 @@ def _side_by_side(heads: Tensor) -> Tensor:
     return heads if heads.stride(3) == 1 else heads.contiguous()
 
 
-def _room(heads: list[Tensor]) -> list[Tensor]:
+def _allocate_heads(heads: list[Tensor]) -> list[Tensor]:
     """Return room for tensors of one shape, in which a token has the heads of all of them side by side."""
     batch, num_heads, tokens, size = heads[0].shape
     room = heads[0].new_empty(batch, tokens, len(heads), num_heads, size)
-    return [part.transpose(1, 2) for part in room.unbind(2)]
+    return [tensor.transpose(1, 2) for tensor in room.unbind(2)]

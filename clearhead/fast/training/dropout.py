@@ -19,21 +19,21 @@ class _Mask(torch.autograd.Function):
     """Multiply values by a mask of zeros and ones and a scale; one byte per element is kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, kept: Tensor, scale: float) -> Tensor:
-        ctx.save_for_backward(kept)
+    def forward(ctx: Any, values: Tensor, mask: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(mask)
         ctx.scale = scale
         # A product of float and integer runs in a scalar loop on a CPU, thirty times slower than converting first.
-        return kept.to(values.dtype).mul_(values).mul_(scale)
+        return mask.to(values.dtype).mul_(values).mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (kept,) = ctx.saved_tensors
+        (mask,) = ctx.saved_tensors
         # The map is linear and its own adjoint, so derivatives of every order are right.
-        return _masked(gradients[0], kept, ctx.scale), None, None
+        return _apply_mask(gradients[0], mask, ctx.scale), None, None
 
 
-def _masked(values: Tensor, kept: Tensor, scale: float) -> Tensor:
-    product: Tensor = _Mask.apply(values, kept, scale)  # type: ignore[no-untyped-call]
+def _apply_mask(values: Tensor, mask: Tensor, scale: float) -> Tensor:
+    product: Tensor = _Mask.apply(values, mask, scale)  # type: ignore[no-untyped-call]
     return product
 
 
@@ -59,7 +59,7 @@ def dropout(values: Float[Tensor, "..."], p: float) -> Float[Tensor, "..."]:
         return F.dropout(values, p, training=True)
     dropped_parts = min(max(round(p * _PARTS), 1), _PARTS - 1)
     scale = _PARTS / (_PARTS - dropped_parts)
-    return _masked(values, _draw_mask(values.shape, dropped_parts), scale)
+    return _apply_mask(values, _draw_mask(values.shape, dropped_parts), scale)
 
 
 _WORDS: Final = 1 << 32

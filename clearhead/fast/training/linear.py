@@ -36,44 +36,44 @@ def has_products() -> bool:
     return load.has_gemm(TRAINING)
 
 
-def is_served(part: nn.Module) -> bool:
+def is_served(module: nn.Module) -> bool:
     """Return whether the kernels compute a module: a plain linear layer in fp32 whose sizes fill blocks."""
-    if plain_type(part) is not nn.Linear or is_seen(part):
+    if plain_type(module) is not nn.Linear or is_seen(module):
         return False
-    assert isinstance(part, nn.Linear)
-    weight = part.weight
-    bias: Tensor | None = part.bias
+    assert isinstance(module, nn.Linear)
+    weight = module.weight
+    bias: Tensor | None = module.bias
     is_plain = weight.dtype == torch.float32 and type(weight) is nn.Parameter and weight.is_contiguous()
     return is_plain and not any(size % BLOCK for size in weight.shape) and (bias is None or bias.dtype == weight.dtype)
 
 
-def serves_network(part: FeedForward) -> bool:
+def serves_network(network: FeedForward) -> bool:
     """Return whether the kernels compute a feed-forward network as a whole."""
-    layers = [layer for layer in (part.up, part.gate, part.down) if layer is not None]
-    is_dropped = part.training and part.dropout.p > 0.0
-    return not is_dropped and part.spec.activation in ACTIVATIONS and all(map(is_served, layers))
+    layers = [layer for layer in (network.up, network.gate, network.down) if layer is not None]
+    is_dropped = network.training and network.dropout.p > 0.0
+    return not is_dropped and network.spec.activation in ACTIVATIONS and all(map(is_served, layers))
 
 
-def linears(x: Rows, parts: Sequence[nn.Linear]) -> tuple[Outputs, ...]:
+def linears(x: Rows, layers: Sequence[nn.Linear]) -> tuple[Outputs, ...]:
     """Compute layers that read the same rows, in bf16.
 
     Args:
         x: fp32 or bf16.
         parts: at most three, all of them served.
     """
-    tensors = [tensor for part in parts for tensor in (part.weight, part.bias)]
-    found: tuple[Tensor, ...] = _Linears.apply(x.to(torch.bfloat16), *tensors)  # type: ignore[no-untyped-call]
-    return found
+    tensors = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+    outputs: tuple[Tensor, ...] = _Linears.apply(x.to(torch.bfloat16), *tensors)  # type: ignore[no-untyped-call]
+    return outputs
 
 
-def feed_forward(part: FeedForward, x: Rows) -> Rows:
+def feed_forward(network: FeedForward, x: Rows) -> Rows:
     """Compute a feed-forward network whose layers are served and whose activation is known, in bf16."""
-    first = [part.up] if part.gate is None else [part.gate, part.up]
-    tensors = [tensor for linear in (*first, part.down) for tensor in (linear.weight, linear.bias)]
-    assert isinstance(part.spec.activation, str)
-    form = ACTIVATIONS[part.spec.activation]
-    found: Tensor = _FeedForward.apply(x.to(torch.bfloat16), form, *tensors)  # type: ignore[no-untyped-call]
-    return found
+    first = [network.up] if network.gate is None else [network.gate, network.up]
+    tensors = [tensor for linear in (*first, network.down) for tensor in (linear.weight, linear.bias)]
+    assert isinstance(network.spec.activation, str)
+    form = ACTIVATIONS[network.spec.activation]
+    y: Tensor = _FeedForward.apply(x.to(torch.bfloat16), form, *tensors)  # type: ignore[no-untyped-call]
+    return y
 
 
 @dataclass
@@ -90,19 +90,22 @@ class _Linear:
     def arguments(self, rows: int, inputs: int) -> ctypes.Structure:
         """Return the layer in a call with so many rows."""
         outputs = self.weight.shape[0]  # `len` takes five times as long, which counts where batches are small
-        made = LinearArgs(rows=outputs, N=outputs, weight=address(self.weight, torch.float32, outputs, inputs))
+        layer_args = LinearArgs(rows=outputs, N=outputs, weight=address(self.weight, torch.float32, outputs, inputs))
         if self.bias is not None:
-            made.bias = address(self.bias, torch.float32, outputs)
+            layer_args.bias = address(self.bias, torch.float32, outputs)
         if self.y is not None:
-            made.y, made.y_stride = address(self.y, torch.bfloat16, rows, outputs, by_row=True), self.y.stride(0)
+            layer_args.y, layer_args.y_stride = (
+                address(self.y, torch.bfloat16, rows, outputs, by_row=True),
+                self.y.stride(0),
+            )
         if self.derivative is not None:
-            made.derivative = address(self.derivative, torch.bfloat16, rows, outputs, by_row=True)
-            made.y_stride = self.derivative.stride(0)
+            layer_args.derivative = address(self.derivative, torch.bfloat16, rows, outputs, by_row=True)
+            layer_args.y_stride = self.derivative.stride(0)
         if self.weight_gradient is not None:
-            made.weight_gradient = address(self.weight_gradient, torch.float32, outputs, inputs)
+            layer_args.weight_gradient = address(self.weight_gradient, torch.float32, outputs, inputs)
         if self.bias_gradient is not None:
-            made.bias_gradient = address(self.bias_gradient, torch.float32, outputs)
-        return made
+            layer_args.bias_gradient = address(self.bias_gradient, torch.float32, outputs)
+        return layer_args
 
 
 def _call(
@@ -117,8 +120,8 @@ def _call(
         size = inputs if activation == NO_ACTIVATION else layers[0].weight.shape[0]
         call.result = address(result, torch.bfloat16, rows, size, by_row=True)
         call.result_stride = result.stride(0)
-    for place, layer in enumerate(layers):
-        call.layers[place] = layer.arguments(rows, inputs)
+    for index, layer in enumerate(layers):
+        call.layers[index] = layer.arguments(rows, inputs)
     return call
 
 
@@ -159,16 +162,16 @@ class _Linears(torch.autograd.Function):
         ]
         x_gradient_MK = torch.empty(x_MK.shape, dtype=x_MK.dtype) if wants_x else None
         run("linear_backward", _call(x_MK, layers, x_gradient_MK))
-        found = [tensor for layer in layers for tensor in (layer.weight_gradient, layer.bias_gradient)]
-        return None if x_gradient_MK is None else x_gradient_MK.view(ctx.shape), *found
+        parameter_gradients = [tensor for layer in layers for tensor in (layer.weight_gradient, layer.bias_gradient)]
+        return None if x_gradient_MK is None else x_gradient_MK.view(ctx.shape), *parameter_gradients
 
 
 def _gradients(weight: Tensor, has_bias: bool, y_gradient: Tensor, wants: bool) -> _Linear:
-    made = _Linear(weight, None, y_gradient)
+    layer = _Linear(weight, None, y_gradient)
     if wants:
-        made.weight_gradient = torch.empty_like(weight)
-        made.bias_gradient = weight.new_empty(weight.shape[0]) if has_bias else None
-    return made
+        layer.weight_gradient = torch.empty_like(weight)
+        layer.bias_gradient = weight.new_empty(weight.shape[0]) if has_bias else None
+    return layer
 
 
 class _FeedForward(torch.autograd.Function):
@@ -196,15 +199,15 @@ class _FeedForward(torch.autograd.Function):
         count = len(others) // 2
         derivatives, weights, wants = others[:count], others[count:], ctx.needs_input_grad
         down = _gradients(weights[-1], ctx.has_bias[-1], _rows(gradients[0]), any(wants[-2:]))
-        call, made = _call(inner_MN, [down]), [torch.empty_like(derivative) for derivative in derivatives]
+        call, inner_gradients = _call(inner_MN, [down]), [torch.empty_like(derivative) for derivative in derivatives]
         call.result_stride = inner_MN.stride(0)
         for index in range(count):
             call.derivatives[index] = address(derivatives[index], torch.bfloat16, *inner_MN.shape)
-            call.inner_gradients[index] = address(made[index], torch.bfloat16, *inner_MN.shape)
+            call.inner_gradients[index] = address(inner_gradients[index], torch.bfloat16, *inner_MN.shape)
         run("linear_backward", call)
         first = [
             _gradients(weight, has_bias, gradient, any(wants[2:-2]))
-            for weight, has_bias, gradient in zip(weights[:-1], ctx.has_bias[:-1], made, strict=True)
+            for weight, has_bias, gradient in zip(weights[:-1], ctx.has_bias[:-1], inner_gradients, strict=True)
         ]
         x_gradient_MK = torch.empty(x_MK.shape, dtype=x_MK.dtype) if wants[0] else None
         run("linear_backward", _call(x_MK, first, x_gradient_MK))

@@ -81,7 +81,7 @@ class _CrossEntropy(torch.autograd.Function):
             call.x = address(x_GD, torch.bfloat16, call.N, width)
             call.labels = index_address(labels_N[start : start + group], call.N, entries)
             call.losses, call.rates = (
-                address(one[start : start + group], torch.float32, call.N) for one in (losses_N, rates_N)
+                address(values[start : start + group], torch.float32, call.N) for values in (losses_N, rates_N)
             )
             run("loss_forward", call)
             # A row of the softmax is its powers times its rate, which the small side of each product takes.
@@ -110,8 +110,10 @@ def _products(
     """Return the call that makes both gradients of the layer, or adds to that of the weights."""
     (rows, width), entries = x_GD.shape, powers_GW.shape[1]
     call = LinearCall(count=1, M=rows, K=width, x_stride=width, result_stride=width, activation=NO_ACTIVATION)
-    call.x, call.result = (address(one, torch.bfloat16, rows, width) for one in (x_GD, x_gradient_GD))
-    weight, gradient = (address(one, torch.float32, len(weight_VD), width) for one in (weight_VD, weight_gradient_VD))
+    call.x, call.result = (address(tensor, torch.bfloat16, rows, width) for tensor in (x_GD, x_gradient_GD))
+    weight, gradient = (
+        address(tensor, torch.float32, len(weight_VD), width) for tensor in (weight_VD, weight_gradient_VD)
+    )
     powers = address(powers_GW[:rows], torch.bfloat16, rows, entries)
     call.layers[0] = LinearArgs(
         weight=weight, y=powers, weight_gradient=gradient, rows=len(weight_VD), adds=adds, N=entries, y_stride=entries,

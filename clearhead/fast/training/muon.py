@@ -30,7 +30,7 @@ class Update:
     factors: tuple[float, float, float]
     steps: int
     momentum: float
-    kept: float
+    weight_factor: float
 
 
 def is_served(parameter: Tensor) -> bool:
@@ -45,7 +45,7 @@ def is_served(parameter: Tensor) -> bool:
 
 
 def update_matrices(
-    parameters: Sequence[Matrix], momenta: Sequence[Matrix], rates: Sequence[float], how: Update
+    parameters: Sequence[Matrix], momenta: Sequence[Matrix], rates: Sequence[float], update: Update
 ) -> None:
     """Move momenta towards the gradients, and parameters against their orthogonal updates.
 
@@ -58,7 +58,7 @@ def update_matrices(
     matrices = (MuonMatrix * len(parameters))(
         *(
             MuonMatrix(
-                *(address(one, torch.float32, *parameter.shape) for one in (parameter, momentum, parameter.grad)),
+                *(address(tensor, torch.float32, *parameter.shape) for tensor in (parameter, momentum, parameter.grad)),
                 *parameter.shape,
                 rate,
             )
@@ -66,5 +66,15 @@ def update_matrices(
             if parameter.grad is not None
         )
     )
-    factors = (ctypes.c_float * 3)(*how.factors)
-    run("muon", MuonCall(ctypes.addressof(matrices), len(matrices), how.steps, factors, 1.0 - how.momentum, how.kept))
+    factors = (ctypes.c_float * 3)(*update.factors)
+    run(
+        "muon",
+        MuonCall(
+            ctypes.addressof(matrices),
+            len(matrices),
+            update.steps,
+            factors,
+            1.0 - update.momentum,
+            update.weight_factor,
+        ),
+    )

@@ -18,7 +18,7 @@ from clearhead.core.norm import LayerNorm, Norm, RMSNorm
 from clearhead.core.shapes import States
 from clearhead.core.stack import Branch, Stack
 from clearhead.fast.native.abi import StreamCall, address
-from clearhead.fast.plan import PlannedBranch, planned_branches
+from clearhead.fast.plan import PlannedBranch, list_branches
 from clearhead.fast.training.dropout import SeededDropout
 from clearhead.fast.training.linear import run
 
@@ -40,11 +40,11 @@ def stream_branches(stack: Stack) -> list[StreamBranch] | None:
         None where the kernels do not serve the steps: each has one branch and one norm, all of them before the branch
         (with one at the end of the stack) or all of them after the sum.
     """
-    planned = list(planned_branches(stack))
-    found = [one for one in map(_stream_branch, planned) if one is not None]
-    is_before = {one.is_before for one in found}
+    planned = list(list_branches(stack))
+    branches = [branch for branch in map(_stream_branch, planned) if branch is not None]
+    is_before = {branch.is_before for branch in branches}
     ends_well = is_before == {False} or _is_plain(stack.final_norm)
-    return found if len(found) == len(planned) and len(is_before) == 1 and ends_well else None
+    return branches if len(branches) == len(planned) and len(is_before) == 1 and ends_well else None
 
 
 def _stream_branch(planned: PlannedBranch) -> StreamBranch | None:
@@ -67,7 +67,7 @@ def _is_plain(norm: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class _Added:
+class _BranchOutput:
     """What a branch adds to the stream."""
 
     y_BTD: Tensor
@@ -79,7 +79,7 @@ class FusedStream(Stack):
     """A stack of a training tree whose stream is computed in bf16, one pass between two branches."""
 
     branches: list[StreamBranch]
-    parts: tuple[nn.Module, ...]
+    watched_modules: tuple[nn.Module, ...]
     """What may be watched: all below it."""
     is_memory: bool
     """Whether its output is read as the memory of a decoder alone, and so may be rounded."""
@@ -88,46 +88,46 @@ class FusedStream(Stack):
         """Run the layers as the plain stack does, up to the order of sums and rounding."""
         is_plain = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         is_fit = x_BTD.dtype == torch.float32 and x_BTD.numel() > 0 and context.cache is None
-        if not (is_plain and is_fit) or any(map(is_seen, self.parts)):
+        if not (is_plain and is_fit) or any(map(is_seen, self.watched_modules)):
             return super().continue_from(depth, x_BTD, context)
         read, added = x_BTD, None
-        for one in self.branches:
-            if one.depth < depth:
+        for entry in self.branches:
+            if entry.depth < depth:
                 continue
-            context.depth = one.depth
-            if one.is_before:
-                found = _normed(x_BTD, added, one.norm, ("sum", "rounded"))
-                x_BTD, read = found if added is not None else (x_BTD, *found)
-            added = _added(one.branch, read, context)
-            if not one.is_before:
-                x_BTD, read = _normed(x_BTD, added, one.norm, ("normed", "rounded"))
+            context.depth = entry.depth
+            if entry.is_before:
+                results = _norm_sum(x_BTD, added, entry.norm, ("sum", "rounded"))
+                x_BTD, read = results if added is not None else (x_BTD, *results)
+            added = _run_branch(entry.branch, read, context)
+            if not entry.is_before:
+                x_BTD, read = _norm_sum(x_BTD, added, entry.norm, ("normed", "rounded"))
                 added = None
         if added is not None:
             assert isinstance(self.final_norm, Norm)
-            (ended,) = _normed(x_BTD, added, self.final_norm, ("rounded" if self.is_memory else "normed",))
+            (ended,) = _norm_sum(x_BTD, added, self.final_norm, ("rounded" if self.is_memory else "normed",))
         else:
             ended = read if self.is_memory and _is_absent(self.final_norm) else self.final_norm(x_BTD)
         return ended
 
 
-def _added(branch: Branch, read_BTD: Tensor, context: Context) -> _Added:
+def _run_branch(branch: Branch, read_BTD: Tensor, context: Context) -> _BranchOutput:
     y_BTD = branch.function(read_BTD, context)
-    return _Added(y_BTD, branch.dropout.p if branch.dropout.training else 0.0, branch.scale)
+    return _BranchOutput(y_BTD, branch.dropout.p if branch.dropout.training else 0.0, branch.scale)
 
 
-def _normed(x_BTD: Tensor, added: _Added | None, norm: Norm, wanted: tuple[str, ...]) -> tuple[Tensor, ...]:
+def _norm_sum(x_BTD: Tensor, added: _BranchOutput | None, norm: Norm, wanted: tuple[str, ...]) -> tuple[Tensor, ...]:
     """Return what is wanted of the sum of the stream and what a branch adds, in order: "sum", "normed", "rounded"."""
     y_BTD = None if added is None else added.y_BTD.to(torch.bfloat16).contiguous()
     drawn = SeededDropout() if added is None else SeededDropout.draw(added.dropout, added.scale)
-    made = _Setting(norm.eps, isinstance(norm, LayerNorm), wanted if added is not None else wanted[-1:], drawn)
-    found: tuple[Tensor, ...] = _Stream.apply(  # type: ignore[no-untyped-call]
-        x_BTD.contiguous(), y_BTD, norm.weight, norm.bias, made
+    setting = _StreamSetting(norm.eps, isinstance(norm, LayerNorm), wanted if added is not None else wanted[-1:], drawn)
+    outputs: tuple[Tensor, ...] = _Stream.apply(  # type: ignore[no-untyped-call]
+        x_BTD.contiguous(), y_BTD, norm.weight, norm.bias, setting
     )
-    return found
+    return outputs
 
 
 @dataclass(frozen=True)
-class _Setting:
+class _StreamSetting:
     eps: float
     is_centered: bool
     wanted: tuple[str, ...]
@@ -138,13 +138,13 @@ _ROUNDED: Final = ("y", "rounded", "rounded_gradient", "y_gradient")
 _VECTORS: Final = ("weight", "bias", "weight_gradient", "bias_gradient")
 
 
-def _run(name: str, made: _Setting, **tensors: Tensor | None) -> None:
+def _run(name: str, setting: _StreamSetting, **tensors: Tensor | None) -> None:
     x = tensors["x"]
     assert x is not None
     width = x.shape[-1]
     rows = x.numel() // width
-    call = StreamCall(N=rows, D=width, is_centered=made.is_centered, eps=made.eps)
-    made.dropout.fill(call)
+    call = StreamCall(N=rows, D=width, is_centered=setting.is_centered, eps=setting.eps)
+    setting.dropout.fill(call)
     shapes = {"statistics": (rows, 2), **dict.fromkeys(_VECTORS, (width,))}
     for key, tensor in tensors.items():
         if tensor is not None:
@@ -156,58 +156,68 @@ def _run(name: str, made: _Setting, **tensors: Tensor | None) -> None:
 class _Stream(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, made: _Setting
+        ctx: Any, x: Tensor, y: Tensor | None, weight: Tensor | None, bias: Tensor | None, setting: _StreamSetting
     ) -> tuple[Tensor, ...]:
         sums = x if y is None else torch.empty_like(x)
         statistics = x.new_empty(x.numel() // x.shape[-1], 2)
         dtypes = {"normed": x.dtype, "rounded": torch.bfloat16}
-        found = {name: torch.empty_like(x, dtype=dtypes[name]) for name in made.wanted if name in dtypes}
-        own = None if y is None else sums
-        _run("stream_forward", made, x=x, y=y, weight=weight, bias=bias, sum=own, statistics=statistics, **found)
+        outputs = {name: torch.empty_like(x, dtype=dtypes[name]) for name in setting.wanted if name in dtypes}
+        sum_out = None if y is None else sums
+        _run(
+            "stream_forward", setting, x=x, y=y, weight=weight, bias=bias, sum=sum_out, statistics=statistics, **outputs
+        )
         ctx.save_for_backward(sums, statistics, weight)
-        ctx.made, ctx.has_sum, ctx.has_bias = made, y is not None, bias is not None
+        ctx.setting, ctx.has_sum, ctx.has_bias = setting, y is not None, bias is not None
         ctx.set_materialize_grads(False)
-        return tuple(sums if name == "sum" else found[name] for name in made.wanted)
+        return tuple(sums if name == "sum" else outputs[name] for name in setting.wanted)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         sums, statistics, weight = ctx.saved_tensors
-        came: dict[str, Tensor | None] = {}
-        for name, gradient in zip(ctx.made.wanted, gradients, strict=True):
-            came[f"{name}_gradient"] = None if gradient is None else gradient.contiguous()
+        output_gradients: dict[str, Tensor | None] = {}
+        for name, gradient in zip(ctx.setting.wanted, gradients, strict=True):
+            output_gradients[f"{name}_gradient"] = None if gradient is None else gradient.contiguous()
         of_inputs = {
             "x": torch.empty_like(sums),
             "y": torch.empty_like(sums, dtype=torch.bfloat16) if ctx.has_sum else None,
             "weight": torch.empty_like(weight) if weight is not None and ctx.needs_input_grad[2] else None,
             "bias": sums.new_empty(sums.shape[-1]) if ctx.has_bias else None,
         }
-        made = {f"{name}_gradient": tensor for name, tensor in of_inputs.items()}
-        _run("stream_backward", ctx.made, x=sums, weight=weight, statistics=statistics, **came, **made)
+        input_gradients = {f"{name}_gradient": tensor for name, tensor in of_inputs.items()}
+        _run(
+            "stream_backward",
+            ctx.setting,
+            x=sums,
+            weight=weight,
+            statistics=statistics,
+            **output_gradients,
+            **input_gradients,
+        )
         return *of_inputs.values(), None
 
 
 def dropout(x: Float[Tensor, "*axes"], p: float) -> Float[Tensor, "*axes"]:
     """Zero each element of fp32 with probability p below 1 in one pass, and scale the others to keep the mean."""
-    made = _Setting(0.0, False, (), SeededDropout.draw(p))
-    dropped: Tensor = _Dropout.apply(x, made)  # type: ignore[no-untyped-call]
+    setting = _StreamSetting(0.0, False, (), SeededDropout.draw(p))
+    dropped: Tensor = _Dropout.apply(x, setting)  # type: ignore[no-untyped-call]
     return dropped
 
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, made: _Setting) -> Tensor:
-        ctx.made = made
-        return _dropped(x, made)
+    def forward(ctx: Any, x: Tensor, setting: _StreamSetting) -> Tensor:
+        ctx.setting = setting
+        return _run_dropout(x, setting)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _dropped(gradients[0], ctx.made), None
+        return _run_dropout(gradients[0], ctx.setting), None
 
 
-def _dropped(x: Tensor, made: _Setting) -> Tensor:
+def _run_dropout(x: Tensor, setting: _StreamSetting) -> Tensor:
     x = x.contiguous()
     y = torch.empty_like(x)
-    _run("dropout", made, x=x, sum=y)
+    _run("dropout", setting, x=x, sum=y)
     return y

@@ -51,7 +51,7 @@ class Measures(Mapping[str, Any]):
         return block(self.lines())
 
 
-def aligned(rows: Mapping[str, str]) -> list[str]:
+def align_columns(rows: Mapping[str, str]) -> list[str]:
     """Return names and values as the lines of a table of two columns."""
     width = max(map(len, rows))
     return [f"{name:<{width}}  {value}" for name, value in rows.items()]

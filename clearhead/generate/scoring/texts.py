@@ -92,22 +92,22 @@ def score_targets(
             f"there are {len(sources)} sources but {len(targets)} targets: give one target for each source."
         )
     inputs, labels = [target[:-1] for target in targets], [tuple(target[1:]) for target in targets]
-    check_lengths(sources, module.spec.position_limit, what="source")
-    check_lengths(labels, module.spec.position_limit, what="target")
+    check_lengths(sources, module.spec.position_limit, noun="source")
+    check_lengths(labels, module.spec.position_limit, noun="target")
     per_token: list[list[float]] = [[] for _ in labels]
     module, device = in_evaluation(module), device_of(module)
     # Every target token takes a row of logits, so a large vocabulary needs smaller batches.
     budget = max(min(batch_tokens, 2 * MOST_LOGITS // module.num_target_ids), 1)
     costs = [2 * max(len(source), len(label)) for source, label in zip(sources, labels, strict=True)]
 
-    def padded(rows: Sequence[Sequence[int]], batch: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def pad(rows: Sequence[Sequence[int]], batch: Sequence[int]) -> tuple[Tensor, Tensor]:
         return pad_ids([rows[i] for i in batch], pad_id, device)
 
     with torch.inference_mode():
         for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
-            ids_BS, mask_BS = padded(sources, batch)
-            labels_BT, mask_BT = padded(labels, batch)
-            target_BT, _ = padded(inputs, batch)
+            ids_BS, mask_BS = pad(sources, batch)
+            labels_BT, mask_BT = pad(labels, batch)
+            target_BT, _ = pad(inputs, batch)
             with naming_texts(batch):
                 out = module(ids_BS, target_BT, mask=mask_BS, target_mask=mask_BT)
             assert out.logits is not None, "the model has no head"
@@ -132,7 +132,7 @@ TokenIds = Sequence[int] | Integer[ndarray, " _"]
 
 
 @dataclass(frozen=True)
-class Window:
+class ScoreWindow:
     """A part of a sequence that the model reads at once.
 
     Args:
@@ -148,7 +148,7 @@ class Window:
     first: int
 
 
-def windows(sequence: int, length: int, *, window: int, stride: int) -> Iterator[Window]:
+def windows(sequence: int, length: int, *, window: int, stride: int) -> Iterator[ScoreWindow]:
     """Yield the windows of a sequence, in order; together they score every token but the first once.
 
     Args:
@@ -160,7 +160,7 @@ def windows(sequence: int, length: int, *, window: int, stride: int) -> Iterator
     first = 1
     for start in range(0, length - 1, stride):
         stop = min(start + window, length - 1)
-        yield Window(sequence, start, stop, first)
+        yield ScoreWindow(sequence, start, stop, first)
         first = stop + 1
         if stop == length - 1:
             return
@@ -209,10 +209,10 @@ def token_log_probabilities(
     stride: int | None,
     *,
     batch_size: int | None = None,
-) -> Iterator[tuple[Window, Float[ndarray, " scored"]]]:
+) -> Iterator[tuple[ScoreWindow, Float[ndarray, " scored"]]]:
     """Yield each window with the log-probabilities of its scored tokens, longest windows first."""
-    window, stride = _checked(module, sequences, window, stride)
-    spans: list[Window] = []
+    window, stride = _check_windows(module, sequences, window, stride)
+    spans: list[ScoreWindow] = []
     for number, ids in enumerate(sequences):
         spans += windows(number, len(ids), window=window, stride=stride)
     costs = [span.stop - span.start for span in spans]
@@ -226,7 +226,7 @@ def token_log_probabilities(
 
 
 def _score(
-    module: Transformer, sequences: Sequence[TokenIds], spans: list[Window], pad_id: int, *, most_states: int
+    module: Transformer, sequences: Sequence[TokenIds], spans: list[ScoreWindow], pad_id: int, *, most_states: int
 ) -> list[Float[ndarray, " scored"]]:
     """Return the log-probabilities of the scored tokens of some windows, from one pass of the stack."""
     longest = max(span.stop - span.start for span in spans)
@@ -261,7 +261,7 @@ def _label_log_probabilities(
     return torch.cat(log_probs).double().cpu().numpy()
 
 
-def _checked(
+def _check_windows(
     module: Transformer, sequences: Sequence[TokenIds], window: int | None, stride: int | None
 ) -> tuple[int, int]:
     """Return window and stride.

@@ -44,7 +44,7 @@ from clearhead.fast.logits import top_and_log_total
 from clearhead.generate.options import SearchOptions
 from clearhead.generate.processors import Processor, apply, only_banned, select
 from clearhead.generate.results import Continuation, Sentence, StopReason, length_normalised
-from clearhead.generate.running import Generated, Kept, Member, Progress
+from clearhead.generate.running import Generated, Member, SequenceProgress, SurvivingRows
 from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRecorder
 
 
@@ -77,7 +77,7 @@ class Finished:
     def add(self, candidate: Continuation) -> None:
         """Keep the candidate if it is among the best."""
         self.count += 1
-        bisect.insort(self.ranked, candidate, key=lambda kept: (-kept.score, len(kept.ids), kept.ids))
+        bisect.insort(self.ranked, candidate, key=lambda entry: (-entry.score, len(entry.ids), entry.ids))
         del self.ranked[self.capacity :]
 
     def open_to(self, score: float) -> bool:
@@ -202,23 +202,23 @@ class Search(Member):
         """Take over nothing: searches count their steps from their own start."""
         return False
 
-    def drop(self, sequence: Generated) -> Kept:
+    def drop(self, sequence: Generated) -> SurvivingRows:
         """Let a sentence leave before it is done."""
-        kept = [index for index, number in enumerate(self.alive) if self.sentences[number] is not sequence]
-        return self._leave(kept) if len(kept) < len(self.alive) else Kept()
+        remaining = [index for index, number in enumerate(self.alive) if self.sentences[number] is not sequence]
+        return self._leave(remaining) if len(remaining) < len(self.alive) else SurvivingRows()
 
-    def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[Progress], Kept]:
+    def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[SequenceProgress], SurvivingRows]:
         """Take one token for every live hypothesis; a sentence whose logits are not numbers fails, and no other."""
         before = self.sequences
-        kept = self._step(logits_RV)
+        survivors = self._step(logits_RV)
         alive = set(self.alive)
         for number, sentence in enumerate(self.sentences):
             if number not in alive and not sentence.is_done:
                 sentence.candidates, sentence.is_done = self.finished[number].ranked[: self.options.n_best], True
         update(self.length, max(self.limits), "tokens")
-        return [Progress(sentence, "", sentence.is_done) for sentence in before], kept
+        return [SequenceProgress(sentence, "", sentence.is_done) for sentence in before], survivors
 
-    def _step(self, logits_RV: Float[Tensor, "rows vocab"]) -> Kept:
+    def _step(self, logits_RV: Float[Tensor, "rows vocab"]) -> SurvivingRows:
         self.length += 1
         beams = self.options.beam_size
         # Each of B hypotheses has E end tokens, so (1 + E) * B extensions always hold B that live on; greedy needs no
@@ -231,7 +231,7 @@ class Search(Member):
         if self.recorder is not None:
             before_RV = logits_RV.float().log_softmax(1)
             after_RV = apply(self.chain, before_RV, self.prefix_RT)
-            self.recorder.look(self._generated(self._rows_of(0)), self.sums_MB[0].tolist(), before_RV, after_RV)
+            self.recorder.look(self._generated_ids(self._rows_of(0)), self.sums_MB[0].tolist(), before_RV, after_RV)
         if banned_X is None:
             changed_RV = apply(self.chain, logits_RV, self.prefix_RT)
             log_probs_RC, ids_RC, normaliser_R = top_changed_log_probabilities(changed_RV, count)
@@ -243,19 +243,21 @@ class Search(Member):
         if bool(is_end_MC.any()):
             self._keep_finished(best, is_end_MC[:, :beams])
             live = best.take(is_end_MC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beams])
-        kept = self._unfinished(live, lambda rows_B: unchanged_RV[rows_B, self.eos_id].float() - normaliser_R[rows_B])
-        return self._advance(live, kept)
+        remaining = self._end_sentences(
+            live, lambda rows_B: unchanged_RV[rows_B, self.eos_id].float() - normaliser_R[rows_B]
+        )
+        return self._advance(live, remaining)
 
     def _keep_finished(self, best: Extensions, is_end_MB: Bool[Tensor, "sentences beams"]) -> None:
         """Move the extensions that end into their sentences' lists."""
-        sentences, places = is_end_MB.nonzero(as_tuple=True)
-        rows = sentences * self.sums_MB.shape[1] + best.parents_MC[sentences, places]
-        sums, ends = best.sums_MC[sentences, places].tolist(), best.ids_MC[sentences, places].tolist()
-        prefixes = self._generated(rows)
+        sentences, columns = is_end_MB.nonzero(as_tuple=True)
+        rows = sentences * self.sums_MB.shape[1] + best.parents_MC[sentences, columns]
+        sums, ends = best.sums_MC[sentences, columns].tolist(), best.ids_MC[sentences, columns].tolist()
+        prefixes = self._generated_ids(rows)
         for sentence, prefix, last, total in zip(sentences.tolist(), prefixes, ends, sums, strict=True):
             self._finish(sentence, prefix, last, total, cut_off=False)
 
-    def _generated(self, rows_R: Int[Tensor, " some_rows"]) -> list[list[int]]:
+    def _generated_ids(self, rows_R: Int[Tensor, " some_rows"]) -> list[list[int]]:
         """Return the generated ids of these rows."""
         return self.prefix_RT[rows_R, self.prompt_length :].tolist()
 
@@ -268,9 +270,9 @@ class Search(Member):
             forced = CUT_OFF if self.open_ended else FORCED_END
             self.recorder.finish((*prefix, last), total, forced if cut_off else END)
 
-    def _unfinished(self, live: Extensions, end_log_probs: Callable[[Tensor], Tensor]) -> list[int]:
+    def _end_sentences(self, live: Extensions, end_log_probs: Callable[[Tensor], Tensor]) -> list[int]:
         """Return the places of the unfinished sentences; cut off the live hypotheses of the others, if they count."""
-        kept = []
+        remaining = []
         for sentence, best_sum in enumerate(live.sums_MC[:, 0].tolist()):
             if math.isnan(best_sum):
                 failed = self.sentences[self.alive[sentence]]
@@ -279,7 +281,7 @@ class Search(Member):
             finished = self.finished[self.alive[sentence]]
             stop_reason = self._stop_reason(self.alive[sentence], best_sum)
             if not stop_reason:
-                kept.append(sentence)
+                remaining.append(sentence)
             elif self.open_ended:
                 if self.options.beam_size > 1 or not finished.count:
                     self._cut_off_open(sentence, live)
@@ -288,7 +290,7 @@ class Search(Member):
             if self.recorder is not None:
                 chosen = live.ids_MC[0], live.parents_MC[0], live.sums_MC[0]
                 self.recorder.choose(*chosen, self.ends_E.tolist(), stop_reason)
-        return kept
+        return remaining
 
     def _stop_reason(self, sentence: int, best_sum: float) -> str:
         """Return why no live hypothesis of this sentence can change its list any more; empty: one can."""
@@ -315,7 +317,7 @@ class Search(Member):
         """Force the end token, of its log-probability in each row, onto hypotheses that this step was to extend."""
         rows_B = self._rows_of(sentence)
         totals = (self.sums_MB[sentence] + end_log_probs(rows_B)).tolist()
-        for prefix, total in zip(self._generated(rows_B), totals, strict=True):
+        for prefix, total in zip(self._generated_ids(rows_B), totals, strict=True):
             if total > -math.inf:
                 self._finish(sentence, prefix, self.eos_id, total, cut_off=True)
 
@@ -323,7 +325,7 @@ class Search(Member):
         """Add the extensions that are live at the limit to the candidates, as they are."""
         if self.length < self.limits[self.alive[sentence]]:
             return
-        prefixes = self._generated(self._rows_of(sentence)[live.parents_MC[sentence]])
+        prefixes = self._generated_ids(self._rows_of(sentence)[live.parents_MC[sentence]])
         ends = zip(prefixes, live.ids_MC[sentence].tolist(), live.sums_MC[sentence].tolist(), strict=True)
         for prefix, last, total in ends:
             if total > -math.inf:
@@ -334,29 +336,29 @@ class Search(Member):
         beams = self.sums_MB.shape[1]
         return torch.arange(sentence * beams, (sentence + 1) * beams, device=self.sums_MB.device)
 
-    def _advance(self, live: Extensions, kept: list[int]) -> Kept:
+    def _advance(self, live: Extensions, remaining: list[int]) -> SurvivingRows:
         """Make the live extensions of the kept sentences the new hypotheses."""
         old_beams = self.sums_MB.shape[1]
-        some_finished = len(kept) < len(self.alive)
+        some_finished = len(remaining) < len(self.alive)
         if not some_finished and self.options.beam_size == 1:
             self.sums_MB, self.prefix_RT = live.sums_MC, torch.cat([self.prefix_RT, live.ids_MC], 1)
-            return Kept()
-        kept_M = torch.tensor(kept, dtype=torch.int64, device=self.sums_MB.device)
+            return SurvivingRows()
+        kept_M = torch.tensor(remaining, dtype=torch.int64, device=self.sums_MB.device)
         if some_finished:
-            self.alive = [self.alive[sentence] for sentence in kept]
+            self.alive = [self.alive[sentence] for sentence in remaining]
             live = Extensions(live.sums_MC[kept_M], live.ids_MC[kept_M], live.parents_MC[kept_M])
         rows_R = (kept_M[:, None] * old_beams + live.parents_MC).flatten()
         self.sums_MB = live.sums_MC
         self.prefix_RT = torch.cat([self.prefix_RT.index_select(0, rows_R), live.ids_MC.reshape(-1, 1)], 1)
         self.chain = select(self.chain, rows_R)
-        return Kept(rows_R, kept_M if some_finished else None)
+        return SurvivingRows(rows_R, kept_M if some_finished else None)
 
-    def _leave(self, kept: list[int]) -> Kept:
+    def _leave(self, remaining: list[int]) -> SurvivingRows:
         """Keep the hypotheses of the sentences at these places, as they are."""
-        kept_M = torch.tensor(kept, dtype=torch.int64, device=self.sums_MB.device)
+        kept_M = torch.tensor(remaining, dtype=torch.int64, device=self.sums_MB.device)
         beams = self.sums_MB.shape[1]
         rows_R = (kept_M[:, None] * beams + torch.arange(beams, device=kept_M.device)).flatten()
-        self.alive = [self.alive[index] for index in kept]
+        self.alive = [self.alive[index] for index in remaining]
         self.sums_MB, self.prefix_RT = self.sums_MB[kept_M], self.prefix_RT[rows_R]
         self.chain = select(self.chain, rows_R)
-        return Kept(rows_R, kept_M)
+        return SurvivingRows(rows_R, kept_M)

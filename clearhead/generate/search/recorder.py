@@ -27,7 +27,7 @@ LATE_END = "ends, but is not among the best of the step"
 
 
 @dataclass(frozen=True)
-class Considered:
+class ConsideredToken:
     """A token that search considered behind a live hypothesis.
 
     Args:
@@ -77,7 +77,7 @@ class BeamRecorder:
         self.hidden: frozenset[int] = frozenset(hidden)
         self._parents: list[_Parent] = []
         self._finished: dict[IdTuple, tuple[float, str]] = {}
-        self._considered: dict[IdTuple, Considered] = {}
+        self._considered: dict[IdTuple, ConsideredToken] = {}
 
     def look(
         self,
@@ -161,9 +161,9 @@ class BeamRecorder:
 
     def _add(self, parent: _Parent, ids: IdTuple, total: float, state: State, reason: str) -> None:
         score = length_normalised(total, len(ids), self.length_penalty)
-        self._considered[ids] = Considered(ids, total - parent.total, total, score, state, reason)
+        self._considered[ids] = ConsideredToken(ids, total - parent.total, total, score, state, reason)
 
-    def considered(self, results: Sequence[IdTuple]) -> tuple[Considered, ...]:
+    def list_candidates(self, results: Sequence[IdTuple]) -> tuple[ConsideredToken, ...]:
         """Return all that was considered, step by step.
 
         Args:

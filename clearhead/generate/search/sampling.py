@@ -20,8 +20,8 @@ from clearhead.base.progress import update
 from clearhead.fast.logits import draw_tokens, top_and_log_total
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import NO_ID, Processor, apply, build_logits_warpers, only_banned, select
-from clearhead.generate.results import Row
-from clearhead.generate.running import Generated, Kept, Member, Progress
+from clearhead.generate.results import GeneratedSequence
+from clearhead.generate.running import Generated, Member, SequenceProgress, SurvivingRows
 
 # Numbers drawn at a time; it does not change the stream.
 _DRAWN_AHEAD = 64
@@ -105,7 +105,10 @@ class TokenChooser:
             allowed_RV: which tokens may follow; where the chain leaves none of them, it is not applied. None: all.
         """
         if allowed_RV is not None:
-            chooser, masked_RV = TokenChooser((), self.options), self._masked(logits_RV.float(), ids_RT, allowed_RV)
+            chooser, masked_RV = (
+                TokenChooser((), self.options),
+                self._mask_disallowed(logits_RV.float(), ids_RT, allowed_RV),
+            )
             tokens_R = chooser.choose(masked_RV, ids_RT, uniform_R)[0]
             return tokens_R, _log_probabilities(logits_RV, tokens_R, masked_RV.amax(1) != -torch.inf)
         banned_X = only_banned(self.chain, ids_RT.shape[1], logits_RV.device)
@@ -117,7 +120,7 @@ class TokenChooser:
         best_R, tokens_R = apply(self.chain, logits_RV.float(), ids_RT).max(1)
         return tokens_R, _log_probabilities(logits_RV, tokens_R, best_R != -torch.inf)
 
-    def _masked(
+    def _mask_disallowed(
         self,
         logits_RV: Float[Tensor, "rows vocab"],
         ids_RT: Int[Tensor, "rows tokens"],
@@ -138,8 +141,8 @@ class TokenChooser:
         if banned_X is None:
             changed_RV, banned_X = apply(self.chain, logits_RV.float(), ids_RT), ids_RT.new_empty(0)
         top_p, min_p = float(options.top_p), float(options.min_p)
-        given = changed_RV, uniform_R, banned_X
-        tokens_R = draw_tokens(*given, divisor=options.divisor, top_k=options.top_k, top_p=top_p, min_p=min_p)
+        arguments = changed_RV, uniform_R, banned_X
+        tokens_R = draw_tokens(*arguments, divisor=options.divisor, top_k=options.top_k, top_p=top_p, min_p=min_p)
         if tokens_R is None:
             changed_RV = apply([*self.chain, *build_logits_warpers(options)], logits_RV.float(), ids_RT)
             tokens_R = draw(changed_RV.softmax(1), uniform_R)
@@ -175,7 +178,7 @@ class Sampling(Member):
 
     def __init__(
         self,
-        rows: list[Row],
+        rows: list[GeneratedSequence],
         ids_RT: Int[Tensor, "rows tokens"],
         chooser: TokenChooser,
         streams: list[RandomStream],
@@ -186,7 +189,7 @@ class Sampling(Member):
         self._ids_RT, self._chooser, self._streams = ids_RT, chooser, streams
 
     @property
-    def sequences(self) -> Sequence[Row]:
+    def sequences(self) -> Sequence[GeneratedSequence]:
         """The rows."""
         return self._rows
 
@@ -200,14 +203,14 @@ class Sampling(Member):
         """Every row has a memory of its own."""
         return len(self._rows)
 
-    def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[Progress], Kept]:
+    def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[SequenceProgress], SurvivingRows]:
         """Take a token for each row; a row whose logits are not numbers ends with a failure, and no other."""
         uniform_R = None
         if self._streams:
             uniform_R = torch.tensor([stream.next() for stream in self._streams], dtype=torch.float64)
             uniform_R = uniform_R.to(logits_RV.device)
         tokens_R, log_probs_R = self._chooser.choose(
-            logits_RV, self._ids_RT, uniform_R, self._allowed(logits_RV.device)
+            logits_RV, self._ids_RT, uniform_R, self._allowed_tokens(logits_RV.device)
         )
         self._ids_RT = torch.cat([self._ids_RT, tokens_R[:, None]], 1)
         self._note_alternatives(logits_RV)
@@ -215,12 +218,12 @@ class Sampling(Member):
         progress = []
         for row, token, log_probability in zip(self._rows, *fetch(tokens_R, log_probs_R), strict=True):
             text = row.take(token, log_probability)
-            progress.append(Progress(row, text, row.is_done))
+            progress.append(SequenceProgress(row, text, row.is_done))
         return progress, self._keep([index for index, row in enumerate(self._rows) if not row.is_done])
 
-    def _allowed(self, device: torch.device) -> Bool[Tensor, "rows vocab"] | None:
+    def _allowed_tokens(self, device: torch.device) -> Bool[Tensor, "rows vocab"] | None:
         """Return which tokens may follow each row: all rows of a kind have a constraint, or none has."""
-        allowed = [row.constraint.allowed() for row in self._rows if row.constraint is not None]
+        allowed = [row.constraint.allowed_tokens() for row in self._rows if row.constraint is not None]
         return torch.stack(allowed).to(device) if allowed else None
 
     def _note_alternatives(self, logits_RV: Float[Tensor, "rows vocab"]) -> None:
@@ -234,7 +237,7 @@ class Sampling(Member):
             row = self._rows[index]
             row.alternatives.append(list(zip(ids, log_probabilities, strict=True))[: row.num_alternatives])
 
-    def drop(self, sequence: Generated) -> Kept:
+    def drop(self, sequence: Generated) -> SurvivingRows:
         """Let a row leave."""
         return self._keep([index for index, row in enumerate(self._rows) if row is not sequence])
 
@@ -260,11 +263,11 @@ class Sampling(Member):
         chooser = self._chooser.keep(torch.tensor([index], device=ids_1T.device))
         return index, Sampling([row], ids_1T, chooser, self._streams[index : index + 1], self.kind)
 
-    def _keep(self, kept: list[int]) -> Kept:
-        if len(kept) == len(self._rows):
-            return Kept()
-        rows_K = torch.tensor(kept, dtype=torch.int64, device=self._ids_RT.device)
-        self._rows = [self._rows[index] for index in kept]
-        self._streams = [self._streams[index] for index in kept] if self._streams else []
+    def _keep(self, remaining: list[int]) -> SurvivingRows:
+        if len(remaining) == len(self._rows):
+            return SurvivingRows()
+        rows_K = torch.tensor(remaining, dtype=torch.int64, device=self._ids_RT.device)
+        self._rows = [self._rows[index] for index in remaining]
+        self._streams = [self._streams[index] for index in remaining] if self._streams else []
         self._ids_RT, self._chooser = self._ids_RT[rows_K], self._chooser.keep(rows_K)
-        return Kept(rows_K, rows_K)
+        return SurvivingRows(rows_K, rows_K)

@@ -21,8 +21,8 @@ from clearhead.base.printing import Printed
 from clearhead.core import Transformer
 from clearhead.generate.batching import device_of
 from clearhead.interpret.maps.head_statistics import query_chunks
+from clearhead.interpret.maps.map_inputs import MapInputs
 from clearhead.interpret.maps.outcome import OutputNames
-from clearhead.interpret.maps.reading import Reading
 from clearhead.interpret.maps.recording import AttentionRecord, record_states
 from clearhead.interpret.maps.token_texts import label_tokens
 from clearhead.spec.tasks.record import TaskRecord
@@ -98,7 +98,7 @@ class TextChanges(Printed):
         return math.fsum(token.divergence for token in self.tokens) / len(self.tokens)
 
 
-def refuse_other_readers(a: TrainedModel, b: TrainedModel) -> None:
+def check_same_inputs(a: TrainedModel, b: TrainedModel) -> None:
     """Refuse two models that cannot read the same tokens.
 
     Raises:
@@ -112,17 +112,17 @@ def refuse_other_readers(a: TrainedModel, b: TrainedModel) -> None:
         raise InputError(
             f"A and B have different stacks ({families[0]}; {families[1]}): compare their weights alone, without texts"
         )
-    for one, other in ((a.tokenizers.source, b.tokenizers.source), (a.tokenizers.target, b.tokenizers.target)):
-        entries, others = one.entries(), other.entries()
-        length = min(len(entries), len(others))
-        if entries[:length] != others[:length]:
+    for first, second in ((a.tokenizers.source, b.tokenizers.source), (a.tokenizers.target, b.tokenizers.target)):
+        first_entries, second_entries = first.entries(), second.entries()
+        length = min(len(first_entries), len(second_entries))
+        if first_entries[:length] != second_entries[:length]:
             raise InputError(
                 "A and B have different vocabularies, so they read different tokens: compare their weights alone, "
                 "without texts"
             )
 
 
-def compare_texts(a: TrainedModel, b: TrainedModel, readings: Iterable[Reading]) -> TextChanges:
+def compare_texts(a: TrainedModel, b: TrainedModel, text_inputs: Iterable[MapInputs]) -> TextChanges:
     """Return the changes from A to B while both read the same tokens.
 
     Args:
@@ -133,10 +133,10 @@ def compare_texts(a: TrainedModel, b: TrainedModel, readings: Iterable[Reading])
     sums: dict[tuple[str, int], list[float]] = {}
     tokens: list[TokenChange] = []
     num_texts = 0
-    for text, reading in enumerate(readings):
+    for text, inputs in enumerate(text_inputs):
         num_texts += 1
         (records_a, hidden_a), (records_b, hidden_b) = (
-            record_states(one.module, reading.source, reading.target) for one in (a, b)
+            record_states(model.module, inputs.source, inputs.target) for model in (a, b)
         )
         others = {(record.address, record.layer): record for record in records_b}
         for record in records_a:
@@ -145,7 +145,7 @@ def compare_texts(a: TrainedModel, b: TrainedModel, readings: Iterable[Reading])
                 for head, divergence in enumerate(_head_divergences(record, other)):
                     sums.setdefault((record.address, head), []).extend(divergence)
         if names is not None:
-            tokens += _token_changes((a.module, b.module), (hidden_a, hidden_b), reading, names, text, a.tokenizers)
+            tokens += _token_changes((a.module, b.module), (hidden_a, hidden_b), inputs, names, text, a.tokenizers)
     return TextChanges(
         num_texts, {key: math.fsum(rows) / len(rows) for key, rows in sums.items()}, tuple(tokens), reason
     )
@@ -160,7 +160,7 @@ def _common_outputs(a: TrainedModel, b: TrainedModel) -> tuple[OutputNames | Non
             names.append(OutputNames.of(model.module, tokenizer, model.task))
         except InputError:
             return None, "predictions are not compared: a model gives no probabilities of tokens or labels"
-    first, second = sorted(names, key=lambda one: len(one.names))
+    first, second = sorted(names, key=lambda name_list: len(name_list.names))
     is_same_kind = (first.tokenizer is None) == (second.tokenizer is None)
     if not is_same_kind or list(first.names) != list(second.names[: len(first.names)]):
         return None, "predictions are not compared: the models have different outputs"
@@ -200,7 +200,7 @@ def _head_divergences(record: AttentionRecord, other: AttentionRecord) -> list[l
 def _token_changes(
     modules: tuple[Transformer, Transformer],
     hiddens: tuple[Tensor, Tensor],
-    reading: Reading,
+    inputs: MapInputs,
     names: OutputNames,
     text: int,
     tokenizers: TokenizerPair,
@@ -208,39 +208,39 @@ def _token_changes(
     """Return the changes of the predictions on one text."""
     head = modules[0].head
     assert head is not None, "a model with named outputs has a head"
-    read = tokenizers.source if modules[0].decoder is None or reading.target is None else tokenizers.target
-    labels = [""] if head.is_pooled else label_tokens(read, reading.last.ids[0].tolist())
+    read = tokenizers.source if modules[0].decoder is None or inputs.target is None else tokenizers.target
+    labels = [""] if head.is_pooled else label_tokens(read, inputs.last.ids[0].tolist())
     step = len(hiddens[0][0]) if head.is_pooled else POSITIONS
     changes: list[TokenChange] = []
     for start in range(0, hiddens[0].shape[1], step):
         first, second = (
-            _log_probabilities(module, hidden[:, start : start + step], reading, names)
+            _log_probabilities(module, hidden[:, start : start + step], inputs, names)
             for module, hidden in zip(modules, hiddens, strict=True)
         )
         # 0 * -inf is 0 here: an impossible output of A adds nothing.
         terms = torch.where(first > -torch.inf, first.exp() * (first - second), 0.0)
         divergences = terms.flatten(1).sum(1).clamp(min=0.0).tolist()
         for divergence, best_a, best_b in zip(
-            divergences, _written(first, names), _written(second, names), strict=True
+            divergences, _predicted_labels(first, names), _predicted_labels(second, names), strict=True
         ):
             position = None if head.is_pooled else len(changes)
             changes.append(TokenChange(text, position, labels[len(changes)], best_a, best_b, divergence))
     return changes
 
 
-def _log_probabilities(module: Transformer, hidden: Tensor, reading: Reading, names: OutputNames) -> Tensor:
+def _log_probabilities(module: Transformer, hidden: Tensor, inputs: MapInputs, names: OutputNames) -> Tensor:
     """Return log-probabilities [T, V] of the common outputs; of independent labels [T, V, 2], of yes and of no."""
     assert module.head is not None
-    logits: Tensor = module.head(hidden, reading.last.mask) if module.head.is_pooled else module.head(hidden)[0]
+    logits: Tensor = module.head(hidden, inputs.last.mask) if module.head.is_pooled else module.head(hidden)[0]
     logits = logits[..., : len(names.names)].double().cpu()
     if names.are_independent:
         return torch.stack([F.logsigmoid(logits), F.logsigmoid(-logits)], -1)
     return logits.log_softmax(-1)
 
 
-def _written(log_probabilities: Tensor, names: OutputNames) -> list[str]:
+def _predicted_labels(log_probabilities: Tensor, names: OutputNames) -> list[str]:
     """Return the predicted output of each row, as pages write it."""
     if names.are_independent:
         chosen = (log_probabilities[..., 0] > math.log(0.5)).tolist()
         return [", ".join(name for name, is_in in zip(names.names, row, strict=True) if is_in) for row in chosen]
-    return [names.written(index) for index in log_probabilities.argmax(-1).tolist()]
+    return [names.display_name(index) for index in log_probabilities.argmax(-1).tolist()]

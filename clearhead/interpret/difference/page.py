@@ -30,7 +30,7 @@ def write_rank(change: Change) -> str:
     return f"{'≥ ' if change.is_rank_at_least else ''}{change.rank} of {min(change.shape)}"
 
 
-def write_part(change: Change) -> str:
+def write_address(change: Change) -> str:
     """Return the name of a part: its address, and the number of a head or a row."""
     if change.index is None:
         return change.address
@@ -38,7 +38,7 @@ def write_part(change: Change) -> str:
     return f"{change.address} {change.kind} {change.index}{token}"
 
 
-def count_parts(weights: WeightChanges) -> str:
+def describe_weights(weights: WeightChanges) -> str:
     """Return in words how many tensors were compared, and how many were not."""
     tensors = [change for change in weights.changes if change.kind == "tensor"]
     equal = sum(change.relative == 0.0 for change in tensors)
@@ -68,7 +68,7 @@ def difference_page(title: str, weights: WeightChanges, texts: TextChanges | Non
         weights, texts: the changes.
     """
     yield start_page(title, (files("clearhead.interpret.difference") / "page.css").read_text("utf-8"))
-    yield f"<p>{html.escape(count_parts(weights))}.</p>\n"
+    yield f"<p>{html.escape(describe_weights(weights))}.</p>\n"
     if texts is not None:
         yield f"<p>{html.escape(describe_texts(texts))}.</p>\n"
     yield from _heads(weights.changes)
@@ -139,8 +139,8 @@ def _table(changes: Sequence[Change]) -> Iterator[str]:
     for change in changes:
         shape = " × ".join(map(str, change.shape))
         # Narrow screens break an address after its dots.
-        part = html.escape(write_part(change)).replace(".", ".<wbr>")
-        yield f"<tr><td>{part}</td><td>{shape}</td>"
+        address = html.escape(write_address(change)).replace(".", ".<wbr>")
+        yield f"<tr><td>{address}</td><td>{shape}</td>"
         yield f'<td class="{_shade(change.score, largest)}">{write_percent(change.score)}</td>'
         yield f"<td>{write_percent(change.relative)}</td><td>{write_rank(change)}</td>"
         if has_texts:
@@ -152,9 +152,9 @@ def _table(changes: Sequence[Change]) -> Iterator[str]:
 def _missing(weights: WeightChanges) -> Iterator[str]:
     """Yield the weights that only one model has, or whose shapes differ."""
     shapes = [
-        f"{one.address}: {list(one.a)} in A, {list(one.b)} in B, "
-        + ("not compared" if one.common_rows is None else f"{one.common_rows} common rows compared")
-        for one in weights.other_shape
+        f"{weight.address}: {list(weight.a)} in A, {list(weight.b)} in B, "
+        + ("not compared" if weight.common_rows is None else f"{weight.common_rows} common rows compared")
+        for weight in weights.other_shape
     ]
     lists = {"Only in A": weights.only_in_a, "Only in B": weights.only_in_b, "Other shape": shapes}
     for name, lines in lists.items():

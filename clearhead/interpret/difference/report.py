@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.base.files import refuse_unwritable
 from clearhead.base.printing import Printed
 from clearhead.interpret.difference.outputs import TextChanges
@@ -17,7 +17,7 @@ from clearhead.interpret.maps.token_texts import label_tokens
 from clearhead.text.pair import TokenizerPair
 
 
-@checked
+@check_types
 @dataclass(frozen=True, repr=False)
 class Difference(Printed):
     """What changed from a model A to a model B.
@@ -61,7 +61,7 @@ class Difference(Printed):
             "b": self.b,
             "largest": self.largest,
             **{name: list(getattr(self.weights, name)) for name in ("only_in_a", "only_in_b")},
-            "other_shape": [asdict(one) for one in self.weights.other_shape],
+            "other_shape": [asdict(weight) for weight in self.weights.other_shape],
             "changes": [asdict(change) for change in self.weights.changes],
             "texts": None
             if texts is None

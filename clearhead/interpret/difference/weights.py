@@ -154,9 +154,9 @@ def compare_weights(a: StoredWeights, b: StoredWeights, notify: Notify | None = 
             f"no weight of {a.name} has the address and the shape of one of {b.name}, so there is nothing to compare: "
             "name two models of one architecture"
         )
-    parts = [*_head_changes(a.model, b.model, sums), *_row_changes(a.model, sums)]
+    head_and_row_changes = [*_head_changes(a.model, b.model, sums), *_row_changes(a.model, sums)]
     return WeightChanges(
-        tuple(_sort_changes([*parts, *_tensor_changes(sums)])),
+        tuple(_sort_changes([*head_and_row_changes, *_tensor_changes(sums)])),
         tuple(address for address in a.shapes if address not in b.shapes),
         tuple(address for address in b.shapes if address not in a.shapes),
         tuple(other_shape),
@@ -264,7 +264,7 @@ class _RankCounter:
 
 def _orthogonal_basis(sketch_KN: Float[Tensor, "directions columns"]) -> Float[Tensor, "columns rank"]:
     """Return an orthonormal basis of the span of the rows, without the copies of a QR decomposition."""
-    gram = sum((part.double() @ part.double().T for part in sketch_KN.split(4096, 1)), torch.tensor(0.0))
+    gram = sum((columns.double() @ columns.double().T for columns in sketch_KN.split(4096, 1)), torch.tensor(0.0))
     squares, vectors = torch.linalg.eigh(gram)
     is_in = squares > 1e-12 * squares[-1]
     basis_NK: Tensor = sketch_KN.T @ (vectors[:, is_in] / squares[is_in].sqrt()).float()
@@ -288,19 +288,24 @@ def _measure(squares_P: Float64[Tensor, "2"], typical: float) -> tuple[float | N
 def _tensor_changes(sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
     """Yield the change of each tensor; typical is the mean square of its module, or of all weights for zeros."""
     modules: dict[str, list[_TensorSums]] = {}
-    for address, one in sums.items():
-        modules.setdefault(address.rpartition(".")[0], []).append(one)
+    for address, tensor_sums in sums.items():
+        modules.setdefault(address.rpartition(".")[0], []).append(tensor_sums)
     overall = _mean_square(list(sums.values()))
-    for address, one in sums.items():
+    for address, tensor_sums in sums.items():
         typical = _mean_square(modules[address.rpartition(".")[0]]) or overall
-        measures = _measure(one.total_P, typical * one.size)
+        measures = _measure(tensor_sums.total_P, typical * tensor_sums.size)
         yield Change(
-            "tensor", address, *measures, shape=one.shape, rank=one.rank, is_rank_at_least=one.is_rank_at_least
+            "tensor",
+            address,
+            *measures,
+            shape=tensor_sums.shape,
+            rank=tensor_sums.rank,
+            is_rank_at_least=tensor_sums.is_rank_at_least,
         )
 
 
 def _mean_square(tensors: Sequence[_TensorSums]) -> float:
-    return math.fsum(float(one.total_P[0]) for one in tensors) / max(1, sum(one.size for one in tensors))
+    return math.fsum(float(sums.total_P[0]) for sums in tensors) / max(1, sum(sums.size for sums in tensors))
 
 
 def _head_changes(a: spec.Model, b: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
@@ -312,7 +317,7 @@ def _head_changes(a: spec.Model, b: spec.Model, sums: Mapping[str, _TensorSums])
         other = others.get(address)
         needed = [f"{address}{name}" for name in _HEAD_TENSORS if name.endswith("weight")]
         if _head_sizes(node) == _head_sizes(other) and all(name in sums for name in needed):
-            yield from _part_changes("head", address, _head_squares(address, node, sums), range(node.num_heads))
+            yield from _component_changes("head", address, _head_squares(address, node, sums), range(node.num_heads))
 
 
 def _head_sizes(node: spec.Node | None) -> tuple[int, int, int] | None:
@@ -324,23 +329,23 @@ def _head_squares(address: str, node: spec.Attention, sums: Mapping[str, _Tensor
     total_PH: Squares = sums[f"{address}.out.weight"].columns_PN.unflatten(1, (node.num_heads, -1)).sum(2)
     for name, num_heads in (("query", node.num_heads), ("key", node.num_kv_heads), ("value", node.num_kv_heads)):
         for leaf in ("weight", "bias"):
-            if (one := sums.get(f"{address}.{name}.{leaf}")) is not None:
-                grouped_PH = one.rows_PM.unflatten(1, (num_heads, -1)).sum(2)
+            if (tensor_sums := sums.get(f"{address}.{name}.{leaf}")) is not None:
+                grouped_PH = tensor_sums.rows_PM.unflatten(1, (num_heads, -1)).sum(2)
                 total_PH = total_PH + grouped_PH.repeat_interleave(node.num_heads // num_heads, 1)
     return total_PH
 
 
 def _row_changes(model: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
     """Yield the rows of each table that changed most."""
-    for address, one in sums.items():
-        if len(one.shape) == 2 and _has_token_rows(model, address):
-            largest_M = one.rows_PM[0].clamp(min=float(one.rows_PM[0].mean()))
-            order = (one.rows_PM[1] / largest_M).nan_to_num().topk(min(MOST_ROWS, one.shape[0])).indices
-            changes = _part_changes("row", address, one.rows_PM, order.tolist())
+    for address, tensor_sums in sums.items():
+        if len(tensor_sums.shape) == 2 and _has_token_rows(model, address):
+            largest_M = tensor_sums.rows_PM[0].clamp(min=float(tensor_sums.rows_PM[0].mean()))
+            order = (tensor_sums.rows_PM[1] / largest_M).nan_to_num().topk(min(MOST_ROWS, tensor_sums.shape[0])).indices
+            changes = _component_changes("row", address, tensor_sums.rows_PM, order.tolist())
             yield from (change for change in changes if change.score)
 
 
-def _part_changes(
+def _component_changes(
     kind: Literal["head", "row"], address: str, squares_PH: Squares, chosen: Sequence[int]
 ) -> Iterator[Change]:
     """Yield the changes of equal parts of a tensor or a module; their mean square in A is typical."""

@@ -8,8 +8,8 @@ from functools import cached_property
 
 from clearhead.base.errors import InputError, argument
 from clearhead.interpret.explain.forward import Forward, sections
-from clearhead.interpret.explain.score import NotTakenApart, ScoreTerms, score_terms
-from clearhead.interpret.explain.values import Section, Value
+from clearhead.interpret.explain.score import NonlinearNorm, ScoreTerms, score_terms
+from clearhead.interpret.explain.values import ExplanationSection, Value
 from clearhead.interpret.maps.attention_maps import AttentionMaps
 
 LONGEST = 512
@@ -17,7 +17,7 @@ LONGEST = 512
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExplainSelection:
     """What someone looks at.
 
     Args:
@@ -46,38 +46,41 @@ class Explanation:
 
     title: str
     forward: Forward
-    choice: Choice
-    sections: tuple[Section, ...]
+    selection: ExplainSelection
+    sections: tuple[ExplanationSection, ...]
 
     @property
     def token(self) -> str:
         """The token that is looked at, and the one that the decoder writes at that step."""
-        choice, forward = self.choice, self.forward
-        token = forward.tokens[choice.stack][choice.token]
-        if choice.stack == "encoder" or not forward.written:
+        selection, forward = self.selection, self.forward
+        token = forward.tokens[selection.stack][selection.token]
+        if selection.stack == "encoder" or not forward.written:
             return token
-        return f"{token}; this step writes {forward.written[choice.token]}"
+        return f"{token}; this step writes {forward.written[selection.token]}"
 
     @cached_property
-    def scores(self) -> dict[str, tuple[int, ScoreTerms | NotTakenApart]]:
+    def scores(self) -> dict[str, tuple[int, ScoreTerms | NonlinearNorm]]:
         """Return, by the address of a step that attends, the key with the largest weight and the terms of its score.
 
         Where it cannot be taken apart, there is the reason.
         """
-        choice, found = self.choice, dict[str, tuple[int, ScoreTerms | NotTakenApart]]()
+        selection, scores = self.selection, dict[str, tuple[int, ScoreTerms | NonlinearNorm]]()
         for section in self.chosen:
             if section.keys is not None:
                 source = "memory" if section.keys != section.stack else "self"
-                weights_TS = section.value("weights").of_head(choice.head)
-                key = int(weights_TS[choice.token].argmax())
-                place = (choice.stack, source, choice.layer)
+                weights_TS = section.value("weights").of_head(selection.head)
+                key = int(weights_TS[selection.token].argmax())
+                attention_key = (selection.stack, source, selection.layer)
                 try:
-                    found[section.address] = key, score_terms(self.forward, place, choice.head, choice.token, key)
-                except NotTakenApart as reason:
-                    found[section.address] = key, reason
-        return found
+                    scores[section.address] = (
+                        key,
+                        score_terms(self.forward, attention_key, selection.head, selection.token, key),
+                    )
+                except NonlinearNorm as reason:
+                    scores[section.address] = key, reason
+        return scores
 
-    def rows(self, section: Section, value: Value) -> tuple[tuple[str, ...], int]:
+    def rows(self, section: ExplanationSection, value: Value) -> tuple[tuple[str, ...], int]:
         """Return the tokens that the rows of a value belong to, and which of them is looked at.
 
         Args:
@@ -90,13 +93,17 @@ class Explanation:
         if value.is_of_keys and section.keys is not None:
             known = self.scores.get(section.address)
             return self.forward.tokens[section.keys], 0 if known is None else known[0]
-        is_shown = section.stack in (self.choice.stack, "head") and self.choice.token < len(section.rows)
-        return section.rows, self.choice.token if is_shown else len(section.rows) - 1
+        is_shown = section.stack in (self.selection.stack, "head") and self.selection.token < len(section.rows)
+        return section.rows, self.selection.token if is_shown else len(section.rows) - 1
 
     @property
-    def chosen(self) -> list[Section]:
+    def chosen(self) -> list[ExplanationSection]:
         """The sections of the layer that is looked at."""
-        return [one for one in self.sections if (one.stack, one.layer) == (self.choice.stack, self.choice.layer)]
+        return [
+            section
+            for section in self.sections
+            if (section.stack, section.layer) == (self.selection.stack, self.selection.layer)
+        ]
 
 
 def explain_text(
@@ -120,9 +127,9 @@ def explain_text(
     Raises:
         InputError: there is no such stack, layer, head or token, or the text is too long.
     """
-    lengths = {"source": maps.reading.source.ids.shape[1]}
-    if maps.reading.target is not None:
-        lengths["target"] = maps.reading.target.ids.shape[1]
+    lengths = {"source": maps.inputs.source.ids.shape[1]}
+    if maps.inputs.target is not None:
+        lengths["target"] = maps.inputs.target.ids.shape[1]
     if max(lengths.values()) > LONGEST:
         raise InputError(
             f"the text has {max(lengths.values())} tokens, and at most {LONGEST} are explained number by number: "
@@ -139,11 +146,11 @@ def explain_text(
     _check("head", head, min(heads, default=1), f"the {stack} has heads")
     tokens = forward.tokens[stack]
     if token is None:
-        affixes = maps.reading.affixes[names.index(stack) :][:1]
-        ending = max((_ending(forward.ids(stack).tolist(), one.suffix) for one in affixes), default=0)
+        affixes = maps.inputs.affixes[names.index(stack) :][:1]
+        ending = max((_ending(forward.ids(stack).tolist(), affix.suffix) for affix in affixes), default=0)
         token = max(0, len(tokens) - 1 - ending)
     _check("token", token, len(tokens), f"the {stack} reads tokens")
-    return Explanation(title, forward, Choice(stack, layer, head, token), tuple(sections(forward)))
+    return Explanation(title, forward, ExplainSelection(stack, layer, head, token), tuple(sections(forward)))
 
 
 def _check(name: str, number: int, count: int, what: str) -> None:

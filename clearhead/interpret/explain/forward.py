@@ -26,7 +26,7 @@ from clearhead.core.norm import LayerNorm, Norm
 from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
 from clearhead.core.stack import Branch, Layer, Stack, Step
 from clearhead.fast.replica import replica
-from clearhead.interpret.explain.values import Code, Section, Value, code_of, heads_first, named
+from clearhead.interpret.explain.values import Code, ExplanationSection, Value, code_of, heads_first, number_names
 from clearhead.interpret.maps.attention_maps import AttentionMaps
 from clearhead.interpret.maps.hook_points import Captured, capture
 from clearhead.interpret.maps.outcome import OutputNames
@@ -67,17 +67,17 @@ class Forward:
         Args:
             maps: of a text.
         """
-        reading = maps.reading
+        inputs = maps.inputs
         first = "decoder" if maps.module.encoder is None else "encoder"
         tokenizer = maps.tokenizers.target if first == "decoder" else maps.tokenizers.source
-        tokens = {first: named(label_tokens(tokenizer, reading.source.ids[0].tolist()))}
-        if reading.target is not None:
-            tokens["decoder"] = named(label_tokens(maps.tokenizers.target, reading.target.ids[0].tolist()))
+        tokens = {first: number_names(label_tokens(tokenizer, inputs.source.ids[0].tolist()))}
+        if inputs.target is not None:
+            tokens["decoder"] = number_names(label_tokens(maps.tokenizers.target, inputs.target.ids[0].tolist()))
         names = None
         with suppress(InputError):  # vectors or numbers: nothing has a probability
             names = maps.output_names
-        forward = cls.run(maps.module, reading.source, reading.target, tokens, names)
-        return replace(forward, written=named(label_tokens(maps.tokenizers.target, maps.written_ids or ())))
+        forward = cls.run(maps.module, inputs.source, inputs.target, tokens, names)
+        return replace(forward, written=number_names(label_tokens(maps.tokenizers.target, maps.written_ids or ())))
 
     @classmethod
     def run(
@@ -113,8 +113,8 @@ class Forward:
             depth: how many layers of its stack ran before.
             has_batch: whether it has that axis; what routes tokens to experts has none.
         """
-        found = next(record.tensor for record in self.seen[address] if record.depth == depth)
-        return found[0] if has_batch else found
+        activation = next(record.tensor for record in self.seen[address] if record.depth == depth)
+        return activation[0] if has_batch else activation
 
     def ids(self, stack: str) -> Tensor:
         """Return the ids [T] that a stack reads."""
@@ -135,7 +135,7 @@ class Forward:
         return self.records[f"{stack}.{source}", depth]
 
 
-def sections(forward: Forward) -> Iterator[Section]:
+def sections(forward: Forward) -> Iterator[ExplanationSection]:
     """Give the parts of a model in the order in which they run, each with its values.
 
     Args:
@@ -144,7 +144,7 @@ def sections(forward: Forward) -> Iterator[Section]:
     for name, stack in forward.stacks.items():
         rows = forward.tokens[name]
         values = tuple(_embedding(forward, name, stack.embedding))
-        yield Section("embedding", f"{name}.embedding", rows, values, stack=name)
+        yield ExplanationSection("embedding", f"{name}.embedding", rows, values, stack=name)
         for depth, index in enumerate(stack.order):
             layer = stack.layers[index]
             assert isinstance(layer, Layer)
@@ -152,14 +152,16 @@ def sections(forward: Forward) -> Iterator[Section]:
                 assert isinstance(step, Step)
                 yield _step(forward, name, depth, f"{name}.layers.{index}.steps.{number}", step)
         last = f"{name}.layers.{stack.order[-1]}.after"
-        behind = [*_norm(forward, f"{name}.final_norm", stack.final_norm, "final norm", last, len(stack.order) - 1)]
-        if behind:
-            yield Section("behind the layers", name, rows, tuple(behind), stack=name)
+        after_layers = [
+            *_norm(forward, f"{name}.final_norm", stack.final_norm, "final norm", last, len(stack.order) - 1)
+        ]
+        if after_layers:
+            yield ExplanationSection("behind the layers", name, rows, tuple(after_layers), stack=name)
     if forward.module.head is not None:
         name = list(forward.tokens)[-1]
         is_pooled = forward.module.head.is_pooled
         values = tuple(_head(forward))
-        yield Section("head", "head", ("the text",) if is_pooled else forward.tokens[name], values)
+        yield ExplanationSection("head", "head", ("the text",) if is_pooled else forward.tokens[name], values)
 
 
 def _embedding(forward: Forward, stack: str, embedding: Embedding) -> Iterator[Value]:
@@ -186,17 +188,17 @@ def _embedding(forward: Forward, stack: str, embedding: Embedding) -> Iterator[V
         code = code_of(type(position).forward)
         positions_TD = forward.at(f"{address}.position").expand(len(ids), -1)
         yield Value("position", kind, positions_TD, f"{address}.position", code)
-    if embedding.place == "before_norm":
+    if embedding.project_at == "before_norm":
         yield from projected
     yield from _norm(forward, f"{address}.norm", embedding.norm, "norm of the embedding", " + ".join(terms))
-    if embedding.place == "after_norm":
+    if embedding.project_at == "after_norm":
         yield from projected
     is_plain = isinstance(embedding.norm, nn.Identity) and not projected
     formula = f"x = {' + '.join(terms)}" if is_plain else "x, the embedding as the first layer reads it"
     yield Value("embedded", formula, forward.at(f"{stack}.embedded"), f"{stack}.embedded", forward_code)
 
 
-def _step(forward: Forward, stack: str, depth: int, address: str, step: Step) -> Section:
+def _step(forward: Forward, stack: str, depth: int, address: str, step: Step) -> ExplanationSection:
     before, after = f"{address}.before", f"{address}.after"
     values = [Value("before", "x, the residual stream", forward.at(before, depth), before)]
     values += _norm(forward, f"{address}.pre", step.pre, "norm before the branches", "x", depth)
@@ -218,7 +220,7 @@ def _step(forward: Forward, stack: str, depth: int, address: str, step: Step) ->
         total, code = _norm_formula(step.out, total), _norm_code(step.out)
     values.append(Value("after", f"x = {total}", forward.at(after, depth), after, code))
     title = f"layer {depth}, step {address.rpartition('.')[2]}: {' and '.join(titles)}"
-    return Section(title, address, forward.queries(stack, keys), tuple(values), depth, stack, keys)
+    return ExplanationSection(title, address, forward.queries(stack, keys), tuple(values), depth, stack, keys)
 
 
 def _branch(forward: Forward, address: str, branch: Branch, reads: tuple[str, str, int]) -> Iterator[Value]:
@@ -249,7 +251,7 @@ def _attention(
         formula = _linear_formula(source, name[0], linear) + f", {heads} heads of {size}"
         code = code_of(type(attention).forward)
         yield Value(name, formula, projected_HTE, f"{address}.{name}", code, is_of_keys=name != "query")
-        yield from _prepared(record, name)
+        yield from _prepared_value(record, name)
     mask, bias = record.mask(), record.bias()
     formula = f"s = q . k * {attention.scale:.6g}"
     if attention.spec.soft_cap is not None:
@@ -278,7 +280,7 @@ def _attention(
     yield Value("out", formula, forward.at(address, depth), address, code_of(Attention.merge))
 
 
-def _prepared(record: AttentionRecord, name: str) -> Iterator[Value]:
+def _prepared_value(record: AttentionRecord, name: str) -> Iterator[Value]:
     """Give a query, key or value after limit, norm and rotation, where the attention has them."""
     attention, changes = record.attention, []
     if attention.spec.clip is not None:
@@ -352,7 +354,7 @@ def _head(forward: Forward) -> Iterator[Value]:
             yield Value("norm", _norm_formula(layer, "x"), numbers, address, code_of(type(layer).normalize))
         elif isinstance(layer, Linear):
             tied = ", the rows of the embedding's table" if layer.weight is None else ""
-            formula = _bias_behind(f"x Wᵀ{tied}", layer.bias)
+            formula = _add_bias_term(f"x Wᵀ{tied}", layer.bias)
             yield Value("linear", formula, numbers, address, code)
         elif isinstance(layer, Pool):
             yield Value("pool", f"one vector for the text, by {' and '.join(layer.modes)}", numbers, address, code)
@@ -371,10 +373,10 @@ def _predictions(forward: Forward, logits_TV: Tensor) -> Iterator[Value]:
     if names is None:
         return
     shares_TV = names.probabilities(logits_TV.float())
-    found = shares_TV.topk(min(TOP, shares_TV.shape[-1]), dim=-1)
+    top_TK = shares_TV.topk(min(TOP, shares_TV.shape[-1]), dim=-1)
     notes = [
-        "  ".join(f"{names.written(index)} {share:.3f}" for share, index in zip(row, ids, strict=True))
-        for row, ids in zip(found.values.tolist(), found.indices.tolist(), strict=True)
+        "  ".join(f"{names.display_name(index)} {share:.3f}" for share, index in zip(row, ids, strict=True))
+        for row, ids in zip(top_TK.values.tolist(), top_TK.indices.tolist(), strict=True)
     ]
     kind = "p = 1 / (1 + exp(-logit))" if names.are_independent else "p = exp(logit) / sum of exp(logits)"
     code = code_of(OutputNames.probabilities)
@@ -411,10 +413,10 @@ def _linear(forward: Forward, address: str, linear: nn.Linear, name: str, read: 
 
 def _linear_formula(read: str, name: str, linear: nn.Linear) -> str:
     x = read if read.isalpha() else f"({read})"
-    return _bias_behind(f"{x} W_{name}ᵀ", linear.bias)
+    return _add_bias_term(f"{x} W_{name}ᵀ", linear.bias)
 
 
-def _bias_behind(product: str, bias: Tensor | None) -> str:
+def _add_bias_term(product: str, bias: Tensor | None) -> str:
     return product if bias is None else f"{product} + b"
 
 

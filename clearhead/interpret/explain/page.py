@@ -15,8 +15,8 @@ from torch import Tensor
 from clearhead.base.errors import InputError
 from clearhead.base.files import replacing
 from clearhead.interpret.explain.explanation import Explanation
-from clearhead.interpret.explain.score import NotTakenApart, ScoreTerms
-from clearhead.interpret.explain.values import Code, Section, Value
+from clearhead.interpret.explain.score import NonlinearNorm, ScoreTerms
+from clearhead.interpret.explain.values import Code, ExplanationSection, Value
 from clearhead.interpret.view.explorer.write import digest
 
 COMPONENTS, TOKENS, WRITERS = 8, 24, 8
@@ -87,17 +87,17 @@ def _document(explanation: Explanation) -> Iterator[str]:
 
 
 def _introduction(explanation: Explanation) -> Iterator[str]:
-    choice, forward = explanation.choice, explanation.forward
+    selection, forward = explanation.selection, explanation.forward
     yield (
-        f"<p>Looked at: layer {choice.layer} of the {choice.stack}, head {choice.head}, token "
+        f"<p>Looked at: layer {selection.layer} of the {selection.stack}, head {selection.head}, token "
         f"{html.escape(explanation.token)}. It is marked below. A row of a table is a token that the stack reads; in "
         "cross-attention it is the token that the decoder writes. A vector is shown by its first "
         f"{COMPONENTS} components and its length. Every step opens.</p>\n"
     )
     for name, tokens in forward.tokens.items():
         yield f'<h3>What the {name} reads</h3>\n<ol class="tokens">'
-        for place, (token, index) in enumerate(zip(tokens, forward.ids(name).tolist(), strict=True)):
-            mark = ' class="chosen"' if (name, place) == (choice.stack, choice.token) else ""
+        for position, (token, index) in enumerate(zip(tokens, forward.ids(name).tolist(), strict=True)):
+            mark = ' class="chosen"' if (name, position) == (selection.stack, selection.token) else ""
             yield f'<li{mark}>{html.escape(token)} <span class="faint">{index}</span></li>'
         yield "</ol>\n"
     if forward.written:
@@ -105,7 +105,7 @@ def _introduction(explanation: Explanation) -> Iterator[str]:
         yield f'<h3>What the decoder writes</h3>\n<ol class="tokens">{written}</ol>\n'
 
 
-def _section(explanation: Explanation, section: Section, all_heads: bool) -> Iterator[str]:
+def _section(explanation: Explanation, section: ExplanationSection, all_heads: bool) -> Iterator[str]:
     is_chosen = section in explanation.chosen
     marks = ' class="chosen" open' if is_chosen else ""
     output = section.values[-1]
@@ -118,18 +118,18 @@ def _section(explanation: Explanation, section: Section, all_heads: bool) -> Ite
     if section.address in explanation.scores and is_chosen:
         key, terms = explanation.scores[section.address]
         keys = explanation.forward.tokens[section.keys or section.stack]
-        yield from _score(section.rows[explanation.choice.token], keys[key], terms)
+        yield from _score(section.rows[explanation.selection.token], keys[key], terms)
     yield "</details>\n"
 
 
-def _value(explanation: Explanation, section: Section, value: Value, all_heads: bool) -> Iterator[str]:
+def _value(explanation: Explanation, section: ExplanationSection, value: Value, all_heads: bool) -> Iterator[str]:
     is_open = " open" if value.name == "weights" and section in explanation.chosen else ""
     yield (
         f"<details{is_open}><summary><b>{html.escape(value.name)}</b>"
         f'<span class="formula">{html.escape(value.formula)}</span>'
         f'<span class="shape">{_shape(value)}</span></summary><div class="body">\n'
     )
-    chosen = explanation.choice.head
+    chosen = explanation.selection.head
     if not value.has_heads:
         yield from _table(explanation, section, value, value.numbers)
     else:
@@ -149,10 +149,10 @@ def _value(explanation: Explanation, section: Section, value: Value, all_heads: 
 
 
 def _code(code: Code) -> Iterator[str]:
-    yield f'<p class="faint">{html.escape(code.place)}</p><pre>{html.escape(chr(10).join(code.lines))}</pre>'
+    yield f'<p class="faint">{html.escape(code.location)}</p><pre>{html.escape(chr(10).join(code.lines))}</pre>'
 
 
-def _table(explanation: Explanation, section: Section, value: Value, numbers_TC: Tensor) -> Iterator[str]:
+def _table(explanation: Explanation, section: ExplanationSection, value: Value, numbers_TC: Tensor) -> Iterator[str]:
     tokens, chosen = explanation.rows(section, value)
     rows = _window(len(numbers_TC), chosen)
     columns = range(min(COMPONENTS, numbers_TC.shape[1]))
@@ -187,19 +187,19 @@ def _cells_of(value: Value, numbers_C: Tensor, columns: range) -> Iterator[str]:
     is_share = value.name in ("weights", "shares")
     for number in numbers_C[columns.start : columns.stop].tolist():
         shade = f' class="share-{round(10 * number)}"' if is_share else ""
-        yield f"<td{shade}>{_written(number, value)}</td>"
+        yield f"<td{shade}>{_format_number(number, value)}</td>"
     if value.columns is None:
         yield f"<td>{float(numbers_C.double().norm()):.4g}</td>"
 
 
-def _written(number: float, value: Value) -> str:
+def _format_number(number: float, value: Value) -> str:
     if number == float("-inf"):
         return "−∞"
     return f"{number:.0f}" if value.name == "mask" else f"{number:.4f}".replace("-", "−")
 
 
-def _score(query: str, key: str, terms: ScoreTerms | NotTakenApart) -> Iterator[str]:
-    if isinstance(terms, NotTakenApart):
+def _score(query: str, key: str, terms: ScoreTerms | NonlinearNorm) -> Iterator[str]:
+    if isinstance(terms, NonlinearNorm):
         yield f"<p>Why {html.escape(query)} looks at {html.escape(key)}, its largest weight, {terms.sentence}</p>"
         return
     yield (
@@ -209,8 +209,8 @@ def _score(query: str, key: str, terms: ScoreTerms | NotTakenApart) -> Iterator[
         + (f", and of {terms.position_bias:.4f} for the distance" if terms.position_bias else "")
         + '.</p><div class="columns">'
     )
-    for title, found in terms.tables(WRITERS).items():
-        lines = "".join(f"<tr><th>{html.escape(name)}</th><td>{value:.4f}</td></tr>" for name, value in found)
+    for title, rows in terms.tables(WRITERS).items():
+        lines = "".join(f"<tr><th>{html.escape(name)}</th><td>{value:.4f}</td></tr>" for name, value in rows)
         yield f"<div><h3>{title}</h3><table>{lines}</table></div>\n"
     yield "</div></div></details>\n"
 
@@ -226,10 +226,10 @@ def _window(count: int, around: int) -> range:
 
 
 def _cells(explanation: Explanation) -> int:
-    found = 0
+    count = 0
     for section in explanation.sections:
         for value in section.values:
             *heads, rows, columns = value.numbers.shape
             shown = COMPONENTS if value.columns is None else min(TOKENS, columns)
-            found += (heads[0] if heads else 1) * min(TOKENS, rows) * shown
-    return found
+            count += (heads[0] if heads else 1) * min(TOKENS, rows) * shown
+    return count

@@ -34,20 +34,22 @@ class Writer:
         head: its number; None where the part has no heads.
     """
 
-    part: str
+    component: str
     stack: str
     layer: int | None = None
     head: int | None = None
 
     def __str__(self) -> str:
-        place = "" if self.layer is None else f" of layer {self.layer}"
-        return f"{self.part}{place}" if self.head is None else f"head {self.head}{place} ({self.part})"
+        layer_text = "" if self.layer is None else f" of layer {self.layer}"
+        return (
+            f"{self.component}{layer_text}" if self.head is None else f"head {self.head}{layer_text} ({self.component})"
+        )
 
 
 BIAS = "bias"
 
 
-class NotTakenApart(Exception):
+class NonlinearNorm(Exception):
     """A norm of the user's own stands on the way, which need not be linear; the message is the name of its class."""
 
     @property
@@ -56,7 +58,7 @@ class NotTakenApart(Exception):
         return f"is not taken apart: the norm {self} is not one of ours, and need not be linear."
 
 
-def _is_linear(norm: nn.Module) -> bool:
+def _has_linear_norm(norm: nn.Module) -> bool:
     """Return whether there is a norm, which is linear with its statistics held.
 
     Raises:
@@ -64,7 +66,7 @@ def _is_linear(norm: nn.Module) -> bool:
     """
     if isinstance(norm, Norm | nn.Identity):
         return isinstance(norm, Norm)
-    raise NotTakenApart(type(norm).__name__)
+    raise NonlinearNorm(type(norm).__name__)
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,11 @@ class ScoreTerms:
 
     def by_query(self) -> list[tuple[Writer, float]]:
         """Return what each writer of the query adds, whatever wrote the key, largest first."""
-        return _sorted(self.query_writers, self.terms.sum(1))
+        return _sort_terms(self.query_writers, self.terms.sum(1))
 
     def by_key(self) -> list[tuple[Writer, float]]:
         """Return what each writer of the key adds, whatever wrote the query, largest first."""
-        return _sorted(self.key_writers, self.terms.sum(0))
+        return _sort_terms(self.key_writers, self.terms.sum(0))
 
     def tables(self, most: int) -> dict[str, list[tuple[str, float]]]:
         """Return the largest terms by what they are of, and the rest of each as one; every table adds up to the score.
@@ -99,13 +101,15 @@ class ScoreTerms:
             most: terms of a table.
         """
         by_writer = {"what wrote the query": self.by_query(), "what wrote the key": self.by_key()}
-        found = {title: [(f"{writer}", value) for writer, value in terms] for title, terms in by_writer.items()}
-        found["pairs of both"] = [(f"{one} × {other}", value) for one, other, value in self.pairs()]
-        for title, terms in found.items():
+        tables = {title: [(f"{writer}", value) for writer, value in terms] for title, terms in by_writer.items()}
+        tables["pairs of both"] = [
+            (f"{query_writer} × {key_writer}", value) for query_writer, key_writer, value in self.pairs()
+        ]
+        for title, terms in tables.items():
             rest = terms[most:]
             others = [(f"{len(rest)} others", sum(value for _, value in rest))] if rest else []
-            found[title] = terms[:most] + others
-        return found
+            tables[title] = terms[:most] + others
+        return tables
 
     def pairs(self) -> list[tuple[Writer, Writer, float]]:
         """Return every pair of writers with what it adds, largest first."""
@@ -116,7 +120,7 @@ class ScoreTerms:
 
 
 @torch.no_grad()
-def score_terms(forward: Forward, place: tuple[str, str, int], head: int, query: int, key: int) -> ScoreTerms:
+def score_terms(forward: Forward, attention_key: tuple[str, str, int], head: int, query: int, key: int) -> ScoreTerms:
     """Take the score of a query and a key apart; the terms and the bias of the position add up to it.
 
     It is the score before a soft cap, a mask and a step of the user's own.
@@ -132,10 +136,10 @@ def score_terms(forward: Forward, place: tuple[str, str, int], head: int, query:
 
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", query-key circuits.
     """
-    stack, source, depth = place
+    stack, source, depth = attention_key
     record = forward.record(stack, source, depth)
-    query_vectors = _Reader(forward, place).vectors("query", query, head)
-    key_vectors = _Reader(forward, place).vectors("key", key, record.kv_head(head))
+    query_vectors = _VectorTerms(forward, attention_key).vectors("query", query, head)
+    key_vectors = _VectorTerms(forward, attention_key).vectors("key", key, record.kv_head(head))
     scale = record.attention.scale
     terms = torch.stack(list(query_vectors.values())) @ torch.stack(list(key_vectors.values())).T * scale
     bias = record.bias(slice(query, query + 1))
@@ -145,7 +149,7 @@ def score_terms(forward: Forward, place: tuple[str, str, int], head: int, query:
     return ScoreTerms(score, tuple(query_vectors), tuple(key_vectors), terms, position_bias)
 
 
-class _Stream:
+class _StreamTerms:
     """The residual stream of a stack at some positions, as the sum of what was written; moved on part by part.
 
     Args:
@@ -187,9 +191,9 @@ class _Stream:
 
     def norm(self, norm: nn.Module, x_D: Tensor) -> None:
         """Pass every term through a norm whose statistics are those of x."""
-        if _is_linear(norm):
+        if _has_linear_norm(norm):
             assert isinstance(norm, Norm)
-            self.terms = {writer: _normed(norm, term, x_D) for writer, term in self.terms.items()}
+            self.terms = {writer: _apply_norm(norm, term, x_D) for writer, term in self.terms.items()}
             self._add_bias(norm.bias)
 
     def linear(self, linear: nn.Module) -> None:
@@ -214,14 +218,14 @@ class _Stream:
         row_D = embedding.rows.weight[ids[self.position]].double() * embedding.scale
         self.terms[Writer("token", self.name)] = row_D
         self.norm(embedding.word_norm, row_D)
-        for part, module in (("segment", embedding.segments), ("position", embedding.position)):
+        for component, module in (("segment", embedding.segments), ("position", embedding.position)):
             if module is not None:
-                x_TD = self.forward.at(f"{address}.{part}{'s' * (part == 'segment')}").expand(len(ids), -1)
-                self._write(Writer(part, self.name), x_TD[self.position].double())
-        if embedding.place == "before_norm":
+                x_TD = self.forward.at(f"{address}.{component}{'s' * (component == 'segment')}").expand(len(ids), -1)
+                self._write(Writer(component, self.name), x_TD[self.position].double())
+        if embedding.project_at == "before_norm":
             self.linear(embedding.projection)
         self.norm(embedding.norm, sum(self.terms.values(), torch.zeros(())))
-        if embedding.place == "after_norm":
+        if embedding.project_at == "after_norm":
             self.linear(embedding.projection)
 
     def _run(self, step: Step, address: str, depth: int) -> None:
@@ -229,9 +233,9 @@ class _Stream:
         x_D = self._at(f"{address}.before", depth)
         for number, branch in enumerate(step.branches):
             assert isinstance(branch, Branch)
-            own = f"{address}.branches.{number}"
-            x_D = x_D + self._at(own, depth)
-            self._add(branch, f"{own}.function", depth)
+            branch_address = f"{address}.branches.{number}"
+            x_D = x_D + self._at(branch_address, depth)
+            self._add(branch, f"{branch_address}.function", depth)
         self.norm(step.out, x_D)
 
     def _add(self, branch: Branch, address: str, depth: int) -> None:
@@ -241,24 +245,24 @@ class _Stream:
         if isinstance(function, Attention):
             mixed_HE = self.forward.at(f"{address}.mixed", depth)[:, self.position].double()
             weight_DHE = function.out.weight.double().unflatten(1, mixed_HE.shape)
-            part = "cross-attention" if function.spec.source == "memory" else "self-attention"
+            component = "cross-attention" if function.spec.source == "memory" else "self-attention"
             heads_HD = torch.einsum("dhe,he->hd", weight_DHE, mixed_HE)
-            written = {Writer(part, self.name, depth, head): vector for head, vector in enumerate(heads_HD)}
+            written = {Writer(component, self.name, depth, head): vector for head, vector in enumerate(heads_HD)}
             bias = function.out.bias
         else:
             written[Writer("feed-forward", self.name, depth)] = out_D
         if bias is not None:
             written[Writer(BIAS, self.name)] = bias.double()
         for writer, vector in written.items():
-            if _is_linear(branch.post):
+            if _has_linear_norm(branch.post):
                 assert isinstance(branch.post, Norm)
-                vector = _normed(branch.post, vector, out_D)
+                vector = _apply_norm(branch.post, vector, out_D)
             self._write(writer, vector * branch.scale)
         if isinstance(branch.post, Norm) and branch.post.bias is not None:
             self._add_bias(branch.post.bias * branch.scale)
 
 
-class _Reader:
+class _VectorTerms:
     """Reads queries or keys from the stream: one vector for each writer.
 
     Args:
@@ -266,9 +270,9 @@ class _Reader:
         place: the name of the stack, what it attends to, and the depth.
     """
 
-    def __init__(self, forward: Forward, place: tuple[str, str, int]) -> None:
-        self.forward, (self.stack, self.source, self.depth) = forward, place
-        self.record = forward.record(*place)
+    def __init__(self, forward: Forward, attention_key: tuple[str, str, int]) -> None:
+        self.forward, (self.stack, self.source, self.depth) = forward, attention_key
+        self.record = forward.record(*attention_key)
 
     def vectors(self, name: str, position: int, head: int) -> dict[Writer, Tensor]:
         """Return the parts [E] of a query or a key, by what wrote them.
@@ -280,7 +284,7 @@ class _Reader:
         """
         attention, depth = self.record.attention, self.depth
         is_memory = self.source == "memory" and name == "key"
-        stream = _Stream(self.forward, "encoder" if is_memory else self.stack, position)
+        stream = _StreamTerms(self.forward, "encoder" if is_memory else self.stack, position)
         if is_memory:
             stream.run_to_the_end()
         else:
@@ -294,48 +298,50 @@ class _Reader:
         stream.linear(getattr(attention, name))
         projected = self.forward.at(f"{self.record.address}.{name}", depth)[position].double()
         if (clip := attention.spec.clip) is not None:
-            kept = projected.clamp(-clip, clip) / projected.where(projected != 0, 1.0)
-            stream.terms = {writer: term * kept for writer, term in stream.terms.items()}
+            clip_factor = projected.clamp(-clip, clip) / projected.where(projected != 0, 1.0)
+            stream.terms = {writer: term * clip_factor for writer, term in stream.terms.items()}
             projected = projected.clamp(-clip, clip)
-        return self._prepared(stream.terms, name, position, head, projected)
+        return self._prepare_terms(stream.terms, name, position, head, projected)
 
-    def _prepared(
+    def _prepare_terms(
         self, terms: dict[Writer, Tensor], name: str, position: int, head: int, projected: Tensor
     ) -> dict[Writer, Tensor]:
         """Norm and rotate the terms [heads * E] of a query or key as the attention does, and return those of a head."""
         attention, choice = self.record.attention, self.record.attention.spec.query_key_norm
         size, norm = attention.spec.head_size, getattr(attention, f"{name}_norm")
-        whole = Writer("all", self.stack)  # beside its terms, as the statistics of the norm are its own
-        parts = {writer: term.unflatten(0, (-1, size)) for writer, term in {**terms, whole: projected}.items()}
+        total = Writer("all", self.stack)  # beside its terms, as the statistics of the norm are its own
+        terms_by_writer = {
+            writer: term.unflatten(0, (-1, size)) for writer, term in {**terms, total: projected}.items()
+        }
         if choice is None:
-            parts = self._rotated(parts, position)
+            terms_by_writer = self._rotate_terms(terms_by_writer, position)
         elif choice.after_rotation:
-            parts = self._normed(norm, self._rotated(parts, position), whole)
+            terms_by_writer = self._norm_terms(norm, self._rotate_terms(terms_by_writer, position), total)
         else:
-            parts = self._rotated(self._normed(norm, parts, whole), position)
-        return {writer: part[head] for writer, part in parts.items() if writer != whole}
+            terms_by_writer = self._rotate_terms(self._norm_terms(norm, terms_by_writer, total), position)
+        return {writer: vector_HE[head] for writer, vector_HE in terms_by_writer.items() if writer != total}
 
-    def _rotated(self, parts: dict[Writer, Tensor], position: int) -> dict[Writer, Tensor]:
+    def _rotate_terms(self, parts: dict[Writer, Tensor], position: int) -> dict[Writer, Tensor]:
         attention, rotary = self.record.attention, self.record.attention.spec.position
         if rotary is None:
             return parts
-        cos, sin = (one[:, :, position : position + 1] for one in attention.angles(rotary, self.record.context))
-        return {writer: rotate(part[None, :, None], cos, sin)[0, :, 0] for writer, part in parts.items()}
+        cos, sin = (table[:, :, position : position + 1] for table in attention.angles(rotary, self.record.context))
+        return {writer: rotate(term[None, :, None], cos, sin)[0, :, 0] for writer, term in parts.items()}
 
-    def _normed(self, norm: nn.Module, parts: dict[Writer, Tensor], whole: Writer) -> dict[Writer, Tensor]:
-        _is_linear(norm)
+    def _norm_terms(self, norm: nn.Module, parts: dict[Writer, Tensor], whole: Writer) -> dict[Writer, Tensor]:
+        _has_linear_norm(norm)
         assert isinstance(norm, Norm)
         choice, x_HE = self.record.attention.spec.query_key_norm, parts[whole]
         assert choice is not None
         # Over the width the heads are one vector.
         axes = (-1,) if choice.over == "width" else x_HE.shape
         x = x_HE.reshape(axes)
-        found = {writer: _normed(norm, part.reshape(axes), x).view_as(x_HE) for writer, part in parts.items()}
+        normed = {writer: _apply_norm(norm, term.reshape(axes), x).view_as(x_HE) for writer, term in parts.items()}
         if norm.bias is not None:
             bias_HE = norm.bias.double().expand(axes if axes != (-1,) else x.shape).reshape(x_HE.shape)
             for writer in (Writer(BIAS, self.stack), whole):
-                found[writer] = found.get(writer, torch.zeros_like(x_HE)) + bias_HE
-        return found
+                normed[writer] = normed.get(writer, torch.zeros_like(x_HE)) + bias_HE
+        return normed
 
 
 def _attention_to(step: Step, source: str) -> Branch | None:
@@ -346,7 +352,7 @@ def _attention_to(step: Step, source: str) -> Branch | None:
     return None
 
 
-def _normed(norm: Norm, term: Tensor, x: Tensor) -> Tensor:
+def _apply_norm(norm: Norm, term: Tensor, x: Tensor) -> Tensor:
     """Pass a term through a norm without its bias, with the mean and the variance of x held fixed."""
     weight = 1.0 if norm.weight is None else norm.weight.double() + float(norm.has_unit_offset)
     if isinstance(norm, LayerNorm):
@@ -354,6 +360,6 @@ def _normed(norm: Norm, term: Tensor, x: Tensor) -> Tensor:
     return term * (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt() * weight
 
 
-def _sorted(writers: tuple[Writer, ...], values: Tensor) -> list[tuple[Writer, float]]:
-    found = list(zip(writers, values.tolist(), strict=True))
-    return sorted(found, key=lambda one: -abs(one[1]))
+def _sort_terms(writers: tuple[Writer, ...], values: Tensor) -> list[tuple[Writer, float]]:
+    terms = list(zip(writers, values.tolist(), strict=True))
+    return sorted(terms, key=lambda term: -abs(term[1]))

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from clearhead.interpret.explain.explanation import Explanation
-from clearhead.interpret.explain.score import NotTakenApart, ScoreTerms
-from clearhead.interpret.explain.values import Section, Value
+from clearhead.interpret.explain.score import NonlinearNorm, ScoreTerms
+from clearhead.interpret.explain.values import ExplanationSection, Value
 
 WIDTH = 80
 NUMBERS, KEYS, WRITERS = 5, 12, 5
@@ -23,43 +23,43 @@ def text_lines(explanation: Explanation) -> Iterator[str]:
     Args:
         explanation: the explanation.
     """
-    forward, choice = explanation.forward, explanation.choice
+    forward, selection = explanation.forward, explanation.selection
     yield from textwrap.wrap(explanation.title, WIDTH)
     for name, tokens in forward.tokens.items():
         ids = forward.ids(name).tolist()
         yield ""
         yield f"the {name} reads (position, token, id)"
-        yield from _wrapped([f"{token} ({index})" for token, index in zip(tokens, ids, strict=True)])
+        yield from _wrap_items([f"{token} ({index})" for token, index in zip(tokens, ids, strict=True)])
     if forward.written:
         yield ""
         yield "the decoder writes (position, token)"
-        yield from _wrapped(list(forward.written))
+        yield from _wrap_items(list(forward.written))
     yield ""
-    yield f"looked at: layer {choice.layer} of the {choice.stack}, head {choice.head}, token {explanation.token}"
+    yield f"looked at: layer {selection.layer} of the {selection.stack}, head {selection.head}, token {explanation.token}"
     for section in explanation.sections:
-        is_below_or_chosen = section.stack == choice.stack and section.layer in (None, choice.layer)
+        is_below_or_chosen = section.stack == selection.stack and section.layer in (None, selection.layer)
         if is_below_or_chosen or section.stack == "head":
             yield from _section(explanation, section)
 
 
-def _section(explanation: Explanation, section: Section) -> Iterator[str]:
-    choice = explanation.choice
+def _section(explanation: Explanation, section: ExplanationSection) -> Iterator[str]:
+    selection = explanation.selection
     yield ""
     yield f"{section.title} {'─' * max(2, WIDTH - 1 - len(section.title))}"
     for value in section.values:
         rows, row = explanation.rows(section, value)
-        head = f", head {choice.head}" if value.has_heads else ""
+        head = f", head {selection.head}" if value.has_heads else ""
         if value.is_of_keys:
             head += f", {rows[row]}"
         yield from textwrap.wrap(f"{value.name}{head}: {value.formula}", WIDTH, subsequent_indent="    ")
-        place = "" if value.code is None else f"  {value.code.place}"
-        yield f"    [{value.shape}]{place}"
-        yield from _numbers(value, value.of_head(choice.head)[row], row)
+        location = "" if value.code is None else f"  {value.code.location}"
+        yield f"    [{value.shape}]{location}"
+        yield from _numbers(value, value.of_head(selection.head)[row], row)
     if section.address in explanation.scores:
         key, terms = explanation.scores[section.address]
         keys = explanation.forward.tokens[section.keys or section.stack]
         yield ""
-        yield from _score(section.rows[choice.token], keys[key], terms)
+        yield from _score(section.rows[selection.token], keys[key], terms)
 
 
 def _numbers(value: Value, numbers: Tensor, row: int) -> Iterator[str]:
@@ -81,23 +81,23 @@ def _numbers(value: Value, numbers: Tensor, row: int) -> Iterator[str]:
             yield f"    {name[:width]:<{width}}  {number:7.4f}  {'█' * round(BAR * number)}".rstrip()
     else:
         digits = 0 if value.name == "mask" else 4
-        yield from _wrapped([f"{name[:width]} {number:.{digits}f}" for name, number in shown])
+        yield from _wrap_items([f"{name[:width]} {number:.{digits}f}" for name, number in shown])
     if len(numbers) > KEYS:
         yield f"    the largest {KEYS} of {len(numbers)}"
 
 
-def _number(named: tuple[str, float]) -> float:
-    return named[1]
+def _number(pair: tuple[str, float]) -> float:
+    return pair[1]
 
 
-def _score(query: str, key: str, terms: ScoreTerms | NotTakenApart) -> Iterator[str]:
-    if isinstance(terms, NotTakenApart):
+def _score(query: str, key: str, terms: ScoreTerms | NonlinearNorm) -> Iterator[str]:
+    if isinstance(terms, NonlinearNorm):
         yield from textwrap.wrap(f"why {query} looks at {key}, its largest weight, {terms.sentence}", WIDTH)
         return
     yield f"why {query} looks at {key}, its largest weight: the score {terms.score:.4f} is the sum of"
-    for title, found in terms.tables(WRITERS).items():
+    for title, rows in terms.tables(WRITERS).items():
         yield f"  {title}"
-        for name, value in found:
+        for name, value in rows:
             yield from textwrap.wrap(
                 f"{value:10.4f}  {name}", WIDTH - 4, initial_indent=" " * 4, subsequent_indent=" " * 16
             )
@@ -105,7 +105,7 @@ def _score(query: str, key: str, terms: ScoreTerms | NotTakenApart) -> Iterator[
         yield f"  and the bias of the distance\n    {terms.position_bias:10.4f}"
 
 
-def _wrapped(items: list[str]) -> Iterator[str]:
+def _wrap_items(items: list[str]) -> Iterator[str]:
     """Give lines of items that are never broken inside."""
     line = "   "
     for item in items:

@@ -32,7 +32,7 @@ class Code:
     lines: tuple[str, ...]
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Where it stands: clearhead/core/attention.py:97-99."""
         return f"{self.path}:{self.first}-{self.first + len(self.lines) - 1}"
 
@@ -93,7 +93,7 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Section:
+class ExplanationSection:
     """What one part of a model computes.
 
     Args:
@@ -125,6 +125,6 @@ def heads_first(x_TI: Tensor, head_size: int) -> Tensor:
     return x_HTE
 
 
-def named(names: Sequence[str]) -> tuple[str, ...]:
+def number_names(names: Sequence[str]) -> tuple[str, ...]:
     """Return names of columns, each once: equal tokens are told apart by their places."""
-    return tuple(f"{place} {name}" for place, name in enumerate(names))
+    return tuple(f"{position} {name}" for position, name in enumerate(names))

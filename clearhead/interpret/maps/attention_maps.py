@@ -14,19 +14,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError, key
 from clearhead.base.files import refuse_unwritable, replacing
 from clearhead.base.progress import Notify
 from clearhead.core import Transformer
 from clearhead.core.head import Head
-from clearhead.fast.computing import computing_in
+from clearhead.fast.computing import replica_in_dtype
 from clearhead.fast.stored import stored_matrices
 from clearhead.generate.batching import check_lengths
 from clearhead.interpret.maps.attention_run import AttentionRun
 from clearhead.interpret.maps.head_statistics import query_chunks
+from clearhead.interpret.maps.map_inputs import MapInputs, predicts_text
 from clearhead.interpret.maps.page import SampleOptions, explorer_page
-from clearhead.interpret.maps.reading import Reading, predicts_text
 from clearhead.interpret.maps.recording import AttentionRecord, record_first_layer, record_states
 from clearhead.interpret.view.arrays import MAPS
 from clearhead.interpret.view.explorer.write import frame_html, write_page
@@ -37,7 +37,7 @@ NOTEBOOK_HEIGHT = 720  # pixels
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-@checked
+@check_types
 class AttentionMaps(AttentionRun):
     """What one run of a model attended to, at every layer and head of every stack; a notebook shows it as a page."""
 
@@ -50,9 +50,9 @@ class AttentionMaps(AttentionRun):
         Raises:
             InputError: the tokens are more than its positions.
         """
-        for read in filter(None, (self.reading.source, self.reading.target)):
-            check_lengths(read.ids.tolist(), module.max_positions, what="text")
-        return attend(module, self.tokenizers, self.task, self.reading)
+        for read in filter(None, (self.inputs.source, self.inputs.target)):
+            check_lengths(read.ids.tolist(), module.max_positions, noun="text")
+        return attend(module, self.tokenizers, self.task, self.inputs)
 
     def save(
         self,
@@ -177,17 +177,17 @@ class AttentionMaps(AttentionRun):
             InputError: a layer or head that no stack has, or weights that are too large.
         """
         chosen = self.choose(layers, heads)
-        found = [
+        rows = [
             {
                 "stack": record.stack,
                 "layer": record.layer,
                 "head": head,
                 "weights": record.weights([head])[0, 0].tolist(),
             }
-            for record, own in chosen
-            for head in own
+            for record, head_numbers in chosen
+            for head in head_numbers
         ]
-        return {**self.token_lists(), "attention": found}
+        return {**self.token_lists(), "attention": rows}
 
 
 def arrays_of(
@@ -208,19 +208,23 @@ def arrays_of(
         if tokens is not None:
             arrays[name] = np.array(tokens)
     for stack in dict.fromkeys(record.stack for record, _ in chosen):
-        found = [(record, own) for record, own in chosen if record.stack == stack]
-        numbers = sorted({head for _, own in found for head in own})
-        query, key = found[0][0].query_BHTE, found[0][0].key_BKSE
-        weights_LHTS = np.full((len(found), len(numbers), query.shape[2], key.shape[2]), np.nan, dtype=np.float32)
-        for row, (record, own) in enumerate(found):
-            weights_LHTS[row, [numbers.index(head) for head in own]] = record.weights(own)[0].cpu().numpy()
+        stack_records = [(record, head_numbers) for record, head_numbers in chosen if record.stack == stack]
+        numbers = sorted({head for _, head_numbers in stack_records for head in head_numbers})
+        query, key = stack_records[0][0].query_BHTE, stack_records[0][0].key_BKSE
+        weights_LHTS = np.full(
+            (len(stack_records), len(numbers), query.shape[2], key.shape[2]), np.nan, dtype=np.float32
+        )
+        for row, (record, head_numbers) in enumerate(stack_records):
+            weights_LHTS[row, [numbers.index(head) for head in head_numbers]] = (
+                record.weights(head_numbers)[0].cpu().numpy()
+            )
         arrays[stack] = weights_LHTS
-        arrays[f"{stack}.layers"] = np.array([record.layer for record, _ in found])
+        arrays[f"{stack}.layers"] = np.array([record.layer for record, _ in stack_records])
         arrays[f"{stack}.heads"] = np.array(numbers)
     return arrays
 
 
-def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, reading: Reading) -> AttentionMaps:
+def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, inputs: MapInputs) -> AttentionMaps:
     """Run a model once over what its stacks read, and return its attention.
 
     Args:
@@ -229,12 +233,12 @@ def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, rea
         task: what it was trained for.
         reading: what its stacks read.
     """
-    records, hidden_1TD = record_states(module, reading.source, reading.target)
+    records, hidden_1TD = record_states(module, inputs.source, inputs.target)
     # Now, for edits of the model end with the block around this call.
     next_id = None
     if predicts_text(module, task) and module.head is not None:
         next_id = _most_probable(module.head, hidden_1TD, tokenizers.target.vocab_size)
-    return AttentionMaps(module, tokenizers, task, reading, records, next_id)
+    return AttentionMaps(module, tokenizers, task, inputs, records, next_id)
 
 
 @torch.no_grad()
@@ -247,10 +251,10 @@ def _most_probable(head: Head, hidden_1TD: Float[Tensor, "1 tokens width"], entr
 
 
 def attend_first_layer(
-    module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, reading: Reading
+    module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, inputs: MapInputs
 ) -> AttentionMaps:
     """Return the self-attention of the lowest layer alone; the arguments are those of `attend`."""
-    return AttentionMaps(module, tokenizers, task, reading, record_first_layer(module, reading.source))
+    return AttentionMaps(module, tokenizers, task, inputs, record_first_layer(module, inputs.source))
 
 
 def in_precision(module: Transformer, precision: str) -> Transformer:
@@ -272,7 +276,7 @@ def in_precision(module: Transformer, precision: str) -> Transformer:
     dtypes = {parameter.dtype for address, parameter in module.named_parameters() if address[:-7] not in stored}
     if dtypes <= {dtype}:
         return module
-    return computing_in(module, dtype)
+    return replica_in_dtype(module, dtype)
 
 
 THUMBNAIL = 64
@@ -291,9 +295,9 @@ def draw_record_overview(records: Sequence[AttentionRecord], path: Path, *, titl
 
     stacks = []
     for name in dict.fromkeys(record.stack for record in records):
-        own = [record for record in records if record.stack == name]
-        heads = [thumbnails(record).numpy() for record in own]
-        stacks.append(StackThumbnails(name, [record.layer for record in own], heads))
+        stack_records = [record for record in records if record.stack == name]
+        heads = [thumbnails(record).numpy() for record in stack_records]
+        stacks.append(StackThumbnails(name, [record.layer for record in stack_records], heads))
     draw_overview(stacks, path, title=title)
 
 

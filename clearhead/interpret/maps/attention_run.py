@@ -11,12 +11,12 @@ from functools import cached_property
 from jaxtyping import Float32
 from torch import Tensor
 
-from clearhead.base.arguments import checked
-from clearhead.base.errors import InputError, nearest
+from clearhead.base.arguments import check_types
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.base.printing import block, short
 from clearhead.base.progress import Notify
 from clearhead.core import Transformer
-from clearhead.generate.search.recorder import Considered
+from clearhead.generate.search.recorder import ConsideredToken
 from clearhead.interpret.maps.contributions import Contribution, contributions
 from clearhead.interpret.maps.effects import (
     EffectMeter,
@@ -24,18 +24,18 @@ from clearhead.interpret.maps.effects import (
     Patcher,
     Patches,
     Positions,
-    aligned_positions,
+    align_positions,
 )
 from clearhead.interpret.maps.flow import norm_weighted, rollout
 from clearhead.interpret.maps.head_statistics import HeadStatistics, heads_over_texts
-from clearhead.interpret.maps.lens import Lens, logit_lens
-from clearhead.interpret.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome
-from clearhead.interpret.maps.reading import Reading
+from clearhead.interpret.maps.lens import LogitLens, logit_lens
+from clearhead.interpret.maps.map_inputs import MapInputs
+from clearhead.interpret.maps.outcome import ModelOutcome, OutcomeChoice, OutputNames, choose_outcome
 from clearhead.interpret.maps.recording import ALL, STACKS, AttentionRecord
 from clearhead.interpret.maps.streams import Streams
 from clearhead.interpret.maps.token_texts import label_tokens, token_texts
 from clearhead.interpret.view.explorer.data import BeamNode
-from clearhead.spec.describe import number_of
+from clearhead.spec.describe import count_noun
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ MOST_BYTES = 2**31
 """The largest array of weights that is made at once."""
 
 
-@checked
+@check_types
 class AttentionRun:
     """What one run of a model attended to.
 
@@ -63,14 +63,14 @@ class AttentionRun:
         module: Transformer,
         tokenizers: TokenizerPair,
         task: TaskRecord,
-        reading: Reading,
+        inputs: MapInputs,
         records: Sequence[AttentionRecord],
         next_id: int | None = None,
     ) -> None:
         self.module = module
         self.tokenizers = tokenizers
         self.task = task
-        self.reading = reading
+        self.inputs = inputs
         self.next_id = next_id
         self.records: dict[tuple[str, int], AttentionRecord] = {
             (record.stack, record.layer): record for record in records
@@ -84,7 +84,7 @@ class AttentionRun:
             queries, keys = len(self.query_tokens(stack)), len(self.key_tokens(stack))
             heads = sorted({self.num_heads(stack, layer) for layer in layers})
             count = f"{' or '.join(map(str, heads))} head{'s' * (heads != [1])}"
-            lines.append(f"  {stack}: {number_of(len(layers), 'layer')} with {count}, {queries} queries, {keys} keys")
+            lines.append(f"  {stack}: {count_noun(len(layers), 'layer')} with {count}, {queries} queries, {keys} keys")
         sides = self.token_lists().items()
         return block(lines + [f"  {name}: {short(tokens)}" for name, tokens in sides if tokens is not None])
 
@@ -92,12 +92,12 @@ class AttentionRun:
     def tokens(self) -> list[str]:
         """What the first stack reads, as entries of the vocabulary, special tokens included."""
         tokenizer = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
-        return tokenizer.tokens(self.reading.source.ids[0].tolist())
+        return tokenizer.tokens(self.inputs.source.ids[0].tolist())
 
     @property
     def target_tokens(self) -> list[str] | None:
         """What the decoder of a two-stack model reads, as entries of the vocabulary; None: there is one stack."""
-        target = self.reading.target
+        target = self.inputs.target
         return None if target is None else self.tokenizers.target.tokens(target.ids[0].tolist())
 
     @property
@@ -113,8 +113,8 @@ class AttentionRun:
     @property
     def written_ids(self) -> list[int] | None:
         """The ids of `written_tokens`."""
-        steps = self.reading.last.ids.shape[1]
-        ids = [*self.reading.written, *(() if self.next_id is None else (self.next_id,))][:steps]
+        steps = self.inputs.last.ids.shape[1]
+        ids = [*self.inputs.written, *(() if self.next_id is None else (self.next_id,))][:steps]
         return ids if len(ids) == steps else None
 
     def token_lists(self) -> dict[str, list[str] | None]:
@@ -133,7 +133,7 @@ class AttentionRun:
             InputError: there is no such stack.
         """
         if stack not in self.stacks:
-            raise InputError(f"{_why_absent(stack, self.stacks)}; it has {', '.join(self.stacks)}")
+            raise InputError(f"{_explain_missing_stack(stack, self.stacks)}; it has {', '.join(self.stacks)}")
         return tuple(layer for name, layer in self.records if name == stack)
 
     def num_heads(self, stack: str, layer: int) -> int:
@@ -186,13 +186,13 @@ class AttentionRun:
             InputError: there is no such stack, layer or head, or the weights are too large.
         """
         record = self.record(stack, layer)
-        heads = None if head is None else [_checked_head(record, head)]
+        heads = None if head is None else [_check_head(record, head)]
         num_queries, num_keys = len(range(*queries.indices(record.query_BHTE.shape[2]))), record.key_BKSE.shape[2]
         _check_size(
             (record.num_heads if heads is None else 1) * num_queries * num_keys, "choose some with head= and queries="
         )
-        found = record.weights(heads, queries)[0].cpu()
-        return found if head is None else found[0]
+        weights_HTS = record.weights(heads, queries)[0].cpu()
+        return weights_HTS if head is None else weights_HTS[0]
 
     def heads(self, *, seed: int = 0) -> list[HeadStatistics]:
         """Return what each head does, a row for each: see `HeadStatistics`.
@@ -202,7 +202,7 @@ class AttentionRun:
         Args:
             seed: of these sequences.
         """
-        return heads_over_texts(self.module, self.tokenizers, [(self.reading, list(self.records.values()))], seed=seed)
+        return heads_over_texts(self.module, self.tokenizers, [(self.inputs, list(self.records.values()))], seed=seed)
 
     def norm_weighted(self, stack: str, layer: int, head: int) -> Float32[Tensor, "queries keys"]:
         """Return the attention weights of a head times the length of what they move: see `flow.norm_weighted`.
@@ -230,7 +230,7 @@ class AttentionRun:
         _check_size((heads + len(records)) * query.shape[2] * key.shape[2], "give a shorter text")
         return rollout(list(self.records.values()), stack)
 
-    def outcome(self, of: Chosen = None) -> Outcome:
+    def outcome(self, of: OutcomeChoice = None) -> ModelOutcome:
         """Return the output that effects and contributions are measured on.
 
         Args:
@@ -241,9 +241,9 @@ class AttentionRun:
         Raises:
             InputError: there is no such output, or the model gives no probabilities.
         """
-        return choose_outcome(of, self._streams, self.output_names, self.reading.labels)
+        return choose_outcome(of, self._streams, self.output_names, self.inputs.labels)
 
-    def effects(self, of: Chosen = None, *, notify: Notify | None = None) -> list[HeadEffect]:
+    def effects(self, of: OutcomeChoice = None, *, notify: Notify | None = None) -> list[HeadEffect]:
         """Return how much the log-probability of an output, or a difference of two, changes without each head.
 
         The model runs once for each head, in batches, from the layer of the head on.
@@ -258,7 +258,7 @@ class AttentionRun:
         return self._meter(of, notify).head_effects()
 
     def key_effects(
-        self, stack: str, layer: int, head: int, of: Chosen = None, *, notify: Notify | None = None
+        self, stack: str, layer: int, head: int, of: OutcomeChoice = None, *, notify: Notify | None = None
     ) -> Float32[Tensor, " keys"]:
         """Return how much the log-probability of an output changes when a head does not look at each key.
 
@@ -276,7 +276,7 @@ class AttentionRun:
     def patch(
         self,
         other: AttentionRun,
-        of: Chosen = None,
+        of: OutcomeChoice = None,
         *,
         positions: Positions | None = None,
         notify: Notify | None = None,
@@ -298,16 +298,16 @@ class AttentionRun:
         if other.module.spec != self.module.spec:
             raise InputError("the two runs are of different models: let one model read both texts")
         meter = self._meter(of, notify)
-        pairs = aligned_positions(self._streams, other._streams, positions)
+        pairs = align_positions(self._streams, other._streams, positions)
         patcher = Patcher(meter, other._streams, pairs)
         tokens = {name: self._labels(f"{name}.self")[0] for name in pairs}
         name = self.output_names.difference(meter.outcome, " rather than ")
         return Patches(patcher.streams(), patcher.heads(), patcher.total(), name, tokens)
 
-    def _meter(self, of: Chosen, notify: Notify | None) -> EffectMeter:
+    def _meter(self, of: OutcomeChoice, notify: Notify | None) -> EffectMeter:
         return EffectMeter(self._streams, self.outcome(of), list(self.records.values()), notify)
 
-    def contributions(self, of: Chosen = None) -> list[Contribution]:
+    def contributions(self, of: OutcomeChoice = None) -> list[Contribution]:
         """Return the terms whose sum is the logit of an output, by what wrote them: see `contributions.contributions`.
 
         Args:
@@ -320,13 +320,13 @@ class AttentionRun:
 
     def beams(self) -> tuple[BeamNode, ...]:
         """Return the tree of the beam search that wrote the tokens; empty where none did."""
-        reading = self.reading
-        if not reading.considered or reading.num_given is None:
+        inputs = self.inputs
+        if not inputs.considered or inputs.num_given is None:
             return ()
-        start = int((reading.target or reading.source).ids[0, reading.num_given - 1])
-        return beam_tree(reading.considered, self.tokenizers.target, start)
+        start = int((inputs.target or inputs.source).ids[0, inputs.num_given - 1])
+        return beam_tree(inputs.considered, self.tokenizers.target, start)
 
-    def lens(self, top_k: int = 5, of: Chosen = None) -> Lens:
+    def lens(self, top_k: int = 5, of: OutcomeChoice = None) -> LogitLens:
         """Return what the model would predict if it ended after each layer of its last stack.
 
         Args:
@@ -337,11 +337,11 @@ class AttentionRun:
             InputError: top_k is out of range, there is no such output, or the model gives no probabilities.
         """
         followed = None if of is None else self.outcome(of)
-        return logit_lens(self._streams, self.output_names, top_k, self.reading.labels, followed)
+        return logit_lens(self._streams, self.output_names, top_k, self.inputs.labels, followed)
 
     def _labels(self, stack: str) -> tuple[list[str], list[str]]:
         """Return the labels of the rows and of the columns of a stack's weights, as pictures write them."""
-        source, target = self.reading.source, self.reading.target
+        source, target = self.inputs.source, self.inputs.target
         first = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
         keys = queries = label_tokens(first, source.ids[0].tolist())
         if target is not None and not stack.startswith("encoder"):
@@ -354,12 +354,12 @@ class AttentionRun:
         """Return a layer and a head that it has, all of whose weights can be made at once."""
         record = self.record(stack, layer)
         _check_size(record.query_BHTE.shape[2] * record.key_BKSE.shape[2], "give a shorter text")
-        return record, _checked_head(record, head)
+        return record, _check_head(record, head)
 
     @cached_property
     def _streams(self) -> Streams:
         """The residual stream at every depth, by another run of the model."""
-        return Streams.of(self.module, self.reading.source, self.reading.target)
+        return Streams.of(self.module, self.inputs.source, self.inputs.target)
 
     @cached_property
     def output_names(self) -> OutputNames:
@@ -384,8 +384,8 @@ class AttentionRun:
         """
         known_layers = {record.layer for record in self.records.values()}
         known_heads = set(range(max((record.num_heads for record in self.records.values()), default=0)))
-        for name, given, known in (("layer", layers, known_layers), ("head", heads, known_heads)):
-            unknown = [number for number in given or () if number not in known]
+        for name, requested, known in (("layer", layers, known_layers), ("head", heads, known_heads)):
+            unknown = [number for number in requested or () if number not in known]
             if unknown:
                 raise InputError(f"this model has no {name} {unknown[0]!r}; it has {_numbers(sorted(known))}")
         chosen = []
@@ -398,16 +398,18 @@ class AttentionRun:
         return chosen
 
 
-def _why_absent(stack: str, stacks: Sequence[str]) -> str:
+def _explain_missing_stack(stack: str, stacks: Sequence[str]) -> str:
     """Say why a model has no stack of a name: it lacks what the name is of, or there is no such name."""
-    absent = [part for part in ("encoder", "decoder") if not any(name.startswith(part) for name in stacks)]
+    absent = [
+        stack_name for stack_name in ("encoder", "decoder") if not any(name.startswith(stack_name) for name in stacks)
+    ]
     if stack in STACKS and absent:
         reason = ", so its decoder reads no memory" if absent == ["encoder"] and stack.endswith("memory") else ""
         return f"'{stack}': this model has no {absent[0]}{reason}"
-    return f"this model has no stack '{stack}'{nearest(stack, stacks)}"
+    return f"this model has no stack '{stack}'{did_you_mean(stack, stacks)}"
 
 
-def _checked_head(record: AttentionRecord, head: int) -> int:
+def _check_head(record: AttentionRecord, head: int) -> int:
     if head not in range(record.num_heads):
         raise InputError(
             f"layer {record.layer} of {record.stack} has no head {head!r}; it has {_numbers(range(record.num_heads))}"
@@ -427,7 +429,7 @@ def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def beam_tree(considered: Sequence[Considered], tokenizer: Tokenizer, start: int) -> tuple[BeamNode, ...]:
+def beam_tree(considered: Sequence[ConsideredToken], tokenizer: Tokenizer, start: int) -> tuple[BeamNode, ...]:
     """Return what a search considered as a tree, parents before children.
 
     Args:
@@ -437,20 +439,20 @@ def beam_tree(considered: Sequence[Considered], tokenizer: Tokenizer, start: int
     """
     (first,) = token_texts(tokenizer, [start])
     root = BeamNode(-1, first, log_probability=0.0, score=0.0, step=0, state="kept")
-    numbers = {one.ids: number for number, one in enumerate(considered, start=1)}
+    numbers = {candidate.ids: number for number, candidate in enumerate(considered, start=1)}
     return (
         root,
         *(
             BeamNode(
-                parent=numbers.get(one.ids[:-1], 0),
-                token=token_texts(tokenizer, one.ids)[-1],
-                log_probability=one.log_probability,
-                score=one.score,
-                step=len(one.ids),
-                state=one.state,
-                reason=one.reason,
-                rank=one.rank,
+                parent=numbers.get(candidate.ids[:-1], 0),
+                token=token_texts(tokenizer, candidate.ids)[-1],
+                log_probability=candidate.log_probability,
+                score=candidate.score,
+                step=len(candidate.ids),
+                state=candidate.state,
+                reason=candidate.reason,
+                rank=candidate.rank,
             )
-            for one in considered
+            for candidate in considered
         ),
     )

@@ -22,8 +22,8 @@ from clearhead.core.norm import LayerNorm, Norm
 from clearhead.core.rare.mixture_of_experts import MixtureOfExperts
 from clearhead.core.stack import Branch, Layer, Stack, Step
 from clearhead.fast.stored import Stored
-from clearhead.interpret.maps.hook_points import Place, edit
-from clearhead.interpret.maps.outcome import Outcome
+from clearhead.interpret.maps.hook_points import ActivationContext, edit
+from clearhead.interpret.maps.outcome import ModelOutcome
 from clearhead.interpret.maps.streams import Streams
 
 
@@ -40,13 +40,13 @@ class Contribution(Printed):
         value: what it adds.
     """
 
-    part: str
+    component: str
     layer: int | None
     head: int | None
     value: float
 
 
-def contributions(streams: Streams, outcome: Outcome) -> list[Contribution]:
+def contributions(streams: Streams, outcome: ModelOutcome) -> list[Contribution]:
     """Return the terms whose sum is the logit of an outcome, before a soft cap of the head, from one run.
 
     Of two outputs it is the difference of their logits, which without a cap is that of their log-probabilities.
@@ -62,25 +62,25 @@ def contributions(streams: Streams, outcome: Outcome) -> list[Contribution]:
     Source: Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", direct paths.
     """
     with torch.no_grad():
-        path = _Path(streams, outcome.logits_position)
+        path = _LogitPath(streams, outcome.logits_position)
         gradient_TD = path.back_through_head(outcome)
         path.add_bias(0, None)
         stack: Stack = getattr(streams.module, streams.top)
         for depth in reversed(range(len(stack.order))):
             layer = stack.layers[stack.order[depth]]
             assert isinstance(layer, Layer)
-            behind = len(path.terms)
+            num_terms_above = len(path.terms)
             for number, step in reversed(list(enumerate(layer.steps))):
                 assert isinstance(step, Step)
-                place = (f"{streams.top}.layers.{stack.order[depth]}.steps.{number}", depth)
-                gradient_TD = path.back_through_step(step, place, gradient_TD)
-            path.add_bias(behind, depth)
-        embedded_TD = path.chosen(streams.before[streams.top][0])
+                step_key = (f"{streams.top}.layers.{stack.order[depth]}.steps.{number}", depth)
+                gradient_TD = path.back_through_step(step, step_key, gradient_TD)
+            path.add_bias(num_terms_above, depth)
+        embedded_TD = path.select_positions(streams.before[streams.top][0])
         path.terms.append(Contribution("embedding", None, None, float((gradient_TD * embedded_TD).sum())))
     return path.terms[::-1]
 
 
-class _Path:
+class _LogitPath:
     """The way back from a logit to everything that was written to the stream, terms collected in reverse order."""
 
     def __init__(self, streams: Streams, position: int | None) -> None:
@@ -94,12 +94,12 @@ class _Path:
         with edit(streams.module, {f"{layers}.**.{point}": self._keep for point in points}):
             streams.continue_from(streams.top, 0, 1)
 
-    def _keep(self, tensor: Tensor, at: Place) -> Tensor:
+    def _keep(self, tensor: Tensor, at: ActivationContext) -> Tensor:
         by_token = tensor.transpose(1, 2) if at.address.endswith(".mixed") else tensor
-        self.seen[at.address, at.depth] = self.chosen(by_token)
+        self.seen[at.address, at.depth] = self.select_positions(by_token)
         return tensor
 
-    def chosen(self, x_BT: Float[Tensor, "1 tokens *axes"]) -> Float64[Tensor, "positions *axes"]:
+    def select_positions(self, x_BT: Float[Tensor, "1 tokens *axes"]) -> Float64[Tensor, "positions *axes"]:
         """Return the positions on which the logit depends directly."""
         return x_BT[0, self.positions].double()
 
@@ -108,31 +108,31 @@ class _Path:
         self.terms.insert(index, Contribution("bias", layer, None, self.bias))
         self.bias = 0.0
 
-    def back_through_head(self, outcome: Outcome) -> Float64[Tensor, "positions width"]:
+    def back_through_head(self, outcome: ModelOutcome) -> Float64[Tensor, "positions width"]:
         """Return the gradient of the logit with respect to the stream behind the last layer."""
         streams, head = self.streams, self.streams.module.head
         assert head is not None
         stack: Stack = getattr(streams.module, streams.top)
         projection, below = head.projection(), head.layers[: -1 if head.soft_cap is None else -2]
-        x_TD = self.chosen(streams.before[streams.top][-1])
-        parts: list[nn.Module] = [stack.final_norm, *below]
+        x_TD = self.select_positions(streams.before[streams.top][-1])
+        modules: list[nn.Module] = [stack.final_norm, *below]
         inputs: list[Tensor] = []
-        for part in parts:
+        for module in modules:
             inputs.append(x_TD)
-            x_TD = self._run(part, x_TD)
+            x_TD = self._run(module, x_TD)
         ids, signs = list(outcome.signs), x_TD.new_tensor(list(outcome.signs.values()))
         gradient = (signs @ projection.weight_VD[ids].double() * projection.scale).expand_as(x_TD)
         if projection.bias_V is not None:
             self.bias += float(signs @ projection.bias_V[ids].double())
-        for part, x in zip(reversed(parts), reversed(inputs), strict=True):
-            gradient = self._back(part, x, gradient)
+        for module, x in zip(reversed(modules), reversed(inputs), strict=True):
+            gradient = self._back(module, x, gradient)
         return gradient
 
     def back_through_step(
-        self, step: Step, place: tuple[str, int], gradient_TD: Float64[Tensor, "positions width"]
+        self, step: Step, step_key: tuple[str, int], gradient_TD: Float64[Tensor, "positions width"]
     ) -> Float64[Tensor, "positions width"]:
         """Add the terms of the branches of a step, and return the gradient with respect to the stream before it."""
-        address, depth = place
+        address, depth = step_key
         written_TD = [self.seen[f"{address}.branches.{number}", depth] for number in range(len(step.branches))]
         gradient_TD = self._back(step.out, sum(written_TD, self.seen[f"{address}.before", depth]), gradient_TD)
         for number, branch in reversed(list(enumerate(step.branches))):
@@ -151,43 +151,45 @@ class _Path:
     def _add_heads(self, attention: Attention, mixed_THE: Tensor, gradient_TD: Tensor, depth: int) -> None:
         gradient_THE = (gradient_TD @ attention.out.weight.double()).view_as(mixed_THE)
         values = (gradient_THE * mixed_THE).sum((0, 2)).tolist()
-        part = f"{self.streams.top}.{attention.spec.source}"
-        self.terms += [Contribution(part, depth, head, values[head]) for head in reversed(range(len(values)))]
+        stack = f"{self.streams.top}.{attention.spec.source}"
+        self.terms += [Contribution(stack, depth, head, values[head]) for head in reversed(range(len(values)))]
         if attention.out.bias is not None:
             self.bias += float((gradient_TD * attention.out.bias).sum())
 
-    def _run(self, part: nn.Module, x: Tensor) -> Tensor:
+    def _run(self, module: nn.Module, x: Tensor) -> Tensor:
         """Run a part above the layers on the chosen positions; in float64 where it has no weights."""
-        dtypes = [part.weight.dtype] if isinstance(part, Stored) else [weight.dtype for weight in part.parameters()]
+        dtypes = (
+            [module.weight.dtype] if isinstance(module, Stored) else [weight.dtype for weight in module.parameters()]
+        )
         y: Tensor
-        if isinstance(part, Pool):
-            y = part(x[None], self.streams.last.mask)[0]
+        if isinstance(module, Pool):
+            y = module(x[None], self.streams.last.mask)[0]
         else:
-            y = part(x.to(dtypes[0]) if dtypes else x)
+            y = module(x.to(dtypes[0]) if dtypes else x)
         return y.double()
 
-    def _back(self, part: nn.Module, x: Tensor, gradient: Tensor) -> Tensor:
+    def _back(self, module: nn.Module, x: Tensor, gradient: Tensor) -> Tensor:
         """Return the gradient with respect to the input of a part; what the input does not explain is bias."""
-        if isinstance(part, nn.Identity):
+        if isinstance(module, nn.Identity):
             return gradient
         bias: Tensor | None
-        if isinstance(part, Norm):
-            bias, found = part.bias, _back_through_norm(part, x, gradient)
-        elif isinstance(part, nn.Linear):
-            bias, found = part.bias, gradient @ part.weight.double()
-        elif isinstance(part, Linear):
-            projection = part.projection
-            bias, found = projection.bias_V, gradient @ projection.weight_VD.double() * projection.scale
+        if isinstance(module, Norm):
+            bias, input_gradient = module.bias, _back_through_norm(module, x, gradient)
+        elif isinstance(module, nn.Linear):
+            bias, input_gradient = module.bias, gradient @ module.weight.double()
+        elif isinstance(module, Linear):
+            projection = module.projection
+            bias, input_gradient = projection.bias_V, gradient @ projection.weight_VD.double() * projection.scale
         else:
             x = x.detach().requires_grad_()
             with torch.enable_grad():
-                y = self._run(part, x)
-            (found,) = torch.autograd.grad(y, x, gradient)
-            self.bias += float((gradient * y).sum() - (found * x).sum())
-            return found
+                y = self._run(module, x)
+            (input_gradient,) = torch.autograd.grad(y, x, gradient)
+            self.bias += float((gradient * y).sum() - (input_gradient * x).sum())
+            return input_gradient
         if bias is not None:
             self.bias += float((gradient * bias).sum())
-        return found
+        return input_gradient
 
 
 def _back_through_norm(

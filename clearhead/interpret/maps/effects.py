@@ -22,9 +22,9 @@ from clearhead.base.errors import InputError, argument
 from clearhead.base.files import refuse_unwritable
 from clearhead.base.printing import Printed
 from clearhead.base.progress import Notify, counter
-from clearhead.generate.batching import read_tokens
-from clearhead.interpret.maps.hook_points import Place, capture, edit
-from clearhead.interpret.maps.outcome import Outcome
+from clearhead.generate.batching import default_batch_tokens
+from clearhead.interpret.maps.hook_points import ActivationContext, capture, edit
+from clearhead.interpret.maps.outcome import ModelOutcome
 from clearhead.interpret.maps.recording import AttentionRecord
 from clearhead.interpret.maps.streams import Streams
 
@@ -58,12 +58,12 @@ class EffectMeter:
     """
 
     streams: Streams
-    outcome: Outcome
+    outcome: ModelOutcome
     records: Sequence[AttentionRecord]
     notify: Notify | None = None
 
     @cached_property
-    def before(self) -> Float32[Tensor, " one"]:
+    def baseline(self) -> Float32[Tensor, " one"]:
         """The log-probability of the outcome in the run itself."""
         return self.log_probability(self.streams.hidden)
 
@@ -76,18 +76,18 @@ class EffectMeter:
     ) -> Float32[Tensor, " rows"]:
         """Return the change of the outcome in each row, where the mixed values of one attention are changed."""
 
-        def at_depth(mixed_BHQE: Tensor, at: Place) -> Tensor:
+        def at_depth(mixed_BHQE: Tensor, at: ActivationContext) -> Tensor:
             return change(mixed_BHQE) if at.depth == record.layer else mixed_BHQE
 
         stack = record.address.partition(".")[0]
         with edit(self.streams.module, {f"{record.address}.mixed": at_depth}):
             after = self.log_probability(self.streams.continue_from(stack, record.layer, rows))
-        return after - self.before
+        return after - self.baseline
 
-    def cut(self, items: range) -> Iterator[range]:
+    def split_batches(self, items: range) -> Iterator[range]:
         """Cut a range into ranges whose rows of tokens fit into a batch."""
         tokens = max(self.streams.last.ids.shape[1], self.streams.source.ids.shape[1])
-        size = max(1, read_tokens(self.streams.module) // tokens)
+        size = max(1, default_batch_tokens(self.streams.module) // tokens)
         for start in range(0, len(items), size):
             yield items[start : start + size]
 
@@ -99,7 +99,7 @@ class EffectMeter:
         total, tell = sum(record.num_heads for record in self.records), counter("heads", self.notify)
         effects: list[HeadEffect] = []
         for record in self.records:
-            for heads in self.cut(range(record.num_heads)):
+            for heads in self.split_batches(range(record.num_heads)):
 
                 def without(mixed_BHQE: Tensor, heads: Sequence[int] = heads) -> Tensor:
                     mixed_BHQE = mixed_BHQE.clone()
@@ -124,7 +124,7 @@ class EffectMeter:
         value_KE = record.value_BKSE[0, record.kv_head(head)]
         effects: list[Tensor] = []
         done, total, tell = 0, len(value_KE), counter("keys", self.notify)
-        for keys in self.cut(range(total)):
+        for keys in self.split_batches(range(total)):
             # What a key adds to the mixed values is subtracted from them, so that no row needs weights of its own.
             added_BQE = weight_QK.T[keys.start : keys.stop, :, None] * value_KE[keys.start : keys.stop, None].float()
 
@@ -193,15 +193,15 @@ class Patches(Printed):
 
     def _table(self, stack: str) -> tuple[Float[np.ndarray, "layers heads"], list[str], list[str]]:
         """Return the changes of the heads of an attention, highest layer first, and the names of rows and columns."""
-        own = [head for head in self.heads if head.stack == stack]
-        layers = sorted({head.layer for head in own}, reverse=True)
-        changes = np.full((len(layers), max(head.head for head in own) + 1), np.nan)
-        for head in own:
+        stack_effects = [head for head in self.heads if head.stack == stack]
+        layers = sorted({head.layer for head in stack_effects}, reverse=True)
+        changes = np.full((len(layers), max(head.head for head in stack_effects) + 1), np.nan)
+        for head in stack_effects:
             changes[layers.index(head.layer), head.head] = head.change
         return changes, list(map("layer {}".format, layers)), list(map(str, range(changes.shape[1])))
 
 
-def aligned_positions(here: Streams, there: Streams, positions: Positions | None) -> dict[str, list[tuple[int, int]]]:
+def align_positions(here: Streams, there: Streams, positions: Positions | None) -> dict[str, list[tuple[int, int]]]:
     """Return the counterparts of the positions of every stack.
 
     Args:
@@ -213,28 +213,28 @@ def aligned_positions(here: Streams, there: Streams, positions: Positions | None
         InputError: there is no such stack or position, a position occurs twice, or counterparts are missing.
     """
     lengths = {name: (x[0].shape[1], there.before[name][0].shape[1]) for name, x in here.before.items()}
-    given, named, found = dict(positions or {}), argument("positions"), {}
-    for name in given.keys() - lengths.keys():
-        raise InputError(named + f" names '{name}'; this model has {' and '.join(lengths)}")
-    for name, (own, other) in lengths.items():
-        if name not in given and own != other:
+    known, name_text, pairs = dict(positions or {}), argument("positions"), {}
+    for name in known.keys() - lengths.keys():
+        raise InputError(name_text + f" names '{name}'; this model has {' and '.join(lengths)}")
+    for name, (here_length, there_length) in lengths.items():
+        if name not in known and here_length != there_length:
             raise InputError(
-                f"the {name} reads {own} tokens of this text and {other} of the other one, so its positions have no "
-                "counterparts: give texts of as many tokens, or " + named + f"={{'{name}': [(here, there), ...]}}"
+                f"the {name} reads {here_length} tokens of this text and {there_length} of the other one, so its positions have no "
+                "counterparts: give texts of as many tokens, or " + name_text + f"={{'{name}': [(here, there), ...]}}"
             )
-        found[name] = list(given.get(name, [(place, place) for place in range(own)]))
-        _check_pairs(found[name], name, own, other)
-    return found
+        pairs[name] = list(known.get(name, [(position, position) for position in range(here_length)]))
+        _check_pairs(pairs[name], name, here_length, there_length)
+    return pairs
 
 
-def _check_pairs(pairs: Sequence[tuple[int, int]], name: str, own: int, other: int) -> None:
-    named = argument("positions")
+def _check_pairs(pairs: Sequence[tuple[int, int]], name: str, here_length: int, there_length: int) -> None:
+    name_text = argument("positions")
     for here, there in pairs:
-        if not (0 <= here < own and 0 <= there < other):
-            expected = f"expected 0 to {own - 1} in this text and 0 to {other - 1} in the other one"
-            raise InputError(named + f" joins {here} and {there} of the {name}; {expected}")
+        if not (0 <= here < here_length and 0 <= there < there_length):
+            expected = f"expected 0 to {here_length - 1} in this text and 0 to {there_length - 1} in the other one"
+            raise InputError(name_text + f" joins {here} and {there} of the {name}; {expected}")
     if len({here for here, _ in pairs}) < len(pairs):
-        raise InputError(named + f" names a position of the {name} in this text twice: give each once")
+        raise InputError(name_text + f" names a position of the {name} in this text twice: give each once")
 
 
 class Patcher:
@@ -267,8 +267,12 @@ class Patcher:
             self.there.module(self.there.source, self.there.target, head=False)
         effects: list[HeadEffect] = []
         for record in self.meter.records:
-            (mixed_HQE,) = (one.tensor[0] for one in seen[f"{record.address}.mixed"] if one.depth == record.layer)
-            for heads in self.meter.cut(range(record.num_heads)):
+            (mixed_HQE,) = (
+                seen_record.tensor[0]
+                for seen_record in seen[f"{record.address}.mixed"]
+                if seen_record.depth == record.layer
+            )
+            for heads in self.meter.split_batches(range(record.num_heads)):
                 effects += _head_effects(record, heads, self._heads(record, mixed_HQE, heads))
                 self._count(len(heads))
         return effects
@@ -283,19 +287,19 @@ class Patcher:
                 return None
             position = counterparts[position]
         logits = self.there.logits(self.there.hidden, position)
-        return float(outcome.log_probability(logits) - self.meter.before)
+        return float(outcome.log_probability(logits) - self.meter.baseline)
 
     def _stream(self, name: str) -> Float32[Tensor, "depths positions"]:
         streams, pairs = self.meter.streams, self.positions[name]
-        own, other = streams.before[name], self.there.before[name]
-        changes = torch.full((len(own), own[0].shape[1]), torch.nan)
-        for depth, x_1TD in enumerate(own):
-            for rows in self.meter.cut(range(len(pairs))):
+        here_states, there_states = streams.before[name], self.there.before[name]
+        changes = torch.full((len(here_states), here_states[0].shape[1]), torch.nan)
+        for depth, x_1TD in enumerate(here_states):
+            for rows in self.meter.split_batches(range(len(pairs))):
                 here, there = pairs[rows.start : rows.stop].T
                 x_BTD = x_1TD.repeat(len(rows), 1, 1)
-                x_BTD[torch.arange(len(rows)), here] = other[depth][0, there]
+                x_BTD[torch.arange(len(rows)), here] = there_states[depth][0, there]
                 hidden_BTD = streams.continue_from(name, depth, len(rows), x_BTD)
-                changes[depth, here] = (self.meter.log_probability(hidden_BTD) - self.meter.before).cpu()
+                changes[depth, here] = (self.meter.log_probability(hidden_BTD) - self.meter.baseline).cpu()
                 self._count(len(rows))
         return changes
 
@@ -305,12 +309,12 @@ class Patcher:
         here, there = self.positions[record.address.partition(".")[0]].T
         head_B = torch.tensor(heads)[:, None]
 
-        def put(mixed_BHQE: Tensor) -> Tensor:
+        def replace_heads(mixed_BHQE: Tensor) -> Tensor:
             mixed_BHQE = mixed_BHQE.clone()
             mixed_BHQE[torch.arange(len(heads))[:, None], head_B, here] = mixed_HQE[head_B, there]
             return mixed_BHQE
 
-        return self.meter.measure(record, len(heads), put)
+        return self.meter.measure(record, len(heads), replace_heads)
 
     def _count(self, rows: int) -> None:
         self._done += rows

@@ -25,7 +25,7 @@ from clearhead import core
 from clearhead.base.printing import Printed
 from clearhead.core import Transformer
 from clearhead.generate.batching import device_of
-from clearhead.interpret.maps.reading import Reading
+from clearhead.interpret.maps.map_inputs import MapInputs
 from clearhead.interpret.maps.recording import AttentionRecord, record_run
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix
@@ -35,7 +35,7 @@ from clearhead.text.word_starts import word_boundaries
 Scores = dict[str, Float[Tensor, "texts heads"]]
 """By the name of a statistic: the number of each head for each text, float64 on the CPU; NaN where it has no query."""
 
-MOST_OF_IT = 0.5
+PATTERN_THRESHOLD = 0.5
 """A head has a pattern where more than this share of its weight follows it."""
 _CHUNK = 2**21  # weights computed at once: what the caches of a CPU hold is fastest
 
@@ -113,21 +113,21 @@ def text_scores(record: AttentionRecord) -> Scores:
     is_self, device = record.attention.spec.source == "self", record.query_BHTE.device
     key_S = torch.arange(num_keys, device=device)
     sums = {name: torch.zeros(num_heads, dtype=torch.float64, device=device) for name in STATISTICS}
-    links = _Links(num_heads, num_queries, num_keys, device)
+    links = _LargestWeights(num_heads, num_queries, num_keys, device)
     for queries, weights_BHTS in query_chunks(record):
         weights_HTS = weights_BHTS[0]
         query_T = torch.arange(num_queries, device=device)[queries]
         sums["entropy"] += torch.special.entr(weights_HTS).sum((1, 2), dtype=torch.float64)
         same_share_T = (2 * query_T + 1) * num_keys // (2 * num_queries)
-        sums["diagonal"] += _picked(weights_HTS, same_share_T)
+        sums["diagonal"] += _sum_key_weights(weights_HTS, same_share_T)
         later_HTS, later_T = weights_HTS[:, query_T > 0], query_T[query_T > 0]
         if is_self:
             distance_TS = (query_T[:, None] - key_S).abs()
             sums["distance"] += (weights_HTS * distance_TS).sum((1, 2), dtype=torch.float64)
-            sums["first_token"] += _picked(later_HTS, torch.zeros_like(later_T))
-            sums["previous_token"] += _picked(later_HTS, later_T - 1)
+            sums["first_token"] += _sum_key_weights(later_HTS, torch.zeros_like(later_T))
+            sums["previous_token"] += _sum_key_weights(later_HTS, later_T - 1)
         else:
-            sums["first_token"] += _picked(weights_HTS, torch.zeros_like(query_T))
+            sums["first_token"] += _sum_key_weights(weights_HTS, torch.zeros_like(query_T))
             links.add(queries, weights_HTS)
     if not is_self:
         sums["alignment"] += links.mutual()
@@ -154,12 +154,12 @@ def repeat_scores(
     same_BTS = query_ids_BT[:, :, None] == key_ids_BS[:, None, :]
     if record.attention.spec.source == "self":
         same_BTS = same_BTS & ~torch.eye(same_BTS.shape[1], dtype=torch.bool, device=same_BTS.device)
-    behind_BTS = torch.zeros_like(same_BTS)
-    behind_BTS[:, :, 1:] = same_BTS[:, :, :-1]
+    after_BTS = torch.zeros_like(same_BTS)
+    after_BTS[:, :, 1:] = same_BTS[:, :, :-1]
     seen_BHTS = record.weights()[:, :, is_second_T].double()
-    found = {"duplicate_token": same_BTS, "induction": behind_BTS}
+    masks = {"duplicate_token": same_BTS, "induction": after_BTS}
     return {
-        name: (seen_BHTS * where_BTS[:, None, is_second_T]).sum(-1).mean(-1).cpu() for name, where_BTS in found.items()
+        name: (seen_BHTS * where_BTS[:, None, is_second_T]).sum(-1).mean(-1).cpu() for name, where_BTS in masks.items()
     }
 
 
@@ -173,18 +173,18 @@ def summarise(stack: str, layer: int, scores: Scores, num_texts: int) -> list[He
     """
     rows = []
     for head in range(scores["entropy"].shape[1]):
-        values = {name: found[:, head][~found[:, head].isnan()].tolist() for name, found in scores.items()}
-        means = {name: statistics.fmean(found) if found else None for name, found in values.items()}
-        spread = {name: statistics.stdev(found) if len(found) > 1 else None for name, found in values.items()}
-        names = tuple(named_patterns(stack, means))
+        values = {name: score_TH[:, head][~score_TH[:, head].isnan()].tolist() for name, score_TH in scores.items()}
+        means = {name: statistics.fmean(numbers) if numbers else None for name, numbers in values.items()}
+        spread = {name: statistics.stdev(numbers) if len(numbers) > 1 else None for name, numbers in values.items()}
+        names = tuple(find_patterns(stack, means))
         rows.append(HeadStatistics(stack, layer, head, **means, patterns=names, spread=spread, num_texts=num_texts))
     return rows
 
 
-def named_patterns(stack: str, scores: Mapping[str, float | None]) -> Iterator[str]:
+def find_patterns(stack: str, scores: Mapping[str, float | None]) -> Iterator[str]:
     """Yield the names of the patterns that a head follows with more than half of its weight."""
     for name, pattern in (_MEMORY_PATTERNS if stack.endswith("memory") else _SELF_PATTERNS).items():
-        if (scores.get(name) or 0.0) > MOST_OF_IT:
+        if (scores.get(name) or 0.0) > PATTERN_THRESHOLD:
             yield pattern
 
 
@@ -199,12 +199,12 @@ def query_chunks(
         yield queries, record.weights(queries=queries)
 
 
-def _picked(weights_HTS: Tensor, key_T: Int[Tensor, " queries"]) -> Float[Tensor, " heads"]:
+def _sum_key_weights(weights_HTS: Tensor, key_T: Int[Tensor, " queries"]) -> Float[Tensor, " heads"]:
     """Sum the weights of one key for each query."""
     return weights_HTS.gather(2, key_T[None, :, None].expand(len(weights_HTS), -1, 1)).sum((1, 2), dtype=torch.float64)
 
 
-class _Links:
+class _LargestWeights:
     """The largest weight of every query and of every key, over chunks of queries."""
 
     def __init__(self, num_heads: int, num_queries: int, num_keys: int, device: torch.device) -> None:
@@ -235,7 +235,7 @@ SEQUENCES = 4
 def heads_over_texts(
     module: Transformer,
     tokenizers: TokenizerPair,
-    runs: Iterable[tuple[Reading, Sequence[AttentionRecord]]],
+    runs: Iterable[tuple[MapInputs, Sequence[AttentionRecord]]],
     *,
     seed: int,
 ) -> list[HeadStatistics]:
@@ -247,22 +247,22 @@ def heads_over_texts(
         runs: at least one; what its stacks read, and its attentions. Each is dropped before the next is asked for.
         seed: of the random tokens that repeat themselves.
     """
-    found: dict[tuple[str, int], list[Scores]] = {}
+    scores_by_attention: dict[tuple[str, int], list[Scores]] = {}
     num_texts = 0
-    for reading, records in runs:
-        num_texts, read = num_texts + 1, reading
+    for inputs, records in runs:
+        num_texts, read = num_texts + 1, inputs
         for record in records:
-            found.setdefault((record.stack, record.layer), []).append(text_scores(record))
+            scores_by_attention.setdefault((record.stack, record.layer), []).append(text_scores(record))
     repeats = repeat_statistics(module, tokenizers, read, seed)
     rows = []
-    for (stack, layer), texts in found.items():
-        scores = {name: torch.cat([one[name] for one in texts]) for name in texts[0]}
+    for (stack, layer), texts in scores_by_attention.items():
+        scores = {name: torch.cat([text[name] for text in texts]) for name in texts[0]}
         rows += summarise(stack, layer, scores | repeats.get((stack, layer), {}), num_texts)
     return rows
 
 
 def repeat_statistics(
-    module: Transformer, tokenizers: TokenizerPair, reading: Reading, seed: int = 0
+    module: Transformer, tokenizers: TokenizerPair, inputs: MapInputs, seed: int = 0
 ) -> dict[tuple[str, int], Scores]:
     """Return the duplicate-token and induction scores of every attention, by stack and layer.
 
@@ -280,19 +280,19 @@ def repeat_statistics(
         vocabularies differ.
     """
     reader = tokenizers.target if module.encoder is None else tokenizers.source
-    vocabularies = [_ordinary_ids(tokenizer) for tokenizer in (reader, tokenizers.target)[: len(reading.affixes)]]
+    vocabularies = [_ordinary_ids(tokenizer) for tokenizer in (reader, tokenizers.target)[: len(inputs.affixes)]]
     length = min(LENGTH, *map(len, vocabularies))
     if module.max_positions is not None:
-        length = min(length, *((module.max_positions - len(affixes)) // 2 for affixes in reading.affixes))
+        length = min(length, *((module.max_positions - len(affixes)) // 2 for affixes in inputs.affixes))
     if length < 2:
         return {}
     draw, device = torch.Generator().manual_seed(seed), device_of(module)
     read: list[Tensor] = []
     is_second: list[Tensor] = []
-    for ordinary, affixes in zip(vocabularies, reading.affixes, strict=True):
+    for ordinary, affixes in zip(vocabularies, inputs.affixes, strict=True):
         if not read or not tokenizers.joint:
-            drawn = _repeated(ordinary, length, draw)
-        read.append(_framed(drawn, affixes).to(device))
+            drawn = _draw_repeats(ordinary, length, draw)
+        read.append(_add_affixes(drawn, affixes).to(device))
         position = torch.arange(read[-1].shape[1], device=device) - len(affixes.prefix)
         is_second.append((length <= position) & (position < 2 * length))
     target = core.Sequence(read[1]) if len(read) == 2 else None
@@ -311,13 +311,13 @@ def _ordinary_ids(tokenizer: Tokenizer) -> Int[Tensor, " entries"]:
     return torch.from_numpy(word_boundaries(tokenizer).ordinary).nonzero()[:, 0]
 
 
-def _repeated(ordinary: Int[Tensor, " entries"], length: int, draw: torch.Generator) -> Int[Tensor, "texts tokens"]:
+def _draw_repeats(ordinary: Int[Tensor, " entries"], length: int, draw: torch.Generator) -> Int[Tensor, "texts tokens"]:
     """Draw different tokens for each sequence, and repeat them once."""
     once_BN = torch.stack([ordinary[torch.randperm(len(ordinary), generator=draw)[:length]] for _ in range(SEQUENCES)])
     return once_BN.repeat(1, 2)
 
 
-def _framed(ids_BN: Int[Tensor, "texts tokens"], affixes: PrefixSuffix) -> Int[Tensor, "texts framed_tokens"]:
+def _add_affixes(ids_BN: Int[Tensor, "texts tokens"], affixes: PrefixSuffix) -> Int[Tensor, "texts framed_tokens"]:
     """Put the special tokens of a text around each sequence."""
     prefix, suffix = (ids_BN.new_tensor(side).expand(len(ids_BN), -1) for side in (affixes.prefix, affixes.suffix))
     return torch.cat([prefix, ids_BN, suffix], dim=1)

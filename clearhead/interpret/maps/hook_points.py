@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.arguments import checked
-from clearhead.base.errors import InputError, nearest
+from clearhead.base.arguments import check_types
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.base.hooks import Hook, HookPoints, Watcher, Watchers, texts_of_rows, watching
 from clearhead.base.printing import Printed, block, short
 from clearhead.core.context import Context
@@ -31,7 +31,7 @@ from clearhead.spec.addresses import nearest_address, select_addresses
 
 
 @dataclass(frozen=True)
-class Place:
+class ActivationContext:
     """Where and when an activation is: what an edit is told beside the tensor.
 
     Args:
@@ -65,7 +65,9 @@ class Captured(dict[str, list[Record]]):
     """The records of each address, in the order in which they were computed."""
 
     def __repr__(self) -> str:
-        lines = [f"  {address}: {', '.join(short(one.tensor) for one in found)}" for address, found in self.items()]
+        lines = [
+            f"  {address}: {', '.join(short(record.tensor) for record in records)}" for address, records in self.items()
+        ]
         return block([f"Captured activations at {len(self)} addresses", *lines], more="keys() has all addresses")
 
     def tensor(self, address: str) -> Tensor:
@@ -75,14 +77,14 @@ class Captured(dict[str, list[Record]]):
             InputError: the address was not captured, or it has no record or several.
         """
         if address not in self:
-            raise InputError(f"'{address}' was not captured{nearest(address, self)}")
+            raise InputError(f"'{address}' was not captured{did_you_mean(address, self)}")
         records = self[address]
         if len(records) != 1:
             raise InputError(f"'{address}' has {len(records)} records, not one: choose among captured['{address}']")
         return records[0].tensor
 
 
-Action = Callable[[Tensor, Place], Tensor]
+Action = Callable[[Tensor, ActivationContext], Tensor]
 Edit = Action | Callable[[Tensor], Tensor]
 
 
@@ -91,13 +93,13 @@ def addresses(module: nn.Module) -> list[str]:
 
     A module that computes nothing itself, such as a list of layers, has no output and so no address.
     """
-    found = []
-    for path, part in module.named_modules():
-        if path and type(part).forward is not nn.Module.forward:
-            found.append(path)
-        if isinstance(part, HookPoints):
-            found += [f"{path}.{point}" if path else point for point in part.points]
-    return found
+    names = []
+    for path, child in module.named_modules():
+        if path and type(child).forward is not nn.Module.forward:
+            names.append(path)
+        if isinstance(child, HookPoints):
+            names += [f"{path}.{point}" if path else point for point in child.points]
+    return names
 
 
 def matching_addresses(module: nn.Module, patterns: str | Sequence[str]) -> list[str]:
@@ -106,17 +108,17 @@ def matching_addresses(module: nn.Module, patterns: str | Sequence[str]) -> list
     Raises:
         InputError: a pattern matches none; the nearest addresses are named.
     """
-    known, found = addresses(module), dict[str, None]()
+    known, selected = addresses(module), dict[str, None]()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = select_addresses(pattern, known)
         if not matches:
             hint = nearest_address(pattern, known)
             raise InputError(f"no activation of the model has the address '{pattern}'{hint}")
-        found |= dict.fromkeys(matches)
-    return list(found)
+        selected |= dict.fromkeys(matches)
+    return list(selected)
 
 
-@checked
+@check_types
 @contextmanager
 def capture(module: nn.Module, patterns: str | Sequence[str]) -> Iterator[Captured]:
     """Collect activations while the block is open.
@@ -131,17 +133,17 @@ def capture(module: nn.Module, patterns: str | Sequence[str]) -> Iterator[Captur
     Raises:
         InputError: a pattern matches nothing, or a module returns something else than one tensor.
     """
-    found = Captured({address: [] for address in matching_addresses(module, patterns)})
+    captured = Captured({address: [] for address in matching_addresses(module, patterns)})
 
-    def keep(tensor: Tensor, at: Place) -> Tensor:
-        found[at.address].append(Record(tensor, at.depth, at.step, at.texts))
+    def keep(tensor: Tensor, at: ActivationContext) -> Tensor:
+        captured[at.address].append(Record(tensor, at.depth, at.step, at.texts))
         return tensor
 
-    with _watching(module, dict.fromkeys(found, keep)):
-        yield found
+    with _watching(module, dict.fromkeys(captured, keep)):
+        yield captured
 
 
-@checked
+@check_types
 @contextmanager
 def edit(module: nn.Module, edits: Mapping[str, Edit]) -> Iterator[None]:
     """Put something else in the place of activations while the block is open; gradients flow through it.
@@ -158,13 +160,13 @@ def edit(module: nn.Module, edits: Mapping[str, Edit]) -> Iterator[None]:
     """
     with ExitStack() as blocks:
         for pattern, change in edits.items():
-            action = partial(_edited, _with_place(pattern, change))
+            action = partial(_apply_edit, _accept_context(pattern, change))
             actions = dict.fromkeys(matching_addresses(module, pattern), action)
             blocks.enter_context(_watching(module, actions))
         yield
 
 
-def _with_place(pattern: str, change: Edit) -> Action:
+def _accept_context(pattern: str, change: Edit) -> Action:
     """Return an edit that is told the place; one that asks for a tensor alone gets no more."""
     function: Any = change
     try:
@@ -172,36 +174,42 @@ def _with_place(pattern: str, change: Edit) -> Action:
     except ValueError:  # a function in C, such as torch.relu
         return lambda tensor, at: function(tensor)
     # What has a default is a setting of the function's own, such as a value that a loop binds.
-    places = enumerate(parameters.values())
-    asked = [one for index, one in places if one.default is one.empty or (index, one.name) == (1, "at")]
+    numbered = enumerate(parameters.values())
+    required = [
+        parameter
+        for index, parameter in numbered
+        if parameter.default is parameter.empty or (index, parameter.name) == (1, "at")
+    ]
     for count in (2, 1):
         with suppress(TypeError):
-            inspect.Signature(asked).bind(*range(count))
+            inspect.Signature(required).bind(*range(count))
             return lambda tensor, at: function(*(tensor, at)[:count])
     taken = ", ".join(map(str, parameters.values()))
     raise InputError(f"the edit of '{pattern}' must be function(tensor) or function(tensor, at), not function({taken})")
 
 
-def _edited(change: Action, tensor: Tensor, at: Place) -> Tensor:
+def _apply_edit(change: Action, tensor: Tensor, at: ActivationContext) -> Tensor:
     edited: object = change(tensor, at)
     if not isinstance(edited, Tensor) or edited.shape != tensor.shape:
-        given = f"the shape {list(edited.shape)}" if isinstance(edited, Tensor) else type(edited).__name__
-        raise InputError(f"the edit of '{at.address}' must return a tensor of {list(tensor.shape)}, not {given}")
+        result = f"the shape {list(edited.shape)}" if isinstance(edited, Tensor) else type(edited).__name__
+        raise InputError(f"the edit of '{at.address}' must return a tensor of {list(tensor.shape)}, not {result}")
     return edited.to(tensor)
 
 
-class _Clock:
+class _StackCounters:
     """Counts, while a block is open, the calls of each stack and keeps depth and positions of the layer that runs."""
 
     def __init__(self, module: nn.Module, watchers: Watchers, blocks: ExitStack) -> None:
         self.step: dict[str, int] = {}
         self.depth: dict[str, int] = {}
         self.positions: dict[str, Tensor] = {}
-        self.stacks = [path for path, part in module.named_modules() if isinstance(part, Stack)] or [""]
+        self.stacks = [path for path, child in module.named_modules() if isinstance(child, Stack)] or [""]
         for path in self.stacks:
-            part = module.get_submodule(path)
-            blocks.callback(part.register_forward_pre_hook(Hook(watchers, self._begin(path))).remove)
-            layers = [one for one in part.modules() if isinstance(one, Layer)] if isinstance(part, Stack) else []
+            stack = module.get_submodule(path)
+            blocks.callback(stack.register_forward_pre_hook(Hook(watchers, self._begin(path))).remove)
+            layers = (
+                [child for child in stack.modules() if isinstance(child, Layer)] if isinstance(stack, Stack) else []
+            )
             for layer in layers:
                 blocks.callback(layer.register_forward_pre_hook(Hook(watchers, self._enter(path))).remove)
 
@@ -217,22 +225,22 @@ class _Clock:
 
         return enter
 
-    def location(self, address: str) -> Place:
+    def current_context(self, address: str) -> ActivationContext:
         """Return where and when an activation is that is computed now; what is in no stack is after the last one."""
-        own = [path for path in self.stacks if address.startswith(f"{path}.") or not path]
-        stack = own[-1] if own else self.stacks[-1]
+        enclosing = [path for path in self.stacks if address.startswith(f"{path}.") or not path]
+        stack = enclosing[-1] if enclosing else self.stacks[-1]
         inner = address.removeprefix(f"{stack}.")
         step = self.step.get(stack, 0)
         if not inner.startswith("layers."):
-            return Place(address, 0, step, None, texts_of_rows())
-        return Place(address, self.depth.get(stack, 0), step, self.positions.get(stack), texts_of_rows())
+            return ActivationContext(address, 0, step, None, texts_of_rows())
+        return ActivationContext(address, self.depth.get(stack, 0), step, self.positions.get(stack), texts_of_rows())
 
 
 @contextmanager
 def _watching(module: nn.Module, actions: Mapping[str, Action]) -> Iterator[None]:
     parts, watchers = dict(module.named_modules()), dict[tuple[object, str], list[Watcher]]()
     with ExitStack() as blocks:
-        clock = _Clock(module, watchers, blocks)
+        clock = _StackCounters(module, watchers, blocks)
         for address, action in actions.items():
             if address in parts:
                 hook = Hook(watchers, partial(_act, address, action, clock))
@@ -244,12 +252,12 @@ def _watching(module: nn.Module, actions: Mapping[str, Action]) -> Iterator[None
                 watchers[owner.identity, point] = [_watcher(address, action, clock)]
         if _has_compiled():
             warnings.warn("compiled steps run uncompiled while activations are watched", stacklevel=4)
-            blocks.enter_context(_uncompiled())
+            blocks.enter_context(_eager_stance())
         blocks.enter_context(watching(watchers))
         yield
 
 
-class _Uncompiled:
+class _EagerStance:
     """How many blocks of this process are open in which compiled steps run uncompiled: PyTorch has one stance."""
 
     def __init__(self) -> None:
@@ -271,8 +279,8 @@ class _Uncompiled:
 
 
 @cache
-def _uncompiled() -> _Uncompiled:
-    return _Uncompiled()
+def _eager_stance() -> _EagerStance:
+    return _EagerStance()
 
 
 def _has_compiled() -> bool:
@@ -281,13 +289,13 @@ def _has_compiled() -> bool:
     return utils is not None and utils.counters["stats"].get("unique_graphs", 0) > 0
 
 
-def _watcher(address: str, action: Action, clock: _Clock) -> Callable[[Tensor], Tensor]:
-    return lambda tensor: action(tensor, clock.location(address))
+def _watcher(address: str, action: Action, clock: _StackCounters) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: action(tensor, clock.current_context(address))
 
 
 def _act(
-    address: str, action: Action, clock: _Clock, _module: nn.Module, _inputs: tuple[Any, ...], output: Any
+    address: str, action: Action, clock: _StackCounters, _module: nn.Module, _inputs: tuple[Any, ...], output: Any
 ) -> Tensor:
     if not isinstance(output, Tensor):
         raise InputError(f"'{address}' returns {type(output).__name__}, not one tensor; name a part inside it")
-    return action(output, clock.location(address))
+    return action(output, clock.current_context(address))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.base.errors import InputError, argument
 from clearhead.core.stack import Stack
-from clearhead.interpret.maps.outcome import Outcome, OutputNames
+from clearhead.interpret.maps.outcome import ModelOutcome, OutputNames
 from clearhead.interpret.maps.streams import Streams
 
 _MOST_LOGITS = 2**26
@@ -22,7 +22,7 @@ _MOST_LOGITS = 2**26
 
 
 @dataclass(frozen=True)
-class Lens:
+class LogitLens:
     """The predictions at every position of the last stack, or one for the whole text where the head pools.
 
     Depth 0 is the embedding, depth d the stream after d layers; the last one is the model's own prediction.
@@ -49,8 +49,8 @@ class Lens:
 
 
 def logit_lens(
-    streams: Streams, names: OutputNames, top_k: int, labels: Sequence[int] = (), outcome: Outcome | None = None
-) -> Lens:
+    streams: Streams, names: OutputNames, top_k: int, labels: Sequence[int] = (), outcome: ModelOutcome | None = None
+) -> LogitLens:
     """Return what the final norm, the output projection and the head make of the stream at every depth.
 
     Args:
@@ -74,27 +74,27 @@ def logit_lens(
     size = length if head.is_pooled else max(1, _MOST_LOGITS // count)
     labels_T = ids_T.new_tensor(labels)
     with torch.no_grad():
-        parts = [
+        chunks = [
             _predictions(streams, names, slice(start, start + size), labels_T[start : start + size], top_k, outcome)
             for start in range(0, length, size)
         ]
     ids, probabilities, target_ids, target_probabilities, *followed = (
-        torch.cat(part, dim=-1) for part in zip(*parts, strict=True)
+        torch.cat(chunk, dim=-1) for chunk in zip(*chunks, strict=True)
     )
-    found = {*ids.flatten().tolist(), *target_ids.tolist()}
-    return Lens(
+    occurring = {*ids.flatten().tolist(), *target_ids.tolist()}
+    return LogitLens(
         streams.top,
         ids.movedim(-1, 1),
         probabilities.movedim(-1, 1),
         target_ids,
         target_probabilities,
-        {index: names.name(index) for index in sorted(found)},
+        {index: names.name(index) for index in sorted(occurring)},
         *followed,
     )
 
 
 def _predictions(
-    streams: Streams, names: OutputNames, positions: slice, labels: Tensor, top_k: int, outcome: Outcome | None
+    streams: Streams, names: OutputNames, positions: slice, labels: Tensor, top_k: int, outcome: ModelOutcome | None
 ) -> tuple[Tensor, ...]:
     """Return ids and probabilities [depths, top_k, positions], target ids [positions], and their probabilities.
 

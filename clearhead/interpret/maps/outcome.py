@@ -13,21 +13,21 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.base.errors import InputError, key, nearest
+from clearhead.base.errors import InputError, did_you_mean, key
 from clearhead.core import Transformer
 from clearhead.interpret.maps.streams import Streams
 from clearhead.interpret.maps.token_texts import label_tokens, read_token
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import word_boundaries
 
-Chosen = int | str | tuple[int, str] | tuple[str, str] | tuple[int, str, str] | None
+OutcomeChoice = int | str | tuple[int, str] | tuple[str, str] | tuple[int, str, str] | None
 """How a user chooses an outcome: a position, one or two tokens or labels, both, or nothing."""
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ModelOutcome:
     """An output of a model, or one rather than another: why A and not B.
 
     Args:
@@ -91,7 +91,7 @@ class OutputNames:
         Raises:
             InputError: its outputs are vectors or numbers.
         """
-        task = find(record.kind)
+        task = find_task(record.kind)
         has_numbers = task.outputs in ("vector", "span") or (task.has_labels and not record.labels)
         if module.head is None or has_numbers:
             raise InputError(
@@ -110,15 +110,15 @@ class OutputNames:
         """Return the name of an output; empty for one without (tables can be padded beyond the vocabulary)."""
         return self.names[index] if index < len(self.names) else ""
 
-    def written(self, index: int) -> str:
+    def display_name(self, index: int) -> str:
         """Return an output as pages and messages write it: a label, or a token with signs for its blanks."""
         if self.tokenizer is None or not self.name(index):
             return self.name(index)
         return label_tokens(self.tokenizer, [index])[0]
 
-    def difference(self, outcome: Outcome, joint: str) -> str:
+    def difference(self, outcome: ModelOutcome, joint: str) -> str:
         """Return an outcome as pages write it: 'Mary', or with the other one behind some words, 'Mary' less 'John'."""
-        return joint.join(f"'{self.written(index)}'" for index in outcome.signs)
+        return joint.join(f"'{self.display_name(index)}'" for index in outcome.signs)
 
     def find(self, token: str) -> int:
         """Return the index of an output.
@@ -133,7 +133,9 @@ class OutputNames:
             return self.names.index(token)
         if self.tokenizer is None:
             known = ", ".join(f"'{name}'" for name in self.names)
-            raise InputError(f"the model has no label '{token}'{nearest(token, self.names)}; its labels are {known}")
+            raise InputError(
+                f"the model has no label '{token}'{did_you_mean(token, self.names)}; its labels are {known}"
+            )
         ids = self.tokenizer.encode(token)
         if token and (len(ids) != 1 or ids[0] == self.tokenizer.unk_id):
             written = read_token(self.tokenizer, token)
@@ -142,7 +144,7 @@ class OutputNames:
             pieces = ", ".join(f"'{piece}'" for piece in label_tokens(self.tokenizer, ids)) or "none"
             raise InputError(f"'{token}' must be one token, but the tokenizer makes these of it: {pieces}; choose one")
         if ids[0] == self.tokenizer.unk_id:
-            raise InputError(f"the vocabulary has no token '{token}'{nearest(token, self.names)}")
+            raise InputError(f"the vocabulary has no token '{token}'{did_you_mean(token, self.names)}")
         return ids[0]
 
 
@@ -152,13 +154,13 @@ def predicts_next(streams: Streams, names: OutputNames) -> bool:
     return names.tokenizer is not None and streams.top == "decoder" and head is not None and not head.is_pooled
 
 
-def _position_and_tokens(of: Chosen) -> tuple[int | None, list[str]]:
-    parts = of if isinstance(of, tuple) else (of,)
-    position = next((part for part in parts if not isinstance(part, str)), None)
-    return position, [part for part in parts if isinstance(part, str)]
+def _position_and_tokens(of: OutcomeChoice) -> tuple[int | None, list[str]]:
+    items = of if isinstance(of, tuple) else (of,)
+    position = next((item for item in items if not isinstance(item, str)), None)
+    return position, [item for item in items if isinstance(item, str)]
 
 
-def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Sequence[int] = ()) -> Outcome:
+def choose_outcome(of: OutcomeChoice, streams: Streams, names: OutputNames, labels: Sequence[int] = ()) -> ModelOutcome:
     """Return the outcome that a user chose.
 
     A position counts the tokens that the last stack reads, from 0. In a language model the token at a position is
@@ -193,7 +195,7 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
         _check_position(position, 1, length, "which a token before them predicts")
         if not tokens and position <= len(labels):
             index = labels[position - 1]
-            return Outcome(position, names.name(index), index, is_next=True)
+            return ModelOutcome(position, names.name(index), index, is_next=True)
     else:
         if position is None:
             position = _first_mask(streams, names)
@@ -204,20 +206,20 @@ def choose_outcome(of: Chosen, streams: Streams, names: OutputNames, labels: Seq
             raise InputError(key("of") + f" compares '{tokens[0]}' with itself: name two different ones, or one alone")
     else:
         others = []
-        place = Outcome(position, "", 0, is_next=is_next).logits_position
-        logits_V = streams.logits(streams.hidden, place)[0, : len(names.names)].cpu()
+        logits_position = ModelOutcome(position, "", 0, is_next=is_next).logits_position
+        logits_V = streams.logits(streams.hidden, logits_position)[0, : len(names.names)].cpu()
         if names.tokenizer is not None and not is_next:
             # A mask stands for a part of a text, never for a special token.
             logits_V = logits_V.where(torch.from_numpy(word_boundaries(names.tokenizer).ordinary), -torch.inf)
         index = int(logits_V.argmax())
-    found = Outcome(position, names.name(index), index, names.are_independent, is_next)
-    return replace(found, other=names.name(others[0]), other_id=others[0]) if others else found
+    outcome = ModelOutcome(position, names.name(index), index, names.are_independent, is_next)
+    return replace(outcome, other=names.name(others[0]), other_id=others[0]) if others else outcome
 
 
 def _last_label(labels: Sequence[int], names: OutputNames) -> int:
     """Return the position of the last label that is no end token; the first position behind the start without any."""
     end = None if names.tokenizer is None else names.tokenizer.eos_id
-    return max((place for place, label in enumerate(labels, start=1) if label != end), default=1)
+    return max((position for position, label in enumerate(labels, start=1) if label != end), default=1)
 
 
 def _first_mask(streams: Streams, names: OutputNames) -> int:

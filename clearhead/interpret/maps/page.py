@@ -19,15 +19,15 @@ from clearhead.base.printing import num_parameters
 from clearhead.base.progress import Notify, counter
 from clearhead.generate.results import StreamingDecoder
 from clearhead.interpret.maps.attention_run import AttentionRun
-from clearhead.interpret.maps.outcome import Chosen
+from clearhead.interpret.maps.outcome import OutcomeChoice
 from clearhead.interpret.maps.recording import STACKS, AttentionRecord
 from clearhead.interpret.maps.token_texts import token_texts
 from clearhead.interpret.view.explorer.data import (
-    Column,
     ExactHead,
+    HeadColumn,
     LayerAttention,
-    Lens,
     Page,
+    PageLens,
     RowName,
     Sample,
     StackAttention,
@@ -47,14 +47,20 @@ MOST_MEASURED = 2**22
 """Weights up to which a page also holds them times the norm of what they move."""
 
 STATISTIC_COLUMNS = (
-    Column("entropy", "entropy", "How widely the head looks, in nats: 0 is one token, ln n is n tokens alike."),
-    Column("distance", "distance", "The mean distance between a token and what it looks at, in tokens."),
-    Column("first_token", "first token", "The share of the weight on the first token."),
-    Column("previous_token", "previous token", "The share of the weight on the token before."),
-    Column("duplicate_token", "duplicate", "The share of the weight on earlier copies of a repeated random token."),
-    Column("induction", "induction", "The share of the weight on what followed the earlier copy of a random token."),
-    Column("diagonal", "diagonal", "The share of the weight on the same place: the token itself, in self-attention."),
-    Column("alignment", "alignment", "The share of links between source and target that are best in both directions."),
+    HeadColumn("entropy", "entropy", "How widely the head looks, in nats: 0 is one token, ln n is n tokens alike."),
+    HeadColumn("distance", "distance", "The mean distance between a token and what it looks at, in tokens."),
+    HeadColumn("first_token", "first token", "The share of the weight on the first token."),
+    HeadColumn("previous_token", "previous token", "The share of the weight on the token before."),
+    HeadColumn("duplicate_token", "duplicate", "The share of the weight on earlier copies of a repeated random token."),
+    HeadColumn(
+        "induction", "induction", "The share of the weight on what followed the earlier copy of a random token."
+    ),
+    HeadColumn(
+        "diagonal", "diagonal", "The share of the weight on the same place: the token itself, in self-attention."
+    ),
+    HeadColumn(
+        "alignment", "alignment", "The share of links between source and target that are best in both directions."
+    ),
 )
 EFFECT: Final = "effect"
 CONTRIBUTION: Final = "contribution"
@@ -75,7 +81,7 @@ class SampleOptions:
     layers: Sequence[int] | None = None
     heads: Sequence[int] | None = None
     effects: bool = False
-    of: Chosen = None
+    of: OutcomeChoice = None
     top_k: int = 5
 
     @property
@@ -138,8 +144,8 @@ def token_row(tokenizer: Tokenizer, ids: Sequence[int], num_given: int | None) -
     pieces = [decoder.add(index) for index in ids]
     specials = [tokenizer.decode([index]) == "" for index in ids]
     words, word = [], 0
-    for place, piece in enumerate(pieces):
-        if place and (specials[place] or specials[place - 1] or _starts_word(pieces[place - 1], piece)):
+    for position, piece in enumerate(pieces):
+        if position and (specials[position] or specials[position - 1] or _starts_word(pieces[position - 1], piece)):
             word += 1
         words.append(word)
     return TokenRow(
@@ -162,23 +168,23 @@ def _starts_word(before: str, piece: str) -> bool:
 
 def token_rows(run: AttentionRun) -> dict[RowName, TokenRow]:
     """Return the tokens that each stack of a run reads, and the tokens that a decoder with a memory writes."""
-    reading, tokenizers = run.reading, run.tokenizers
-    sequences = {"encoder" if run.module.decoder is None else "decoder": reading.source}
-    if reading.target is not None:
-        sequences = {"encoder": reading.source, "decoder": reading.target}
+    inputs, tokenizers = run.inputs, run.tokenizers
+    sequences = {"encoder" if run.module.decoder is None else "decoder": inputs.source}
+    if inputs.target is not None:
+        sequences = {"encoder": inputs.source, "decoder": inputs.target}
     rows: dict[RowName, TokenRow] = {}
     for name, sequence in sequences.items():
         ids = sequence.ids[0].tolist()
         if name == "decoder":
-            rows["decoder"] = token_row(tokenizers.target, ids, reading.num_given)
+            rows["decoder"] = token_row(tokenizers.target, ids, inputs.num_given)
         else:
             rows["encoder"] = token_row(tokenizers.source, ids, None)
     if run.written_ids is not None:
         # A step writes the token after the token that it reads.
-        num_given = None if reading.num_given is None else reading.num_given - 1
+        num_given = None if inputs.num_given is None else inputs.num_given - 1
         written = token_row(tokenizers.target, run.written_ids, num_given)
         rows["decoder"] = replace(rows["decoder"], writes=written.texts)
-        if reading.target is not None:
+        if inputs.target is not None:
             rows["written"] = written
     return rows
 
@@ -198,10 +204,10 @@ class _SampleBuilder:
         self.columns = list(STATISTIC_COLUMNS)
         self.facts: list[tuple[str, str]] = []
         for row in run.heads():
-            place = (row.stack, row.layer, row.head)
-            found = {column.name: getattr(row, column.name) for column in STATISTIC_COLUMNS}
-            self.values[place] = {name: math.nan if value is None else value for name, value in found.items()}
-            self.patterns[place] = ", ".join(row.patterns)
+            head_key = (row.stack, row.layer, row.head)
+            statistics = {column.name: getattr(row, column.name) for column in STATISTIC_COLUMNS}
+            self.values[head_key] = {name: math.nan if value is None else value for name, value in statistics.items()}
+            self.patterns[head_key] = ", ".join(row.patterns)
         self._add_outcome(notify)
 
     def build(self, label: str) -> Sample:
@@ -216,20 +222,21 @@ class _SampleBuilder:
 
     def _texts(self) -> tuple[tuple[str, str], ...]:
         """Return what is read and what is written, as text."""
-        reading, tokenizers = self.run.reading, self.run.tokenizers
-        ids, given = reading.source.ids[0].tolist(), reading.num_given
+        inputs, tokenizers = self.run.inputs, self.run.tokenizers
+        ids, num_given = inputs.source.ids[0].tolist(), inputs.num_given
         if self.top == "encoder":
-            read, written = tokenizers.source.decode(ids), self._predicted()
-        elif reading.target is not None:
-            read, written = tokenizers.source.decode(ids), tokenizers.target.decode(list(reading.labels))
+            read, written = tokenizers.source.decode(ids), self._describe_prediction()
+        elif inputs.target is not None:
+            read, written = tokenizers.source.decode(ids), tokenizers.target.decode(list(inputs.labels))
         else:
             read, written = (
-                tokenizers.target.decode(part) for part in (ids[:given], [ids[0], *reading.labels][given:])
+                tokenizers.target.decode(ids_part)
+                for ids_part in (ids[:num_given], [ids[0], *inputs.labels][num_given:])
             )
         texts = (("reads", read.strip()), ("writes", written.strip()))
         return tuple((name, text[:MOST_TEXT]) for name, text in texts if text)
 
-    def _predicted(self) -> str:
+    def _describe_prediction(self) -> str:
         """Return what a model without a decoder predicts; empty: it predicts no word and no label."""
         try:
             return self.run.output_names.difference(self.run.outcome(None), "")
@@ -249,16 +256,16 @@ class _SampleBuilder:
         self.facts.append(("followed output", f"{run.output_names.difference(outcome, ' rather than ')}{where}"))
         written = run.output_names.difference(outcome, " less that of ")
         self.columns.append(
-            Column(CONTRIBUTION, "contribution", f"What it adds to the logit of {written}.", CONTRIBUTION)
+            HeadColumn(CONTRIBUTION, "contribution", f"What it adds to the logit of {written}.", CONTRIBUTION)
         )
         for term in run.contributions(of):
             if term.head is not None and term.layer is not None:
-                self.values[term.part, term.layer, term.head][CONTRIBUTION] = term.value
-            elif term.part == "feed-forward" and term.layer is not None:
+                self.values[term.component, term.layer, term.head][CONTRIBUTION] = term.value
+            elif term.component == "feed-forward" and term.layer is not None:
                 self.feed_forward[term.layer] = {CONTRIBUTION: term.value}
         if self.options.effects:
             description = f"The change of the log-probability of {written} when the head is switched off."
-            self.columns.append(Column(EFFECT, "effect", description, EFFECT))
+            self.columns.append(HeadColumn(EFFECT, "effect", description, EFFECT))
             self._measure_effects(counter("heads", notify))
 
     def _measure_effects(self, notify: Notify) -> None:
@@ -267,8 +274,8 @@ class _SampleBuilder:
         chosen = places if self.options.are_chosen else []
         for row in run.effects(of, notify=lambda done, total: notify(done, total + len(chosen))):
             self.values[row.stack, row.layer, row.head][EFFECT] = row.change
-        for number, place in enumerate(chosen, start=1):
-            self.key_effects[place] = run.key_effects(*place, of).numpy()
+        for number, head_key in enumerate(chosen, start=1):
+            self.key_effects[head_key] = run.key_effects(*head_key, of).numpy()
             notify(len(self.values) + number, len(self.values) + len(chosen))
 
     def _stack(self, stack: StackName) -> StackAttention:
@@ -291,7 +298,7 @@ class _SampleBuilder:
         return stack_attention(
             stack,
             [
-                self._layer(record, heads, partial(self._moved, record, heads))
+                self._layer(record, heads, partial(self._norm_weighted_shares, record, heads))
                 for record, heads in self.chosen
                 if record.stack == stack
             ],
@@ -299,9 +306,9 @@ class _SampleBuilder:
             "weight times length of what it moves, as a share of the largest in the layer",
         )
 
-    def _moved(self, record: AttentionRecord, heads: Sequence[int]) -> Weights:
-        found = np.stack([self.run.norm_weighted(record.stack, record.layer, head).numpy() for head in heads])
-        shares: Weights = found / max(found.max(), np.finfo(np.float32).tiny)
+    def _norm_weighted_shares(self, record: AttentionRecord, heads: Sequence[int]) -> Weights:
+        lengths = np.stack([self.run.norm_weighted(record.stack, record.layer, head).numpy() for head in heads])
+        shares: Weights = lengths / max(lengths.max(), np.finfo(np.float32).tiny)
         return shares
 
     def _rollout(self, stack: StackName) -> StackAttention:
@@ -332,7 +339,7 @@ class _SampleBuilder:
         places = [(record.stack, record.layer, head) for head in heads]
         key_effects = None
         if self.key_effects:
-            key_effects = np.stack([self.key_effects[place] for place in places])
+            key_effects = np.stack([self.key_effects[head_key] for head_key in places])
         feed_forward: dict[str, float] = {}
         if record.stack == f"{self.top}.self":
             feed_forward = self.feed_forward.get(record.layer, {})
@@ -348,20 +355,20 @@ class _SampleBuilder:
             score_bias=bias_name(record),
             exact={head: _exact_head(record, head) for head in exact},
             values={column.name: self._column_values(column.name, places) for column in self.columns},
-            patterns=tuple(self.patterns[place] for place in places),
+            patterns=tuple(self.patterns[head_key] for head_key in places),
             key_effects=key_effects,
             feed_forward=feed_forward,
         )
 
     def _column_values(self, name: str, places: Sequence[tuple[str, int, int]]) -> Float[np.ndarray, " heads"]:
-        return np.array([self.values[place].get(name, math.nan) for place in places])
+        return np.array([self.values[head_key].get(name, math.nan) for head_key in places])
 
     @property
     def top(self) -> RowName:
         """The stack below the head."""
         return "encoder" if self.run.module.decoder is None else "decoder"
 
-    def _compared(self) -> tuple[str, Chosen]:
+    def _compared_outputs(self) -> tuple[str, OutcomeChoice]:
         """Return the two outputs that are compared at every depth, in words and as chosen; or nothing.
 
         A single output is not shown there: its effects and contributions are numbers of the heads.
@@ -371,23 +378,23 @@ class _SampleBuilder:
             return self.run.output_names.difference(outcome, " rather than "), of
         return "", None
 
-    def _lens(self) -> Lens | None:
+    def _lens(self) -> PageLens | None:
         try:
             top_k = min(self.options.top_k, len(self.run.output_names.names))
         except InputError:
             return None
-        compared, of = self._compared()
+        compared, of = self._compared_outputs()
         lens = self.run.lens(top_k, of)
         followed = lens.followed if lens.followed is None else lens.followed.numpy()
         tokenizer = self.run.tokenizers.source if self.top == "encoder" else self.run.tokenizers.target
-        places = {index: place for place, index in enumerate(lens.names)}
+        places = {index: position for position, index in enumerate(lens.names)}
         is_label = bool(self.run.task.labels)
         vocabulary = tuple(
             name if is_label or not name else token_texts(tokenizer, [index])[0] for index, name in lens.names.items()
         )
         find = np.vectorize(places.__getitem__, otypes=[np.int64])
         depths = len(lens.ids)
-        return Lens(
+        return PageLens(
             self.top,
             ("embedding", *map(str, range(depths - 1))),
             vocabulary,

@@ -166,7 +166,7 @@ class AttentionRecord:
         return replace(context, masking=masking, query_position=context.query_position[:, queries], masks={}, shared={})
 
 
-class _Enough(Exception):
+class _StopRun(Exception):
     """What is wanted of a run is known."""
 
 
@@ -178,12 +178,12 @@ def record_first_layer(module: Transformer, source: Read) -> list[AttentionRecor
         source: what the stack reads.
     """
     module = replica(module)
-    first = next(path for path, part in module.named_modules() if isinstance(part, Attention))
+    first = next(path for path, child in module.named_modules() if isinstance(child, Attention))
 
     def stop(_: Tensor) -> Tensor:
-        raise _Enough
+        raise _StopRun
 
-    with torch.no_grad(), recording(module) as records, suppress(_Enough), edit(module, {f"{first}.values": stop}):
+    with torch.no_grad(), recording(module) as records, suppress(_StopRun), edit(module, {f"{first}.values": stop}):
         module(source, head=False)
     return records
 

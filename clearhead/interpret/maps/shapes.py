@@ -47,13 +47,13 @@ def activation_shapes(model: spec.Model) -> list[ActivationShape]:
         InputError: the spec is inconsistent; every fault is named.
     """
     module = build(model, device="meta").eval()
-    first, second = (_captured(module, sizes) for sizes in _CALLS)
+    first, second = (_capture_shapes(module, sizes) for sizes in _CALLS)
     names = _axis_names(has_two_stacks=model.encoder is not None and model.decoder is not None)
     parts = dict(module.named_modules())
     return [
         ActivationShape(
             address,
-            _joined([_named(*pair, names) for pair in zip(records, second[address], strict=True)]),
+            _merge_shapes([_name_axes(*pair, names) for pair in zip(records, second[address], strict=True)]),
             len(records),
             isinstance(parts.get(address), nn.Identity),
         )
@@ -62,7 +62,7 @@ def activation_shapes(model: spec.Model) -> list[ActivationShape]:
     ]
 
 
-class _WithoutValues(TorchDispatchMode):
+class _MetaValues(TorchDispatchMode):
     """Answers the questions that a model asks about values: on the meta device every number is taken for 0.
 
     So a check passes, and no expert is chosen by a token; none of that changes the shape of an activation.
@@ -82,12 +82,12 @@ class _WithoutValues(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def _captured(module: Transformer, sizes: Mapping[str, int]) -> Captured:
+def _capture_shapes(module: Transformer, sizes: Mapping[str, int]) -> Captured:
     source, target = (
         torch.zeros(sizes["batch"], sizes[side], dtype=torch.long, device="meta") for side in ("source", "target")
     )
     has_two_stacks = module.encoder is not None and module.decoder is not None
-    with torch.no_grad(), _WithoutValues(), capture(module, "**") as seen:  # type: ignore[no-untyped-call]
+    with torch.no_grad(), _MetaValues(), capture(module, "**") as seen:  # type: ignore[no-untyped-call]
         module(source, target if has_two_stacks else None)
     return seen
 
@@ -103,16 +103,18 @@ def _axis_names(*, has_two_stacks: bool) -> dict[tuple[int, int], str]:
     return names
 
 
-def _named(first: Record, second: Record, names: Mapping[tuple[int, int], str]) -> tuple[Axis, ...]:
+def _name_axes(first: Record, second: Record, names: Mapping[tuple[int, int], str]) -> tuple[Axis, ...]:
     pairs = zip(first.tensor.shape, second.tensor.shape, strict=True)
-    shape: list[Axis] = [one if one == other else names[one, other] for one, other in pairs]
+    shape: list[Axis] = [
+        first_size if first_size == second_size else names[first_size, second_size] for first_size, second_size in pairs
+    ]
     tokens = {"tokens", "source", "target"}
     if len(shape) > 1 and shape[-1] in tokens and shape[-2] in tokens:
         shape[-2:] = ["queries", "keys"]
     return tuple(shape)
 
 
-def _joined(shapes: Sequence[tuple[Axis, ...]]) -> tuple[Axis, ...]:
+def _merge_shapes(shapes: Sequence[tuple[Axis, ...]]) -> tuple[Axis, ...]:
     """Join the shapes of the records of one activation, which have the same number of axes."""
     choices = (list(dict.fromkeys(axes)) for axes in zip(*shapes, strict=True))
     return tuple(axes[0] if len(axes) == 1 else "|".join(map(str, axes)) for axes in choices)

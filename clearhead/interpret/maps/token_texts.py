@@ -57,7 +57,7 @@ class TokenWriter:
         """Return the next token of the text."""
         if index in self._end_ids:
             return WrittenToken(self._tokenizer.tokens([index])[0], b"", self._length)
-        alone, piece, offset = self.alone(index), self._decoder.add(index), self._length
+        alone, piece, offset = self.write_alone(index), self._decoder.add(index), self._length
         content, whole = alone.content, piece.encode("utf-8", "replace")
         if piece and whole.startswith(self._unfinished):
             content = whole[len(self._unfinished) :]
@@ -69,7 +69,7 @@ class TokenWriter:
             offset = self._length - len(content.decode("utf-8", "replace"))
         return WrittenToken(text or piece or alone.text, content, offset)
 
-    def alone(self, index: int) -> WrittenToken:
+    def write_alone(self, index: int) -> WrittenToken:
         """Return a token that may follow, such as an alternative to the one that does."""
         (entry,), text = self._tokenizer.tokens([index]), self._text_of(index)
         is_unfinished = not text and _UNFINISHED in self._tokenizer.decode([index])

@@ -17,7 +17,7 @@ from clearhead.base.errors import InputError
 from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
 from clearhead.core.attention import Attention
-from clearhead.generate.batching import batches_by_cost, device_of, pad_ids, read_tokens
+from clearhead.generate.batching import batches_by_cost, default_batch_tokens, device_of, pad_ids
 from clearhead.generate.decoder import Decoder, longest_sentence
 from clearhead.generate.results import Hypothesis, StreamingDecoder
 from clearhead.interpret.maps.head_statistics import text_scores
@@ -38,7 +38,7 @@ Alignments = bool | Sequence[Head]
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _TokenizedPair:
     """What encoder and decoder read of a text and its translation, and the word of each token; -1: of none."""
 
     source: list[int]
@@ -85,21 +85,30 @@ class WordAligner:
             texts: what was translated.
             translations: the hypotheses of each text.
         """
-        pairs = [[self._pair(text, one) for one in found] for text, found in zip(texts, translations, strict=True)]
+        pairs = [
+            [self._pair(text, hypothesis) for hypothesis in hypotheses]
+            for text, hypotheses in zip(texts, translations, strict=True)
+        ]
         if self.heads is None:
-            self.heads = self._measured([own[0] for own in pairs if own and own[0].has_words][:SAMPLE])
+            self.heads = self._measure_heads(
+                [text_pairs[0] for text_pairs in pairs if text_pairs and text_pairs[0].has_words][:SAMPLE]
+            )
         links = iter(self._links(list(chain.from_iterable(pairs))))
-        return [[replace(one, alignment=next(links)) for one in found] for found in translations]
+        return [
+            [replace(hypothesis, alignment=next(links)) for hypothesis in hypotheses] for hypotheses in translations
+        ]
 
-    def _pair(self, text: str, hypothesis: Hypothesis) -> _Pair:
+    def _pair(self, text: str, hypothesis: Hypothesis) -> _TokenizedPair:
         affixes, start = self._special_tokens.for_source, self._special_tokens.for_target.prefix[0]
         ids, words = self.tokenizers.source.words(text)
         ids = ids[: self._limit - len(affixes)]
         source_words = [-1] * len(affixes.prefix) + words[: len(ids)].tolist() + [-1] * len(affixes.suffix)
         written = hypothesis.ids
-        return _Pair(affixes(ids), [start, *written[:-1]], source_words, written_words(self.tokenizers.target, written))
+        return _TokenizedPair(
+            affixes(ids), [start, *written[:-1]], source_words, written_words(self.tokenizers.target, written)
+        )
 
-    def _memory(self, pairs: Sequence[_Pair]) -> list[AttentionRecord]:
+    def _memory(self, pairs: Sequence[_TokenizedPair]) -> list[AttentionRecord]:
         """Return the attentions of the decoder to the memory, of a batch."""
         pad, device = self.tokenizers.source.pad_id, device_of(self.module)
         source, target = (
@@ -108,28 +117,28 @@ class WordAligner:
         records = record_run(self.module, source, target)
         return [record for record in records if record.stack == "decoder.memory"]
 
-    def _measured(self, pairs: Sequence[_Pair]) -> tuple[Head, ...] | None:
+    def _measure_heads(self, pairs: Sequence[_TokenizedPair]) -> tuple[Head, ...] | None:
         """Return the heads whose statistic `alignment` is the largest over some texts, best first; None: of no text."""
         sums: dict[Head, float] = {}
         for pair in pairs:
             for record in self._memory([pair]):
                 for head, value in enumerate(text_scores(record)["alignment"][0].tolist()):
                     sums[record.layer, head] = sums.get((record.layer, head), 0.0) + value
-        ranked = sorted(sums, key=lambda place: -sums[place])[:MOST_HEADS]
-        return tuple(place for place in ranked if sums[place] >= LEAST_SHARE * sums[ranked[0]]) or None
+        ranked = sorted(sums, key=lambda layer_head: -sums[layer_head])[:MOST_HEADS]
+        return tuple(layer_head for layer_head in ranked if sums[layer_head] >= LEAST_SHARE * sums[ranked[0]]) or None
 
-    def _links(self, pairs: Sequence[_Pair]) -> list[str]:
-        found = [""] * len(pairs)
-        filled = [place for place, pair in enumerate(pairs) if pair.has_words]
-        costs = [len(pairs[place].source) + len(pairs[place].target) for place in filled]
-        for batch in batches_by_cost(costs, budget=read_tokens(self.module), most_rows=None):
-            places = [filled[index] for index in batch]
-            weights_BTS = self._weights([pairs[place] for place in places])
-            for place, weights_TS in zip(places, weights_BTS, strict=True):
-                found[place] = _written(_mutual(weights_TS, pairs[place]))
-        return found
+    def _links(self, pairs: Sequence[_TokenizedPair]) -> list[str]:
+        texts = [""] * len(pairs)
+        filled = [number for number, pair in enumerate(pairs) if pair.has_words]
+        costs = [len(pairs[number].source) + len(pairs[number].target) for number in filled]
+        for batch in batches_by_cost(costs, budget=default_batch_tokens(self.module), most_rows=None):
+            numbers = [filled[index] for index in batch]
+            weights_BTS = self._weights([pairs[number] for number in numbers])
+            for number, weights_TS in zip(numbers, weights_BTS, strict=True):
+                texts[number] = _format_links(_mutual(weights_TS, pairs[number]))
+        return texts
 
-    def _weights(self, pairs: Sequence[_Pair]) -> Float[Tensor, "batch target source"]:
+    def _weights(self, pairs: Sequence[_TokenizedPair]) -> Float[Tensor, "batch target source"]:
         """Return the mean weights of the heads."""
         assert self.heads is not None
         records = {record.layer: record for record in self._memory(pairs)}
@@ -154,7 +163,7 @@ def written_words(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     return [-1 if tokenizer.decode([index]) == "" else word for index, word in zip(ids, words, strict=True)]
 
 
-def _mutual(weights_TS: Float[Tensor, "target source"], pair: _Pair) -> list[tuple[int, int]]:
+def _mutual(weights_TS: Float[Tensor, "target source"], pair: _TokenizedPair) -> list[tuple[int, int]]:
     """Return the pairs of a source and a target word that have their largest weights on each other."""
     target, source = (_membership(words, weights_TS) for words in (pair.target_words, pair.source_words))
     weights_WV = target.T @ weights_TS[: len(target), : len(source)] @ source / target.sum(0)[:, None].clamp(min=1)
@@ -168,7 +177,7 @@ def _membership(words: Sequence[int], like: Tensor) -> Float[Tensor, "tokens wor
     return (number == torch.arange(max(words) + 1, device=like.device)).to(like)
 
 
-def _written(links: Sequence[tuple[int, int]]) -> str:
+def _format_links(links: Sequence[tuple[int, int]]) -> str:
     return " ".join(f"{source}-{target}" for source, target in links)
 
 
@@ -178,9 +187,9 @@ def _check_heads(heads: Sequence[Head], module: Transformer) -> None:
     assert module.decoder is not None
     counts = {}
     for depth, index in enumerate(module.decoder.order):
-        for part in module.decoder.layers[index].modules():
-            if isinstance(part, Attention) and part.spec.source == "memory":
-                counts[depth] = part.spec.num_heads
+        for child in module.decoder.layers[index].modules():
+            if isinstance(child, Attention) and child.spec.source == "memory":
+                counts[depth] = child.spec.num_heads
     for layer, head in heads:
         if layer not in counts:
             raise InputError(f"the attention to the source has no layer {layer}; it has 0 to {max(counts)}")

@@ -79,9 +79,9 @@ def draw_alignments(alignments: Sequence[AlignmentHeatMap], path: Path, *, title
     figure = new_figure(width, height, title)
     top = height - HEAD
     for row, row_height in zip(rows, heights, strict=True):
-        for place, heat_map in enumerate(row):
+        for column, heat_map in enumerate(row):
             grid_width, grid_height = heat_map.grid
-            left, low = 0.15 + sum(columns[:place]) + heat_map.left, top - heat_map.top - 0.45 - grid_height
+            left, low = 0.15 + sum(columns[:column]) + heat_map.left, top - heat_map.top - 0.45 - grid_height
             axes = figure.add_axes((left / width, low / height, grid_width / width, grid_height / height))
             draw_heat_map(
                 axes, heat_map.weights, heat_map.target_tokens, heat_map.source_tokens, rotated=heat_map.rotated

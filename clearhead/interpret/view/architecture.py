@@ -13,13 +13,13 @@ from typing import Literal
 from clearhead import spec
 from clearhead.interpret.view.architecture_blocks import (
     Block,
-    Run,
+    LayerRun,
+    format_number,
     function_block,
     head_blocks,
     layer_groups,
     linear_block,
     norm_block,
-    number,
     output_name,
     position_block,
     score_table_block,
@@ -28,13 +28,13 @@ from clearhead.interpret.view.architecture_blocks import (
 from clearhead.interpret.view.svg import (
     Box,
     Circle,
-    Line,
     Point,
+    Polyline,
     Shape,
     Text,
     bounds_of,
+    escape_text,
     estimated_width,
-    safe,
     svg_text,
 )
 
@@ -55,15 +55,15 @@ def draw_architecture(model: spec.Model, title: str, notes: Sequence[str] = ()) 
     Returns:
         the text of an SVG file.
     """
-    name = safe(title if len(title) <= _LONGEST_TITLE else f"…{title[1 - _LONGEST_TITLE :]}")
+    name = escape_text(title if len(title) <= _LONGEST_TITLE else f"…{title[1 - _LONGEST_TITLE :]}")
     shapes = architecture_shapes(model)
     left, top, _, _ = bounds_of(shapes)
     head: list[Shape] = [Text(left, top - 26 - 17 * len(notes), name, 16.0, "start", is_bold=True)]
     for row, note in enumerate(notes):
-        head.append(Text(left, top - 22 - 17 * (len(notes) - 1 - row), safe(note), 12.0, "start", is_faint=True))
+        head.append(Text(left, top - 22 - 17 * (len(notes) - 1 - row), escape_text(note), 12.0, "start", is_faint=True))
     every = [*head, *shapes]
     left, top, right, bottom = bounds_of(every)
-    moved = [shape.moved(_BORDER - left, _BORDER - top) for shape in every]
+    moved = [shape.shift(_BORDER - left, _BORDER - top) for shape in every]
     return svg_text(moved, right - left + 2 * _BORDER, bottom - top + 2 * _BORDER, f"The architecture of {name}")
 
 
@@ -79,23 +79,25 @@ def architecture_shapes(model: spec.Model) -> list[Shape]:
     label = Text(8.0, encoder.y - 24, size, anchor="start", is_faint=True)
     channel = max(right, label.bounds[2]) + _CHANNEL / 2
     shift = channel + _CHANNEL / 2 - left
-    found = encoder.shapes + [shape.moved(shift, 0.0) for shape in decoder.shapes]
-    return [*found, label, *_memory_lines((0.0, encoder.y), channel, decoder.entries, shift)]
+    shapes = encoder.shapes + [shape.shift(shift, 0.0) for shape in decoder.shapes]
+    return [*shapes, label, *_memory_lines((0.0, encoder.y), channel, decoder.entries, shift)]
 
 
-def _memory_lines(start: tuple[float, float], channel: float, entries: Sequence[Entry], shift: float) -> list[Line]:
+def _memory_lines(
+    start: tuple[float, float], channel: float, entries: Sequence[MemoryEntry], shift: float
+) -> list[Polyline]:
     """Lead the memory from the top of the encoder to the keys and values of every cross-attention."""
     x, y = start
     lines = []
     for entry in entries:
-        value, key = (place + shift for place in entry.x)
-        way = ((x, y), (x, y - 16), (channel, y - 16), (channel, entry.y), (key, entry.y), (key, entry.top))
-        lines.append(Line(way, has_arrow=True))
-        lines.append(Line(((value, entry.y), (value, entry.top)), has_arrow=True))
+        value, key = (arrow_x + shift for arrow_x in entry.x)
+        points = ((x, y), (x, y - 16), (channel, y - 16), (channel, entry.y), (key, entry.y), (key, entry.top))
+        lines.append(Polyline(points, has_arrow=True))
+        lines.append(Polyline(((value, entry.y), (value, entry.top)), has_arrow=True))
     return lines
 
 
-def _columns(model: spec.Model, sides: Mapping[str, Side]) -> list[Column]:
+def _columns(model: spec.Model, sides: Mapping[str, Side]) -> list[StackColumn]:
     """Draw the stacks, first with boxes of no width, which show how wide they must be."""
     probes = [_column(model, name, 0.0, side) for name, side in sides.items()]
     boxes = [shape for probe in probes for shape in probe.shapes if isinstance(shape, Box) and not shape.width]
@@ -103,7 +105,7 @@ def _columns(model: spec.Model, sides: Mapping[str, Side]) -> list[Column]:
     return [_column(model, name, max(_NARROWEST, widest + 22), side) for name, side in sides.items()]
 
 
-def _column(model: spec.Model, name: str, width: float, side: Side) -> Column:
+def _column(model: spec.Model, name: str, width: float, side: Side) -> StackColumn:
     stack = model.encoder if name == "encoder" else model.decoder
     assert stack is not None
     has_two, is_last = (
@@ -111,7 +113,7 @@ def _column(model: spec.Model, name: str, width: float, side: Side) -> Column:
         stack is (model.decoder or model.encoder),
     )
     tokens = {"encoder": "source", "decoder": "target"}[name] if has_two else "tokens"
-    column = Column(width, side)
+    column = StackColumn(width, side)
     column.text(0.0, 10.0, f"{tokens}, shifted right" if has_two and is_last else tokens, TITLE)
     column.embedding(model, stack, name, tokens)
     column.layers(stack, name)
@@ -132,7 +134,7 @@ Side = Literal[-1, 1]
 
 
 @dataclass(frozen=True)
-class Entry:
+class MemoryEntry:
     """Where keys and values of the memory enter a cross-attention: the arrows' x, and the y where they part."""
 
     x: tuple[float, float]
@@ -140,7 +142,7 @@ class Entry:
     top: float
 
 
-class Column:
+class StackColumn:
     """The drawing of one stack, made from the bottom to the top.
 
     Args:
@@ -155,7 +157,7 @@ class Column:
         self.y: float = 0.0
         self.side_top: float = float("inf")  # of the last box beside the stream
         self.shapes: list[Shape] = []
-        self.entries: list[Entry] = []
+        self.entries: list[MemoryEntry] = []
 
     def text(self, x: float, y: float, content: str, size: float = FACT, anchor: str = "middle") -> None:
         """Write beside the boxes."""
@@ -163,14 +165,14 @@ class Column:
 
     def line(self, *points: Point, arrow: bool = False, dashed: bool = False) -> None:
         """Draw a line through points."""
-        self.shapes.append(Line(points, arrow, dashed))
+        self.shapes.append(Polyline(points, arrow, dashed))
 
     def arrow(self, gap: float = _GAP) -> None:
         """Draw the stream upwards, to what comes next."""
         self.line((self.x, self.y), (self.x, self.y - gap), arrow=True)
         self.y -= gap
 
-    def labelled(self, label: str, *, arrow: bool = True) -> None:
+    def draw_labelled(self, label: str, *, arrow: bool = True) -> None:
         """Draw the stream upwards, with the size of its vectors beside it."""
         # Beside the stream where positions and residual lines are not.
         anchor = "end" if self.side > 0 else "start"
@@ -178,7 +180,7 @@ class Column:
         self.line((self.x, self.y), (self.x, self.y - _LABEL_GAP), arrow=arrow)
         self.y -= _LABEL_GAP
 
-    def place(self, block: Block, x: float, bottom: float, width: float) -> Box:
+    def draw_box(self, block: Block, x: float, bottom: float, width: float) -> Box:
         """Put a box above a place."""
         lines = 1 + len(block.facts)
         height = _NORM_HEIGHT if lines == 1 else 2 * _PAD + lines * _FACT_LINE
@@ -194,7 +196,7 @@ class Column:
         if block is not None:
             if with_arrow:
                 self.arrow()
-            self.y = self.place(block, self.x, self.y, self.width).top
+            self.y = self.draw_box(block, self.x, self.y, self.width).top
 
     def plus(self) -> None:
         """Lead the stream into a sum."""
@@ -220,7 +222,7 @@ class Column:
                 self.text(beside, y + (row - 0.5) * _FACT_LINE, line, anchor=anchor)
         else:
             width = box_width([block])
-            self.place(block, edge + self.side * width / 2, y + half, width)
+            self.draw_box(block, edge + self.side * width / 2, y + half, width)
         self.line((edge, y), (self.side * _PLUS, y), arrow=True)
 
     # --- below and above the layers -------------------------------------------------------------------------------
@@ -228,20 +230,20 @@ class Column:
     def embedding(self, model: spec.Model, stack: spec.Stack, name: str, tokens: str) -> None:
         """Draw word_norm(table * scale) + segments + positions, and the norm and the projection where they are."""
         embedding, address = stack.embedding, f"{name}.embedding"
-        place = None if embedding.projection is None else embedding.projection.place
+        projection_order = None if embedding.projection is None else embedding.projection.place
         projection = linear_block(stack.table_width, stack.width, f"{address}.projection")
         summed = stack.table_width
         self.box(table_block(model, stack, address))
         self.box(_norm(embedding.word_norm, f"{address}.word_norm"))
         if embedding.num_segments:
-            sizes = f"{number(embedding.num_segments)} × {number(summed)}"
+            sizes = f"{format_number(embedding.num_segments)} × {format_number(summed)}"
             self.side_input(Block("position", "Segments", (sizes,), f"{address}.segments"))
         if embedding.position is not None:
             self.side_input(position_block(embedding.position, summed, f"{address}.position"))
-        self.box(projection if place == "before_norm" else None)
+        self.box(projection if projection_order == "before_norm" else None)
         self.box(_norm(embedding.norm, f"{address}.norm"))
-        self.box(projection if place == "after_norm" else None)
-        self.labelled(f"{tokens} × {number(stack.width)}", arrow=False)
+        self.box(projection if projection_order == "after_norm" else None)
+        self.draw_labelled(f"{tokens} × {format_number(stack.width)}", arrow=False)
 
     def end(self, stack: spec.Stack, name: str) -> None:
         """Draw what follows the layers of a stack."""
@@ -249,16 +251,16 @@ class Column:
 
     def head(self, model: spec.Model, width: int, tokens: str) -> None:
         """Draw a head, with the size of what leaves it, and the name of that."""
-        size, shown = f"{tokens} × {number(width)}", ""
+        size, shown = f"{tokens} × {format_number(width)}", ""
         for block, following in head_blocks(model, width, tokens):
             if size != shown:
-                self.labelled(size)
+                self.draw_labelled(size)
             self.box(block, with_arrow=size == shown)
             size, shown = following, size
         if size == shown:
             self.arrow()
         else:
-            self.labelled(size)
+            self.draw_labelled(size)
         self.text(0.0, self.y - _FACT_LINE / 2, output_name(model.head), TITLE)
         self.y -= _FACT_LINE
 
@@ -313,22 +315,22 @@ class Column:
             self.box(block)
         self.box(_norm(branch.post, f"{address}.post"))
         if branch.scale != 1.0:
-            self.box(Block("linear", f"times {number(branch.scale)}"))
+            self.box(Block("linear", f"times {format_number(branch.scale)}"))
 
     def fan(self, *, from_memory: bool) -> None:
         """Part the stream into value, key and query, of which the first two may come from the memory."""
         x, top, middle = self.x, self.y - _FAN, self.y - 0.5 * _FAN
-        places = [x - self.width / 4, x, x + self.width / 4]
+        xs = [x - self.width / 4, x, x + self.width / 4]
         if from_memory:
             low = self.y - 0.26 * _FAN
-            self.line((x, self.y), (x, low), (places[2], low), (places[2], top), arrow=True)
-            self.entries.append(Entry((places[0], places[1]), middle, top))
+            self.line((x, self.y), (x, low), (xs[2], low), (xs[2], top), arrow=True)
+            self.entries.append(MemoryEntry((xs[0], xs[1]), middle, top))
         else:
             self.line((x, self.y), (x, top), arrow=True)
-            for place in (places[0], places[2]):
-                self.line((x, middle), (place, middle), (place, top), arrow=True)
-        for place, name in zip(places, "VKQ", strict=True):
-            self.text(place + 5, top + 0.32 * _FAN, name, SMALL, "start")
+            for side_x in (xs[0], xs[2]):
+                self.line((x, middle), (side_x, middle), (side_x, top), arrow=True)
+        for side_x, name in zip(xs, "VKQ", strict=True):
+            self.text(side_x + 5, top + 0.32 * _FAN, name, SMALL, "start")
         self.y = top
 
     def layers(self, stack: spec.Stack, name: str) -> None:
@@ -358,7 +360,7 @@ class Column:
         self.line((0.0, self.y), (0.0, self.y - _MARGIN))
         self.y -= _MARGIN
 
-    def run(self, stack: spec.Stack, run: Run, name: str, *, is_inside: bool) -> None:
+    def run(self, stack: spec.Stack, run: LayerRun, name: str, *, is_inside: bool) -> None:
         """Draw a layer in a frame, with a count if it repeats inside of a repeating unit."""
         first = len(self.shapes)
         for index, step in enumerate(stack.layers[run.layer].steps):
@@ -377,7 +379,7 @@ class Column:
 
     def count(self, first: int, repeats: int, lines: Sequence[str]) -> None:
         """Write how often the shapes from `first` on are repeated, beside them."""
-        left, top, right, bottom = bounds_of(one for one in self.shapes[first:] if isinstance(one, Box))
+        left, top, right, bottom = bounds_of(shape for shape in self.shapes[first:] if isinstance(shape, Box))
         x, anchor = (right + 10, "start") if self.side > 0 else (left - 10, "end")
         y = (top + bottom) / 2 - 0.5 * _FACT_LINE * len(lines)
         self.shapes.append(Text(x, y, f"{repeats} ×", 17.0, anchor, is_bold=True))
@@ -386,10 +388,10 @@ class Column:
 
     def score_table(self, block: Block, first: int) -> None:
         """Draw the table that the attentions of all layers read, beside the frame that begins with shape `first`."""
-        left, _, right, bottom = bounds_of(one for one in self.shapes[first:] if isinstance(one, Box))
+        left, _, right, bottom = bounds_of(shape for shape in self.shapes[first:] if isinstance(shape, Box))
         frame, width = (right if self.side > 0 else left), box_width([block])
         edge = frame + self.side * 2 * _MARGIN
-        box = self.place(block, edge + self.side * width / 2, bottom - 6, width)
+        box = self.draw_box(block, edge + self.side * width / 2, bottom - 6, width)
         y = box.top + box.height / 2
         self.line((edge, y), (frame, y), arrow=True, dashed=True)
 

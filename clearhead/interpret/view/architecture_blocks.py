@@ -47,7 +47,7 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Run:
+class LayerRun:
     """Equal neighbouring layers: the index of the first one among the layers of the spec, and how many there are."""
 
     layer: int
@@ -55,7 +55,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Group:
+class LayerGroup:
     """Runs that follow each other, several times over.
 
     Args:
@@ -64,7 +64,7 @@ class Group:
         first, last: its depths.
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[LayerRun, ...]
     repeats: int
     first: int
     last: int
@@ -73,17 +73,17 @@ class Group:
 # --- repeated layers ------------------------------------------------------------------------------------------
 
 
-def layer_groups(stack: spec.Stack) -> list[Group]:
+def layer_groups(stack: spec.Stack) -> list[LayerGroup]:
     """Return the layers of a stack in groups, so that as few layers as possible are drawn."""
     distinct: dict[spec.Layer, int] = {}
     kinds = [distinct.setdefault(layer, len(distinct)) for layer in stack.depths]
     order = stack.sharing or range(len(stack.layers))
     start, length, repeats = _best_unit(kinds)
     end = start + length * repeats
-    unit = [Run(order[start + first], count) for first, count in _runs(kinds[start : start + length])]
+    unit = [LayerRun(order[start + first], count) for first, count in _runs(kinds[start : start + length])]
     return [
         *_plain_groups(kinds, order, 0, start),
-        *([Group(tuple(unit), repeats, start, end - 1)] if repeats else []),
+        *([LayerGroup(tuple(unit), repeats, start, end - 1)] if repeats else []),
         *_plain_groups(kinds, order, end, len(kinds)),
     ]
 
@@ -100,8 +100,8 @@ def _best_unit(kinds: Sequence[int]) -> tuple[int, int, int]:
             unit, repeats = kinds[start : start + length], 1
             while kinds[start + repeats * length : start + (repeats + 1) * length] == unit:
                 repeats += 1
-            parts = (kinds[:start], unit, kinds[start + repeats * length :])
-            drawn = sum(len(_runs(part)) for part in parts)
+            spans = (kinds[:start], unit, kinds[start + repeats * length :])
+            drawn = sum(len(_runs(span)) for span in spans)
             if repeats > 1 and drawn < fewest:
                 best, fewest = (start, length, repeats), drawn
     return best
@@ -109,17 +109,17 @@ def _best_unit(kinds: Sequence[int]) -> tuple[int, int, int]:
 
 def _runs(kinds: Sequence[int]) -> list[tuple[int, int]]:
     """Return where equal neighbours begin, and how many they are."""
-    found, start = [], 0
+    runs, start = [], 0
     for _, equal in itertools.groupby(kinds):
         count = len(list(equal))
-        found.append((start, count))
+        runs.append((start, count))
         start += count
-    return found
+    return runs
 
 
-def _plain_groups(kinds: Sequence[int], order: Sequence[int], start: int, end: int) -> list[Group]:
+def _plain_groups(kinds: Sequence[int], order: Sequence[int], start: int, end: int) -> list[LayerGroup]:
     return [
-        Group((Run(order[start + first], 1),), count, start + first, start + first + count - 1)
+        LayerGroup((LayerRun(order[start + first], 1),), count, start + first, start + first + count - 1)
         for first, count in _runs(kinds[start:end])
     ]
 
@@ -127,27 +127,27 @@ def _plain_groups(kinds: Sequence[int], order: Sequence[int], start: int, end: i
 # --- boxes ----------------------------------------------------------------------------------------------------
 
 
-def number(value: float | int) -> str:
+def format_number(value: float | int) -> str:
     """Return a number as it is written in a picture: 50,257 or 0.0442."""
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:.3g}"
 
 
-def sizes(*values: int) -> str:
+def format_sizes(*values: int) -> str:
     """Return the sizes that a map leads through: 768 → 3,072 → 768."""
-    return " → ".join(map(number, values))
+    return " → ".join(map(format_number, values))
 
 
-def part_block(kind: Kind, part: spec.Part, address: Path) -> Block:
+def part_block(kind: Kind, node: spec.Part, address: Path) -> Block:
     """Return the box of a part of the user's own: its name, and its values that are not at their default."""
-    title = part.kind.replace("_", " ").capitalize()
-    return Block(kind, title, tuple(_part_facts(part)), address)
+    title = node.kind.replace("_", " ").capitalize()
+    return Block(kind, title, tuple(_part_facts(node)), address)
 
 
-def _part_facts(part: spec.Part) -> Iterator[str]:
-    for name, field in type(part).model_fields.items():
-        value = getattr(part, name)
+def _part_facts(node: spec.Part) -> Iterator[str]:
+    for name, field in type(node).model_fields.items():
+        value = getattr(node, name)
         if name != "kind" and value != field.get_default():
-            shown = number(value) if isinstance(value, float | int) and not isinstance(value, bool) else value
+            shown = format_number(value) if isinstance(value, float | int) and not isinstance(value, bool) else value
             yield f"{name.replace('_', ' ')} {shown}"
 
 
@@ -189,14 +189,14 @@ def _attention_facts(attention: spec.Attention) -> Iterator[str]:
     yield from _mask_facts(attention)
     yield from _position_facts(attention)
     if (norm := attention.query_key_norm) is not None:
-        place = "per head" if norm.over == "head" else "over all heads"
-        yield f"QK {_norm_name(norm.norm)}, {place}"
+        scope = "per head" if norm.over == "head" else "over all heads"
+        yield f"QK {_norm_name(norm.norm)}, {scope}"
     if attention.scale is not None and abs(attention.scale * attention.head_size**0.5 - 1) > 1e-6:
-        yield "scores not scaled" if attention.scale == 1 else f"scores × {number(attention.scale)}"
+        yield "scores not scaled" if attention.scale == 1 else f"scores × {format_number(attention.scale)}"
     if attention.soft_cap is not None:
-        yield f"soft cap {number(attention.soft_cap)}"
+        yield f"soft cap {format_number(attention.soft_cap)}"
     if attention.clip is not None:
-        yield f"query, key, value clipped at {number(attention.clip)}"
+        yield f"query, key, value clipped at {format_number(attention.clip)}"
     if attention.sink:
         yield "attention sinks"
     for name, step in (("scores", attention.score_step), ("weights", attention.weight_step)):
@@ -213,33 +213,35 @@ def _mask_facts(attention: spec.Attention) -> Iterator[str]:
         case spec.Causal():
             yield "causal mask"
         case spec.Window(before=before, after=0):
-            yield f"causal window, {number(before)} back"
+            yield f"causal window, {format_number(before)} back"
         case spec.Window(before=before, after=after):
-            yield f"window, {number(before)} back, {number(after)} ahead"
+            yield f"window, {format_number(before)} back, {format_number(after)} ahead"
         case spec.Full() if attention.source == "self":
             yield "bidirectional"
 
 
 def _position_facts(attention: spec.Attention) -> Iterator[str]:
     if (rotary := attention.position) is not None:
-        part = f" on {rotary.size} of {attention.head_size}" if rotary.size not in (None, attention.head_size) else ""
-        yield f"RoPE{part}, θ = {number(rotary.theta)}"
+        extent = f" on {rotary.size} of {attention.head_size}" if rotary.size not in (None, attention.head_size) else ""
+        yield f"RoPE{extent}, θ = {format_number(rotary.theta)}"
         if rotary.scaling is not None:
             factor = getattr(rotary.scaling, "factor", None)
-            yield f"{_SCALINGS[rotary.scaling.kind]} scaling" + ("" if factor is None else f" × {number(factor)}")
+            yield f"{_SCALINGS[rotary.scaling.kind]} scaling" + (
+                "" if factor is None else f" × {format_number(factor)}"
+            )
     match attention.score_bias:
         case spec.Alibi():
             yield "ALiBi"
-        case spec.RelativeBuckets() as own:
-            yield f"{own.count} position buckets"
-        case spec.Disentangled() as own:
-            yield from (term.replace("_", " ") for term in own.terms)
+        case spec.RelativeBuckets() as bias:
+            yield f"{bias.count} position buckets"
+        case spec.Disentangled() as bias:
+            yield from (term.replace("_", " ") for term in bias.terms)
         case spec.Reference():
             yield "position buckets of the stack"
 
 
 def _feed_forward_facts(function: spec.FeedForward, width: int) -> Iterator[str]:
-    yield sizes(width, function.size, width)
+    yield format_sizes(width, function.size, width)
     form = function.activation
     name = "clamped gate" if isinstance(form, spec.ClampedGate) else _ACTIVATIONS[form]
     yield f"gated {name}" if function.gated and isinstance(form, str) else name
@@ -258,12 +260,12 @@ def table_block(model: spec.Model, stack: spec.Stack, address: Path) -> Block:
     embedding, width = stack.embedding, stack.table_width
     tables = _tables(model)
     tied, path = isinstance(embedding.table, spec.Reference), getattr(embedding.table, "path", f"{address}.table")
-    facts = [f"{number(tables[path].rows)} × {number(width)}"]
+    facts = [f"{format_number(tables[path].rows)} × {format_number(width)}"]
     if tied:
         facts.append(f"the {path.split('.')[0]}'s table")
     if embedding.scale != 1.0:
         is_root = abs(embedding.scale - width**0.5) < 1e-3
-        facts.append(f"times √{number(width)}" if is_root else f"times {number(embedding.scale)}")
+        facts.append(f"times √{format_number(width)}" if is_root else f"times {format_number(embedding.scale)}")
     return Block("embedding", "Embedding", tuple(facts), f"{address}.table")
 
 
@@ -277,16 +279,16 @@ def position_block(position: spec.Sinusoidal | spec.Learned | spec.Part, width: 
         return part_block("position", position, address)
     if isinstance(position, spec.Sinusoidal):
         return Block("position", "sinusoidal", ("positions",), address)
-    return Block("position", "Positions", (f"{number(position.rows)} × {number(width)}",), address)
+    return Block("position", "Positions", (f"{format_number(position.rows)} × {format_number(width)}",), address)
 
 
 def score_table_block(table: spec.RelativeBuckets | spec.DistanceTable, width: int, address: Path) -> Block:
     """Return the box of the table of distances that the attentions of a stack share."""
     if isinstance(table, spec.RelativeBuckets):
         return Block("position", "Position buckets", (f"{table.count} × {table.num_heads} heads",), address)
-    facts, norms = [f"{number(2 * table.span)} × {number(width)}"], []
+    facts, norms = [f"{format_number(2 * table.span)} × {format_number(width)}"], []
     if table.buckets is not None:
-        facts.append(f"{number(table.buckets)} buckets")
+        facts.append(f"{format_number(table.buckets)} buckets")
     if table.norm is not None:
         facts.append(_norm_name(table.norm))
         norms.append(f"{address}.norm")
@@ -295,7 +297,7 @@ def score_table_block(table: spec.RelativeBuckets | spec.DistanceTable, width: i
 
 def linear_block(inputs: int, outputs: int, address: Path, *extra: str) -> Block:
     """Return the box of a linear map."""
-    return Block("linear", "Linear", (sizes(inputs, outputs), *extra), address)
+    return Block("linear", "Linear", (format_sizes(inputs, outputs), *extra), address)
 
 
 def head_blocks(model: spec.Model, width: int, tokens: str) -> Iterator[tuple[Block, str]]:
@@ -312,7 +314,7 @@ def head_blocks(model: spec.Model, width: int, tokens: str) -> Iterator[tuple[Bl
         match layer:
             case spec.Linear():
                 tied = () if layer.weight is None else (_tie(model, layer.weight),)
-                scale = () if layer.scale == 1.0 else (f"input × {number(layer.scale)}",)
+                scale = () if layer.scale == 1.0 else (f"input × {format_number(layer.scale)}",)
                 block = linear_block(width, layer.size, address, *tied, *scale)
                 width = layer.size
             case spec.Activation():
@@ -326,10 +328,10 @@ def head_blocks(model: spec.Model, width: int, tokens: str) -> Iterator[tuple[Bl
                 )
                 width *= len(layer.modes)
             case spec.SoftCap():
-                block = Block("linear", "Soft cap", (number(layer.value),), address)
+                block = Block("linear", "Soft cap", (format_number(layer.value),), address)
             case spec.L2Normalize():
                 block = Block("linear", "Scaled to length 1", (), address)
-        yield block, number(width) if is_pooled else f"{tokens} × {number(width)}"
+        yield block, format_number(width) if is_pooled else f"{tokens} × {format_number(width)}"
 
 
 def _tie(model: spec.Model, weight: spec.Reference) -> str:

@@ -16,10 +16,10 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError, argument
 from clearhead.base.files import open_model_file, refuse_unwritable
-from clearhead.base.formats import Format
+from clearhead.base.formats import FileFormat
 from clearhead.base.printing import Printed
 from clearhead.interpret.view.explorer.data import (
     LayerAttention,
@@ -34,7 +34,7 @@ from clearhead.interpret.view.explorer.write import frame_html, write_page
 
 _FRAME_HEIGHT = 640
 _MOST_OFF = 1e-2
-_PLACES: Mapping[str, tuple[StackName, RowName, RowName]] = {
+_LAYOUTS: Mapping[str, tuple[StackName, RowName, RowName]] = {
     "full": ("encoder.self", "encoder", "encoder"), "causal": ("decoder.self", "decoder", "decoder"),
     "memory": ("decoder.memory", "decoder", "encoder"),
 }  # fmt: skip
@@ -69,7 +69,7 @@ class AttentionPage(Printed):
         return frame_html(self._page, height=_FRAME_HEIGHT)
 
 
-@checked
+@check_types
 def view_attention(
     weights: Any,
     tokens: Sequence[str] | None = None,
@@ -97,16 +97,16 @@ def view_attention(
     if isinstance(weights, Path) or (isinstance(weights, str) and weights.endswith(".npz")):
         if tokens is not None or target_tokens is not None:
             raise InputError(f"{weights} has its own tokens: leave " + argument("tokens") + " out")
-        return AttentionPage(saved_page(Path(weights), title))
+        return AttentionPage(load_saved_page(Path(weights), title))
     stack_LHTS = _as_array(weights)
     if tokens is None:
         raise InputError("weights without tokens: give " + argument("tokens") + ", one for each key")
     queries = tokens if target_tokens is None else target_tokens
     _refuse_wrong(stack_LHTS, len(queries), len(tokens))
-    place = "full" if np.triu(stack_LHTS, 1).any() else "causal"
+    layout = "full" if np.triu(stack_LHTS, 1).any() else "causal"
     if target_tokens is not None:
-        place = "memory"
-    stack, top, keys = _PLACES[place]
+        layout = "memory"
+    stack, top, keys = _LAYOUTS[layout]
     mask = np.tri(len(tokens), dtype=np.bool_) if stack == "decoder.self" else None
     num_heads = stack_LHTS.shape[1]
     layers = tuple(
@@ -123,17 +123,17 @@ def view_attention(
 def _as_array(weights: Any) -> Weights:
     """Return weights as one array; a list has one array for each layer."""
     if isinstance(weights, list | tuple):
-        layers = [one[0] if one.ndim == 4 and len(one) == 1 else one for one in map(_plain, weights)]
-        if len({one.shape for one in layers}) != 1:
+        layers = [array[0] if array.ndim == 4 and len(array) == 1 else array for array in map(_plain, weights)]
+        if len({layer.shape for layer in layers}) != 1:
             raise InputError("weights: the layers have different shapes; expected one [heads, queries, keys] each")
-        found = np.stack(layers)
+        array = np.stack(layers)
     else:
-        found = _plain(weights)
-    if found.ndim == 5 and found.shape[1] == 1:
-        found = found[:, 0]
-    if found.ndim != 4 or not found.size:
-        raise InputError(f"weights must be [layers, heads, queries, keys]; got {list(found.shape)}")
-    return found
+        array = _plain(weights)
+    if array.ndim == 5 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim != 4 or not array.size:
+        raise InputError(f"weights must be [layers, heads, queries, keys]; got {list(array.shape)}")
+    return array
 
 
 def _plain(value: Any) -> np.ndarray:
@@ -170,14 +170,14 @@ def _refuse_wrong(stack_LHTS: Weights, queries: int, keys: int) -> None:
 
 
 # Format 1 has no written tokens, and the page numbers the decoder's steps.
-MAPS: Final = Format("saved attention maps", 2, "save them again", oldest=1)
+MAPS: Final = FileFormat("saved attention maps", 2, "save them again", oldest=1)
 _ROWS: Mapping[StackName, tuple[RowName, RowName]] = {
     "encoder.self": ("encoder", "encoder"), "decoder.self": ("decoder", "decoder"),
     "decoder.memory": ("written", "encoder"),
 }  # fmt: skip
 
 
-def saved_page(path: Path, title: str) -> Page:
+def load_saved_page(path: Path, title: str) -> Page:
     """Return the page of attention maps that were saved.
 
     Args:
@@ -202,10 +202,10 @@ def _read(path: Path) -> dict[str, ndarray]:
     """Return the arrays of a .npz file; what is packed small and unfolds is no file of ours."""
     with open_model_file(path, what="attention maps as .npz") as file:
         try:
-            if any(part.compress_type != zipfile.ZIP_STORED for part in zipfile.ZipFile(file).infolist()):
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in zipfile.ZipFile(file).infolist()):
                 raise ValueError("its arrays are compressed")
-            with np.load(file, allow_pickle=False) as found:
-                return dict(found)
+            with np.load(file, allow_pickle=False) as arrays:
+                return dict(arrays)
         except (ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError) as error:
             raise InputError(f"{path}: expected attention maps as .npz, but {error}") from None
 
@@ -248,11 +248,11 @@ def _stack(stack: StackName, arrays: Mapping[str, ndarray], rows: Mapping[RowNam
 
 def _layer(layer: int, weights_HTS: ndarray, numbers: list[int], *, is_causal: bool) -> LayerAttention:
     """Return one layer without the heads that it does not have, whose weights are NaN."""
-    own = np.flatnonzero(~np.isnan(weights_HTS).any((1, 2))).tolist()
-    found_HTS, count = weights_HTS[own], max(numbers) + 1
+    rows = np.flatnonzero(~np.isnan(weights_HTS).any((1, 2))).tolist()
+    found_HTS, count = weights_HTS[rows], max(numbers) + 1
     if not ((found_HTS >= 0) & (found_HTS <= 1 + 1e-3)).all():
         raise ValueError(f"layer {layer} has weights that are not from 0 to 1")
-    heads, weights = tuple(numbers[row] for row in own), partial(np.asarray, found_HTS)
+    heads, weights = tuple(numbers[row] for row in rows), partial(np.asarray, found_HTS)
     if is_causal:
         mask = np.tri(found_HTS.shape[1], dtype=np.bool_)
         return LayerAttention(layer, heads, count, count, weights, mask, "causal")

@@ -20,9 +20,9 @@ from clearhead.base.figures import (
     FAINT,
     draw_color_scale,
     draw_heat_map,
+    label_text,
     new_figure,
     save_figure,
-    shown_label,
     text_width,
     write_beside,
 )
@@ -116,8 +116,8 @@ def draw_overview(stacks: Sequence[StackThumbnails], path: Path, *, title: str) 
             low = top - 0.5 - pitch * row - _THUMBNAIL
             for head, weights_TS in enumerate(heads):
                 left = 0.8 + pitch * head
-                place = (left / width, low / height, _THUMBNAIL / width, _THUMBNAIL / height)
-                axes = figure.add_axes(place)
+                bounds = (left / width, low / height, _THUMBNAIL / width, _THUMBNAIL / height)
+                axes = figure.add_axes(bounds)
                 _draw_thumbnail(axes, weights_TS)
                 if row == 0:
                     write_beside(axes, f"head {head}", (0.0, 1.0), (0.0, 3.0), size=7.0)
@@ -138,4 +138,4 @@ def _draw_thumbnail(axes: Axes, weights_TS: Float[np.ndarray, "queries keys"]) -
 def _labels(tokens: Sequence[str], cell: float) -> list[str]:
     """Return the labels of cells, as many as there is room for; the others are empty."""
     step = math.ceil(_LABEL / cell - 1e-9) if cell < _LABEL else 1
-    return [shown_label(token, _LONGEST_LABEL) if place % step == 0 else "" for place, token in enumerate(tokens)]
+    return [label_text(token, _LONGEST_LABEL) if position % step == 0 else "" for position, token in enumerate(tokens)]

@@ -13,9 +13,9 @@ from clearhead.base.errors import InputError
 from clearhead.base.figures import (
     draw_color_scale,
     draw_heat_map,
+    label_text,
     new_figure,
     save_figure,
-    shown_label,
     text_width,
     write_beside,
 )
@@ -44,7 +44,7 @@ class ChangeMap:
     @property
     def labels(self) -> list[str]:
         """The labels of the columns as they are written."""
-        return [shown_label(name, _LONGEST_LABEL) for name in self.columns]
+        return [label_text(name, _LONGEST_LABEL) for name in self.columns]
 
     @property
     def top(self) -> float:
@@ -63,22 +63,22 @@ def draw_changes(maps: Sequence[ChangeMap], path: Path, *, title: str) -> None:
     Raises:
         InputError: there are too many columns for a picture, or the file cannot be written.
     """
-    most = max(len(one.columns) for one in maps)
+    most = max(len(heat_map.columns) for heat_map in maps)
     if most > MOST_COLUMNS:
         raise InputError(f"a picture shows at most {MOST_COLUMNS} tokens, and this text has {most:,}")
-    largest = float(max(np.nanmax(np.abs(one.changes), initial=0.0) for one in maps)) or 1.0
-    left = 0.35 + max(text_width(name) for one in maps for name in one.rows)
+    largest = float(max(np.nanmax(np.abs(heat_map.changes), initial=0.0) for heat_map in maps)) or 1.0
+    left = 0.35 + max(text_width(name) for heat_map in maps for name in heat_map.rows)
     width = max(left + _CELL * most + 0.3, text_width(title) * 1.4 + 0.5, text_width(_LEGEND) + 2.4)
-    height = 0.6 + sum(one.top + _CELL * len(one.rows) + 0.2 for one in maps) + 0.8
+    height = 0.6 + sum(heat_map.top + _CELL * len(heat_map.rows) + 0.2 for heat_map in maps) + 0.8
     figure = new_figure(width, height, title)
     top = height - 0.6
-    for one in maps:
-        grid_width, grid_height = _CELL * len(one.columns), _CELL * len(one.rows)
-        low = top - one.top - grid_height
+    for heat_map in maps:
+        grid_width, grid_height = _CELL * len(heat_map.columns), _CELL * len(heat_map.rows)
+        low = top - heat_map.top - grid_height
         axes = figure.add_axes((left / width, low / height, grid_width / width, grid_height / height))
-        rotated = [text_width(name) > _CELL for name in one.labels]
-        draw_heat_map(axes, one.changes, one.rows, one.labels, rotated=rotated, largest=largest)
-        write_beside(axes, one.title, (0.0, 1.0), (0.0, 72 * (one.top - 0.25)), size=10.0)
+        rotated = [text_width(name) > _CELL for name in heat_map.labels]
+        draw_heat_map(axes, heat_map.changes, heat_map.rows, heat_map.labels, rotated=rotated, largest=largest)
+        write_beside(axes, heat_map.title, (0.0, 1.0), (0.0, 72 * (heat_map.top - 0.25)), size=10.0)
         top = low - 0.2
     draw_color_scale(figure, _LEGEND, largest=largest)
     save_figure(figure, path)

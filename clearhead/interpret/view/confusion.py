@@ -19,9 +19,9 @@ from clearhead.base.figures import (
     INK,
     draw_color_scale,
     draw_heat_map,
+    label_text,
     new_figure,
     save_figure,
-    shown_label,
     text_width,
     write_beside,
 )
@@ -50,7 +50,7 @@ def draw_confusion(
     """
     if len(labels) != len(confusion_LL) or not len(labels):
         raise InputError(f"a confusion matrix of {len(confusion_LL)} classes needs as many names, got {len(labels)}")
-    names = [shown_label(name, _LONGEST_NAME) for name in labels]
+    names = [label_text(name, _LONGEST_NAME) for name in labels]
     size = len(names)
     widths = [text_width(name) for name in names]
     cell = float(np.interp(size, [_FEW, _MANY], [_ROOMY, _NARROW]))
@@ -109,6 +109,6 @@ def _write_recall(axes: Axes, confusion_LL: Int64[np.ndarray, "labels labels"], 
     """Write the recall of each class behind its row."""
     for row, counts in enumerate(confusion_LL):
         text = f"{100 * counts[row] / counts.sum():.0f} %" if counts.sum() else "–"
-        place = (1.0, 1 - (row + 0.5) / len(confusion_LL))
-        write_beside(axes, text, place, (6.0, 0.0), size=min(9.0, 30 * cell), va="center")
+        anchor = (1.0, 1 - (row + 0.5) / len(confusion_LL))
+        write_beside(axes, text, anchor, (6.0, 0.0), size=min(9.0, 30 * cell), va="center")
     write_beside(axes, "recall", (1.0, 1.0), (6.0, 4.0))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from xml.etree import ElementTree
 
-from clearhead.base.errors import visible
+from clearhead.base.errors import escape_unsafe
 from clearhead.base.figures import EDGE, FAINT, FONT, GRID, INK, drawable, text_width
 
 Point = tuple[float, float]
@@ -86,19 +86,19 @@ class Text:
         left = self.x - {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor] * width
         return left, self.y - 0.6 * self.size, left + width, self.y + 0.6 * self.size
 
-    def moved(self, x: float, y: float) -> Text:
+    def shift(self, x: float, y: float) -> Text:
         """Return it elsewhere."""
         return replace(self, x=self.x + x, y=self.y + y)
 
     def element(self) -> ElementTree.Element:
         """Return it as SVG."""
         looks = [name for name, has in (("bold", self.is_bold), ("faint", self.is_faint)) if has]
-        place = {"x": _px(self.x), "y": _px(self.y + 0.35 * self.size), "font-size": _px(self.size)}
-        found = ElementTree.Element("text", place | {"text-anchor": self.anchor})
+        attributes = {"x": _px(self.x), "y": _px(self.y + 0.35 * self.size), "font-size": _px(self.size)}
+        element = ElementTree.Element("text", attributes | {"text-anchor": self.anchor})
         if looks:
-            found.set("class", " ".join(looks))
-        found.text = self.content
-        return found
+            element.set("class", " ".join(looks))
+        element.text = self.content
+        return element
 
 
 @dataclass(frozen=True)
@@ -127,29 +127,29 @@ class Box:
         """The smallest and largest x and y."""
         return self.left, self.top, self.left + self.width, self.top + self.height
 
-    def moved(self, x: float, y: float) -> Box:
+    def shift(self, x: float, y: float) -> Box:
         """Return it elsewhere."""
-        texts = tuple(text.moved(x, y) for text in self.texts)
+        texts = tuple(text.shift(x, y) for text in self.texts)
         return replace(self, left=self.left + x, top=self.top + y, texts=texts)
 
     def element(self) -> ElementTree.Element:
         """Return it as SVG."""
-        found = ElementTree.Element("g")
+        element = ElementTree.Element("g")
         if self.address:
-            found.set("data-address", self.address)
+            element.set("data-address", self.address)
         if self.norms:
-            found.set("data-norms", " ".join(self.norms))
+            element.set("data-norms", " ".join(self.norms))
         radius = 10.0 if self.kind == "frame" else 4.0
-        place = {"x": self.left, "y": self.top, "width": self.width, "height": self.height, "rx": radius}
-        rectangle = {name: _px(value) for name, value in place.items()}
+        geometry = {"x": self.left, "y": self.top, "width": self.width, "height": self.height, "rx": radius}
+        rectangle = {name: _px(value) for name, value in geometry.items()}
         looks = {"class": "frame" if self.kind == "frame" else f"box {self.kind}"}
-        ElementTree.SubElement(found, "rect", rectangle | looks)
-        found.extend(text.element() for text in self.texts)
-        return found
+        ElementTree.SubElement(element, "rect", rectangle | looks)
+        element.extend(text.element() for text in self.texts)
+        return element
 
 
 @dataclass(frozen=True)
-class Line:
+class Polyline:
     """A line through points, with an arrow at its end where wanted."""
 
     points: tuple[Point, ...]
@@ -162,28 +162,28 @@ class Line:
         x, y = zip(*self.points, strict=True)
         return min(x), min(y), max(x), max(y)
 
-    def moved(self, x: float, y: float) -> Line:
+    def shift(self, x: float, y: float) -> Polyline:
         """Return it elsewhere."""
         return replace(self, points=tuple((own_x + x, own_y + y) for own_x, own_y in self.points))
 
     def element(self) -> ElementTree.Element:
         """Return it as SVG."""
-        found = ElementTree.Element("g")
+        element = ElementTree.Element("g")
         (x0, y0), (x1, y1) = self.points[-2:]
         length = max(1e-9, ((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5)
         along, across = ((x1 - x0) / length, (y1 - y0) / length), ((y0 - y1) / length, (x1 - x0) / length)
         back = (x1 - _ARROW * along[0], y1 - _ARROW * along[1])
         points = [*self.points[:-1], back] if self.has_arrow else self.points
         looks = "line dashed" if self.is_dashed else "line"
-        ElementTree.SubElement(found, "polyline", {"points": _path(points), "class": looks})
+        ElementTree.SubElement(element, "polyline", {"points": _path(points), "class": looks})
         if self.has_arrow:
             corners = [
                 (x1, y1),
                 (back[0] + _HALF_ARROW * across[0], back[1] + _HALF_ARROW * across[1]),
                 (back[0] - _HALF_ARROW * across[0], back[1] - _HALF_ARROW * across[1]),
             ]
-            ElementTree.SubElement(found, "polygon", {"points": _path(corners), "class": "arrow"})
-        return found
+            ElementTree.SubElement(element, "polygon", {"points": _path(corners), "class": "arrow"})
+        return element
 
 
 @dataclass(frozen=True)
@@ -200,15 +200,15 @@ class Circle:
         """The smallest and largest x and y."""
         return self.x - self.radius, self.y - self.radius, self.x + self.radius, self.y + self.radius
 
-    def moved(self, x: float, y: float) -> Circle:
+    def shift(self, x: float, y: float) -> Circle:
         """Return it elsewhere."""
         return replace(self, x=self.x + x, y=self.y + y)
 
     def element(self) -> ElementTree.Element:
         """Return it as SVG."""
-        found = ElementTree.Element("g")
-        place = {"cx": _px(self.x), "cy": _px(self.y), "r": _px(self.radius)}
-        ElementTree.SubElement(found, "circle", place | {"class": "plus"})
+        element = ElementTree.Element("g")
+        geometry = {"cx": _px(self.x), "cy": _px(self.y), "r": _px(self.radius)}
+        ElementTree.SubElement(element, "circle", geometry | {"class": "plus"})
         x, y, r = self.x, self.y, self.radius
         if self.mark == "plus":
             arm = 0.55 * r
@@ -217,16 +217,16 @@ class Circle:
             reach = 0.7 * r
             left, middle, right, up = _px(x - reach), _px(x), _px(x + reach), _px(0.9 * r)
             path = f"M{left} {_px(y)}q{_px(reach / 2)} -{up} {_px(reach)} 0T{right} {_px(y)}M{middle} {_px(y)}"
-        ElementTree.SubElement(found, "path", {"d": path, "class": "line"})
-        return found
+        ElementTree.SubElement(element, "path", {"d": path, "class": "line"})
+        return element
 
 
-Shape = Text | Box | Line | Circle
+Shape = Text | Box | Polyline | Circle
 
 
-def safe(text: str) -> str:
+def escape_text(text: str) -> str:
     """Return a text without characters that would steer a reader or break XML."""
-    return _NOT_XML.sub("�", visible(text))
+    return _NOT_XML.sub("�", escape_unsafe(text))
 
 
 @cache
@@ -260,7 +260,7 @@ def svg_text(shapes: Sequence[Shape], width: float, height: float, title: str) -
     """
     size = {"width": _px(width), "height": _px(height), "viewBox": f"0 0 {_px(width)} {_px(height)}"}
     root = ElementTree.Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size, "role": "img"})
-    ElementTree.SubElement(root, "title").text = safe(title)
+    ElementTree.SubElement(root, "title").text = escape_text(title)
     ElementTree.SubElement(root, "style").text = _STYLE
     ElementTree.SubElement(root, "rect", {"width": "100%", "height": "100%", "class": "page"})
     root.extend(shape.element() for shape in shapes)

@@ -9,9 +9,9 @@ from pydantic import Field
 
 from clearhead import spec
 from clearhead.base.errors import InputError
-from clearhead.spec.base import MOST_LAYERS, Rate
+from clearhead.spec.base import MAX_LAYERS, Rate
 
-Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+Layers = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
 Count = Annotated[int, Field(ge=1)]
 
 

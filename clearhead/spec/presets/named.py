@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from clearhead import spec
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 PRESETS: dict[str, Hyperparameters] = {
@@ -89,37 +89,37 @@ def _vocabulary(hparams: Hyperparameters, vocab_size: int) -> spec.Model:
     return build_spec(hparams, source_vocab=vocab_size, target_vocab=vocab_size)
 
 
-@checked
+@check_types
 def transformer_base(vocab_size: int = 37000) -> spec.Model:
     """The original Transformer. Source: arXiv 1706.03762, table 3; the vocabulary: section 5.1."""
     return _vocabulary(PRESETS["transformer"], vocab_size)
 
 
-@checked
+@check_types
 def transformer_big(vocab_size: int = 37000) -> spec.Model:
     """The large original Transformer. Source: arXiv 1706.03762, table 3; the vocabulary: section 5.1."""
     return _vocabulary(PRESETS["transformer-big"], vocab_size)
 
 
-@checked
+@check_types
 def bert_base(vocab_size: int = 30522) -> spec.Model:
     """A bidirectional encoder with a masked-word head. Source: arXiv 1810.04805, section 3."""
     return _vocabulary(PRESETS["bert"], vocab_size)
 
 
-@checked
+@check_types
 def gpt2(vocab_size: int = 50257) -> spec.Model:
     """A causal decoder with learned positions. Source: the GPT-2 report, section 2.3."""
     return _vocabulary(PRESETS["gpt2"], vocab_size)
 
 
-@checked
+@check_types
 def t5_small(vocab_size: int = 32128) -> spec.Model:
     """An encoder-decoder with relative buckets. Source: arXiv 1910.10683, section 2.1."""
     return _vocabulary(PRESETS["t5-small"], vocab_size)
 
 
-@checked
+@check_types
 def llama_tiny(vocab_size: int = 512, layers: int = 5) -> spec.Model:
     """A causal decoder with rotary positions and grouped heads. Source: arXiv 2302.13971, section 2.2."""
     return _vocabulary(replace(PRESETS["llama-tiny"], layers=layers), vocab_size)

@@ -9,7 +9,7 @@ from clearhead import spec
 PoolBy = Literal["first", "mean", "last"]
 
 
-def usual_pool(model: spec.Model) -> PoolBy:
+def default_pool(model: spec.Model) -> PoolBy:
     """Return which states usually stand for the sequence: a decoder has read all of it in the last one only."""
     return "mean" if model.decoder is None else "last"
 
@@ -31,7 +31,7 @@ def label_head(width: int, count: int, *, pool: PoolBy, inner: Literal["tanh", "
     return spec.Head(layers=(spec.Pool(by=pool), *layers))
 
 
-def usual_label_head(model: spec.Model, count: int, *, pool: PoolBy) -> spec.Head:
+def default_label_head(model: spec.Model, count: int, *, pool: PoolBy) -> spec.Head:
     """The head that published classifiers with such stacks have, so that one trained here can be saved as one of them.
 
     Args:

@@ -170,7 +170,7 @@ class Task:
     measured_on_pairs_as: str = ""
     home: str = ""
 
-    def part(self, name: Literal["data", "use", "train", "pipeline"]) -> Any:
+    def module(self, name: Literal["data", "use", "train", "pipeline"]) -> Any:
         """Return the module of its data, its use and measures, its training or its schema for a server, imported then.
 
         Raises:

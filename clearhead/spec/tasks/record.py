@@ -9,16 +9,16 @@ from pydantic_core import PydanticKnownError
 
 from clearhead.base.errors import InputError
 from clearhead.base.printing import Printed
-from clearhead.spec.tasks.registry import kinds, no_task
+from clearhead.spec.tasks.registry import task_kinds, unknown_task_message
 
 
-def _known(kind: str) -> str:
-    if kind not in kinds():
-        raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, kinds()))})
+def _check_kind(kind: str) -> str:
+    if kind not in task_kinds():
+        raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, task_kinds()))})
     return kind
 
 
-TaskKind = Annotated[str, AfterValidator(_known)]
+TaskKind = Annotated[str, AfterValidator(_check_kind)]
 """The name of a task that is built in or installed."""
 
 LabelKind = Literal["single_label", "multi_label", "regression"]
@@ -44,7 +44,7 @@ class Noise(Printed, BaseModel):
     whole_words: bool = False
 
 
-class Reading(Printed, BaseModel):
+class DataFormat(Printed, BaseModel):
     """How the data that a model was trained on was read.
 
     Args:
@@ -91,7 +91,7 @@ class TaskRecord(Printed, BaseModel):
     number_scale: float = 1.0
     noise: Noise | None = None
     repeats: Repeats | None = None
-    reading: Reading | None = None
+    reading: DataFormat | None = None
     answer_tokens: int | None = None
     inner_signs: str = ""
     sign_runs: tuple[str, ...] = ()
@@ -114,6 +114,6 @@ class TaskRecord(Printed, BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             if first["loc"] == ("kind",) and first["type"] == "literal_error":
-                raise InputError(f"{name}: {no_task(first['input'])}") from None
+                raise InputError(f"{name}: {unknown_task_message(first['input'])}") from None
             field = ".".join(map(str, first["loc"])) or "the file"
             raise InputError(f"{name}: not a task record: {field}: {first['msg'].lower()}") from None

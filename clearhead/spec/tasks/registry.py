@@ -8,7 +8,7 @@ from functools import cache
 from importlib import metadata
 from typing import Final
 
-from clearhead.base.errors import InputError, nearest
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.spec.tasks.base import Family, Outputs, Task
 
 BUILT_IN: Final = ("translate", "generate", "fill", "classify", "tag", "embed", "denoise", "answer")
@@ -18,13 +18,13 @@ ENTRY_POINTS: Final = "clearhead.tasks"
 
 
 @cache
-def kinds() -> tuple[str, ...]:
+def task_kinds() -> tuple[str, ...]:
     """Return the names of all tasks, those of installed packages last."""
     return (*BUILT_IN, *sorted({point.name for point in metadata.entry_points(group=ENTRY_POINTS)} - {*BUILT_IN}))
 
 
 @cache
-def find(kind: str) -> Task:
+def find_task(kind: str) -> Task:
     """Return a task by its name.
 
     Raises:
@@ -35,7 +35,7 @@ def find(kind: str) -> Task:
         return built_in
     point = next((point for point in metadata.entry_points(group=ENTRY_POINTS) if point.name == kind), None)
     if point is None:
-        raise InputError(no_task(kind))
+        raise InputError(unknown_task_message(kind))
     try:
         loaded: object = point.load()
     except Exception as error:  # noqa: BLE001 - the code of another package
@@ -51,26 +51,28 @@ def find(kind: str) -> Task:
     return loaded
 
 
-def no_task(kind: str) -> str:
+def unknown_task_message(kind: str) -> str:
     """Return what is wrong with the name of a task that there is not."""
     return (
-        f"there is no task '{kind}'{nearest(kind, kinds())}; the tasks are {', '.join(kinds())}: another one needs the "
+        f"there is no task '{kind}'{did_you_mean(kind, task_kinds())}; the tasks are {', '.join(task_kinds())}: another one needs the "
         "package that has it"
     )
 
 
 @cache
-def every() -> tuple[Task, ...]:
+def list_tasks() -> tuple[Task, ...]:
     """Return all tasks; one whose package cannot be imported is left out with a warning."""
     tasks = []
-    for kind in kinds():
+    for kind in task_kinds():
         try:
-            tasks.append(find(kind))
+            tasks.append(find_task(kind))
         except InputError as error:
             warnings.warn(f"{error}", stacklevel=2)
     return tuple(tasks)
 
 
-def with_outputs(outputs: Outputs, family: Family | None = None) -> tuple[Task, ...]:
+def tasks_with_outputs(outputs: Outputs, family: Family | None = None) -> tuple[Task, ...]:
     """Return the tasks whose head returns something, and that are for a family; the usual one is the first."""
-    return tuple(task for task in every() if task.outputs == outputs and (family is None or family in task.families))
+    return tuple(
+        task for task in list_tasks() if task.outputs == outputs and (family is None or family in task.families)
+    )

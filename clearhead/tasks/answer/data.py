@@ -14,18 +14,18 @@ from typing import Any, ClassVar, Final, NamedTuple
 from pydantic import Field
 
 from clearhead.base.errors import InputError, json_text, within
-from clearhead.base.files import absent, parse_json
+from clearhead.base.files import explain_absent, parse_json
 from clearhead.data.sources.examples import CheckedRows, ListedExamples
 from clearhead.data.sources.lines import content_key, stream_text
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, user_path
 from clearhead.data.sources.tables import (
     WHOLE,
+    DataTable,
     JsonLinesFile,
     Row,
     Share,
-    Table,
     TableSource,
-    checked_text,
+    check_text,
     field_value,
     read_table,
 )
@@ -65,12 +65,16 @@ class SquadFile:
         document, is_empty = self._document(), True
         for article, content in self._items(document, ()):
             for paragraph, values in self._items(content, article):
-                context = _filled(values, "context", self.location(paragraph))
+                context = _read_nonempty_text(values, "context", self.location(paragraph))
                 for number, entry in self._items(values, paragraph):
                     is_empty, location = False, self.location(number)
                     yield (
                         number,
-                        (context, _filled(entry, "question", location), _squad_answers(entry, context, location)),
+                        (
+                            context,
+                            _read_nonempty_text(entry, "question", location),
+                            _squad_answers(entry, context, location),
+                        ),
                     )
         if is_empty:
             raise InputError(f"{self.path}: expected at least one question, found none")
@@ -111,11 +115,14 @@ class QuestionRows(CheckedRows):
 
     def check(self, record: Mapping[str, Any], location: str) -> tuple[Any, ...]:
         """As of `CheckedRows`."""
-        context, question = _filled(record, "context", location), _filled(record, "question", location)
-        texts, starts = _several(record["answer"]), _several(record["start"])
+        context, question = (
+            _read_nonempty_text(record, "context", location),
+            _read_nonempty_text(record, "question", location),
+        )
+        texts, starts = _as_list(record["answer"]), _as_list(record["start"])
         if len(texts) != len(starts):
             raise InputError(f"{location}: expected a start for each of {len(texts)} answers, got {len(starts)}")
-        golds = [_gold(text, start, context, location) for text, start in zip(texts, starts, strict=True)]
+        golds = [_check_gold_answer(text, start, context, location) for text, start in zip(texts, starts, strict=True)]
         return context, question, tuple(golds)
 
 
@@ -126,8 +133,8 @@ def _list_of(record: object, field: str, location: str) -> list[object]:
     return values
 
 
-def _filled(record: object, field: str, location: str) -> str:
-    text = checked_text(field_value(record, field, location), field, location)
+def _read_nonempty_text(record: object, field: str, location: str) -> str:
+    text = check_text(field_value(record, field, location), field, location)
     if not text.strip():
         raise InputError(f"{location}: the {field} is empty")
     with within(location):
@@ -140,7 +147,7 @@ def _squad_answers(entry: object, context: str, location: str) -> tuple[GoldAnsw
     for index, answer in enumerate(_list_of(entry, "answers", location)):
         its_location = f"{location}.answers[{index}]"
         text, start = (field_value(answer, field, its_location) for field in ("text", "answer_start"))
-        golds.append(_gold(text, start, context, its_location))
+        golds.append(_check_gold_answer(text, start, context, its_location))
     is_impossible = bool(entry.get("is_impossible")) if isinstance(entry, Mapping) else False
     if is_impossible and golds:
         raise InputError(f"{location}: the question is marked as impossible, but it has answers; remove one of the two")
@@ -152,14 +159,14 @@ def _squad_answers(entry: object, context: str, location: str) -> tuple[GoldAnsw
     return tuple(golds)
 
 
-def _several(value: object) -> list[object]:
+def _as_list(value: object) -> list[object]:
     """Return the values of a field that may hold one, several in a list, or null for none."""
     if isinstance(value, list):
         return value
     return [] if value is None else [value]
 
 
-def _gold(text: object, start: object, context: str, location: str) -> GoldAnswer:
+def _check_gold_answer(text: object, start: object, context: str, location: str) -> GoldAnswer:
     """Return an answer that stands in its context.
 
     Raises:
@@ -199,14 +206,14 @@ class AnswerText(Form):
             return SquadFile(path)
         # One that is well named may be written before it is read, as lists of examples are.
         if not path.exists():
-            raise InputError(f"{path}: {absent(path)}")
+            raise InputError(f"{path}: {explain_absent(path)}")
         raise InputError(
             f"{path}: expected a name that ends in .json, for the SQuAD layout, or in .jsonl, for lines with "
             f"{', '.join(_FIELDS)}"
         )
 
 
-def read_answers(source: TableSource, share: Share = WHOLE) -> Table:
+def read_answers(source: TableSource, share: Share = WHOLE) -> DataTable:
     """Read the questions of a source, as columns "context", "question" and "answers", tuples of `GoldAnswer`.
 
     Args:
@@ -217,10 +224,10 @@ def read_answers(source: TableSource, share: Share = WHOLE) -> Table:
         InputError: the file is missing or unusable, an answer does not stand in its context, or there is no question
             in the share.
     """
-    return read_table(source, share, what="question", alike=_alike)
+    return read_table(source, share, what="question", row_keys=_group_keys)
 
 
-def _alike(data: Table) -> tuple[list[list[str]], list[bool]]:
+def _group_keys(data: DataTable) -> tuple[list[list[str]], list[bool]]:
     """Return the context of each question, and whether it has an answer."""
     return [[context] for context in data["context"]], list(map(bool, data["answers"]))
 
@@ -237,13 +244,13 @@ _EXAMPLES: Final = ListedExamples(
 )
 
 
-def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
+def _read_labelled_examples(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
     """As of `TaskData.labelled`; questions about one context stay together."""
     form = AnswerText(text=str(options["text"]))
     data = read_answers(form.as_source())
     contexts = dict.fromkeys(data["context"])
     without = sum(not answers for answers in data["answers"])
-    keys, groups = _alike(data)
+    keys, groups = _group_keys(data)
 
     def record(row: int) -> dict[str, object]:
         texts, starts = ([gold[side] for gold in data["answers"][row]] for side in (0, 1))
@@ -264,6 +271,6 @@ DATA: Final = TaskData(
     TaskSection,
     (AnswerText,),
     _EXAMPLES,
-    labelled=_labelled,
+    labelled=_read_labelled_examples,
     read=lambda source, share, task: read_answers(source, share),
 )

@@ -28,12 +28,12 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
         parameters: of the call.
     """
     results = []
-    for given in inputs:
-        if not isinstance(given, dict) or {"question", "context"} != set(given):
+    for item in inputs:
+        if not isinstance(item, dict) or {"question", "context"} != set(item):
             raise InputError('inputs must be {"question": ..., "context": ...}')
         answers = model.answer(
-            f"{given['question']}",
-            f"{given['context']}",
+            f"{item['question']}",
+            f"{item['context']}",
             top_k=parameters.top_k,
             allow_no_answer=parameters.handle_impossible_answer,
         )

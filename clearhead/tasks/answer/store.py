@@ -15,14 +15,14 @@ from numpy import ndarray
 
 from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged, Rows, encode_texts, id_dtype, pack
-from clearhead.data.sources.tables import WHOLE, Share, Table, TableSource
-from clearhead.data.stores.store import Arrays, Encoded, Store, StoreKind, counted, prepare_store
+from clearhead.data.sources.tables import WHOLE, DataTable, Share, TableSource
+from clearhead.data.stores.store import Arrays, Encoded, Store, StoreKind, format_counts, prepare_store
 from clearhead.tasks.answer.data import GoldAnswer, read_answers
 from clearhead.text.tokenizer import Tokenizer
 
 NO_ANSWER = -1
 """The first and the last token of an answer that is not in the window."""
-_NOWHERE = (NO_ANSWER, NO_ANSWER)
+_NO_ANSWER_SPAN = (NO_ANSWER, NO_ANSWER)
 # In tokens, as models that answer questions are trained: a longer context is read in windows that overlap.
 WINDOW, OVERLAP = 384, 128
 
@@ -38,7 +38,7 @@ def _report(store: Store) -> str:
         "unread": "without a token and left out",
     }
     read = f"{counts['questions']:,} questions about {counts['contexts']:,} contexts read"
-    return ", ".join([read, *counted(counts, words)]) + f"; {counts['windows']:,} windows"
+    return ", ".join([read, *format_counts(counts, words)]) + f"; {counts['windows']:,} windows"
 
 
 def _lengths(store: Store) -> list[Rows]:
@@ -61,18 +61,18 @@ def window_ids(
 ) -> tuple[Integer[ndarray, " question"], Integer[ndarray, " context"]]:
     """Return the ids of the question and of the context of one window."""
     questions, contexts = store.texts
-    start, behind = store.arrays["borders"][index]
-    return questions[store.arrays["rows"][index]], contexts.ids[start:behind]
+    start, end = store.arrays["borders"][index]
+    return questions[store.arrays["rows"][index]], contexts.ids[start:end]
 
 
 def context_text(store: Store, question: int) -> str:
     """Return the text of a question's context."""
-    return store.ragged("text")[store.arrays["context_of"][question]].tobytes().decode()
+    return store.ragged_rows("text")[store.arrays["context_of"][question]].tobytes().decode()
 
 
 def gold_texts(store: Store) -> list[list[str]]:
     """Return the right answers to each question; none where its context holds none."""
-    golds = store.ragged("gold")
+    golds = store.ragged_rows("gold")
     return [json.loads(golds[question].tobytes()) for question in range(len(golds))]
 
 
@@ -143,7 +143,7 @@ def context_windows(num_question: int, num_context: int, *, longest: int, num_sp
     return windows[: [window.stop for window in windows].index(num_context) + 1]
 
 
-def _encode(data: Table, tokenizer: Tokenizer, max_length: int, num_special: int) -> Encoded:
+def _encode(data: DataTable, tokenizer: Tokenizer, max_length: int, num_special: int) -> Encoded:
     texts = list(dict.fromkeys(data["context"]))
     numbers = {text: number for number, text in enumerate(texts)}
     context_of = np.array([numbers[context] for context in data["context"]], dtype=np.int64)
@@ -153,7 +153,7 @@ def _encode(data: Table, tokenizer: Tokenizer, max_length: int, num_special: int
     whole = encode_texts(data["question"], tokenizer)
     limit = np.minimum(whole.lengths, max_length // 2 - num_special)
     questions = whole.truncate(limit, np.ones(len(data), dtype=bool))
-    windows = _Windows(contexts, spans_T2, max_length, num_special)
+    windows = _WindowCollector(contexts, spans_T2, max_length, num_special)
     for number, golds in enumerate(data["answers"]):
         windows.add(number, golds, int(context_of[number]), int(limit[number]))
     if not windows.rows:
@@ -185,7 +185,7 @@ def _encode(data: Table, tokenizer: Tokenizer, max_length: int, num_special: int
     return arrays, {"report": report}
 
 
-class _Windows:
+class _WindowCollector:
     """Collects the windows of all questions.
 
     Args:
@@ -207,26 +207,26 @@ class _Windows:
 
     def add(self, number: int, golds: Sequence[GoldAnswer], context: int, num_question: int) -> None:
         """Add the windows of one question, unless its question, context or answer has no token."""
-        begin, behind = map(int, self._contexts.offsets[context : context + 2])
+        begin, end = map(int, self._contexts.offsets[context : context + 2])
         # A model learns the first of several right answers.
-        answer = token_span(self._spans_T2[begin:behind], golds[0]) if golds else None
-        if not num_question or begin == behind or (golds and answer is None):
+        answer = token_span(self._spans_T2[begin:end], golds[0]) if golds else None
+        if not num_question or begin == end or (golds and answer is None):
             return
-        windows = context_windows(num_question, behind - begin, longest=self._max_length, num_special=self._num_special)
+        windows = context_windows(num_question, end - begin, longest=self._max_length, num_special=self._num_special)
         labels = [_label(answer, window) for window in windows]
         self.rows += [number] * len(windows)
         self.borders += [(begin + window.start, begin + window.stop) for window in windows]
         self.labels += labels
         self.num_long += len(windows) > 1
         if answer is not None:
-            self.num_split += all(label == _NOWHERE for label in labels)
+            self.num_split += all(label == _NO_ANSWER_SPAN for label in labels)
             self.longest = max(self.longest, answer[1] - answer[0] + 1)
 
 
 def _label(answer: tuple[int, int] | None, window: range) -> tuple[int, int]:
     """Return the first and the last token of an answer in a window that holds all of it."""
     if answer is None or answer[0] < window.start or answer[1] >= window.stop:
-        return _NOWHERE
+        return _NO_ANSWER_SPAN
     return answer[0] - window.start, answer[1] - window.start
 
 

@@ -86,7 +86,7 @@ def collate_answers(store: Store, rows: Indices, collator: InputCollator) -> Bat
     inputs = collator.collate(questions, contexts, limit=store.longest[0])
     labels_BT2 = np.full((*inputs.ids.shape, 2), NO_LABEL, dtype=np.int64)
     for index, row in enumerate(rows):
-        start = collator.second_place(len(questions[index]))
+        start = collator.second_start(len(questions[index]))
         labels_BT2[index, 0] = 0
         labels_BT2[index, start : start + len(contexts[index])] = 0
         for side, token in enumerate(store.arrays["labels"][row].tolist()):

@@ -37,9 +37,9 @@ from clearhead.tasks.answer.store import (
     prepare_answers,
     window_ids,
 )
-from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 from clearhead.tasks.outputs import batch_outputs, check_finite, max_input_length
-from clearhead.tasks.use import collate_texts, finite
+from clearhead.tasks.use import collate_texts, finite_or_none
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.spans import Span
 from clearhead.text.tokenizer import Tokenizer
@@ -208,10 +208,10 @@ def window_scores(
     for rows, logits_WT2 in outputs:
         check_finite(logits_WT2)
         for row, logits_T2 in zip(rows, logits_WT2.double(), strict=True):
-            nowhere = logits_T2[:1] if collator.has_pair_front else logits_T2.new_full((1, 2), -torch.inf)
-            offset = collator.second_place(len(questions[row]))
+            no_answer_logits = logits_T2[:1] if collator.has_pair_front else logits_T2.new_full((1, 2), -torch.inf)
+            offset = collator.second_start(len(questions[row]))
             inside = logits_T2[offset : offset + len(contexts[row])]
-            starts, ends = torch.cat([nowhere, inside]).log_softmax(0).unbind(1)
+            starts, ends = torch.cat([no_answer_logits, inside]).log_softmax(0).unbind(1)
             yield row, starts, ends
 
 
@@ -341,7 +341,7 @@ class AnswerMeasures(Measures):
             "exact_match": self.exact_match,
             "f1": self.f1,
             "questions": self.questions,
-            "loss": finite(self.loss),
+            "loss": finite_or_none(self.loss),
             **kinds,
         }
 
@@ -360,7 +360,7 @@ class AnswerMeasures(Measures):
         return {name: scores for name, scores in kinds.items() if scores is not None}
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions) -> AnswerMeasures:
+def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> AnswerMeasures:
     """Compare a model's answers with the right ones, as the SQuAD evaluation does.
 
     Raises:
@@ -415,7 +415,7 @@ def measure_store(
         best[int(store.arrays["rows"][row])].add(starts.exp(), ends.exp(), front, max_tokens)
     predicted, spans = [""] * len(golds), store.arrays["spans"]
     for question, span in best.items():
-        if not (has_unanswerable and span.nowhere >= span.score):
+        if not (has_unanswerable and span.no_answer_score >= span.score):
             predicted[question] = context_text(store, question)[spans[span.first, 0] : spans[span.last, 1]]
     return _measures(total / len(store), predicted, golds)
 
@@ -427,7 +427,7 @@ class _BestSpan:
     score: float = -math.inf
     first: int = 0
     last: int = 0
-    nowhere: float = 1.0
+    no_answer_score: float = 1.0
 
     def add(
         self, starts_T: Float[Tensor, " tokens"], ends_T: Float[Tensor, " tokens"], front: int, max_tokens: int
@@ -437,7 +437,7 @@ class _BestSpan:
         # The windows come in no order: of equal scores the first in the context counts, as in `answer`.
         if (score, -front - first, -front - last) > (self.score, -self.first, -self.last):
             self.score, self.first, self.last = score, front + first, front + last
-        self.nowhere = min(self.nowhere, float(starts_T[0] * ends_T[0]))
+        self.no_answer_score = min(self.no_answer_score, float(starts_T[0] * ends_T[0]))
 
 
 def _measures(loss: float, predicted: list[str], golds: list[list[str]]) -> AnswerMeasures:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 
 from pydantic import Field
 
-from clearhead.base.errors import InputError, key, nearest
-from clearhead.base.files import absent
+from clearhead.base.errors import InputError, did_you_mean, key
+from clearhead.base.files import explain_absent
 from clearhead.data.sources.examples import ListedExamples
-from clearhead.data.sources.named import named_dataset
+from clearhead.data.sources.named import parse_dataset_name
 from clearhead.data.sources.run_file_tables import (
     Column,
     Filled,
@@ -26,10 +26,10 @@ from clearhead.data.sources.tables import (
     WHOLE,
     AlignedFiles,
     Dataset,
+    DataTable,
     DelimitedFile,
     JsonLinesFile,
     Share,
-    Table,
     TableSource,
     read_table,
 )
@@ -120,7 +120,7 @@ def _is_delimited(path: Path | str) -> bool:
     return has_ending(path, ".tsv", ".csv")
 
 
-def read_labelled(source: TableSource, share: Share = WHOLE, *, kind: LabelKind = "single_label") -> Table:
+def read_labelled(source: TableSource, share: Share = WHOLE, *, kind: LabelKind = "single_label") -> DataTable:
     """Read the examples of a source, as columns "text", "labels" and, for pairs of texts, "pair".
 
     Args:
@@ -133,13 +133,13 @@ def read_labelled(source: TableSource, share: Share = WHOLE, *, kind: LabelKind 
     """
     if isinstance(source, AlignedFiles) and not (labels := source.columns["labels"]).exists():
         raise InputError(
-            f"{labels}: {absent(labels)}; expected a file with a label for each line of {source.columns['text']}, or a "
+            f"{labels}: {explain_absent(labels)}; expected a file with a label for each line of {source.columns['text']}, or a "
             "column where the name of that file ends in .tsv, .csv or .jsonl"
         )
-    return read_table(source, share, what="labelled text", alike=lambda data: _alike(data, kind))
+    return read_table(source, share, what="labelled text", row_keys=lambda data: _group_keys(data, kind))
 
 
-def _alike(data: Table, kind: LabelKind) -> tuple[list[list[str]], list[Hashable] | None]:
+def _group_keys(data: DataTable, kind: LabelKind) -> tuple[list[list[str]], list[Hashable] | None]:
     """Return the text of each example, or its two texts as one, and its labels unless they are numbers."""
     texts = ["\n".join(texts).strip() for texts in zip(*text_columns(data), strict=True)]
     keys = [[text] if text else [] for text in texts]
@@ -151,7 +151,7 @@ def _alike(data: Table, kind: LabelKind) -> tuple[list[list[str]], list[Hashable
     ]
 
 
-def text_columns(data: Table) -> list[list[str]]:
+def text_columns(data: DataTable) -> list[list[str]]:
     """Return the texts of labelled data, or the first and the second texts of pairs."""
     return [list(data[role]) for role in ("text", "pair") if role in data]
 
@@ -173,14 +173,16 @@ def labelled_table(
         pair: the column of the second texts, or a file of them.
         split: as for `named_dataset`.
     """
-    named = named_dataset(text, split=split)
+    named = parse_dataset_name(text, split=split)
     if named is not None:
         fields = {"labels": labels, "field": named.field or text_column, "pair": pair}
         return {**named.table, **{key: value for key, value in fields.items() if value is not None}}
     values = {"labels": labels, "text_column": text_column, "pair": pair}
-    given = {key: value for key, value in values.items() if value is not None}
+    named_columns = {key: value for key, value in values.items() if value is not None}
     # As in a run file, a column of a table is a name or a number counted from 1.
-    columns = {key: int(value) if _is_delimited(text) and value.isdecimal() else value for key, value in given.items()}
+    columns = {
+        key: int(value) if _is_delimited(text) and value.isdecimal() else value for key, value in named_columns.items()
+    }
     return {"text": str(text), **columns}
 
 
@@ -190,7 +192,7 @@ _EXAMPLES: Final = ListedExamples(
 )
 
 
-def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
+def _read_labelled_examples(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
     """As of `TaskData.labelled`; both parts have shares of each class."""
     text_column, pair = options.get("text_column"), options.get("pair")
     table = labelled_table(options["text"], options["labels"], text_column=text_column, pair=pair)
@@ -198,7 +200,7 @@ def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> Lab
     labels = _labels(data, options, train)
     fields = {role: role for role in ("text", "pair") if role in data} | {"labels": "label"}
     examples = list(zip(*text_columns(data), strict=True))
-    keys, groups = _alike(data, labels.kind)
+    keys, groups = _group_keys(data, labels.kind)
     described = LabelledExamples(
         table=table,
         what="texts",
@@ -217,7 +219,7 @@ def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> Lab
     return described
 
 
-def _labels(data: Table, options: Mapping[str, Any], train: LabelledExamples | None) -> LabelSet:
+def _labels(data: DataTable, options: Mapping[str, Any], train: LabelledExamples | None) -> LabelSet:
     """Return the labels of training examples; those of validation examples must be among them."""
     # It loads NumPy, for which a fault in a run file should not wait.
     from clearhead.tasks.classify.label_set import learn_labels
@@ -229,14 +231,14 @@ def _labels(data: Table, options: Mapping[str, Any], train: LabelledExamples | N
     return labels
 
 
-def _label_kind(data: Table, wanted: str | None) -> LabelKind:
+def _label_kind(data: DataTable, wanted: str | None) -> LabelKind:
     """Return the kind that is wanted; else tell lists of labels, and numbers that are not classes, from names."""
     kinds: tuple[LabelKind, ...] = get_args(LabelKind)
     for kind in kinds:
         if kind == wanted:
             return kind
     if wanted is not None:
-        raise InputError(f"--label-kind is '{wanted}'; expected one of {', '.join(kinds)}{nearest(wanted, kinds)}")
+        raise InputError(f"--label-kind is '{wanted}'; expected one of {', '.join(kinds)}{did_you_mean(wanted, kinds)}")
     labels = data["labels"]
     if any(isinstance(label, list | tuple) for label in labels):
         return "multi_label"
@@ -247,11 +249,11 @@ def _label_kind(data: Table, wanted: str | None) -> LabelKind:
     return "regression" if len(numbers) == len(data) and any(number % 1 for number in numbers) else "single_label"
 
 
-def _read(source: TableSource, share: Share, task: Mapping[str, Any]) -> Table:
+def _read(source: TableSource, share: Share, task: Mapping[str, Any]) -> DataTable:
     """As `TaskData.read`; a faulty kind of labels is left to the check of the run file."""
     kinds: tuple[LabelKind, ...] = get_args(LabelKind)
     kind = next((kind for kind in kinds if kind == task.get("labels")), kinds[0])
     return read_labelled(source, share, kind=kind)
 
 
-DATA: Final = TaskData(ClassifyTask, _FORMS, _EXAMPLES, labelled=_labelled, read=_read)
+DATA: Final = TaskData(ClassifyTask, _FORMS, _EXAMPLES, labelled=_read_labelled_examples, read=_read)

@@ -14,11 +14,11 @@ import numpy as np
 from jaxtyping import Float, Int64
 from numpy import ndarray
 
-from clearhead.base.errors import InputError, json_text, key, nearest, shortened
-from clearhead.data.sources.tables import Table
+from clearhead.base.errors import InputError, did_you_mean, json_text, key, shorten
+from clearhead.data.sources.tables import DataTable
 from clearhead.spec.tasks.record import LabelKind
 
-_MOST_SHOWN = 12
+_MAX_SHOWN = 12
 # From this many on, labels that are all different are taken for a wrong column.
 _SUSPICIOUS = 20
 
@@ -44,7 +44,7 @@ class LabelSet:
         """Outputs of a head for these labels."""
         return 1 if self.kind == "regression" else len(self.names)
 
-    def encode(self, data: Table) -> Int64[ndarray, " texts"] | Float[ndarray, "texts ..."]:
+    def encode(self, data: DataTable) -> Int64[ndarray, " texts"] | Float[ndarray, "texts ..."]:
         """Return the labels as training targets.
 
         Args:
@@ -75,20 +75,20 @@ class LabelSet:
     def _unknown(self, name: str, location: str) -> InputError:
         return InputError(
             f"{location}: the label {json_text(name)} is not among the {len(self.names)} of the training "
-            f"data ({_listed(self.names)}){nearest(name, self.names)}; check " + key("labels")
+            f"data ({_format_names(self.names)}){did_you_mean(name, self.names)}; check " + key("labels")
         )
 
-    def describe(self, data: Table) -> str:
+    def describe(self, data: DataTable) -> str:
         """Return how often each label occurs in some data, or the range of its numbers."""
         if self.kind == "regression":
             values = _numbers(data)
             return f"numbers from {values.min():g} to {values.max():g}"
         counts = _counts(data, self.kind)
         shares = [f"{name} {counts[name]:,}" for name in self.names]
-        return f"{len(self.names)} labels: {_listed(shares)}"
+        return f"{len(self.names)} labels: {_format_names(shares)}"
 
 
-def learn_labels(data: Table, kind: LabelKind) -> LabelSet:
+def learn_labels(data: DataTable, kind: LabelKind) -> LabelSet:
     """Return the labels of training data: classes in order of number or name, numbers with their mean and deviation.
 
     Args:
@@ -119,7 +119,7 @@ def learn_labels(data: Table, kind: LabelKind) -> LabelSet:
         numbers = ", or for numbers set " + key("task.labels", "regression") if all(map(_is_number, names)) else ""
         raise InputError(
             f"{location}: each of the {len(data)} texts from here on has a label of its own "
-            f"({_listed(sorted(names))}); check " + key("labels") + numbers
+            f"({_format_names(sorted(names))}); check " + key("labels") + numbers
         )
     return LabelSet(kind, names=tuple(sorted(names, key=_order)))
 
@@ -135,17 +135,17 @@ def _is_number(name: str) -> bool:
     return False
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - _MOST_SHOWN
-    return ", ".join(map(shortened, names[:_MOST_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
+def _format_names(names: Sequence[str]) -> str:
+    more = len(names) - _MAX_SHOWN
+    return ", ".join(map(shorten, names[:_MAX_SHOWN])) + (f" and {more:,} more" if more > 0 else "")
 
 
-def _counts(data: Table, kind: LabelKind) -> Counter[str]:
+def _counts(data: DataTable, kind: LabelKind) -> Counter[str]:
     """Count how often each class occurs in some data."""
     return Counter(itertools.chain.from_iterable(_names(data, kind)))
 
 
-def _names(data: Table, kind: LabelKind) -> Iterator[list[str]]:
+def _names(data: DataTable, kind: LabelKind) -> Iterator[list[str]]:
     """Go through the class of each row, or its classes, each once."""
     for row, label in enumerate(data["labels"]):
         yield [_class(label, data.location(row))] if kind == "single_label" else _classes(label, data.location(row))
@@ -187,7 +187,7 @@ def _name(value: object, location: str, hint: str) -> str:
     raise InputError(f"{location}: the label is {json_text(value)}; expected the name of a class (" + hint + ")")
 
 
-def _numbers(data: Table) -> Float[ndarray, " texts"]:
+def _numbers(data: DataTable) -> Float[ndarray, " texts"]:
     """Return the numbers that the labels of some data are."""
     return np.array([_number(label, data.location(row)) for row, label in enumerate(data["labels"])], dtype=np.float64)
 

@@ -28,7 +28,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
         parameters: of the call.
     """
     answers = []
-    for predicted in model.classify([_text(given) for given in inputs]):
+    for predicted in model.classify([_text(item) for item in inputs]):
         named = {_only_label(model): predicted.value} if predicted.value is not None else predicted.probabilities
         scores = [{"label": label, "score": score} for label, score in named.items()]
         answers.append(sorted(scores, key=lambda score: -score["score"])[: parameters.top_k])
@@ -42,9 +42,9 @@ def _only_label(model: Any) -> str:
     return str(names.get("0", "LABEL_0"))
 
 
-def _text(given: Any) -> str | tuple[str, str]:
-    if isinstance(given, dict) and {"text", "text_pair"} == set(given):
-        return f"{given['text']}", f"{given['text_pair']}"
-    if not isinstance(given, str):
+def _text(item: Any) -> str | tuple[str, str]:
+    if isinstance(item, dict) and {"text", "text_pair"} == set(item):
+        return f"{item['text']}", f"{item['text_pair']}"
+    if not isinstance(item, str):
         raise InputError('inputs must be texts, or {"text": ..., "text_pair": ...} for pairs')
-    return given
+    return item

@@ -10,8 +10,8 @@ from numpy import ndarray
 
 from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged, encode_texts, fitting_lengths
-from clearhead.data.sources.tables import WHOLE, Share, Table, TableSource
-from clearhead.data.stores.store import Encoded, Store, StoreKind, counted, prepare_store, read_together
+from clearhead.data.sources.tables import WHOLE, DataTable, Share, TableSource
+from clearhead.data.stores.store import Encoded, Store, StoreKind, format_counts, joint_lengths, prepare_store
 from clearhead.spec.tasks.record import LabelKind
 from clearhead.tasks.classify.data import read_labelled, text_columns
 from clearhead.tasks.classify.label_set import LabelSet, learn_labels
@@ -26,10 +26,10 @@ def _report(store: Store) -> str:
         "cut": f"cut to their first {counts['max_length']:,} tokens",
     }
     read = f"{counts['kept'] + counts['empty']:,} labelled texts read, {counts['kept']:,} kept"
-    return ", ".join([read, *counted(counts, words)]) + f"; {counts['labels']}"
+    return ", ".join([read, *format_counts(counts, words)]) + f"; {counts['labels']}"
 
 
-LABELLED = StoreKind("labelled", "labelled texts", ("first", "second"), _report, read_together)
+LABELLED = StoreKind("labelled", "labelled texts", ("first", "second"), _report, joint_lengths)
 """Stores of labelled texts: "labels" are those of `LabelSet.encode`, "rows" their numbers in the data."""
 
 
@@ -78,7 +78,7 @@ def prepare_labelled(
     return prepare_store(LABELLED, inputs, encode, special=(num_special,))
 
 
-def _encode(data: Table, tokenizer: Tokenizer, max_length: int, num_special: int, labels: LabelSet) -> Encoded:
+def _encode(data: DataTable, tokenizer: Tokenizer, max_length: int, num_special: int, labels: LabelSet) -> Encoded:
     columns = text_columns(data)
     shortest, room = num_special + len(columns), max_length - num_special
     if max_length < shortest:
@@ -96,9 +96,9 @@ def _encode(data: Table, tokenizer: Tokenizer, max_length: int, num_special: int
     if not keep.any():
         raise InputError(f"{data.location(0)}: all {len(data)} texts from here on are empty; nothing is left to use")
     arrays: dict[str, ndarray | Ragged] = {}
-    for name, text, kept in zip(LABELLED.texts, texts, fitting_lengths(lengths, room), strict=False):
-        is_cut |= kept < text.lengths
-        arrays[name] = text.truncate(kept, keep)
+    for name, text, kept_lengths in zip(LABELLED.texts, texts, fitting_lengths(lengths, room), strict=False):
+        is_cut |= kept_lengths < text.lengths
+        arrays[name] = text.truncate(kept_lengths, keep)
     empty = np.flatnonzero(~keep)
     report = {
         "kept": int(keep.sum()),

@@ -26,7 +26,7 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.store import Store
-from clearhead.spec.presets.task_heads import token_head, usual_label_head, usual_pool, with_head
+from clearhead.spec.presets.task_heads import default_label_head, default_pool, token_head, with_head
 from clearhead.spec.tasks.record import LabelKind, TaskRecord
 from clearhead.tasks.classify.data import ClassifyTask, labelled_texts
 from clearhead.tasks.classify.label_set import LabelSet
@@ -35,7 +35,7 @@ from clearhead.tasks.classify.use import ClassifyMeasures, measure_store
 from clearhead.tasks.outputs import run_batch
 from clearhead.tasks.train import LabelledTraining, Stores
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.task_parts import TaskParts, TaskSetup
+from clearhead.training.task_setup import PreparedTask, TaskSetup
 
 SCORES: Mapping[LabelKind, str] = MappingProxyType(
     {"single_label": "accuracy", "multi_label": "micro F1", "regression": "Spearman"}
@@ -60,7 +60,7 @@ class Training(LabelledTraining):
         super().__init__(setup)
         self.kind: LabelKind = self.task_table(ClassifyTask).labels
 
-    def parts(self) -> TaskParts[Batch]:
+    def parts(self) -> PreparedTask[Batch]:
         """As of `TaskTraining`."""
         if self.kind == "regression" and self.run_file.train.label_smoothing:
             raise InputError("[train] label_smoothing has no effect where labels are numbers; remove it")
@@ -74,17 +74,17 @@ class Training(LabelledTraining):
             return prepared(labels=labels_of(train))
         store = prepared()
         labels = labels_of(store)
-        known = self._known_labels(labels)
+        known = self._reuse_initial_labels(labels)
         return store if known == labels else prepared(labels=known)
 
-    def _known_labels(self, labels: LabelSet) -> LabelSet:
+    def _reuse_initial_labels(self, labels: LabelSet) -> LabelSet:
         """Return the labels of the initial model, if they are those of the data, so that its head can be kept."""
         initial = self.setup.initial
         if initial is None or initial.record.kind != "classify" or initial.record.label_kind != labels.kind:
             return labels
         if labels.kind == "regression":
             return LabelSet("regression", (), initial.record.number_mean, initial.record.number_scale)
-        names = initial.labels_like("classify", labels.names)
+        names = initial.match_labels("classify", labels.names)
         return labels if names is None else LabelSet(labels.kind, names)
 
     def record(self, stores: Stores[Store]) -> TaskRecord:
@@ -102,20 +102,20 @@ class Training(LabelledTraining):
             number_scale=labels.scale,
         )
 
-    def known_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, TaskRecord] | None:
+    def reuse_initial_head(self, tokenizer: Tokenizer, record: TaskRecord) -> tuple[spec.Model, TaskRecord] | None:
         """As of `LabelledTraining`; a pooling that the run file chooses needs a new head."""
-        return None if self.task_table(ClassifyTask).pool is not None else super().known_spec(tokenizer, record)
+        return None if self.task_table(ClassifyTask).pool is not None else super().reuse_initial_head(tokenizer, record)
 
     def new_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> spec.Model:
         """As of `LabelledTraining`."""
         # The width of the head is that of the spec, so the first spec has any head.
         model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=token_head(1))
-        pool = self.task_table(ClassifyTask).pool or usual_pool(model)
+        pool = self.task_table(ClassifyTask).pool or default_pool(model)
         if pool == "first" and model.encoder is None:
             raise InputError(
                 "[task] pool = 'first' is the start token, which in a decoder does not attend to the text; use 'last'"
             )
-        return with_head(model, usual_label_head(model, len(record.labels) or 1, pool=pool))
+        return with_head(model, default_label_head(model, len(record.labels) or 1, pool=pool))
 
     def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:
         """As of `LabelledTraining`."""

@@ -22,7 +22,7 @@ from clearhead.base.progress import message
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
 from clearhead.data.stores.store import Store
-from clearhead.generate.scoring.result import Measures, aligned, f1_table, percent
+from clearhead.generate.scoring.result import Measures, align_columns, f1_table, percent
 from clearhead.spec.tasks.record import Repeats, TaskRecord
 from clearhead.tasks.classify.data import DATA
 from clearhead.tasks.classify.label_set import LabelSet
@@ -37,7 +37,7 @@ from clearhead.tasks.evaluate.metrics import (
     pearson,
     spearman,
 )
-from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 from clearhead.tasks.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.tasks.use import collate_texts
 from clearhead.text.tokenizer import Tokenizer
@@ -202,7 +202,7 @@ class LabelMeasures(Measures):
 
     def lines(self) -> list[str]:
         """Return the numbers for a person."""
-        scores = aligned({"accuracy": percent(self.accuracy), "macro F1": percent(self.macro_f1)})
+        scores = align_columns({"accuracy": percent(self.accuracy), "macro F1": percent(self.macro_f1)})
         return [*scores, "", *f1_table("label", self.labels, "texts")]
 
 
@@ -232,7 +232,9 @@ class MultiLabelMeasures(Measures):
     def lines(self) -> list[str]:
         """Return the numbers for a person."""
         exact = f"{percent(self.exact)} of the texts have exactly their labels"
-        return aligned({"micro F1": percent(self.micro_f1), "macro F1": percent(self.macro_f1), "exact match": exact})
+        return align_columns(
+            {"micro F1": percent(self.micro_f1), "macro F1": percent(self.macro_f1), "exact match": exact}
+        )
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -261,13 +263,13 @@ class NumberMeasures(Measures):
     def lines(self) -> list[str]:
         """Return the numbers for a person."""
         rows = {"Spearman": f"{self.spearman:.4f}", "Pearson": f"{self.pearson:.4f}"}
-        return aligned({**rows, "mean squared error": f"{self.mean_squared_error:.6g}"})
+        return align_columns({**rows, "mean squared error": f"{self.mean_squared_error:.6g}"})
 
 
 ClassifyMeasures = LabelMeasures | MultiLabelMeasures | NumberMeasures
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions) -> ClassifyMeasures:
+def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> ClassifyMeasures:
     """Measure how well a classifier predicts the labels or numbers of texts.
 
     Raises:

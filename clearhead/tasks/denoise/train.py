@@ -14,7 +14,7 @@ from clearhead.text.tokenizer import Tokenizer
 class Training(NoisedTraining):
     """The training of a model that restores text."""
 
-    def noised_tokenizer(self) -> Tokenizer:
+    def train_noise_tokenizer(self) -> Tokenizer:
         """As of `NoisedTraining`."""
         # A tokenizer that is trained here adds two special tokens to a text.
         noise = self.task_table(DenoiseTask).noise

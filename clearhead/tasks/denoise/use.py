@@ -7,7 +7,7 @@ from typing import Any
 
 from clearhead.data.objectives.build import build_objective
 from clearhead.generate.scoring.result import Measures
-from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 from clearhead.tasks.use import corpus_of, measure_hidden_tokens, noise_of
 
 
@@ -16,7 +16,7 @@ def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) 
     return list(model.translate(list(texts), batch_size=batch_size))
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
+def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
     """Measure the loss of the tokens that the noise of training hides."""
     objective = build_objective(noise_of(model), model.tokenizers.source)
     return measure_hidden_tokens(model, corpus_of(model, data), objective, options.batch_size)

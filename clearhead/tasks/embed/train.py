@@ -20,14 +20,14 @@ from clearhead.data.batches.plans import training_batches
 from clearhead.data.stores.store import Store
 from clearhead.generate.scoring.result import Validation
 from clearhead.spec import Model
-from clearhead.spec.presets.task_heads import usual_pool, vector_head, with_head
+from clearhead.spec.presets.task_heads import default_pool, vector_head, with_head
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.embed.batches import ContrastiveBatch, collate_contrastive, contrastive_plan, store_groups
 from clearhead.tasks.embed.data import EmbedTask
 from clearhead.tasks.evaluate.retrieval import recall_at
 from clearhead.tasks.train import PairTraining, Stores, evenly_spaced
 from clearhead.text.tokenizer import Tokenizer
-from clearhead.training.task_parts import TaskParts, one_sided
+from clearhead.training.task_setup import PreparedTask, one_sided
 
 # Recall depends on the number of candidates, so that number is fixed.
 _MOST_CHOICES = 2_000
@@ -41,7 +41,7 @@ class Training(PairTraining):
         """Divides the cosines."""
         return self.task_table(EmbedTask).temperature
 
-    def parts(self) -> TaskParts[ContrastiveBatch]:
+    def parts(self) -> PreparedTask[ContrastiveBatch]:
         """As of `TaskTraining`."""
         setup, train = self.setup, self.run_file.train
         tokenizer = setup.find_tokenizer(lambda: self.train_tokenizers(joint=True).source)
@@ -60,7 +60,7 @@ class Training(PairTraining):
         def loss(module: nn.Module, batch: ContrastiveBatch) -> tuple[Tensor, int]:
             return batch_loss(module, batch.to(setup.device), temperature=self.temperature, start=collator.start)[0]
 
-        return TaskParts(
+        return PreparedTask(
             tokenizers=one_sided(tokenizer),
             spec=model,
             batches=batches,
@@ -94,7 +94,7 @@ class Training(PairTraining):
             return self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=initial.spec.head)
         # The usual pooling depends on the stacks of the spec, so the first spec has any head.
         model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=vector_head(pool="mean"))
-        return with_head(model, vector_head(pool=pool or usual_pool(model)))
+        return with_head(model, vector_head(pool=pool or default_pool(model)))
 
     def _validator(self, store: Store, collator: InputCollator) -> Callable[[nn.Module], Validation]:
         """Return the validation on held-out pairs: the loss of a pair, and the mean recall@1 of both directions."""

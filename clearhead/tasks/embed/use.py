@@ -17,12 +17,12 @@ from clearhead import spec
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.generate.scoring.result import Measures, aligned, percent
+from clearhead.generate.scoring.result import Measures, align_columns, percent
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.tasks.embed.batches import positive_groups
 from clearhead.tasks.evaluate.metrics import pearson, spearman
-from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 from clearhead.tasks.evaluate.retrieval import check_pairs, recall_at
 from clearhead.tasks.outputs import encode_sides, max_input_length, pooled_outputs
 from clearhead.tasks.use import pairs_of
@@ -114,7 +114,7 @@ def check_vectors(record: TaskRecord) -> None:
     Raises:
         InputError: the outputs are label scores; the message says how to train an embedding model.
     """
-    if find(record.kind).has_labels:
+    if find_task(record.kind).has_labels:
         raise InputError(
             f"this model was trained to '{record.kind}', so what it makes of a text are scores of labels, no vector: "
             'train it with [task] kind = "embed" and init = "…", the path of this model'
@@ -161,7 +161,7 @@ class RecallMeasures(Measures):
 
     def lines(self) -> list[str]:
         """Return the numbers for a person."""
-        return aligned(
+        return align_columns(
             {
                 "recall@1": f"{percent(self.forward)} of the sources find their target among {self.pairs}",
                 "": f"{percent(self.backward)} of the targets find their source",
@@ -186,10 +186,10 @@ class SimilarityMeasures(Measures):
 
     def lines(self) -> list[str]:
         """Return the numbers for a person."""
-        return aligned({"Spearman": f"{self.spearman:.4f}", "Pearson": f"{self.pearson:.4f}"})
+        return align_columns({"Spearman": f"{self.spearman:.4f}", "Pearson": f"{self.pearson:.4f}"})
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
+def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
     """Measure whether each text finds its partner, or whether similarities follow the expected ones."""
     table = pairs_of(data, "embed")
     firsts, seconds = list(table["source"]), list(table["target"])
@@ -198,8 +198,10 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measure
             raise InputError(f"{table.location(index)}: one side of the pair is empty; every pair needs both texts")
     if options.similarities is not None:
         if len(options.similarities) != len(firsts):
-            given = len(options.similarities)
-            raise InputError(f"there are {given} similarities, but {len(firsts)} pairs; expected one for each")
+            num_similarities = len(options.similarities)
+            raise InputError(
+                f"there are {num_similarities} similarities, but {len(firsts)} pairs; expected one for each"
+            )
         expected = np.array(options.similarities, dtype=np.float64)
         parts = model.tree, model.tokenizers.source, firsts, seconds
         task, size = model.task, options.batch_size

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 
 from clearhead.base.errors import InputError
 from clearhead.base.progress import message
-from clearhead.data.sources.run_file_tables import read_alike
+from clearhead.data.sources.run_file_tables import apply_data_format
 from clearhead.generate.scoring.result import Measures
-from clearhead.spec.tasks.registry import find
-from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.spec.tasks.registry import find_task
+from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 
 
-def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
+def evaluate_model(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
     """Measure a model by the task it was trained for.
 
     Args:
@@ -29,15 +29,15 @@ def evaluate_model(model: Evaluated, data: object, options: EvaluateOptions) -> 
     Raises:
         InputError: the data is unusable, an option has no effect on this model, or a result is not a finite number.
     """
-    task = find(model.task.kind)
+    task = find_task(model.task.kind)
     if task.measured_on_pairs_as and are_pairs(data):
-        task = find(task.measured_on_pairs_as)
+        task = find_task(task.measured_on_pairs_as)
     options.refuse_unused(task.kind)
     read, added = data, list[str]()
     if isinstance(data, Mapping):
-        read = read_alike(data, model.task.reading)
+        read = apply_data_format(data, model.task.reading)
         added = [f"{key} = {json.dumps(value)}" for key, value in read.items() if key not in data]
-    measures: Measures = task.part("use").measure(model, read, options)
+    measures: Measures = task.module("use").measure(model, read, options)
     if added:
         message(f"read as in training: {', '.join(added)}")
     unusable = [name for name, value in measures.items() if isinstance(value, float) and not math.isfinite(value)]

@@ -19,11 +19,11 @@ from clearhead.generate.options import (
     SearchKwargs,
     SearchOptions,
     TranslateKwargs,
-    given_options,
+    drop_unset_options,
     value_faults,
 )
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.tasks.evaluate.translations import tokenize_faults
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import SpecialTokens
@@ -32,7 +32,7 @@ _COUNTS = MappingProxyType(dict.fromkeys(("window", "stride", "batch_size"), (in
 
 
 @runtime_checkable
-class Evaluated(Protocol):
+class EvaluatedModel(Protocol):
     """What is measured: a module with its tokenizers and its task, and what it answers.
 
     Attributes:
@@ -109,7 +109,7 @@ class EvaluateOptions:
         if faults:
             raise InputError.from_faults(faults, subject="the options")
         search = {"beam_size": self.beam_size, "length_penalty": self.length_penalty}
-        SearchOptions(**given_options(search, SearchKwargs))
+        SearchOptions(**drop_unset_options(search, SearchKwargs))
 
     def refuse_unused(self, kind: str) -> None:
         """Refuse options without effect on a kind of task.
@@ -117,7 +117,7 @@ class EvaluateOptions:
         Raises:
             InputError: one sentence that names all of them.
         """
-        used = [name for name in find(kind).evaluate.optional if name in vars(self)]
+        used = [name for name in find_task(kind).evaluate.optional if name in vars(self)]
         unused = [
             name for name, value in vars(self).items() if name not in used and value is not None and value is not False
         ]

@@ -62,10 +62,10 @@ def recall_at(
     if not len(first_ND):
         raise InputError("there are no pairs to measure recall on")
     groups_N = np.arange(len(first_ND)) if groups is None else groups
-    return Recall(_found(first_ND, second_ND, k, groups_N), _found(second_ND, first_ND, k, groups_N))
+    return Recall(_one_way_recall(first_ND, second_ND, k, groups_N), _one_way_recall(second_ND, first_ND, k, groups_N))
 
 
-def _found(
+def _one_way_recall(
     queries_ND: Float32[ndarray, "pairs width"],
     candidates_ND: Float32[ndarray, "pairs width"],
     k: int,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from clearhead.base.errors import InputError, argument, nearest
+from clearhead.base.errors import InputError, argument, did_you_mean
 
 # sacreBLEU's other tokenizations need further packages or downloads.
 TOKENIZATIONS = ("13a", "none", "intl", "zh", "char")
@@ -32,7 +32,7 @@ def tokenize_faults(tokenize: str) -> list[str]:
     if tokenize in TOKENIZATIONS:
         return []
     valid = ", ".join(TOKENIZATIONS)
-    return [argument("tokenize") + f" must be one of {valid}, not '{tokenize}'{nearest(tokenize, TOKENIZATIONS)}."]
+    return [argument("tokenize") + f" must be one of {valid}, not '{tokenize}'{did_you_mean(tokenize, TOKENIZATIONS)}."]
 
 
 def bleu_chrf(

@@ -13,7 +13,7 @@ from clearhead.text.tokenizer import Tokenizer
 class Training(NoisedTraining):
     """The training of a masked model."""
 
-    def noised_tokenizer(self) -> Tokenizer:
+    def train_noise_tokenizer(self) -> Tokenizer:
         """As of `NoisedTraining`."""
         return self.train_tokenizer(mask=True)
 

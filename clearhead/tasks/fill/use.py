@@ -27,7 +27,7 @@ from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import batches_by_cost, device_of, pad_ids
 from clearhead.generate.scoring.result import Measures
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 from clearhead.tasks.outputs import check_finite, max_input_length
 from clearhead.tasks.use import collate_texts, corpus_of, measure_hidden_tokens, noise_of, refuse_pair
 from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, warn_of_long_texts
@@ -38,7 +38,7 @@ BLANK = "___"
 """Marks a blank for every model; more underscores in a row are a single blank."""
 
 # Every subword tokenizer splits between a digit and a letter or a punctuation mark.
-_STAND_IN = "0"
+_PLACEHOLDER = "0"
 _BATCH_TOKENS = 4096
 _TRAIN = 'train a masked model with [task] kind = "fill" and [model] family = "encoder"'
 
@@ -123,14 +123,14 @@ def fill(
     module = in_evaluation(module)
     with torch.inference_mode():
         for batch in batches_by_cost(lengths, budget=batch_tokens, most_rows=batch_size):
-            of_batch = [masked_texts[index] for index in batch]
-            sizes = [len(masked.places) for masked in of_batch]
+            batch_texts = [masked_texts[index] for index in batch]
+            sizes = [len(masked.places) for masked in batch_texts]
             with naming_texts(batch):
-                best = _best(module, of_batch, tokenizer.pad_id, torch.from_numpy(words.ordinary), top_k)
-            of_texts = zip(*(tensor_NK.split(sizes) for tensor_NK in best), strict=True)
-            for index, (probabilities_NK, ids_NK) in zip(batch, of_texts, strict=True):
-                of_text = probabilities_NK.tolist(), ids_NK.tolist()
-                candidates[index] = _answers(texts[index], masked_texts[index], of_text, tokenizer, words)
+                best = _best_candidates(module, batch_texts, tokenizer.pad_id, torch.from_numpy(words.ordinary), top_k)
+            best_by_text = zip(*(tensor_NK.split(sizes) for tensor_NK in best), strict=True)
+            for index, (probabilities_NK, ids_NK) in zip(batch, best_by_text, strict=True):
+                best_of_text = probabilities_NK.tolist(), ids_NK.tolist()
+                candidates[index] = _answers(texts[index], masked_texts[index], best_of_text, tokenizer, words)
     return candidates
 
 
@@ -169,23 +169,23 @@ def _read_start(
     text: str, number: int, tokenizer: Tokenizer, words: WordBoundaries, most: int
 ) -> tuple[_MaskedText, bool]:
     """Return at most so many ids of a text with its blanks, and whether it is longer."""
-    behind = InputError(
+    late_blanks = InputError(
         nth_text(number) + f" has its blanks behind the {most} tokens that the model reads; shorten the text in "
         "front of them"
     )
     start = text[: most * CHARACTERS_PER_TOKEN]
     is_cut = len(start) < len(text)
     if is_cut and _blank_spans(text, tokenizer) and not _blank_spans(start, tokenizer):
-        raise behind
+        raise late_blanks
     masked = _mask_blanks(start, number, tokenizer, words)
     if len(masked.ids) <= most:
         return masked, is_cut
     suffix = tokenizer.special_tokens.for_text.suffix
-    kept = most - len(suffix)
-    count = bisect_left(masked.places, kept)
+    num_kept = most - len(suffix)
+    count = bisect_left(masked.places, num_kept)
     if count == 0:
-        raise behind
-    return _MaskedText([*masked.ids[:kept], *suffix], masked.places[:count], masked.spans[:count]), True
+        raise late_blanks
+    return _MaskedText([*masked.ids[:num_kept], *suffix], masked.places[:count], masked.spans[:count]), True
 
 
 def _mask_blanks(text: str, number: int, tokenizer: Tokenizer, words: WordBoundaries) -> _MaskedText:
@@ -196,35 +196,35 @@ def _mask_blanks(text: str, number: int, tokenizer: Tokenizer, words: WordBounda
     if not spans:
         raise InputError(nth_text(number) + f" has no blank: write {BLANK} or {mask_text} where a word is wanted")
     # Blanks are encoded as words of one character, so that white space around them is encoded as around any word.
-    stood_in, stands, last = "", [], 0
+    placeholder_text, blank_starts, last = "", [], 0
     for start, end in spans:
-        stood_in += text[last:start]
-        stands.append(len(stood_in))
-        stood_in, last = stood_in + _STAND_IN, end
-    stood_in += text[last:]
-    ids, places = tokenizer.encode_with_spans(stood_in)
-    around = tokenizer.special_tokens.for_text
-    masked_ids, mask_places, token = [*around.prefix], [], 0
-    for (start, end), stand in zip(spans, stands, strict=True):
-        while token < len(ids) and places[token][1] <= stand:
+        placeholder_text += text[last:start]
+        blank_starts.append(len(placeholder_text))
+        placeholder_text, last = placeholder_text + _PLACEHOLDER, end
+    placeholder_text += text[last:]
+    ids, places = tokenizer.encode_with_spans(placeholder_text)
+    framing = tokenizer.special_tokens.for_text
+    masked_ids, mask_places, token = [*framing.prefix], [], 0
+    for (start, end), blank_start in zip(spans, blank_starts, strict=True):
+        while token < len(ids) and places[token][1] <= blank_start:
             masked_ids.append(ids[token])
             token += 1
         # A token for the space alone comes from the stand-in: a word includes its own space.
-        if words.carries_space and len(masked_ids) > len(around.prefix) and words.texts[masked_ids[-1]] == " ":
+        if words.carries_space and len(masked_ids) > len(framing.prefix) and words.texts[masked_ids[-1]] == " ":
             masked_ids.pop()
         mask_places.append(len(masked_ids))
         masked_ids.append(mask_id)
-        while token < len(ids) and places[token][0] <= stand:
-            if stood_in[slice(*places[token])].strip() not in ("", _STAND_IN):
+        while token < len(ids) and places[token][0] <= blank_start:
+            if placeholder_text[slice(*places[token])].strip() not in ("", _PLACEHOLDER):
                 raise InputError(
                     at_text(number) + f": the blank at characters {start} to {end} is one word with what it touches "
                     "for the tokenizer of this model: put white space around it"
                 )
             token += 1
-    return _MaskedText([*masked_ids, *ids[token:], *around.suffix], mask_places, spans)
+    return _MaskedText([*masked_ids, *ids[token:], *framing.suffix], mask_places, spans)
 
 
-def _best(
+def _best_candidates(
     module: Transformer,
     masked_texts: Sequence[_MaskedText],
     pad_id: int,
@@ -269,7 +269,7 @@ def _answers(
                     probability=probability,
                     start=start,
                     end=end,
-                    filled=_written(
+                    filled=_fill_blanks(
                         text, masked.spans, [*best[:number], written, *best[number + 1 :]], words.carries_space
                     ),
                 )
@@ -277,7 +277,7 @@ def _answers(
     return answers
 
 
-def _written(text: str, spans: Sequence[tuple[int, int]], fillings: Sequence[str], carries_space: bool) -> str:
+def _fill_blanks(text: str, spans: Sequence[tuple[int, int]], fillings: Sequence[str], carries_space: bool) -> str:
     """Return a text with its blanks filled; entries that include a leading space decide about it."""
     result, last = "", 0
     for (start, end), filling in zip(spans, fillings, strict=True):
@@ -306,7 +306,7 @@ def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokeniz
     return replace(inputs, ids=inputs.ids.new_tensor([masked_ids(texts[0], tokenizer)]))
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
+def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
     """Measure the loss of the tokens that the masks of training hide."""
     objective = build_objective(noise_of(model), model.tokenizers.source)
     return measure_hidden_tokens(model, corpus_of(model, data), objective, options.batch_size)

@@ -24,16 +24,16 @@ from clearhead.tasks.generate.data import GenerateData
 from clearhead.tasks.train import TextTraining, mean_token_loss
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
-from clearhead.training.data_files import streamed_shards
+from clearhead.training.data_files import list_stream_shards
 from clearhead.training.runfile.sections import Train
-from clearhead.training.task_parts import DataSide, TaskParts, one_sided
+from clearhead.training.task_setup import DataSide, PreparedTask, one_sided
 
 SAMPLE_CHARACTERS: Final = 1 << 25
 """So much of a streamed text a tokenizer is trained on, from the beginnings of its files."""
 
 
 @dataclass(frozen=True)
-class _Text:
+class _TrainingText:
     """The text of a run: of the training data, or of the part of them that is shuffled together, batches and tokens."""
 
     batches: EpochBatches[Batch]
@@ -46,20 +46,20 @@ class _Text:
 class Training(TextTraining):
     """The training of a language model."""
 
-    def parts(self) -> TaskParts[Batch]:
+    def parts(self) -> PreparedTask[Batch]:
         """As of `TaskTraining`."""
         setup = self.setup
         tokenizer = setup.find_tokenizer(self._train_tokenizer)
         spec = setup.build_spec(source_vocab=tokenizer.vocab_size)
         if spec.decoder is None:
             raise InputError("the task 'generate' needs a model with a decoder; this one has only an encoder")
-        views = _Views(self.data_table(GenerateData), self.run_file.train, tokenizer, spec)
-        text = (self._streamed if self.run_file.data.stream else self._stored)(tokenizer, views)
+        views = _BatchViews(self.data_table(GenerateData), self.run_file.train, tokenizer, spec)
+        text = (self._stream_text if self.run_file.data.stream else self._tokenize_text)(tokenizer, views)
 
         def validate(module: nn.Module) -> Validation:
-            return Validation(loss=mean_token_loss(module, views.held_out(text.valid), setup.device))
+            return Validation(loss=mean_token_loss(module, views.validation_batches(text.valid), setup.device))
 
-        return TaskParts(
+        return PreparedTask(
             tokenizers=one_sided(tokenizer),
             spec=spec,
             batches=text.batches,
@@ -79,26 +79,30 @@ class Training(TextTraining):
         if not self.run_file.data.stream:
             return self.train_tokenizer()
         kind, vocab_size = self.vocabulary()
-        shards = streamed_shards(self.run_file)
+        shards = list_stream_shards(self.run_file)
         texts = LazyTexts(lambda: excerpts(sample(shards, SAMPLE_CHARACTERS)))
         return train_tokenizer(kind, texts, vocab_size=vocab_size)
 
-    def _stored(self, tokenizer: Tokenizer, views: _Views) -> _Text:
+    def _tokenize_text(self, tokenizer: Tokenizer, views: _BatchViews) -> _TrainingText:
         """Return the whole text, tokenized."""
         corpora = self.corpora(tokenizer)
         train = corpora.train
         _check_block(train.num_tokens, views.block)
         largest_id = max(corpus.largest_id for corpus in corpora)
-        return _Text(views.of(train).batches(train.identity), train.num_tokens, largest_id, corpora.valid)
+        return _TrainingText(
+            views.training_view(train).batches(train.identity), train.num_tokens, largest_id, corpora.valid
+        )
 
-    def _streamed(self, tokenizer: Tokenizer, views: _Views) -> _Text:
+    def _stream_text(self, tokenizer: Tokenizer, views: _BatchViews) -> _TrainingText:
         """Return the first part of a text that is read while the run goes on."""
         data, train, progress = self.data_table(GenerateData), self.run_file.train, self.setup.progress
         assert data.shuffle_buffer is not None, "the run file fills its defaults"
-        shards = streamed_shards(self.run_file)
+        shards = list_stream_shards(self.run_file)
         progress.message("train: reading and tokenizing the first part")
         with within("[data] train"):
-            batches = StreamedBatches(TextStream(shards, tokenizer, data.shuffle_buffer, train.seed), views.of)
+            batches = StreamedBatches(
+                TextStream(shards, tokenizer, data.shuffle_buffer, train.seed), views.training_view
+            )
         pool, num_bytes = batches.pool, sum(shard.path.stat().st_size for shard in shards)
         files = f"{human_bytes(num_bytes)} in {len(shards):,} file{'s' * (len(shards) > 1)}"
         one_pass = "compressed"
@@ -108,7 +112,9 @@ class Training(TextTraining):
         progress.message(f"train: streamed, {files}, {one_pass}; {pool.num_tokens:,} tokens are shuffled at a time")
         _check_block(pool.num_tokens, views.block)
         seconds = batches.reading_seconds / batches.batches_per_epoch
-        return _Text(batches, pool.num_tokens, tokenizer.vocab_size - 1, self.corpus("valid", tokenizer), seconds)
+        return _TrainingText(
+            batches, pool.num_tokens, tokenizer.vocab_size - 1, self.corpus("valid", tokenizer), seconds
+        )
 
 
 def _check_block(num_tokens: int, block: int) -> None:
@@ -120,7 +126,7 @@ def _check_block(num_tokens: int, block: int) -> None:
         )
 
 
-class _Views:
+class _BatchViews:
     """Batches of text: causal blocks, or windows split into prefix and rest."""
 
     def __init__(self, data: GenerateData, train: Train, tokenizer: Tokenizer, spec: Model) -> None:
@@ -130,13 +136,13 @@ class _Views:
         self.pack = data.pack
         self.split = None if spec.encoder is None else PrefixSplit(tokenizer)
 
-    def of(self, documents: Documents) -> View:
+    def training_view(self, documents: Documents) -> View:
         """Return documents as training batches."""
         if self.split is None:
             return causal_view(documents, block=self.block, batch_tokens=self.budget, pack=self.pack, seed=self.seed)
         return window_view(documents, self.split, length=self.block, batch_tokens=self.budget, seed=self.seed)
 
-    def held_out(self, corpus: Corpus) -> Iterator[Batch]:
+    def validation_batches(self, corpus: Corpus) -> Iterator[Batch]:
         """Return the batches of one pass over the text, always the same."""
         if self.split is None:
             return causal_epoch(corpus, block=self.block, batch_tokens=self.budget)

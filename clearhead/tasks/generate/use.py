@@ -10,10 +10,10 @@ from typing import Any
 from clearhead.base.errors import InputError
 from clearhead.data.objectives.prefix import PrefixSplit
 from clearhead.data.stores.corpus import Corpus
-from clearhead.generate.scoring.result import Measures, aligned
-from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.generate.scoring.result import Measures, align_columns
+from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 from clearhead.tasks.evaluate.text_loss import sequence_loss
-from clearhead.tasks.use import corpus_of, finite, measure_hidden_tokens
+from clearhead.tasks.use import corpus_of, finite_or_none, measure_hidden_tokens
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -38,7 +38,7 @@ class TextMeasures(Measures):
     def lines(self) -> list[str]:
         """Return the numbers for a person."""
         done = f"({self.tokens:,} in {self.seconds:.1f} s)"
-        return aligned(
+        return align_columns(
             {
                 "loss": f"{self.loss:.4f} nats per token",
                 "perplexity": f"{math.inf if self.perplexity is None else self.perplexity:.3f}",
@@ -53,7 +53,7 @@ def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) 
     return [sequences[0] for sequences in model.generate(list(texts), batch_size=batch_size)]
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measures:
+def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
     """Measure how well a model predicts each next token of a text, or the rest of a text from its beginning.
 
     Raises:
@@ -71,7 +71,7 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Measure
     return measure_hidden_tokens(model, corpus, PrefixSplit(tokenizer), options.batch_size)
 
 
-def _next_tokens(model: Evaluated, corpus: Corpus, options: EvaluateOptions) -> TextMeasures:
+def _next_tokens(model: EvaluatedModel, corpus: Corpus, options: EvaluateOptions) -> TextMeasures:
     text_loss = sequence_loss(
         model.tree,
         [corpus.sequence(row, 0, int(length) + 2) for row, length in enumerate(corpus.documents.lengths)],
@@ -83,7 +83,7 @@ def _next_tokens(model: Evaluated, corpus: Corpus, options: EvaluateOptions) -> 
     )
     return TextMeasures(
         loss=text_loss.loss,
-        perplexity=finite(text_loss.perplexity),
+        perplexity=finite_or_none(text_loss.perplexity),
         bits_per_byte=text_loss.bits_per_byte,
         tokens=text_loss.num_tokens,
         bytes=corpus.text_bytes,

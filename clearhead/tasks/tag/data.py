@@ -14,7 +14,7 @@ from clearhead.base.errors import InputError, json_text
 from clearhead.data.sources.examples import CheckedRows, ListedExamples
 from clearhead.data.sources.lines import content_key, read_lines
 from clearhead.data.sources.run_file_tables import Filled, Form, has_ending, user_path
-from clearhead.data.sources.tables import WHOLE, JsonLinesFile, Row, Share, Table, TableSource, read_table
+from clearhead.data.sources.tables import WHOLE, DataTable, JsonLinesFile, Row, Share, TableSource, read_table
 from clearhead.data.task_tables import LabelledExamples, TaskData, TaskSection
 from clearhead.tasks.tag.tag_set import entity_type, find_scheme, learn_tags
 
@@ -124,7 +124,7 @@ class TaggedText(Form):
         return TaggedFile(path)
 
 
-def read_tagged(source: TableSource, share: Share = WHOLE) -> Table:
+def read_tagged(source: TableSource, share: Share = WHOLE) -> DataTable:
     """Read the sentences of a source, as columns "tokens" and "tags", which are lists of texts.
 
     Args:
@@ -134,10 +134,10 @@ def read_tagged(source: TableSource, share: Share = WHOLE) -> Table:
     Raises:
         InputError: the file is missing or unusable, or there is no sentence in the share.
     """
-    return read_table(source, share, what="tagged sentence", alike=_alike)
+    return read_table(source, share, what="tagged sentence", row_keys=_group_keys)
 
 
-def _alike(data: Table) -> tuple[list[list[tuple[str, ...]]], list[Hashable]]:
+def _group_keys(data: DataTable) -> tuple[list[list[tuple[str, ...]]], list[Hashable]]:
     """Return the words of each sentence, and the classes or types of entities in it."""
     words = [[tuple(words)] for words in data["tokens"]]
     return words, [tuple({entity_type(tag): None for tag in tags}) for tags in data["tags"]]
@@ -148,12 +148,12 @@ def tagged_texts(source: TableSource, share: Share = WHOLE) -> list[str]:
     return [" ".join(words) for words in read_tagged(source, share)["tokens"]]
 
 
-def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
+def _read_labelled_examples(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
     """As of `TaskData.labelled`."""
     form = TaggedText(text=str(options["text"]))
     data = read_tagged(form.as_source())
     scheme = find_scheme(data)
-    keys, groups = _alike(data)
+    keys, groups = _group_keys(data)
     return LabelledExamples(
         table=form.model_dump(),
         what="sentences",
@@ -171,6 +171,6 @@ DATA: Final = TaskData(
     TaskSection,
     (TaggedText,),
     _EXAMPLES,
-    labelled=_labelled,
+    labelled=_read_labelled_examples,
     read=lambda source, share, task: read_tagged(source, share),
 )

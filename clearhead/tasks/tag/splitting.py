@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from clearhead.text.tokenizer import Tokenizer
 
 NO_WORD = -1
-_MOST_RUNS = 200
+_MAX_RUNS = 200
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class WordSplitter:
                 alone.update(dict.fromkeys(signs, count))
                 if len(word) > 1:
                     runs[word] += count
-        kept = sorted(runs, key=lambda run: (-runs[run], run))[:_MOST_RUNS]
+        frequent_runs = sorted(runs, key=lambda run: (-runs[run], run))[:_MAX_RUNS]
         return cls(
             inner="".join(sorted(sign for sign in inside if inside[sign] > alone[sign])),
-            runs=tuple(sorted(kept, key=lambda run: (-len(run), run))),
+            runs=tuple(sorted(frequent_runs, key=lambda run: (-len(run), run))),
         )
 
     def spans(self, text: str) -> list[tuple[int, int]]:

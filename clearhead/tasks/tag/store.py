@@ -13,14 +13,14 @@ from numpy import ndarray
 
 from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged, id_dtype, pack
-from clearhead.data.sources.tables import WHOLE, Share, Table, TableSource
-from clearhead.data.stores.store import Arrays, Encoded, Store, StoreKind, counted, prepare_store, read_together
+from clearhead.data.sources.tables import WHOLE, DataTable, Share, TableSource
+from clearhead.data.stores.store import Arrays, Encoded, Store, StoreKind, format_counts, joint_lengths, prepare_store
 from clearhead.tasks.tag.data import read_tagged
 from clearhead.tasks.tag.splitting import NO_WORD, WordSplitter, chunk_sentences
 from clearhead.tasks.tag.tag_set import TagSet, find_scheme, learn_tags, to_iob2
 from clearhead.text.tokenizer import Tokenizer
 
-_MOST_SHOWN = 12
+_MAX_SHOWN = 12
 
 
 def _report(store: Store) -> str:
@@ -31,10 +31,10 @@ def _report(store: Store) -> str:
         "unread": "words without a token",
     }
     read = f"{counts['sentences']:,} sentences of {counts['words']:,} words read, all kept"
-    return ", ".join([read, *counted(counts, words)]) + f"; {counts['tags']}"
+    return ", ".join([read, *format_counts(counts, words)]) + f"; {counts['tags']}"
 
 
-TAGGED = StoreKind("tagged", "tagged words", ("chunk",), _report, read_together)
+TAGGED = StoreKind("tagged", "tagged words", ("chunk",), _report, joint_lengths)
 """Stores of tagged words: their texts are chunks of sentences.
 
 For each id of them "words" is the word whose first token it is, numbered through all sentences, or NO_WORD; "tag" are
@@ -60,7 +60,7 @@ def names_of(store: Store, word_tags: Integer[ndarray, " words"]) -> list[list[s
         store: of tagged words.
         word_tags: a tag of each word, by its number.
     """
-    names, sentences = tags_of(store).names, itertools.pairwise(store.ragged("tag").offsets)
+    names, sentences = tags_of(store).names, itertools.pairwise(store.ragged_rows("tag").offsets)
     return [[names[tag] for tag in word_tags[start:end].tolist()] for start, end in sentences]
 
 
@@ -98,7 +98,7 @@ def prepare_tagged(
     return prepare_store(TAGGED, inputs, encode, special=(num_special,))
 
 
-def _encode(data: Table, tags: TagSet, tokenizer: Tokenizer, max_length: int) -> Encoded:
+def _encode(data: DataTable, tags: TagSet, tokenizer: Tokenizer, max_length: int) -> Encoded:
     sentences: Sequence[list[str]] = data["tokens"]
     num_words = np.array([len(words) for words in sentences])
     word_tags = Ragged.of(np.array(list(itertools.chain.from_iterable(tags.encode(data))), dtype=np.int32), num_words)
@@ -129,6 +129,6 @@ def _encode(data: Table, tags: TagSet, tokenizer: Tokenizer, max_length: int) ->
 def _counts(tags: Sequence[Sequence[str]]) -> str:
     """Return how often each tag occurs."""
     counts = Counter(tag for sentence in tags for tag in sentence)
-    shown_tags = [f"{tag} {count:,}" for tag, count in counts.most_common(_MOST_SHOWN)]
-    more = f" and {len(counts) - _MOST_SHOWN} more" if len(counts) > _MOST_SHOWN else ""
+    shown_tags = [f"{tag} {count:,}" for tag, count in counts.most_common(_MAX_SHOWN)]
+    more = f" and {len(counts) - _MAX_SHOWN} more" if len(counts) > _MAX_SHOWN else ""
     return f"{len(counts)} tags: {', '.join(shown_tags)}{more}"

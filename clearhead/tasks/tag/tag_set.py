@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from clearhead.base.errors import InputError, json_text, nearest
-from clearhead.data.sources.tables import Table
+from clearhead.base.errors import InputError, did_you_mean, json_text
+from clearhead.data.sources.tables import DataTable
 
 OUTSIDE = "O"
 Scheme = Literal["IOB1", "IOB2", "BIOES", "plain"]
@@ -26,7 +26,7 @@ _SUSPICIOUS, _LEAST_WORDS = 20, 10
 _ENDS = frozenset("ESO")
 
 
-def find_scheme(data: Table) -> Scheme:
+def find_scheme(data: DataTable) -> Scheme:
     """Return the tagging scheme of some tags.
 
     Raises:
@@ -66,7 +66,7 @@ def entity_type(tag: str) -> str:
     return tag[2:] if _PREFIXED.fullmatch(tag) else tag
 
 
-def _refuse_misspelled(data: Table, tags: Collection[str]) -> None:
+def _refuse_misspelled(data: DataTable, tags: Collection[str]) -> None:
     """Refuse tags that are all prefixes and types in another spelling.
 
     Raises:
@@ -90,7 +90,7 @@ def _refuse_misspelled(data: Table, tags: Collection[str]) -> None:
     )
 
 
-def learn_tags(data: Table, scheme: Scheme) -> TagSet:
+def learn_tags(data: DataTable, scheme: Scheme) -> TagSet:
     """Return the tags of training data.
 
     Raises:
@@ -147,7 +147,7 @@ class TagSet:
         """The tag of a word without a token: outside, or else the first."""
         return self.names.index(OUTSIDE) if OUTSIDE in self.names else 0
 
-    def encode(self, data: Table) -> list[list[int]]:
+    def encode(self, data: DataTable) -> list[list[int]]:
         """Return the index of each tag.
 
         Raises:
@@ -158,19 +158,19 @@ class TagSet:
             if tag not in index_of:
                 raise InputError(
                     f"{data.location(sentence, word)}: the tag {json_text(tag)} is not among the {len(self.names)} of "
-                    f"the training data{nearest(tag, self.names)}"
+                    f"the training data{did_you_mean(tag, self.names)}"
                 )
         return [[index_of[tag] for tag in tags] for tags in data["tags"]]
 
 
-def _words(data: Table) -> Iterator[tuple[int, int, str]]:
+def _words(data: DataTable) -> Iterator[tuple[int, int, str]]:
     """Go through sentence, word and tag of all words."""
     for sentence, tags in enumerate(data["tags"]):
         for word, tag in enumerate(tags):
             yield sentence, word, tag
 
 
-def _breaks(data: Table, breaks: Callable[[str, str], bool]) -> Iterator[tuple[int, int, str, str]]:
+def _breaks(data: DataTable, breaks: Callable[[str, str], bool]) -> Iterator[tuple[int, int, str, str]]:
     """Find the neighbours that a scheme does not allow, the end of a sentence counted as outside."""
     for sentence, tags in enumerate(data["tags"]):
         for word, (before, tag) in enumerate(zip([OUTSIDE, *tags], [*tags, OUTSIDE], strict=True)):
@@ -178,7 +178,7 @@ def _breaks(data: Table, breaks: Callable[[str, str], bool]) -> Iterator[tuple[i
                 yield sentence, min(word, len(tags) - 1), before, tag
 
 
-def _check(data: Table, breaks: Callable[[str, str], bool], expected: str) -> None:
+def _check(data: DataTable, breaks: Callable[[str, str], bool], expected: str) -> None:
     for sentence, word, before, tag in _breaks(data, breaks):
         raise InputError(
             f"{data.location(sentence, word)}: tag '{tag}' cannot follow '{before}' {expected}; mend the tags, or drop "

@@ -43,7 +43,7 @@ class Training(LabelledTraining):
             return prepared(tags=tags_of(train))
         store, initial = prepared(), self.setup.initial
         names = tags_of(store).names
-        known = None if initial is None else initial.labels_like("tag", names)
+        known = None if initial is None else initial.match_labels("tag", names)
         return store if known is None or known == names else prepared(tags=TagSet(known))
 
     def record(self, stores: Stores[Store]) -> TaskRecord:
@@ -78,7 +78,7 @@ def collate_tagged(store: Store, rows: Indices, collator: InputCollator) -> Batc
         rows: which of them, in the order of the batch; at least one.
         collator: adds the special ids and the padding of the model.
     """
-    chunks, tags_W = store.texts[0], store.ragged("tag").ids
+    chunks, tags_W = store.texts[0], store.ragged_rows("tag").ids
     inputs = collator.collate([chunks[row] for row in rows], limit=store.longest[0])
     labels_BT = np.full(inputs.ids.shape, NO_LABEL, dtype=np.int64)
     for index, row in enumerate(rows):

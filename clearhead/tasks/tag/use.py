@@ -30,7 +30,7 @@ from clearhead.data.stores.store import Store
 from clearhead.generate.scoring.result import Measures, f1_table, percent
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.evaluate.metrics import F1Counts
-from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 from clearhead.tasks.outputs import batch_outputs, check_finite, max_input_length
 from clearhead.tasks.tag.data import DATA
 from clearhead.tasks.tag.splitting import NO_WORD, WordSplitter, chunk_sentences
@@ -258,9 +258,9 @@ def _split(text: str | Sequence[str], number: int, splitter: WordSplitter) -> tu
 def _entities(text: str, spans: Sequence[tuple[int, int]], words: WordTags, tags: TagSet) -> list[Entity]:
     entities = []
     names = [tags.names[index] for index in words.tags.tolist()]
-    for first, behind, label in entity_spans(names, is_bare=has_no_types(tags.names)):
-        start, end = spans[first][0], spans[behind - 1][1]
-        probability = float(words.probabilities[first:behind].mean())
+    for first, after, label in entity_spans(names, is_bare=has_no_types(tags.names)):
+        start, end = spans[first][0], spans[after - 1][1]
+        probability = float(words.probabilities[first:after].mean())
         entities.append(Entity(label, text[start:end], start, end, probability))
     return entities
 
@@ -358,7 +358,7 @@ class TagMeasures(Measures):
         return [*f1_table("entities", {"all": whole, **types}, "count"), "", share]
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions) -> TagMeasures:
+def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> TagMeasures:
     """Measure how well a tagger tags the words of sentences.
 
     Raises:
@@ -393,7 +393,7 @@ def measure_store(
         RunFailure: the model's outputs are not finite.
     """
     chunks, words = store.texts[0], Ragged(store.arrays["words"], store.texts[0].offsets)
-    expected_W = np.array(store.ragged("tag").ids, dtype=np.int64)
+    expected_W = np.array(store.ragged_rows("tag").ids, dtype=np.int64)
     predicted_W = np.full_like(expected_W, tags_of(store).fallback)
     total, count = 0.0, 0
     for words_N, logits_NL in word_logits(

@@ -25,7 +25,7 @@ from clearhead.tasks.evaluate.translations import bleu_chrf, join_segments
 from clearhead.tasks.train import PairTraining, evenly_spaced, mean_token_loss
 from clearhead.text.pair import TokenizerPair
 from clearhead.training.preflight import ONCE
-from clearhead.training.task_parts import TaskParts
+from clearhead.training.task_setup import PreparedTask
 
 MEASURED_SECONDS: Final = 0.3
 """Seconds that some sentences take whose time stands for that of all."""
@@ -34,7 +34,7 @@ MEASURED_SECONDS: Final = 0.3
 class Training(PairTraining):
     """The training of a translator."""
 
-    def parts(self) -> TaskParts[Batch]:
+    def parts(self) -> PreparedTask[Batch]:
         """As of `TaskTraining`."""
         setup, train = self.setup, self.run_file.train
         joint = self.run_file.tokenizer.joint is not False
@@ -57,7 +57,7 @@ class Training(PairTraining):
             loss = mean_token_loss(module, pairs, setup.device)
             return Validation(loss=loss, score=translator.bleu(module) if translator else None)
 
-        return TaskParts(
+        return PreparedTask(
             tokenizers=tokenizers,
             spec=spec,
             batches=batches,
@@ -117,18 +117,18 @@ class _Translator:
         self.translations(module, self.sources[:1], max_length=1)  # the first call takes longer
         sources = self.sources[:1]
 
-        def timed(length: int) -> float:
+        def measure_seconds(length: int) -> float:
             began = time.perf_counter()
             self.translations(module, sources, max_length=length)
             return time.perf_counter() - began
 
         # Twice as many sentences, evenly spaced, until they take long enough to be measured.
-        while timed(1) < MEASURED_SECONDS and len(sources) < len(self.sources):
+        while measure_seconds(1) < MEASURED_SECONDS and len(sources) < len(self.sources):
             sources = self.sources[:: max(1, len(self.sources) // (2 * len(sources)))]
         # In turn, and the least of each: other load only slows them down.
-        pairs = [(timed(1), timed(5))]
+        pairs = [(measure_seconds(1), measure_seconds(5))]
         if sum(pairs[0]) < ONCE:
-            pairs.append((timed(1), timed(5)))
+            pairs.append((measure_seconds(1), measure_seconds(5)))
         first, fifth = min(pair[0] for pair in pairs), min(pair[1] for pair in pairs)
         seconds = first + max(0.0, fifth - first) / 4 * (self.steps - 1)
         return seconds * len(self.sources) / len(sources)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from clearhead.base.progress import message
-from clearhead.data.sources.pairs import same_sides
+from clearhead.data.sources.pairs import equal_sides_warning
 from clearhead.generate.decoder import longest_sentence
-from clearhead.generate.scoring.result import Measures, aligned
-from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.generate.scoring.result import Measures, align_columns
+from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 from clearhead.tasks.evaluate.text_loss import TextLoss, target_loss
 from clearhead.tasks.evaluate.translations import bleu_chrf, join_segments
-from clearhead.tasks.use import finite, pairs_of
+from clearhead.tasks.use import finite_or_none, pairs_of
 from clearhead.text.long_texts import encode_start, refuse_enormous, warn_of_long_texts
 
 
@@ -48,7 +48,7 @@ class TranslationMeasures(Measures):
     def lines(self) -> list[str]:
         """Return the numbers for a person."""
         done = f"({self.sentences} in {self.seconds:.1f} s)"
-        return aligned(
+        return align_columns(
             {
                 "BLEU": f"{self.bleu:.2f}   {self.signature}",
                 "chrF": f"{self.chrf:.2f}   {self.chrf_signature}",
@@ -65,13 +65,13 @@ def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) 
     return translations
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions) -> TranslationMeasures:
+def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> TranslationMeasures:
     """Compare a model's translations with references, and measure the loss of the references."""
     table = pairs_of(data, "translate")
     sources, references = list(table["source"]), list(table["target"])
     # BLEU and chrF read a reference whole, whatever the model reads.
     refuse_enormous(references, None, "reference")
-    message("; ".join(filter(None, [f"translating {len(sources)} lines", same_sides(table)])))
+    message("; ".join(filter(None, [f"translating {len(sources)} lines", equal_sides_warning(table)])))
     started = time.perf_counter()
     translations = model.translate(
         sources, beam_size=options.beam_size, length_penalty=options.length_penalty, batch_size=options.batch_size
@@ -91,7 +91,7 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Transla
         signature=scores.bleu_signature,
         chrf_signature=scores.chrf_signature,
         loss=loss.loss,
-        perplexity=finite(loss.perplexity),
+        perplexity=finite_or_none(loss.perplexity),
         seconds=seconds,
         sentences=len(sources),
         sentences_per_second=len(sources) / seconds,
@@ -100,7 +100,7 @@ def measure(model: Evaluated, data: object, options: EvaluateOptions) -> Transla
 
 
 def _reference_loss(
-    model: Evaluated, sources: Sequence[str], references: Sequence[str], batch_size: int | None
+    model: EvaluatedModel, sources: Sequence[str], references: Sequence[str], batch_size: int | None
 ) -> TextLoss:
     """Return the loss of the references; an empty source is not translated, so that its reference has none."""
     pairs = [pair for pair in zip(sources, references, strict=True) if pair[0].strip()]

@@ -180,21 +180,21 @@ class Muon(torch.optim.Optimizer):
                     self.state[parameter]["momentum"] = torch.zeros_like(parameter)
         for shape, parameters in by_shape.items():
             rates = [group["lr"] * _UPDATE_SIZE * max(parameter.shape) ** 0.5 for parameter in parameters]
-            kept = 1.0 - group["lr"] * group["weight_decay"]
+            weight_factor = 1.0 - group["lr"] * group["weight_decay"]
             if shape is None:
-                how = Update(_NEWTON_SCHULZ, _NEWTON_SCHULZ_STEPS, _MOMENTUM, kept)
-                update_matrices(parameters, self._momenta(parameters), rates, how)
+                rule = Update(_NEWTON_SCHULZ, _NEWTON_SCHULZ_STEPS, _MOMENTUM, weight_factor)
+                update_matrices(parameters, self._momenta(parameters), rates, rule)
             else:
-                self._step_shape(parameters, rates[0], kept)
+                self._step_shape(parameters, rates[0], weight_factor)
 
-    def _step_shape(self, parameters: list[Tensor], rate: float, kept: float) -> None:
+    def _step_shape(self, parameters: list[Tensor], rate: float, weight_factor: float) -> None:
         """Update matrices of one shape on one device."""
         # Only whole matrices have singular values: of sharded ones each process gathers the updates.
-        updates = torch.stack([_whole(update) for update in self._nesterov(parameters)])
+        updates = torch.stack([_gather_whole(update) for update in self._nesterov(parameters)])
         dtype = torch.bfloat16 if has_fast_bf16(updates.device) else torch.float32
         orthogonal = orthogonalize(updates.to(dtype)).to(updates.dtype).unbind(0)
-        torch._foreach_mul_(parameters, kept)
-        torch._foreach_add_(parameters, list(map(_placed_like, parameters, orthogonal)), alpha=-rate)
+        torch._foreach_mul_(parameters, weight_factor)
+        torch._foreach_add_(parameters, list(map(_distribute_like, parameters, orthogonal)), alpha=-rate)
 
     def _momenta(self, parameters: list[Tensor]) -> list[Tensor]:
         return [self.state[parameter]["momentum"] for parameter in parameters]
@@ -231,13 +231,13 @@ def orthogonalize(matrices: Float[Tensor, "count rows columns"]) -> Float[Tensor
     return x_KRC.mT if tall else x_KRC
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _gather_whole(tensor: Tensor) -> Tensor:
     """Return a tensor as it is, or the whole of a sharded one."""
     whole: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return whole
 
 
-def _placed_like(parameter: Tensor, values: Tensor) -> Tensor:
+def _distribute_like(parameter: Tensor, values: Tensor) -> Tensor:
     """Return whole values, or of a sharded parameter the part that this process keeps."""
     if not hasattr(parameter, "placements"):
         return values

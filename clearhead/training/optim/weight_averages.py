@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clearhead.base.errors import InputError
 from clearhead.base.files import refuse_absent
 from clearhead.checkpoints.reference import ModelReference
-from clearhead.checkpoints.runs.checkpoint import clear_leftovers, recent_folder, undamaged_weights
+from clearhead.checkpoints.runs.checkpoint import clear_leftovers, find_undamaged_weights, recent_folder
 from clearhead.checkpoints.runs.directory import is_run_directory, open_run
 from clearhead.checkpoints.runs.extra_weights import save_averaged
 from clearhead.checkpoints.weights.files import load_merged
@@ -125,12 +125,12 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
     if not is_run_directory(run):
         raise InputError(f"{run} is not a run directory: it has no checkpoints folder.")
     # Not snapshots: the checkpoints that are averaged are as far apart as validations.
-    files = undamaged_weights(recent_folder(run), run / "checkpoints")
+    files = find_undamaged_weights(recent_folder(run), run / "checkpoints")
     files.pop(0, None)
     if last > len(files):
-        kept = ", ".join(map(str, files)) or "none"
+        steps_text = ", ".join(map(str, files)) or "none"
         raise InputError(
-            f"{run} has {len(files)} undamaged checkpoints to average (steps: {kept}), fewer than --last {last}: "
+            f"{run} has {len(files)} undamaged checkpoints to average (steps: {steps_text}), fewer than --last {last}: "
             "average fewer, or train with a larger train.keep"
         )
     steps = list(files)[-last:]

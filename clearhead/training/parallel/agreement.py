@@ -16,19 +16,19 @@ from torch import nn
 
 from clearhead.base.errors import InputError
 from clearhead.base.files import open_model_file
-from clearhead.base.leftovers import temporary_beside
 from clearhead.base.printing import num_parameters
+from clearhead.base.temporary_files import temporary_path
 from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
-from clearhead.checkpoints.runs.directory import described_files, differing_keys, dotted
+from clearhead.checkpoints.runs.directory import differing_keys, flatten_keys, list_files_to_seal
 from clearhead.core import build
 from clearhead.data.batches.base import Batches, Loss
 from clearhead.spec import Model
-from clearhead.training.parallel.engines import Engine, Replicated, Share, share_of
+from clearhead.training.parallel.engines import RankBatch, ReplicatedEngine, TrainingEngine, take_rank_rows
 from clearhead.training.parallel.processes import Processes
 from clearhead.training.parallel.world import Process
 from clearhead.training.preflight import Workload, free_for_each, least_memory
 from clearhead.training.runfile.sections import RunFile
-from clearhead.training.task_parts import TaskParts
+from clearhead.training.task_setup import PreparedTask
 from clearhead.version import __version__
 
 
@@ -38,11 +38,11 @@ def check_same_everywhere(processes: Processes, run_file: RunFile) -> None:
     Raises:
         InputError: one differs from the first.
     """
-    tables = processes.all_of({"clearhead": __version__, **run_file.model_dump(mode="json")})
+    tables = processes.all_gather({"clearhead": __version__, **run_file.model_dump(mode="json")})
     for rank, table in enumerate(tables):
         keys = differing_keys(tables[0], table)
         if keys:
-            first, other = dotted(tables[0]).get(keys[0], "not set"), dotted(table).get(keys[0], "not set")
+            first, other = flatten_keys(tables[0]).get(keys[0], "not set"), flatten_keys(table).get(keys[0], "not set")
             raise InputError(
                 f"process {rank} was started with another run file than process 0: {keys[0]} is {other!r} in process "
                 f"{rank} and {first!r} in process 0; start all of them with the same file and the same changes"
@@ -55,7 +55,7 @@ def check_first_has_run(processes: Processes, run: Path) -> None:
     Raises:
         InputError: another process has it; torchrun may have numbered the machines in another order than before.
     """
-    has_checkpoint = processes.all_of(bool(checkpoint_steps(run)))
+    has_checkpoint = processes.all_gather(bool(checkpoint_steps(run)))
     if any(has_checkpoint) and not has_checkpoint[0]:
         raise InputError(
             f"process 0 has no checkpoint in {run}, but process {has_checkpoint.index(True)} has: copy the run "
@@ -67,39 +67,39 @@ _SEEN_SECONDS: Final = 5.0
 """For how many seconds a process looks for a file that another machine wrote: network file systems may be late."""
 
 
-def find_blind(processes: Processes, run: Path) -> list[int]:
+def find_ranks_without_folder(processes: Processes, run: Path) -> list[int]:
     """Return the ranks of the processes that do not see the run directory of the first process.
 
     A folder of the same name on another disk is not the same: the first process writes a file with a random name into
     the run directory, for which all others look.
     """
-    name = processes.first_of(temporary_beside(run / processes.attempt).name if processes.is_first else "")
+    name = processes.broadcast(temporary_path(run / processes.attempt).name if processes.is_first else "")
     if processes.is_first:
         (run / name).touch()
-    processes.first_of(None)  # the others look after the first process has written
+    processes.broadcast(None)  # the others look after the first process has written
     end = time.monotonic() + _SEEN_SECONDS
     while not (is_seen := (run / name).exists()) and time.monotonic() < end:
         time.sleep(_SEEN_SECONDS / 50)
-    blind = [rank for rank, is_seen in enumerate(processes.all_of(is_seen)) if not is_seen]
+    missing = [rank for rank, is_seen in enumerate(processes.all_gather(is_seen)) if not is_seen]
     if processes.is_first:
         (run / name).unlink()
-    return blind
+    return missing
 
 
 @contextlib.contextmanager
-def copied_description(processes: Processes, run: Path) -> Iterator[Path]:
+def copy_description(processes: Processes, run: Path) -> Iterator[Path]:
     """Yield a folder with the files that describe the model of a run, for machines that do not see the run directory.
 
     Args:
         processes: that train.
         run: the run directory of the first process.
     """
-    paths = described_files(run) if processes.is_first else []
+    paths = list_files_to_seal(run) if processes.is_first else []
     contents = dict[str, bytes]()
     for path in paths:
         with open_model_file(path, what="a file of the run") as file:
             contents[path.relative_to(run).as_posix()] = file.read()
-    contents = processes.first_of(contents)
+    contents = processes.broadcast(contents)
     with tempfile.TemporaryDirectory() as name:
         for relative, content in contents.items():
             Path(name, relative).parent.mkdir(parents=True, exist_ok=True)
@@ -107,7 +107,7 @@ def copied_description(processes: Processes, run: Path) -> Iterator[Path]:
         yield Path(name)
 
 
-def refuse_sharing(blind: Sequence[int], run: Path) -> None:
+def refuse_sharing(ranks: Sequence[int], run: Path) -> None:
     """Refuse to share one model among processes that do not see one run directory.
 
     Args:
@@ -117,15 +117,15 @@ def refuse_sharing(blind: Sequence[int], run: Path) -> None:
     Raises:
         InputError: there is such a process.
     """
-    if blind:
+    if ranks:
         raise InputError(
-            f"process {blind[0]} does not see the run directory {run} of process 0, but each process writes its shards "
+            f"process {ranks[0]} does not see the run directory {run} of process 0, but each process writes its shards "
             "of a shared model (fsdp) there: name a folder that all machines share (train.run=...), or let each "
             "process hold the whole model (train.parallel=ddp)"
         )
 
 
-def check_same_data(processes: Processes, parts: TaskParts[Any]) -> None:
+def check_same_data(processes: Processes, parts: PreparedTask[Any]) -> None:
     """Refuse processes that read other data, or made another tokenizer or model of it.
 
     Raises:
@@ -137,7 +137,7 @@ def check_same_data(processes: Processes, parts: TaskParts[Any]) -> None:
         "tokenizer": parts.tokenizers.fingerprint,
         "model": _digest(parts.spec.to_json()),
     }
-    everywhere = processes.all_of(facts)
+    everywhere = processes.all_gather(facts)
     for rank, other in enumerate(everywhere):
         different = [name for name, value in everywhere[0].items() if other[name] != value]
         if different:
@@ -147,7 +147,7 @@ def check_same_data(processes: Processes, parts: TaskParts[Any]) -> None:
             )
 
 
-def check_divisible(parts: TaskParts[Any], batch_tokens: int, size: int) -> None:
+def check_divisible(parts: PreparedTask[Any], batch_tokens: int, size: int) -> None:
     """Refuse batches that cannot be divided among the processes.
 
     Args:
@@ -191,7 +191,7 @@ def shares_model(run_file: RunFile, model: Model, device: torch.device, processe
         return processes.size > 1 and parallel == "fsdp"
     count = num_parameters(build(model, device="meta"))
     needed = least_memory(count, is_trained_whole=run_file.lora is None)
-    return any(processes.all_of(needed > free_for_each(device, processes.this.local_size)))
+    return any(processes.all_gather(needed > free_for_each(device, processes.this.local_size)))
 
 
 def build_engine(
@@ -202,7 +202,7 @@ def build_engine(
     is_sharded: bool,
     device: torch.device,
     precision: str,
-) -> Engine[Any]:
+) -> TrainingEngine[Any]:
     """Return the engine of several processes.
 
     Args:
@@ -214,14 +214,16 @@ def build_engine(
         precision: of the computation.
     """
     if not is_sharded:
-        return Replicated(module, loss, processes)
+        return ReplicatedEngine(module, loss, processes)
     # Only now: it loads PyTorch's engine for sharded tensors, for which other runs should not wait.
-    from clearhead.training.parallel.sharded import Sharded
+    from clearhead.training.parallel.sharded import ShardedEngine
 
-    return Sharded(module, loss, processes, device=device, precision=precision)
+    return ShardedEngine(module, loss, processes, device=device, precision=precision)
 
 
-def work_of_one(work: Workload[Any], engine: Engine[Any], batches: Batches[Any], process: Process) -> Workload[Any]:
+def rank_workload(
+    work: Workload[Any], engine: TrainingEngine[Any], batches: Batches[Any], process: Process
+) -> Workload[Any]:
     """Return the workload of one of several processes.
 
     Args:
@@ -231,7 +233,7 @@ def work_of_one(work: Workload[Any], engine: Engine[Any], batches: Batches[Any],
         process: this process.
     """
 
-    def loss(module: nn.Module, share: Share[Any]) -> Any:
+    def loss(module: nn.Module, share: RankBatch[Any]) -> Any:
         return engine.loss(share, is_last=True)
 
     def score_seconds(module: nn.Module) -> float:
@@ -239,7 +241,7 @@ def work_of_one(work: Workload[Any], engine: Engine[Any], batches: Batches[Any],
         with engine.whole_weights():
             return work.score_seconds(module)
 
-    largest = None if work.largest is None else share_of(work.largest, process)
+    largest = None if work.largest is None else take_rank_rows(work.largest, process)
     return Workload(
         loss=loss,
         batches=batches,

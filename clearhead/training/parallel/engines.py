@@ -21,7 +21,7 @@ from clearhead.training.parallel.world import Process
 
 
 @dataclass(frozen=True)
-class Share(Generic[BatchT]):
+class RankBatch(Generic[BatchT]):
     """What one process computes of a batch.
 
     Args:
@@ -39,7 +39,7 @@ class Share(Generic[BatchT]):
         return self.batch.num_tokens if self.counts else 0
 
 
-def share_of(batch: BatchT, process: Process) -> Share[BatchT]:
+def take_rank_rows(batch: BatchT, process: Process) -> RankBatch[BatchT]:
     """Return the share of one process in a batch.
 
     Args:
@@ -48,11 +48,11 @@ def share_of(batch: BatchT, process: Process) -> Share[BatchT]:
     """
     assert isinstance(batch, Batch), "other batches are refused before training"
     counts = process.rank < len(batch.rows)
-    share: Any = batch.part(slice(process.rank, None, process.size) if counts else slice(1))
-    return Share(share, counts)
+    share: Any = batch.take_rows(slice(process.rank, None, process.size) if counts else slice(1))
+    return RankBatch(share, counts)
 
 
-class SharedBatches(Generic[BatchT]):
+class RankBatches(Generic[BatchT]):
     """The shares of one process in endless batches.
 
     Args:
@@ -68,8 +68,8 @@ class SharedBatches(Generic[BatchT]):
         """Batches in one pass over the data."""
         return self._whole.batches_per_epoch
 
-    def __next__(self) -> Share[BatchT]:
-        return share_of(next(self._whole), self._process)
+    def __next__(self) -> RankBatch[BatchT]:
+        return take_rank_rows(next(self._whole), self._process)
 
     def state(self) -> dict[str, Any]:
         """Return the position in the data as JSON values."""
@@ -93,14 +93,14 @@ class BatchLoss(nn.Module):
         self.module = module
         self._loss: Loss[Any] = loss
 
-    def forward(self, share: Share[BatchT]) -> tuple[Tensor, int]:
+    def forward(self, share: RankBatch[BatchT]) -> tuple[Tensor, int]:
         """Return the summed loss of a share, and the number of its labels."""
         loss, num_labels = self._loss(self.module, share.batch)
         return (loss, num_labels) if share.counts else (loss * 0.0, 0)
 
 
 @dataclass
-class Sums:
+class StepSums:
     """The sums of one step.
 
     Args:
@@ -128,7 +128,7 @@ class Sums:
         return [self.loss, float(self.num_labels), float(self.num_tokens), float(self.not_finite)]
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[float]]) -> Sums:
+    def of(cls, rows: Sequence[Sequence[float]]) -> StepSums:
         """Return the sums over the rows of all processes, added up in the order of their ranks."""
         losses, labels, tokens, numbers = zip(*(row[:4] for row in rows), strict=True)
         first = min((int(number) for number in numbers if number), default=0)
@@ -136,7 +136,7 @@ class Sums:
 
 
 @dataclass(frozen=True)
-class Agreed:
+class AgreedStop:
     """What ends a training of several processes, as all of them know it.
 
     Args:
@@ -148,13 +148,13 @@ class Agreed:
     signal: signal.Signals | None = None
 
     @classmethod
-    def of(cls, rows: Sequence[Sequence[float]]) -> Agreed:
+    def of(cls, rows: Sequence[Sequence[float]]) -> AgreedStop:
         """Return it from the rows of all processes, whose last two numbers are the signal, or 0, and the seconds."""
         number = int(max(row[-2] for row in rows))
         return cls(rows[0][-1], signal.Signals(number) if number else None)
 
 
-class Engine(Generic[BatchT]):
+class TrainingEngine(Generic[BatchT]):
     """One process, which computes whole batches.
 
     Args:
@@ -184,7 +184,7 @@ class Engine(Generic[BatchT]):
         """
         return self._loss(self.module, batch)
 
-    def settle(self, batch: BatchT) -> None:
+    def warm_up(self, batch: BatchT) -> None:
         """Make one pass without effect: what an engine decides in its first one then holds for every step.
 
         DistributedDataParallel takes the order of the gradients from it, by which they are added up from then on.
@@ -198,7 +198,7 @@ class Engine(Generic[BatchT]):
         """Have whole weights in the module, for calls that do not come from `loss`."""
         yield
 
-    def placed(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def place_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return whole weights of the first process as the module holds them."""
         return weights
 
@@ -206,7 +206,7 @@ class Engine(Generic[BatchT]):
         """Write named tensors to a safetensors file."""
         save_tensors(path, tensors)
 
-    def help_to_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
+    def join_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
         """Take part in the writing of files by the first process: their tensors, in the order of writing."""
 
     def load_checkpoint(self, folder: Path) -> Checkpoint:
@@ -218,7 +218,7 @@ class Engine(Generic[BatchT]):
         return load_checkpoint(folder)
 
 
-class Replicated(Engine[Share[BatchT]]):
+class ReplicatedEngine(TrainingEngine[RankBatch[BatchT]]):
     """Every process holds the whole model, and PyTorch's DistributedDataParallel adds up the gradients.
 
     Args:
@@ -235,21 +235,21 @@ class Replicated(Engine[Share[BatchT]]):
         self.divisor: int = processes.size
         self._parallel = DistributedDataParallel(BatchLoss(module, loss), gradient_as_bucket_view=True)
 
-    def loss(self, batch: Share[BatchT], *, is_last: bool) -> tuple[Tensor, int]:
+    def loss(self, batch: RankBatch[BatchT], *, is_last: bool) -> tuple[Tensor, int]:
         """Return the summed loss of a share, and the number of its labels; arguments as of `Engine.loss`."""
         self._parallel.require_backward_grad_sync = is_last
         loss: tuple[Tensor, int] = self._parallel(batch)
         return loss
 
-    def placed(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def place_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return whole weights of the first process, which sends them to all."""
-        return self._processes.tensors_of_first(weights)
+        return self._processes.broadcast_tensors(weights)
 
     def load_checkpoint(self, folder: Path) -> Checkpoint:
         """Load a checkpoint in the first process, which sends it to all; exceptions are those of `Engine`."""
-        is_first, first_of = self._processes.is_first, self._processes.first_of
+        is_first, broadcast = self._processes.is_first, self._processes.broadcast
         return load_checkpoint(
             folder,
-            read=lambda folder: first_of(read_checked_state(folder) if is_first else ({}, False)),
-            load=lambda file: self._processes.tensors_of_first(load_tensors(file) if is_first else {}),
+            read=lambda folder: broadcast(read_checked_state(folder) if is_first else ({}, False)),
+            load=lambda file: self._processes.broadcast_tensors(load_tensors(file) if is_first else {}),
         )

@@ -19,7 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # its stubs
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from clearhead.base.errors import InputError, RunFailure
-from clearhead.training.parallel.world import Process, Quiet
+from clearhead.training.parallel.world import FailedElsewhere, Process
 
 ARRIVAL_SECONDS: Final = 300.0
 """How long the processes wait for each other at the start."""
@@ -216,4 +216,4 @@ def reporting_faults(process: Process) -> Iterator[None]:
             is_told = Meeting(process, lambda _: None, NOTICE_SECONDS).report_early(error)
         if is_told:
             raise
-        raise Quiet(2) from error
+        raise FailedElsewhere(2) from error

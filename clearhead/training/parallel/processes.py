@@ -18,7 +18,7 @@ from clearhead.base.errors import InputError, RunFailure
 from clearhead.base.machine import choose_device
 from clearhead.checkpoints.runs.checkpoint import checkpoint_steps
 from clearhead.training.parallel.meeting import Meeting, has_failed
-from clearhead.training.parallel.world import ALONE, Process, Quiet
+from clearhead.training.parallel.world import ALONE, FailedElsewhere, Process
 
 T = TypeVar("T")
 
@@ -52,19 +52,19 @@ class Processes:
         """How many there are."""
         return self.this.size
 
-    def first_of(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """Return the value that the first process gives."""
         return value
 
-    def all_of(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """Return the values that all processes give, by rank."""
         return [value]
 
-    def rows_of(self, row: Sequence[float]) -> list[list[float]]:
+    def all_gather_rows(self, row: Sequence[float]) -> list[list[float]]:
         """Return the rows that all processes give, by rank; all of one length."""
         return [list(row)]
 
-    def tensors_of_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the named tensors that the first process gives, on the CPU."""
         return dict(tensors)
 
@@ -74,7 +74,7 @@ class Processes:
         yield
 
 
-class Group(Processes):
+class ProcessGroup(Processes):
     """Several processes that have joined.
 
     Args:
@@ -90,29 +90,29 @@ class Group(Processes):
         self.attempt = attempt
         self._turns = 0
 
-    def first_of(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """Return the value that the first process gives."""
-        given: list[T] = [value]
-        dist.broadcast_object_list(given, src=0)
-        return given[0]
+        values: list[T] = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
 
-    def all_of(self, value: T) -> list[T]:
+    def all_gather(self, value: T) -> list[T]:
         """Return the values that all processes give, by rank."""
-        given: list[T] = [value] * self.size
-        dist.all_gather_object(given, value)
-        return given
+        values: list[T] = [value] * self.size
+        dist.all_gather_object(values, value)
+        return values
 
-    def rows_of(self, row: Sequence[float]) -> list[list[float]]:
+    def all_gather_rows(self, row: Sequence[float]) -> list[list[float]]:
         """Return the rows that all processes give, by rank; all of one length."""
         # On the CPU also where the model is on a GPU, which then need not wait for it.
         row_tensor = torch.tensor(list(row), dtype=torch.float64)
         rows = [torch.empty_like(row_tensor) for _ in range(self.size)]
         dist.all_gather(rows, row_tensor)
-        return [given.tolist() for given in rows]
+        return [gathered.tolist() for gathered in rows]
 
-    def tensors_of_first(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the named tensors that the first process gives, on the CPU; sent one by one to save memory."""
-        formats = self.first_of({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()})
+        formats = self.broadcast({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()})
         received: dict[str, Tensor] = {}
         for name, (shape, dtype) in formats.items():
             received[name] = tensors[name].cpu().contiguous() if self.is_first else torch.empty(shape, dtype=dtype)
@@ -127,7 +127,7 @@ class Group(Processes):
         # Looked up again and again: a wait inside the store would neither see a failure nor let a signal through.
         while self.this.local_rank and not self._store.check([done]):
             if has_failed(self._store):
-                raise Quiet(1)
+                raise FailedElsewhere(1)
             time.sleep(_POLL_SECONDS)
         yield
         if not self.this.local_rank:
@@ -138,7 +138,7 @@ class Group(Processes):
 _SIGNS = ("gloo", "nccl", "connection", "timed out", "socket")
 
 
-def own_device(name: str, process: Process) -> torch.device:
+def choose_process_device(name: str, process: Process) -> torch.device:
     """Return the device of this process: on a machine with GPUs each has its own.
 
     Args:
@@ -193,10 +193,10 @@ def join_processes(
             yield Processes(process, meeting.job)
             return
         store, attempt = meeting.arrive()
-        backend = "cpu:gloo,cuda:nccl" if own_device(device, process).type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if choose_process_device(device, process).type == "cuda" else "gloo"
         patience = timedelta(seconds=timeout)
         dist.init_process_group(backend, store=store, rank=process.rank, world_size=process.size, timeout=patience)
-        yield Group(process, meeting.job, store, attempt)
+        yield ProcessGroup(process, meeting.job, store, attempt)
         dist.destroy_process_group()
     except BaseException as error:
         raise _choose_error(error, meeting, process, run) from error
@@ -208,18 +208,21 @@ def join_processes(
 
 def _choose_error(error: BaseException, meeting: Meeting | None, process: Process, run: Path) -> BaseException:
     """Return what this process raises: its error, or `Quiet` where another process tells the user."""
-    told, is_first = _loss(error, run, process) if _tells_of_a_loss(error) else error, process.local_rank == 0
-    if process.size == 1 or isinstance(error, Quiet):
+    reported, is_first = (
+        _lost_process_failure(error, run, process) if _comes_from_lost_process(error) else error,
+        process.local_rank == 0,
+    )
+    if process.size == 1 or isinstance(error, FailedElsewhere):
         return error
     # The store is gone with the machine, or with the process, that kept it.
     with contextlib.suppress(RuntimeError):
-        if meeting is not None and isinstance(told, InputError):
-            is_first = meeting.report(told)
+        if meeting is not None and isinstance(reported, InputError):
+            is_first = meeting.report(reported)
         elif meeting is not None and meeting.fault() is not None:
-            return Quiet(2)
+            return FailedElsewhere(2)
         elif meeting is not None:
             is_first = meeting.is_first_to_fail()
-    return told if is_first else Quiet(_exit_code(told))
+    return reported if is_first else FailedElsewhere(_exit_code(reported))
 
 
 def _exit_code(error: BaseException) -> int:
@@ -229,14 +232,14 @@ def _exit_code(error: BaseException) -> int:
     return code if isinstance(code, int) else 1
 
 
-def _tells_of_a_loss(error: BaseException) -> bool:
+def _comes_from_lost_process(error: BaseException) -> bool:
     """Return whether an error of a library comes from a process that is gone."""
     if isinstance(error, RunFailure) or not isinstance(error, RuntimeError):
         return False
     return isinstance(error, dist.DistError) or any(sign in str(error).lower() for sign in _SIGNS)
 
 
-def _loss(error: BaseException, run: Path, process: Process) -> RunFailure:
+def _lost_process_failure(error: BaseException, run: Path, process: Process) -> RunFailure:
     """Return the failure of a process whose connection to another one ended."""
     steps, rest = checkpoint_steps(run), "no step was saved, so start the same command again"
     if steps:

@@ -29,14 +29,14 @@ from clearhead.checkpoints.runs.checkpoint import UNTOUCHED, Checkpoint, load_ch
 from clearhead.checkpoints.runs.manifest import MANIFEST, sha256_of
 from clearhead.core.stack import Layer, Stack
 from clearhead.data.batches.base import BatchT, Loss
-from clearhead.training.parallel.engines import BatchLoss, Engine, Share
+from clearhead.training.parallel.engines import BatchLoss, RankBatch, TrainingEngine
 from clearhead.training.parallel.processes import Processes
 
 # The name that PyTorch gives to the one file into which it puts the parts of all processes together.
 _WHOLE = "model-00001-of-00001.safetensors"
 
 
-class Sharded(Engine[Share[BatchT]]):
+class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
     """PyTorch's FSDP2: weights are gathered layer by layer, and gradients are added up where their weights are kept.
 
     Args:
@@ -79,7 +79,7 @@ class Sharded(Engine[Share[BatchT]]):
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(module, weights, options=options)
 
-    def loss(self, batch: Share[BatchT], *, is_last: bool) -> tuple[Tensor, int]:
+    def loss(self, batch: RankBatch[BatchT], *, is_last: bool) -> tuple[Tensor, int]:
         """Return the summed loss of a share, and the number of its labels; arguments as of `Engine.loss`."""
         assert isinstance(self._root, FSDPModule)
         self._root.set_requires_gradient_sync(is_last)
@@ -99,7 +99,7 @@ class Sharded(Engine[Share[BatchT]]):
         finally:
             self._root.reshard()
 
-    def placed(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    def place_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return whole weights as the module holds them."""
         state = self.module.state_dict()
         return {
@@ -109,7 +109,7 @@ class Sharded(Engine[Share[BatchT]]):
 
     def save(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
         """Write named tensors to a safetensors file, each process its parts; the first one puts them together."""
-        path = Path(self._processes.first_of(str(path)))
+        path = Path(self._processes.broadcast(str(path)))
         if not tensors:  # of an optimizer before its first step
             if self._processes.is_first:
                 super().save(path, tensors)
@@ -124,8 +124,8 @@ class Sharded(Engine[Share[BatchT]]):
             if self._processes.is_first and isinstance(cause, OSError):
                 raise cause from error  # which the writer of a checkpoint puts into words
             raise RunFailure(f"{path} could not be saved: {cause}") from error
-        fault = self._processes.first_of(
-            _incompleteness(folder, tensors, self._processes.size) if self._processes.is_first else None
+        fault = self._processes.broadcast(
+            _find_missing_values(folder, tensors, self._processes.size) if self._processes.is_first else None
         )
         if fault is not None:
             raise RunFailure(f"{path} could not be saved: {fault}; {UNTOUCHED}")
@@ -134,7 +134,7 @@ class Sharded(Engine[Share[BatchT]]):
             shutil.rmtree(folder)
             _make_scalars(path, scalars)
 
-    def help_to_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
+    def join_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
         """Take part in the writing of files by the first process, which names them."""
         for tensors in files:
             self.save(Path(), tensors)
@@ -146,7 +146,7 @@ class Sharded(Engine[Share[BatchT]]):
             InputError: it is damaged, its format is not supported, or another process reads another one.
         """
         manifest = folder / MANIFEST
-        digests = self._processes.all_of(sha256_of(manifest) if manifest.exists() else "missing")
+        digests = self._processes.all_gather(sha256_of(manifest) if manifest.exists() else "missing")
         for rank, digest in enumerate(digests):
             if digest != digests[0]:
                 raise InputError(
@@ -164,13 +164,13 @@ class Sharded(Engine[Share[BatchT]]):
             if shape
         }
         reader = HuggingFaceStorageReader(str(path))
-        reader.fs = _OneFile()
+        reader.fs = _SingleFile()
         if parts:
             load(parts, storage_reader=reader)
         return parts | scalars
 
 
-class _OneFile(FileSystem):
+class _SingleFile(FileSystem):
     """A folder with the file that is asked for alone."""
 
     def ls(self, path: object) -> list[str]:
@@ -178,7 +178,7 @@ class _OneFile(FileSystem):
         return [str(path)]
 
 
-def _incompleteness(folder: Path, tensors: Mapping[str, Tensor], num_processes: int) -> str | None:
+def _find_missing_values(folder: Path, tensors: Mapping[str, Tensor], num_processes: int) -> str | None:
     """Return a phrase about a tensor that lacks values of some process; None if the consolidated file is complete.
 
     Args:

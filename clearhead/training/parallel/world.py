@@ -12,7 +12,7 @@ from clearhead.base.errors import InputError
 _NUMBERS: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_PORT")
 
 
-class Quiet(SystemExit):
+class FailedElsewhere(SystemExit):
     """Ends a process without a message, because another process of the same training says what happened."""
 
 

@@ -19,19 +19,19 @@ from rich.table import Table
 from rich.text import Text
 
 from clearhead.base.progress import QUIET_SECONDS
-from clearhead.spec.describe import number_of
+from clearhead.spec.describe import count_noun
 from clearhead.training.progress.reports import (
     Pace,
-    Progress,
     RunPlan,
     StepReport,
+    TrainingProgress,
     ValidationReport,
     duration,
     step_of,
 )
 
 
-class LineProgress(Progress):
+class LineProgress(TrainingProgress):
     """Plain lines for logs: one every few seconds, and one per validation.
 
     Args:
@@ -65,14 +65,14 @@ class LineProgress(Progress):
             + (f"  {duration(left)} left" if left is not None else "")
         )
 
-    def validating(self, step: int) -> None:
+    def begin_validation(self, step: int) -> None:
         """Write that a validation begins."""
         self.message(f"step {step}  validating")
 
-    def validated(self, report: ValidationReport) -> None:
+    def end_validation(self, report: ValidationReport) -> None:
         """Write the result of a validation."""
         assert self._pace is not None, "begin comes before validated"
-        self._pace.validated(report)
+        self._pace.add_validation(report)
         name = self._pace.plan.score_name or "score"
         score = f"  {name} {report.score:.2f}" if report.score is not None else ""
         best = "  (best so far)" if report.is_best else ""
@@ -86,7 +86,7 @@ class LineProgress(Progress):
         self.console.file.flush()
 
 
-def progress_for(console: Console | None = None) -> Progress:
+def progress_for(console: Console | None = None) -> TrainingProgress:
     """Return a live panel for a terminal or a notebook, and plain lines for anything else.
 
     Args:
@@ -101,7 +101,7 @@ def describe_plan(plan: RunPlan) -> str:
     """Return the plan of a run as text."""
     parts = [f"{plan.parameters:,} parameters"]
     if plan.steps is not None:
-        parts.append(number_of(plan.steps, "step"))
+        parts.append(count_noun(plan.steps, "step"))
     if plan.seconds is not None:
         parts.append(f"at most {duration(plan.seconds)}")
     if plan.first_step:
@@ -112,7 +112,7 @@ def describe_plan(plan: RunPlan) -> str:
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
-class LiveProgress(Progress):
+class LiveProgress(TrainingProgress):
     """Shows progress in a live panel.
 
     Args:
@@ -152,18 +152,18 @@ class LiveProgress(Progress):
             self._panel.step(report)
             self._draw()
 
-    def validating(self, step: int) -> None:
+    def begin_validation(self, step: int) -> None:
         """Show that a validation is running."""
         assert self._panel is not None, "begin comes before validating"
         with self._lock:
             self._panel.activity = "validating"
             self._draw(at_once=True)
 
-    def validated(self, report: ValidationReport) -> None:
+    def end_validation(self, report: ValidationReport) -> None:
         """Show the result of the validation."""
         assert self._panel is not None, "begin comes before validated"
         with self._lock:
-            self._panel.validated(report)
+            self._panel.add_validation(report)
             self._draw(at_once=True)
 
     def message(self, text: str) -> None:
@@ -180,7 +180,7 @@ class LiveProgress(Progress):
                 self._live.stop()
                 self._live = None
 
-    def beat(self) -> None:
+    def show_waiting(self) -> None:
         """Show how long a step or a validation has taken by now, if that is long enough to be missed."""
         with self._lock:
             if self._panel is not None and self._panel.activity:
@@ -190,7 +190,7 @@ class LiveProgress(Progress):
 
     def _watch(self) -> None:
         while not self._ended.wait(1.0):
-            self.beat()
+            self.show_waiting()
 
     def _draw(self, *, at_once: bool = False, is_report: bool = True) -> None:
         now = time.monotonic()
@@ -256,9 +256,9 @@ class TrainingPanel:
         self._last = report
         self.activity = "training"
 
-    def validated(self, report: ValidationReport) -> None:
+    def add_validation(self, report: ValidationReport) -> None:
         """Add one validation."""
-        self._pace.validated(report)
+        self._pace.add_validation(report)
         self._validations.append(report)
         self._best = report if report.is_best else self._best
         self.activity = "training"

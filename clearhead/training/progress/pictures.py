@@ -13,14 +13,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from clearhead.base.figures import COLOURS, INK, THICK, THIN, draw_legend, new_figure, save_figure, style_line_axes
-from clearhead.checkpoints.runs.metrics import Metrics
+from clearhead.checkpoints.runs.metrics import MetricsRow
 
 _TRAIN, _VALID, _BEST = COLOURS[:3]
 _MULTIPLES = ((0.4, ()), (0.7, tuple(range(1, 10))), (3.0, (1, 2, 5)))
 """The multiples of powers of ten that have labels, for losses that span less than so many powers; (): linear steps."""
 
 
-def write_plots(folder: Path, rows: Sequence[Metrics], *, score_name: str = "score", note: str = "") -> list[Path]:
+def write_plots(folder: Path, rows: Sequence[MetricsRow], *, score_name: str = "score", note: str = "") -> list[Path]:
     """Draw every plot that has data.
 
     Args:
@@ -34,8 +34,8 @@ def write_plots(folder: Path, rows: Sequence[Metrics], *, score_name: str = "sco
     """
     folder.mkdir(parents=True, exist_ok=True)
     losses = _Losses.of(rows)
-    best_loss = _best(losses.valid, min)
-    best_score = _best([(row.step, row.valid_score) for row in rows if row.valid_score is not None], max)
+    best_loss = _describe_best(losses.valid, min)
+    best_score = _describe_best([(row.step, row.valid_score) for row in rows if row.valid_score is not None], max)
     peak = max(rows, key=lambda row: row.learning_rate)
     highest = [f"at most {peak.learning_rate:.4g}, at step {peak.step:,}"]
     pictures = {
@@ -76,7 +76,7 @@ class _Losses:
     valid: Sequence[tuple[int, float]]
 
     @classmethod
-    def of(cls, rows: Sequence[Metrics]) -> _Losses:
+    def of(cls, rows: Sequence[MetricsRow]) -> _Losses:
         """Read the losses from lines of metrics."""
         steps, losses = [row.step for row in rows], [row.loss for row in rows]
         smoothed = smooth(losses, steps, max(1.0, steps[-1] / 150))
@@ -90,11 +90,11 @@ class _Losses:
         if self.valid:
             best = min(self.valid, key=lambda point: point[1])
             lines.append(("validation", _draw_validations(axes, self.valid, best)))
-        _scale([*self.losses, *(loss for _, loss in self.valid)], axes)
+        _set_loss_scale([*self.losses, *(loss for _, loss in self.valid)], axes)
         draw_legend(axes, lines, corner="upper right")
 
 
-def _scale(losses: Sequence[float], axes: Axes) -> None:
+def _set_loss_scale(losses: Sequence[float], axes: Axes) -> None:
     """Give the axis of losses a logarithmic scale, which shows the whole run; not if one of them is negative."""
     positive = [loss for loss in losses if loss > 0]
     if not positive or min(losses) < 0:
@@ -108,15 +108,15 @@ def _scale(losses: Sequence[float], axes: Axes) -> None:
     axes.set_ylim(low / margin, high * margin)
     axes.yaxis.set_major_locator(locator)
     axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(_written))
+    axes.yaxis.set_major_formatter(FuncFormatter(_format_loss))
 
 
-def _written(loss: float, _: int | None) -> str:
+def _format_loss(loss: float, _: int | None) -> str:
     """Return a loss in few letters: 0.05, 2e-3."""
     return f"{loss:.4g}" if loss >= 0.01 else f"{loss:.0e}".replace("e-0", "e-")
 
 
-def _draw_learning_rate(rows: Sequence[Metrics], axes: Axes) -> None:
+def _draw_learning_rate(rows: Sequence[MetricsRow], axes: Axes) -> None:
     axes.plot([row.step for row in rows], [row.learning_rate for row in rows], color=_TRAIN, linewidth=THICK)
     axes.set_ylim(bottom=0)
     # The power of ten stands at the axis once, so that its numbers are short.
@@ -125,7 +125,7 @@ def _draw_learning_rate(rows: Sequence[Metrics], axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate / 10**exponent:g}"))
 
 
-def _draw_score(rows: Sequence[Metrics], axes: Axes) -> None:
+def _draw_score(rows: Sequence[MetricsRow], axes: Axes) -> None:
     points = [(row.step, row.valid_score) for row in rows if row.valid_score is not None]
     _draw_validations(axes, points, max(points, key=lambda point: point[1]))
 
@@ -138,7 +138,7 @@ def _draw_validations(axes: Axes, points: Sequence[tuple[int, float]], best: tup
     return line
 
 
-def _best(points: Sequence[tuple[int, float]], choose: Callable[..., tuple[int, float]]) -> list[str]:
+def _describe_best(points: Sequence[tuple[int, float]], choose: Callable[..., tuple[int, float]]) -> list[str]:
     if not points:
         return []
     step, value = choose(points, key=lambda point: point[1])

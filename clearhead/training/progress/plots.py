@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from clearhead.base.progress import message
-from clearhead.checkpoints.runs.metrics import Metrics
+from clearhead.checkpoints.runs.metrics import MetricsRow
 
 
 class Plotter:
@@ -39,12 +39,12 @@ class Plotter:
         self._not_before = time.monotonic() + every_seconds
         self._works = True
 
-    def draw_if_due(self, rows: Sequence[Metrics], *, score_name: str = "score") -> None:
+    def draw_if_due(self, rows: Sequence[MetricsRow], *, score_name: str = "score") -> None:
         """Draw all plots if enough time has passed since the last update."""
         if time.monotonic() >= self._not_before:
             self.draw(rows, score_name=score_name)
 
-    def draw(self, rows: Sequence[Metrics], *, score_name: str = "score") -> None:
+    def draw(self, rows: Sequence[MetricsRow], *, score_name: str = "score") -> None:
         """Draw all plots now."""
         if not self._works or not rows:
             return

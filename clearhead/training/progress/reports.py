@@ -75,7 +75,7 @@ class ValidationReport:
     seconds: float
 
 
-class Progress(Display):
+class TrainingProgress(Display):
     """The display of a training: receives the reports of its loop as well; subclasses override what they show."""
 
     def begin(self, plan: RunPlan) -> None:
@@ -84,10 +84,10 @@ class Progress(Display):
     def step(self, report: StepReport) -> None:
         """One optimizer step was taken."""
 
-    def validating(self, step: int) -> None:
+    def begin_validation(self, step: int) -> None:
         """A validation begins."""
 
-    def validated(self, report: ValidationReport) -> None:
+    def end_validation(self, report: ValidationReport) -> None:
         """A validation is done."""
 
     def end(self) -> None:
@@ -111,7 +111,7 @@ class Pace:
         """Add one step."""
         self._recent.append(report)
 
-    def validated(self, report: ValidationReport) -> None:
+    def add_validation(self, report: ValidationReport) -> None:
         """Add one validation."""
         self._validations.append(report)
 

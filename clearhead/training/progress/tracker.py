@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 from clearhead.base.commands import make_install_command
 from clearhead.base.errors import InputError
 from clearhead.base.files import read_json_object, write_json
-from clearhead.training.progress.reports import Progress, RunPlan, StepReport, ValidationReport
+from clearhead.training.progress.reports import RunPlan, StepReport, TrainingProgress, ValidationReport
 
 TRACKER_FILE: Final = "tracker.json"
 TrackerName = Literal["trackio", "wandb", "tensorboard"]
@@ -32,7 +32,7 @@ _WANDB_SETTINGS: Final = {
 _PROJECT: Final = "clearhead"
 
 
-class TrackedProgress(Progress):
+class TrackedProgress(TrainingProgress):
     """Gives the numbers of a run to a tracker, and passes every report on; a tracker that fails ends no training.
 
     Args:
@@ -47,7 +47,7 @@ class TrackedProgress(Progress):
     """
 
     def __init__(
-        self, tracker: TrackerName, run: Path, config: Mapping[str, Any], shown: Progress, *, is_resumed: bool
+        self, tracker: TrackerName, run: Path, config: Mapping[str, Any], shown: TrainingProgress, *, is_resumed: bool
     ) -> None:
         try:
             self._module: Any = importlib.import_module(_MODULES[tracker])
@@ -63,7 +63,7 @@ class TrackedProgress(Progress):
     def begin(self, plan: RunPlan) -> None:
         """Begin the run in the tracker, or go on with it."""
         self.shown.begin(plan)
-        self._tried(partial(self._begin_tracking, plan))
+        self._call_tracker(partial(self._begin_tracking, plan))
 
     def step(self, report: StepReport) -> None:
         """Log the numbers of one step."""
@@ -72,13 +72,13 @@ class TrackedProgress(Progress):
         values = {"loss/train": report.loss, "learning_rate": report.learning_rate, "tokens_per_second": speed}
         self._write(values, report.step)
 
-    def validating(self, step: int) -> None:
+    def begin_validation(self, step: int) -> None:
         """Pass the step on."""
-        self.shown.validating(step)
+        self.shown.begin_validation(step)
 
-    def validated(self, report: ValidationReport) -> None:
+    def end_validation(self, report: ValidationReport) -> None:
         """Log the numbers of one validation."""
-        self.shown.validated(report)
+        self.shown.end_validation(report)
         score = {} if report.score is None else {"score/valid": report.score}
         self._write({"loss/valid": report.loss, **score}, report.step)
 
@@ -91,7 +91,7 @@ class TrackedProgress(Progress):
         self.shown.end()
         if self._writer is not None:
             # The end of the module, not of its run: trackio would end that again at the exit, and print of it.
-            self._tried(self._writer.close if self._tracker == "tensorboard" else self._module.finish)
+            self._call_tracker(self._writer.close if self._tracker == "tensorboard" else self._module.finish)
 
     def _begin_tracking(self, plan: RunPlan) -> None:
         if self._tracker == "tensorboard":
@@ -114,7 +114,7 @@ class TrackedProgress(Progress):
 
     def _write(self, values: Mapping[str, float], step: int) -> None:
         if self._writer is not None:
-            self._tried(partial(self._log, values, step))
+            self._call_tracker(partial(self._log, values, step))
 
     def _log(self, values: Mapping[str, float], step: int) -> None:
         if self._tracker == "tensorboard":
@@ -123,7 +123,7 @@ class TrackedProgress(Progress):
         else:
             self._module.log(dict(values), step=step)
 
-    def _tried(self, call: Callable[[], object]) -> None:
+    def _call_tracker(self, call: Callable[[], object]) -> None:
         """Call a tracker, whose lines are messages and no results; one that fails is left alone from then on."""
         try:
             with contextlib.redirect_stdout(sys.stderr):

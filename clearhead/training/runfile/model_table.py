@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from clearhead.base.errors import InputError, nearest, within
+from clearhead.base.errors import InputError, did_you_mean, within
 from clearhead.base.machine import total_memory
 from clearhead.base.printing import human_bytes
 from clearhead.spec import (
@@ -30,7 +30,7 @@ from clearhead.spec.presets.task_heads import with_head
 from clearhead.training.runfile.sections import INNER_DROPOUTS, ModelSection
 
 DEFAULT_PRESET = "transformer"
-OWN_PARTS: Final = ("mixer", "network", "own_norm", "own_position", "score_step", "weight_step")
+EXTENSION_KEYS: Final = ("mixer", "network", "own_norm", "own_position", "score_step", "weight_step")
 _NORMS: Final = ("pre", "post", "out", "final_norm")
 
 
@@ -60,14 +60,14 @@ def resolve_spec(
         path = Path(section.spec)
         model = Model.from_file(path)
         if head is not None:
-            return tried(with_head(model, head))
+            return try_spec(with_head(model, head))
         if model.head is None:
             raise InputError(f"{path}: the task '{kind}' needs a spec with a head")
-        return tried(model)
+        return try_spec(model)
     hparams = _hparams(section, joint)
     _refuse_too_large(hparams)
     model = build_spec(hparams, source_vocab=source_vocab, target_vocab=target_vocab, head=head)
-    return tried(with_own_parts(model, section))
+    return try_spec(with_extensions(model, section))
 
 
 def _refuse_too_large(hparams: Hyperparameters) -> None:
@@ -104,13 +104,15 @@ def _hparams(section: ModelSection, joint: bool) -> Hyperparameters:
     """Put what the table gives over the preset's values."""
     preset = section.preset or DEFAULT_PRESET
     if preset not in PRESETS:
-        raise InputError(f"there is no preset '{preset}'{nearest(preset, PRESETS)}; there are {', '.join(PRESETS)}")
+        raise InputError(
+            f"there is no preset '{preset}'{did_you_mean(preset, PRESETS)}; there are {', '.join(PRESETS)}"
+        )
     hparams = PRESETS[preset]
-    given = section.model_dump(exclude={"preset", "spec", "parts", *OWN_PARTS}, exclude_none=True)
+    changes = section.model_dump(exclude={"preset", "spec", "parts", *EXTENSION_KEYS}, exclude_none=True)
     if not joint:
-        given = {"tie": "decoder", **given}
-    given |= _inner_dropout(section, hparams)
-    hparams = replace(hparams, **given)
+        changes = {"tie": "decoder", **changes}
+    changes |= _inner_dropout(section, hparams)
+    hparams = replace(hparams, **changes)
     if section.max_positions is not None and hparams.positions != "learned":
         raise InputError(
             f"max_positions has no effect with {hparams.positions} positions, which have no limit; remove it, "
@@ -119,7 +121,7 @@ def _hparams(section: ModelSection, joint: bool) -> Hyperparameters:
     return hparams
 
 
-def tried(model: Model) -> Model:
+def try_spec(model: Model) -> Model:
     """Return a spec whose own parts, if there are any, were tried with few tokens.
 
     Raises:
@@ -132,7 +134,7 @@ def tried(model: Model) -> Model:
     return model
 
 
-def with_own_parts(model: Model, section: ModelSection) -> Model:
+def with_extensions(model: Model, section: ModelSection) -> Model:
     """Return a spec with the own parts of a [model] table in it.
 
     Args:
@@ -142,17 +144,17 @@ def with_own_parts(model: Model, section: ModelSection) -> Model:
     Raises:
         InputError: a part is not there, stands where it has no place, or its values are faulty.
     """
-    tables = {key: table for key in OWN_PARTS if (table := getattr(section, key)) is not None}
+    tables = {key: table for key in EXTENSION_KEYS if (table := getattr(section, key)) is not None}
 
     def change(path: str, node: Node) -> Node:
-        fields = {field: tables[key] for key, field in _fields_of_parts(node) if key in tables}
+        fields = {field: tables[key] for key, field in _extension_fields(node) if key in tables}
         with within(path.rpartition(".")[2]):
             return type(node)(**{**dict(node), **fields}) if fields else node
 
     return map_nodes(model, change) if tables else model
 
 
-def _fields_of_parts(node: Node) -> Iterator[tuple[str, str]]:
+def _extension_fields(node: Node) -> Iterator[tuple[str, str]]:
     """Yield the keys of a [model] table whose own parts stand in fields of a node, and these fields."""
     if isinstance(node, Branch) and isinstance(node.function, FeedForward):
         yield "network", "function"

@@ -17,12 +17,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from clearhead.base.errors import InputError, nearest
+from clearhead.base.errors import InputError, did_you_mean
 from clearhead.base.files import read_text_file
 from clearhead.core.extensions.files import load_parts
-from clearhead.data.sources.run_file_tables import Form, Section, expected, form_of, near_choice
+from clearhead.data.sources.run_file_tables import Form, RunFileSection, describe_expected, form_of, near_choice
 from clearhead.data.task_tables import data_of
-from clearhead.spec.tasks.registry import BUILT_IN, kinds
+from clearhead.spec.tasks.registry import BUILT_IN, task_kinds
 from clearhead.training.runfile.sections import (
     LENGTHS,
     TABLES,
@@ -67,11 +67,11 @@ def load_run_file(path: Path, overrides: Sequence[str] = (), *, is_of_run: bool 
     Raises:
         InputError: every fault with file and line, in one report.
     """
-    folder = None if is_of_run else parts_folder(path)
+    folder = None if is_of_run else extensions_folder(path)
     return parse_run_file(read_text_file(path, "run file"), str(path), overrides, folder=folder)
 
 
-def parts_folder(path: Path) -> Path | None:
+def extensions_folder(path: Path) -> Path | None:
     """Return the folder to which [model] parts of a run file are relative; None: it is a run directory."""
     return None if (path.parent / "checkpoints").is_dir() else path.parent
 
@@ -98,7 +98,7 @@ def parse_run_file(text: str, name: str, overrides: Sequence[str] = (), *, folde
         draft.report(fault.address, fault.sentence)
     run = fill_defaults(run)
     if not any(fault.address[:1] == ("model",) for fault in draft.faults) and not has_fault(faulty, "task", "kind"):
-        draft.check_model(run, imports_parts=folder is not None or ("model", "parts") in draft.overrides)
+        draft.check_model(run, imports_extensions=folder is not None or ("model", "parts") in draft.overrides)
     draft.refuse_faults()
     return run
 
@@ -133,7 +133,7 @@ class _Draft:
         """The kind of task; None: the run file names none."""
         task = self.values.get("task")
         kind = task.get("kind") if isinstance(task, dict) else None
-        return kind if kind in kinds() else None
+        return kind if kind in task_kinds() else None
 
     def origin(self, address: Address) -> tuple[str, int]:
         """Return the override that set an address, or "", and its line in the file, or 0."""
@@ -181,7 +181,7 @@ class _Draft:
     def _set(self, address: Address, value: Any) -> str | None:
         """Set one value in nested tables; return a message if that is impossible."""
         if address[0] not in TABLES:
-            return f"there is no table [{address[0]}]{nearest(address[0], TABLES)}; the tables are {', '.join(TABLES)}"
+            return f"there is no table [{address[0]}]{did_you_mean(address[0], TABLES)}; the tables are {', '.join(TABLES)}"
         table = self.values
         for depth, name in enumerate(address[:-1], start=1):
             below = table.setdefault(name, {})
@@ -251,10 +251,10 @@ class _Draft:
         if type_.startswith("union_tag"):
             assert self.kind is not None, "the forms of data are those of a task"
             return _no_data(address, received, data_of(self.kind).forms)
-        wanted = expected(self._section_at(address[:-1]), address[-1], items)
+        wanted = describe_expected(self._section_at(address[:-1]), address[-1], items)
         return f"{name_of(address)} must be {wanted}, received {describe_value(received)}{near_choice(items[0])}"
 
-    def _section_at(self, table: Address) -> type[Section]:
+    def _section_at(self, table: Address) -> type[RunFileSection]:
         """Return the type of a table of the run file, or of a table inside a table."""
         if not table:
             return run_file_type(self.kind)
@@ -267,16 +267,18 @@ class _Draft:
     def _unknown_key(self, address: Address) -> str:
         name, table = address[-1], address[:-1]
         if not table:
-            hint = nearest(name, TABLES) or _other_table(name, self.kind)
+            hint = did_you_mean(name, TABLES) or _other_table(name, self.kind)
             return f"there is no table or key '{name}' at the top of a run file{hint}"
-        homes = [other for other in kinds() if len(table) == 1 and name in sections_of(other)[table[0]].model_fields]
+        homes = [
+            other for other in task_kinds() if len(table) == 1 and name in sections_of(other)[table[0]].model_fields
+        ]
         if homes:
             return f"{name_of(address)} {only_for(self.kind, homes)}"
         known = self._section_at(table).model_fields
-        hint = nearest(name, known) or _other_table(name, self.kind)
+        hint = did_you_mean(name, known) or _other_table(name, self.kind)
         return f"unknown key '{name}' in {name_of(table)}{hint or '; its keys are ' + ', '.join(known)}"
 
-    def check_model(self, run: RunFile, *, imports_parts: bool) -> None:
+    def check_model(self, run: RunFile, *, imports_extensions: bool) -> None:
         """Check the sizes of the model with those of its preset; the vocabulary is not known yet, so it has any size.
 
         Args:
@@ -286,14 +288,14 @@ class _Draft:
         from clearhead.training.runfile.model_table import resolve_spec
 
         try:
-            if run.model.parts is not None and imports_parts:
+            if run.model.parts is not None and imports_extensions:
                 load_parts(run.model.parts)
             if not run.task.init:
                 joint = run.tokenizer.joint is not False
                 resolve_spec(run.model, kind=run.task.kind, source_vocab=1009, target_vocab=1009, joint=joint)
         except InputError as error:
             hint = f"; it may need {run.model.parts}, which is code: read that file, and name it with --parts FILE"
-            self.report(("model",), error.as_fault + ("" if run.model.parts is None or imports_parts else hint))
+            self.report(("model",), error.as_fault + ("" if run.model.parts is None or imports_extensions else hint))
 
     def refuse_faults(self) -> None:
         """Raise an `InputError` with every fault, ordered by line, with those of overrides last."""
@@ -379,7 +381,7 @@ def _placeholders(kind: str | None) -> dict[str, Mapping[str, Any]]:
 
 def _is_misspelt(missing: Address, unknown: Sequence[Address]) -> bool:
     """Return whether a missing key stands in its table under a name like it, which has a message of its own."""
-    return any(other[:-1] == missing[:-1] and nearest(other[-1], missing[-1:]) for other in unknown)
+    return any(other[:-1] == missing[:-1] and did_you_mean(other[-1], missing[-1:]) for other in unknown)
 
 
 def _type(address: Address, item: Mapping[str, Any]) -> str:
@@ -394,7 +396,7 @@ def _no_data(address: Address, value: object, forms: Sequence[type[Form]]) -> st
     received = describe_value(value)
     if isinstance(value, Mapping) and value:
         names = [name for form in forms for name in form.model_fields]
-        hints = [nearest(str(key), names) for key in value if key not in names]
+        hints = [did_you_mean(str(key), names) for key in value if key not in names]
         received = f"the keys {', '.join(map(str, value))}{next(filter(None, hints), '')}"
     elif address[-1] == "valid":
         received += _HELD_OUT

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_type_hint
 from pydantic import Discriminator, Field, Tag, create_model
 
 from clearhead.base.errors import InputError
-from clearhead.data.sources.run_file_tables import Count, Form, Positive, Section, Share, form_of
+from clearhead.data.sources.run_file_tables import Count, Form, Positive, RunFileSection, Share, form_of
 from clearhead.data.task_tables import DataSection, TaskSection, data_of
 from clearhead.spec.presets.hyperparameters import PRESET_ONLY, Hyperparameters
 from clearhead.spec.tasks.base import Family
-from clearhead.spec.tasks.registry import find, kinds
+from clearhead.spec.tasks.registry import find_task, task_kinds
 from clearhead.training.optim.schedules import SCHEDULES_WITH_AN_END, SCHEDULES_WITH_WARMUP
 
 SUBWORD_KINDS = ("bpe", "byte-bpe", "unigram", "wordpiece")
@@ -28,7 +28,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 CountOrZero = Annotated[int, Field(ge=0)]
 
 
-class TokenizerSection(Section):
+class TokenizerSection(RunFileSection):
     """The tokenizer: trained for the run (kind) or loaded from a file or folder (path)."""
 
     #: What a token is: pieces of words (bpe, byte-bpe, unigram, wordpiece), words, characters, bytes, or, with split,
@@ -42,11 +42,11 @@ class TokenizerSection(Section):
     joint: bool | None = None
 
 
-_OWN = Field(description='a table of an own part with its kind, such as { kind = "gated_recurrence" }')
-OwnPart = Annotated[dict[str, Any] | None, _OWN]
+_EXTENSION = Field(description='a table of an own part with its kind, such as { kind = "gated_recurrence" }')
+ExtensionTable = Annotated[dict[str, Any] | None, _EXTENSION]
 
 
-class ModelSource(Section):
+class ModelSource(RunFileSection):
     """The start of a model, which other keys change."""
 
     #: Which stacks there are; a task allows some of them.
@@ -57,14 +57,14 @@ class ModelSource(Section):
     spec: str | None = None
 
 
-def _changes() -> dict[str, Any]:
+def _hyperparameter_keys() -> dict[str, Any]:
     """Return the keys of [model] that change a preset: hyperparameters, of which None keeps the preset's value."""
     names = [field.name for field in fields(Hyperparameters) if field.name not in PRESET_ONLY | {"family"}]
     types = get_type_hints(Hyperparameters, include_extras=True)
     return {name: (types[name] | None, None) for name in names}
 
 
-_WithChanges = create_model("ModelSection", __base__=ModelSource, **_changes())
+_WithChanges = create_model("ModelSection", __base__=ModelSource, **_hyperparameter_keys())
 
 
 class ModelSection(_WithChanges):  # type: ignore[misc, valid-type] # made from Hyperparameters
@@ -78,20 +78,20 @@ class ModelSection(_WithChanges):  # type: ignore[misc, valid-type] # made from 
     #: A Python file with own parts, which the keys below name; a relative path begins in the folder of the run file.
     parts: str | None = None
     #: An own part in place of each self-attention.
-    mixer: OwnPart = None
+    mixer: ExtensionTable = None
     #: An own part in place of each feed-forward network.
-    network: OwnPart = None
+    network: ExtensionTable = None
     #: An own part in place of each norm in the layers and behind them.
-    own_norm: OwnPart = None
+    own_norm: ExtensionTable = None
     #: An own part in place of the positions of an embedding.
-    own_position: OwnPart = None
+    own_position: ExtensionTable = None
     #: An own part that changes the scores of each self-attention before the mask.
-    score_step: OwnPart = None
+    score_step: ExtensionTable = None
     #: An own part in place of the softmax of each self-attention.
-    weight_step: OwnPart = None
+    weight_step: ExtensionTable = None
 
 
-class Lora(Section):
+class Lora(RunFileSection):
     """Low-rank adaptation (LoRA) of an initial model, whose own weights are frozen."""
 
     #: Rank of the two matrices whose product is added to each adapted one.
@@ -106,7 +106,7 @@ class Lora(Section):
     )
 
 
-class EarlyStop(Section):
+class EarlyStop(RunFileSection):
     """Stop when the metric has not improved for `patience` validations."""
 
     #: What must improve: the validation loss, BLEU, or the task's own score; it also decides which checkpoint is best.
@@ -115,7 +115,7 @@ class EarlyStop(Section):
     patience: Count = 10
 
 
-class Train(Section):
+class Train(RunFileSection):
     """Length, optimizer, validation and checkpoints.
 
     `warmup` and `validate_every` are steps or a share of all; `seconds` ends a run of `steps` or `epochs` early. A run
@@ -201,7 +201,7 @@ class Train(Section):
     tracker: Literal["none", "trackio", "wandb", "tensorboard"] = "none"
 
 
-class RunFile(Section):
+class RunFile(RunFileSection):
     """A run file; the tables [task] and [data] are those of its kind of task."""
 
     task: TaskSection
@@ -223,13 +223,13 @@ def run_file_type(kind: str | None) -> type[RunFile]:
         kind: of the task; None: not known, so that [task] and [data] may have the keys of any kind.
     """
     if kind is None:
-        tasks, tables = zip(*((data.task, data.data) for data in map(data_of, kinds())), strict=True)
+        tasks, tables = zip(*((data.task, data.data) for data in map(data_of, task_kinds())), strict=True)
         task = create_model("TaskSection", __base__=TaskSection, **_keys_of(tasks, TaskSection))
         named: dict[str, Any] = {"train": (Any, ...), "valid": (Any, ...), **_keys_of(tables, DataSection)}
         return _run_file_type(task, create_model("DataSection", __base__=DataSection, **named))
     data = data_of(kind)
-    valid = _names(data.forms, can_be_share=True)
-    named = {"train": (_names(data.forms), ...), "valid": (valid, ...)}
+    valid = _data_type(data.forms, can_be_share=True)
+    named = {"train": (_data_type(data.forms), ...), "valid": (valid, ...)}
     return _run_file_type(data.task, create_model(data.data.__name__, __base__=data.data, **named))
 
 
@@ -237,12 +237,12 @@ def _run_file_type(task: type[TaskSection], data: type[DataSection]) -> type[Run
     return create_model("RunFile", __base__=RunFile, task=(task, ...), data=(data, ...))
 
 
-def _keys_of(tables: Sequence[type[Section]], base: type[Section]) -> dict[str, Any]:
+def _keys_of(tables: Sequence[type[RunFileSection]], base: type[RunFileSection]) -> dict[str, Any]:
     """Return the keys that some of the tables have beside those of all, with any value."""
     return {key: (Any, None) for table in tables for key in table.model_fields if key not in base.model_fields}
 
 
-def _names(forms: Sequence[type[Form]], *, can_be_share: bool = False) -> Any:
+def _data_type(forms: Sequence[type[Form]], *, can_be_share: bool = False) -> Any:
     """Return the type of what names data in one of some forms, which the keys of a table decide."""
 
     def tag_of(table: object) -> str | None:
@@ -256,7 +256,7 @@ def _names(forms: Sequence[type[Form]], *, can_be_share: bool = False) -> Any:
     return Annotated[Union[(*tagged, Annotated[Share, Tag("by share")])], Discriminator(tag_of)]
 
 
-def sections_of(kind: str | None) -> dict[str, type[Section]]:
+def sections_of(kind: str | None) -> dict[str, type[RunFileSection]]:
     """Return the types of the tables of a kind of task; None: of any kind."""
     types: dict[str, Any] = {name: field.annotation for name, field in run_file_type(kind).model_fields.items()}
     return {**types, "lora": Lora}
@@ -264,7 +264,7 @@ def sections_of(kind: str | None) -> dict[str, type[Section]]:
 
 LENGTHS = ("steps", "epochs")
 _DEVICES = ("auto", "cpu", "cuda", "mps")
-Kind = TypeVar("Kind", bound=Section)
+Kind = TypeVar("Kind", bound=RunFileSection)
 
 
 Address = tuple[str, ...]
@@ -303,8 +303,16 @@ def check_rules(run: RunFile, faulty: Collection[Address] = ()) -> list[Fault]:
         run: the run file, with placeholders for keys that have a fault of their own.
         faulty: the addresses of these keys; a rule that depends on a placeholder would report what is not there.
     """
-    of_any_task = (_lora, _sizes, _positions, _length, _schedule, _snapshots, _device)
-    of_the_task = (_task, _data, _tokenizer, _model, _validation)
+    of_any_task = (
+        _lora_faults,
+        _sizes_faults,
+        _positions_faults,
+        _length_faults,
+        _schedule_faults,
+        _snapshots_faults,
+        _device_faults,
+    )
+    of_the_task = (_task_faults, _data_faults, _tokenizer_faults, _model_faults, _validation_faults)
     rules = of_any_task if has_fault(faulty, "task", "kind") else of_the_task + of_any_task
     faults = [fault for rule in rules for fault in rule(run)]
     return [fault for fault in faults if not (fault.address[0] == "data" and has_fault(faulty, *fault.address[:2]))]
@@ -329,12 +337,12 @@ def _without_effect(table: str, keys: Sequence[str], why: str) -> Iterator[Fault
         yield _fault(f"{table}.{keys[0]}", f"and {', '.join(keys[1:])} have no effect {why}; remove them")
 
 
-def _task(run: RunFile) -> Iterator[Fault]:
+def _task_faults(run: RunFile) -> Iterator[Fault]:
     for key, sentence in run.task.faults(family_of(run)):
         yield _fault(f"task.{key}", sentence)
 
 
-def _data(run: RunFile) -> Iterator[Fault]:
+def _data_faults(run: RunFile) -> Iterator[Fault]:
     data = run.data
     for name, table in (("train", data.train), ("valid", data.valid)):
         try:
@@ -345,7 +353,7 @@ def _data(run: RunFile) -> Iterator[Fault]:
     for key, sentence in data.faults():
         yield _fault(f"data.{key}", sentence)
     if data.stream and not data_of(run.task.kind).streams:
-        yield _fault("data.stream", only_for(run.task.kind, [kind for kind in kinds() if data_of(kind).streams]))
+        yield _fault("data.stream", only_for(run.task.kind, [kind for kind in task_kinds() if data_of(kind).streams]))
     elif data.stream and run.train.epochs is not None:
         yield _fault(
             "train.epochs",
@@ -356,36 +364,40 @@ def _data(run: RunFile) -> Iterator[Fault]:
 
 def family_of(run: RunFile) -> Family:
     """Return the family of the model."""
-    return run.model.family or find(run.task.kind).families[0]
+    return run.model.family or find_task(run.task.kind).families[0]
 
 
-def _tokenizer(run: RunFile) -> Iterator[Fault]:
+def _tokenizer_faults(run: RunFile) -> Iterator[Fault]:
     tokenizer = run.tokenizer
     if run.task.init:
-        yield from _without_effect("tokenizer", _given(tokenizer), "with [task] init, which has its own tokenizer")
+        yield from _without_effect(
+            "tokenizer", _changed_keys(tokenizer), "with [task] init, which has its own tokenizer"
+        )
         return
     if tokenizer.kind is None and tokenizer.path is None:
         yield _fault("tokenizer", "needs 'kind' (train one on the training text) or 'path' (use an existing one)")
     if tokenizer.path is not None:
-        yield from _without_effect("tokenizer", [key for key in _given(tokenizer) if key != "path"], "with 'path'")
-    elif tokenizer.joint is not None and not find(run.task.kind).has_two_vocabularies:
+        yield from _without_effect(
+            "tokenizer", [key for key in _changed_keys(tokenizer) if key != "path"], "with 'path'"
+        )
+    elif tokenizer.joint is not None and not find_task(run.task.kind).has_two_vocabularies:
         yield _fault("tokenizer.joint", f"has no effect for the task '{run.task.kind}', which has one tokenizer")
     elif tokenizer.kind == "byte" and tokenizer.vocab_size is not None:
         yield _fault("tokenizer.vocab_size", "has no effect for kind 'byte', which always has the 256 bytes; remove it")
 
 
-def _model(run: RunFile) -> Iterator[Fault]:
+def _model_faults(run: RunFile) -> Iterator[Fault]:
     model = run.model
-    kind, allowed = run.task.kind, find(run.task.kind).families
+    kind, allowed = run.task.kind, find_task(run.task.kind).families
     if run.task.init:
-        keys = [key for key in _given(model) if key not in (*DROPOUTS, "parts")]
+        keys = [key for key in _changed_keys(model) if key not in (*DROPOUTS, "parts")]
         yield from _without_effect("model", keys, "with [task] init, which has its own model")
         return
     if model.family is not None and model.family not in allowed:
         families = " or ".join(f"'{family}'" for family in allowed)
         yield _fault("model.family", f"must be {families} for the task '{kind}', received '{model.family}'")
     if model.spec is not None:
-        others = [key for key in _given(model) if key not in ("spec", "family", "parts")]
+        others = [key for key in _changed_keys(model) if key not in ("spec", "family", "parts")]
         yield from _without_effect("model", others, "with 'spec', which describes the whole model")
     one_stack = [key for key in ("encoder_layers", "decoder_layers") if getattr(model, key) is not None]
     if one_stack and family_of(run) != "encoder-decoder":
@@ -398,7 +410,7 @@ def _model(run: RunFile) -> Iterator[Fault]:
         yield _fault("model.tie", "= 'all' shares one table between both sides, which needs [tokenizer] joint = true")
 
 
-def _lora(run: RunFile) -> Iterator[Fault]:
+def _lora_faults(run: RunFile) -> Iterator[Fault]:
     if run.lora is None:
         return
     if not run.task.init:
@@ -407,7 +419,7 @@ def _lora(run: RunFile) -> Iterator[Fault]:
         yield _fault("train.optimizer", "= 'muon' makes updates orthogonal, which does not suit low-rank matrices")
 
 
-def _sizes(run: RunFile) -> Iterator[Fault]:
+def _sizes_faults(run: RunFile) -> Iterator[Fault]:
     model = run.model
     if model.width and model.heads and model.head_size is None and model.width % model.heads:
         yield _fault("model.heads", f"must divide the width: {model.width} is not a multiple of {model.heads}")
@@ -415,7 +427,7 @@ def _sizes(run: RunFile) -> Iterator[Fault]:
         yield _fault("model.kv_heads", f"must divide the heads: {model.heads} is not a multiple of {model.kv_heads}")
 
 
-def _positions(run: RunFile) -> Iterator[Fault]:
+def _positions_faults(run: RunFile) -> Iterator[Fault]:
     limit = run.model.max_positions
     if limit is not None and limit < run.data.max_length:
         yield _fault(
@@ -424,7 +436,7 @@ def _positions(run: RunFile) -> Iterator[Fault]:
         )
 
 
-def _length(run: RunFile) -> Iterator[Fault]:
+def _length_faults(run: RunFile) -> Iterator[Fault]:
     train = run.train
     if not _has_known_end(train) and train.seconds is None:
         yield _fault("train", "must say how long to train: steps, epochs or seconds")
@@ -437,7 +449,7 @@ def _has_known_end(train: Train) -> bool:
     return train.steps is not None or train.epochs is not None
 
 
-def _schedule(run: RunFile) -> Iterator[Fault]:
+def _schedule_faults(run: RunFile) -> Iterator[Fault]:
     train = run.train
     only_time = train.seconds is not None and not _has_known_end(train)
     if train.schedule in SCHEDULES_WITH_AN_END and only_time:
@@ -459,14 +471,14 @@ def _schedule(run: RunFile) -> Iterator[Fault]:
             )
 
 
-def _snapshots(run: RunFile) -> Iterator[Fault]:
+def _snapshots_faults(run: RunFile) -> Iterator[Fault]:
     if not run.train.snapshots:
-        keys = [key for key in _given(run.train) if key == "snapshot_megabytes"]
+        keys = [key for key in _changed_keys(run.train) if key == "snapshot_megabytes"]
         yield from _without_effect("train", keys, "with 'snapshots' = 0, which keeps none")
 
 
-def _validation(run: RunFile) -> Iterator[Fault]:
-    train, task = run.train, find(run.task.kind)
+def _validation_faults(run: RunFile) -> Iterator[Fault]:
+    train, task = run.train, find_task(run.task.kind)
     if train.label_smoothing and not task.smooths_labels:
         yield _fault("train.label_smoothing", f"has no effect for the task '{task.kind}'; remove it")
     if not task.scores_translations:
@@ -480,7 +492,7 @@ def _validation(run: RunFile) -> Iterator[Fault]:
         )
 
 
-def _device(run: RunFile) -> Iterator[Fault]:
+def _device_faults(run: RunFile) -> Iterator[Fault]:
     if run.train.device.split(":")[0] not in _DEVICES:
         yield _fault(
             "train.device", f"must be one of {', '.join(_DEVICES)} or cuda:N, received the text '{run.train.device}'"
@@ -494,7 +506,7 @@ def _device(run: RunFile) -> Iterator[Fault]:
             yield _fault("train.threads", f"= {fault}")
 
 
-def _given(section: Section) -> list[str]:
+def _changed_keys(section: RunFileSection) -> list[str]:
     """Return the keys of a table whose values are not the defaults."""
     return [name for name, info in type(section).model_fields.items() if getattr(section, name) != info.default]
 
@@ -503,23 +515,23 @@ def fill_defaults(run: RunFile) -> RunFile:
     """Fill every key whose default depends on other keys; filling twice changes nothing."""
     return run.model_copy(
         update={
-            "task": _filled(run.task, run.task.defaults(family_of(run))),
-            "data": _filled(run.data, run.data.defaults()),
-            "tokenizer": _filled(run.tokenizer, _tokenizer_defaults(run)),
-            "model": _filled(run.model, _model_defaults(run)),
-            "train": _filled(run.train, _train_defaults(run)),
+            "task": _fill_section(run.task, run.task.defaults(family_of(run))),
+            "data": _fill_section(run.data, run.data.defaults()),
+            "tokenizer": _fill_section(run.tokenizer, _tokenizer_defaults(run)),
+            "model": _fill_section(run.model, _model_defaults(run)),
+            "train": _fill_section(run.train, _train_defaults(run)),
         }
     )
 
 
-def _filled(section: Kind, defaults: dict[str, object]) -> Kind:
+def _fill_section(section: Kind, defaults: dict[str, object]) -> Kind:
     return section.model_copy(update={key: value for key, value in defaults.items() if getattr(section, key) is None})
 
 
 def _tokenizer_defaults(run: RunFile) -> dict[str, object]:
     if run.tokenizer.kind is None:
         return {}
-    defaults: dict[str, object] = {"joint": True} if find(run.task.kind).has_two_vocabularies else {}
+    defaults: dict[str, object] = {"joint": True} if find_task(run.task.kind).has_two_vocabularies else {}
     if run.tokenizer.kind in SUBWORD_KINDS:
         defaults["vocab_size"] = 8000
     return defaults
@@ -536,7 +548,7 @@ def _model_defaults(run: RunFile) -> dict[str, object]:
 def _train_defaults(run: RunFile) -> dict[str, object]:
     train = run.train
     defaults: dict[str, object] = {"learning_rate": _learning_rate(train), "warmup": _warmup(train)}
-    if find(run.task.kind).scores_translations:
+    if find_task(run.task.kind).scores_translations:
         stops_by_bleu = train.early_stop is not None and train.early_stop.metric == "bleu"
         defaults["bleu_sentences"] = 500 if stops_by_bleu else 100
     return defaults

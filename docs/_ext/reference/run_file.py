@@ -8,10 +8,10 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from sphinx.errors import SphinxError
 
-from clearhead.data.sources.run_file_tables import Section
+from clearhead.data.sources.run_file_tables import RunFileSection
 from clearhead.data.task_tables import DataSection, TaskSection, data_of
 from clearhead.spec.presets.hyperparameters import Hyperparameters
-from clearhead.spec.tasks.registry import kinds
+from clearhead.spec.tasks.registry import task_kinds
 from clearhead.training.runfile.sections import (
     EarlyStop,
     Lora,
@@ -39,7 +39,7 @@ def lines(_argument: str) -> Iterator[str]:
     """Yield the whole reference of the run file."""
     yield from ("## [task]", "", "What every task has:", "")
     yield from _keys("task", TaskSection, TaskSection.model_fields)
-    for kind in kinds():
+    for kind in task_kinds():
         own = {
             key: field for key, field in data_of(kind).task.model_fields.items() if key not in TaskSection.model_fields
         }
@@ -64,9 +64,9 @@ def lines(_argument: str) -> Iterator[str]:
 
 def _forms() -> Iterator[str]:
     """Yield the keys and forms that [data] has for some tasks, each with those."""
-    keys: dict[type[Section], list[str]] = {}
-    forms: dict[type[Section], list[str]] = {}
-    for kind in kinds():
+    keys: dict[type[RunFileSection], list[str]] = {}
+    forms: dict[type[RunFileSection], list[str]] = {}
+    for kind in task_kinds():
         data = data_of(kind)
         owner = next(base for base in data.data.__mro__ if "model_fields" in dir(base) and base.__annotations__)
         if owner is not DataSection:
@@ -84,7 +84,7 @@ def _forms() -> Iterator[str]:
 
 
 def _keys(
-    table: str, section: type[Section], fields: Mapping[str, FieldInfo], kind: str = "", prefix: str = ""
+    table: str, section: type[RunFileSection], fields: Mapping[str, FieldInfo], kind: str = "", prefix: str = ""
 ) -> Iterator[str]:
     # The keys of [model] that change a preset are made from its hyperparameters.
     effects = comments(Hyperparameters) | comments(section) if section is ModelSection else comments(section)
@@ -106,7 +106,7 @@ def _default(table: str, key: str, field: FieldInfo, kind: str) -> str:
     if field.is_required() or field.default is not None:
         return _plain_default(field)
     choices: dict[object, list[str]] = {}
-    for name in [kind] if kind else kinds():
+    for name in [kind] if kind else task_kinds():
         choices.setdefault(_filled(name, {}, table, key), []).append(f"`{name}`")
     if len(choices) > 1:
         return _by(choices)

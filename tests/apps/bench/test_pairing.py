@@ -44,7 +44,9 @@ def test_the_interval_holds_the_true_ratio_in_95_of_100_runs(num: int) -> None:
     for _ in range(2000):
         # A machine whose speed drifts, with heavy tails: both turns of a pair share the drift.
         drift = [math.exp(draw.gauss(0, 0.5)) for _ in range(num)]
-        first, second = ([ratio * one * math.exp(0.1 * draw.gauss(0, 1) ** 3) for one in drift] for ratio in (1.3, 1.0))
+        first, second = (
+            [ratio * factor * math.exp(0.1 * draw.gauss(0, 1) ** 3) for factor in drift] for ratio in (1.3, 1.0)
+        )
         ratio = pairing.Ratio.of(first, second)
         held += ratio.low <= 1.3 <= ratio.high
     assert held / 2000 >= 0.94

@@ -14,7 +14,7 @@ from clearhead.apps.bench import limits as limits_module
 from clearhead.apps.bench import speed as measured
 from clearhead.apps.bench.limits import Limits, best_seconds, measure_limits
 from clearhead.apps.bench.speed import Effort, Speed, advice, measure, weights_of_a_step
-from clearhead.base.progress import shown_by
+from clearhead.base.progress import use_display
 from clearhead.core import build
 from clearhead.model.facade import Model
 from clearhead.spec import Model as Spec
@@ -22,8 +22,8 @@ from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
+from tests.recording_display import RecordingDisplay
 from tests.text.corpus import make_corpus
-from tests.told import Told
 
 LIMITS = Limits(threads=1, bytes_per_second=1e9, flops={"fp32": 1e9})
 EFFORT = Effort(new_tokens=4, repeats=2, seconds=1000.0, batch=3, contexts=(5, 17, 1000))
@@ -40,16 +40,21 @@ def model_of(family: str, kind: str) -> Model:
     )
 
 
-def found(model: Model, effort: Effort = EFFORT, messages: Sequence[str] = ()) -> dict[tuple[str, int, int], Speed]:
-    with shown_by(told := Told()):
-        speeds = {(one.work, one.batch, one.context): one for one in measure(model, "fp32", LIMITS, effort)}
-    assert len(told.messages) == len(messages) and all(map(re.fullmatch, messages, told.messages))
+def measure_speeds(
+    model: Model, effort: Effort = EFFORT, messages: Sequence[str] = ()
+) -> dict[tuple[str, int, int], Speed]:
+    with use_display(recorder := RecordingDisplay()):
+        speeds = {
+            (measurement.work, measurement.batch, measurement.context): measurement
+            for measurement in measure(model, "fp32", LIMITS, effort)
+        }
+    assert len(recorder.messages) == len(messages) and all(map(re.fullmatch, messages, recorder.messages))
     return speeds
 
 
 def test_a_decoder_reads_prompts_and_generates_at_every_context_it_has() -> None:
     model = model_of("decoder", "generate")
-    speeds = found(model)
+    speeds = measure_speeds(model)
     assert list(speeds) == [(*work, 5) for work in (("prompt", 1), ("decode", 1), ("decode", 3))] + [
         ("prompt", 1, 17),
         ("decode", 1, 17),
@@ -64,12 +69,12 @@ def test_a_decoder_reads_prompts_and_generates_at_every_context_it_has() -> None
 
 
 def test_two_stacks_translate_greedily_and_by_beam_search() -> None:
-    speeds = found(model_of("encoder-decoder", "translate"), replace(EFFORT, repeats=1, batch=2))
-    assert list(speeds) == [(f"translate, {way}", batch, 25) for way in ("greedy", "beam 5") for batch in (1, 2)]
+    speeds = measure_speeds(model_of("encoder-decoder", "translate"), replace(EFFORT, repeats=1, batch=2))
+    assert list(speeds) == [(f"translate, {search}", batch, 25) for search in ("greedy", "beam 5") for batch in (1, 2)]
 
 
 def test_an_encoder_encodes_sentences() -> None:
-    speeds = found(model_of("encoder", "fill"))
+    speeds = measure_speeds(model_of("encoder", "fill"))
     assert list(speeds) == [("encode", 1, 25), ("encode", 3, 25)]
     assert all(speed.unit == "sentences" for speed in speeds.values())
 
@@ -109,12 +114,12 @@ def test_what_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> Non
     """So that all measurements together take little more than their time, unless one run of each does."""
     calls: list[int] = []
     real = measured.stream_ids
-    monkeypatch.setattr(measured, "stream_ids", lambda *given: calls.append(1) or real(*given))
+    monkeypatch.setattr(measured, "stream_ids", lambda *args: calls.append(1) or real(*args))
     model = model_of("decoder", "generate")
     message = r"left out: 17 tokens; 17 take about \d+ s to read"
-    assert len(found(model, replace(EFFORT, seconds=0.0), [message])) == 3 and len(calls) == 1, "once"
+    assert len(measure_speeds(model, replace(EFFORT, seconds=0.0), [message])) == 3 and len(calls) == 1, "once"
     calls.clear()
-    found(model, replace(EFFORT, seconds=100.0))
+    measure_speeds(model, replace(EFFORT, seconds=100.0))
     assert len(calls) == 2 * (1 + EFFORT.repeats), "the first of several does not count"
 
 
@@ -173,5 +178,5 @@ def rates(work: str, context: int = 32, **per_second: float) -> list[Speed]:
     ],
 )
 def test_advice_says_which_precision_is_the_fastest(works: list[list[Speed]], expected: str) -> None:
-    speeds = [one for work in works for one in work]
+    speeds = [measurement for work in works for measurement in work]
     assert advice(speeds, LIMITS, default="fp32", processors=1).startswith(expected)

@@ -24,8 +24,8 @@ class MyAttention(nn.Module):
     def forward(self, x: Tensor, memory: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         memory = x if memory is None else memory
         q, k, v = (
-            part(source).unflatten(-1, (6, 8)).transpose(1, 2)
-            for part, source in ((self.q, x), (self.k, memory), (self.v, memory))
+            projection(source).unflatten(-1, (6, 8)).transpose(1, 2)
+            for projection, source in ((self.q, x), (self.k, memory), (self.v, memory))
         )
         scores = q @ k.transpose(-2, -1)
         if mask is not None:

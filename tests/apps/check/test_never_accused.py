@@ -20,8 +20,8 @@ CASES = int(os.environ.get("CLEARHEAD_CASES", "40"))
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 def test_attention_of_torch(batch_first: bool, bias: bool) -> None:
-    part = nn.MultiheadAttention(12, 3, bias=bias, batch_first=batch_first)
-    report = ch.check.attention(part, width=12, heads=3)
+    candidate = nn.MultiheadAttention(12, 3, bias=bias, batch_first=batch_first)
+    report = ch.check.attention(candidate, width=12, heads=3)
     assert report.ok, report
 
 
@@ -34,16 +34,18 @@ def test_own_attention() -> None:
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_layers_of_torch(norm_first: bool, activation: str) -> None:
-    part = nn.TransformerEncoderLayer(12, 3, 24, batch_first=True, norm_first=norm_first, activation=activation)
-    report = ch.check.layer(part, width=12, heads=3)
+    candidate = nn.TransformerEncoderLayer(12, 3, 24, batch_first=True, norm_first=norm_first, activation=activation)
+    report = ch.check.layer(candidate, width=12, heads=3)
     assert report.ok, report
     other = nn.TransformerDecoderLayer(12, 3, 24, batch_first=True, norm_first=norm_first, activation=activation)
     assert ch.check.layer(other, width=12, heads=3, causal=False).ok
 
 
-@pytest.mark.parametrize("part", [nn.LayerNorm(8), nn.RMSNorm(8), nn.LayerNorm(8, bias=False), nn.RMSNorm(8, eps=1e-6)])
-def test_norms_of_torch(part: nn.Module) -> None:
-    report = ch.check.norm(part, width=8)
+@pytest.mark.parametrize(
+    "candidate", [nn.LayerNorm(8), nn.RMSNorm(8), nn.LayerNorm(8, bias=False), nn.RMSNorm(8, eps=1e-6)]
+)
+def test_norms_of_torch(candidate: nn.Module) -> None:
+    report = ch.check.norm(candidate, width=8)
     assert report.ok, report
 
 
@@ -69,8 +71,8 @@ def library_attentions() -> dict[str, nn.Module]:
 
 
 def test_attention_of_transformers() -> None:
-    for name, part in library_attentions().items():
-        report = ch.check.attention(part, width=12, heads=3)
+    for name, candidate in library_attentions().items():
+        report = ch.check.attention(candidate, width=12, heads=3)
         assert report.verdict in ("right", "cannot compare"), f"{name}: {report}"
         if name in ("bert", "gpt2", "t5", "llama"):
             assert report.ok, f"{name}: {report}"
@@ -125,9 +127,9 @@ def test_any_right_attention(
     heads: int, size: int, bias: bool, fused: str, order: str, mask: str, dtype: torch.dtype
 ) -> None:
     width = heads * size
-    part = Drawn(width, heads, bias, fused, order, mask).to(dtype)
-    before = [one.clone() for one in part.parameters()]
-    report = ch.check.attention(part, width=width, heads=heads)
+    candidate = Drawn(width, heads, bias, fused, order, mask).to(dtype)
+    before = [weight.clone() for weight in candidate.parameters()]
+    report = ch.check.attention(candidate, width=width, heads=heads)
     assert report.ok, report
-    assert all(torch.equal(one, other) for one, other in zip(before, part.parameters(), strict=True))
-    assert part.training
+    assert all(torch.equal(weight, other) for weight, other in zip(before, candidate.parameters(), strict=True))
+    assert candidate.training

@@ -145,7 +145,7 @@ def test_a_time_limit_loses_only_the_rest(tmp_path: Path, capsys) -> None:
     assert "the comparison of SlowNorm did not end" in err and "not compared: ThirdNorm" in err
     assert main(["check", str(path), "--time-limit", "30", "--json"]) == 1
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert not record["ok"] and [one["verdict"] for one in record["reports"]] == ["right"]
+    assert not record["ok"] and [report["verdict"] for report in record["reports"]] == ["right"]
 
 
 def test_each_report_comes_when_it_is_ready(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def answer(tmp_path: Path, text: str, name: str = "") -> dict:
     path = tmp_path / f"file_{abs(hash(text))}.py"
     path.write_text(text)
     answers = [*child.answers(path, name, "", SETTINGS)]
-    return {"reports": [one["report"] for one in answers if "report" in one], **answers[0]}
+    return {"reports": [line["report"] for line in answers if "report" in line], **answers[0]}
 
 
 ADAPTERS = """
@@ -194,8 +194,8 @@ def run_rmsnorm(d_model, eps, weights, in_features):
 
 
 def test_adapters(tmp_path: Path) -> None:
-    reports = {one["subject"]: one for one in answer(tmp_path, ADAPTERS)["reports"]}
-    assert {name: one["verdict"] for name, one in reports.items()} == {
+    reports = {report["subject"]: report for report in answer(tmp_path, ADAPTERS)["reports"]}
+    assert {name: report["verdict"] for name, report in reports.items()} == {
         "run_softmax": "wrong", "run_silu": "right", "run_rope": "not written yet", "run_rmsnorm": "wrong",
     }  # fmt: skip
     assert reports["run_rmsnorm"]["findings"][0]["cause"] == "eps_outside_root"

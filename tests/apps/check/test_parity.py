@@ -21,7 +21,7 @@ from clearhead.apps.cli.main import main
 from clearhead.base.commands import make_install_command
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.hf.tokenizers import load_tokenizers
-from tests import hf_models as made
+from tests import hf_models
 from tests.parity.architectures.harness import Case, all_cases, theirs_of
 
 # Small models whose class names an end of its own that their vocabulary lacks.
@@ -89,8 +89,8 @@ def test_another_epsilon_is_named(tmp_path: Path) -> None:
 
 
 def test_another_activation_is_named(tmp_path: Path) -> None:
-    said = json.loads(json.dumps(dict(CASES["gpt2"].config))).get("activation_function", "gelu_new")
-    other = "gelu" if said != "gelu" else "gelu_new"
+    activation = json.loads(json.dumps(dict(CASES["gpt2"].config))).get("activation_function", "gelu_new")
+    other = "gelu" if activation != "gelu" else "gelu_new"
     card = check("gpt2", tmp_path, lambda folder: config_of(folder, activation_function=other))
     assert card.divergence is not None and "function.down (transformer.h.0.mlp.c_proj)" in card.divergence
     (cause,) = card.causes
@@ -146,16 +146,18 @@ def test_two_causes_are_both_named(tmp_path: Path) -> None:
 
 
 def test_weights_that_differ_are_named(tmp_path: Path) -> None:
-    card = check("gpt2", tmp_path, lambda folder: tensors_of(folder, ("h.1.mlp.c_fc.weight",), lambda one: one * 1.5))
+    card = check(
+        "gpt2", tmp_path, lambda folder: tensors_of(folder, ("h.1.mlp.c_fc.weight",), lambda tensor: tensor * 1.5)
+    )
     assert card.divergence is not None and "(transformer.h.1.mlp.c_fc)" in card.divergence
     assert card.causes == ("the weights: 'transformer.h.1.mlp.c_fc.weight' have other values there",)
 
 
 def test_the_tokenizer_is_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    original = made.language_model(tmp_path / "original")
+    original = hf_models.language_model(tmp_path / "original")
     assert main(["check", str(original), "--against", "transformers", "--json"]) == 0
-    found = json.loads(capfd.readouterr().out)
-    assert found["same"] and found["text"]["count"] > 10 and found["real"] < 1e-5 and found["tolerance"] == 1e-4
+    record = json.loads(capfd.readouterr().out)
+    assert record["same"] and record["text"]["count"] > 10 and record["real"] < 1e-5 and record["tolerance"] == 1e-4
     tampered = shutil.copytree(original, tmp_path / "tampered")
     path = tampered / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"add_prefix_space": True}))
@@ -167,7 +169,7 @@ def test_the_tokenizer_is_compared(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 def test_no_code_of_the_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, folder, marker = made.language_model(tmp_path / "original"), tmp_path / "llama", tmp_path / "ran"
+    original, folder, marker = hf_models.language_model(tmp_path / "original"), tmp_path / "llama", tmp_path / "ran"
     theirs_of(CASES["llama"]).save_pretrained(folder)
     for file in original.glob("*tok*"):
         shutil.copy(file, folder)
@@ -175,8 +177,8 @@ def test_no_code_of_the_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         f"open({str(marker)!r}, 'w')\nfrom transformers import GPT2TokenizerFast as OwnTokenizer\n"
     )
     path = folder / "tokenizer_config.json"
-    own = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own_code.OwnTokenizer", None]}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | own))
+    custom = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own_code.OwnTokenizer", None]}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | custom))
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     report = compare_tokenizers(load_tokenizers(original), folder)
     assert not marker.exists()
@@ -186,7 +188,7 @@ def test_no_code_of_the_folder_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_cannot_be_compared_is_one_sentence(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = made.language_model(tmp_path / "model")
+    folder = hf_models.language_model(tmp_path / "model")
     for arguments, words in (
         (["--tolerance", "0.1"], "add --against transformers"),
         (["--against", "jax"], "--against jax is not known"),
@@ -206,10 +208,10 @@ def test_what_cannot_be_compared_is_one_sentence(
 def test_a_model_trained_here_is_written_and_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     import clearhead as ch
 
-    own = tmp_path / "own"
-    ch.load(made.language_model(tmp_path / "model"), device="cpu", precision="fp32").save(own)
-    assert main(["check", str(own), "--against", "transformers"]) == 0
+    saved = tmp_path / "own"
+    ch.load(hf_models.language_model(tmp_path / "model"), device="cpu", precision="fp32").save(saved)
+    assert main(["check", str(saved), "--against", "transformers"]) == 0
     captured = capfd.readouterr()
-    assert captured.out.startswith(f"{own} here, {own} in transformers ")
-    assert tempfile.gettempdir() not in captured.out.replace(str(own), "")
+    assert captured.out.startswith(f"{saved} here, {saved} in transformers ")
+    assert tempfile.gettempdir() not in captured.out.replace(str(saved), "")
     assert "verdict           the same" in captured.out and "was saved as a Hugging Face checkpoint" in captured.err

@@ -26,8 +26,8 @@ SAME = {"second_residual_missing": "residual_missing"}
 NOT_NAMED = {"embedding_scale_missing", "future_by_mean"}
 
 
-def named(report: ch.check.Report) -> set[str | None]:
-    return {cause for one in report.findings for cause in (one.cause, *one.alternatives)}
+def find_causes(report: ch.check.Report) -> set[str | None]:
+    return {cause for finding in report.findings for cause in (finding.cause, *finding.alternatives)}
 
 
 def attention(entry: Planted) -> ch.check.Report:
@@ -45,7 +45,7 @@ def check_one(name: str, cause: str | None, report: ch.check.Report) -> bool:
         assert report.ok, f"{name}: {report}"
         return True
     assert report.findings, f"{name} ({cause}): {report}"
-    return SAME.get(cause, cause) in named(report)
+    return SAME.get(cause, cause) in find_causes(report)
 
 
 def small() -> Iterator[tuple[str, str | None, Callable[[], ch.check.Report]]]:
@@ -85,22 +85,22 @@ def whole() -> Iterator[tuple[str, str | None, Callable[[], ch.check.Report]]]:
 def test_attention(table: str) -> None:
     tables = {"attention_correct": attention_correct.CORRECT, "attention_wrong": attention_wrong.WRONG}
     entries = tables.get(table, attention_masks.WRONG)
-    missed = [one.name for one in entries if not check_one(one.name, one.cause, attention(one))]
+    missed = [entry.name for entry in entries if not check_one(entry.name, entry.cause, attention(entry))]
     assert len(missed) <= (1 - LEAST_NAMED) * len(entries), missed
 
 
 @pytest.mark.parametrize("parts", [small, whole])
 def test_other_parts(parts: Callable[[], Iterator[tuple[str, str | None, Callable[[], ch.check.Report]]]]) -> None:
-    found = []
+    missed_causes = []
     for name, cause, check in parts():
         torch.manual_seed(0)
-        found.append((name, cause, check_one(name, cause, check())))
-    missed = [name for name, cause, is_named in found if not is_named and cause not in NOT_NAMED]
-    assert len(missed) <= (1 - LEAST_NAMED) * len(found), missed
+        missed_causes.append((name, cause, check_one(name, cause, check())))
+    missed = [name for name, cause, is_named in missed_causes if not is_named and cause not in NOT_NAMED]
+    assert len(missed) <= (1 - LEAST_NAMED) * len(missed_causes), missed
 
 
-def transformer(part: nn.Module) -> ch.check.Report:
-    return ch.check.transformer(part, width=whole_models.WIDTH, heads=whole_models.HEADS)
+def transformer(candidate: nn.Module) -> ch.check.Report:
+    return ch.check.transformer(candidate, width=whole_models.WIDTH, heads=whole_models.HEADS)
 
 
 @pytest.mark.parametrize(("cls", "variant"), whole_models.RIGHT)
@@ -109,7 +109,7 @@ def test_right_transformers(cls: type[nn.Module], variant: str | None) -> None:
     report = transformer(cls(variant))
     assert report.ok, report
     warnings = {"padding_side", "masked_rows_uniform"}
-    assert not {one.cause for one in report.findings} - warnings, report
+    assert not {finding.cause for finding in report.findings} - warnings, report
     assert "joined layers" in report.compared
 
 
@@ -127,10 +127,10 @@ def test_wrong_transformers() -> None:
         assert first.cause == expected, f"{cls.__name__} {cause}: {report}"
         assert report.ok == (cause in ("norm_unread", "layers_shared"))
         if expected == "mask_polarity":  # whatever follows from it is not accused as well
-            assert {one.cause for one in report.findings} == {"mask_polarity"}, report
+            assert {finding.cause for finding in report.findings} == {"mask_polarity"}, report
             assert "attn" in first.where and first.where.endswith(": the mask")
         if cause == "memory_of_first_layer":
-            assert [one.where for one in report.findings] == ["encoder.1"]
+            assert [finding.where for finding in report.findings] == ["encoder.1"]
 
 
 @pytest.mark.parametrize("cls", whole_models.RAISING)
@@ -155,13 +155,13 @@ def test_a_mask_that_raises_is_no_other_mistake(is_scaled: bool) -> None:
                 query = query + mask.no_such_name
             return super().forward(query, query, query)
 
-    part = Raising(None if is_scaled else "no_scaling")
-    report = ch.check.attention(part, width=whole_models.WIDTH, heads=whole_models.HEADS)
+    candidate = Raising(None if is_scaled else "no_scaling")
+    report = ch.check.attention(candidate, width=whole_models.WIDTH, heads=whole_models.HEADS)
     if is_scaled:
         assert report.verdict == "cannot compare" and not report.findings, report
         assert re.search(r"with a mask of any form, forward raised AttributeError at \S+:\d+: mask\.no", report.reason)
     else:
-        assert named(report) == {"no_scaling"}, report
+        assert find_causes(report) == {"no_scaling"}, report
 
 
 def test_no_report_contradicts_itself() -> None:
@@ -170,8 +170,8 @@ def test_no_report_contradicts_itself() -> None:
         report = ch.check.attention(entry.make(WIDTH, HEADS), width=WIDTH, heads=HEADS)
         if report.verdict == "wrong" and report.largest is not None and report.largest <= report.bound:
             assert "apart from the findings" in f"{report}", report
-            assert not any(one.difference for one in report.findings), report
-        if "mask_polarity" in named(report):
+            assert not any(finding.difference for finding in report.findings), report
+        if "mask_polarity" in find_causes(report):
             assert report.largest > report.bound and report.findings[0].difference > report.bound, report
 
 

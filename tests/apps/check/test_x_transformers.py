@@ -15,12 +15,12 @@ VARIANTS: tuple[dict[str, object], ...] = ({"qk_norm": True}, {"sparse_topk": 3}
 
 @pytest.mark.parametrize("options", [*RIGHT, *VARIANTS], ids=str)
 def test_its_attention_is_never_called_wrong(options: dict[str, object]) -> None:
-    part = x_transformers.Attention(12, heads=3, dim_head=4, **options)
+    candidate = x_transformers.Attention(12, heads=3, dim_head=4, **options)
     if options in RIGHT:
-        report = ch.check.attention(part, width=12, heads=3)
+        report = ch.check.attention(candidate, width=12, heads=3)
         assert report.ok, report
     else:
-        report = ch.check.attention(part, width=12, heads=3, mask="attend", causal=False)
+        report = ch.check.attention(candidate, width=12, heads=3, mask="attend", causal=False)
         assert report.verdict == "cannot compare" and report.reason, report
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.apps.recipes.fit import Fitted
-from clearhead.apps.recipes.run_file import Choice, DataPlan, run_file_text
+from clearhead.apps.recipes.fit import FittedRunFile
+from clearhead.apps.recipes.run_file import DataPlan, RunFileChoice, run_file_text
 from clearhead.fast.native.load import library
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from tests.apps.cli.tiny_run import train, write_run_file
 from tests.apps.cli.tiny_tasks import train_task
 
@@ -32,10 +32,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     library()
 
     @cache
-    def trained_for(kind: str) -> Path:
+    def train_once(kind: str) -> Path:
         return train_task(tmp_path_factory.mktemp(kind), kind)
 
-    return trained_for
+    return train_once
 
 
 @pytest.fixture(autouse=True)
@@ -47,8 +47,8 @@ def quick(quick_trainings: None) -> None:
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     """`clearhead new` takes the smallest model of a recipe, and trains and measures nothing."""
 
-    def fitted(plan: DataPlan, minutes: float) -> Fitted:
-        recipe = find(plan.task).recipe(plan.amount)
-        return Fitted(run_file_text(plan, recipe, Choice(recipe.sizes[0], 32, steps=30)), 30, 1.0)
+    def fit_smallest(plan: DataPlan, minutes: float) -> FittedRunFile:
+        recipe = find_task(plan.task).recipe(plan.amount)
+        return FittedRunFile(run_file_text(plan, recipe, RunFileChoice(recipe.sizes[0], 32, steps=30)), 30, 1.0)
 
-    monkeypatch.setattr("clearhead.apps.recipes.fit.fitted", fitted)
+    monkeypatch.setattr("clearhead.apps.recipes.fit.fit_run_file", fit_smallest)

@@ -16,7 +16,7 @@ from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.read import load_run_file
-from tests.apps.cli.test_bad_input import refused
+from tests.apps.cli.test_bad_input import run_refused
 from tests.apps.cli.test_new_tasks import SMALL
 from tests.apps.cli.tiny_tasks import LINES, SENTENCES, label_of, write_lines
 
@@ -35,7 +35,7 @@ def test_a_picture_in_a_folder_of_texts_is_left_out_with_the_option_of_the_messa
     (tmp_path / "texts" / "b.png").write_bytes(PICTURE)
     words = [command, "generate" if command == "new" else str(runs("generate")), "--text", str(tmp_path / "texts")]
     words += ["--output", str(tmp_path / "run.toml")] if command == "new" else []
-    message = refused(capfd, *words)
+    message = run_refused(capfd, *words)
     assert "as binary files and UTF-16 have; or leave it out: --pattern" in message
     assert main([*words, *shlex.split(message.rpartition("leave it out: ")[2])]) == 0
     if command == "new":
@@ -47,13 +47,15 @@ def test_a_file_of_questions_that_is_not_there_is_said_before_its_ending(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for file, expected in (("nowhere", "there is no such file"), (".", ". is a folder: name a file in it")):
-        assert expected in refused(capfd, "new", "answer", "--text", file)
+        assert expected in run_refused(capfd, "new", "answer", "--text", file)
 
 
 def test_the_field_of_json_lines_has_an_option(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_lines(tmp_path / "a.jsonl", [f'{{"body": "{line}"}}' for line in LINES])
     words = ["new", "generate", "--text", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "run.toml")]
-    assert "there is no field 'text'; the fields are 'body'; choose one with --text-column" in refused(capfd, *words)
+    assert "there is no field 'text'; the fields are 'body'; choose one with --text-column" in run_refused(
+        capfd, *words
+    )
     assert main([*words, "--text-column", "body"]) == 0
     assert set((tmp_path / "run-data" / "train.txt").read_text(encoding="utf-8").splitlines()) < set(LINES)
 
@@ -82,14 +84,18 @@ def test_columns_are_counted_from_1_and_named_by_the_options_of_the_command(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    file = write_lines(tmp_path / f"a{ending}", [f"{one}{separator}{label_of(one)}" for one in SENTENCES])
-    message = refused(capfd, "new", "classify", "--text", file.name, *options)
+    file = write_lines(
+        tmp_path / f"a{ending}", [f"{sentence}{separator}{label_of(sentence)}" for sentence in SENTENCES]
+    )
+    message = run_refused(capfd, "new", "classify", "--text", file.name, *options)
     assert advice in message and "_column" not in message
     if "--text" in mended:
         file.rename(mended[1])
-    given = dict(zip(options[::2], options[1::2], strict=True)) | dict(zip(mended[::2], mended[1::2], strict=True))
-    given.pop("--label-kind", None)
-    words = [word for option in ({"--text": file.name} | given).items() for word in option]
+    given_options = dict(zip(options[::2], options[1::2], strict=True)) | dict(
+        zip(mended[::2], mended[1::2], strict=True)
+    )
+    given_options.pop("--label-kind", None)
+    words = [word for option in ({"--text": file.name} | given_options).items() for word in option]
     assert main(["new", "classify", *words]) == 0
 
 
@@ -105,16 +111,16 @@ def test_a_line_with_other_columns_than_the_first_is_refused(
     name: str, line: str, advice: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     separator = {"a.tsv": "\t", "a.csv": ","}[name]
-    rows = ["text\tlabel", *(f"{one}\t{label_of(one)}" for one in SENTENCES)]
+    rows = ["text\tlabel", *(f"{sentence}\t{label_of(sentence)}" for sentence in SENTENCES)]
     file = write_lines(tmp_path / name, [row.replace("\t", separator) for row in rows[:57]] + [line])
-    message = refused(capfd, "new", "classify", "--text", str(file), "--labels", "label")
+    message = run_refused(capfd, "new", "classify", "--text", str(file), "--labels", "label")
     assert f"{file}:58: expected 2 columns" in message and advice in message
 
 
 def test_numbers_that_are_all_different_have_an_option(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    file = write_lines(tmp_path / "a.tsv", [f"{one}\t{number}" for number, one in enumerate(SENTENCES)])
+    file = write_lines(tmp_path / "a.tsv", [f"{sentence}\t{number}" for number, sentence in enumerate(SENTENCES)])
     words = ["new", "classify", "--text", str(file), "--labels", "2", "--output", str(tmp_path / "run.toml")]
-    message = refused(capfd, *words)
+    message = run_refused(capfd, *words)
     assert "check --labels, or for numbers set --label-kind" in message
     assert main([*words, *shlex.split(message.rpartition("for numbers set ")[2])]) == 0
     assert load_run_file(tmp_path / "run.toml").task.labels == "regression"
@@ -124,7 +130,7 @@ def test_an_option_that_the_command_lacks_is_not_advised(
     runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     file = write_lines(tmp_path / "a.jsonl", ['{"text": "a m", "label": 0.5}'])
-    message = refused(capfd, "evaluate", str(runs("classify")), "--text", str(file), "--labels", "label")
+    message = run_refused(capfd, "evaluate", str(runs("classify")), "--text", str(file), "--labels", "label")
     assert 'numbers need a model with task.labels = "regression"' in message
 
 
@@ -144,7 +150,7 @@ def test_a_started_model_gets_more_positions_by_the_line_of_the_message(
         'max_length = 13\n[train]\nrun = "run"\nsteps = 2\nbatch_tokens = 101\n',
         encoding="utf-8",
     )
-    message = refused(capfd, "train", "run.toml")
+    message = run_refused(capfd, "train", "run.toml")
     assert "has 13 tokens, but the model has 7 positions: lower data.max_length to 7, or" in message
     assert "model.max_positions" not in message
     words = shlex.split(message)
@@ -155,18 +161,18 @@ def test_a_started_model_gets_more_positions_by_the_line_of_the_message(
     assert main(["train", "run.toml", "data.max_length=7", "train.run=shorter"]) == 0
 
 
-TAGGED = "".join(f"{one}\tB-A\n\n" for one in "abcdefghijklmnopqrstuvwxyz")
-PROSE = "".join(f"{one} walks{' on' * (number % 3)}\n" for number, one in enumerate(SENTENCES))
+TAGGED = "".join(f"{letter}\tB-A\n\n" for letter in "abcdefghijklmnopqrstuvwxyz")
+PROSE = "".join(f"{sentence} walks{' on' * (number % 3)}\n" for number, sentence in enumerate(SENTENCES))
 WRONG_DATA = {
     # Kind, what the file holds, its name, the options beside --text, what the message says.
     "UTF-16 without a mark": ("generate", "\n".join(LINES).encode("utf-16-le"), "a.txt", [], "zero bytes, as binary"),
     "a name that promises gzip": ("generate", "\n".join(LINES).encode(), "a.gz", [], "give it a name without .gz"),
     "one column for two": ("classify", "\n".join(SENTENCES), "a.tsv", ["--labels", "1"], "column for --text-column"),
     "spaces for tabs": (
-        "classify", "\n".join(f"{one} x" for one in SENTENCES), "a.tsv", ["--labels", "2"], "write tabs or commas",
+        "classify", "\n".join(f"{sentence} x" for sentence in SENTENCES), "a.tsv", ["--labels", "2"], "write tabs or commas",
     ),
     "names that are no numbers": (
-        "classify", "\n".join(f"{one}\tl{one}" for one in SENTENCES), "a.tsv", ["--labels", "2"], "); check --labels\n",
+        "classify", "\n".join(f"{sentence}\tl{sentence}" for sentence in SENTENCES), "a.tsv", ["--labels", "2"], "); check --labels\n",
     ),
     "all tags the same": (
         "tag", TAGGED.replace("B-A", "O"), "a.conll", [], "all 26 words from here on have the tag 'O'",
@@ -188,7 +194,9 @@ def test_wrong_data_is_named_with_what_was_expected(
     kind, content, name, options, words = WRONG_DATA[case]
     file = tmp_path / name
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    assert words in refused(capfd, "new", kind, "--text", str(file), *options, "--output", str(tmp_path / "run.toml"))
+    assert words in run_refused(
+        capfd, "new", kind, "--text", str(file), *options, "--output", str(tmp_path / "run.toml")
+    )
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 

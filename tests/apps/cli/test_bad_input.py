@@ -14,7 +14,7 @@ from clearhead.apps.cli.main import main
 from tests.apps.cli.tiny_run import PAIRS, write_pairs, write_run_file
 
 
-def refused(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+def run_refused(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
     """Return the message that a faulty command line ends in."""
     capfd.readouterr()
     assert main(list(arguments)) == code
@@ -26,14 +26,14 @@ def refused(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -
 def test_missing_data_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = write_run_file(tmp_path)
     (tmp_path / "train.target").unlink()
-    assert f"{tmp_path}/train.target: there is no such file" in refused(capfd, "train", str(file))
+    assert f"{tmp_path}/train.target: there is no such file" in run_refused(capfd, "train", str(file))
     assert not (tmp_path / "run").exists()
 
 
 def test_empty_data_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = write_run_file(tmp_path)
     (tmp_path / "valid.source").write_text("", encoding="utf-8")
-    assert f"{tmp_path}/valid.source: the file is empty" in refused(capfd, "train", str(file))
+    assert f"{tmp_path}/valid.source: the file is empty" in run_refused(capfd, "train", str(file))
     assert not (tmp_path / "run").exists()
 
 
@@ -45,7 +45,7 @@ def test_unequal_line_counts_name_the_first_line_that_looks_wrong(
     write_pairs(tmp_path, "train", long)
     lines = (tmp_path / "train.target").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "train.target").write_text("".join(lines[:31] + lines[32:]), encoding="utf-8")
-    message = refused(capfd, "train", str(file))
+    message = run_refused(capfd, "train", str(file))
     assert "has 60 lines" in message and "has 59" in message and "train.source:3" in message
     assert not (tmp_path / "run").exists()
 
@@ -53,19 +53,21 @@ def test_unequal_line_counts_name_the_first_line_that_looks_wrong(
 def test_invalid_utf8(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = write_run_file(tmp_path)
     (tmp_path / "train.source").write_bytes(b"a m u\n" * 41 + b"a \xff u\n" + b"a m u\n" * 58)
-    assert "train.source:42: invalid UTF-8" in refused(capfd, "train", str(file))
+    assert "train.source:42: invalid UTF-8" in run_refused(capfd, "train", str(file))
 
 
 def test_gzip_cut_off(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = write_run_file(tmp_path)
     whole = gzip.compress((tmp_path / "train.source").read_bytes())
     (tmp_path / "train.source.gz").write_bytes(whole[: len(whole) // 2])
-    message = refused(capfd, "train", str(file), f"data.train.source={tmp_path}/train.source.gz")
+    message = run_refused(capfd, "train", str(file), f"data.train.source={tmp_path}/train.source.gz")
     assert "train.source.gz:" in message and "cut off" in message
 
 
 def test_faults_of_the_run_file_come_together(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    message = refused(capfd, "train", str(write_run_file(tmp_path)), "model.widht=3", "model.heads=4", "train.keep=all")
+    message = run_refused(
+        capfd, "train", str(write_run_file(tmp_path)), "model.widht=3", "model.heads=4", "train.keep=all"
+    )
     assert "3 faults" in message and "did you mean 'width'?" in message
     assert "14 is not a multiple of 4" in message and "must be a whole number, received the text 'all'" in message
     assert not (tmp_path / "run").exists()
@@ -73,25 +75,25 @@ def test_faults_of_the_run_file_come_together(tmp_path: Path, capfd: pytest.Capt
 
 def test_vocabulary_larger_than_the_data_supports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = write_run_file(tmp_path, tokenizer='kind = "bpe"\nvocab_size = 5000')
-    message = refused(capfd, "train", str(file))
+    message = run_refused(capfd, "train", str(file))
     assert "vocab_size is 5000, but this text supports" in message
     assert not (tmp_path / "run").exists()
 
 
 def test_run_directory_of_another_configuration(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    message = refused(capfd, "train", f"{trained}/run.toml", "--resume", "model.dropout=0.2")
+    message = run_refused(capfd, "train", f"{trained}/run.toml", "--resume", "model.dropout=0.2")
     assert "another configuration" in message and "model.dropout is 0.1 there and 0.2 here" in message
 
 
 def test_run_directory_that_holds_a_run(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert "add --resume" in refused(capfd, "train", f"{trained}/run.toml")
+    assert "add --resume" in run_refused(capfd, "train", f"{trained}/run.toml")
 
 
 def test_run_directory_that_holds_something_else(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = write_run_file(tmp_path)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("", encoding="utf-8")
-    assert "holds no run" in refused(capfd, "train", str(file))
+    assert "holds no run" in run_refused(capfd, "train", str(file))
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["thesis.tex"]
 
 
@@ -99,11 +101,11 @@ def test_run_directory_in_use(trained: Path, capfd: pytest.CaptureFixture[str]) 
     from clearhead.checkpoints.runs.directory import open_run
 
     with open_run(trained / "run", resume=True):
-        assert "is in use by" in refused(capfd, "train", f"{trained}/run.toml", "--resume")
+        assert "is in use by" in run_refused(capfd, "train", f"{trained}/run.toml", "--resume")
 
 
 def test_resume_without_a_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert "there is no such run directory" in refused(capfd, "train", str(write_run_file(tmp_path)), "--resume")
+    assert "there is no such run directory" in run_refused(capfd, "train", str(write_run_file(tmp_path)), "--resume")
     assert not (tmp_path / "run").exists()
 
 
@@ -116,21 +118,21 @@ def test_resume_with_another_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixt
     file.write_text(whole, encoding="utf-8")
     assert main(["train", str(file), "train.steps=2"]) == 0
     train_tokenizer("word", ["c o w", "d p x"], vocab_size=1000).save(tmp_path / "own" / "tokenizer.json")
-    message = refused(capfd, "train", str(file), "--resume", "train.steps=3")
+    message = run_refused(capfd, "train", str(file), "--resume", "train.steps=3")
     assert "has changed since the run" in message and "restore it and resume, or start anew" in message
 
 
 def test_resume_with_other_training_data(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = write_run_file(tmp_path)
     assert main(["train", str(file), "train.steps=2"]) == 0
-    said = capfd.readouterr().err
-    assert "training ended after step 2" in said and "all 2 steps are done" in said
-    assert f"next      clearhead evaluate {tmp_path}/run\n" in said and "step-2" in said
+    error_text = capfd.readouterr().err
+    assert "training ended after step 2" in error_text and "all 2 steps are done" in error_text
+    assert f"next      clearhead evaluate {tmp_path}/run\n" in error_text and "step-2" in error_text
     source = next(path for path in tmp_path.glob("train*"))
     whole = source.read_text(encoding="utf-8")
     source.write_text(whole + whole.splitlines(keepends=True)[0], encoding="utf-8")
     lines = len(whole.splitlines())
-    message = refused(capfd, "train", str(file), "--resume", "train.steps=3")
+    message = run_refused(capfd, "train", str(file), "--resume", "train.steps=3")
     assert f"{source} has {lines + 1} lines, 1 more than before. Restore it and resume, or start anew" in message
 
 
@@ -173,11 +175,13 @@ def test_source_longer_than_the_positions(tmp_path: Path, capfd: pytest.CaptureF
 
 def test_nan_loss_keeps_the_last_good_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = write_run_file(tmp_path)
-    message = refused(capfd, "train", str(file), "train.steps=50", "train.learning_rate=1e30", "train.warmup=1", code=1)
+    message = run_refused(
+        capfd, "train", str(file), "train.steps=50", "train.learning_rate=1e30", "train.warmup=1", code=1
+    )
     assert "step" in message and "last good checkpoint" in message
-    from clearhead.checkpoints.runs.checkpoint import newest_sound
+    from clearhead.checkpoints.runs.checkpoint import find_newest_undamaged
 
-    assert newest_sound(tmp_path / "run")[0] is not None
+    assert find_newest_undamaged(tmp_path / "run")[0] is not None
 
 
 @pytest.mark.parametrize(
@@ -190,7 +194,7 @@ def test_file_to_translate(
     file = tmp_path / "input"
     if content is not None:
         file.write_bytes(content)
-    message = refused(capfd, "translate", f"{trained}/run", str(file))
+    message = run_refused(capfd, "translate", f"{trained}/run", str(file))
     assert str(file) in message and expected in message
 
 
@@ -206,7 +210,7 @@ def test_standard_input(
     content: bytes, expected: str, trained: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    assert expected in refused(capfd, "translate", f"{trained}/run")
+    assert expected in run_refused(capfd, "translate", f"{trained}/run")
 
 
 HUGE = "9" * 24
@@ -241,12 +245,12 @@ def test_wrong_words(arguments: list[str], expected: str, trained: Path, capfd: 
     """A place in capitals stands for the run, its folder, a file of text or a folder that is not there."""
     names = {"RUNS": "runs", "RUN": "run", "FILE": "valid.source"}
 
-    def filled(word: str) -> str:
+    def fill_names(word: str) -> str:
         for name, file in names.items():
             word = word.replace(name, f"{trained}/{file}")
         return word.replace("FOLDER", str(trained))
 
-    assert filled(expected) in refused(capfd, *map(filled, arguments))
+    assert fill_names(expected) in run_refused(capfd, *map(fill_names, arguments))
 
 
 def test_a_file_that_must_not_be_read(
@@ -256,7 +260,7 @@ def test_a_file_that_must_not_be_read(
     monkeypatch.setattr(
         os, "access", lambda path, *mode, **rest: os.fsdecode(path) != file and access(path, *mode, **rest)
     )
-    message = refused(capfd, "translate", f"{trained}/run", file)
+    message = run_refused(capfd, "translate", f"{trained}/run", file)
     assert f"clearhead translate: FILE is not valid: path '{file}' is not readable; see clearhead" in message
 
 
@@ -268,7 +272,7 @@ def test_a_file_never_takes_the_place_of_a_device(
     os.mkfifo(tmp_path / "pipe")
     for name, fault in (("folder", "is a folder: name a file in it"), ("pipe", "is a device or a pipe, not a file")):
         data = ("--source", f"{trained}/valid.source", "--target", f"{trained}/valid.target")
-        message = refused(capfd, "evaluate", f"{trained}/run", *data, "-o", f"{tmp_path / name}", "--force")
+        message = run_refused(capfd, "evaluate", f"{trained}/run", *data, "-o", f"{tmp_path / name}", "--force")
         assert message == f"clearhead: {tmp_path / name} {fault}" + ("\n" if name == "folder" else ": name a file\n")
     assert (tmp_path / "pipe").is_fifo()
 
@@ -279,7 +283,7 @@ def test_a_file_never_takes_the_place_of_a_device(
 def test_reference_that_leads_nowhere(
     ref: str, expected: str, trained: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert expected in refused(capfd, "translate", f"{trained}/run{ref}", f"{trained}/valid.source")
+    assert expected in run_refused(capfd, "translate", f"{trained}/run{ref}", f"{trained}/valid.source")
 
 
 @pytest.mark.parametrize(
@@ -295,18 +299,18 @@ def test_faulty_option_of_evaluate(
     arguments: list[str], expected: str, trained: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = ["--source", f"{trained}/valid.source", "--target", f"{trained}/valid.target"]
-    assert expected in refused(capfd, "evaluate", f"{trained}/run", *data, *arguments)
+    assert expected in run_refused(capfd, "evaluate", f"{trained}/run", *data, *arguments)
 
 
 def test_average_of_more_than_there_is(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert "has 2 undamaged checkpoints" in refused(capfd, "average", f"{trained}/run", "--last", "3")
-    assert "is not a run directory: it has no checkpoints" in refused(capfd, "average", str(trained), "--last", "1")
+    assert "has 2 undamaged checkpoints" in run_refused(capfd, "average", f"{trained}/run", "--last", "3")
+    assert "is not a run directory: it has no checkpoints" in run_refused(capfd, "average", str(trained), "--last", "1")
 
 
 def test_faulty_spec_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "spec.json"
     file.write_text('{"encoder": 3, "colour": 1}', encoding="utf-8")
-    message = refused(capfd, "inspect", str(file))
+    message = run_refused(capfd, "inspect", str(file))
     assert str(file) in message and "colour" in message and "encoder" in message
 
 
@@ -321,5 +325,5 @@ def test_new_refuses_unequal_files(tmp_path: Path, capfd: pytest.CaptureFixture[
         "-o",
         f"{tmp_path}/run.toml",
     ]
-    assert "has 125 lines" in refused(capfd, "new", "translate", *data)
+    assert "has 125 lines" in run_refused(capfd, "new", "translate", *data)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["train.source", "train.target"]

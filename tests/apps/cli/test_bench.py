@@ -17,10 +17,10 @@ Runs = Callable[[str], Path]
 
 @pytest.fixture(autouse=True)
 def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    def measured(device: object, precisions: tuple[str, ...]) -> Limits:
+    def make_limits(device: object, precisions: tuple[str, ...]) -> Limits:
         return Limits(1, 1e10, dict.fromkeys(precisions, 1e11))
 
-    monkeypatch.setattr("clearhead.apps.bench.limits.measure_limits", measured)
+    monkeypatch.setattr("clearhead.apps.bench.limits.measure_limits", make_limits)
 
 
 def test_as_a_table(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
@@ -45,12 +45,14 @@ def test_as_a_table(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
 def test_as_json(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     record = json.loads(run(capfd, "bench", str(runs("generate")), "--precision", "fp32", "--json"))
     assert record["device"] == "cpu" and record["limits"]["flops"] == {"fp32": 1e11} and record["peak_memory"] > 1e6
-    assert [(one["work"], one["batch"], one["context"]) for one in record["speeds"]] == [
+    assert [(speed["work"], speed["batch"], speed["context"]) for speed in record["speeds"]] == [
         ("prompt", 1, 8),
         ("decode", 1, 8),
         ("decode", 16, 8),
     ]
-    assert all(one["share"] == one["per_second"] / one["limit"] for one in record["speeds"]) and record["advice"]
+    assert (
+        all(speed["share"] == speed["per_second"] / speed["limit"] for speed in record["speeds"]) and record["advice"]
+    )
 
 
 def test_no_model(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -142,11 +142,11 @@ def test_translate_alignments(trained: Path, tmp_path: Path, capfd: pytest.Captu
     assert heads is not None
     texts, written = zip(*(line.split(" ||| ") for line in out.splitlines() if line), strict=True)
     assert [texts[0], "", texts[1]] == plain
-    assert all(re.fullmatch(r"\d+-\d+( \d+-\d+)*", one) for one in written)
+    assert all(re.fullmatch(r"\d+-\d+( \d+-\d+)*", line) for line in written)
     assert run(capfd, "translate", f"{trained}/run", str(file), "--alignment-heads", heads[1]) == out
     several = run(capfd, "translate", f"{trained}/run", str(file), "--alignments", "--n-best", "2", "--json")
     records = list(map(json.loads, several.splitlines()))
-    assert [one["alignment"] for one in records[::2]] == list(written)
+    assert [record["alignment"] for record in records[::2]] == list(written)
     assert "alignment" in records[0]["hypotheses"][1]
     assert main(["translate", f"{trained}/run", str(file), "--alignment-heads", "0"]) == 2
     assert "--alignment-heads 0 names no heads; expected LAYER.HEAD" in capfd.readouterr().err
@@ -167,17 +167,17 @@ def test_translate_json_has_one_object_for_each_line(
 
 
 def test_evaluate_ends_in_json(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    kept = tmp_path / "translations"
+    complete = tmp_path / "translations"
     record = last_json(
         run(
             capfd, "evaluate", f"{trained}/run", "--source", f"{trained}/valid.source",
-            "--target", f"{trained}/valid.target", "--json", "-o", str(kept),
+            "--target", f"{trained}/valid.target", "--json", "-o", str(complete),
         )
     )  # fmt: skip
     assert {"bleu", "chrf", "signature", "loss", "perplexity", "seconds"} <= set(record)
     assert 0 <= record["bleu"] <= 100 and "tok:13a" in record["signature"]
     assert math.isclose(record["perplexity"], math.exp(record["loss"]), rel_tol=1e-6)
-    assert len(kept.read_text(encoding="utf-8").splitlines()) == 25
+    assert len(complete.read_text(encoding="utf-8").splitlines()) == 25
 
 
 def test_evaluate_agrees_with_validation(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:

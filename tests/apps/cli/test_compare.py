@@ -10,7 +10,7 @@ from matplotlib.image import imread
 
 from clearhead.apps.cli.main import main
 from tests.apps.cli.tiny_run import write_run_file
-from tests.apps.compare.made_runs import Made
+from tests.apps.compare.run_maker import RunMaker
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def compared(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[str], str]:
+def run_compare(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[str], str]:
     capfd.readouterr()
     assert main(["compare", *arguments]) == 0
     captured = capfd.readouterr()
@@ -30,9 +30,9 @@ def compared(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[list[s
 def test_the_table(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for seed in (1, 2):
         points = [(20, 3.0, 11.0), (40, 2.0 + 0.1 * seed, 20.0 + seed)]
-        Made(validations=points).write(here / f"a-{seed}", seed=seed)
-    Made(overrides=["model.dropout=0.25"], step_tokens=130).write(here / "b", seed=1)
-    out, err = compared(capfd, "a-1", "a-2", "b")
+        RunMaker(validations=points).write(here / f"a-{seed}", seed=seed)
+    RunMaker(overrides=["model.dropout=0.25"], step_tokens=130).write(here / "b", seed=1)
+    out, err = run_compare(capfd, "a-1", "a-2", "b")
     head, a, b = out[:3]
     assert head.split() == (
         "run seeds family parameters non-embedding FLOPs tokens steps seconds tokens/s best loss best BLEU".split()
@@ -49,9 +49,9 @@ def test_the_table(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_columns_stand_under_their_heads(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    Made().write(here / "a")
-    Made(overrides=["model.dropout=0.25"], choices={"tokenizer": "t2"}).write(here / "a-much-longer-name")
-    out, _ = compared(capfd, "a", "a-much-longer-name")
+    RunMaker().write(here / "a")
+    RunMaker(overrides=["model.dropout=0.25"], choices={"tokenizer": "t2"}).write(here / "a-much-longer-name")
+    out, _ = run_compare(capfd, "a", "a-much-longer-name")
     head, a, b = out[:3]
     assert "seeds" not in head, "one seed each needs no column"
     assert b.endswith("7.50") and "2.0000*" in b and "2.0000*" not in a
@@ -63,9 +63,9 @@ def test_columns_stand_under_their_heads(here: Path, capfd: pytest.CaptureFixtur
 
 
 def test_json(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    Made().write(here / "a")
-    Made(overrides=["model.dropout=0.25"], choices={"tokenizer": "t2", "planned_steps": 90}).write(here / "b")
-    out, _ = compared(capfd, "a", "b", "--json", "-o", "deep/er.png")
+    RunMaker().write(here / "a")
+    RunMaker(overrides=["model.dropout=0.25"], choices={"tokenizer": "t2", "planned_steps": 90}).write(here / "b")
+    out, _ = run_compare(capfd, "a", "b", "--json", "-o", "deep/er.png")
     record = json.loads(out[-1])
     a, b = record["rows"]
     assert (a["name"], a["runs"], a["seeds"], a["family"]) == ("a", ["a"], [1], "encoder-decoder")
@@ -80,7 +80,7 @@ def test_json(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_real_run_by_itself(trained: Path, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    out, err = compared(capfd, str(trained / "run"))
+    out, err = run_compare(capfd, str(trained / "run"))
     assert out[1].split()[:2] == ["run", "encoder-decoder"]
     assert not any(line.startswith(("unfair", "the same", "differs")) for line in out)
     assert "compare.png" in err
@@ -95,7 +95,7 @@ def test_a_run_in_training(here: Path, capfd: pytest.CaptureFixture[str]) -> Non
     for step in (4, 6):
         (here / "run" / "checkpoints" / f"step-{step}" / "manifest.json").unlink()
     (here / "run" / "best").unlink()
-    out, err = compared(capfd, "run", "--json")
+    out, err = run_compare(capfd, "run", "--json")
     record = json.loads(out[-1])
     assert record["picture"] is None and "no picture: no run was validated yet" in err
     assert any("reached step 3 of 6" in line for line in record["notes"])
@@ -103,9 +103,9 @@ def test_a_run_in_training(here: Path, capfd: pytest.CaptureFixture[str]) -> Non
 
 
 def test_a_score_that_one_run_lacks_gives_a_picture_of_the_loss(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    Made().write(here / "a")
-    Made(overrides=["model.dropout=0.25"], validations=[(40, 2.0, None)]).write(here / "b")
-    out, _ = compared(capfd, "a", "b")
+    RunMaker().write(here / "a")
+    RunMaker(overrides=["model.dropout=0.25"], validations=[(40, 2.0, None)]).write(here / "b")
+    out, _ = run_compare(capfd, "a", "b")
     assert out[2].endswith(" -")
 
 
@@ -122,7 +122,7 @@ def test_a_score_that_one_run_lacks_gives_a_picture_of_the_loss(here: Path, capf
     ],
 )
 def test_mistakes(here: Path, arguments: list[str], expected: str, capfd: pytest.CaptureFixture[str]) -> None:
-    Made().write(here / "a")
+    RunMaker().write(here / "a")
     (here / "a.png").mkdir()
     capfd.readouterr()
     assert main(["compare", *arguments]) == 2
@@ -133,9 +133,9 @@ def test_mistakes(here: Path, arguments: list[str], expected: str, capfd: pytest
 def test_a_narrow_terminal_gets_a_column_for_each_run(
     here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Made().write(here / "a")
-    Made(overrides=["model.dropout=0.25"]).write(here / "b")
+    RunMaker().write(here / "a")
+    RunMaker(overrides=["model.dropout=0.25"]).write(here / "b")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "60")
-    out, _ = compared(capfd, "a", "b")
+    out, _ = run_compare(capfd, "a", "b")
     assert out[0].split() == ["run", "a", "b"] and out[1].split()[0] == "family"

@@ -7,7 +7,7 @@ import pytest
 from clearhead.apps.cli.main import main
 
 
-def completed(
+def complete_line(
     shell: str, line: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> tuple[int, str]:
     """Return the exit code and the output of what the script of a shell calls at the end of a line."""
@@ -45,12 +45,12 @@ def test_words_are_completed(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    code, out = completed(shell, line, monkeypatch, capfd)
+    code, out = complete_line(shell, line, monkeypatch, capfd)
     assert code == 0 and all(word in out for word in expected) and missing not in out.split()
 
 
 def test_a_place_for_a_file_offers_files(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    assert completed("zsh", "clearhead translate runs/a ", monkeypatch, capfd) == (0, "_files\n")
+    assert complete_line("zsh", "clearhead translate runs/a ", monkeypatch, capfd) == (0, "_files\n")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

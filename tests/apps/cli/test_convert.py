@@ -33,8 +33,8 @@ def test_one_pickled_file(tmp_path: Path, capfd: pytest.CaptureFixture[str], is_
     (source / "run.py").write_text("1")
     assert main(["convert", str(source), str(tmp_path / "out"), "--from-bin", "--json"]) == 0
     assert json.loads(capfd.readouterr().out) == {"path": str(tmp_path / "out"), "format": "safetensors"}
-    found = load_file(tmp_path / "out" / "model.safetensors")
-    assert found.keys() == TENSORS.keys() and all(torch.equal(found[name], TENSORS[name]) for name in found)
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert tensors.keys() == TENSORS.keys() and all(torch.equal(tensors[name], TENSORS[name]) for name in tensors)
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "source.spm"} <= names and not {"run.py", "pytorch_model.bin"} & names
 

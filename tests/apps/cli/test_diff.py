@@ -28,38 +28,38 @@ def read_json(capfd: pytest.CaptureFixture[str], *words: str, code: int = 0) -> 
 def test_two_snapshots_of_a_run(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = str(trained / "run")
     capfd.readouterr()
-    found = read_json(capfd, f"{run}@step-3", run)
+    report = read_json(capfd, f"{run}@step-3", run)
     # The files, read row by row, give the numbers of the loaded models.
     loaded = json.loads(json.dumps(ch.diff(ch.load(f"{run}@step-3"), ch.load(run)).to_json()))
-    assert found["changes"] == loaded["changes"] and found["largest"] == loaded["largest"] > 0.0
-    assert not found["only_in_a"] and not found["only_in_b"] and not found["other_shape"] and found["texts"] is None
+    assert report["changes"] == loaded["changes"] and report["largest"] == loaded["largest"] > 0.0
+    assert not report["only_in_a"] and not report["only_in_b"] and not report["other_shape"] and report["texts"] is None
     same = read_json(capfd, run, run)
     assert same["largest"] == 0.0
 
 
 def test_a_run_and_its_start_on_texts(runs: Callable[[str], Path]) -> None:
     run = str(runs("generate"))
-    found = ch.diff(f"{run}@step-0", run, TEXTS)
-    assert found.texts is not None
+    difference = ch.diff(f"{run}@step-0", run, TEXTS)
+    assert difference.texts is not None
     a, b = ch.load(f"{run}@step-0", precision="fp32"), ch.load(run, precision="fp32")
     expected: list[tuple[float, bool]] = []
     rows: list[torch.Tensor] = []
     for text in TEXTS:
         ids = a.read(text).source.ids
         logits = [model.module(ids).logits[0, :, : a.tokenizer.vocab_size].double() for model in (a, b)]
-        before, after = (one.log_softmax(-1) for one in logits)
+        before, after = (scores.log_softmax(-1) for scores in logits)
         divergences = F.kl_div(after, before, log_target=True, reduction="none").sum(-1)
         differs = logits[0].argmax(-1) != logits[1].argmax(-1)
         expected += zip(divergences.tolist(), differs.tolist(), strict=True)
         weights = [model.attention(text).weights("decoder.self", 0, 1).double() for model in (a, b)]
         middle = (weights[0] + weights[1]) / 2
-        entropy_of = [torch.special.entr(one).sum(-1) for one in (middle, *weights)]
+        entropy_of = [torch.special.entr(state).sum(-1) for state in (middle, *weights)]
         rows.append(entropy_of[0] - (entropy_of[1] + entropy_of[2]) / 2)
-    tokens = found.texts.tokens
-    assert [token.divergence for token in tokens] == pytest.approx([one for one, _ in expected], abs=1e-6)
+    tokens = difference.texts.tokens
+    assert [token.divergence for token in tokens] == pytest.approx([divergence for divergence, _ in expected], abs=1e-6)
     assert [token.a != token.b for token in tokens] == [differs for _, differs in expected]
-    assert found.texts.num_different == sum(differs for _, differs in expected)
-    head = next(one for one in found.weights.changes if one.kind == "head" and one.index == 1)
+    assert difference.texts.num_different == sum(differs for _, differs in expected)
+    head = next(change for change in difference.weights.changes if change.kind == "head" and change.index == 1)
     assert head.divergence == pytest.approx(float(torch.cat(rows).mean()), abs=1e-6)
     assert next(token.position for token in tokens if token.text == 1) == 0
 
@@ -100,10 +100,16 @@ def test_a_lora_run_shows_its_rank(runs: Callable[[str], Path], tmp_path: Path) 
         encoding="utf-8",
     )
     assert main(["train", str(file)]) == 0
-    tensors = [one for one in ch.diff(str(base), str(tmp_path / "lora")).weights.changes if one.kind == "tensor"]
-    adapted = [one for one in tensors if one.address.split(".")[-2] in ("query", "key", "value", "out") and one.rank]
-    assert len(adapted) == 4 and {one.rank for one in adapted} == {2}
-    assert {one.relative for one in tensors if one not in adapted} == {0.0}
+    tensors = [
+        change for change in ch.diff(str(base), str(tmp_path / "lora")).weights.changes if change.kind == "tensor"
+    ]
+    adapted = [
+        change
+        for change in tensors
+        if change.address.split(".")[-2] in ("query", "key", "value", "out") and change.rank
+    ]
+    assert len(adapted) == 4 and {change.rank for change in adapted} == {2}
+    assert {change.relative for change in tensors if change not in adapted} == {0.0}
 
 
 def test_an_encoder_and_its_classifier(runs: Callable[[str], Path], tmp_path: Path) -> None:
@@ -113,30 +119,30 @@ def test_an_encoder_and_its_classifier(runs: Callable[[str], Path], tmp_path: Pa
     # Tokenizer and sizes are those of the encoder.
     file.write_text(text[: text.index("[tokenizer]")] + text[text.index("[train]") :], encoding="utf-8")
     assert main(["train", str(file), f"task.init={encoder}", "train.steps=4", "train.validate_every=2"]) == 0
-    found = ch.diff(str(encoder), str(tmp_path / "run"), TEXTS)
-    assert found.weights.only_in_b or found.weights.other_shape, "the heads of the two tasks differ"
-    assert {one.address.partition(".")[0] for one in found.weights.changes} >= {"encoder"}
-    assert found.texts is not None and found.texts.heads and not found.texts.tokens
-    assert "different outputs" in found.texts.reason
+    difference = ch.diff(str(encoder), str(tmp_path / "run"), TEXTS)
+    assert difference.weights.only_in_b or difference.weights.other_shape, "the heads of the two tasks differ"
+    assert {change.address.partition(".")[0] for change in difference.weights.changes} >= {"encoder"}
+    assert difference.texts is not None and difference.texts.heads and not difference.texts.tokens
+    assert "different outputs" in difference.texts.reason
     with pytest.raises(ch.InputError, match="leave the texts out"):
-        raise_code(found)
+        raise_code(difference)
 
 
-def raise_code(found: Difference) -> None:
+def raise_code(difference: Difference) -> None:
     from clearhead.apps.cli.diff import _fail_above
 
-    _fail_above(found, 0.5)
+    _fail_above(difference, 0.5)
 
 
 def test_added_tokens(runs: Callable[[str], Path]) -> None:
     model = ch.load(str(runs("generate")), precision="fp32")
     grown = ch.surgery.grow_vocabulary(model, ["zzz", "yyy"]).model
-    found = ch.diff(model, grown, TEXTS)
-    assert found.largest == 0.0 and not found.weights.only_in_a and not found.weights.only_in_b
-    rows = {one.common_rows for one in found.weights.other_shape}
+    difference = ch.diff(model, grown, TEXTS)
+    assert difference.largest == 0.0 and not difference.weights.only_in_a and not difference.weights.only_in_b
+    rows = {tensor.common_rows for tensor in difference.weights.other_shape}
     assert rows == {model.module.num_target_ids}
-    assert found.texts is not None and found.texts.num_different == 0
-    assert found.texts.divergence == pytest.approx(0.0, abs=1e-9)
+    assert difference.texts is not None and difference.texts.num_different == 0
+    assert difference.texts.divergence == pytest.approx(0.0, abs=1e-9)
     # The texts of the grown model are read with the tokens that both have.
     assert ch.diff(grown, model, ["zzz a"]).texts is not None
 
@@ -160,7 +166,7 @@ def test_the_page_shows_every_head_and_texts_as_text(trained: Path, tmp_path: Pa
     lines = tmp_path / "lines.txt"
     lines.write_text("a m u\n\n<b>e</b> q y\n", encoding="utf-8")
     assert main(["diff", f"{run}@step-3", run, "--file", str(lines), "-o", str(page)]) == 0
-    num_heads = sum(one.kind == "head" for one in ch.diff(f"{run}@step-3", run).weights.changes)
+    num_heads = sum(change.kind == "head" for change in ch.diff(f"{run}@step-3", run).weights.changes)
     with browser(chromium) as running:
         tab = running.new_page(viewport={"width": 390, "height": 844})
         errors: list[str] = []

@@ -29,7 +29,7 @@ def _unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(DEVICE_CHECK, "off")
 
 
-def said(capfd: pytest.CaptureFixture[str], *words: str) -> str:
+def run_doctor(capfd: pytest.CaptureFixture[str], *words: str) -> str:
     assert main(["doctor", *words]) == 0
     captured = capfd.readouterr()
     assert captured.err == ""
@@ -37,21 +37,25 @@ def said(capfd: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_the_report_has_every_part(capfd: pytest.CaptureFixture[str]) -> None:
-    lines = said(capfd).splitlines()
+    lines = run_doctor(capfd).splitlines()
     assert [*dict.fromkeys(line.split()[0] for line in lines)] == TOPICS
-    found = json.loads(said(capfd, "--json"))
-    assert [*found] == TOPICS
-    assert found["packages"]["unmet"] == [] and "error" not in str({*found} | {*found["kernels"]})
-    assert found["memory"]["total"] >= found["memory"]["free"] > 0
+    report = json.loads(run_doctor(capfd, "--json"))
+    assert [*report] == TOPICS
+    assert report["packages"]["unmet"] == [] and "error" not in str({*report} | {*report["kernels"]})
+    assert report["memory"]["total"] >= report["memory"]["free"] > 0
 
 
 def test_the_kernels_that_serve_are_named(capfd: pytest.CaptureFixture[str]) -> None:
     library = load.library()
-    found = json.loads(said(capfd, "--json"))["kernels"]["inference"]
+    kernel_report = json.loads(run_doctor(capfd, "--json"))["kernels"]["inference"]
     if library is None:
-        assert found["served"] is False and found["why"]
+        assert kernel_report["served"] is False and kernel_report["why"]
     else:
-        assert found["served"] and set(found["isa"]) == load.isa(library) and Path(found["file"]).is_file()
+        assert (
+            kernel_report["served"]
+            and set(kernel_report["isa"]) == load.isa(library)
+            and Path(kernel_report["file"]).is_file()
+        )
 
 
 def test_kernels_that_are_not_compiled_yet_are_not_compiled(
@@ -59,7 +63,7 @@ def test_kernels_that_are_not_compiled_yet_are_not_compiled(
 ) -> None:
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
     monkeypatch.setattr("clearhead.fast.native.build._compiler", lambda: sys.executable)
-    assert "inference: not compiled yet" in said(capfd)
+    assert "inference: not compiled yet" in run_doctor(capfd)
     assert not list(tmp_path.rglob("*.so"))
 
 
@@ -75,7 +79,7 @@ def test_why_kernels_do_not_serve_is_said(
     name: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, value)
-    out = said(capfd)
+    out = run_doctor(capfd)
     assert expected in out and f"{name}={value}" in out
     assert "nothing is missing" not in out or value == "fast"
 
@@ -89,7 +93,7 @@ def test_the_cache_is_counted_and_no_home_folder_is_told(
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     (tmp_path / "a cache" / "corpora").mkdir(parents=True)
     (tmp_path / "a cache" / "corpora" / "tokens").write_bytes(bytes(4100))
-    out = said(capfd)
+    out = run_doctor(capfd)
     assert "corpora 4.1 kB" in out and "rm -r ~/'a cache'" in out
     assert str(tmp_path) not in out and "hf_secret" not in out
 
@@ -97,10 +101,10 @@ def test_the_cache_is_counted_and_no_home_folder_is_told(
 def test_a_device_that_computes_wrong_is_named(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert "not checked: CLEARHEAD_DEVICE_CHECK is off" in said(capfd)
+    assert "not checked: CLEARHEAD_DEVICE_CHECK is off" in run_doctor(capfd)
     monkeypatch.setenv(DEVICE_CHECK, "auto")
     with WrongDevice("fused attention", wrong_device.mask_by_fours):
-        report = said(capfd)
+        report = run_doctor(capfd)
     (row,) = (line for line in report.splitlines() if line.startswith("devices     fused attention"))
     assert row.count("WRONG") == 1 and report.count("WRONG") == 1
     (advice,) = (line for line in report.splitlines() if line.startswith("advice"))
@@ -111,7 +115,7 @@ def test_a_device_that_computes_wrong_is_named(
         return right(*args, **named) * float("nan")
 
     with WrongDevice("softmax", no_number):
-        device = json.loads(said(capfd, "--json"))["devices"]["cpu"]
+        device = json.loads(run_doctor(capfd, "--json"))["devices"]["cpu"]
     assert device["errors"]["softmax"]["bf16"] is None and 0.0 < device["errors"]["softmax"]["fp32"] <= BOUNDS["fp32"]
     fault = next(fault for fault in device["faults"] if fault["operation"] == "softmax")
     assert (fault["precision"], fault["symptom"], fault["error"]) == ("bf16", "is not a number", None)
@@ -122,7 +126,7 @@ def test_what_is_too_old_or_missing_is_to_be_installed(
 ) -> None:
     versions = {"numpy": "1.0", "tokenizers": None}
     monkeypatch.setattr(doctor, "_version", lambda name: versions.get(name, "999"))
-    out = said(capfd)
+    out = run_doctor(capfd)
     assert "tokenizers MISSING" in out
     assert "pip install 'numpy>=1.26' 'tokenizers>=0.20'" in out
 
@@ -148,6 +152,6 @@ def test_arguments_of_the_compiler_are_not_shown(
     monkeypatch.setenv("CXX", value)
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
     for words in ((), ("--json",)):
-        report = said(capfd, *words)
+        report = run_doctor(capfd, *words)
         assert "hunter2" not in report and "private" not in report
     assert json.loads(report)["settings"]["CXX"] in ("g++", "ccache")

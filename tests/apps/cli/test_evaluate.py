@@ -18,16 +18,16 @@ import torch
 import clearhead
 from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError, RunFailure
-from clearhead.base.progress import shown_by
+from clearhead.base.progress import use_display
 from tests.apps.cli.test_commands import last_json, run
-from tests.apps.cli.test_generate import refused
+from tests.apps.cli.test_generate import run_refused
 from tests.apps.cli.tiny_tasks import train_task
-from tests.told import Told
+from tests.recording_display import RecordingDisplay
 
 Runs = Callable[[str], Path]
 
 
-def validated(run_directory: Path) -> dict[str, Any]:
+def last_validation(run_directory: Path) -> dict[str, Any]:
     """Return the last validation of a run."""
     lines = (run_directory / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
@@ -40,7 +40,7 @@ def data_of(run_directory: Path, kind: str) -> list[str]:
     column = ["--labels", "number" if kind == "number" else "label"]
     return {
         # Every line is a document, as in training.
-        **{one: ["--text", f"{folder}/held-out.txt"] for one in ("generate", "fill", "denoise", "prefix")},
+        **{task_kind: ["--text", f"{folder}/held-out.txt"] for task_kind in ("generate", "fill", "denoise", "prefix")},
         "several": ["--text", f"{folder}/valid.jsonl", *column],
         "tag": ["--text", f"{folder}/valid.conll"],
         "answer": ["--text", f"{folder}/valid.jsonl"],
@@ -48,10 +48,10 @@ def data_of(run_directory: Path, kind: str) -> list[str]:
     }.get(kind, ["--text", f"{folder}/valid.tsv", *column, *(["--pair", "other"] if kind == "pair" else [])])
 
 
-def evaluated(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
+def evaluate_run(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
     """Evaluate the last checkpoint of a tiny run on its validation data."""
-    found = runs(kind)
-    return last_json(run(capfd, "evaluate", f"{found}@last", *data_of(found, kind), "--json", *options))
+    run_directory = runs(kind)
+    return last_json(run(capfd, "evaluate", f"{run_directory}@last", *data_of(run_directory, kind), "--json", *options))
 
 
 SCORES: dict[str, Callable[[dict[str, Any]], float]] = {
@@ -67,16 +67,16 @@ SCORES: dict[str, Callable[[dict[str, Any]], float]] = {
 
 @pytest.mark.parametrize("kind", SCORES)
 def test_it_agrees_with_the_validation(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    record, expected = evaluated(kind, runs, capfd), validated(runs(kind))
+    record, expected = evaluate_run(kind, runs, capfd), last_validation(runs(kind))
     assert math.isclose(SCORES[kind](record), expected["valid_score"], rel_tol=1e-6, abs_tol=1e-6)
     if "loss" in record:
         assert math.isclose(record["loss"], expected["valid_loss"], rel_tol=1e-5)
 
 
 def test_the_loss_of_text_is_that_of_the_validation(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    record = evaluated("generate", runs, capfd)
+    record = evaluate_run("generate", runs, capfd)
     text = (runs("generate").parent / "held-out.txt").read_bytes().replace(b"\n", b"")
-    assert math.isclose(record["loss"], validated(runs("generate"))["valid_loss"], rel_tol=1e-5)
+    assert math.isclose(record["loss"], last_validation(runs("generate"))["valid_loss"], rel_tol=1e-5)
     assert math.isclose(record["perplexity"], math.exp(record["loss"]), rel_tol=1e-9)
     assert record["bytes"] == len(text) and record["tokens"] == len(text) + 25
     nats = record["loss"] * record["tokens"]
@@ -85,11 +85,11 @@ def test_the_loss_of_text_is_that_of_the_validation(runs: Runs, capfd: pytest.Ca
 
 @pytest.mark.parametrize("kind", ["fill", "denoise", "prefix"])
 def test_hidden_tokens_are_those_of_the_validation(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    record, expected = evaluated(kind, runs, capfd), validated(runs(kind))
+    record, expected = evaluate_run(kind, runs, capfd), last_validation(runs(kind))
     assert math.isclose(record["loss"], expected["valid_loss"], rel_tol=1e-5)
     if kind != "prefix":
         assert math.isclose(100 * record["accuracy"], expected["valid_score"], rel_tol=1e-6)
-    whole = evaluated(kind, runs, capfd, "--document", "file")
+    whole = evaluate_run(kind, runs, capfd, "--document", "file")
     assert whole["loss"] != record["loss"], "an option wins over the run"
 
 
@@ -97,7 +97,7 @@ def test_hidden_tokens_are_those_of_the_validation(kind: str, runs: Runs, capfd:
 def test_without_data_a_run_is_measured_on_its_own_validation_data(
     kind: str, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    expected = without_times(evaluated(kind, runs, capfd))
+    expected = without_times(evaluate_run(kind, runs, capfd))
     assert main(["evaluate", f"{runs(kind)}@last", "--json"]) == 0
     captured = capfd.readouterr()
     assert without_times(json.loads(captured.out)) == expected
@@ -113,28 +113,28 @@ def test_a_share_that_training_held_out_is_measured_as_the_training_did(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    found = train_task(tmp_path, kind, "data.valid=0.3")
+    run_directory = train_task(tmp_path, kind, "data.valid=0.3")
     # A run directory of a stranger imports no code of the working directory.
     monkeypatch.chdir(tmp_path)
     (tmp_path / "parts.py").write_text("raise SystemExit(99)", encoding="utf-8")
-    text = (found / "run.toml").read_text("utf-8")
-    (found / "run.toml").write_text(text.replace("[model]", '[model]\nparts = "parts.py"'), encoding="utf-8")
+    text = (run_directory / "run.toml").read_text("utf-8")
+    (run_directory / "run.toml").write_text(text.replace("[model]", '[model]\nparts = "parts.py"'), encoding="utf-8")
     capfd.readouterr()
-    assert main(["evaluate", f"{found}@last", "--json"]) == 0
+    assert main(["evaluate", f"{run_directory}@last", "--json"]) == 0
     captured = capfd.readouterr()
-    record, expected = json.loads(captured.out), validated(found)
+    record, expected = json.loads(captured.out), last_validation(run_directory)
     assert record["loss"] == pytest.approx(expected["valid_loss"], rel=1e-5)
     assert record["score"] == (None if score is None else pytest.approx(expected["valid_score"], rel=1e-5))
     assert "is measured on its own validation data: data.valid = 0.3\n" in captured.err
-    out = run(capfd, "evaluate", str(found))
+    out = run(capfd, "evaluate", str(run_directory))
     assert out.startswith("loss ") and (score is None) != (f", {score} " in out)
-    message = refused(capfd, "evaluate", str(found), "--batch-size", "2")
+    message = run_refused(capfd, "evaluate", str(run_directory), "--batch-size", "2")
     assert "--batch-size: no effect on a share that training held out; name other data" in message
 
 
 def test_a_saved_model_has_no_validation_data(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     clearhead.load(runs("tag")).save(tmp_path / "saved")
-    assert "--text is missing" in refused(capfd, "evaluate", str(tmp_path / "saved"))
+    assert "--text is missing" in run_refused(capfd, "evaluate", str(tmp_path / "saved"))
 
 
 @pytest.mark.parametrize(
@@ -145,29 +145,29 @@ def test_a_run_file_without_usable_validation_data_is_refused(
 ) -> None:
     changed = shutil.copytree(runs("tag"), tmp_path / "changed")
     (changed / "run.toml").write_text(data, encoding="utf-8")
-    assert "text" in refused(capfd, "evaluate", str(changed))
+    assert "text" in run_refused(capfd, "evaluate", str(changed))
 
 
 def test_data_is_read_as_in_training(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    found = runs("pair")
-    text = f"{found.parent}/valid.tsv"
+    run_directory = runs("pair")
+    text = f"{run_directory.parent}/valid.tsv"
     capfd.readouterr()
-    assert main(["evaluate", f"{found}@last", "--text", text, "--json"]) == 0
+    assert main(["evaluate", f"{run_directory}@last", "--text", text, "--json"]) == 0
     captured = capfd.readouterr()
     assert 'read as in training: labels = "label", pair = "other"' in captured.err
-    assert json.loads(captured.out) == evaluated("pair", runs, capfd)
-    assert clearhead.load(f"{found}@last").evaluate({"text": text}) == evaluated("pair", runs, capfd)
+    assert json.loads(captured.out) == evaluate_run("pair", runs, capfd)
+    assert clearhead.load(f"{run_directory}@last").evaluate({"text": text}) == evaluate_run("pair", runs, capfd)
 
 
 @pytest.mark.parametrize("kind", ["classify", "number", "tag", "embed", "generate", "fill", "translate"])
 def test_numbers_that_overflow_are_refused(kind: str, runs: Runs, trained: Path) -> None:
-    found = trained / "run" if kind == "translate" else runs(kind)
-    model = clearhead.load(f"{found}@last")
+    run_directory = trained / "run" if kind == "translate" else runs(kind)
+    model = clearhead.load(f"{run_directory}@last")
     with torch.no_grad():
         for parameter in model.module.parameters():
             parameter.mul_(1e30)
-    sides = {side: f"{found.parent}/valid.{side}" for side in ("source", "target")}
-    data = sides if kind == "translate" else dict(zip(*[iter(data_of(found, kind))] * 2, strict=True))
+    sides = {side: f"{run_directory.parent}/valid.{side}" for side in ("source", "target")}
+    data = sides if kind == "translate" else dict(zip(*[iter(data_of(run_directory, kind))] * 2, strict=True))
     with pytest.raises((InputError, RunFailure), match=r"finite|not a number"):
         model.evaluate({name.removeprefix("--"): value for name, value in data.items()})
 
@@ -192,25 +192,25 @@ def test_a_data_set_gives_the_numbers_of_its_files(
         columns[side] = (runs("embed").parent / f"valid.{side}").read_text(encoding="utf-8").splitlines()
     datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "pairs.parquet")
     options = [f"{name}={tmp_path}/pairs.parquet:{name[2:]}" for name in ("--source", "--target")]
-    found = last_json(run(capfd, "evaluate", f"{runs('embed')}@last", *options, "--json"))
-    assert found | {"seconds": 0} == evaluated("embed", runs, capfd) | {"seconds": 0}
-    said = refused(capfd, "evaluate", str(runs("embed")), "--source", "hf:a/b:de", "--target", "hf:a/b:en")
-    assert "hf:a/b:de names no split of the data set; put one in brackets behind it, such as [test]" in said
+    record = last_json(run(capfd, "evaluate", f"{runs('embed')}@last", *options, "--json"))
+    assert record | {"seconds": 0} == evaluate_run("embed", runs, capfd) | {"seconds": 0}
+    message = run_refused(capfd, "evaluate", str(runs("embed")), "--source", "hf:a/b:de", "--target", "hf:a/b:en")
+    assert "hf:a/b:de names no split of the data set; put one in brackets behind it, such as [test]" in message
 
 
 def test_a_stride_gives_each_token_more_before_it(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    apart = evaluated("generate", runs, capfd, "--window", "5")
-    sliding = evaluated("generate", runs, capfd, "--window", "5", "--stride", "1")
+    apart = evaluate_run("generate", runs, capfd, "--window", "5")
+    sliding = evaluate_run("generate", runs, capfd, "--window", "5", "--stride", "1")
     assert apart["tokens"] == sliding["tokens"] and apart["loss"] != sliding["loss"]
-    whole = evaluated("generate", runs, capfd, "--window", "101", "--stride", "1")
-    assert math.isclose(whole["loss"], evaluated("generate", runs, capfd)["loss"], rel_tol=1e-5)
+    whole = evaluate_run("generate", runs, capfd, "--window", "101", "--stride", "1")
+    assert math.isclose(whole["loss"], evaluate_run("generate", runs, capfd)["loss"], rel_tol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["fill", "denoise", "prefix"])
 def test_hidden_tokens_are_the_same_every_time(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     """Also in batches of another size."""
-    first, second = (evaluated(kind, runs, capfd, "--seed", seed) for seed in ("1", "2"))
-    assert evaluated(kind, runs, capfd, "--batch-size", "3") == pytest.approx(first, rel=1e-5)
+    first, second = (evaluate_run(kind, runs, capfd, "--seed", seed) for seed in ("1", "2"))
+    assert evaluate_run(kind, runs, capfd, "--batch-size", "3") == pytest.approx(first, rel=1e-5)
     assert first == second and set(first) == {"loss", "perplexity", "accuracy"}
     assert math.isclose(first["perplexity"], math.exp(first["loss"]), rel_tol=1e-9) and 0 <= first["accuracy"] <= 1
 
@@ -228,27 +228,27 @@ def test_the_noise_is_that_of_the_training(
         record["noise"] = record["noise"] | {"share": share} if share else None
         (changed / "task.json").write_text(json.dumps(record), encoding="utf-8")
         if share is None:
-            assert "does not say how the text was damaged" in refused(
+            assert "does not say how the text was damaged" in run_refused(
                 capfd, "evaluate", f"{changed}@last", *data_of(runs(kind), kind)
             )
         else:
             losses.append(last_json(run(capfd, "evaluate", f"{changed}@last", *data_of(runs(kind), kind), "--json")))
-    assert losses[0] == evaluated(kind, runs, capfd) != losses[1]
+    assert losses[0] == evaluate_run(kind, runs, capfd) != losses[1]
 
 
 def test_classes_for_a_person(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = runs("classify")
+    run_directory = runs("classify")
     picture = tmp_path / "confusion.png"
-    out = run(capfd, "evaluate", str(found), *data_of(found, "classify"), "--plot", str(picture))
+    out = run(capfd, "evaluate", str(run_directory), *data_of(run_directory, "classify"), "--plot", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
     for expected in ("accuracy", "macro F1", "precision", "early", "late"):
         assert expected in out
-    options = [*data_of(found, "classify"), "--force"]
-    assert "--force has no effect without" in refused(capfd, "evaluate", str(found), *options)
+    options = [*data_of(run_directory, "classify"), "--force"]
+    assert "--force has no effect without" in run_refused(capfd, "evaluate", str(run_directory), *options)
 
 
 def test_the_table_of_classes_follows_from_the_matrix(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    record = evaluated("pair", runs, capfd)
+    record = evaluate_run("pair", runs, capfd)
     matrix = np.array(record["confusion"])
     assert matrix.sum() == record["texts"]
     for index, (name, row) in enumerate(record["labels"].items()):
@@ -256,32 +256,32 @@ def test_the_table_of_classes_follows_from_the_matrix(runs: Runs, capfd: pytest.
         predicted = matrix[:, index].sum()
         assert row["precision"] == (matrix[index, index] / predicted if predicted else None)
         assert row["recall"] == matrix[index, index] / row["count"]
-    assert evaluated("pair", runs, capfd, "--batch-size", "3")["confusion"] == record["confusion"]
+    assert evaluate_run("pair", runs, capfd, "--batch-size", "3")["confusion"] == record["confusion"]
     f1 = [row["f1"] for row in record["labels"].values()]
     assert math.isclose(record["macro_f1"], sum(f1) / len(f1), rel_tol=1e-9)
 
 
 def test_columns_by_number_and_labels_in_a_file(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = runs("classify")
-    by_name = evaluated("classify", runs, capfd)
-    rows = [line.split("\t") for line in (found.parent / "valid.tsv").read_text("utf-8").splitlines()[1:]]
+    run_directory = runs("classify")
+    by_name = evaluate_run("classify", runs, capfd)
+    rows = [line.split("\t") for line in (run_directory.parent / "valid.tsv").read_text("utf-8").splitlines()[1:]]
     (tmp_path / "plain.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), encoding="utf-8")
     for name, column in (("texts", 0), ("labels", 1)):
         (tmp_path / name).write_text("".join(f"{row[column]}\n" for row in rows), encoding="utf-8")
     for text, labels in (("plain.tsv", "2"), ("texts", f"{tmp_path}/labels")):
         options = ["--text", f"{tmp_path}/{text}", "--labels", labels, "--json"]
-        assert last_json(run(capfd, "evaluate", f"{found}@last", *options)) == by_name
+        assert last_json(run(capfd, "evaluate", f"{run_directory}@last", *options)) == by_name
 
 
 def test_entities_for_a_person(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    found = runs("tag")
-    out = run(capfd, "evaluate", str(found), *data_of(found, "tag"))
+    run_directory = runs("tag")
+    out = run(capfd, "evaluate", str(run_directory), *data_of(run_directory, "tag"))
     assert "NAME" in out and "accuracy of tags" in out
-    assert run(capfd, "evaluate", str(found), *data_of(found, "tag"), "--batch-size", "2") == out
+    assert run(capfd, "evaluate", str(run_directory), *data_of(run_directory, "tag"), "--batch-size", "2") == out
 
 
 def test_answers_do_not_depend_on_the_batches(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    records = [evaluated("answer", runs, capfd, *options) for options in ((), ("--batch-size", "2"))]
+    records = [evaluate_run("answer", runs, capfd, *options) for options in ((), ("--batch-size", "2"))]
     losses = [record.pop("loss") for record in records]
     assert records[0] == records[1] and losses[0] == pytest.approx(losses[1], rel=1e-5)
 
@@ -289,21 +289,21 @@ def test_answers_do_not_depend_on_the_batches(runs: Runs, capfd: pytest.CaptureF
 def test_similarities_follow_scores(
     runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = runs("embed")
-    sides = [(found.parent / f"valid.{side}").read_text("utf-8").splitlines() for side in ("source", "target")]
-    first, second = (clearhead.load(f"{found}@last").embed(side) for side in sides)
+    run_directory = runs("embed")
+    sides = [(run_directory.parent / f"valid.{side}").read_text("utf-8").splitlines() for side in ("source", "target")]
+    first, second = (clearhead.load(f"{run_directory}@last").embed(side) for side in sides)
     cosines = (first * second).sum(1)
     (tmp_path / "scores").write_text("".join(f"{-cosine:.9f}\n" for cosine in cosines), encoding="utf-8")
-    record = evaluated("embed", runs, capfd, "--labels", str(tmp_path / "scores"), "--batch-size", "7")
+    record = evaluate_run("embed", runs, capfd, "--labels", str(tmp_path / "scores"), "--batch-size", "7")
     assert record["pairs"] == len(cosines) and record["spearman"] < -0.99
     content = (tmp_path / "scores").read_bytes()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
-    assert evaluated("embed", runs, capfd, "--labels", "-", "--batch-size", "7")["spearman"] == record["spearman"]
+    assert evaluate_run("embed", runs, capfd, "--labels", "-", "--batch-size", "7")["spearman"] == record["spearman"]
     (tmp_path / "scores").write_text("1\ntwo\n", encoding="utf-8")
-    options = [*data_of(found, "embed"), "--labels", str(tmp_path / "scores")]
-    assert "scores:2: expected a number" in refused(capfd, "evaluate", str(found), *options)
+    options = [*data_of(run_directory, "embed"), "--labels", str(tmp_path / "scores")]
+    assert "scores:2: expected a number" in run_refused(capfd, "evaluate", str(run_directory), *options)
     (tmp_path / "scores").write_text("1\n2\n", encoding="utf-8")
-    assert "there are 2 similarities, but 31 pairs" in refused(capfd, "evaluate", str(found), *options)
+    assert "there are 2 similarities, but 31 pairs" in run_refused(capfd, "evaluate", str(run_directory), *options)
 
 
 @pytest.mark.parametrize(
@@ -327,7 +327,7 @@ def test_similarities_follow_scores(
 def test_a_wrong_combination_is_one_sentence(
     kind: str, arguments: list[str], expected: str, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    message = refused(capfd, "evaluate", str(runs(kind)), *arguments)
+    message = run_refused(capfd, "evaluate", str(runs(kind)), *arguments)
     assert expected in message and message.count("\n") == 1, message
 
 
@@ -345,14 +345,14 @@ def test_a_wrong_combination_is_one_sentence(
 def test_what_suits_the_task_but_not_the_data(
     kind: str, arguments: list[str], expected: str, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found = runs(kind)
-    assert expected in refused(capfd, "evaluate", str(found), *data_of(found, kind), *arguments)
+    run_directory = runs(kind)
+    assert expected in run_refused(capfd, "evaluate", str(run_directory), *data_of(run_directory, kind), *arguments)
 
 
 def test_labels_that_training_did_not_see(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "t.tsv").write_text("text\tlabel\na m u\tearly\nb n v\tlater\n", encoding="utf-8")
     options = ["--text", f"{tmp_path}/t.tsv", "--labels", "label"]
-    message = refused(capfd, "evaluate", str(runs("classify")), *options)
+    message = run_refused(capfd, "evaluate", str(runs("classify")), *options)
     assert "t.tsv:3" in message and "later" in message and "did you mean 'late'?" in message
 
 
@@ -388,10 +388,10 @@ def without_times(record: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["generate", "fill", "denoise", "prefix", *SCORES])
 def test_python_gives_the_numbers_of_the_command(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    found = runs(kind)
-    by_command = without_times(evaluated(kind, runs, capfd))
-    model = clearhead.load(f"{found}@last")
-    assert json.loads(json.dumps(without_times(model.evaluate(examples_of(found, kind))))) == by_command
+    run_directory = runs(kind)
+    by_command = without_times(evaluate_run(kind, runs, capfd))
+    model = clearhead.load(f"{run_directory}@last")
+    assert json.loads(json.dumps(without_times(model.evaluate(examples_of(run_directory, kind))))) == by_command
 
 
 def test_python_gives_the_numbers_of_translations(
@@ -410,12 +410,12 @@ def test_python_gives_the_numbers_of_translations(
 
 
 def test_python_passes_on_options_and_messages(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    model, told = clearhead.load(f"{runs('generate')}@last"), Told()
-    with shown_by(told):
-        found = model.evaluate(examples_of(runs("generate"), "generate"), window=5, stride=2)
-    expected = evaluated("generate", runs, capfd, "--window", "5", "--stride", "2")
-    assert without_times(found) == without_times(expected)
-    assert told.messages == ["300 tokens in 25 documents"]
+    model, display = clearhead.load(f"{runs('generate')}@last"), RecordingDisplay()
+    with use_display(display):
+        evaluation = model.evaluate(examples_of(runs("generate"), "generate"), window=5, stride=2)
+    expected = evaluate_run("generate", runs, capfd, "--window", "5", "--stride", "2")
+    assert without_times(evaluation) == without_times(expected)
+    assert display.messages == ["300 tokens in 25 documents"]
     vectors = clearhead.load(f"{runs('embed')}@last")
     pairs = examples_of(runs("embed"), "embed")
     assert vectors.evaluate(pairs, similarities=[*range(len(pairs))], batch_size=7)["pairs"] == len(pairs)

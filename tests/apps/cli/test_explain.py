@@ -26,8 +26,8 @@ def test_text_is_readable_at_80_columns(
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
     # Each step, with the lines that compute it.
-    for part in ("embedding", "query, head 0", "weights, head 0", "why ", "what wrote the key", "probabilities"):
-        assert part in text
+    for words in ("embedding", "query, head 0", "weights, head 0", "why ", "what wrote the key", "probabilities"):
+        assert words in text
     for path, first in re.findall(r"(clearhead/core/\w+\.py):(\d+)-\d+", text):
         source = Path(ch.__file__).parents[1] / path
         assert re.match(r"\s*(def|@)", source.read_text("utf-8").splitlines()[int(first) - 1])
@@ -37,13 +37,13 @@ def test_json_has_the_numbers_of_a_capture(trained: Path, capfd: pytest.CaptureF
     run = str(trained / "run")
     options = ["--target", "u a", "--stack", "encoder", "--head", "1", "--token", "0"]
     assert main(["explain", run, TEXT, *options, "--json"]) == 0
-    found = json.loads(capfd.readouterr().out.splitlines()[-1])
+    record = json.loads(capfd.readouterr().out.splitlines()[-1])
     model = ch.load(run, precision="fp32")
     maps = model.attention(TEXT, "u a")
     with ch.capture(maps.module, "encoder.layers.0.**") as seen:
-        maps.module(maps.reading.source, maps.reading.target)
+        maps.module(maps.inputs.source, maps.inputs.target)
     compared = 0
-    for value in found["values"]:
+    for value in record["values"]:
         if value["address"] in seen:
             numbers = seen.tensor(value["address"])[0]
             row = numbers[1, 0] if len(value["shape"]) == 3 and numbers.dim() == 3 else numbers[0]
@@ -51,9 +51,9 @@ def test_json_has_the_numbers_of_a_capture(trained: Path, capfd: pytest.CaptureF
             if numbers.dim() == 3 or value["name"] not in ("query", "key", "value"):
                 assert value["numbers"] == pytest.approx(row.tolist(), rel=1e-5, abs=1e-6)
     assert compared > 5
-    (score,) = found["scores"]
+    (score,) = record["scores"]
     assert sum(value for *_, value in score["pairs"]) + score["bias"] == pytest.approx(score["score"], abs=1e-4)
-    weights = next(value["numbers"] for value in found["values"] if value["name"] == "weights")
+    weights = next(value["numbers"] for value in record["values"] if value["name"] == "weights")
     assert score["key"] == weights.index(max(weights))
 
 

@@ -17,7 +17,7 @@ import pytest
 import clearhead
 from clearhead.apps.cli.main import main
 from clearhead.generate import continuation
-from clearhead.generate.options import GenerateOptions, resolved
+from clearhead.generate.options import GenerateOptions, resolve_options
 from tests.apps.cli.test_commands import run
 from tests.hf_models import language_model
 
@@ -27,7 +27,7 @@ LISTEN = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler
 COMMAND = [sys.executable, "-c", f"{LISTEN}; import sys; from clearhead.apps.cli.main import main; sys.exit(main())"]
 
 
-def refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
+def run_refused(capfd: pytest.CaptureFixture[str], *arguments: str) -> str:
     capfd.readouterr()
     assert main(list(arguments)) == 2
     captured = capfd.readouterr()
@@ -51,14 +51,14 @@ def test_options_reach_the_model(
 
     class Recorder:
         def generate_options(self, **options: Any) -> GenerateOptions:
-            return resolved(GenerateOptions, options, {})
+            return resolve_options(GenerateOptions, options, {})
 
         def generate(self, prompts: list[str], **options: Any) -> list[list[object]]:
             seen.update(options, prompts=prompts)
             return [[] for _ in prompts]
 
     monkeypatch.setattr(clearhead, "load", lambda *_, **__: Recorder())
-    monkeypatch.setattr("clearhead.apps.cli.options.located", str)
+    monkeypatch.setattr("clearhead.apps.cli.options.locate_model", str)
     run(
         capfd, "generate", "r", "--prompt", "a", "--prompt", "b", "--max-new-tokens", "7", "--temperature", "0.5",
         "--top-k", "11", "--top-p", "0.9", "--min-p", "0.1", "--repetition-penalty", "1.3", "--no-repeat-ngram-size",
@@ -80,9 +80,9 @@ def test_a_long_prompt_is_said_before_it_is_read(
     runs: Runs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(continuation, "LONG_PROMPT", 9)
-    for prompt, said in {"a m u": "", "a m u a m u": "clearhead: reading 12 tokens at once"}.items():
+    for prompt, notice in {"a m u": "", "a m u a m u": "clearhead: reading 12 tokens at once"}.items():
         assert main(["generate", str(runs("generate")), "--prompt", prompt, "--max-new-tokens", "2", "--greedy"]) == 0
-        assert capfd.readouterr().err.partition(",")[0] == said
+        assert capfd.readouterr().err.partition(",")[0] == notice
 
 
 def test_a_seed_gives_the_same_text_again(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
@@ -118,8 +118,8 @@ def test_without_options_it_samples_and_says_from_which_seed(
     words = ["generate", str(runs("generate")), "--max-new-tokens", "29", *options]
     assert main(words) == 0
     captured = capfd.readouterr()
-    (found,) = re.findall(r"^sampled with temperature 0.8, top-p 0.95, seed (\d+);.*\n", captured.err)
-    assert main([*words, "--seed", found]) == 0
+    (drawn_seed,) = re.findall(r"^sampled with temperature 0.8, top-p 0.95, seed (\d+);.*\n", captured.err)
+    assert main([*words, "--seed", drawn_seed]) == 0
     again = capfd.readouterr()
     assert (again.out, again.err) == (captured.out, captured.err)
     assert main(words) == 0 and capfd.readouterr().out != captured.out
@@ -147,13 +147,13 @@ def test_json_has_one_object_for_each_sequence(runs: Runs, capfd: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    "way", [[], ["--json"], ["--num-return-sequences", "2", "--temperature", "1.0", "--seed", "3"]]
+    "prompt_options", [[], ["--json"], ["--num-return-sequences", "2", "--temperature", "1.0", "--seed", "3"]]
 )
 def test_a_text_that_is_cut_under_a_schema_ends_with_1(
-    way: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    prompt_options: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, schema = language_model(tmp_path / "m"), tmp_path / "schema.json"
-    chosen = way if "--seed" in way else ["--greedy", *way]
+    chosen = prompt_options if "--seed" in prompt_options else ["--greedy", *prompt_options]
     command = [
         "generate",
         str(folder),
@@ -172,15 +172,15 @@ def test_a_text_that_is_cut_under_a_schema_ends_with_1(
     assert main(command) == 1
     captured = capfd.readouterr()
     assert "[" in captured.out and "reached the length limit before the JSON was complete" in captured.err
-    assert ("2 of 2" if "--seed" in way else "1 of 1") in captured.err and "--max-new-tokens" in captured.err
+    assert ("2 of 2" if "--seed" in prompt_options else "1 of 1") in captured.err and "--max-new-tokens" in captured.err
 
 
 def test_several_sequences_stand_apart(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     options = ["--beam-size", "3", "--num-return-sequences", "2", "--max-new-tokens", "5"]
     out = run(capfd, "generate", str(runs("generate")), "--prompt", "a m", *options)
     texts = [
-        one.text
-        for one in clearhead.load(runs("generate")).generate(
+        sequence.text
+        for sequence in clearhead.load(runs("generate")).generate(
             "a m", beam_size=3, num_return_sequences=2, max_new_tokens=5
         )
     ]
@@ -211,14 +211,14 @@ def test_a_model_with_an_encoder_goes_on_from_what_it_read(runs: Runs, capfd: py
 def test_what_cannot_be_done_is_named_before_a_model_is_loaded(
     arguments: list[str], expected: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    message = refused(capfd, "generate", "no-such-run", *arguments)
+    message = run_refused(capfd, "generate", "no-such-run", *arguments)
     assert all(words in message for words in expected), message
     assert "no-such-run" not in message
 
 
 @pytest.mark.parametrize("kind", ["fill", "classify", "embed"])
 def test_a_model_that_says_no_next_token(kind: str, runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    assert "generation needs a model with a decoder" in refused(capfd, "generate", str(runs(kind)), "--prompt", "a")
+    assert "generation needs a model with a decoder" in run_refused(capfd, "generate", str(runs(kind)), "--prompt", "a")
 
 
 class _Stream:
@@ -243,7 +243,7 @@ def test_what_was_shown_stays(
     error: BaseException, code: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clearhead, "load", lambda *_, **__: _Stream(error))
-    monkeypatch.setattr("clearhead.apps.cli.options.located", str)
+    monkeypatch.setattr("clearhead.apps.cli.options.locate_model", str)
     assert main(["generate", "r", "--prompt", "x"]) == code
     captured = capfd.readouterr()
     assert captured.out == "a m u\n" and "Traceback" not in captured.err

@@ -29,10 +29,10 @@ def test_json_has_the_numbers_of_python(trained: Path, texts: Path, capfd: pytes
     targets.write_text("u a\n\nb e\n", encoding="utf-8")
     run = str(trained / "run")
     assert main(["heads", run, str(texts), "--target", str(targets), "--json"]) == 0
-    found = json.loads(capfd.readouterr().out.splitlines()[-1])
+    record = json.loads(capfd.readouterr().out.splitlines()[-1])
     rows = ch.load(run).heads([TEXTS[0], TEXTS[2]], ["u a", "b e"])
-    assert found["texts"] == 2
-    assert found["heads"] == json.loads(json.dumps([asdict(row) for row in rows]))
+    assert record["texts"] == 2
+    assert record["heads"] == json.loads(json.dumps([asdict(row) for row in rows]))
     assert main(["heads", run, str(texts), "--sort", "entropy", "--seed", "3", "--json"]) == 0
     sorted_rows = json.loads(capfd.readouterr().out.splitlines()[-1])["heads"]
     values = [row["entropy"] for row in sorted_rows]
@@ -80,8 +80,8 @@ def test_bad_input_is_one_sentence(
 ) -> None:
     targets = texts.with_name("targets.txt")
     targets.write_text("u a\n", encoding="utf-8")
-    given = [str(targets) if one == "TARGETS" else one for one in arguments]
-    assert main(["heads", str(trained / "run"), str(texts), *given]) == 2
+    words = [str(targets) if word == "TARGETS" else word for word in arguments]
+    assert main(["heads", str(trained / "run"), str(texts), *words]) == 2
     captured = capfd.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and not captured.out
 

@@ -45,8 +45,8 @@ def test_help_fits_80_columns_and_is_complete(name: str) -> None:
     for parameter in command.params:
         names = [parameter.metavar or ""] if parameter.param_type_name == "argument" else parameter.opts
         parts += [*names, parameter.help or ""]
-    parts += [f"{one.name} {one.short_help}" for one in getattr(command, "commands", {}).values()]
-    missing = [part for part in parts if letters(part) not in letters(page)]
+    parts += [f"{subcommand.name} {subcommand.short_help}" for subcommand in getattr(command, "commands", {}).values()]
+    missing = [text for text in parts if letters(text) not in letters(page)]
     assert not missing
 
 
@@ -60,9 +60,9 @@ def examples(name: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
 def test_examples_are_accepted_by_the_parser(name: str) -> None:
-    found = examples(name)
-    assert any(" ".join(arguments).startswith(name) for arguments in found)
-    for arguments in found:
+    example_lines = examples(name)
+    assert any(" ".join(arguments).startswith(name) for arguments in example_lines)
+    for arguments in example_lines:
         path = arguments[: 2 if arguments[0] == "new" else 1]
         if arguments[-1] != "--help":
             COMMANDS[" ".join(path)].make_context("clearhead", arguments[len(path) :])

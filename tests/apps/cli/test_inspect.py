@@ -66,7 +66,7 @@ def test_parts_that_kernels_run_are_named_and_whether_results_depend_on_the_batc
     assert {"address": "decoder", "by": "kernels", "why": "float32"} in served
     assert "kernels     decoder, head.layers.0: by our kernels" in run(capfd, "inspect", str(runs("generate")))
     encoder = json.loads(run(capfd, "inspect", str(runs("classify")), "--json"))["served"]
-    assert {(one["by"], one["why"]) for one in encoder} == {("kernels", "float32")}
+    assert {(served["by"], served["why"]) for served in encoder} == {("kernels", "float32")}
     assert "results do not depend on what shares a batch" in run(capfd, "inspect", str(runs("generate")))
     assert "auto multiplies in bf16" not in run(capfd, "inspect", str(runs("generate")))
     monkeypatch.setenv("CLEARHEAD_KERNELS", "plain")
@@ -76,8 +76,8 @@ def test_parts_that_kernels_run_are_named_and_whether_results_depend_on_the_batc
 
 
 def test_json(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    found = runs("classify")
-    record = json.loads(run(capfd, "inspect", str(found), "--json"))
+    run_directory = runs("classify")
+    record = json.loads(run(capfd, "inspect", str(run_directory), "--json"))
     assert record["task"]["kind"] == "classify" and record["task"]["labels"] == ["early", "late"]
     assert record["head"] == "pool mean, linear 14, activation tanh, linear 2" and record["masks"] == []
     assert json.loads(run(capfd, "inspect", str(runs("generate")), "--json"))["masks"] == ["causal"]
@@ -91,18 +91,18 @@ def test_a_spec_that_stands_alone_has_no_task(runs: Runs, tmp_path: Path, capfd:
 
 
 def test_addresses_of_a_run(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
-    found = str(runs("classify"))
-    lines = run(capfd, "inspect", found, "--addresses").splitlines()
+    ref = str(runs("classify"))
+    lines = run(capfd, "inspect", ref, "--addresses").splitlines()
     assert "logits" in lines[1] and lines[1].endswith("[batch, 2]")
     shown = {line.split()[0]: line for line in lines}
     attention = next(line for address, line in shown.items() if address.endswith("function.weights"))
     assert attention.endswith("queries, keys]") and "layers." in attention
-    record = json.loads(run(capfd, "inspect", found, "--addresses", "--json"))
-    module = clearhead.load(found).module
-    listed = {one["address"]: one["shape"] for one in record["addresses"]}
+    record = json.loads(run(capfd, "inspect", ref, "--addresses", "--json"))
+    module = clearhead.load(ref).module
+    listed = {shape["address"]: shape["shape"] for shape in record["addresses"]}
     assert set(listed) <= set(addresses(module)) and listed["logits"] == ["batch", 2]
     assert record["parameters"] > 0
-    assert "addresses" not in json.loads(run(capfd, "inspect", found, "--json"))
+    assert "addresses" not in json.loads(run(capfd, "inspect", ref, "--json"))
 
 
 def test_addresses_of_a_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -161,7 +161,7 @@ def test_the_architecture_is_drawn(runs: Runs, tmp_path: Path, capfd: pytest.Cap
     assert run(capfd, "inspect", str(runs("classify")), "--svg", str(file)) == f"{file}\n"
     assert ElementTree.parse(file).getroot().tag.endswith("svg")
     assert json.loads(run(capfd, "inspect", "gpt2", "--svg", str(tmp_path / "b.svg"), "--json"))["picture"]
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["b.svg", "new"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.svg", "new"]
     assert "124M parameters" in (tmp_path / "b.svg").read_text("utf-8")
 
 
@@ -193,7 +193,7 @@ def test_a_picture_that_cannot_be_written(
     assert main(["inspect", "gpt2", *options]) == 2
     captured = capfd.readouterr()
     assert expected in captured.err.splitlines()[-1] and "Traceback" not in captured.err and not captured.out
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_an_empty_folder_lacks_the_files_of_runs_and_checkpoints(

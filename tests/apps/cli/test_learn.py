@@ -53,7 +53,9 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("number, figure", [(number, one) for number, all_of in FIGURES.items() for one in all_of])
+@pytest.mark.parametrize(
+    "number, figure", [(number, figure) for number, all_of in FIGURES.items() for figure in all_of]
+)
 def test_figures_of_the_tutorials_are_asserted(number: int, figure: str) -> None:
     text = next(path for path in LESSONS if path.name.startswith(f"{number:02}")).read_text(encoding="utf-8")
     code = " ".join(line.strip() for line in text.splitlines() if not line.startswith("#"))

@@ -15,7 +15,7 @@ DATA = "--source", "{out}/train.source", "--target", "{out}/train.target"
 
 
 @pytest.mark.parametrize(
-    ("words", "place"),
+    ("words", "leftover"),
     [
         (("convert", "{run}", "--to", "hf", "{out}/model"), "{out}/.model.writing-{gone}"),
         (("view", "{run}", "a m u", "-o", "{out}/page.html"), "{out}/.page.html.writing-{gone}"),
@@ -38,13 +38,18 @@ DATA = "--source", "{out}/train.source", "--target", "{out}/train.target"
     ],
 )
 def test_the_next_command_removes_it(
-    words: Sequence[str], place: str, trained: Path, tmp_path: Path, unmeasured: None, capfd: pytest.CaptureFixture[str]
+    words: Sequence[str],
+    leftover: str,
+    trained: Path,
+    tmp_path: Path,
+    unmeasured: None,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     with subprocess.Popen(["true"]) as process:
         process.wait()
     names = {"run": f"{tmp_path}/run", "out": str(tmp_path), "gone": process.pid}
-    left = Path(place.format(**names))
+    left = Path(leftover.format(**names))
     left.mkdir()
     (left / "weights.safetensors").write_text("half", encoding="utf-8")
     assert main([word.format(**names) for word in words]) == 0, capfd.readouterr().err

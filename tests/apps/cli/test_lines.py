@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from clearhead.apps.cli.lines import Input, Line, _arriving, answer_lines, named_by_line, one_line
+from clearhead.apps.cli.lines import InputLine, TextInput, _split_blocks, answer_lines, line_namer, one_line
 from clearhead.apps.cli.outputs import AnswerFile
 from clearhead.apps.cli.stopping import Stopped
 from clearhead.base.arguments import FIRST_WINDOW, LARGEST_WINDOW
@@ -28,13 +28,13 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def answered(
+def collect_answers(
     file: Path, answer: Callable[[list[Any]], Sequence[Any]], size: int | None = None, *, paired: bool = False
-) -> list[tuple[Line, Any]]:
+) -> list[tuple[InputLine, Any]]:
     """Return what is shown."""
-    found: list[tuple[Line, Any]] = []
-    answer_lines(Input.of(file), answer, lambda *shown: found.append(shown), batch_size=size, paired=paired)
-    return found
+    answers: list[tuple[InputLine, Any]] = []
+    answer_lines(TextInput.of(file), answer, lambda *shown: answers.append(shown), batch_size=size, paired=paired)
+    return answers
 
 
 def lengths(texts: Sequence[str]) -> list[int]:
@@ -43,10 +43,10 @@ def lengths(texts: Sequence[str]) -> list[int]:
 
 @pytest.mark.parametrize("size", [None, 1, 2, 3, 7])
 def test_every_line_has_its_answer_whatever_the_chunks(size: int | None, file: Path) -> None:
-    found = answered(file, lengths, size)
-    assert [line.text for line, _ in found] == TEXT.split("\n")
-    assert [line.number for line, _ in found] == [1, 2, 3, 4, 5]
-    assert [answer for _, answer in found] == [5, None, None, 5, 5]
+    answers = collect_answers(file, lengths, size)
+    assert [line.text for line, _ in answers] == TEXT.split("\n")
+    assert [line.number for line, _ in answers] == [1, 2, 3, 4, 5]
+    assert [answer for _, answer in answers] == [5, None, None, 5, 5]
 
 
 def test_the_first_answers_come_after_a_few_lines(tmp_path: Path) -> None:
@@ -59,13 +59,13 @@ def test_the_first_answers_come_after_a_few_lines(tmp_path: Path) -> None:
         begun.append((len(shown), len(texts)))
         return texts
 
-    answer_lines(Input.of(path), note, lambda line, _: shown.append(line.number), batch_size=None)
+    answer_lines(TextInput.of(path), note, lambda line, _: shown.append(line.number), batch_size=None)
     assert shown == list(range(1, 1001))
     # A window begins when every line before it is shown, and is no larger than they are, but for the first ones.
     assert begun[0] == (0, FIRST_WINDOW) and all(size <= max(before, FIRST_WINDOW) + 16 for before, size in begun)
     assert max(size for _, size in begun) == LARGEST_WINDOW
     begun.clear(), shown.clear()
-    answer_lines(Input.of(path), note, lambda line, _: shown.append(line.number), batch_size=600)
+    answer_lines(TextInput.of(path), note, lambda line, _: shown.append(line.number), batch_size=600)
     assert [size for _, size in begun] == [600, 400]
 
 
@@ -77,7 +77,7 @@ def test_a_line_that_has_arrived_waits_for_no_other() -> None:
         events.append("read")
         return next(blocks, b"")
 
-    lines = Input("standard input", _arriving(read), None)
+    lines = TextInput("standard input", _split_blocks(read), None)
     answer_lines(lines, list, lambda line, answer: events.append((line.number, answer)), batch_size=None)
     first, second = (1, "a m u"), (2, "b")
     assert events == ["read", "read", first, second, "read", (3, "c o w"), "read", (4, None), "read", (5, "d")]
@@ -87,7 +87,7 @@ def test_a_line_that_has_arrived_waits_for_no_other() -> None:
 def test_a_stopped_command_says_how_much_is_done(number: signal.Signals, file: Path) -> None:
     output, partial = file.with_name("output"), file.with_name("partial")
 
-    def show(line: Line, answer: object) -> None:
+    def show(line: InputLine, answer: object) -> None:
         if line.number == 3:
             raise Stopped(number)
         print(answer)
@@ -96,15 +96,15 @@ def test_a_stopped_command_says_how_much_is_done(number: signal.Signals, file: P
     for can_resume, rest in ((True, "--resume goes on from there"), (False, f"{output} is not written")):
         answers = AnswerFile(output, partial, None, can_resume=can_resume)
         with pytest.raises(Stopped) as stopped:
-            answer_lines(replace(Input.of(file), output=answers), lengths, show, batch_size=None)
+            answer_lines(replace(TextInput.of(file), output=answers), lengths, show, batch_size=None)
         assert str(stopped.value) == f"clearhead: {word}; 2 of 5 lines are done; {rest}"
         assert partial.exists() == can_resume and not output.exists()
 
 
 def test_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
-    found = answered(Path("-"), lengths)
-    assert [answer for _, answer in found] == [5, None, None, 5, 5]
+    answers = collect_answers(Path("-"), lengths)
+    assert [answer for _, answer in answers] == [5, None, None, 5, 5]
 
 
 def test_pairs(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_pairs(tmp_path: Path) -> None:
     def swap(pairs: list[tuple[str, str]]) -> list[str]:
         return [f"{second}|{first}" for first, second in pairs]
 
-    found = answered(path, swap, paired=True)
-    assert [answer for _, answer in found] == ["u|a m", None, "n v|b"]
-    assert found[2][0].record() == {"index": 2, "text": "b", "pair": "n v"}
+    answers = collect_answers(path, swap, paired=True)
+    assert [answer for _, answer in answers] == ["u|a m", None, "n v|b"]
+    assert answers[2][0].record() == {"index": 2, "text": "b", "pair": "n v"}
 
 
 @pytest.mark.parametrize(("line", "received"), [("one text", "one text"), ("a\tb\tc", "3 columns")])
@@ -124,7 +124,7 @@ def test_a_line_that_is_no_pair(line: str, received: str, tmp_path: Path) -> Non
     path = tmp_path / "pairs.tsv"
     path.write_text(f"a\tb\n{line}\n", encoding="utf-8")
     with pytest.raises(InputError, match=rf"pairs.tsv:2: expected two texts with one tab .* received {received}"):
-        answered(path, lambda pairs: pairs, paired=True)
+        collect_answers(path, lambda pairs: pairs, paired=True)
 
 
 @pytest.mark.parametrize("size", [None, 1, 2])
@@ -136,7 +136,7 @@ def test_a_mistake_is_named_by_its_line(size: int | None, file: Path) -> None:
         return texts
 
     with pytest.raises(InputError, match=r"input:5: the text has no blank"):
-        answered(file, refuse, size)
+        collect_answers(file, refuse, size)
 
 
 @pytest.mark.parametrize(
@@ -152,13 +152,13 @@ def test_a_mistake_is_named_by_its_line(size: int | None, file: Path) -> None:
     ],
 )
 def test_names(lines: list[str], expected: str) -> None:
-    with pytest.raises(InputError) as caught, renaming(named_by_line([Line(3, ""), Line(5, "")], "f")):
+    with pytest.raises(InputError) as caught, renaming(line_namer([InputLine(3, ""), InputLine(5, "")], "f")):
         raise InputError(*lines)
     assert str(caught.value) == expected
 
 
 def test_a_single_text_has_no_line() -> None:
-    with pytest.raises(InputError) as caught, renaming(named_by_line([Line(1, "")], None)):
+    with pytest.raises(InputError) as caught, renaming(line_namer([InputLine(1, "")], None)):
         raise InputError(nth_text(1) + " has no blank", at_text(1) + ": it has none")
     assert str(caught.value) == "the text has no blank\nthe text: it has none"
 

@@ -84,8 +84,8 @@ def test_given_validation_is_used_and_nothing_is_held_out(
     assert "7 of your validation pairs have a text that training reads too" in capfd.readouterr().err
     write_pairs(tmp_path, "val", PAIRS[:1])
     assert main([*data, "--valid-source", "val.source", "--valid-target", "val.target", "-o", "b.toml"]) == 0
-    said = capfd.readouterr().err
-    assert "1 of your validation pairs has a text" in said and "leave it out" in said
+    message = capfd.readouterr().err
+    assert "1 of your validation pairs has a text" in message and "leave it out" in message
     assert "# 1 pair has a text that training reads too" in (tmp_path / "b.toml").read_text("utf-8")
     assert not list(tmp_path.glob("*-data"))
 
@@ -123,9 +123,9 @@ def test_a_killed_command_does_not_block_the_next_one(
         seen.extend(path.name for path in (tmp_path / "run-data").iterdir())
         return fit(*arguments)
 
-    monkeypatch.setattr("clearhead.apps.recipes.fit.fitted", fitted)
+    monkeypatch.setattr("clearhead.apps.recipes.fit.fit_run_file", fitted)
     assert main(data) == 0
-    parts = {f"{part}.{side}" for part in ("train", "valid") for side in ("source", "target")}
+    parts = {f"{split}.{side}" for split in ("train", "valid") for side in ("source", "target")}
     assert set(seen) == {*parts, f"{UNFINISHED}{os.getpid()}"}
     assert {path.name for path in (tmp_path / "run-data").iterdir()} == parts
     # A kill leaves the mark, and no run file.
@@ -151,7 +151,7 @@ def test_a_command_that_was_killed_at_its_mark_does_not_block_the_next_one(
         seen.extend(path.name for path in (tmp_path / "run-data").glob(".*"))
         return fit(*arguments)
 
-    monkeypatch.setattr("clearhead.apps.recipes.fit.fitted", fitted)
+    monkeypatch.setattr("clearhead.apps.recipes.fit.fit_run_file", fitted)
     assert main(data) == 0
     assert seen == [f"{UNFINISHED}{os.getpid()}"] and not [*(tmp_path / "run-data").glob(".*")]
 

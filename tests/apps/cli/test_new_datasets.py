@@ -28,8 +28,8 @@ def test_new_reads_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert {"source": rows[0]["de"], "target": rows[0]["en"]} in pairs or len(pairs) < 40
     texts = [{"words": f"a text {number}", "kind": "good" if number % 2 else "bad"} for number in range(60)]
     Path("texts.parquet").write_bytes(parquet(texts))
-    given = ["--text", "texts.parquet", "--text-column", "words", "--labels", "kind", "--valid-text", "texts.parquet"]
-    assert main(["new", "classify", *given, "-o", "labels.toml"]) == 0
+    options = ["--text", "texts.parquet", "--text-column", "words", "--labels", "kind", "--valid-text", "texts.parquet"]
+    assert main(["new", "classify", *options, "-o", "labels.toml"]) == 0
     train = load_run_file(Path("labels.toml")).data.train
     assert (train.dataset, train.field, train.labels) == ("texts.parquet", "words", "kind")
 
@@ -53,5 +53,5 @@ def test_what_names_no_data_is_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("clearhead.apps.recipes.draft._with_validation", lambda options: options)
     assert main(["new", *options]) == 2
-    said = capfd.readouterr().err
-    assert sentence in said and said.count("\n") == 1 and not list(tmp_path.iterdir())
+    message = capfd.readouterr().err
+    assert sentence in message and message.count("\n") == 1 and not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 
 from clearhead.apps.cli.main import main
 from clearhead.training.runfile.read import load_run_file
-from tests.apps.cli.test_generate import refused
+from tests.apps.cli.test_generate import run_refused
 from tests.apps.cli.tiny_run import PAIRS, write_pairs
 from tests.apps.cli.tiny_tasks import (
     LINES,
@@ -76,8 +76,8 @@ def test_labelled_texts_are_held_out_by_label(folder: Path, capfd: pytest.Captur
     # 50 of the 125 texts have the one label, 75 the other.
     labels = sorted(record["label"] for record in parts["valid"])
     assert labels == ["early"] * 5 + ["late"] * 7
-    assert sorted(record["text"] for part in parts.values() for record in part) == sorted(SENTENCES)
-    assert all(record["pair"] == record["text"][::-1] for part in parts.values() for record in part)
+    assert sorted(record["text"] for rows in parts.values() for record in rows) == sorted(SENTENCES)
+    assert all(record["pair"] == record["text"][::-1] for rows in parts.values() for record in rows)
     written = load_run_file(folder / "run.toml").data
     assert written.train.model_dump(exclude_none=True) == {
         "text": "run-data/train.jsonl", "labels": "label", "pair": "pair",
@@ -106,8 +106,8 @@ def test_given_validation_is_used_and_nothing_is_copied(
         valid = ["--valid-text", name]
     assert main(["new", kind, *options, *valid, "--run", "runs/x", "-o", "own.toml"]) == 0
     written = load_run_file(folder / "own.toml")
-    given = written.data.valid.model_dump(exclude_none=True)
-    assert valid[1] in given.values() and written.train.run == "runs/x"
+    validation_table = written.data.valid.model_dump(exclude_none=True)
+    assert valid[1] in validation_table.values() and written.train.run == "runs/x"
     assert "have a text that training reads too" in capfd.readouterr().err
     assert not list(folder.glob("*-data"))
 
@@ -160,7 +160,7 @@ def test_passages_of_one_long_text_are_held_out(folder: Path) -> None:
     write_lines(folder / "story.txt", lines)
     assert main(["new", "generate", "--text", "story.txt"]) == 0
     train, valid = (
-        (folder / "run-data" / f"{part}.txt").read_text("utf-8").splitlines() for part in ("train", "valid")
+        (folder / "run-data" / f"{split}.txt").read_text("utf-8").splitlines() for split in ("train", "valid")
     )
     assert sorted(line for line in train + valid if line) == sorted(lines) and valid != lines[-len(valid) :]
     assert 0.05 < len(valid) / len(lines) < 0.15
@@ -197,7 +197,7 @@ def test_a_folder_of_text(folder: Path) -> None:
 def test_what_has_no_effect_or_is_not_there_is_named(
     arguments: list[str], expected: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert expected in refused(capfd, "new", *arguments)
+    assert expected in run_refused(capfd, "new", *arguments)
     assert not list(folder.iterdir())
 
 
@@ -213,15 +213,15 @@ def test_too_little_data(kind: str, count: int, expected: str, folder: Path, cap
         write_tagged(folder, "train", SENTENCES[:count])
     else:
         write_lines(folder / "text.txt", LINES[:count])
-    assert expected in refused(capfd, "new", kind, *options)
+    assert expected in run_refused(capfd, "new", kind, *options)
 
 
 def test_labels_that_cannot_be_learned(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_lines(folder / "texts", SENTENCES)
     write_lines(folder / "same", ["x"] * len(SENTENCES))
     write_lines(folder / "all", [f"{sentence} {'x' * 99}" for sentence in SENTENCES])
-    assert "at least two classes" in refused(capfd, "new", "classify", "--text", "texts", "--labels", "same")
-    message = refused(capfd, "new", "classify", "--text", "texts", "--labels", "all")
+    assert "at least two classes" in run_refused(capfd, "new", "classify", "--text", "texts", "--labels", "same")
+    message = run_refused(capfd, "new", "classify", "--text", "texts", "--labels", "all")
     assert "a label of its own" in message and len(message) < 800
     assert not (folder / "run.toml").exists()
 
@@ -231,7 +231,7 @@ def test_a_run_file_that_starts_from_a_checkpoint(
 ) -> None:
     encoder, decoder = str(runs("fill")), str(runs("generate"))
     words = ["new", "classify", *write_data(folder, "classify"), "--init"]
-    assert "is a model with encoder, and the task 'translate' needs the family encoder-decoder" in refused(
+    assert "is a model with encoder, and the task 'translate' needs the family encoder-decoder" in run_refused(
         capfd, "new", "translate", *write_data(folder, "embed"), "--init", encoder
     )
     assert not (folder / "run-data").exists()

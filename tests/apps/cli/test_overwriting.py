@@ -24,30 +24,33 @@ def test_no_file_is_replaced_without_force(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     pairs = ["--source", f"{trained}/valid.source", "--target", f"{trained}/valid.target"]
-    table, given = runs("classify"), {name: ["gpt2"] for name in ("inspect", "embed")}
-    given |= {
+    table, arguments = runs("classify"), {name: ["gpt2"] for name in ("inspect", "embed")}
+    arguments |= {
         "view": [f"{trained}/run", "a m u"],
         "explain": [f"{trained}/run", "a m u"],
         "compare": [f"{trained}/run"] * 2,
         "diff": [f"{trained}/run"] * 2,
     }
-    given |= {name: ["gpt2"] for name in ("translate", "classify", "tag", "fill", "predict")}
-    given |= {name: ["gpt2", "--file", "texts"] for name in ("generate", "answer")}
-    given["check"] = [f"{trained}/run"]
-    given |= {"evaluate --output": [f"{trained}/run", *pairs]}
-    given |= {"evaluate --plot": [str(table), "--text", f"{table.parent}/valid.tsv"]}
-    found = commands()
-    for task in found["new"].commands:
-        given[f"new {task}"] = pairs if task in ("translate", "embed") else ["--text", "none"]
-    given["new classify"] += ["--labels", "label"]
-    takes = {name: {option for one in command.params for option in one.opts} for name, command in found.items()}
+    arguments |= {name: ["gpt2"] for name in ("translate", "classify", "tag", "fill", "predict")}
+    arguments |= {name: ["gpt2", "--file", "texts"] for name in ("generate", "answer")}
+    arguments["check"] = [f"{trained}/run"]
+    arguments |= {"evaluate --output": [f"{trained}/run", *pairs]}
+    arguments |= {"evaluate --plot": [str(table), "--text", f"{table.parent}/valid.tsv"]}
+    all_commands = commands()
+    for task in all_commands["new"].commands:
+        arguments[f"new {task}"] = pairs if task in ("translate", "embed") else ["--text", "none"]
+    arguments["new classify"] += ["--labels", "label"]
+    takes = {
+        name: {option for parameter in command.params for option in parameter.opts}
+        for name, command in all_commands.items()
+    }
     writing = [(name, option) for name, options in takes.items() for option in sorted(options & WRITTEN.keys())]
     assert {name for name, _ in writing} == {name for name, options in takes.items() if "--force" in options}
     capfd.readouterr()
     for name, option in writing:
         file = tmp_path / f"mine{SUFFIXES.get(name, WRITTEN[option])}"
         file.write_text("mine", encoding="utf-8")
-        words = given[name] if name in given else given[f"{name} {option}"]
+        words = arguments[name] if name in arguments else arguments[f"{name} {option}"]
         assert main([*name.split(), *words, option, str(file)]) == 2, (name, option)
         message = capfd.readouterr().err
         assert message == f"clearhead: {file} exists already: name another file, or replace it with --force\n"

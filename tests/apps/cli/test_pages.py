@@ -119,19 +119,19 @@ def write_reader_files(page: Path, folder: Path) -> None:
         records = [json.loads(line) for line in written.read_text("utf-8").splitlines()]
         paragraphs = [
             {
-                "context": one["context"],
+                "context": record["context"],
                 "qas": [
                     {
                         "id": str(number),
-                        "question": one["question"],
-                        "is_impossible": one["answer"] is None,
+                        "question": record["question"],
+                        "is_impossible": record["answer"] is None,
                         "answers": []
-                        if one["answer"] is None
-                        else [{"text": one["answer"], "answer_start": one["start"]}],
+                        if record["answer"] is None
+                        else [{"text": record["answer"], "answer_start": record["start"]}],
                     }
                 ],
             }
-            for number, one in enumerate(records)
+            for number, record in enumerate(records)
         ]
         content = {"version": "v2.0", "data": [{"title": "letters", "paragraphs": paragraphs}]}
         (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
@@ -194,8 +194,8 @@ def test_the_commands_of_a_page_run_in_order(
         if kind == "gpt2":
             hf_models.language_model(tmp_path / name)
         else:
-            own = {"translate": trained / "run", "demo": demo}
-            shutil.copytree(own[kind] if kind in own else runs(kind), tmp_path / name)
+            real_refs = {"translate": trained / "run", "demo": demo}
+            shutil.copytree(real_refs[kind] if kind in real_refs else runs(kind), tmp_path / name)
     for command in commands:
         capfd.readouterr()
         code = run_line(command, monkeypatch)
@@ -218,9 +218,9 @@ def test_the_next_commands_of_a_run_with_an_extension_run_in_a_new_process(
         encoding="utf-8",
     )
     assert main(["train", "run.toml"]) == 0
-    said = capfd.readouterr().err.splitlines()
-    at = next(index for index, line in enumerate(said) if line.startswith("next"))
-    commands = [line.removeprefix("next").strip() for line in said[at : at + 2]]
+    notices = capfd.readouterr().err.splitlines()
+    at = next(index for index, line in enumerate(notices) if line.startswith("next"))
+    commands = [line.removeprefix("next").strip() for line in notices[at : at + 2]]
     assert commands == [
         "clearhead evaluate runs/own --parts mine.py",
         "clearhead generate runs/own --prompt TEXT --parts mine.py",

@@ -29,11 +29,11 @@ OWN: dict[str, Callable[[clearhead.Model], Any]] = {
 def test_every_task_predicts(kind: str, runs: Callable[[str], Path]) -> None:
     model = clearhead.load(f"{runs(kind)}@last")
     texts: Any = {"fill": ["abc ___", "___ a"], "answer": [("abc", text) for text in TEXTS]}.get(kind, TEXTS)
-    for found, expected in (
+    for answers, expected in (
         (model.predict(texts), OWN[kind](model)),
         (model.predict(texts[0]), model.predict(texts[:1])[0]),
     ):
-        assert np.array_equal(found, expected) if kind == "embed" else found == expected
+        assert np.array_equal(answers, expected) if kind == "embed" else answers == expected
 
 
 @pytest.mark.parametrize("kind", ["classify", "tag", "embed"])
@@ -51,7 +51,9 @@ def test_the_command_writes_a_prediction_for_each_line(
     elif kind == "classify":
         assert first["prediction"]["label"] == expected[0].label
     else:
-        assert [one["label"] for one in first["prediction"]] == [one.label for one in expected[0]]
+        assert [prediction["label"] for prediction in first["prediction"]] == [
+            prediction.label for prediction in expected[0]
+        ]
 
 
 @pytest.mark.parametrize(("kind", "shown"), [("classify", "label"), ("denoise", ""), ("embed", "")])

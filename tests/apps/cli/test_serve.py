@@ -9,32 +9,32 @@ import httpx
 import pytest
 
 from clearhead.apps.cli.main import main
-from clearhead.apps.cli.serve import _lines, _named
-from clearhead.apps.serve.api.served import Models, Served
+from clearhead.apps.cli.serve import _lines, _name_models
+from clearhead.apps.serve.api.served import Models, ServedModel
 from clearhead.base.errors import InputError
-from tests.apps.serve.api.conftest import MAKERS, address, locked, models
+from tests.apps.serve.api.conftest import MAKERS, address, hold_lock, models
 
-__all__ = ["address", "locked", "models"]
+__all__ = ["address", "hold_lock", "models"]
 
 
 def test_a_name_goes_before_its_reference(tmp_path: Path) -> None:
     for folder in ("a/model", "b/model", "lr=0.1", "models--own--tiny/snapshots/0123abcd"):
         (tmp_path / folder).mkdir(parents=True)
     first, second = f"{tmp_path}/a/model", f"{tmp_path}/b/model"
-    assert _named([first]) == {"model": first}
-    assert _named([first, f"The-2nd_v1.0={second}"]) == {"model": first, "The-2nd_v1.0": second}
+    assert _name_models([first]) == {"model": first}
+    assert _name_models([first, f"The-2nd_v1.0={second}"]) == {"model": first, "The-2nd_v1.0": second}
     # A path that exists as it is written is no name, with a label or without one.
-    assert _named([f"{tmp_path}/lr=0.1@best"]) == {"lr=0.1": f"{tmp_path}/lr=0.1@best"}
-    assert _named([f"run={tmp_path}/lr=0.1"]) == {"run": f"{tmp_path}/lr=0.1"}
+    assert _name_models([f"{tmp_path}/lr=0.1@best"]) == {"lr=0.1": f"{tmp_path}/lr=0.1@best"}
+    assert _name_models([f"run={tmp_path}/lr=0.1"]) == {"run": f"{tmp_path}/lr=0.1"}
     snapshot = f"{tmp_path}/models--own--tiny/snapshots/0123abcd"
-    assert _named([snapshot, "small=owner/name@v1", "owner/name"]) == {
+    assert _name_models([snapshot, "small=owner/name@v1", "owner/name"]) == {
         "tiny": snapshot, "small": "owner/name@v1", "name": "owner/name",
     }  # fmt: skip
     with pytest.raises(InputError, match=rf"two models are named 'model'.* name one, as b={second}"):
-        _named([first, second])
+        _name_models([first, second])
     for wrong in ("a b", "ü", "", "..", "a/b"):
         with pytest.raises(InputError, match="cannot name a model: use letters, digits"):
-            _named([f"{wrong}={first}"])
+            _name_models([f"{wrong}={first}"])
 
 
 def test_two_models_of_one_name_are_refused_before_any_is_loaded(capfd: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +45,7 @@ def test_two_models_of_one_name_are_refused_before_any_is_loaded(capfd: pytest.C
 def test_beyond_positions_needs_a_model_with_a_declared_length(
     models: Models, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    checkpoint = models.named("lm").model.hf_checkpoint
+    checkpoint = models.get("lm").model.hf_checkpoint
     assert checkpoint is not None
     assert main(["serve", f"lm={checkpoint.folder}", "--port", "0", "--beyond-positions"]) == 2
     assert "--beyond-positions has no effect" in capfd.readouterr().err
@@ -62,10 +62,10 @@ def test_the_first_request_that_is_shown_is_answered(name: str, models: Models, 
     """The line goes through a shell, with the key from its file; each model has a line with its limits."""
     keys = tmp_path / "the keys.txt"
     keys.write_text("\nfirst-key\nsecond-key\n")
-    some = Models([models.named(name), models.named("lm")], {})
+    some = Models([models.get(name), models.get("lm")], {})
     *lines, request = _lines(some, "0.0.0.0", int(locked.rpartition(":")[2]), keys)
     # Both keep their places where they are one.
-    assert lines[0].startswith(f"{name}: {models.named(name).model.task.kind}, float32, ") and " tokens" in lines[0]
+    assert lines[0].startswith(f"{name}: {models.get(name).model.task.kind}, float32, ") and " tokens" in lines[0]
     shell = 'curl() { printf "%s\\0" "$@"; }; ' + request
     done = subprocess.run(["bash", "-c", shell], capture_output=True, check=True)
     url, *options = done.stdout.decode().split("\0")[:-1]
@@ -78,12 +78,10 @@ def test_the_first_request_that_is_shown_is_answered(name: str, models: Models, 
 
 
 def test_the_line_of_a_model_has_its_limits(models: Models) -> None:
-    by_name = {
-        name: _lines(Models([models.named(name)], {}), "127.0.0.1", 80, None)[0] for name in ("lm", "mt", "sent")
-    }
+    by_name = {name: _lines(Models([models.get(name)], {}), "127.0.0.1", 80, None)[0] for name in ("lm", "mt", "sent")}
     assert "at most 61 tokens with the prompt" in by_name["lm"]
     assert "texts of at most 47 tokens" in by_name["mt"]
     assert "texts of at most " in by_name["sent"]
-    lifted = Served("lm", models.named("lm").model, beyond_positions=True)
+    lifted = ServedModel("lm", models.get("lm").model, beyond_positions=True)
     assert "Authorization" not in _lines(Models([lifted], {}), "::", 80, None)[-1]
     assert "http://[::1]:80/v1/completions" in _lines(Models([lifted], {}), "::", 80, None)[-1]

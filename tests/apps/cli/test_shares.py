@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clearhead.apps.cli.lines import Input, Line, answer_lines
+from clearhead.apps.cli.lines import InputLine, TextInput, answer_lines
 from clearhead.apps.cli.main import main
 from clearhead.apps.cli.options import _local_device
-from clearhead.apps.cli.outputs import AnswerFile, RankedLines, Share, VectorFile
+from clearhead.apps.cli.outputs import AnswerFile, FileShare, RankedLines, VectorFile
 from clearhead.apps.cli.progress import FIRST_LOG_SECONDS, ProgressLog
 from clearhead.base.errors import InputError
 
@@ -116,9 +116,9 @@ def test_shares_are_one_process_also_after_a_kill_at_any_byte(
         Path(f"{output}.2-of-3").unlink()
     capfd.readouterr()
     assert main([*words, "-o", output, "--share", "3/3"]) == 0
-    said = capfd.readouterr()
-    assert said.err == f"{output}.3-of-3 is complete already, so nothing is computed; --force computes it again\n"
-    assert said.out == ""
+    captured = capfd.readouterr()
+    assert captured.err == f"{output}.3-of-3 is complete already, so nothing is computed; --force computes it again\n"
+    assert captured.out == ""
 
 
 @pytest.mark.parametrize("command", ["classify", "embed"], indirect=True)
@@ -172,7 +172,7 @@ def test_bits_that_depend_on_the_batch_survive_a_kill(tmp_path: Path) -> None:
 
     def run() -> bytes:
         output = AnswerFile(tmp_path / "out", tmp_path / "partial", None, can_resume=True)
-        lines = replace(Input.of(tmp_path / "in"), output=output)
+        lines = replace(TextInput.of(tmp_path / "in"), output=output)
         answer_lines(lines, answer, lambda line, text: print(text), batch_size=None)
         return (tmp_path / "out").read_bytes()
 
@@ -245,12 +245,12 @@ def test_memory_does_not_depend_on_the_size_of_the_file(tmp_path: Path) -> None:
     ("variables", "expected"),
     [
         ({}, None),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, Share(1, 1, "torchrun")),
-        ({"RANK": "3", "WORLD_SIZE": "4"}, Share(4, 4, "torchrun")),
-        ({"ID": "5", "MIN": "1", "MAX": "9", "COUNT": "5", "STEP": "2"}, Share(3, 5, "a Slurm array")),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, FileShare(1, 1, "torchrun")),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, FileShare(4, 4, "torchrun")),
+        ({"ID": "5", "MIN": "1", "MAX": "9", "COUNT": "5", "STEP": "2"}, FileShare(3, 5, "a Slurm array")),
         (
             {"ID": "11", "MIN": "10", "COUNT": "3", "RANK": "1", "WORLD_SIZE": "2"},
-            Share(4, 6, "torchrun of a Slurm array"),
+            FileShare(4, 6, "torchrun of a Slurm array"),
         ),
         ({"RANK": "1"}, "RANK is 1, WORLD_SIZE is None"),
         ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK is 4, WORLD_SIZE is 4"),
@@ -261,15 +261,15 @@ def test_memory_does_not_depend_on_the_size_of_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_torchrun_and_slurm_imply_a_share(
-    variables: dict[str, str], expected: Share | str | None, monkeypatch: pytest.MonkeyPatch
+    variables: dict[str, str], expected: FileShare | str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name if name in IMPLIED else f"SLURM_ARRAY_TASK_{name}", value)
     if isinstance(expected, str):
         with pytest.raises(InputError, match=expected):
-            Share.implied()
+            FileShare.from_environment()
     else:
-        assert Share.implied() == expected
+        assert FileShare.from_environment() == expected
 
 
 @pytest.mark.parametrize(
@@ -302,10 +302,10 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     (tmp_path / "empty").touch()
     before = sorted(tmp_path.iterdir())
     assert main(["classify", "no-such-run", *words]) == 2
-    said = capfd.readouterr()
-    assert expected in said.err and said.out == "" and sorted(tmp_path.iterdir()) == before
+    captured = capfd.readouterr()
+    assert expected in captured.err and captured.out == "" and sorted(tmp_path.iterdir()) == before
     # A file that is to be written is announced before the input is opened.
-    assert said.err.count("\n") <= 1 + said.err.startswith("out.1-of-2: share 1/2 of ")
+    assert captured.err.count("\n") <= 1 + captured.err.startswith("out.1-of-2: share 1/2 of ")
 
 
 def test_rounding_that_depends_on_the_batch_is_announced(
@@ -370,14 +370,14 @@ def test_a_log_has_the_rate_of_this_command_and_the_time_left(capfd: pytest.Capt
 
 def test_a_share_names_its_lines_by_the_whole_file(tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"a\tb\n" * 8 + b"c\n")
-    output = AnswerFile(tmp_path / "out", tmp_path / "partial", Share(2, 2), can_resume=True)
-    shown: list[Line] = []
+    output = AnswerFile(tmp_path / "out", tmp_path / "partial", FileShare(2, 2), can_resume=True)
+    shown: list[InputLine] = []
     # A large file is not read whole before its first line is answered.
     with pytest.MonkeyPatch.context() as small, pytest.raises(InputError, match="in:9: expected two texts"):
         small.setattr("clearhead.apps.cli.outputs.OutputOptions.find_output", lambda *_: output)
         from clearhead.apps.cli.outputs import OutputOptions
 
-        lines = Input.of(tmp_path / "in", OutputOptions(settings={"as_json": True}))
+        lines = TextInput.of(tmp_path / "in", OutputOptions(settings={"as_json": True}))
         answer_lines(lines, list, lambda line, _: shown.append(line), batch_size=None, paired=True)
 
 

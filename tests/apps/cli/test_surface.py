@@ -210,7 +210,7 @@ def commands() -> dict[str, Any]:
     """Return every command, and the subcommands of groups, by the words that call it."""
     every = dict(typer.main.get_command(make_app()).commands)  # type: ignore[attr-defined]
     for name, command in list(every.items()):
-        every |= {f"{name} {task}": one for task, one in getattr(command, "commands", {}).items()}
+        every |= {f"{name} {task}": subcommand for task, subcommand in getattr(command, "commands", {}).items()}
     return every
 
 

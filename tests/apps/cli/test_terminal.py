@@ -75,11 +75,11 @@ def terminal() -> Iterator[tuple[int, Callable[[], str]]]:
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
 
-    def written() -> str:
+    def read_written() -> str:
         return b"".join(chunks).decode("utf-8")
 
     try:
-        yield writer, written
+        yield writer, read_written
     finally:
         os.close(writer)
         thread.join(timeout=60)

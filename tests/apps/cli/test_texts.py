@@ -14,7 +14,7 @@ import pytest
 
 import clearhead
 from tests.apps.cli.test_commands import run
-from tests.apps.cli.test_generate import refused
+from tests.apps.cli.test_generate import run_refused
 from tests.apps.cli.tiny_tasks import label_of
 
 Runs = Callable[[str], Path]
@@ -43,7 +43,7 @@ def test_fill_shows_candidates_with_probabilities(runs: Runs, capfd: pytest.Capt
     filled, *columns = out.split("\t")
     assert filled == first[0].filled
     for column, candidates in zip(columns, (first, second), strict=True):
-        assert column == "  ".join(f"{one.text} {one.probability:.4f}" for one in candidates)
+        assert column == "  ".join(f"{candidate.text} {candidate.probability:.4f}" for candidate in candidates)
 
 
 def test_fill_json(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
@@ -83,12 +83,12 @@ def test_fill_reads_lines(
 def test_fill_refuses(
     kind: str, arguments: list[str], expected: str, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert expected in refused(capfd, "fill", str(runs(kind)), *arguments)
+    assert expected in run_refused(capfd, "fill", str(runs(kind)), *arguments)
 
 
 def test_a_line_without_a_blank_is_named(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "blanks").write_text("a ___ u\n\na m u\n", encoding="utf-8")
-    message = refused(capfd, "fill", str(runs("fill")), "--file", str(tmp_path / "blanks"))
+    message = run_refused(capfd, "fill", str(runs("fill")), "--file", str(tmp_path / "blanks"))
     assert f"{tmp_path}/blanks:3: the text has no blank" in message
 
 
@@ -96,11 +96,13 @@ def test_a_line_without_a_blank_is_named(runs: Runs, tmp_path: Path, capfd: pyte
 
 
 def test_classify_learned_its_labels(runs: Runs, file: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = lines(capfd, "classify", str(runs("classify")), str(file))
-    assert found[1] == "" and len(found) == 4
+    output = lines(capfd, "classify", str(runs("classify")), str(file))
+    assert output[1] == "" and len(output) == 4
     expected = clearhead.load(runs("classify")).classify(TEXTS)
-    for line, text, one in zip([found[0], *found[2:]], TEXTS, expected, strict=True):
-        assert line == f"{one.label}\t{one.probability:.4f}" and one.label == label_of(text)
+    for line, text, classification in zip([output[0], *output[2:]], TEXTS, expected, strict=True):
+        assert line == f"{classification.label}\t{classification.probability:.4f}" and classification.label == label_of(
+            text
+        )
 
 
 def test_classify_json(runs: Runs, file: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -115,27 +117,27 @@ def test_classify_json(runs: Runs, file: Path, capfd: pytest.CaptureFixture[str]
 def test_classify_pairs(runs: Runs, tmp_path: Path, file: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "pairs").write_text("a m u\tu m a\n\nb n v\tv n b\n", encoding="utf-8")
     ref = str(runs("pair"))
-    found = [json.loads(line) for line in lines(capfd, "classify", ref, str(tmp_path / "pairs"), "--pair", "--json")]
+    records = [json.loads(line) for line in lines(capfd, "classify", ref, str(tmp_path / "pairs"), "--pair", "--json")]
     expected = clearhead.load(ref).classify([("a m u", "u m a"), ("b n v", "v n b")])
-    assert [one["label"] for one in found] == [expected[0].label, None, expected[1].label]
-    assert found[2]["pair"] == "v n b"
-    assert "add --pair" in refused(capfd, "classify", ref, str(file))
+    assert [record["label"] for record in records] == [expected[0].label, None, expected[1].label]
+    assert records[2]["pair"] == "v n b"
+    assert "add --pair" in run_refused(capfd, "classify", ref, str(file))
 
 
 def test_classify_numbers_and_sets(runs: Runs, file: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    found = lines(capfd, "classify", str(runs("number")), str(file))
-    values = [one.value for one in clearhead.load(runs("number")).classify(TEXTS)]
-    assert found[1] == "" and [float(line) for line in [found[0], *found[2:]]] == pytest.approx(values, rel=1e-5)
+    output = lines(capfd, "classify", str(runs("number")), str(file))
+    values = [answer.value for answer in clearhead.load(runs("number")).classify(TEXTS)]
+    assert output[1] == "" and [float(line) for line in [output[0], *output[2:]]] == pytest.approx(values, rel=1e-5)
     record = json.loads(lines(capfd, "classify", str(runs("several")), str(file), "--json")[0])
     assert set(record["labels"]) == {name for name, share in record["probabilities"].items() if share >= 0.5}
 
 
 def test_an_untrained_head_never_answers(runs: Runs, file: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    message = refused(capfd, "classify", str(runs("fill")), str(file))
+    message = run_refused(capfd, "classify", str(runs("fill")), str(file))
     assert "trained to 'fill'" in message and 'kind = "classify"' in message
-    message = refused(capfd, "tag", str(runs("classify")), str(file))
+    message = run_refused(capfd, "tag", str(runs("classify")), str(file))
     assert "trained to 'classify'" in message and 'kind = "tag"' in message
-    assert 'kind = "embed"' in refused(capfd, "embed", str(runs("fill")), str(file))
+    assert 'kind = "embed"' in run_refused(capfd, "embed", str(runs("fill")), str(file))
 
 
 # --- tag ---
@@ -177,7 +179,7 @@ def test_what_is_no_vector_is_not_given_as_one(
     kind: str, runs: Runs, file: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The scores of a classifier once came out as the vector of a text."""
-    assert 'kind = "embed"' in refused(capfd, "embed", str(runs(kind)), str(file))
+    assert 'kind = "embed"' in run_refused(capfd, "embed", str(runs(kind)), str(file))
 
 
 def test_embed_json_and_pairs(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -192,11 +194,11 @@ def test_embed_json_and_pairs(runs: Runs, tmp_path: Path, capfd: pytest.CaptureF
 def test_similarity_is_the_cosine(runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "pairs").write_text("a m u\tu m a\n\nb n v\te q y\n", encoding="utf-8")
     ref, source = str(runs("embed")), str(tmp_path / "pairs")
-    found = lines(capfd, "embed", ref, source, "--similarity")
+    output = lines(capfd, "embed", ref, source, "--similarity")
     first, second = (clearhead.load(ref).embed(side) for side in (["a m u", "b n v"], ["u m a", "e q y"]))
     cosines = (first * second).sum(1) / np.linalg.norm(first, axis=1) / np.linalg.norm(second, axis=1)
-    assert found[1] == ""
-    np.testing.assert_allclose([float(found[0]), float(found[2])], cosines, atol=1e-5)
+    assert output[1] == ""
+    np.testing.assert_allclose([float(output[0]), float(output[2])], cosines, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -212,12 +214,12 @@ def test_similarity_is_the_cosine(runs: Runs, tmp_path: Path, capfd: pytest.Capt
 def test_embed_refuses(
     arguments: list[str], expected: str, runs: Runs, file: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert expected in refused(capfd, "embed", "no-such-run", str(file), *arguments)
+    assert expected in run_refused(capfd, "embed", "no-such-run", str(file), *arguments)
 
 
 def test_an_empty_line_has_no_row(runs: Runs, file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "vectors.npy"
-    message = refused(capfd, "embed", str(runs("embed")), str(file), "-o", str(output))
+    message = run_refused(capfd, "embed", str(runs("embed")), str(file), "-o", str(output))
     assert f"{file}:2: the line is empty" in message and not output.exists()
 
 

@@ -11,7 +11,7 @@ import pytest
 import clearhead as ch
 from clearhead.checkpoints.weights.files import load_tensors, save_tensors
 from clearhead.training.init_from import find_initial_model, take_weights
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 
 
 @pytest.mark.parametrize("kind", ["classify", "tag", "answer"])
@@ -29,12 +29,12 @@ def test_a_start_without_some_of_its_weights_is_refused(runs: Callable[[str], Pa
     file = saved / "weights.safetensors"
     tensors = dict(load_tensors(file))
     gone = next(name for name in tensors if "query" in name)
-    kept = {name: tensor.clone() for name, tensor in tensors.items() if name != gone}
+    remaining = {name: tensor.clone() for name, tensor in tensors.items() if name != gone}
     del tensors
     file.unlink()
-    save_tensors(file, kept)
+    save_tensors(file, remaining)
     (saved / "manifest.json").unlink()
     start = find_initial_model(str(saved), None, None)
     assert start is not None
     with pytest.raises(ch.InputError, match=f"'{gone}' is missing"):
-        take_weights(ch.build(model.spec), start, start.record, Progress())
+        take_weights(ch.build(model.spec), start, start.record, TrainingProgress())

@@ -20,8 +20,8 @@ TEXT = "a m u"
 def data_of(page: Path) -> dict[str, object]:
     text = page.read_text("utf-8")
     start = text.index('id="data">') + len('id="data">')
-    found: dict[str, object] = json.loads(text[start : text.index("</script>", start)])
-    return found
+    page_data: dict[str, object] = json.loads(text[start : text.index("</script>", start)])
+    return page_data
 
 
 def test_a_page_of_what_the_model_writes(trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -44,9 +44,9 @@ def test_checkpoints_are_played_on_the_same_tokens(
     samples = data["samples"]
     assert isinstance(samples, list) and data["timeline"] is True
     best = int((trained / "run" / "best").read_text().removeprefix("step-"))
-    kept = [f"{step} (best)" if step == best else f"{step}" for step in (0, 1, 2, 3, 5, 6)]
-    assert [sample["label"] for sample in samples] == [f"step {step}" for step in kept]
-    assert ["steps kept", " · ".join(kept)] in data["facts"]
+    labels = [f"{step} (best)" if step == best else f"{step}" for step in (0, 1, 2, 3, 5, 6)]
+    assert [sample["label"] for sample in samples] == [f"step {step}" for step in labels]
+    assert ["steps kept", " · ".join(labels)] in data["facts"]
     assert all(sample["rows"] == samples[0]["rows"] for sample in samples)
 
 
@@ -94,15 +94,15 @@ def test_the_search_tree_is_on_the_page(trained: Path, tmp_path: Path) -> None:
 
 def test_pictures_and_arrays(trained: Path, tmp_path: Path) -> None:
     ref = str(trained / "run")
-    one = ["--stack", "decoder.memory", "--layers", "0", "--heads", "1"]
-    assert main(["view", ref, TEXT, *one, "-o", str(tmp_path / "head.svg")]) == 0
+    head_options = ["--stack", "decoder.memory", "--layers", "0", "--heads", "1"]
+    assert main(["view", ref, TEXT, *head_options, "-o", str(tmp_path / "head.svg")]) == 0
     assert main(["view", ref, TEXT, "--view", "overview", "-o", str(tmp_path / "heads.png")]) == 0
     assert main(["view", ref, TEXT, "--heads", "1", "-o", str(tmp_path / "heads.npz")]) == 0
     assert "<svg" in (tmp_path / "head.svg").read_text("utf-8")
     assert (tmp_path / "heads.png").read_bytes().startswith(b"\x89PNG")
-    with np.load(tmp_path / "heads.npz") as found:
+    with np.load(tmp_path / "heads.npz") as arrays:
         weights = ch.load(ref).attention(TEXT).weights("decoder.memory", 0, 1)
-        assert np.allclose(found["decoder.memory"][0, 0], weights, atol=1e-6)
+        assert np.allclose(arrays["decoder.memory"][0, 0], weights, atol=1e-6)
 
 
 def test_without_a_name_the_page_is_named_after_the_model(

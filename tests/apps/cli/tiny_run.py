@@ -54,6 +54,6 @@ batch_tokens = 101
 
 def train(file: Path, *overrides: str) -> None:
     """Train from a run file; a failure shows what the command said, which pytest keeps from a fixture's report."""
-    with contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stderr(io.StringIO()) as log:
         code = main(["train", str(file), *overrides])
-    assert code == 0, said.getvalue()
+    assert code == 0, log.getvalue()

@@ -24,7 +24,7 @@ def write_lines(path: Path, lines: list[str]) -> Path:
 
 def write_labelled(folder: Path, name: str, sentences: list[str]) -> Path:
     """Write a table with the columns text, label, number and other."""
-    rows = [f"{one}\t{label_of(one)}\t{ord(one[0]) - 96}.5\t{one[::-1]}" for one in sentences]
+    rows = [f"{text}\t{label_of(text)}\t{ord(text[0]) - 96}.5\t{text[::-1]}" for text in sentences]
     return write_lines(folder / f"{name}.tsv", ["text\tlabel\tnumber\tother", *rows])
 
 
@@ -38,15 +38,19 @@ def write_tagged(folder: Path, name: str, sentences: list[str]) -> Path:
 
 def write_sets(folder: Path, name: str, sentences: list[str]) -> Path:
     """Write texts with sets of labels: its letters a and m."""
-    records = [{"text": one, "label": [letter for letter in "am" if letter in one]} for one in sentences]
+    records = [{"text": text, "label": [letter for letter in "am" if letter in text]} for text in sentences]
     return write_lines(folder / f"{name}.jsonl", [json.dumps(record) for record in records])
 
 
 def write_questions(folder: Path, name: str, sentences: list[str]) -> Path:
     """Write questions: what follows the first letter? Behind d and e nothing does."""
-    found = [(one[0], one, one[2:], 2) if one[0] in "abc" else (one[0], one, None, None) for one in sentences]
+    questions = [
+        (text[0], text, text[2:], 2) if text[0] in "abc" else (text[0], text, None, None) for text in sentences
+    ]
     fields = ("question", "context", "answer", "start")
-    return write_lines(folder / f"{name}.jsonl", [json.dumps(dict(zip(fields, one, strict=True))) for one in found])
+    return write_lines(
+        folder / f"{name}.jsonl", [json.dumps(dict(zip(fields, question, strict=True))) for question in questions]
+    )
 
 
 def task_tables(folder: Path, kind: str) -> tuple[str, str]:
@@ -59,21 +63,24 @@ def task_tables(folder: Path, kind: str) -> tuple[str, str]:
         data = f'train = {{ text = "{text}", {form} }}\nvalid = {{ text = "{held_out}", {form} }}\n'
         return f'kind = "{"generate" if kind == "prefix" else kind}"', data
     if kind == "tag":
-        tagged = [write_tagged(folder, name, part) for name, part in (("train", train), ("valid", valid))]
+        tagged = [write_tagged(folder, name, split) for name, split in (("train", train), ("valid", valid))]
         return 'kind = "tag"', f'train = {{ text = "{tagged[0]}" }}\nvalid = {{ text = "{tagged[1]}" }}\n'
     if kind == "answer":
-        asked = [write_questions(folder, name, part) for name, part in (("train", train), ("valid", valid))]
-        return 'kind = "answer"', f'train = {{ text = "{asked[0]}" }}\nvalid = {{ text = "{asked[1]}" }}\n'
+        question_files = [write_questions(folder, name, split) for name, split in (("train", train), ("valid", valid))]
+        return (
+            'kind = "answer"',
+            f'train = {{ text = "{question_files[0]}" }}\nvalid = {{ text = "{question_files[1]}" }}\n',
+        )
     if kind == "embed":
-        for name, part in (("train", train), ("valid", valid)):
-            write_pairs(folder, name, [(one, one[::-1]) for one in part])
+        for name, split in (("train", train), ("valid", valid)):
+            write_pairs(folder, name, [(text, text[::-1]) for text in split])
         parts = (
             f'{{ source = "{folder}/{name}.source", target = "{folder}/{name}.target" }}' for name in ("train", "valid")
         )
         return 'kind = "embed"', "train = {}\nvalid = {}\n".format(*parts)
     columns = {"classify": "label", "pair": "label", "number": "number", "several": "label"}
     write = write_sets if kind == "several" else write_labelled
-    files = [write(folder, name, part) for name, part in (("train", train), ("valid", valid))]
+    files = [write(folder, name, split) for name, split in (("train", train), ("valid", valid))]
     rest = f'labels = "{columns[kind]}"' + (', pair = "other"' if kind == "pair" else "")
     labels = {"number": '\nlabels = "regression"', "several": '\nlabels = "multi_label"'}.get(kind, "")
     data = f'train = {{ text = "{files[0]}", {rest} }}\nvalid = {{ text = "{files[1]}", {rest} }}\n'

@@ -9,7 +9,7 @@ import pytest
 
 from clearhead.apps.compare.fairness import Fairness, judge_fairness
 from clearhead.apps.compare.table import read_rows
-from tests.apps.compare.made_runs import Made
+from tests.apps.compare.run_maker import RunMaker
 
 CHECKS = set("tokenizer objective score order budget machine seeds tokens".split())
 CHECKS |= {"training data", "validation data", "starting point"}
@@ -17,20 +17,22 @@ DROPOUT = "model.dropout=0.25"
 PLANNED = {"planned_steps": 40}
 
 
-def judged(folder: Path, **changes: Any) -> Fairness:
+def judge_changed_run(folder: Path, **changes: Any) -> Fairness:
     """Judge a run against a plain one from which it differs in the dropout and in what is given."""
     seed = changes.pop("seed", 1)
     overrides = [DROPOUT, *changes.pop("overrides", ())]
     return judge_fairness(
-        read_rows([Made().write(folder / "a"), Made(overrides=overrides, **changes).write(folder / "b", seed=seed)])
+        read_rows(
+            [RunMaker().write(folder / "a"), RunMaker(overrides=overrides, **changes).write(folder / "b", seed=seed)]
+        )
     )
 
 
 def test_a_fair_comparison(tmp_path: Path) -> None:
-    found = judged(tmp_path)
-    assert found.unfair == ()
-    assert set(found.same) == CHECKS
-    assert not found.losses and not found.scores
+    fairness = judge_changed_run(tmp_path)
+    assert fairness.unfair == ()
+    assert set(fairness.same) == CHECKS
+    assert not fairness.losses and not fairness.scores
 
 
 @pytest.mark.parametrize(
@@ -74,54 +76,54 @@ def test_a_fair_comparison(tmp_path: Path) -> None:
     ],
 )
 def test_each_unfairness(tmp_path: Path, changes: dict[str, Any], check: str | None, expected: str | None) -> None:
-    found = judged(tmp_path, **changes)
+    fairness = judge_changed_run(tmp_path, **changes)
     if expected is None:
-        assert found.unfair == ()
+        assert fairness.unfair == ()
         return
-    assert len(found.unfair) == 1 and expected in found.unfair[0], found.unfair
-    assert set(found.same) == CHECKS - {check}
+    assert len(fairness.unfair) == 1 and expected in fairness.unfair[0], fairness.unfair
+    assert set(fairness.same) == CHECKS - {check}
 
 
 def test_the_same_identity_is_worth_more_than_the_same_name(tmp_path: Path) -> None:
-    moved = judged(tmp_path, overrides=['data.train.source="elsewhere/train.de"'])
+    moved = judge_changed_run(tmp_path, overrides=['data.train.source="elsewhere/train.de"'])
     assert moved.unfair == (), "the checkpoint remembers what was read, wherever it lies"
-    one = Made(choices={"valid_data": "v1"}).write(tmp_path / "c")
-    other = Made(choices={"valid_data": "v2"}, overrides=[DROPOUT]).write(tmp_path / "d")
-    found = judge_fairness(read_rows([one, other]))
-    assert found.unfair == ("d had other validation data than c",)
-    assert found.losses == found.scores == {"d"}
+    third = RunMaker(choices={"valid_data": "v1"}).write(tmp_path / "c")
+    other = RunMaker(choices={"valid_data": "v2"}, overrides=[DROPOUT]).write(tmp_path / "d")
+    fairness = judge_fairness(read_rows([third, other]))
+    assert fairness.unfair == ("d had other validation data than c",)
+    assert fairness.losses == fairness.scores == {"d"}
 
 
 def test_another_tokenizer_is_not_other_data(tmp_path: Path) -> None:
-    found = judged(tmp_path, choices={"tokenizer": "t2"}, batches={"data": "ids under t2"})
-    assert "training data" in found.same and len(found.unfair) == 1
-    assert found.losses == {"b"} and not found.scores
+    fairness = judge_changed_run(tmp_path, choices={"tokenizer": "t2"}, batches={"data": "ids under t2"})
+    assert "training data" in fairness.same and len(fairness.unfair) == 1
+    assert fairness.losses == {"b"} and not fairness.scores
 
 
 def test_a_tokenizer_spoils_no_loss_of_labels(tmp_path: Path) -> None:
     kind = {'kind = "translate"': 'kind = "classify"'}
-    one = Made(replaced=kind).write(tmp_path / "a")
-    other = Made(replaced=kind, overrides=[DROPOUT], choices={"tokenizer": "t2"}).write(tmp_path / "b")
-    found = judge_fairness(read_rows([one, other]))
-    assert found.unfair == ("b used another tokenizer than a",) and not found.losses
+    first = RunMaker(replaced=kind).write(tmp_path / "a")
+    other = RunMaker(replaced=kind, overrides=[DROPOUT], choices={"tokenizer": "t2"}).write(tmp_path / "b")
+    fairness = judge_fairness(read_rows([first, other]))
+    assert fairness.unfair == ("b used another tokenizer than a",) and not fairness.losses
 
 
 def test_a_temperature_spoils_the_loss_alone(tmp_path: Path) -> None:
     kind = {'kind = "translate"': 'kind = "embed"\ntemperature = 0.05\npool = "mean"'}
     hot = {'kind = "translate"': 'kind = "embed"\ntemperature = 0.5\npool = "last"'}
-    found = judge_fairness(
-        read_rows([Made(replaced=kind).write(tmp_path / "a"), Made(replaced=hot).write(tmp_path / "b")])
+    fairness = judge_fairness(
+        read_rows([RunMaker(replaced=kind).write(tmp_path / "a"), RunMaker(replaced=hot).write(tmp_path / "b")])
     )
-    assert len(found.unfair) == 1 and "(task.temperature 0.5, not 0.05)" in found.unfair[0]
-    assert found.losses == {"b"} and not found.scores
+    assert len(fairness.unfair) == 1 and "(task.temperature 0.5, not 0.05)" in fairness.unfair[0]
+    assert fairness.losses == {"b"} and not fairness.scores
 
 
 def test_another_objective(tmp_path: Path) -> None:
-    one = Made(replaced={'init = ""': 'init = ""\nmask_share = 0.15'}).write(tmp_path / "a")
-    other = Made(replaced={'init = ""': 'init = ""\nmask_share = 0.3'}, overrides=[DROPOUT]).write(tmp_path / "b")
-    found = judge_fairness(read_rows([one, other]))
-    assert found.unfair == ("b learned another objective than a (task.mask_share 0.3, not 0.15)",)
-    assert found.losses == found.scores == {"b"}
+    first = RunMaker(replaced={'init = ""': 'init = ""\nmask_share = 0.15'}).write(tmp_path / "a")
+    other = RunMaker(replaced={'init = ""': 'init = ""\nmask_share = 0.3'}, overrides=[DROPOUT]).write(tmp_path / "b")
+    fairness = judge_fairness(read_rows([first, other]))
+    assert fairness.unfair == ("b learned another objective than a (task.mask_share 0.3, not 0.15)",)
+    assert fairness.losses == fairness.scores == {"b"}
 
 
 @pytest.mark.parametrize(
@@ -135,39 +137,39 @@ def test_another_objective(tmp_path: Path) -> None:
     ],
 )
 def test_runs_that_are_not_finished(tmp_path: Path, overrides: list[str], tally: Any, expected: str | None) -> None:
-    run = Made(overrides=overrides, choices={"planned_steps": 90}, tally=tally).write(tmp_path / "a")
+    run = RunMaker(overrides=overrides, choices={"planned_steps": 90}, tally=tally).write(tmp_path / "a")
     notes = judge_fairness(read_rows([run])).notes
     assert notes == (() if expected is None else (f"{run} reached {expected}: still in training, or interrupted",))
 
 
 def test_a_run_that_does_not_say_what_it_planned(tmp_path: Path) -> None:
-    run = Made(overrides=["train.epochs=2"], choices={"planned_steps": None}).write(tmp_path / "a")
+    run = RunMaker(overrides=["train.epochs=2"], choices={"planned_steps": None}).write(tmp_path / "a")
     assert judge_fairness(read_rows([run])).notes == ()
 
 
 def test_what_holds_for_several_is_said_once(tmp_path: Path) -> None:
-    runs = [Made().write(tmp_path / "a")]
+    runs = [RunMaker().write(tmp_path / "a")]
     for number, name in enumerate("bcd"):
-        runs.append(Made(overrides=[f"model.dropout=0.{number + 2}"], step_tokens=130).write(tmp_path / name))
+        runs.append(RunMaker(overrides=[f"model.dropout=0.{number + 2}"], step_tokens=130).write(tmp_path / name))
     assert judge_fairness(read_rows(runs)).unfair == ("b, c and d saw 1.3 x the tokens of a",)
 
 
 def test_one_run_alone_is_compared_with_nothing(tmp_path: Path) -> None:
-    found = judge_fairness(read_rows([Made().write(tmp_path / "a")]))
-    assert found == Fairness((), (), (), frozenset(), frozenset())
+    fairness = judge_fairness(read_rows([RunMaker().write(tmp_path / "a")]))
+    assert fairness == Fairness((), (), (), frozenset(), frozenset())
 
 
 def test_a_run_without_a_sound_checkpoint(tmp_path: Path) -> None:
-    one, other = Made().write(tmp_path / "a"), Made(overrides=[DROPOUT]).write(tmp_path / "b")
+    first, other = RunMaker().write(tmp_path / "a"), RunMaker(overrides=[DROPOUT]).write(tmp_path / "b")
     (other / "checkpoints" / "step-40" / "state.json").write_text("{}", encoding="utf-8")
-    found = judge_fairness(read_rows([one, other]))
-    assert found.unfair == ()
-    assert found.notes == (f"{other} had no sound checkpoint, so data, tokenizer and order are not checked",)
-    assert not {"tokenizer", "order", "machine"} & set(found.same), "what is not known is not called the same"
+    fairness = judge_fairness(read_rows([first, other]))
+    assert fairness.unfair == ()
+    assert fairness.notes == (f"{other} had no sound checkpoint, so data, tokenizer and order are not checked",)
+    assert not {"tokenizer", "order", "machine"} & set(fairness.same), "what is not known is not called the same"
 
 
 def test_a_run_that_was_never_validated_or_measured(tmp_path: Path) -> None:
-    run = Made(choices={"work.tokens": 0}).write(tmp_path / "a")
+    run = RunMaker(choices={"work.tokens": 0}).write(tmp_path / "a")
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     (run / "metrics.jsonl").write_text(lines[0].replace("3.0", "null").replace("1.5", "null"), encoding="utf-8")
     sentences = judge_fairness(read_rows([run])).notes
@@ -176,13 +178,13 @@ def test_a_run_that_was_never_validated_or_measured(tmp_path: Path) -> None:
 
 
 def test_a_seed_that_counts_twice(tmp_path: Path) -> None:
-    runs = [Made().write(tmp_path / name) for name in ("a", "a-2")]
-    found = judge_fairness(read_rows(runs))
-    assert found.notes == (
+    runs = [RunMaker().write(tmp_path / name) for name in ("a", "a-2")]
+    fairness = judge_fairness(read_rows(runs))
+    assert fairness.notes == (
         f"{runs[0]} and {runs[1]} had one configuration and one seed, so the spread of a is too small",
     )
 
 
 def test_one_seed_among_others_is_named_by_its_folder(tmp_path: Path) -> None:
-    runs = [Made().write(tmp_path / "a"), Made(batches={"data": "d2"}).write(tmp_path / "a-2", seed=2)]
+    runs = [RunMaker().write(tmp_path / "a"), RunMaker(batches={"data": "d2"}).write(tmp_path / "a-2", seed=2)]
     assert judge_fairness(read_rows(runs)).unfair == (f"{runs[1]} had other training data than a",)

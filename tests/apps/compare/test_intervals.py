@@ -9,15 +9,21 @@ from statistics import fmean
 
 import pytest
 
-from clearhead.apps.compare.report import Difference, compare_runs, difference_of, differences_of, student_quantile
-from clearhead.apps.compare.table import Row, read_rows
-from tests.apps.compare.made_runs import Made
+from clearhead.apps.compare.report import (
+    RowDifference,
+    compare_runs,
+    compute_difference,
+    compute_differences,
+    student_quantile,
+)
+from clearhead.apps.compare.table import ComparisonRow, read_rows
+from tests.apps.compare.run_maker import RunMaker
 
 
-def made_rows(folder: Path, *bests: Mapping[int, float]) -> list[Row]:
+def make_rows(folder: Path, *bests: Mapping[int, float]) -> list[ComparisonRow]:
     """Rows named a, b, ... with one run for each seed, whose best losses are given."""
     paths = [
-        Made(overrides=[f"model.dropout=0.{number + 1}"], validations=[(40, best, None)]).write(
+        RunMaker(overrides=[f"model.dropout=0.{number + 1}"], validations=[(40, best, None)]).write(
             folder / f"{'ab'[number]}-{seed}", seed=seed
         )
         for number, by_seed in enumerate(bests)
@@ -26,11 +32,11 @@ def made_rows(folder: Path, *bests: Mapping[int, float]) -> list[Row]:
     return read_rows(paths)
 
 
-def difference(folder: Path, *bests: Mapping[int, float]) -> Difference:
-    reference, row = made_rows(folder, *bests)
-    found = difference_of(row, reference, "loss")
-    assert found is not None
-    return found
+def difference(folder: Path, *bests: Mapping[int, float]) -> RowDifference:
+    reference, row = make_rows(folder, *bests)
+    row_difference = compute_difference(row, reference, "loss")
+    assert row_difference is not None
+    return row_difference
 
 
 @pytest.mark.parametrize(
@@ -49,28 +55,30 @@ def test_quantiles_are_those_of_the_tables(freedom: float, level: float, expecte
 
 
 def test_seeds_that_both_have_are_paired(tmp_path: Path) -> None:
-    found = difference(tmp_path, {1: 2.0, 2: 3.0, 3: 7.0}, {3: 7.5, 1: 2.3, 2: 3.4, 4: 90.0})
+    row_difference = difference(tmp_path, {1: 2.0, 2: 3.0, 3: 7.0}, {3: 7.5, 1: 2.3, 2: 3.4, 4: 90.0})
     # 0.3, 0.4, 0.5: mean 0.4, standard error 0.1 / sqrt(3)
-    assert found.seeds == (1, 2, 3) and found.counts == (3, 3)
-    assert (found.mean, found.low, found.high) == pytest.approx((0.4, 0.15159, 0.64841), abs=1e-5)
-    assert found.is_told_apart
+    assert row_difference.seeds == (1, 2, 3) and row_difference.counts == (3, 3)
+    assert (row_difference.mean, row_difference.low, row_difference.high) == pytest.approx(
+        (0.4, 0.15159, 0.64841), abs=1e-5
+    )
+    assert row_difference.is_told_apart
 
 
 def test_other_seeds_are_two_samples(tmp_path: Path) -> None:
-    found = difference(tmp_path, {1: 1.0, 2: 2.0, 3: 3.0}, {4: 5.0, 5: 9.0})
+    row_difference = difference(tmp_path, {1: 1.0, 2: 2.0, 3: 3.0}, {4: 5.0, 5: 9.0})
     # Welch: variances 1 / 3 and 8 / 2, so 1.1698 degrees of freedom
-    assert found.seeds == () and found.counts == (2, 3)
+    assert row_difference.seeds == () and row_difference.counts == (2, 3)
     error, freedom = (1 / 3 + 4) ** 0.5, (1 / 3 + 4) ** 2 / ((1 / 3) ** 2 / 2 + 4**2)
     reach = student_quantile(freedom) * error
-    assert (found.mean, found.low, found.high) == pytest.approx((5.0, 5 - reach, 5 + reach))
-    assert found.is_told_apart is False
+    assert (row_difference.mean, row_difference.low, row_difference.high) == pytest.approx((5.0, 5 - reach, 5 + reach))
+    assert row_difference.is_told_apart is False
 
 
 @pytest.mark.parametrize("seeds", [{1: 3.0}, {4: 3.0}])
 def test_one_seed_gives_no_interval(tmp_path: Path, seeds: dict[int, float]) -> None:
-    found = difference(tmp_path, {1: 1.0, 2: 2.0}, seeds)
-    assert (found.low, found.high, found.is_told_apart) == (None, None, None)
-    assert found.mean == pytest.approx(1.5)
+    row_difference = difference(tmp_path, {1: 1.0, 2: 2.0}, seeds)
+    assert (row_difference.low, row_difference.high, row_difference.is_told_apart) == (None, None, None)
+    assert row_difference.mean == pytest.approx(1.5)
 
 
 def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:
@@ -83,8 +91,8 @@ def test_the_interval_holds_the_true_difference_as_often_as_it_says() -> None:
 
 
 def test_what_cannot_be_compared_has_no_difference(tmp_path: Path) -> None:
-    rows = made_rows(tmp_path, {1: 1.0, 2: 2.0}, {1: 1.5, 2: 2.5})
-    assert differences_of(rows, {"loss": {"b"}, "score": set()}) == ()
+    rows = make_rows(tmp_path, {1: 1.0, 2: 2.0}, {1: 1.5, 2: 2.5})
+    assert compute_differences(rows, {"loss": {"b"}, "score": set()}) == ()
 
 
 @pytest.mark.parametrize(
@@ -98,7 +106,7 @@ def test_what_cannot_be_compared_has_no_difference(tmp_path: Path) -> None:
     ],
 )
 def test_the_comparison_says_it_in_a_sentence(tmp_path: Path, bests: tuple[float, ...], expected: str) -> None:
-    rows = made_rows(tmp_path, {1: 2.0, 2: 3.0, 3: 4.0}, dict(zip((1, 2, 3), bests, strict=True)))
+    rows = make_rows(tmp_path, {1: 2.0, 2: 3.0, 3: 4.0}, dict(zip((1, 2, 3), bests, strict=True)))
     compared = compare_runs([run.path for row in rows for run in row.runs])
     (line,) = [line for line in compared.lines() if line.startswith("b against a")]
     assert line.startswith(f"b against a: {expected}") and line.endswith("seeds" if "told" in expected else "seeds)")

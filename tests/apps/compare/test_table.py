@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 
 from clearhead.apps.compare.runs import count_parameters, read_run
-from clearhead.apps.compare.table import Row, Spread, differences, read_rows
+from clearhead.apps.compare.table import ComparisonRow, Spread, differing_values, read_rows
 from clearhead.base.errors import InputError
 from clearhead.core import build
 from clearhead.spec.cost import training_flops
 from clearhead.spec.presets.hyperparameters import Hyperparameters
 from clearhead.spec.token_counts import TokenCounts
-from tests.apps.compare.made_runs import WORK, Made
+from tests.apps.compare.run_maker import WORK, RunMaker
 
 
 def test_seeds_of_one_configuration_are_one_row(tmp_path: Path) -> None:
-    made = Made()
+    run_maker = RunMaker()
     bests = (2.0, 1.25, 3.5)
     paths = [
-        replace(made, validations=[(20, 4.0, None), (40, best, None)]).write(tmp_path / name, seed=seed)
+        replace(run_maker, validations=[(20, 4.0, None), (40, best, None)]).write(tmp_path / name, seed=seed)
         for best, name, seed in zip(bests, ("x", "x-2", "x-3"), (1, 2, 3), strict=True)
     ]
-    other = Made(overrides=["model.dropout=0.25"]).write(tmp_path / "y")
+    other = RunMaker(overrides=["model.dropout=0.25"]).write(tmp_path / "y")
     rows = read_rows([paths[0], other, *paths[1:]])
     assert [(row.name, row.seeds) for row in rows] == [("x", [1, 2, 3]), ("y", [1])]
     best = rows[0].best("loss")
@@ -37,18 +37,18 @@ def test_seeds_of_one_configuration_are_one_row(tmp_path: Path) -> None:
 
 
 def test_any_other_key_makes_another_row(tmp_path: Path) -> None:
-    one = Made().write(tmp_path / "a")
+    first = RunMaker().write(tmp_path / "a")
     others = [
-        Made(overrides=[change]).write(tmp_path / f"b{number}")
+        RunMaker(overrides=[change]).write(tmp_path / f"b{number}")
         for number, change in enumerate(["train.threads=1", "train.steps=41", "model.dropout=0.3"])
     ]
-    rows = read_rows([one, *others])
+    rows = read_rows([first, *others])
     assert len(rows) == 4
-    found = differences(rows)
-    assert found["train.steps"] == [40, 40, 41, 40]
-    assert found["train.threads"] == [None, 1, None, None]
-    assert next(iter(found)) == "model.dropout", "keys stand in the order of a run file"
-    assert not {"train.run", "train.seed"} & set(found)
+    differing = differing_values(rows)
+    assert differing["train.steps"] == [40, 40, 41, 40]
+    assert differing["train.threads"] == [None, 1, None, None]
+    assert next(iter(differing)) == "model.dropout", "keys stand in the order of a run file"
+    assert not {"train.run", "train.seed"} & set(differing)
 
 
 @pytest.mark.parametrize(
@@ -65,21 +65,21 @@ def test_any_other_key_makes_another_row(tmp_path: Path) -> None:
     ],
 )
 def test_rows_of_seeds_are_called_by_what_the_names_share(tmp_path: Path, names: list[str], expected: str) -> None:
-    paths = [Made().write(tmp_path / name, seed=seed) for seed, name in enumerate(names)]
+    paths = [RunMaker().write(tmp_path / name, seed=seed) for seed, name in enumerate(names)]
     assert [row.name for row in read_rows(paths)] == [expected]
 
 
 def test_rows_with_one_folder_name_are_told_apart(tmp_path: Path) -> None:
     paths = [
-        Made(overrides=[f"model.dropout={dropout}"]).write(tmp_path / folder / "run")
+        RunMaker(overrides=[f"model.dropout={dropout}"]).write(tmp_path / folder / "run")
         for folder, dropout in (("wide", 0.1), ("deep", 0.2))
     ]
     assert [row.name for row in read_rows(paths)] == ["wide/run", "deep/run"]
 
 
 def test_numbers_of_a_run(tmp_path: Path) -> None:
-    run = read_run(Made(step_tokens=130, step_seconds=0.25).write(tmp_path / "a"))
-    row = Row("a", (run,))
+    run = read_run(RunMaker(step_tokens=130, step_seconds=0.25).write(tmp_path / "a"))
+    row = ComparisonRow("a", (run,))
     assert (row.tokens.mean, row.steps.mean, row.seconds.mean) == (5200, 40, 10.0)
     assert run.tokens_per_second == pytest.approx(520)
     assert (run.best("loss"), run.best("score")) == (2.0, 7.5), "each by itself"
@@ -89,7 +89,7 @@ def test_numbers_of_a_run(tmp_path: Path) -> None:
 
 
 def test_the_speed_leaves_out_the_time_of_validations(tmp_path: Path) -> None:
-    folder = Made(validations=[(10, 3.0, None), (40, 2.0, None)], step_seconds=0.5).write(tmp_path / "a")
+    folder = RunMaker(validations=[(10, 3.0, None), (40, 2.0, None)], step_seconds=0.5).write(tmp_path / "a")
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     # 10 steps at 200 tokens a second, then 30 at 50, whatever the clock on the wall says
     lines[1] = lines[1].replace('"tokens_per_second": 200.0', '"tokens_per_second": 50.0')
@@ -109,7 +109,7 @@ def test_the_speed_leaves_out_the_time_of_validations(tmp_path: Path) -> None:
     ],
 )
 def test_parameters_with_and_without_embeddings(hparams: Hyperparameters) -> None:
-    spec = Made(hparams=hparams).spec()
+    spec = RunMaker(hparams=hparams).spec()
     module = build(spec)
     tables = 0
     for stack in (spec.encoder, spec.decoder):
@@ -118,51 +118,51 @@ def test_parameters_with_and_without_embeddings(hparams: Hyperparameters) -> Non
             rows = 37 if stack.embedding.table.kind == "table" else 0
             rows += stack.embedding.num_segments + (19 if getattr(position, "kind", "") == "learned" else 0)
             tables += rows * stack.width
-    found = count_parameters(spec)
-    assert found.embeddings == tables > 0
-    assert found.total == sum(one.numel() for one in module.parameters())
+    counts = count_parameters(spec)
+    assert counts.embeddings == tables > 0
+    assert counts.total == sum(parameter.numel() for parameter in module.parameters())
 
 
 # --- what cannot be compared ----------------------------------------------------------------------------------
 
 
-def refused(*paths: Path) -> str:
+def refusal_message(*paths: Path) -> str:
     with pytest.raises(InputError) as caught:
         read_rows(paths)
     return str(caught.value)
 
 
 def test_what_is_no_run(tmp_path: Path) -> None:
-    assert "there is no such run directory" in refused(tmp_path / "none")
-    assert "is not a run directory: it has no run.toml and no spec.json" in refused(tmp_path)
-    run = Made().write(tmp_path / "a")
-    assert f"whole runs are compared: name {run}" in refused(Path(f"{run}@best"))
-    assert f"{run}/checkpoints is not a run directory" in refused(run / "checkpoints")
+    assert "there is no such run directory" in refusal_message(tmp_path / "none")
+    assert "is not a run directory: it has no run.toml and no spec.json" in refusal_message(tmp_path)
+    run = RunMaker().write(tmp_path / "a")
+    assert f"whole runs are compared: name {run}" in refusal_message(Path(f"{run}@best"))
+    assert f"{run}/checkpoints is not a run directory" in refusal_message(run / "checkpoints")
 
 
 def test_all_faulty_runs_come_in_one_report(tmp_path: Path) -> None:
-    message = refused(tmp_path / "none", Made().write(tmp_path / "a"), tmp_path)
+    message = refusal_message(tmp_path / "none", RunMaker().write(tmp_path / "a"), tmp_path)
     assert "2 faults" in message and str(tmp_path / "none") in message
 
 
 def test_no_metrics_yet(tmp_path: Path) -> None:
-    run = Made().write(tmp_path / "a")
+    run = RunMaker().write(tmp_path / "a")
     (run / "metrics.jsonl").write_text('{"step": 10, "tok', encoding="utf-8")
-    assert f"{run} has no metrics yet" in refused(run)
+    assert f"{run} has no metrics yet" in refusal_message(run)
     (run / "metrics.jsonl").unlink()
-    assert f"{run} has no metrics yet" in refused(run)
+    assert f"{run} has no metrics yet" in refusal_message(run)
 
 
 def test_one_run_twice(tmp_path: Path) -> None:
-    run = Made().write(tmp_path / "a")
-    assert "is named twice" in refused(run, tmp_path / "." / "a")
+    run = RunMaker().write(tmp_path / "a")
+    assert "is named twice" in refusal_message(run, tmp_path / "." / "a")
 
 
 def test_mixed_tasks(tmp_path: Path) -> None:
-    one = Made().write(tmp_path / "a")
-    other = Made(replaced={'kind = "translate"': 'kind = "denoise"'}).write(tmp_path / "b")
-    message = refused(one, other)
-    assert f"{other} learns the task 'denoise', but {one} learns 'translate'" in message
+    first = RunMaker().write(tmp_path / "a")
+    other = RunMaker(replaced={'kind = "translate"': 'kind = "denoise"'}).write(tmp_path / "b")
+    message = refusal_message(first, other)
+    assert f"{other} learns the task 'denoise', but {first} learns 'translate'" in message
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_mixed_tasks(tmp_path: Path) -> None:
     ],
 )
 def test_broken_files(tmp_path: Path, file: str, text: str, expected: str) -> None:
-    run = Made().write(tmp_path / "a")
+    run = RunMaker().write(tmp_path / "a")
     (run / file).write_text(text, encoding="utf-8")
-    message = refused(run)
+    message = refusal_message(run)
     assert expected in message and str(run / file) in message

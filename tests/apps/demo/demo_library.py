@@ -12,18 +12,20 @@ TINY = (
 )
 
 
-def made_up_library(folder: Path, count: int = 61) -> Path:
+def write_library(folder: Path, count: int = 61) -> Path:
     """Write modules that look like code; about one in twenty will be held out."""
     source = random.Random(7)
     folder.mkdir()
     for number in range(count):
         functions = []
-        for place in range(3):
-            one, two, three = source.sample(WORDS, 3)
-            loop = f"    for {one} in range(len({two})):\n        {three} = {two}[{one}]\n" if place else ""
+        for position in range(3):
+            first, second, third = source.sample(WORDS, 3)
+            loop = (
+                f"    for {first} in range(len({second})):\n        {third} = {second}[{first}]\n" if position else ""
+            )
             functions.append(
-                f"def read_{one}({two}, {three}):\n    if {two} is None:\n        return {three}\n"
-                f"{loop}    return {three}\n"
+                f"def read_{first}({second}, {third}):\n    if {second} is None:\n        return {third}\n"
+                f"{loop}    return {third}\n"
             )
         (folder / f"module{number}.py").write_text("\n\n".join(functions), encoding="utf-8")
     return folder

@@ -86,12 +86,12 @@ def test_the_parts_on_disk_share_no_name(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(Enough):
         run_classify(DemoPlan(run=tmp_path / "run", seed=3), SIZES)
     parts = {}
-    for part in ("train", "valid", "test"):
-        lines = (tmp_path / "run" / "data" / f"{part}.tsv").read_text(encoding="utf-8").split("\n")
+    for split in ("train", "valid", "test"):
+        lines = (tmp_path / "run" / "data" / f"{split}.tsv").read_text(encoding="utf-8").split("\n")
         assert lines[0] == "text\tlanguage\tnames" and lines[-1] == ""
         rows = [line.split("\t") for line in lines[1:-1]]
         assert all(len(row) == 3 for row in rows)
-        parts[part] = {row[0].casefold() for row in rows}
+        parts[split] = {row[0].casefold() for row in rows}
     assert not parts["train"] & parts["test"] and not parts["train"] & parts["valid"]
     assert len(parts["test"]) == 5 * 7
 

@@ -67,7 +67,9 @@ def test_all_three_styles_of_at_least_45_locales_are_used(
 def test_a_locale_writes_its_own_digits(locale: str, text: str) -> None:
     styles, _ = date_styles([locale])
     written = [style.write(datetime.date(1998, 1, 5)) for style in styles if style.style == "long"]
-    assert [unicodedata.normalize("NFC", text)] == [unicodedata.normalize("NFC", one) for one in written]
+    assert [unicodedata.normalize("NFC", text)] == [
+        unicodedata.normalize("NFC", text_written) for text_written in written
+    ]
 
 
 def test_digit_zeros_are_zeros() -> None:
@@ -107,7 +109,7 @@ def test_the_final_check_refuses_two_meanings() -> None:
 
 def test_no_date_of_one_part_is_in_another() -> None:
     sets = make_date_sets(seed=3, train_size=20011, valid_per_locale=211, test_per_locale=307, locales=FEW)
-    train, valid, test = ({pair.target for pair in part} for part in (sets.train, sets.valid, sets.test))
+    train, valid, test = ({pair.target for pair in pairs} for pairs in (sets.train, sets.valid, sets.test))
     assert not train & valid and not train & test and not valid & test
     assert {pair.target[:4] for pair in sets.test} == {str(year) for year in range(1900, 2100)}
     assert set("".join(pair.source for pair in sets.test)) <= set("".join(pair.source for pair in sets.train))

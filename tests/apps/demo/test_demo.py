@@ -18,9 +18,11 @@ from clearhead.base.errors import InputError
 
 def test_options_are_these() -> None:
     command = dict(typer.main.get_command(make_app()).commands)["demo"]  # type: ignore[attr-defined]
-    options = {opt for one in command.params if one.param_type_name == "option" for opt in one.opts} - {"--help", "-h"}
+    options = {
+        opt for parameter in command.params if parameter.param_type_name == "option" for opt in parameter.opts
+    } - {"--help", "-h"}
     assert options == {"--out", "--json", "--device", "--precision", "--threads", "--batch-size", "--seed"}
-    assert [one.name for one in command.params if one.param_type_name == "argument"] == ["kind"]
+    assert [parameter.name for parameter in command.params if parameter.param_type_name == "argument"] == ["kind"]
 
 
 @pytest.mark.parametrize(
@@ -66,11 +68,11 @@ def test_the_next_free_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, DemoPlan]]:
     """Put something quick in place of every demo; return what was asked of them."""
-    asked: list[tuple[str, DemoPlan]] = []
+    calls: list[tuple[str, DemoPlan]] = []
 
     def stand_in(kind: str) -> None:
         def run(plan: DemoPlan) -> DemoOutcome:
-            asked.append((kind, plan))
+            calls.append((kind, plan))
             plan.run.mkdir(parents=True)
             (plan.run / "there.png").touch()
             (plan.run / "plots").mkdir()
@@ -85,35 +87,35 @@ def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, DemoPlan]]:
 
     for kind in demos.KINDS:
         stand_in(kind)
-    return asked
+    return calls
 
 
 def test_each_kind_has_its_demo_and_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = stand_ins(monkeypatch)
+    calls = stand_ins(monkeypatch)
     for words in ([], ["generate"], ["classify"], ["fill"], ["translate"]):
         assert main(["demo", *words]) == 0
-    assert [(kind, plan.run.as_posix()) for kind, plan in asked] == [
+    assert [(kind, plan.run.as_posix()) for kind, plan in calls] == [
         ("translate", "runs/demo"),
         ("generate", "runs/demo-generate"),
         ("classify", "runs/demo-classify"),
         ("fill", "runs/demo-fill"),
         ("translate", "runs/demo-2"),
     ]
-    assert asked[0][1] == DemoPlan(run=Path("runs/demo"), seed=1, overrides=[])
+    assert calls[0][1] == DemoPlan(run=Path("runs/demo"), seed=1, overrides=[])
     shown = capsys.readouterr().out
     assert "clearhead train runs/demo-fill/run.toml train.run=runs/demo-fill-again" in shown
     assert "Go on: clearhead x" in shown
 
 
-@pytest.mark.parametrize(("made", "is_left"), [("data", False), ("checkpoints", True)])
+@pytest.mark.parametrize(("folder", "is_left"), [("data", False), ("checkpoints", True)])
 def test_a_demo_that_is_stopped_before_it_trains_leaves_nothing(
-    made: str, is_left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, is_left: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(plan: DemoPlan) -> DemoOutcome:
-        (plan.run / made).mkdir(parents=True)
+        (plan.run / folder).mkdir(parents=True)
         raise InputError("stopped")
 
     monkeypatch.setattr("clearhead.apps.demo.fill.run_fill", run)
@@ -140,10 +142,10 @@ def test_code_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_options_reach_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = stand_ins(monkeypatch)
+    calls = stand_ins(monkeypatch)
     words = ["--seed", "7", "--threads", "1", "--device", "cpu", "--precision", "fp32", "--batch-size", "5"]
     assert main(["demo", "fill", "--out", str(tmp_path / "run"), *words]) == 0
-    ((_, plan),) = asked
+    ((_, plan),) = calls
     assert (plan.seed, plan.device, plan.precision, plan.batch_size) == (7, "cpu", "fp32", 5)
     assert plan.overrides == ["train.device=cpu", "train.precision=fp32", "train.threads=1"]
 

@@ -34,14 +34,14 @@ from clearhead.tasks.fill.use import BLANK, Filled
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.runfile.read import parse_run_file
-from tests.apps.demo.demo_library import TINY, made_up_library
+from tests.apps.demo.demo_library import TINY, write_library
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    library = made_up_library(tmp_path_factory.mktemp("library") / "made")
-    found = library_sources(max_bytes=10**6, max_valid_bytes=10**6, folder=library)
-    return [file.text for file in found.train]
+    library = write_library(tmp_path_factory.mktemp("library") / "made")
+    sources = library_sources(max_bytes=10**6, max_valid_bytes=10**6, folder=library)
+    return [file.text for file in sources.train]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def model(texts: list[str]) -> Model:
     return Model(module, pair, TaskRecord(kind="fill", max_length=61))
 
 
-def filled(text: str, probability: float) -> Filled:
+def make_filled(text: str, probability: float) -> Filled:
     return Filled(text=text, token=text, probability=probability, start=0, end=3, filled=text)
 
 
@@ -96,10 +96,10 @@ def test_the_seed_and_the_count_decide_the_questions(texts: list[str], model: Mo
 @pytest.mark.parametrize("batch_size", [None, 1, 2])
 def test_places_are_counted(model: Model, batch_size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     answers = {
-        "a": [filled("self", 0.5), filled("x", 0.2), filled("y", 0.1)],
-        "b": [filled("x", 0.5), filled("y", 0.2), filled("None", 0.1)],
-        "c": [filled("x", 0.5), filled("y", 0.2), filled("z", 0.1)],
-        "d": [filled("if", 0.9), filled("y", 0.05), filled("z", 0.01)],
+        "a": [make_filled("self", 0.5), make_filled("x", 0.2), make_filled("y", 0.1)],
+        "b": [make_filled("x", 0.5), make_filled("y", 0.2), make_filled("None", 0.1)],
+        "c": [make_filled("x", 0.5), make_filled("y", 0.2), make_filled("z", 0.1)],
+        "d": [make_filled("if", 0.9), make_filled("y", 0.05), make_filled("z", 0.01)],
     }
     sizes: list[int] = []
 
@@ -122,13 +122,13 @@ def test_the_commonest_word_is_the_yardstick() -> None:
 def test_the_table_shows_lines_and_candidates() -> None:
     console = Console(width=100)
     with console.capture() as shown:
-        console.print(answer_table(["x[___]", "import ___"], [[filled("[i]", 0.514)], [filled("\n ", 0.25)]]))
+        console.print(answer_table(["x[___]", "import ___"], [[make_filled("[i]", 0.514)], [make_filled("\n ", 0.25)]]))
     text = shown.get()
     assert re.search(r"x\[___\]\s+\[i\] 51 %", text) and re.search(r"import ___\s+⏎␣ 25 %", text)
 
 
 def test_a_tiny_demo_makes_an_ordinary_run(tmp_path: Path) -> None:
-    library = made_up_library(tmp_path / "library")
+    library = write_library(tmp_path / "library")
     sizes = FillSizes(max_bytes=20_011, max_valid_bytes=4_003, num_questions=13, folder=library)
     plan = DemoPlan(run=tmp_path / "run", seed=3, batch_size=5, overrides=TINY)
     record = run_fill(plan, sizes).record
@@ -137,7 +137,7 @@ def test_a_tiny_demo_makes_an_ordinary_run(tmp_path: Path) -> None:
     assert 0 <= record["first"] <= record["among_three"] <= 1 and 0 < record["always_one_word"] <= 1
     assert set(record["lines"]) == set(LINES)
     for candidates in record["lines"].values():
-        assert len(candidates) == 3 and 0 < sum(one["probability"] for one in candidates) <= 1
+        assert len(candidates) == 3 and 0 < sum(candidate["probability"] for candidate in candidates) <= 1
     json.dumps(record)
     assert main(["inspect", str(plan.run)]) == 0
 

@@ -16,7 +16,7 @@ from clearhead.apps.demo.common import DemoPlan, library_sources
 from clearhead.apps.demo.generate import PROMPT, RECIPE, GenerateSizes, bits_per_byte, run_generate
 from clearhead.base.errors import InputError
 from clearhead.training.runfile.read import parse_run_file
-from tests.apps.demo.demo_library import TINY, made_up_library
+from tests.apps.demo.demo_library import TINY, write_library
 
 
 def sizes(library: Path) -> GenerateSizes:
@@ -27,7 +27,7 @@ def sizes(library: Path) -> GenerateSizes:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
     """A tiny demo: its run directory and what it found."""
     folder = tmp_path_factory.mktemp("generate")
-    library = made_up_library(folder / "library")
+    library = write_library(folder / "library")
     plan = DemoPlan(run=folder / "run", seed=3, overrides=TINY)
     return plan.run, run_generate(plan, sizes(library)).record
 
@@ -48,7 +48,7 @@ def test_it_makes_an_ordinary_run(finished: tuple[Path, dict[str, object]]) -> N
 
 def test_both_parts_are_in_the_run(finished: tuple[Path, dict[str, object]]) -> None:
     run, _ = finished
-    train, valid = ({path.name for path in (run / "data" / part).rglob("*.py")} for part in ("train", "valid"))
+    train, valid = ({path.name for path in (run / "data" / split).rglob("*.py")} for split in ("train", "valid"))
     assert train and valid and not train & valid
 
 
@@ -101,5 +101,5 @@ def test_a_python_without_sources_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_the_made_up_library_has_both_parts(tmp_path: Path) -> None:
-    found = library_sources(max_bytes=20_011, max_valid_bytes=2_003, folder=made_up_library(tmp_path / "library"))
-    assert len(found.train) > 30 and found.valid
+    sources = library_sources(max_bytes=20_011, max_valid_bytes=2_003, folder=write_library(tmp_path / "library"))
+    assert len(sources.train) > 30 and sources.valid

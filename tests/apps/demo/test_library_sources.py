@@ -37,9 +37,9 @@ def names(files: list[SourceFile]) -> list[str]:
 
 
 def test_this_python_has_enough() -> None:
-    found = library_sources(max_bytes=MANY, max_valid_bytes=MANY)
-    assert found.folder == Path(sysconfig.get_paths()["stdlib"])
-    everything = found.train + found.valid
+    sources = library_sources(max_bytes=MANY, max_valid_bytes=MANY)
+    assert sources.folder == Path(sysconfig.get_paths()["stdlib"])
+    everything = sources.train + sources.valid
     assert sum(file.num_bytes for file in everything) > 3_000_000
     assert {"argparse.py", "json/decoder.py", "asyncio/tasks.py"} <= set(names(everything))
     assert not [name for name in names(everything) if {"test", "tests", "site-packages"} & set(name.split("/"))]
@@ -48,14 +48,14 @@ def test_this_python_has_enough() -> None:
 
 
 def test_parts_are_whole_and_apart(tmp_path: Path) -> None:
-    found = library_sources(max_bytes=MANY, max_valid_bytes=MANY, valid_share=0.2, folder=library(tmp_path))
-    train, valid = names(found.train), names(found.valid)
+    sources = library_sources(max_bytes=MANY, max_valid_bytes=MANY, valid_share=0.2, folder=library(tmp_path))
+    train, valid = names(sources.train), names(sources.valid)
     assert train == sorted(train) and valid == sorted(valid)
     assert not set(train) & set(valid)
     expected = [f"{('', 'json/', 'email/mime/')[n % 3]}module{n}.py" for n in range(211)]
     assert sorted(train + valid) == sorted(expected)
     assert 0.1 < len(valid) / 211 < 0.3
-    for file in found.train + found.valid:
+    for file in sources.train + sources.valid:
         assert file.text == (tmp_path / file.name).read_text(encoding="utf-8")
 
 
@@ -83,22 +83,22 @@ def test_the_order_of_the_disk_does_not_matter(tmp_path: Path, monkeypatch: pyte
 def test_no_part_is_larger_than_asked_for(tmp_path: Path) -> None:
     folder = library(tmp_path)
     (folder / "huge.py").write_text("x = 1\n" * 10_007, encoding="utf-8")
-    found = library_sources(max_bytes=3001, max_valid_bytes=211, folder=folder)
-    sizes = [sum(len(file.text.encode("utf-8")) for file in part) for part in (found.train, found.valid)]
+    sources = library_sources(max_bytes=3001, max_valid_bytes=211, folder=folder)
+    sizes = [sum(len(file.text.encode("utf-8")) for file in files) for files in (sources.train, sources.valid)]
     assert 2900 < sizes[0] <= 3001 and 150 < sizes[1] <= 211
     # Taken from everywhere, not from the beginning of the alphabet.
-    assert len({name.rpartition("/")[0] for name in names(found.train)}) == 3
+    assert len({name.rpartition("/")[0] for name in names(sources.train)}) == 3
     everything = library_sources(max_bytes=MANY, max_valid_bytes=MANY, folder=folder)
-    assert set(names(found.train)) < set(names(everything.train))
-    assert set(names(found.valid)) < set(names(everything.valid))
+    assert set(names(sources.train)) < set(names(everything.train))
+    assert set(names(sources.valid)) < set(names(everything.valid))
 
 
 def test_written_files_read_back(tmp_path: Path) -> None:
-    found = library_sources(max_bytes=MANY, max_valid_bytes=MANY, folder=library(tmp_path / "library"))
-    write_sources(found.train, tmp_path / "copy")
+    sources = library_sources(max_bytes=MANY, max_valid_bytes=MANY, folder=library(tmp_path / "library"))
+    write_sources(sources.train, tmp_path / "copy")
     written = {path.relative_to(tmp_path / "copy").as_posix() for path in (tmp_path / "copy").rglob("*.py")}
-    assert written == set(names(found.train))
-    assert all((tmp_path / "copy" / file.name).read_bytes() == file.text.encode("utf-8") for file in found.train)
+    assert written == set(names(sources.train))
+    assert all((tmp_path / "copy" / file.name).read_bytes() == file.text.encode("utf-8") for file in sources.train)
 
 
 @pytest.mark.parametrize("count", [0, 1])

@@ -15,13 +15,13 @@ from clearhead.apps.demo.classify import (
     LANGUAGES,
     Name,
     NameSets,
+    drop_shared_names,
     is_latin,
     make_name_sets,
     read_names,
     split,
-    unshared,
 )
-from clearhead.apps.demo.cldr import folded
+from clearhead.apps.demo.cldr import fold_text
 from clearhead.base.errors import InputError
 
 FEW = ("de", "el", "es", "hr", "ja", "ru", "uk")
@@ -51,8 +51,8 @@ def test_there_are_at_least_40_languages(everything: NameSets) -> None:
 
 
 def test_all_four_kinds_are_there(everything: NameSets) -> None:
-    for part in (everything.train, everything.test):
-        assert {name.concept.split()[0] for name in part} == {"language", "territory", "month", "unit"}
+    for names in (everything.train, everything.test):
+        assert {name.concept.split()[0] for name in names} == {"language", "territory", "month", "unit"}
 
 
 @pytest.mark.parametrize(
@@ -76,41 +76,43 @@ def test_every_name_is_in_the_tables_of_its_language(few: NameSets) -> None:
         known = {*cldr.languages.values(), *cldr.territories.values()}
         known |= {name for context in cldr.months.values() for name in context["wide"].values()}
         known |= {names.get("long", "") for names in cldr.unit_display_names.values()}
-        own = {folded(name.text) for name in all_of(few) if name.language == cldr.english_name}
-        assert own and own <= {folded(name.strip()) for name in known}
+        unique = {fold_text(name.text) for name in all_of(few) if name.language == cldr.english_name}
+        assert unique and unique <= {fold_text(name.strip()) for name in known}
 
 
 def test_no_name_belongs_to_two_languages(everything: NameSets) -> None:
-    keys = [folded(name.text) for name in all_of(everything)]
+    keys = [fold_text(name.text) for name in all_of(everything)]
     assert len(set(keys)) == len(keys)
     # Whatever the languages call it, not only what was kept: "Angola" is in most tables and must be in no part.
     assert everything.num_shared > 1_000 and not {"angola", "portugal", "kenya"} & set(keys)
-    german = {folded(name) for name, _ in read_names("de")}
-    assert not [name for name in all_of(everything) if name.language != "German" and folded(name.text) in german]
+    german = {fold_text(name) for name, _ in read_names("de")}
+    assert not [name for name in all_of(everything) if name.language != "German" and fold_text(name.text) in german]
 
 
 def test_no_part_shares_a_name_or_a_thing_with_another(everything: NameSets) -> None:
     parts = (everything.train, everything.valid, everything.test)
-    for number, part in enumerate(parts):
+    for number, names in enumerate(parts):
         for other in parts[:number]:
-            assert not {folded(name.text) for name in part} & {folded(name.text) for name in other}
-            assert not {name.concept for name in part} & {name.concept for name in other}
+            assert not {fold_text(name.text) for name in names} & {fold_text(name.text) for name in other}
+            assert not {name.concept for name in names} & {name.concept for name in other}
 
 
 def test_validation_and_test_are_balanced(everything: NameSets, few: NameSets) -> None:
-    for sets, part, expected in [
+    for sets, names, expected in [
         (everything, everything.valid, 12),
         (everything, everything.test, 24),
         (few, few.valid, 11),
         (few, few.test, 23),
     ]:
-        assert set(Counter(name.language for name in part).items()) == {(one, expected) for one in sets.languages}
+        assert set(Counter(name.language for name in names).items()) == {
+            (language, expected) for language in sets.languages
+        }
 
 
 def test_a_language_with_few_names_sets_the_number_for_all() -> None:
     sets = make_name_sets(seed=3, valid_per_language=10_007, test_per_language=10_009, locales=FEW)
-    for part in (sets.valid, sets.test):
-        counts = Counter(name.language for name in part)
+    for names in (sets.valid, sets.test):
+        counts = Counter(name.language for name in names)
         assert len(counts) == len(FEW) and len(set(counts.values())) == 1
         assert 10 < counts["German"] < 10_007
 
@@ -145,8 +147,8 @@ def test_a_shared_name_is_left_out_of_all_whatever_it_names() -> None:
         "B": [Name("TOGO", "B", "territory TG"), Name("mai", "B", "language xx"), Name("uno", "B", "unit one")],
         "C": [Name("dos", "C", "unit two"), Name("Dos", "C", "unit three"), Name("\u200edos", "C", "unit four")],
     }
-    kept, num_shared = unshared(tables)
-    assert {language: [name.text for name in names] for language, names in kept.items()} == {
+    own_names, num_shared = drop_shared_names(tables)
+    assert {language: [name.text for name in names] for language, names in own_names.items()} == {
         "A": ["eins"],
         "B": ["uno"],
         "C": ["dos"],

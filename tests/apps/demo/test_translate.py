@@ -47,8 +47,10 @@ def test_a_tiny_demo_makes_an_ordinary_run(tmp_path: Path, monkeypatch: pytest.M
     page = (run / "plots" / "heads.html").read_text("utf-8")
     assert '"name":"effect"' in page and "decoder.memory" in page
     dates = {
-        part: {line.split("\t")[1] for line in (run / "data" / f"{part}.tsv").read_text(encoding="utf-8").splitlines()}
-        for part in ("train", "valid", "test")
+        split: {
+            line.split("\t")[1] for line in (run / "data" / f"{split}.tsv").read_text(encoding="utf-8").splitlines()
+        }
+        for split in ("train", "valid", "test")
     }
     assert (
         not dates["train"] & dates["test"]

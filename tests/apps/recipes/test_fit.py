@@ -15,27 +15,27 @@ from clearhead.apps.recipes import fit
 from clearhead.apps.recipes.run_file import DataPlan
 from clearhead.apps.recipes.survey import survey
 from clearhead.base.errors import InputError
-from clearhead.base.progress import shown_by
+from clearhead.base.progress import use_display
 from clearhead.core import build
 from clearhead.model.facade import Model
 from clearhead.spec.presets.task_heads import label_head, token_head, vector_head
 from clearhead.spec.tasks.base import Architecture, Recipe, Size
 from clearhead.spec.tasks.record import Noise, TaskRecord
-from clearhead.spec.tasks.registry import every, find
+from clearhead.spec.tasks.registry import find_task, list_tasks
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.record import STARTUP_SECONDS
 from clearhead.training.runfile.model_table import resolve_spec
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import ModelSection
-from clearhead.training.task_parts import one_sided
+from clearhead.training.task_setup import one_sided
 from tests.apps.cli.tiny_run import PAIRS, write_pairs
 from tests.parity.architectures.harness import outputs_of
-from tests.told import Told
+from tests.recording_display import RecordingDisplay
 
 SIZES = tuple(Size(1, 16 * width, 2, 32, 0.1, least_tokens=1_000 * width - 1_000) for width in (1, 2, 3))
 
 
-def chosen(tokens_in_a_minute: list[int]) -> int:
+def chosen_width(tokens_in_a_minute: list[int]) -> int:
     """Return the width of the model that is chosen where each size reads so many tokens; 0: it needs more memory."""
 
     def candidate(size: Size) -> Any:
@@ -46,9 +46,9 @@ def chosen(tokens_in_a_minute: list[int]) -> int:
         return Mock(spec=fit.Candidate, size=size, step_seconds=step_seconds, step_tokens=10.0)
 
     minutes = 1 + STARTUP_SECONDS / 60
-    recipe = Recipe(None, "bpe", 100, 32, SIZES, find("tag").recipes[0].model, {}, 3)
-    found = fit.choose_size(recipe, candidate, minutes)
-    return found.size.width
+    recipe = Recipe(None, "bpe", 100, 32, SIZES, find_task("tag").recipes[0].model, {}, 3)
+    best = fit.choose_size(recipe, candidate, minutes)
+    return best.size.width
 
 
 @pytest.mark.parametrize(
@@ -61,31 +61,31 @@ def chosen(tokens_in_a_minute: list[int]) -> int:
     ],
 )
 def test_the_largest_model_that_reads_enough(tokens: list[int], width: int) -> None:
-    assert chosen(tokens) == width
+    assert chosen_width(tokens) == width
 
 
 def test_no_model_fits_into_memory() -> None:
     with pytest.raises(InputError, match="too large"):
-        chosen([0, 0, 0])
+        chosen_width([0, 0, 0])
 
 
 @pytest.mark.parametrize("minutes", [1.0, 5.0, 61.0])
 @pytest.mark.parametrize("validation", [0.1, 7.0])
 def test_steps_and_validations_fill_the_time(minutes: float, validation: float) -> None:
-    length = fit.Length.fitting(minutes, step=0.3, validation=validation, most=10**9)
+    length = fit.RunLength.fit_minutes(minutes, step=0.3, validation=validation, most=10**9)
     assert 60 * minutes - 0.3 < length.seconds <= 60 * minutes
     assert 2 <= length.validations <= 10
-    assert fit.Length.fitting(minutes, step=0.3, validation=validation, most=17).steps == 17
+    assert fit.RunLength.fit_minutes(minutes, step=0.3, validation=validation, most=17).steps == 17
 
 
 @pytest.mark.parametrize(
     ("minutes", "most", "advised"), [(0.4, 1000, 5), (9.0, 1000, None), (0.4, 3, None), (0.4, 9, 1)]
 )
 def test_too_little_time_is_said_with_what_is_enough(minutes: float, most: int, advised: int | None) -> None:
-    def length(minutes: float) -> fit.Length:
-        return fit.Length.fitting(minutes, step=2.4, validation=1.0, most=most)
+    def length(minutes: float) -> fit.RunLength:
+        return fit.RunLength.fit_minutes(minutes, step=2.4, validation=1.0, most=most)
 
-    advice = fit.too_few(length(minutes), most, step=2.4)
+    advice = fit.advise_more_minutes(length(minutes), most, step=2.4)
     if advised is None:
         assert advice == ""
         return
@@ -99,25 +99,25 @@ def test_a_recipe_is_measured_on_the_data(tmp_path: Path, monkeypatch: pytest.Mo
         write_pairs(tmp_path, name, pairs)
     tables = [{"source": f"{name}.source", "target": f"{name}.target"} for name in ("train", "valid")]
     plan = DataPlan("embed", tables[0], tables[1], "", "pairs", "runs/x", len(PAIRS), survey(PAIRS))
-    recipe, state, said = find("embed").recipe(len(PAIRS)), torch.get_rng_state(), Told()
-    with shown_by(said):
-        found = fit.fitted(plan, 60.0)
+    recipe, state, display = find_task("embed").recipe(len(PAIRS)), torch.get_rng_state(), RecordingDisplay()
+    with use_display(display):
+        fitted_run = fit.fit_run_file(plan, 60.0)
     assert torch.equal(torch.get_rng_state(), state)
-    written = parse_run_file(found.text, "run.toml")
+    written = parse_run_file(fitted_run.text, "run.toml")
     # A batch holds all pairs, and an hour is more than their data is worth.
-    assert written.train.steps == found.steps == recipe.most_epochs and "more data would" in found.text
+    assert written.train.steps == fitted_run.steps == recipe.most_epochs and "more data would" in fitted_run.text
     assert written.train.planned_minutes is None, "the steps do not fill the time"
-    assert written.model.width == recipe.sizes[0].width and any("a step" in line for line in said.messages)
+    assert written.model.width == recipe.sizes[0].width and any("a step" in line for line in display.messages)
     # Three words of one letter, whatever their tokens.
-    assert "The longest text has" in found.text and written.data.max_length == 16
+    assert "The longest text has" in fitted_run.text and written.data.max_length == 16
 
 
 def saved_models() -> list[tuple[str, Architecture]]:
-    found: list[tuple[str, Architecture]] = []
-    for task in every():
+    pairs: list[tuple[str, Architecture]] = []
+    for task in list_tasks():
         models = [row.model for row in task.recipes if row.model.saved_as]
-        found += [(task.kind, model) for model in models if (task.kind, model) not in found]
-    return found
+        pairs += [(task.kind, model) for model in models if (task.kind, model) not in pairs]
+    return pairs
 
 
 @pytest.mark.parametrize(("task", "model"), saved_models())
@@ -149,8 +149,10 @@ def test_a_model_is_saved_as_the_run_file_says(task: str, model: Architecture, t
     assert config["model_type"] == model.saved_as
     other = getattr(transformers, config["architectures"][0]).from_pretrained(tmp_path / "out").eval()
     ids, target = torch.randint(6, size, (3, 7)), torch.randint(6, size, (3, 5))
-    read, given = ((ids, target), {"decoder_input_ids": target}) if family == "encoder-decoder" else ((ids,), {})
+    read, reference_inputs = (
+        ((ids, target), {"decoder_input_ids": target}) if family == "encoder-decoder" else ((ids,), {})
+    )
     with torch.no_grad():
-        ours, theirs = module(*read), other(input_ids=ids, attention_mask=torch.ones_like(ids), **given)
-    found = ours.hidden if task == "embed" else ours.logits
-    torch.testing.assert_close(found, outputs_of(theirs), rtol=0, atol=2e-5)
+        ours, theirs = module(*read), other(input_ids=ids, attention_mask=torch.ones_like(ids), **reference_inputs)
+    our_output = ours.hidden if task == "embed" else ours.logits
+    torch.testing.assert_close(our_output, outputs_of(theirs), rtol=0, atol=2e-5)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.apps.recipes import start
-from clearhead.apps.recipes.fit import Fitted
+from clearhead.apps.recipes import from_checkpoint
+from clearhead.apps.recipes.fit import FittedRunFile
 from clearhead.base.errors import InputError
 
 
@@ -14,20 +14,20 @@ from clearhead.base.errors import InputError
     ("parameters", "whole", "low_rank", "rank"),
     [
         (1_000, 1.0, 0.5, None),  # 290 steps of the whole model in 5 minutes, and a pass has 100
-        (1_000, 10.0, 5.0, start.LORA_RANK),
+        (1_000, 10.0, 5.0, from_checkpoint.LORA_RANK),
         (1_000, 10.0, 9.9, None),
-        (10**15, 1.0, 0.5, start.LORA_RANK),
-        (1_000, None, 0.5, start.LORA_RANK),
+        (10**15, 1.0, 0.5, from_checkpoint.LORA_RANK),
+        (1_000, None, 0.5, from_checkpoint.LORA_RANK),
     ],
 )
 def test_low_rank_matrices_where_memory_or_time_is_short(
     parameters: int, whole: float | None, low_rank: float, rank: int | None
 ) -> None:
-    def tried(one: int | None, why: str) -> start.Way:
-        seconds = whole if one is None else low_rank
+    def try_rank(tried_rank: int | None, why: str) -> from_checkpoint.FineTuneMode:
+        seconds = whole if tried_rank is None else low_rank
         if seconds is None:
             raise InputError("too large") from torch.OutOfMemoryError("too large")
-        assert (why == "") is (one is None)
-        return start.Way(seconds, 100, lambda: Fitted(f"rank {one}", 1, 1.0))
+        assert (why == "") is (tried_rank is None)
+        return from_checkpoint.FineTuneMode(seconds, 100, lambda: FittedRunFile(f"rank {tried_rank}", 1, 1.0))
 
-    assert start.choose_way(tried, parameters, 5.0).write().text == f"rank {rank}"
+    assert from_checkpoint.choose_mode(try_rank, parameters, 5.0).write().text == f"rank {rank}"

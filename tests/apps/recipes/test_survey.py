@@ -16,7 +16,7 @@ from clearhead.apps.recipes.survey import (
     vocab_size,
 )
 from clearhead.spec.tasks.base import Architecture, Recipe, Size, Task
-from clearhead.spec.tasks.registry import every
+from clearhead.spec.tasks.registry import list_tasks
 
 
 def recipe(tokenizer: str = "bpe", size: int = 8_000, least_count: int = 2) -> Recipe:
@@ -25,7 +25,7 @@ def recipe(tokenizer: str = "bpe", size: int = 8_000, least_count: int = 2) -> R
     )
 
 
-def counted(word_counts: list[int], **changes: object) -> Survey:
+def make_survey(word_counts: list[int], **changes: object) -> Survey:
     values = {
         "num_pairs": 29_000, "num_empty": 0, "kind": "bpe", "num_units": 667_000, "longest": 41, "num_words": 20_011,
         "num_characters": 97,
@@ -33,7 +33,7 @@ def counted(word_counts: list[int], **changes: object) -> Survey:
     return Survey(word_counts=word_counts, **{**values, **changes})  # type: ignore[arg-type]
 
 
-def text_counted(num_characters: int, **changes: object) -> TextSurvey:
+def make_text_survey(num_characters: int, **changes: object) -> TextSurvey:
     values = {
         "num_distinct": 83, "num_words": 20_011, "word_counts": [3] * 9_001, "longest_lines": [], "document": "file",
     }  # fmt: skip
@@ -41,11 +41,11 @@ def text_counted(num_characters: int, **changes: object) -> TextSurvey:
 
 
 def test_counts() -> None:
-    found = survey([("ein Hund läuft", "a dog runs"), ("", "nothing"), ("ein Hund", "a dog  ")])
-    assert (found.num_pairs, found.num_empty, found.num_units, found.longest) == (2, 1, 10, 3)
-    assert found.num_words == len({"ein", "Hund", "läuft", "a", "dog", "runs"})
-    assert sorted(found.word_counts) == [1, 1, 2, 2, 2, 2]
-    assert found.num_characters == len(set("einHundläuftadogruns"))
+    result = survey([("ein Hund läuft", "a dog runs"), ("", "nothing"), ("ein Hund", "a dog  ")])
+    assert (result.num_pairs, result.num_empty, result.num_units, result.longest) == (2, 1, 10, 3)
+    assert result.num_words == len({"ein", "Hund", "läuft", "a", "dog", "runs"})
+    assert sorted(result.word_counts) == [1, 1, 2, 2, 2, 2]
+    assert result.num_characters == len(set("einHundläuftadogruns"))
 
 
 @pytest.mark.parametrize(
@@ -58,21 +58,21 @@ def test_counts() -> None:
     ],
 )
 def test_kind_follows_from_the_text(pairs: list[tuple[str, str]], kind: str) -> None:
-    found = survey(pairs)
-    assert found.kind == kind and tokenizer_kind(recipe("word"), found) == ("word" if kind == "bpe" else kind)
+    result = survey(pairs)
+    assert result.kind == kind and tokenizer_kind(recipe("word"), result) == ("word" if kind == "bpe" else kind)
 
 
 def test_vocabulary_stays_below_what_frequent_words_support() -> None:
-    found = counted([5] * 301 + [2] * 1_009 + [1] * 10_007)
-    assert vocab_size(recipe(least_count=5), found, num_special=0) == 97 + 301 * 4 // 5
-    assert vocab_size(recipe(least_count=2), found, num_special=0) == 97 + (301 + 1_009) * 4 // 5
-    assert vocab_size(recipe(size=200), counted([5] * 10_007), num_special=0) == 97 + 1_000
-    assert vocab_size(recipe(), counted([5] * 301, kind="character"), num_special=0) is None
+    result = make_survey([5] * 301 + [2] * 1_009 + [1] * 10_007)
+    assert vocab_size(recipe(least_count=5), result, num_special=0) == 97 + 301 * 4 // 5
+    assert vocab_size(recipe(least_count=2), result, num_special=0) == 97 + (301 + 1_009) * 4 // 5
+    assert vocab_size(recipe(size=200), make_survey([5] * 10_007), num_special=0) == 97 + 1_000
+    assert vocab_size(recipe(), make_survey([5] * 301, kind="character"), num_special=0) is None
 
 
 def test_single_texts_are_counted_as_pairs_are() -> None:
-    found = survey([("ein Hund läuft",), ("",), ("ein Hund",)])
-    assert (found.num_pairs, found.num_empty, found.num_units, found.longest) == (2, 1, 5, 3)
+    result = survey([("ein Hund läuft",), ("",), ("ein Hund",)])
+    assert (result.num_pairs, result.num_empty, result.num_units, result.longest) == (2, 1, 5, 3)
 
 
 # --- running text ---
@@ -107,26 +107,28 @@ def test_sentences_are_documents(line: str, document: str) -> None:
 
 
 def test_more_text_needs_a_smaller_share_of_validation() -> None:
-    shares = [held_out_share(text_counted(10**power)) for power in (5, 6, 8, 9)]
+    shares = [held_out_share(make_text_survey(10**power)) for power in (5, 6, 8, 9)]
     assert shares == sorted(shares, reverse=True) and shares[-1] > 0
 
 
 def test_characters_are_tokens_where_there_are_few() -> None:
-    own = recipe("character")
-    assert tokenizer_kind(own, text_counted(10**6)) == "character"
-    assert tokenizer_kind(own, text_counted(10**6, num_distinct=3_001)) == "byte-bpe"
+    character_recipe = recipe("character")
+    assert tokenizer_kind(character_recipe, make_text_survey(10**6)) == "character"
+    assert tokenizer_kind(character_recipe, make_text_survey(10**6, num_distinct=3_001)) == "byte-bpe"
 
 
 def test_signs_of_masked_text_have_room_where_there_is_little() -> None:
     for counts, more in (([3] * 301, 17), ([3] * 100_000, 0)):
-        sizes = [vocab_size(recipe(), text_counted(10**6, word_counts=counts), num_special=signs) for signs in (0, 17)]
+        sizes = [
+            vocab_size(recipe(), make_text_survey(10**6, word_counts=counts), num_special=signs) for signs in (0, 17)
+        ]
         assert sizes[0] is not None and sizes[1] == sizes[0] + more
 
 
 # --- the table ---
 
 
-@pytest.mark.parametrize("task", every(), ids=lambda task: task.kind)
+@pytest.mark.parametrize("task", list_tasks(), ids=lambda task: task.kind)
 def test_rows_and_sizes_of_a_task_rise(task: Task) -> None:
     rows = task.recipes
     assert rows[-1].up_to is None
@@ -134,7 +136,7 @@ def test_rows_and_sizes_of_a_task_rise(task: Task) -> None:
         assert small.up_to is not None and (large.up_to is None or small.up_to < large.up_to)
     for row in rows:
         assert row.sizes[0].least_tokens == 0
-        for one, other in pairwise(row.sizes):
-            assert one.least_tokens < other.least_tokens
-            assert one.layers * one.width**2 <= other.layers * other.width**2
+        for smaller, other in pairwise(row.sizes):
+            assert smaller.least_tokens < other.least_tokens
+            assert smaller.layers * smaller.width**2 <= other.layers * other.width**2
         assert all(size.width % size.heads == 0 for size in row.sizes)

@@ -15,7 +15,7 @@ from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
-from tests.interpret.view.explorer.test_architectures import BLANK, TEXT, first_cases, peaked
+from tests.interpret.view.explorer.test_architectures import BLANK, TEXT, build_peaked, first_cases
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 
@@ -23,7 +23,7 @@ from fastapi.testclient import TestClient
 
 from clearhead.apps.serve.explorer import explorer_router, make_app
 from clearhead.apps.serve.gate import Access
-from clearhead.apps.serve.runs import Asked, Runs
+from clearhead.apps.serve.page_computations import PageRequest, Runs
 from clearhead.apps.serve.work import Workers
 
 
@@ -35,7 +35,7 @@ def letters() -> Tokenizer:
 @cache
 def model_of(name: str) -> Model:
     case = first_cases()[name]
-    return Model(peaked(case), TokenizerPair(letters(), letters(), True), TaskRecord(kind=case.variant.task))
+    return Model(build_peaked(case), TokenizerPair(letters(), letters(), True), TaskRecord(kind=case.variant.task))
 
 
 def text_of(model: Model) -> str:
@@ -48,7 +48,7 @@ class Browser:
     def __init__(self, model: Model, first: str | None = None) -> None:
         self.access, self.workers = Access.of_page(8765), Workers()
         self.runs = Runs(model, "tiny", {})
-        router = explorer_router(self.runs, self.workers, Asked(text=first or text_of(model)))
+        router = explorer_router(self.runs, self.workers, PageRequest(text=first or text_of(model)))
         self.app = make_app(self.access, self.workers, [router])
         self.client = TestClient(self.app, base_url=f"http://{self.access.hosts[0]}")
 

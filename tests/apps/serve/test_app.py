@@ -20,7 +20,7 @@ import torch
 
 from clearhead.apps.serve.explorer import LivePage, listen
 from clearhead.apps.serve.gate import MOST_BYTES
-from clearhead.apps.serve.work import Left, Work, Workers
+from clearhead.apps.serve.work import ClientDisconnected, Work, Workers
 from clearhead.base.errors import InputError
 from tests.apps.serve.cases import Browser, model_of, text_of
 
@@ -70,8 +70,11 @@ def test_another_host_is_refused(browser: Browser, host: str) -> None:
 def test_another_origin_is_refused(browser: Browser, origin: str) -> None:
     answer = browser.client.post(f"/{browser.access.token}/read", json={"text": "a"}, headers={"Origin": origin})
     assert refusal(answer)[0] == 403
-    own = {"Origin": "http://localhost:8765", "Host": "localhost:8765"}
-    assert browser.client.post(f"/{browser.access.token}/read", json={"text": "a b"}, headers=own).status_code == 200
+    same_origin = {"Origin": "http://localhost:8765", "Host": "localhost:8765"}
+    assert (
+        browser.client.post(f"/{browser.access.token}/read", json={"text": "a b"}, headers=same_origin).status_code
+        == 200
+    )
 
 
 def test_a_large_request_is_refused(browser: Browser) -> None:
@@ -120,9 +123,9 @@ def test_pieces_that_there_are_not(browser: Browser) -> None:
     name = browser.read(text="abc")["name"]
     assert "there is no array" in refusal(browser.get(f"blob/{name}/999"))[1]
     assert "reload" in refusal(browser.get("blob/unknown/0"))[1]
-    place = {"stack": "decoder.self", "layer": 0, "head": 0}
-    assert refusal(browser.get(f"tile/{name}", **place, row=9))[0] == 400
-    assert "did you mean" in refusal(browser.get(f"tile/{name}", **{**place, "stack": "decoder.sel"}))[1]
+    query = {"stack": "decoder.self", "layer": 0, "head": 0}
+    assert refusal(browser.get(f"tile/{name}", **query, row=9))[0] == 400
+    assert "did you mean" in refusal(browser.get(f"tile/{name}", **{**query, "stack": "decoder.sel"}))[1]
 
 
 def test_a_port_in_use_is_said() -> None:
@@ -152,7 +155,7 @@ def test_a_computation_ends_when_its_browser_leaves() -> None:
                 model.module(ids)
                 runs.append(time.monotonic())
 
-    with pytest.raises(Left):
+    with pytest.raises(ClientDisconnected):
         asyncio.run(workers.compute(Gone(0.2), endless))  # type: ignore[arg-type]
     assert runs and workers.num_running == 0
     workers.join()
@@ -178,7 +181,7 @@ def test_a_slow_computation_lets_a_quick_one_go_first() -> None:
         await asyncio.sleep(0.1)
         await workers.compute(Gone(99), quick, is_quick=True)  # type: ignore[arg-type]
         workers.close()
-        with pytest.raises(Left):
+        with pytest.raises(ClientDisconnected):
             await first
 
     asyncio.run(both())
@@ -206,21 +209,21 @@ def test_a_signal_ends_it(number: int, code: int, saved_model: Path) -> None:
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", address)
     with urllib.request.urlopen(address) as answer:
         assert b"</html>" in answer.read()
-    asked = urllib.request.Request(
+    request = urllib.request.Request(
         f"{address}read", b'{"text": "ab", "generate": 1000}', {"Content-Type": "application/json"}
     )
-    waiting = threading.Thread(target=_ignored, args=(asked,))
+    waiting = threading.Thread(target=_ignore, args=(request,))
     waiting.start()
     time.sleep(0.3)
     os.kill(started.pid, number)
     _, messages = started.communicate(timeout=20)
     waiting.join()
     assert started.returncode == code
-    said = "interrupted" if number == signal.SIGINT else "terminated"
-    assert messages.splitlines()[-1] == f"clearhead: {said}" and "Traceback" not in messages
+    word = "interrupted" if number == signal.SIGINT else "terminated"
+    assert messages.splitlines()[-1] == f"clearhead: {word}" and "Traceback" not in messages
 
 
-def _ignored(request: urllib.request.Request) -> None:
+def _ignore(request: urllib.request.Request) -> None:
     with contextlib.suppress(OSError):
         urllib.request.urlopen(request).read()
 

@@ -35,7 +35,7 @@ def by_model_edit(model: Model, answer: Any, base: AttentionMaps) -> tuple[Atten
     names: dict[str, Any] = {"model": model, "torch": torch}
     *lines, call = answer["python"]
     assert call.startswith("    ") and lines[-1].startswith("with model.edit")
-    reading = base.reading
+    reading = base.inputs
     names["run"] = lambda: (
         attend(base.module, base.tokenizers, base.task, reading), base.module(reading.source, reading.target),
     )  # fmt: skip
@@ -44,7 +44,7 @@ def by_model_edit(model: Model, answer: Any, base: AttentionMaps) -> tuple[Atten
 
 
 def exact_weights(browser: Browser, answer: Any, sample: int) -> dict[tuple[str, int, int], np.ndarray]:
-    found = {}
+    weights = {}
     for stack in answer["page"]["samples"][sample]["attentions"]:
         if stack["measure"] != "attention weight":
             continue
@@ -53,11 +53,11 @@ def exact_weights(browser: Browser, answer: Any, sample: int) -> dict[tuple[str,
             size = sum(last - first + 1 for first, last in zip(spans[::2], spans[1::2], strict=True))
             for head, exact in layer["exact"].items():
                 numbers = browser.blob(answer["name"], exact["blob"], "<f4")
-                found[stack["stack"], layer["layer"], int(head)] = numbers[:size]
-    return found
+                weights[stack["stack"], layer["layer"], int(head)] = numbers[:size]
+    return weights
 
 
-def allowed(maps: AttentionMaps, stack: str, layer: int, head: int) -> np.ndarray:
+def attended_weights(maps: AttentionMaps, stack: str, layer: int, head: int) -> np.ndarray:
     record = maps.record(stack, layer)
     weights, mask = maps.weights(stack, layer, head), record.mask()
     return (weights if mask is None else weights[mask[0, 0].expand_as(weights)]).flatten().numpy()
@@ -69,16 +69,16 @@ def test_live_edits_equal_model_edit(name: str) -> None:
     model = model_of(name)
     browser, text = Browser(model), text_of(model)
     target = {} if model.module.encoder is None or model.module.decoder is None else {"target": "a cat"}
-    asked = {"text": text, **target}
-    answer = browser.read(**asked, edits=changes(model))
+    request = {"text": text, **target}
+    answer = browser.read(**request, edits=changes(model))
     base = model.attention(text, *target.values())
     maps, output = by_model_edit(model, answer, base)
     shown = exact_weights(browser, answer, 1)
     assert {(stack, layer) for stack, layer, _ in shown} == set(base.records)
     moved = 0.0
     for (stack, layer, head), numbers in shown.items():
-        np.testing.assert_allclose(numbers, allowed(maps, stack, layer, head), atol=1e-6)
-        moved = max(moved, np.abs(numbers - allowed(base, stack, layer, head)).max())
+        np.testing.assert_allclose(numbers, attended_weights(maps, stack, layer, head), atol=1e-6)
+        moved = max(moved, np.abs(numbers - attended_weights(base, stack, layer, head)).max())
     assert moved > 1e-3, "the changes change the weights of later layers"
     check_outputs(answer, output, base)
 
@@ -87,11 +87,11 @@ def check_outputs(answer: Any, output: Any, base: AttentionMaps) -> None:
     """The probabilities of the page, before and after, are those of the logits."""
     rows = answer["outputs"]["rows"]
     assert rows, "every model here gives probabilities"
-    unchanged = base.module(base.reading.source, base.reading.target).logits
+    unchanged = base.module(base.inputs.source, base.inputs.target).logits
     count = len(base.output_names.names)
     for row in rows:
-        place = slice(None) if row["position"] is None else row["position"]
-        before, after = (one[0, place, :count].softmax(-1) for one in (unchanged, output.logits))
+        position = slice(None) if row["position"] is None else row["position"]
+        before, after = (logits[0, position, :count].softmax(-1) for logits in (unchanged, output.logits))
         for _, index, was, now in row["candidates"]:
             assert was == pytest.approx(float(before[index]), abs=1e-6)
             assert now == pytest.approx(float(after[index]), abs=1e-6)
@@ -105,7 +105,7 @@ def test_two_pages_do_not_see_each_others_changes() -> None:
     before, changed = browser.read(text=text), browser.read(text=text, edits=edits[:1])
     other = browser.read(text=text, edits=edits[1:2])
     assert browser.read(text=text) == before
-    assert len({one["name"] for one in (before, changed, other)}) == 3
+    assert len({answer["name"] for answer in (before, changed, other)}) == 3
     assert changed["outputs"] != other["outputs"]
     fresh = Browser(browser.runs.model)
     assert fresh.read(text=text, edits=edits[1:2]) == other

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from clearhead.apps.serve import long_text
-from clearhead.apps.serve.long_text import MASKED, Piece, long_sample, rows_of_weights, tile
+from clearhead.apps.serve.long_text import MASKED, MapTile, long_sample, rows_of_weights, tile
 from clearhead.core.feedforward import FeedForward
 from clearhead.interpret.maps.attention_maps import AttentionMaps
 from clearhead.interpret.maps.page import SampleOptions, run_sample
@@ -24,7 +24,7 @@ def nothing() -> None:
     """Nobody leaves."""
 
 
-def pooled(weights: np.ndarray, pool: int) -> np.ndarray:
+def max_pool(weights: np.ndarray, pool: int) -> np.ndarray:
     rows, columns = (-(-size // pool) for size in weights.shape)
     cells = [
         [weights[r * pool : (r + 1) * pool, c * pool : (c + 1) * pool].max() for c in range(columns)]
@@ -52,16 +52,18 @@ def test_pieces_are_the_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def check_tiles(maps: AttentionMaps, stack: str, layer: int, head: int, weights: np.ndarray) -> None:
     for pool in (1, 2):
-        expected, found = pooled(weights, pool), []
+        expected, tiles = max_pool(weights, pool), []
         for row in range(-(-expected.shape[0] // SIDE)):
             for column in range(-(-expected.shape[1] // SIDE)):
-                piece = Piece(stack=stack, layer=layer, head=head, pool=pool, row=row, column=column)
-                part = expected[row * SIDE : (row + 1) * SIDE, column * SIDE : (column + 1) * SIDE]
+                piece = MapTile(stack=stack, layer=layer, head=head, pool=pool, row=row, column=column)
+                expected_tile = expected[row * SIDE : (row + 1) * SIDE, column * SIDE : (column + 1) * SIDE]
                 codes = np.frombuffer(zlib.decompress(tile(maps.record(stack, layer), piece, nothing)), "<u2")
-                found.append((part, codes.reshape(part.shape)))
-        for part, codes in found:
-            assert ((codes == MASKED) == (part < 0)).all()
-            np.testing.assert_allclose((codes[part >= 0] / LEVELS) ** 2, part[part >= 0], atol=5e-4)
+                tiles.append((expected_tile, codes.reshape(expected_tile.shape)))
+        for expected_tile, codes in tiles:
+            assert ((codes == MASKED) == (expected_tile < 0)).all()
+            np.testing.assert_allclose(
+                (codes[expected_tile >= 0] / LEVELS) ** 2, expected_tile[expected_tile >= 0], atol=5e-4
+            )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,10 +71,14 @@ def test_a_long_page_knows_the_same_masks(name: str) -> None:
     maps = maps_of(module_of(name))
     short, long = run_sample(maps, "", SampleOptions()), long_sample(maps, "", nothing)
     assert long.rows.keys() == short.rows.keys()
-    for one, other in zip(long.attentions, short.attentions, strict=False):
-        size = len(short.rows[one.queries].tokens), len(short.rows[one.keys].tokens)
-        assert (one.stack, one.queries, one.keys) == (other.stack, other.queries, other.keys)
-        for layer, whole in zip(one.layers, other.layers, strict=True):
+    for long_stack, short_stack in zip(long.attentions, short.attentions, strict=False):
+        size = len(short.rows[long_stack.queries].tokens), len(short.rows[long_stack.keys].tokens)
+        assert (long_stack.stack, long_stack.queries, long_stack.keys) == (
+            short_stack.stack,
+            short_stack.queries,
+            short_stack.keys,
+        )
+        for layer, whole in zip(long_stack.layers, short_stack.layers, strict=True):
             assert layer.weights is None and layer.heads == whole.heads and layer.mask_name == whole.mask_name
             assert list(layer.spans) == spans_of(whole.mask, size)
 
@@ -85,10 +91,10 @@ def test_a_long_text_is_asked_for_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     )
     assert len(answer["page"]["samples"]) == 2
     assert all(
-        layer["weights"] is None for one in answer["page"]["samples"] for layer in one["attentions"][0]["layers"]
+        layer["weights"] is None for sample in answer["page"]["samples"] for layer in sample["attentions"][0]["layers"]
     )
-    place = {"stack": "decoder.self", "layer": 1, "head": 0, "sample": 1}
-    codes = np.frombuffer(zlib.decompress(browser.get(f"tile/{answer['name']}", **place).content), "<u2")
+    query = {"stack": "decoder.self", "layer": 1, "head": 0, "sample": 1}
+    codes = np.frombuffer(zlib.decompress(browser.get(f"tile/{answer['name']}", **query).content), "<u2")
     size = len(answer["page"]["samples"][0]["rows"]["decoder"]["texts"])
     assert codes.size == size**2 and (codes == MASKED).sum() == size * (size - 1) // 2
 
@@ -106,7 +112,7 @@ def test_the_first_layer_of_a_long_text_comes_first(name: str, monkeypatch: pyte
     assert [layer["layer"] for layer in stack["layers"]] == [0]
     whole = browser.read(text=f"{text} ")
     assert whole["name"] != begun["name"] and len(whole["page"]["samples"][0]["attentions"][0]["layers"]) > 1
-    place = {"stack": stack["stack"], "layer": 0, "head": 1}
+    query = {"stack": stack["stack"], "layer": 0, "head": 1}
     assert (
-        browser.get(f"tile/{begun['name']}", **place).content == browser.get(f"tile/{whole['name']}", **place).content
+        browser.get(f"tile/{begun['name']}", **query).content == browser.get(f"tile/{whole['name']}", **query).content
     )

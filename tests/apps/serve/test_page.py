@@ -12,7 +12,7 @@ import uvicorn
 
 from clearhead.apps.serve.explorer import explorer_router, listen, make_app
 from clearhead.apps.serve.gate import Access
-from clearhead.apps.serve.runs import Asked, Runs
+from clearhead.apps.serve.page_computations import PageRequest, Runs
 from clearhead.apps.serve.work import Workers
 from tests.apps.serve.cases import model_of, text_of
 from tests.interpret.view.explorer.browser import browser
@@ -23,16 +23,16 @@ DRAWN = "() => document.documentElement.dataset.drawn === document.documentEleme
 
 @pytest.fixture(scope="module")
 def running(chromium: str) -> Iterator[Any]:
-    with browser(chromium) as found:
-        yield found
+    with browser(chromium) as chromium_browser:
+        yield chromium_browser
 
 
 @contextmanager
-def served(name: str) -> Iterator[tuple[str, Runs]]:
+def serve(name: str) -> Iterator[tuple[str, Runs]]:
     """The application of a model on a port of this machine."""
     model, listener, workers = model_of(name), listen(0), Workers()
     access, runs = Access.of_page(listener.getsockname()[1]), Runs(model, name, {})
-    app = make_app(access, workers, [explorer_router(runs, workers, Asked(text=text_of(model)))])
+    app = make_app(access, workers, [explorer_router(runs, workers, PageRequest(text=text_of(model)))])
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -49,9 +49,9 @@ class LiveTab:
         self.tab.set_default_timeout(240_000)  # many programs may share the machine
         self.tab.on("pageerror", lambda error: self.errors.append(str(error)))
         self.tab.goto(address)
-        self.answered()
+        self.wait_for_answer()
 
-    def answered(self) -> Any:
+    def wait_for_answer(self) -> Any:
         self.tab.wait_for_function(ANSWERED)
         self.tab.wait_for_function(DRAWN)
         assert not self.errors, self.errors
@@ -66,23 +66,23 @@ class LiveTab:
         self.tab.get_by_label("Head", exact=True).last.select_option(str(head))
         self.tab.get_by_role("button", name="Apply").click()
         self.tab.wait_for_function("() => document.querySelectorAll('.change').length > 0")
-        self.answered()
+        self.wait_for_answer()
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "marian"])
 def test_a_head_is_switched_off(running: Any, name: str) -> None:
-    with served(name) as (address, runs):
-        one, other = LiveTab(running, address), LiveTab(running, address)
-        before = one.tab.locator(".candidates").inner_text()
-        one.switch_off(runs.model.attention(text_of(runs.model)).stacks[0], layer=0, head=1)
-        assert one.tab.locator(".pane").count() == 2 and one.tab.locator(".fault:visible").count() == 0
-        check_weights(one, runs)
-        one.tab.get_by_text("The same in Python").click()
-        assert "model.edit" in one.tab.locator(".python").inner_text()
-        one.tab.get_by_role("button", name="Undo").click()
-        one.tab.wait_for_function("() => document.querySelectorAll('.change').length === 0")
-        assert one.answered().locator(".candidates").inner_text() == before
-        assert other.answered().locator(".pane").count() == 1, "pages do not see each other's changes"
+    with serve(name) as (address, runs):
+        first, second = LiveTab(running, address), LiveTab(running, address)
+        before = first.tab.locator(".candidates").inner_text()
+        first.switch_off(runs.model.attention(text_of(runs.model)).stacks[0], layer=0, head=1)
+        assert first.tab.locator(".pane").count() == 2 and first.tab.locator(".fault:visible").count() == 0
+        check_weights(first, runs)
+        first.tab.get_by_text("The same in Python").click()
+        assert "model.edit" in first.tab.locator(".python").inner_text()
+        first.tab.get_by_role("button", name="Undo").click()
+        first.tab.wait_for_function("() => document.querySelectorAll('.change').length === 0")
+        assert first.wait_for_answer().locator(".candidates").inner_text() == before
+        assert second.wait_for_answer().locator(".pane").count() == 1, "pages do not see each other's changes"
 
 
 def check_weights(tab: LiveTab, runs: Runs) -> None:
@@ -103,29 +103,29 @@ def check_weights(tab: LiveTab, runs: Runs) -> None:
     link = f"view=matrix&sample=0&other=1&stack={stack}&layer={layer}&head=0&query={query}&key={key}"
     tab.tab.evaluate(f"location.hash = '{link}'")
     tab.tab.wait_for_function("() => document.querySelectorAll('.cell').length === 2")
-    tab.answered()
+    tab.wait_for_answer()
     shown = [
         float(value) for value in tab.tab.locator(".cell").evaluate_all("all => all.map(one => one.dataset.value)")
     ]
-    expected = [float(one.weights(stack, layer, 0)[query, key]) for one in (maps, changed)]
+    expected = [float(run.weights(stack, layer, 0)[query, key]) for run in (maps, changed)]
     assert shown == pytest.approx(expected, abs=1e-6) and abs(expected[0] - expected[1]) > 1e-5
 
 
 def test_two_outputs_are_compared(running: Any) -> None:
     """The page asks why one token is more probable than another, and takes it back."""
-    with served("gpt2") as (address, runs):
+    with serve("gpt2") as (address, runs):
         live = LiveTab(running, address)
         live.tab.get_by_label("The output that is followed").fill("q")
         live.tab.get_by_label("The output that it is compared with").fill("z")
         live.tab.get_by_role("button", name="Compare").click()
         live.tab.wait_for_selector(".difference")
-        shown = live.answered().locator(".difference").inner_text()
+        shown = live.wait_for_answer().locator(".difference").inner_text()
         maps = runs.model.attention(text_of(runs.model))
         outcome = maps.outcome(("q", "z"))
-        logits = maps.module(maps.reading.source, None).logits[0, outcome.logits_position]
+        logits = maps.module(maps.inputs.source, None).logits[0, outcome.logits_position]
         value = float(outcome.log_probability(logits.detach()))
         assert "'q' rather than 'z'" in shown
         assert float(shown.rpartition(" ")[2].replace("\u2212", "-")) == pytest.approx(value, abs=5e-3)
         live.tab.get_by_role("button", name="One alone").click()
         live.tab.wait_for_selector(".difference", state="detached")
-        assert live.answered().locator(".fault:visible").count() == 0
+        assert live.wait_for_answer().locator(".fault:visible").count() == 0

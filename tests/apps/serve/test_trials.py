@@ -18,16 +18,16 @@ def test_a_sweep_is_that_of_patch(name: str) -> None:
     model = model_of(name)
     target = {} if name == "gpt2" else {"target": "a cat"}
     browser = Browser(model)
-    found = browser.post("sweep", asked={"text": FIRST, **target}, text=SECOND, **target).json()
+    answer = browser.post("sweep", asked={"text": FIRST, **target}, text=SECOND, **target).json()
     here, there = (model.attention(text, *target.values()) for text in (FIRST, SECOND))
     lengths = {stack.partition(".")[0]: len(here.query_tokens(stack)) for stack in here.stacks}
     expected = here.patch(there, positions={stack: [(at, at) for at in range(size)] for stack, size in lengths.items()})
-    assert set(found["streams"]) == set(lengths)
-    for stack, rows in found["streams"].items():
+    assert set(answer["streams"]) == set(lengths)
+    for stack, rows in answer["streams"].items():
         shown = np.array([[np.nan if value is None else value for value in row] for row in rows])
         np.testing.assert_allclose(shown, expected.streams[stack].numpy(), atol=1e-6)
-    assert [row[3] for row in found["heads"]] == pytest.approx([head.change for head in expected.heads], abs=1e-6)
-    assert max(abs(row[3]) for row in found["heads"]) > 1e-3
+    assert [row[3] for row in answer["heads"]] == pytest.approx([head.change for head in expected.heads], abs=1e-6)
+    assert max(abs(row[3]) for row in answer["heads"]) > 1e-3
 
 
 def test_a_sweep_follows_the_output_that_the_page_names() -> None:
@@ -44,25 +44,25 @@ def test_forced_tokens_are_followed_by_the_most_probable_ones(name: str) -> None
     model, browser = model_of(name), Browser(model_of(name))
     target = {} if name == "gpt2" else {"target": "a cat"}
     maps = model.attention(FIRST, *target.values())
-    read = maps.reading.target or maps.reading.source
+    read = maps.inputs.target or maps.inputs.source
     forced = model.tokenizer.encode("q")[0]
     answer = browser.post("force", asked={"text": FIRST, **target}, position=2, index=forced)
     text = answer.json()["text"]
     ids = [*read.ids[0, :3].tolist(), forced]
-    kept = model.tokenizer.decode(ids)
-    assert text.startswith(kept) and len(text) > len(kept)
+    text_before = model.tokenizer.decode(ids)
+    assert text.startswith(text_before) and len(text) > len(text_before)
     for _ in range(4):
         sequence = Sequence(torch.tensor([ids]))
-        given = (sequence, None) if name == "gpt2" else (maps.reading.source, sequence)
-        logits = model.module(*given).logits[0, -1]
+        inputs = (sequence, None) if name == "gpt2" else (maps.inputs.source, sequence)
+        logits = model.module(*inputs).logits[0, -1]
         logits[[index for index in range(len(logits)) if not model.tokenizer.decode([index])]] = -torch.inf
         ids.append(int(logits.argmax()))
         assert text.startswith(model.tokenizer.decode(ids).rstrip())
 
 
 def test_what_cannot_be_forced_is_said() -> None:
-    given = {"asked": {"text": "the ___ sat"}, "position": 0, "index": 1}
-    assert "this one does not" in Browser(model_of("bert")).post("force", **given).json()["error"]
+    request = {"asked": {"text": "the ___ sat"}, "position": 0, "index": 1}
+    assert "this one does not" in Browser(model_of("bert")).post("force", **request).json()["error"]
     far = {"asked": {"text": FIRST}, "position": 90, "index": 1}
     assert "there is no token 1 behind position 90" in Browser(model_of("gpt2")).post("force", **far).json()["error"]
 
@@ -74,11 +74,11 @@ def test_two_outputs_are_compared_everywhere(name: str) -> None:
     model, browser = model_of(name), Browser(model_of(name))
     text = text_of(model)
     target = {"target": "a cat"} if name == "marian" else {}
-    maps, place = model.attention(text, *target.values()), {"gpt2": 3, "marian": 2}.get(name)
-    asked = {"text": text, **target, "of": ["q", "z"], "position": place}
-    of = ("q", "z") if place is None else (place + 1, "q", "z")
+    maps, position = model.attention(text, *target.values()), {"gpt2": 3, "marian": 2}.get(name)
+    request = {"text": text, **target, "of": ["q", "z"], "position": position}
+    of = ("q", "z") if position is None else (position + 1, "q", "z")
     edits = [{"address": "*.layers.1.steps.*.branches.*"}]
-    answer = browser.read(**asked, edits=edits)
+    answer = browser.read(**request, edits=edits)
     sample = answer["page"]["samples"][0]
     shown = {
         (stack["stack"], layer["layer"], head): value
@@ -87,16 +87,16 @@ def test_two_outputs_are_compared_everywhere(name: str) -> None:
         for layer in stack["layers"]
         for head, value in zip(layer["heads"], layer["values"]["effect"], strict=True)
     }
-    expected = {(one.stack, one.layer, one.head): one.change for one in maps.effects(of)}
+    expected = {(effect.stack, effect.layer, effect.head): effect.change for effect in maps.effects(of)}
     assert shown == pytest.approx(expected, abs=1e-5) and max(map(abs, expected.values())) > 1e-3
     followed = browser.blob(answer["name"], sample["lens"]["followed"], "<f4")
     np.testing.assert_allclose(followed, maps.lens(of=of).followed.flatten().numpy(), atol=1e-5)
     outcome, values = maps.outcome(of), answer["outputs"]["difference"]["values"]
-    logits = maps.module(maps.reading.source, maps.reading.target).logits[0, outcome.logits_position]
+    logits = maps.module(maps.inputs.source, maps.inputs.target).logits[0, outcome.logits_position]
     assert values[0] == pytest.approx(float(outcome.log_probability(logits)), abs=1e-4)
     assert abs(values[1] - values[0]) > 1e-4
     second = SECOND if name != "bert" else SECOND.replace("dog", "___")
-    swept = browser.post("sweep", asked=asked, text=second, **target).json()
+    swept = browser.post("sweep", asked=request, text=second, **target).json()
     assert swept["outcome"] == answer["outputs"]["difference"]["name"] == "'q' rather than 'z'"
 
 

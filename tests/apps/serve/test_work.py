@@ -27,8 +27,8 @@ def test_attention_over_a_long_text_checks_between_queries(
     expected = F.scaled_dot_product_attention(query, key, value, allowed, **options)
     checks: list[None] = []
     with work._CheckedOperations(lambda: checks.append(None)):
-        found = F.scaled_dot_product_attention(query, key, value, allowed, **options)
-    torch.testing.assert_close(found, expected)
+        mixed = F.scaled_dot_product_attention(query, key, value, allowed, **options)
+    torch.testing.assert_close(mixed, expected)
     assert len(checks) >= 1 + queries * keys // 120
 
 
@@ -38,11 +38,11 @@ def test_an_ended_computation_restores_the_mode_of_its_thread(last: int) -> None
 
     def check() -> None:
         if next(checks) >= last:
-            raise work.Left
+            raise work.ClientDisconnected
 
     assert torch.is_grad_enabled()
     x = torch.ones(2)
-    with pytest.raises(work.Left), work._CheckedOperations(check):
+    with pytest.raises(work.ClientDisconnected), work._CheckedOperations(check):
         for _ in range(9):
             with torch.no_grad():
                 x = x + 1
@@ -62,6 +62,6 @@ def test_time_of_pauses_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     slow.check()
     assert slow._deadline >= before + 0.2
     slow.end()
-    with pytest.raises(work.Left):
+    with pytest.raises(work.ClientDisconnected):
         slow.check()
     workers.join()

@@ -20,9 +20,9 @@ for case in all_cases():
     FAMILIES.setdefault(case.name.split("/")[0], case)
 
 
-def made(name: str) -> Transformer:
+def build_model(name: str) -> Transformer:
     """Build a model of the laws by its name."""
-    return scrambled(tiny(name)) if name in MODELS else hf_part(name)
+    return scramble(tiny(name)) if name in MODELS else hf_part(name)
 
 
 def family(case: Case) -> Transformer:
@@ -30,10 +30,10 @@ def family(case: Case) -> Transformer:
     record = registry.all_families()[case.model_type]
     reading = configs.parse(record, case.config)
     assert not reading.faults
-    return scrambled(build(record.spec_of(reading.values, case.variant)).eval())
+    return scramble(build(record.spec_of(reading.values, case.variant)).eval())
 
 
-def scrambled(module: Transformer) -> Transformer:
+def scramble(module: Transformer) -> Transformer:
     """Move every weight away from zero and one."""
     with torch.no_grad():
         for parameter in module.parameters():

@@ -12,16 +12,16 @@ from clearhead import spec
 from clearhead.apps.surgery import remove_heads, remove_neurons
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
-from tests.apps.surgery.models import BOTH, FAMILIES, attentions, family, made, same_run
+from tests.apps.surgery.models import BOTH, FAMILIES, attentions, build_model, family, same_run
 from tests.laws.hf_parts import HF_PARTS
 from tests.laws.tiny import difference, tiny
 
 SILENT = 1e-5
 PARTS = ("query-key", "soft cap", "sink", "clip", "alibi", "slopes", "table", "buckets", "disentangled", "shared")
-ATTENDING = [name for name in HF_PARTS if any(part in name for part in PARTS)]
+ATTENDING = [name for name in HF_PARTS if any(pattern in name for pattern in PARTS)]
 
 
-def silenced(module: Transformer, heads: Mapping[str, Collection[int]]) -> Transformer:
+def silence(module: Transformer, heads: Mapping[str, Collection[int]]) -> Transformer:
     """Let heads mix nothing in: their columns of the last projection are zero."""
     masked = copy.deepcopy(module)
     for address, numbers in heads.items():
@@ -34,12 +34,12 @@ def silenced(module: Transformer, heads: Mapping[str, Collection[int]]) -> Trans
 
 def check(module: Transformer, heads: Mapping[str, Collection[int]]) -> Transformer:
     edited = remove_heads(module, heads)
-    found, expected = same_run(edited.model), same_run(silenced(module, heads))
-    assert difference(found.hidden, expected.hidden) <= SILENT
-    assert difference(found.hidden, same_run(module).hidden) > 1e-4
+    output, expected = same_run(edited.model), same_run(silence(module, heads))
+    assert difference(output.hidden, expected.hidden) <= SILENT
+    assert difference(output.hidden, same_run(module).hidden) > 1e-4
     assert not edited.report.new and not edited.report.dropped
     before, after = module.state_dict(), edited.model.state_dict()
-    assert sum(one.numel() for one in after.values()) < sum(one.numel() for one in before.values())
+    assert sum(tensor.numel() for tensor in after.values()) < sum(tensor.numel() for tensor in before.values())
     return edited.model
 
 
@@ -59,26 +59,30 @@ def is_normed_together(attention: spec.Attention) -> bool:
 @pytest.mark.parametrize("name", [*BOTH, *ATTENDING])
 def test_the_output_is_that_of_silenced_heads(name: str) -> None:
     """Different heads in each attention, so that a table of scores that all read cannot shrink."""
-    module = made(name)
-    found = dict(attentions(module.spec))
-    heads = {address: some(one) for number, (address, one) in enumerate(found.items()) if number % 2 == 0}
-    if any(is_normed_together(one) for one in found.values()):
+    module = build_model(name)
+    attention_nodes = dict(attentions(module.spec))
+    heads = {
+        address: some(attention)
+        for number, (address, attention) in enumerate(attention_nodes.items())
+        if number % 2 == 0
+    }
+    if any(is_normed_together(attention) for attention in attention_nodes.values()):
         with pytest.raises(InputError, match="normed over all heads at once"):
             remove_heads(module, heads)
         return
     edited = check(module, heads)
     for address, numbers in heads.items():
         left = edited.get_submodule(address)
-        assert left.spec.num_heads == found[address].num_heads - len(numbers)
+        assert left.spec.num_heads == attention_nodes[address].num_heads - len(numbers)
         assert left.query.weight.shape[0] == left.spec.num_heads * left.spec.head_size
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family(name: str) -> None:
     module = family(FAMILIES[name])
-    found = dict(attentions(module.spec))
-    heads = {address: some(one) for address, one in found.items() if some(one)}
-    if any(is_normed_together(one) for one in found.values()):
+    attention_nodes = dict(attentions(module.spec))
+    heads = {address: some(attention) for address, attention in attention_nodes.items() if some(attention)}
+    if any(is_normed_together(attention) for attention in attention_nodes.values()):
         with pytest.raises(InputError, match="normed over all heads at once"):
             remove_heads(module, heads)
     elif heads:
@@ -86,40 +90,40 @@ def test_every_family(name: str) -> None:
 
 
 def test_a_table_that_all_read_shrinks_where_all_lose_the_same_heads() -> None:
-    module = made("decoder/post/buckets")
+    module = build_model("decoder/post/buckets")
     edited = check(module, {address: [1, 4] for address, _ in attentions(module.spec)})
     assert edited.spec.decoder.score_table.num_heads == 4
-    kept = module.decoder.score_table.weight[:, [0, 2, 3, 5]]
-    assert torch.equal(edited.decoder.score_table.weight, kept)
+    expected_table = module.decoder.score_table.weight[:, [0, 2, 3, 5]]
+    assert torch.equal(edited.decoder.score_table.weight, expected_table)
 
 
 def test_heads_leave_twice() -> None:
     for name in ("decoder/post/alibi", "decoder/post/buckets"):
-        module = made(name)
+        module = build_model(name)
         first = next(iter(dict(attentions(module.spec))))
         once = remove_heads(module, {first: [1]}).model
         twice = remove_heads(once, {first: [0]}).model
-        assert difference(same_run(twice).hidden, same_run(silenced(module, {first: [0, 1]})).hidden) <= SILENT
+        assert difference(same_run(twice).hidden, same_run(silence(module, {first: [0, 1]})).hidden) <= SILENT
 
 
 def test_as_many_of_each_group() -> None:
     """Six heads, two groups: one of each three may leave, in any place."""
-    check(made("decoder/pre-grouped/rotary"), {"decoder.layers.1.steps.0.branches.0.function": [1, 5]})
+    check(build_model("decoder/pre-grouped/rotary"), {"decoder.layers.1.steps.0.branches.0.function": [1, 5]})
 
 
 def test_a_layer_stands_for_its_attention() -> None:
-    module = made("encoder/post/learned")
+    module = build_model("encoder/post/learned")
     whole = "encoder.layers.{}.steps.0.branches.0.function"
     edited = remove_heads(module, {"encoder.layers.*": [2]}).model
-    expected = silenced(module, {whole.format(number): [2] for number in range(3)})
+    expected = silence(module, {whole.format(number): [2] for number in range(3)})
     assert difference(same_run(edited).hidden, same_run(expected).hidden) <= SILENT
 
 
 def test_what_removes_nothing_changes_nothing() -> None:
-    module = made("encoder/post/learned")
+    module = build_model("encoder/post/learned")
     edited = remove_heads(module, {"encoder.layers.0": []})
     assert edited.model.spec == module.spec
-    assert all(torch.equal(one, edited.model.state_dict()[name]) for name, one in module.state_dict().items())
+    assert all(torch.equal(tensor, edited.model.state_dict()[name]) for name, tensor in module.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -140,7 +144,7 @@ def test_what_removes_nothing_changes_nothing() -> None:
 )
 def test_heads_that_cannot_leave(name: str, heads: Mapping[str, Collection[int]], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        remove_heads(made(name), heads)
+        remove_heads(build_model(name), heads)
 
 
 def test_every_fault_is_in_one_report() -> None:
@@ -153,7 +157,7 @@ def test_every_fault_is_in_one_report() -> None:
     "name", ["encoder/post/learned", "decoder/pre-grouped/rotary", "experts", "experts with biases"]
 )
 def test_the_output_is_that_of_silenced_neurons(name: str) -> None:
-    module = made(name)
+    module = build_model(name)
     side = "decoder" if module.decoder else "encoder"
     address = f"{side}.layers.1.steps.1.branches.0.function"
     edited = remove_neurons(module, {f"{side}.layers.1": [0, 17, 3]})

@@ -11,8 +11,8 @@ from clearhead import spec
 from clearhead.apps.surgery import keep_layers
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer, build
-from tests.apps.surgery.models import BOTH, FAMILIES, family, made, same_run
-from tests.laws.tiny import hparams, resolved, tiny
+from tests.apps.surgery.models import BOTH, FAMILIES, build_model, family, same_run
+from tests.laws.tiny import hparams, resolve_spec, tiny
 
 
 def stacks(module: Transformer) -> list[str]:
@@ -24,15 +24,15 @@ def check(module: Transformer, stack: str, order: list[int]) -> Transformer:
     expected = copy.deepcopy(module)
     running = getattr(expected, stack)
     running.order = tuple(running.order[depth] for depth in order)
-    found, wanted = same_run(edited), same_run(expected)
-    assert torch.equal(found.hidden, wanted.hidden)
-    assert found.logits is None or torch.equal(found.logits, wanted.logits)
+    output, wanted = same_run(edited), same_run(expected)
+    assert torch.equal(output.hidden, wanted.hidden)
+    assert output.logits is None or torch.equal(output.logits, wanted.logits)
     return edited
 
 
 @pytest.mark.parametrize("name", [*BOTH, "shared layers", "shared layers with a memory", "own buckets", "disentangled"])
 def test_the_layers_run_in_the_order_given(name: str) -> None:
-    module = made(name)
+    module = build_model(name)
     for stack in stacks(module):
         last = len(getattr(module.spec, stack).depths) - 1
         check(module, stack, [last, 0, last])
@@ -47,7 +47,7 @@ def test_every_family(name: str) -> None:
 
 
 def test_layers_that_share_weights_still_do() -> None:
-    module = made("shared layers")
+    module = build_model("shared layers")
     edited = keep_layers(module, [1, 4, 2, 1])
     assert module.spec.decoder.sharing == (0, 1, 1, 0, 1)
     assert len(edited.model.spec.decoder.layers) == 1
@@ -65,9 +65,9 @@ def test_the_report_says_where_each_layer_came_from() -> None:
     assert "dropped: 16 tensors" in str(report)
 
 
-def owned() -> Transformer:
+def build_shared_bias() -> Transformer:
     """A stack whose first layer owns the table of scores that the others read."""
-    model = resolved(hparams("decoder/post/buckets"))
+    model = resolve_spec(hparams("decoder/post/buckets"))
     first, second = model.decoder.layers
     path = "decoder.layers.0.steps.0.branches.0.function.score_bias"
     table, tied = model.decoder.score_table, spec.Reference(path=path)
@@ -86,7 +86,7 @@ def owned() -> Transformer:
 
 @pytest.mark.parametrize("order", [[1, 2], [2], [2, 0, 1], [0, 0]])
 def test_a_table_that_layers_share_has_one_owner_still(order: list[int]) -> None:
-    edited = check(owned(), "decoder", order)
+    edited = check(build_shared_bias(), "decoder", order)
     assert sum("score_bias.weight" in address for address in edited.state_dict()) == 1
 
 

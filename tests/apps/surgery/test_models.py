@@ -21,8 +21,8 @@ from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests import hf_models
-from tests.apps.surgery.models import FAMILIES, attentions, family, same_run, scrambled
-from tests.checkpoints.hf import tokenizer_folders as made
+from tests.apps.surgery.models import FAMILIES, attentions, family, same_run, scramble
+from tests.checkpoints.hf import tokenizer_folders
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import no_complaints
 
@@ -41,7 +41,7 @@ def gpt(tmp_path_factory: pytest.TempPathFactory) -> clearhead.Model:
 @pytest.fixture(scope="module")
 def masked(tmp_path_factory: pytest.TempPathFactory) -> clearhead.Model:
     folder = tmp_path_factory.mktemp("masked") / "model"
-    entries = made.word_list()
+    entries = tokenizer_folders.word_list()
     torch.manual_seed(7)
     config = transformers.BertConfig(
         vocab_size=entries.count("\n"), hidden_size=26, num_hidden_layers=3, num_attention_heads=2,
@@ -49,17 +49,19 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> clearhead.Model:
     )  # fmt: skip
     hf_models.save(transformers.BertForMaskedLM(config), folder)
     settings = {"tokenizer_class": "BertTokenizer", "do_lower_case": True}
-    return clearhead.load(made.write(folder, {"vocab.txt": entries, "tokenizer_config.json": settings}), device="cpu")
+    return clearhead.load(
+        tokenizer_folders.write(folder, {"vocab.txt": entries, "tokenizer_config.json": settings}), device="cpu"
+    )
 
 
-def trained(kind: str) -> clearhead.Model:
+def model_with_tokenizer(kind: str) -> clearhead.Model:
     """A language model with a tokenizer that was trained here."""
-    tokenizer = train_tokenizer(kind, made.SENTENCES, vocab_size=SIZES[kind])
+    tokenizer = train_tokenizer(kind, tokenizer_folders.SENTENCES, vocab_size=SIZES[kind])
     hparams = Hyperparameters(
         family="decoder", layers=2, width=12, heads=2, feedforward=19, dropout=0.0, positions="rotary"
     )
     size = tokenizer.vocab_size
-    module = scrambled(clearhead.build(build_spec(hparams, source_vocab=size, target_vocab=size)).eval())
+    module = scramble(clearhead.build(build_spec(hparams, source_vocab=size, target_vocab=size)).eval())
     return clearhead.Model(module, TokenizerPair(tokenizer, tokenizer, joint=True), TaskRecord(kind="generate"))
 
 
@@ -122,7 +124,7 @@ def test_rows_that_no_entry_had_are_given_to_words(gpt: clearhead.Model) -> None
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_a_cut_vocabulary_reads_what_is_left_of_it_as_before(kind: str, tmp_path: Path) -> None:
-    model = trained(kind)
+    model = model_with_tokenizer(kind)
     tokenizer = model.tokenizer
     keep = tokenizer.needed_ids(TEXTS)
     assert len(keep) < tokenizer.vocab_size
@@ -137,7 +139,7 @@ def test_a_cut_vocabulary_reads_what_is_left_of_it_as_before(kind: str, tmp_path
 
 
 def test_what_cannot_be_cut() -> None:
-    model = trained("byte-bpe")
+    model = model_with_tokenizer("byte-bpe")
     size = model.tokenizer.vocab_size
     with pytest.raises(InputError, match="must keep it"):
         surgery.cut_vocabulary(model, range(1, size))
@@ -200,7 +202,7 @@ def test_outputs_are_for_what_the_head_says(masked: clearhead.Model, gpt: clearh
 
 def test_a_task_stays_where_the_new_head_returns_the_same() -> None:
     """A language model of two stacks continues text, as one of a single stack; it does not become a translator."""
-    tokenizer = train_tokenizer("word", made.SENTENCES, vocab_size=SIZES["word"])
+    tokenizer = train_tokenizer("word", tokenizer_folders.SENTENCES, vocab_size=SIZES["word"])
     hparams = Hyperparameters(family="encoder-decoder", layers=1, width=12, heads=2, feedforward=19, dropout=0.0)
     module = build(build_spec(hparams, source_vocab=tokenizer.vocab_size, target_vocab=tokenizer.vocab_size))
     record = TaskRecord(kind="generate", max_length=20)
@@ -216,7 +218,7 @@ def test_longer_texts_are_read_whole(masked: clearhead.Model) -> None:
         vectors.embed([text])
     longer = surgery.resize_positions(vectors, 300).model
     assert longer.embed([text]).shape == (1, 26)
-    trained = vectors.replaced(vectors.module, task=TaskRecord(kind="embed", max_length=67))
+    trained = vectors.with_module(vectors.module, task=TaskRecord(kind="embed", max_length=67))
     assert surgery.resize_positions(trained, 300).model.task.max_length == 300
 
 
@@ -252,7 +254,7 @@ def test_every_family_writes_what_it_can_say(name: str, tmp_path: Path) -> None:
         save_module(edited, tmp_path / operation, model_type=case.model_type)
         again = load_module(tmp_path / operation).module
         weights = edited.state_dict()
-        assert all(torch.equal(one, weights[address]) for address, one in again.state_dict().items())
+        assert all(torch.equal(tensor, weights[address]) for address, tensor in again.state_dict().items())
         # Experts that are read as views of one tensor are summed in another order.
         assert difference(same_run(again).hidden, same_run(edited).hidden) <= 1e-6
 

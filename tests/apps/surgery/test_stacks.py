@@ -10,7 +10,7 @@ from clearhead.apps.surgery import replace_head, to_encoder, to_encoder_decoder
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer, build
 from clearhead.spec.presets.task_heads import label_head, token_head
-from tests.apps.surgery.models import FAMILIES, family, made, same_run
+from tests.apps.surgery.models import FAMILIES, build_model, family, same_run
 from tests.laws.hf_parts import HF_PARTS
 from tests.laws.tiny import MODELS, difference, tiny, with_mask
 
@@ -20,7 +20,7 @@ DECODERS = [name for name in MODELS if name.startswith("decoder/")]
 DECODERS += ["own buckets", "disentangled, buckets", "own slopes", "sink", "shared layers"]
 
 
-def unattended(module: Transformer) -> Transformer:
+def without_memory(module: Transformer) -> Transformer:
     """Let the memory add nothing."""
     with torch.no_grad():
         for path, node in spec.walk(module.spec):
@@ -48,14 +48,14 @@ def check_decoder(module: Transformer) -> Transformer:
 
 @pytest.mark.parametrize("name", ENCODERS)
 def test_the_memory_is_what_the_encoder_gave(name: str) -> None:
-    check_decoder(made(name))
+    check_decoder(build_model(name))
 
 
 @pytest.mark.parametrize("name", [n for n in ENCODERS if "pre-grouped" in n])
 def test_the_decoder_is_the_encoder_under_a_causal_mask(name: str) -> None:
     """Where norms stand inside the branches, a memory that adds nothing leaves no trace."""
-    module = made(name)
-    edited = unattended(to_encoder_decoder(module).model)
+    module = build_model(name)
+    edited = without_memory(to_encoder_decoder(module).model)
     causal = build(with_mask(module.spec, spec.Causal(), "encoder")).eval()
     causal.load_state_dict(module.state_dict())
     ids = torch.randint(module.num_source_ids, (2, 7))
@@ -72,7 +72,7 @@ def test_families_of_encoders() -> None:
 
 
 def test_the_head_that_scores_words_stays() -> None:
-    module = made("encoder/post/learned")
+    module = build_model("encoder/post/learned")
     edited = to_encoder_decoder(module)
     assert edited.model.spec.head == module.spec.head
     labels = replace_head(module, token_head(5))
@@ -91,16 +91,16 @@ def causal_again(module: Transformer) -> Transformer:
 def check_encoder(module: Transformer) -> None:
     edited = to_encoder(module, head=module.spec.head)
     assert edited.model.decoder is None and not edited.report.new and not edited.report.dropped
-    found, again, expected = (same_run(one).hidden for one in (edited.model, causal_again(edited.model), module))
+    output, again, expected = (same_run(model).hidden for model in (edited.model, causal_again(edited.model), module))
     # Under the mask that it had the new model is the old one; without it, tokens see more.
     assert difference(again, expected) <= 1e-6
-    assert difference(found, expected) > 1e-4
+    assert difference(output, expected) > 1e-4
     assert not (set(to_encoder(module).model.state_dict()) - {a for a in edited.model.state_dict() if "head." not in a})
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_under_a_causal_mask_the_encoder_is_the_decoder(name: str) -> None:
-    check_encoder(made(name))
+    check_encoder(build_model(name))
 
 
 def test_families_of_decoders() -> None:
@@ -116,7 +116,7 @@ def test_windows_open_on_both_sides() -> None:
 
 
 def test_of_two_stacks_the_encoder_stays() -> None:
-    module = made("encoder-decoder/post/buckets")
+    module = build_model("encoder-decoder/post/buckets")
     edited = to_encoder(module)
     ids = torch.randint(module.num_source_ids, (2, 7))
     with torch.no_grad():
@@ -142,7 +142,7 @@ def test_parts_of_a_head_stay_in_their_places() -> None:
     ],
 )
 def test_what_cannot_be_turned(operation: object, name: str, words: str) -> None:
-    module = made(name) if name in HF_PARTS else tiny(name)
+    module = build_model(name) if name in HF_PARTS else tiny(name)
     with pytest.raises(InputError, match=words):
         operation(module)
 

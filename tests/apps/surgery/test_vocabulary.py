@@ -9,7 +9,7 @@ from clearhead.apps.surgery import cut_vocabulary, grow_vocabulary, replace_head
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
 from clearhead.spec.presets.task_heads import token_head
-from tests.apps.surgery.models import FAMILIES, family, made, same_run
+from tests.apps.surgery.models import FAMILIES, build_model, family, same_run
 from tests.laws.tiny import difference, tiny
 
 HEADED = ["encoder/post/learned", "decoder/pre-grouped/rotary", "projection after the norm", "capped outputs"]
@@ -18,25 +18,28 @@ HEADED = ["encoder/post/learned", "decoder/pre-grouped/rotary", "projection afte
 def check(module: Transformer) -> None:
     old = module.num_target_ids
     edited = grow_vocabulary(module, 3)
-    found, expected = same_run(edited.model, vocab=old), same_run(module, vocab=old)
-    assert torch.equal(found.hidden, expected.hidden)
+    output, expected = same_run(edited.model, vocab=old), same_run(module, vocab=old)
+    assert torch.equal(output.hidden, expected.hidden)
     # Not every bit: a product of other sizes may sum in another order.
-    assert difference(found.logits[..., :old], expected.logits) <= 1e-6
-    assert edited.model.num_target_ids == found.logits.shape[-1] == old + 3
+    assert difference(output.logits[..., :old], expected.logits) <= 1e-6
+    assert edited.model.num_target_ids == output.logits.shape[-1] == old + 3
     assert not edited.report.new and not edited.report.dropped and edited.report.changed
     keep = [5, 0, 7, 20, 21, 22, 2]
     cut = cut_vocabulary(module, keep).model
     ids = torch.randint(len(keep), (2, 5))
     with torch.no_grad():
         more = () if module.encoder is None or module.decoder is None else (ids,)
-        small, whole = cut(ids, *more), module(torch.tensor(keep)[ids], *(torch.tensor(keep)[one] for one in more))
+        small, whole = (
+            cut(ids, *more),
+            module(torch.tensor(keep)[ids], *(torch.tensor(keep)[extra_ids] for extra_ids in more)),
+        )
     assert torch.equal(small.hidden, whole.hidden)
     assert difference(small.logits, whole.logits[..., keep]) <= 1e-6
 
 
 @pytest.mark.parametrize("name", HEADED)
 def test_what_the_model_says_of_old_words_stays(name: str) -> None:
-    check(made(name))
+    check(build_model(name))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -45,7 +48,7 @@ def test_every_family(name: str) -> None:
 
 
 def test_a_new_word_is_as_likely_as_the_mean_of_the_old_ones() -> None:
-    module = made("decoder/pre-grouped/rotary")
+    module = build_model("decoder/pre-grouped/rotary")
     old = module.num_target_ids
     grown = same_run(grow_vocabulary(module, 2).model, vocab=old).logits
     assert difference(grown[..., old], grown[..., :old].mean(-1)) <= 1e-5
@@ -56,8 +59,8 @@ def test_new_rows_may_be_those_of_other_words_or_given_or_drawn() -> None:
     table = module.decoder.embedding.table.weight
     pieces = grow_vocabulary(module, 2, start=[[3], [4, 8]]).model.decoder.embedding.table.weight
     assert torch.equal(pieces[-2], table[3]) and difference(pieces[-1], (table[4] + table[8]) / 2) <= 1e-6
-    given = torch.randn(2, 14)
-    assert torch.equal(grow_vocabulary(module, 2, start=given).model.decoder.embedding.table.weight[-2:], given)
+    initial = torch.randn(2, 14)
+    assert torch.equal(grow_vocabulary(module, 2, start=initial).model.decoder.embedding.table.weight[-2:], initial)
     torch.manual_seed(1)
     drawn = grow_vocabulary(module, 400, start="draw")
     rows = drawn.model.decoder.embedding.table.weight[len(table) :]

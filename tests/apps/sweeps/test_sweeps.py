@@ -16,9 +16,9 @@ import pytest
 import clearhead as ch
 from clearhead.apps.cli.main import main
 from clearhead.apps.sweeps import api
-from clearhead.apps.sweeps.api import Job, places, train_all
+from clearhead.apps.sweeps.api import SweepJob, job_environments, train_all
 from clearhead.apps.train_process import TrainProcess
-from clearhead.base.progress import Display, shown_by
+from clearhead.base.progress import Display, use_display
 from clearhead.checkpoints.weights.files import load_tensors
 from clearhead.training.runfile.read import load_run_file
 from tests.apps.cli.tiny_run import write_run_file
@@ -69,7 +69,7 @@ def test_a_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert first.keys() == second.keys() and all(first[name].equal(second[name]) for name in first)
 
 
-class Kept(Display):
+class MessageList(Display):
     """Keeps the messages."""
 
     def __init__(self) -> None:
@@ -93,17 +93,17 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trained(folder: Path, names: list[str], slots: int) -> tuple[dict[str, str], list[str], float]:
-    jobs = [Job(name, folder / name, [str(folder / name)]) for name in names]
-    display, began = Kept(), time.monotonic()
-    with shown_by(display):
+def run_jobs(folder: Path, names: list[str], slots: int) -> tuple[dict[str, str], list[str], float]:
+    jobs = [SweepJob(name, folder / name, [str(folder / name)]) for name in names]
+    display, began = MessageList(), time.monotonic()
+    with use_display(display):
         failed = train_all(jobs, folder, [{}] * slots, len(jobs))
     assert all((folder / f"{name}.begun").exists() for name in names)
     return failed, display.messages, time.monotonic() - began
 
 
 def test_failed_runs_are_named_and_skipped(command: Path) -> None:
-    failed, messages, _ = trained(command, ["killed", "failed", "good"], slots=1)
+    failed, messages, _ = run_jobs(command, ["killed", "failed", "good"], slots=1)
     assert failed == {"killed": "the system killed it, as it does where memory runs out", "failed": "no"}
     assert "failed failed and is skipped: no" in messages and "run 3 of 3: good" in messages
     assert (command / "good.ended").exists()
@@ -114,7 +114,7 @@ def test_several_at_once_only_where_memory_allows(
     command: Path, free: int, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "free_memory", lambda: free)
-    assert trained(command, ["a", "b"], slots=2)[0] == {}
+    assert run_jobs(command, ["a", "b"], slots=2)[0] == {}
     began, ended = ((command / name).stat().st_mtime_ns for name in ("b.begun", "a.ended"))
     assert (began < ended) is together
 
@@ -126,22 +126,22 @@ def test_how_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         load_run_file(file, ["train.device=cpu"]),
         load_run_file(file, ["train.threads=3", "train.device=cpu"]),
     )
-    assert (len(places([alone] * 5, "steps")), len(places([threads] * 5, "tokens"))) == (1, 2)
-    assert len(places([threads] * 5, "seconds")) == 1, "whoever is measured by time has the machine alone"
-    assert len(places([threads, alone], "steps")) == 1
+    assert (len(job_environments([alone] * 5, "steps")), len(job_environments([threads] * 5, "tokens"))) == (1, 2)
+    assert len(job_environments([threads] * 5, "seconds")) == 1, "whoever is measured by time has the machine alone"
+    assert len(job_environments([threads, alone], "steps")) == 1
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpus: Any = [load_run_file(file, [f"train.device={device}"]) for device in ("cuda", "cuda:1")]
-    assert places(gpus[:1], "steps") == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
-    assert places(gpus[1:], "steps") == [{}]
+    assert job_environments(gpus[:1], "steps") == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    assert job_environments(gpus[1:], "steps") == [{}]
 
 
 def test_children_find_no_modules_in_the_working_directory(command: Path) -> None:
     """Those of a sweep and of a checked job: a random.py of the user would stop them."""
     program = Path(sys.executable)
     program.write_text('#!/bin/sh\necho "$PYTHONSAFEPATH" >> "$0.safe"\n')
-    assert train_all([Job("one", command / "one", [])], command, [{}], 1) == {}
+    assert train_all([SweepJob("one", command / "one", [])], command, [{}], 1) == {}
     with TrainProcess([], command / "run", limit=60.0) as process:
         process.popen.wait()
     assert Path(f"{program}.safe").read_text() == "1\n1\n"

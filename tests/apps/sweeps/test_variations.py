@@ -9,7 +9,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.apps.cli.main import main
-from clearhead.apps.sweeps.variations import Variation, names_of, read_sweep_file, values_of, variation_of
+from clearhead.apps.sweeps.variations import Variation, parse_values, parse_variation, read_sweep_file, run_names
 from clearhead.base.errors import InputError
 from tests.apps.cli.tiny_run import write_run_file
 
@@ -29,19 +29,21 @@ from tests.apps.cli.tiny_run import write_run_file
     ],
 )
 def test_values(text: str, expected: list[Any]) -> None:
-    assert list(values_of("model.key", text)) == expected
+    assert list(parse_values("model.key", text)) == expected
 
 
 def test_every_value_meets_every_other_and_seeds_turn_fastest() -> None:
-    variation, equal = variation_of(["train.seed=1..2", "model.norm_place=pre,post"])
+    variation, equal = parse_variation(["train.seed=1..2", "model.norm_place=pre,post"])
     runs = variation.configurations()
     assert equal is None and [tuple(run.values()) for run in runs] == [("pre", 1), ("pre", 2), ("post", 1), ("post", 2)]
-    assert names_of(runs) == [f"norm_place={place}-seed{seed}" for place in ("pre", "post") for seed in (1, 2)]
+    assert run_names(runs) == [
+        f"norm_place={norm_place}-seed{seed}" for norm_place in ("pre", "post") for seed in (1, 2)
+    ]
 
 
 def test_names_are_files_of_their_own() -> None:
     runs = [{"model.dropout": 0.1, "lora.dropout": 0.2}, {"data.train.text": "a/b c"}, {"data.train.text": "a/b:c"}, {}]
-    assert names_of(runs) == ["model.dropout=0.1-lora.dropout=0.2", "text=a_b_c", "text=a_b_c-3", "as-it-is"]
+    assert run_names(runs) == ["model.dropout=0.1-lora.dropout=0.2", "text=a_b_c", "text=a_b_c-3", "as-it-is"]
 
 
 @pytest.mark.parametrize(

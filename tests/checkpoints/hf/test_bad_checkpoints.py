@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clearhead.apps.cli.main import main
-from tests import hf_models as made
+from tests import hf_models
 
 TENSORS, INDEX = "model.safetensors", "model.safetensors.index.json"
 FIRST = "transformer.h.0.mlp.c_fc.weight"
@@ -23,7 +23,7 @@ FIRST = "transformer.h.0.mlp.c_fc.weight"
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made.language_model(tmp_path_factory.mktemp("lm") / "model")
+    return hf_models.language_model(tmp_path_factory.mktemp("lm") / "model")
 
 
 @pytest.mark.parametrize("key", ["pad_token_id", "forced_bos_token_id"])
@@ -60,57 +60,57 @@ def config(**changes: Any) -> Callable[[Path], None]:
 
 
 def tensors(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[Path], None]:
-    def changed(folder: Path) -> None:
-        found = load_file(folder / TENSORS)
-        change(found)
-        save_file(found, folder / TENSORS)
+    def change_file(folder: Path) -> None:
+        weights = load_file(folder / TENSORS)
+        change(weights)
+        save_file(weights, folder / TENSORS)
 
-    return changed
+    return change_file
 
 
 def shards(change: Callable[[Path, dict[str, str]], Any]) -> Callable[[Path], None]:
     """Cut the file in two, write the index, and damage it."""
 
-    def changed(folder: Path) -> None:
-        found = load_file(folder / TENSORS)
+    def change_folder(folder: Path) -> None:
+        weights = load_file(folder / TENSORS)
         (folder / TENSORS).unlink()
-        names, table = sorted(found), {}
-        for number, part in enumerate((names[:9], names[9:])):
-            save_file({name: found[name] for name in part}, folder / f"part-{number}.safetensors")
-            table |= dict.fromkeys(part, f"part-{number}.safetensors")
+        names, table = sorted(weights), {}
+        for number, shard in enumerate((names[:9], names[9:])):
+            save_file({name: weights[name] for name in shard}, folder / f"part-{number}.safetensors")
+            table |= dict.fromkeys(shard, f"part-{number}.safetensors")
         change(folder, table)
         (folder / INDEX).write_text(json.dumps({"weight_map": table}))
 
-    return changed
+    return change_folder
 
 
 def header(change: Callable[[dict[str, Any], bytes], bytes]) -> Callable[[Path], None]:
     """Write the file anew with a header that lies."""
 
-    def changed(folder: Path) -> None:
+    def rewrite(folder: Path) -> None:
         content = (folder / TENSORS).read_bytes()
         (length,) = struct.unpack("<Q", content[:8])
-        said = json.loads(content[8 : 8 + length])
-        data = change(said, content[8 + length :])
-        written = json.dumps(said).encode()
+        fields = json.loads(content[8 : 8 + length])
+        data = change(fields, content[8 + length :])
+        written = json.dumps(fields).encode()
         (folder / TENSORS).write_bytes(struct.pack("<Q", len(written)) + written + data)
 
-    return changed
+    return rewrite
 
 
-def longer(said: dict[str, Any], data: bytes) -> bytes:
-    said[FIRST]["shape"] = [2**40, 2**40]
+def longer(fields: dict[str, Any], data: bytes) -> bytes:
+    fields[FIRST]["shape"] = [2**40, 2**40]
     return data
 
 
-def overlapping(said: dict[str, Any], data: bytes) -> bytes:
-    said[FIRST]["data_offsets"] = [0, 8]
+def overlapping(fields: dict[str, Any], data: bytes) -> bytes:
+    fields[FIRST]["data_offsets"] = [0, 8]
     return data
 
 
-def beyond(said: dict[str, Any], data: bytes) -> bytes:
-    start, _ = said[FIRST]["data_offsets"]
-    said[FIRST]["data_offsets"] = [start, 2**50]
+def beyond(fields: dict[str, Any], data: bytes) -> bytes:
+    start, _ = fields[FIRST]["data_offsets"]
+    fields[FIRST]["data_offsets"] = [start, 2**50]
     return data
 
 
@@ -124,7 +124,7 @@ def disagree(folder: Path, table: dict[str, str]) -> None:
     save_file(second | {name: tensor + 1 for name, tensor in first.items()}, folder / "part-1.safetensors")
 
 
-def moved(name: str) -> Callable[[Path], None]:
+def move_outside(name: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
         shutil.move(folder / name, folder.parent / f"outside-{name}")
         (folder / name).symlink_to(folder.parent / f"outside-{name}")
@@ -136,8 +136,8 @@ def many_shards(folder: Path, table: dict[str, str]) -> None:
     table.update({f"t{number}": f"part-{number}.safetensors" for number in range(100_000)})
 
 
-def long_name(said: dict[str, Any], data: bytes) -> bytes:
-    said["n" * 2**20] = said.pop(FIRST)
+def long_name(fields: dict[str, Any], data: bytes) -> bytes:
+    fields["n" * 2**20] = fields.pop(FIRST)
     return data
 
 
@@ -145,8 +145,8 @@ def with_holes(folder: Path) -> None:
     """A file of 4 TB, of which almost nothing is on the disk."""
     path, size = folder / TENSORS, 2**42
 
-    def longer(said: dict[str, Any], data: bytes) -> bytes:
-        said["extra"] = {"dtype": "U8", "shape": [size], "data_offsets": [len(data), len(data) + size]}
+    def longer(fields: dict[str, Any], data: bytes) -> bytes:
+        fields["extra"] = {"dtype": "U8", "shape": [size], "data_offsets": [len(data), len(data) + size]}
         return data
 
     header(longer)(folder)
@@ -154,12 +154,12 @@ def with_holes(folder: Path) -> None:
         file.truncate(path.stat().st_size + size)
 
 
-def packed(found: dict[str, Tensor]) -> None:
-    found[FIRST.replace(".weight", ".qweight")] = torch.zeros(3, 5, dtype=torch.int32)
-    found[FIRST.replace(".weight", ".g_idx")] = torch.zeros(5, dtype=torch.int32)
+def add_packed_tensors(weights: dict[str, Tensor]) -> None:
+    weights[FIRST.replace(".weight", ".qweight")] = torch.zeros(3, 5, dtype=torch.int32)
+    weights[FIRST.replace(".weight", ".g_idx")] = torch.zeros(5, dtype=torch.int32)
 
 
-def grown(folder: Path) -> None:
+def add_token(folder: Path) -> None:
     path = folder / "tokenizer_config.json"
     rows = json.loads((folder / "config.json").read_text())["vocab_size"]
     changed = json.loads(path.read_text()) | {"added_tokens_decoder": {str(rows): {"content": "<new>"}}}
@@ -190,27 +190,27 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "FP8": (config(quantization_config={"quant_method": "fp8"}), "quantized as FP8"),
     "MXFP4": (config(quantization_config={"quant_method": "mxfp4"}), "quantized as MXFP4"),
     "other method": (config(quantization_config={"quant_method": "newest"}), "quantized as newest"),
-    "GPTQ by tensors": (tensors(packed), "quantized as GPTQ"),
+    "GPTQ by tensors": (tensors(add_packed_tensors), "quantized as GPTQ"),
     "FP8 by tensors": (
-        tensors(lambda found: found.update({FIRST: found[FIRST].to(torch.float8_e4m3fn)})), "quantized as FP8",
+        tensors(lambda weights: weights.update({FIRST: weights[FIRST].to(torch.float8_e4m3fn)})), "quantized as FP8",
     ),
     "bitsandbytes by tensors": (
-        tensors(lambda found: found.update({f"{FIRST}.absmax": torch.zeros(3, dtype=torch.uint8)})),
+        tensors(lambda weights: weights.update({f"{FIRST}.absmax": torch.zeros(3, dtype=torch.uint8)})),
         "quantized as bitsandbytes (4 bits)",
     ),
     "MXFP4 by tensors": (
-        tensors(lambda found: found.update({"up_blocks": torch.zeros(3, dtype=torch.uint8)})), "quantized as MXFP4",
+        tensors(lambda weights: weights.update({"up_blocks": torch.zeros(3, dtype=torch.uint8)})), "quantized as MXFP4",
     ),
     "wrong dtype": (
-        tensors(lambda found: found.update({FIRST: found[FIRST].to(torch.int8)})),
+        tensors(lambda weights: weights.update({FIRST: weights[FIRST].to(torch.int8)})),
         f"'{FIRST}' holds I8, not floating-point numbers",
     ),
     "wrong shape": (
-        tensors(lambda found: found.update({FIRST: found[FIRST][:-1].contiguous()})),
+        tensors(lambda weights: weights.update({FIRST: weights[FIRST][:-1].contiguous()})),
         f"'{FIRST}' has the shape [25, 104], the config needs [26, 104]",
     ),
-    "tensor missing": (tensors(lambda found: found.pop(FIRST)), f"'{FIRST}' is missing"),
-    "tensor unknown": (tensors(lambda found: found.update({"extra": torch.zeros(2)})), "'extra' has no slot in GPT2"),
+    "tensor missing": (tensors(lambda weights: weights.pop(FIRST)), f"'{FIRST}' is missing"),
+    "tensor unknown": (tensors(lambda weights: weights.update({"extra": torch.zeros(2)})), "'extra' has no slot in GPT2"),
     "key unknown": (config(n_hed=2), "gpt2 has no key 'n_hed', so it is not supported (did you mean 'n_head'?)"),
     "layers absurd": (config(n_layer=10**9), "config.json: n_layer = 1000000000 is out of range; expected 0 to 1024"),
     "rows absurd": (config(vocab_size=10**15), "config.json: vocab_size = 1000000000000000 is out of range"),
@@ -238,10 +238,10 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
         shards(lambda folder, table: table.update({FIRST: "/etc/passwd"})), "'/etc/passwd' is not the name of a file",
     ),
     "index of nothing": (shards(lambda folder, table: table.clear()), "weight_map must name a file for each tensor"),
-    "tensors linked out": (moved(TENSORS), "a link out of the folder is not followed"),
-    "config linked out": (moved("config.json"), "a link out of the folder is not followed"),
-    "tokenizer linked out": (moved("vocab.json"), "a link out of the folder is not followed"),
-    "tokenizer too large": (grown, "restore the tokenizer that the model was trained with"),
+    "tensors linked out": (move_outside(TENSORS), "a link out of the folder is not followed"),
+    "config linked out": (move_outside("config.json"), "a link out of the folder is not followed"),
+    "tokenizer linked out": (move_outside("vocab.json"), "a link out of the folder is not followed"),
+    "tokenizer too large": (add_token, "restore the tokenizer that the model was trained with"),
     ".bin alone": (lambda folder: (folder / TENSORS).rename(folder / "pytorch_model.bin"), "--from-bin"),
 }  # fmt: skip
 

@@ -13,13 +13,13 @@ import transformers
 
 from clearhead import spec
 from clearhead.base.errors import InputError
-from clearhead.checkpoints.hf.export_family import CHANGES, changed, with_folded_scale, with_scaled_output
+from clearhead.checkpoints.hf.export_family import CHANGES, apply_changes, with_folded_scale, with_scaled_output
 from clearhead.checkpoints.hf.loading import load_module
 from clearhead.checkpoints.hf.saving import save_module
 from clearhead.core import Transformer, build
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.presets.named import PRESETS
-from clearhead.spec.presets.task_heads import label_head, token_head, usual_label_head, with_head
+from clearhead.spec.presets.task_heads import default_label_head, label_head, token_head, with_head
 from clearhead.spec.tasks.record import TaskRecord
 from tests.laws.tiny import difference
 from tests.parity.architectures.harness import no_complaints, outputs_of
@@ -33,7 +33,7 @@ def hparams(name: str, **changes: object) -> Hyperparameters:
     return replace(PRESETS[name], **SMALL, **usual, **changes)
 
 
-def built(model: spec.Model) -> Transformer:
+def build_module(model: spec.Model) -> Transformer:
     """With weights that show what is lost: no norm is one, no bias is zero."""
     torch.manual_seed(11)
     module = build(model).eval()
@@ -43,7 +43,7 @@ def built(model: spec.Model) -> Transformer:
     return module
 
 
-def made(chosen: Hyperparameters, head: spec.Head | None = None) -> spec.Model:
+def make_spec(chosen: Hyperparameters, head: spec.Head | None = None) -> spec.Model:
     apart = chosen.family == "encoder-decoder" and chosen.tie != "all"
     model = build_spec(chosen, source_vocab=VOCAB, target_vocab=TARGET_VOCAB if apart else VOCAB)
     return model if head is None else with_head(model, head)
@@ -57,40 +57,40 @@ EXAMPLE = hparams(
 )  # fmt: skip
 # What `clearhead new` likes: norms before the branches, by the root mean square, and no biases.
 MODERN = {"norm": "rms", "norm_place": "pre", "gated": True, "activation": "silu", "bias": False, "dropout": 0.1}
-ENCODER = made(hparams("transformer", family="encoder", positions="rotary", **MODERN))
-DECODER = made(hparams("transformer", family="decoder", positions="rotary", **MODERN))
+ENCODER = make_spec(hparams("transformer", family="encoder", positions="rotary", **MODERN))
+DECODER = make_spec(hparams("transformer", family="decoder", positions="rotary", **MODERN))
 CASES: dict[str, tuple[spec.Model, str, str]] = {
-    "the original": (made(hparams("transformer")), "translate", "MarianMTModel"),
-    "the original, two vocabularies": (made(hparams("transformer", tie="decoder")), "translate", "MarianMTModel"),
-    "the original, untied": (made(hparams("transformer", tie="none")), "translate", "MarianMTModel"),
+    "the original": (make_spec(hparams("transformer")), "translate", "MarianMTModel"),
+    "the original, two vocabularies": (make_spec(hparams("transformer", tie="decoder")), "translate", "MarianMTModel"),
+    "the original, untied": (make_spec(hparams("transformer", tie="none")), "translate", "MarianMTModel"),
     "the original, norms inside": (
-        made(hparams("transformer", norm_place="pre")), "translate", "PegasusForConditionalGeneration",
+        make_spec(hparams("transformer", norm_place="pre")), "translate", "PegasusForConditionalGeneration",
     ),
-    "buckets": (made(hparams("t5-small")), "translate", "T5ForConditionalGeneration"),
+    "buckets": (make_spec(hparams("t5-small")), "translate", "T5ForConditionalGeneration"),
     "buckets, and scores and words that are scaled": (
-        made(hparams("transformer", positions="buckets", **MODERN)), "denoise", "T5ForConditionalGeneration",
+        make_spec(hparams("transformer", positions="buckets", **MODERN)), "denoise", "T5ForConditionalGeneration",
     ),
     "a modern encoder": (ENCODER, "fill", "EuroBertForMaskedLM"),
     "a modern classifier": (
-        with_head(ENCODER, usual_label_head(ENCODER, 5, pool="mean")), "classify", "EuroBertForSequenceClassification",
+        with_head(ENCODER, default_label_head(ENCODER, 5, pool="mean")), "classify", "EuroBertForSequenceClassification",
     ),
     "a modern reader": (with_head(ENCODER, token_head(2)), "answer", "UltrabertForQuestionAnswering"),
     "a modern tagger": (with_head(ENCODER, token_head(5)), "tag", "EuroBertForTokenClassification"),
     "a classifying decoder": (
-        with_head(DECODER, usual_label_head(DECODER, 5, pool="last")), "classify", "LlamaForSequenceClassification",
+        with_head(DECODER, default_label_head(DECODER, 5, pool="last")), "classify", "LlamaForSequenceClassification",
     ),
-    "a decoder with learned positions": (made(hparams("gpt2")), "generate", "GPT2LMHeadModel"),
-    "a decoder with rotation": (made(hparams("llama-tiny")), "generate", "LlamaForCausalLM"),
+    "a decoder with learned positions": (make_spec(hparams("gpt2")), "generate", "GPT2LMHeadModel"),
+    "a decoder with rotation": (make_spec(hparams("llama-tiny")), "generate", "LlamaForCausalLM"),
     "a decoder with scaled words": (
-        made(hparams("llama-tiny", embedding_scale=5.0, dropout=0.1)), "generate", "GraniteForCausalLM",
+        make_spec(hparams("llama-tiny", embedding_scale=5.0, dropout=0.1)), "generate", "GraniteForCausalLM",
     ),
-    "a decoder as the examples train it": (made(EXAMPLE), "generate", "Qwen3ForCausalLM"),
-    "a tagging decoder": (made(hparams("llama-tiny"), token_head(5)), "tag", "LlamaForTokenClassification"),
-    "an encoder": (made(hparams("bert")), "fill", "BertForMaskedLM"),
-    "a reader": (made(hparams("bert"), token_head(2)), "answer", "BertForQuestionAnswering"),
-    "a tagger": (made(hparams("bert"), token_head(5)), "tag", "BertForTokenClassification"),
+    "a decoder as the examples train it": (make_spec(EXAMPLE), "generate", "Qwen3ForCausalLM"),
+    "a tagging decoder": (make_spec(hparams("llama-tiny"), token_head(5)), "tag", "LlamaForTokenClassification"),
+    "an encoder": (make_spec(hparams("bert")), "fill", "BertForMaskedLM"),
+    "a reader": (make_spec(hparams("bert"), token_head(2)), "answer", "BertForQuestionAnswering"),
+    "a tagger": (make_spec(hparams("bert"), token_head(5)), "tag", "BertForTokenClassification"),
     "a classifier": (
-        made(hparams("bert"), label_head(28, 5, pool="first")), "classify", "BertForSequenceClassification",
+        make_spec(hparams("bert"), label_head(28, 5, pool="first")), "classify", "BertForSequenceClassification",
     ),
 }  # fmt: skip
 
@@ -98,7 +98,7 @@ CASES: dict[str, tuple[spec.Model, str, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_transformers_computes_the_same(name: str, tmp_path: Path) -> None:
     model, kind, cls = CASES[name]
-    module = built(model)
+    module = build_module(model)
     labels = LABELS if kind in ("classify", "tag") else ()
     save_module(
         module,
@@ -112,7 +112,7 @@ def test_transformers_computes_the_same(name: str, tmp_path: Path) -> None:
         theirs, report = getattr(transformers, cls).from_pretrained(
             tmp_path, attn_implementation="eager", output_loading_info=True
         )
-    assert not any(report[part] for part in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert not any(report[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     ids, targets = torch.randint(3, VOCAB, (3, 11)), torch.randint(3, VOCAB, (3, 7))
     has_memory = model.encoder is not None and model.decoder is not None
     with torch.no_grad():
@@ -132,16 +132,17 @@ def test_every_form_computes_the_same(family: str, style: dict[str, object], tra
     chosen = Hyperparameters(
         family=family, output_transform=transform, segments=2, **(SMALL | {"embedding_scale": 3.0} | style)
     )
-    module = built(made(chosen))
+    module = build_module(make_spec(chosen))
     before = copy.deepcopy(module.state_dict())
     ids, targets = torch.randint(VOCAB, (3, 11)), torch.randint(VOCAB, (3, 7))
     arguments = (ids, targets if family == "encoder-decoder" else None)
     # One of the two that take the scale of the embedding away leaves nothing for the other.
     chains = [(), *((change,) for change in CHANGES)]
     chains += [
-        tuple(change for change in CHANGES if change is not one) for one in (with_folded_scale, with_scaled_output)
+        tuple(change for change in CHANGES if change is not excluded)
+        for excluded in (with_folded_scale, with_scaled_output)
     ]
-    forms = [changed(module, chosen) for chosen in chains]
+    forms = [apply_changes(module, chosen) for chosen in chains]
     assert forms[0] is module and len({form.spec.to_json() for form in forms}) == len(forms)
     for form in forms:
         assert difference(form(*arguments).logits, module(*arguments).logits) <= 1e-5
@@ -176,7 +177,7 @@ def test_what_no_family_can_say_is_named_for_the_nearest(
     chosen: Hyperparameters, nearest: str, differences: list[str], tmp_path: Path
 ) -> None:
     with pytest.raises(InputError) as error:
-        save_module(built(made(chosen)), tmp_path / "out")
+        save_module(build_module(make_spec(chosen)), tmp_path / "out")
     first, *lines = str(error.value).split("\n")
     assert first == f"no Hugging Face architecture can express this model; the nearest is {nearest}:"
     assert lines == [f"  - {line.format('layers.0.steps.0.branches.0.function')}" for line in differences]

@@ -17,11 +17,11 @@ from clearhead.base.errors import InputError
 from clearhead.checkpoints.hf.files.tensor_files import read_config
 from clearhead.checkpoints.hf.generation import DEFAULT_IDS, read_generation_config
 from tests import hf_models
-from tests.checkpoints.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders
 from tests.laws.tiny import tiny
 
 KEYS = ("decoder_start_token_id", "pad_token_id", "bos_token_id", "eos_token_id", "forced_eos_token_id")
-VOCABULARY, MERGES = made.merges(("<|endoftext|>",))
+VOCABULARY, MERGES = tokenizer_folders.merges(("<|endoftext|>",))
 SIZES = {
     "vocab_size": len(json.loads(VOCABULARY)), "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 2, "intermediate_size": 22,
@@ -46,15 +46,17 @@ def small(model_type: str, folder: Path, settings: dict[str, object] | None = No
     torch.manual_seed(3)
     config = transformers.CONFIG_MAPPING[model_type](**SMALL[model_type])
     hf_models.save(transformers.AutoModelForCausalLM.from_config(config), folder, settings)
-    own = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}
-    return made.write(folder, {"vocab.json": VOCABULARY, "merges.txt": MERGES, "tokenizer_config.json": own})
+    tokenizer_config = {"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|endoftext|>"}
+    return tokenizer_folders.write(
+        folder, {"vocab.json": VOCABULARY, "merges.txt": MERGES, "tokenizer_config.json": tokenizer_config}
+    )
 
 
 @pytest.mark.parametrize("model_type", DEFAULT_IDS)
 def test_they_are_those_of_the_class(model_type: str) -> None:
     config = transformers.CONFIG_MAPPING[model_type]()
-    found = {key: getattr(config, key, None) for key in KEYS}
-    assert dict(DEFAULT_IDS[model_type]) == {key: index for key, index in found.items() if index is not None}
+    values = {key: getattr(config, key, None) for key in KEYS}
+    assert dict(DEFAULT_IDS[model_type]) == {key: index for key, index in values.items() if index is not None}
 
 
 def test_what_a_config_says_wins(tmp_path: Path) -> None:
@@ -82,15 +84,15 @@ def test_a_default_end_that_the_vocabulary_lacks_is_left_out(model_type: str, tm
     ids = model.tokenizer.encode("the cat")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
     expected = theirs.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=False)[0, len(ids) :].tolist()
-    (found,) = model.generate("the cat", max_new_tokens=5, temperature=0)
-    assert found.tokens == model.tokenizer.tokens(expected)
+    (generation,) = model.generate("the cat", max_new_tokens=5, temperature=0)
+    assert generation.tokens == model.tokenizer.tokens(expected)
 
 
 def test_every_command_and_a_saved_model_say_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, saved = tmp_path / "small", tmp_path / "saved"
     small("gpt2", folder, {"bos_token_id": 0, "eos_token_id": 50256, "forced_eos_token_id": 400})
-    said = "eos_token_id = 50256 and forced_eos_token_id = 400 are beyond the vocabulary"
-    with pytest.warns(UserWarning, match=said):
+    message = "eos_token_id = 50256 and forced_eos_token_id = 400 are beyond the vocabulary"
+    with pytest.warns(UserWarning, match=message):
         ch.load(folder, device="cpu", precision="fp32").save(saved)
     for command in (
         ["inspect", str(folder)],
@@ -102,7 +104,7 @@ def test_every_command_and_a_saved_model_say_so_once(tmp_path: Path, capsys: pyt
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             assert main(command) == 0, command
-        assert capsys.readouterr().err.count(said) == 1, command
+        assert capsys.readouterr().err.count(message) == 1, command
     names = (folder, tmp_path / "first", tmp_path / "second")
     assert len({(name / "generation_config.json").read_text() for name in names}) == 1
 
@@ -111,8 +113,8 @@ def test_every_command_refuses_a_decoder_start_beyond_the_vocabulary(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = hf_models.translator(tmp_path / "translator", {"decoder_start_token_id": 5000, "eos_token_id": 0})
-    said = "decoder_start_token_id = 5000 is outside the vocabulary"
-    with pytest.raises(InputError, match=said):
+    message = "decoder_start_token_id = 5000 is outside the vocabulary"
+    with pytest.raises(InputError, match=message):
         ch.load(folder, device="cpu")
     for command in (
         ["inspect"],
@@ -120,15 +122,15 @@ def test_every_command_refuses_a_decoder_start_beyond_the_vocabulary(
         ["convert", str(tmp_path / "o"), "--to", "hf"],
     ):
         assert main([command[0], str(folder), *command[1:]]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_an_end_that_does_not_exist_has_no_row_that_a_smaller_vocabulary_must_keep(tmp_path: Path) -> None:
     folder = small("gpt2", tmp_path / "small")
     with pytest.warns(UserWarning, match="beyond"):
         model = ch.load(folder, device="cpu", precision="fp32")
-    kept = sorted(model.tokenizer.needed_ids(["the cat"]))
-    assert ch.surgery.cut_vocabulary(model, kept).model.module.num_target_ids == len(kept)
+    needed = sorted(model.tokenizer.needed_ids(["the cat"]))
+    assert ch.surgery.cut_vocabulary(model, needed).model.module.num_target_ids == len(needed)
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
@@ -146,5 +148,5 @@ def test_an_id_of_minus_one_is_no_token(file: str, tmp_path: Path) -> None:
     read = model.tokenizer.encode("the cat")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
     expected = theirs.generate(torch.tensor([read]), max_new_tokens=4, do_sample=False)[0, len(read) :].tolist()
-    (found,) = model.generate("the cat", max_new_tokens=4, temperature=0)
-    assert found.tokens == model.tokenizer.tokens(expected)
+    (generation,) = model.generate("the cat", max_new_tokens=4, temperature=0)
+    assert generation.tokens == model.tokenizer.tokens(expected)

@@ -57,9 +57,9 @@ def shard(folder: Path) -> dict[str, str]:
     tensors = load_file(folder / TENSORS)
     names = sorted(tensors)
     table = {}
-    for number, part in enumerate((names[:7], names[7:])):
-        save_file({name: tensors[name] for name in part}, folder / f"part-{number}.safetensors")
-        table |= dict.fromkeys(part, f"part-{number}.safetensors")
+    for number, file_keys in enumerate((names[:7], names[7:])):
+        save_file({name: tensors[name] for name in file_keys}, folder / f"part-{number}.safetensors")
+        table |= dict.fromkeys(file_keys, f"part-{number}.safetensors")
     (folder / TENSORS).unlink()
     (folder / INDEX).write_text(json.dumps({"weight_map": table}))
     return table
@@ -98,23 +98,23 @@ def test_every_fault_of_tensors_is_in_one_report(folder: Path) -> None:
         tensors["transformer.ln_f.weight"] = torch.zeros(14, dtype=torch.int8)
 
     change_tensors(folder, change)
-    said = report(folder)
-    assert "'transformer.wpe.weight' is missing" in said
-    assert "'transformer.wpe.wieght' has no slot in GPT2LMHeadModel" in said
-    assert "'transformer.ln_f.bias' has the shape [13], the config needs [14]" in said
-    assert "'transformer.ln_f.weight' holds I8" in said
+    text = report(folder)
+    assert "'transformer.wpe.weight' is missing" in text
+    assert "'transformer.wpe.wieght' has no slot in GPT2LMHeadModel" in text
+    assert "'transformer.ln_f.bias' has the shape [13], the config needs [14]" in text
+    assert "'transformer.ln_f.weight' holds I8" in text
 
 
 def test_every_fault_of_the_config_is_in_one_report(folder: Path) -> None:
     change_config(
         folder, n_head="two", activation_function="geluu", add_cross_attention=True, n_hed=3, auto_map={"a": 1}
     )
-    said = report(folder)
-    for part in (
+    text = report(folder)
+    for sentence in (
         "n_head must be a whole number, got two", "'geluu' is not supported", "add_cross_attention = true",
         "gpt2 has no key 'n_hed'", "did you mean 'n_head'", "auto_map",
     ):  # fmt: skip
-        assert part in said
+        assert sentence in text
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_names_without_the_prefix_are_read_too(folder: Path) -> None:
 
     expected = load_module(folder).module.state_dict()
     change_tensors(folder, change)
-    found = load_module(folder).module.state_dict()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    state = load_module(folder).module.state_dict()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
 def test_half_precision_becomes_float32_unless_asked(folder: Path) -> None:
@@ -163,13 +163,13 @@ def test_half_precision_becomes_float32_unless_asked(folder: Path) -> None:
 
     change_tensors(folder, change)
     kinds = {tensor.dtype for tensor in load_module(folder).module.state_dict().values()}
-    asked = {
+    requested = {
         tensor.dtype for tensor in load_module(folder, form=WeightForm(torch.float16)).module.state_dict().values()
     }
-    assert (kinds, asked) == ({torch.float32}, {torch.float16})
+    assert (kinds, requested) == ({torch.float32}, {torch.float16})
 
 
-def truncated(folder: Path) -> None:
+def truncate(folder: Path) -> None:
     path = folder / TENSORS
     path.write_bytes(path.read_bytes()[:-100])
 
@@ -200,7 +200,7 @@ def disagreeing(folder: Path) -> None:
     save_file(load_file(folder / "part-1.safetensors") | first, folder / "part-1.safetensors")
 
 
-def pickled(folder: Path) -> None:
+def pickle_weights(folder: Path) -> None:
     (folder / TENSORS).rename(folder / "pytorch_model.bin")
 
 
@@ -211,13 +211,13 @@ def without(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (truncated, "damaged or not a safetensors file"),
+        (truncate, "damaged or not a safetensors file"),
         (lying, "damaged or not a safetensors file"),
         (outside, "a link out of the folder is not followed"),
         (climbing, "is not the name of a file in this folder"),
         (absent, "names part-1.safetensors, which is missing"),
         (disagreeing, "is in both"),
-        (pickled, "--from-bin"),
+        (pickle_weights, "--from-bin"),
         (without, "has no weights"),
     ],
     ids=lambda value: getattr(value, "__name__", None),
@@ -239,7 +239,7 @@ def test_links_into_the_store_of_the_same_repository_are_followed(folder: Path, 
 
 @pytest.mark.parametrize("shape", [(), (3,), (2**17, 22)])
 def test_a_computed_table_of_another_size(shape: tuple[int, ...], tmp_path: Path) -> None:
-    made = hf_models.translator(tmp_path / "model")
-    tensors = load_file(made / TENSORS)
-    save_file(tensors | {"model.encoder.embed_positions.weight": torch.zeros(shape)}, made / TENSORS)
-    assert report(made) == "'model.encoder.embed_positions.weight' differs from the table that is computed here"
+    translator = hf_models.translator(tmp_path / "model")
+    tensors = load_file(translator / TENSORS)
+    save_file(tensors | {"model.encoder.embed_positions.weight": torch.zeros(shape)}, translator / TENSORS)
+    assert report(translator) == "'model.encoder.embed_positions.weight' differs from the table that is computed here"

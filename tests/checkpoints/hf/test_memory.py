@@ -26,7 +26,7 @@ from tests.conftest import ROOT
 TENSORS = "model.safetensors"
 
 
-def saved(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
+def save_decoder(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """A small decoder as GPT-2, whose matrices are stored turned."""
     hparams = Hyperparameters(
         family="decoder", layers=2, width=14, heads=2, feedforward=19, positions="learned", max_positions=11,
@@ -36,39 +36,42 @@ def saved(folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     return folder
 
 
-def mapped(folder: Path) -> list[range]:
+def find_mapped_ranges(folder: Path) -> list[range]:
     """Where the checkpoint's file lies in the memory of this process."""
     lines = Path("/proc/self/maps").read_text("utf-8").splitlines()
-    found = [line.split()[0].split("-") for line in lines if line.endswith(str(folder / TENSORS))]
-    return [range(int(start, 16), int(end, 16)) for start, end in found]
+    ranges = [line.split()[0].split("-") for line in lines if line.endswith(str(folder / TENSORS))]
+    return [range(int(start, 16), int(end, 16)) for start, end in ranges]
 
 
-def inside(tensors: dict[str, Tensor], places: list[range]) -> list[bool]:
-    return [any(tensor.data_ptr() in place for place in places) for tensor in tensors.values()]
+def inside(tensors: dict[str, Tensor], spans: list[range]) -> list[bool]:
+    return [any(tensor.data_ptr() in span for span in spans) for tensor in tensors.values()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_needs_no_change_stays_in_its_mapped_file(dtype: torch.dtype, tmp_path: Path) -> None:
-    folder = saved(tmp_path / "model", dtype)
+    folder = save_decoder(tmp_path / "model", dtype)
     module = load_module(folder, form=WeightForm(dtype)).module
-    assert all(inside(module.state_dict(), mapped(folder)))
+    assert all(inside(module.state_dict(), find_mapped_ranges(folder)))
     assert {tensor.dtype for tensor in module.state_dict().values()} == {dtype}
     feed = module.decoder.layers[0].steps[1].branches[0].function
     assert feed.up.weight.stride() == (1, 19), "turned without a copy"
 
 
 def test_what_is_converted_leaves_nothing_of_the_file_in_memory(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "model", torch.bfloat16)
+    folder = save_decoder(tmp_path / "model", torch.bfloat16)
     module = load_module(folder).module
-    assert not any(inside(module.state_dict(), mapped(folder)))
+    assert not any(inside(module.state_dict(), find_mapped_ranges(folder)))
     plain = load_module(folder, form=WeightForm(torch.bfloat16)).module.state_dict()
-    assert all(torch.equal(one, plain[name].float()) for name, one in module.state_dict().items())
+    assert all(torch.equal(tensor, plain[name].float()) for name, tensor in module.state_dict().items())
 
 
 def test_what_does_not_fit_into_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = saved(tmp_path / "model", torch.bfloat16)
+    folder = save_decoder(tmp_path / "model", torch.bfloat16)
     opened = open_checkpoint(folder)
-    peaks = {one.precision: one.load_bytes for one in forecast_memory(opened.loaded.module.spec, opened.dtypes())}
+    peaks = {
+        forecast.precision: forecast.load_bytes
+        for forecast in forecast_memory(opened.loaded.module.spec, opened.dtypes())
+    }
     weights = sum(tensor.nbytes for tensor in load_file(folder / TENSORS).values())
     assert peaks["bf16"] == weights, "nothing is copied out of the mapped file"
     monkeypatch.setattr(machine, "free_memory", lambda: peaks["bf16"])
@@ -90,13 +93,17 @@ def test_a_tensor_larger_than_a_block_is_read_whole(tmp_path: Path) -> None:
     for name, tensor in tensors.items():
         assert torch.equal(files.read(name).float(), tensor.float())
         assert torch.equal(files.read(name), tensor)
-    assert files.same("several", "twin") and not files.same("several", "other") and not files.same("more", "exact")
+    assert (
+        files.is_same("several", "twin")
+        and not files.is_same("several", "other")
+        and not files.is_same("more", "exact")
+    )
 
 
 def test_a_file_that_is_cut_off_later_is_said(tmp_path: Path) -> None:
-    folder = saved(tmp_path / "model")
+    folder = save_decoder(tmp_path / "model")
     files = TensorFiles(folder)
-    name = max(files.headers, key=lambda one: files.headers[one].end)
+    name = max(files.headers, key=lambda key: files.headers[key].end)
     copy = tmp_path / "copy"
     save_file(load_file(folder / TENSORS), copy)
     short = copy.read_bytes()[:-4]
@@ -115,6 +122,6 @@ def test_peak_memory_is_that_of_the_weights(tmp_path: Path) -> None:
         capture_output=True, text=True, check=False, timeout=300, cwd=ROOT,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["bytes"] > 500_000_000
-    assert found["clearhead"]["load_ratio"] < 1.15 and found["clearhead"]["run_ratio"] < 1.15, found
+    report = json.loads(done.stdout)
+    assert report["bytes"] > 500_000_000
+    assert report["clearhead"]["load_ratio"] < 1.15 and report["clearhead"]["run_ratio"] < 1.15, report

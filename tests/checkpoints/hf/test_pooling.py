@@ -17,7 +17,7 @@ import clearhead
 from clearhead.base.errors import InputError, LongTexts
 from clearhead.checkpoints.hf.loading import load_module
 from clearhead.checkpoints.hf.saving import save_module
-from tests.checkpoints.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders
 
 TEXTS = ["the cat sat", "a small dog runs over the green grass in 1998!", "dog", "the cat and the dog looked at it."]
 MODES = {
@@ -33,9 +33,12 @@ def folder_of(
     folder: Path, mode: str, *, dense: dict[str, Any] | None = None, unit: bool = True, cls: str = "BertModel"
 ) -> Path:
     """A tiny encoder with the modules asked for."""
-    made.write(folder, {"vocab.txt": made.word_list(), "tokenizer_config.json": {"tokenizer_class": "BertTokenizer"}})
+    tokenizer_folders.write(
+        folder,
+        {"vocab.txt": tokenizer_folders.word_list(), "tokenizer_config.json": {"tokenizer_class": "BertTokenizer"}},
+    )
     config = transformers.BertConfig(
-        vocab_size=len(made.word_list().splitlines()), hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=len(tokenizer_folders.word_list().splitlines()), hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=31, max_position_embeddings=29, initializer_range=0.6,
     )  # fmt: skip
     torch.manual_seed(3)
@@ -43,10 +46,10 @@ def folder_of(
     kinds = [("", "Transformer"), ("1_Pooling", "Pooling")]
     flags = {f"pooling_mode_{name}": word == mode for word, name in MODES.items()}
     files: dict[str, Any] = {"sentence_bert_config.json": {"max_seq_length": LIMIT, "do_lower_case": False}}
-    made.write(folder / "1_Pooling", {"config.json": {"word_embedding_dimension": WIDTH, **flags}})
+    tokenizer_folders.write(folder / "1_Pooling", {"config.json": {"word_embedding_dimension": WIDTH, **flags}})
     if dense is not None:
         kinds.append(("2_Dense", "Dense"))
-        made.write(folder / "2_Dense", {"config.json": dense})
+        tokenizer_folders.write(folder / "2_Dense", {"config.json": dense})
         weights = {"linear.weight": torch.randn(OUT, WIDTH), "linear.bias": torch.randn(OUT)}
         save_file(weights, folder / "2_Dense" / "model.safetensors")
     if unit:
@@ -55,7 +58,7 @@ def folder_of(
         {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for index, (path, kind) in enumerate(kinds)
     ]
-    return made.write(folder, files)
+    return tokenizer_folders.write(folder, files)
 
 
 def recipe(
@@ -79,10 +82,12 @@ def recipe(
         "last": lambda: states[torch.arange(len(states)), count[:, 0].long() - 1],
         "weighted": lambda: (states * weights).sum(1) / weights.sum(1),
     }
-    vectors: Tensor = torch.cat([kinds[one]() for one in ([mode] if isinstance(mode, str) else mode)], 1)
+    vectors: Tensor = torch.cat([kinds[kind]() for kind in ([mode] if isinstance(mode, str) else mode)], 1)
     if dense:
-        own = load_file(folder / "2_Dense" / "model.safetensors")
-        vectors = torch.tanh(vectors @ own["linear.weight"].to(vectors).T + own["linear.bias"].to(vectors))
+        dense_weights = load_file(folder / "2_Dense" / "model.safetensors")
+        vectors = torch.tanh(
+            vectors @ dense_weights["linear.weight"].to(vectors).T + dense_weights["linear.bias"].to(vectors)
+        )
     return (torch.nn.functional.normalize(vectors, dim=1) if unit else vectors).numpy()
 
 
@@ -99,9 +104,9 @@ def vectors_of(folder: Path, *, is_exact: bool = False) -> np.ndarray:
 def test_vectors_are_those_of_the_recipe(mode: str, dense: bool, unit: bool, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "m", mode, dense=DENSE if dense else None, unit=unit)
     # In float64, since fp32 moves some of these vectors by 1e-5: the recipe is compared; results are float32.
-    found = vectors_of(folder, is_exact=True)
+    vectors = vectors_of(folder, is_exact=True)
     expected = recipe(folder, mode, dense=dense, unit=unit, is_exact=True)
-    assert found.shape == expected.shape and np.abs(found - expected).max() <= 1e-7 * np.abs(expected).max()
+    assert vectors.shape == expected.shape and np.abs(vectors - expected).max() <= 1e-7 * np.abs(expected).max()
 
 
 def assert_same_after_saving(folder: Path, expected: np.ndarray) -> None:
@@ -131,21 +136,21 @@ def assert_same_after_saving(folder: Path, expected: np.ndarray) -> None:
 def test_several_kinds_of_pooling_are_joined(settings: dict[str, Any], modes: list[str], tmp_path: Path) -> None:
     """In the order of a list, or in that of the library for flags; without any the mean."""
     folder = folder_of(tmp_path / "m", "mean")
-    made.write(folder / "1_Pooling", {"config.json": {"embedding_dimension": WIDTH, **settings}})
-    found = vectors_of(folder)
-    assert found.shape == (len(TEXTS), WIDTH * len(modes))
-    assert np.allclose(found, recipe(folder, modes, dense=False, unit=True), atol=1e-6)
-    assert_same_after_saving(folder, found)
+    tokenizer_folders.write(folder / "1_Pooling", {"config.json": {"embedding_dimension": WIDTH, **settings}})
+    vectors = vectors_of(folder)
+    assert vectors.shape == (len(TEXTS), WIDTH * len(modes))
+    assert np.allclose(vectors, recipe(folder, modes, dense=False, unit=True), atol=1e-6)
+    assert_same_after_saving(folder, vectors)
 
 
 def test_a_linear_layer_follows_the_joined_vectors(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "m", "mean", dense={**DENSE, "in_features": 2 * WIDTH}, unit=False)
     weights = {"linear.weight": torch.randn(OUT, 2 * WIDTH), "linear.bias": torch.randn(OUT)}
     save_file(weights, folder / "2_Dense" / "model.safetensors")
-    made.write(folder / "1_Pooling", {"config.json": {"pooling_mode": ["mean", "weightedmean"]}})
-    found = vectors_of(folder)
-    assert np.allclose(found, recipe(folder, ["mean", "weighted"], dense=True, unit=False), atol=1e-5)
-    assert_same_after_saving(folder, found)
+    tokenizer_folders.write(folder / "1_Pooling", {"config.json": {"pooling_mode": ["mean", "weightedmean"]}})
+    vectors = vectors_of(folder)
+    assert np.allclose(vectors, recipe(folder, ["mean", "weighted"], dense=True, unit=False), atol=1e-5)
+    assert_same_after_saving(folder, vectors)
 
 
 @pytest.mark.parametrize(
@@ -159,10 +164,10 @@ def test_a_linear_layer_follows_the_joined_vectors(tmp_path: Path) -> None:
 )
 def test_the_default_prompt_stands_in_front_of_every_text(prompts: dict[str, Any], prompt: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "m", "mean")
-    made.write(folder, {"config_sentence_transformers.json": prompts})
-    found = vectors_of(folder)
-    assert np.allclose(found, recipe(folder, "mean", dense=False, unit=True, prompt=prompt), atol=1e-6)
-    assert_same_after_saving(folder, found)
+    tokenizer_folders.write(folder, {"config_sentence_transformers.json": prompts})
+    vectors = vectors_of(folder)
+    assert np.allclose(vectors, recipe(folder, "mean", dense=False, unit=True, prompt=prompt), atol=1e-6)
+    assert_same_after_saving(folder, vectors)
     model = clearhead.load(folder, precision="fp32", device="cpu")
     read = model.attention("dog").tokens
     assert read[1:-1] == model.tokenizer.tokens(model.tokenizer.encode(f"{prompt}dog"))
@@ -171,8 +176,8 @@ def test_the_default_prompt_stands_in_front_of_every_text(prompts: dict[str, Any
 def test_a_head_of_the_class_counts_for_nothing(tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "m", "mean", cls="BertForMaskedLM")
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
-    found = vectors_of(folder)
-    assert np.allclose(found, recipe(folder, "mean", dense=False, unit=True), atol=1e-6)
+    vectors = vectors_of(folder)
+    assert np.allclose(vectors, recipe(folder, "mean", dense=False, unit=True), atol=1e-6)
     loaded = load_module(folder)
     assert any("kept but not used" in note for note in loaded.notes)
 
@@ -183,11 +188,11 @@ def test_saved_as_loaded(dense: bool, tmp_path: Path) -> None:
     loaded = load_module(folder)
     save_module(loaded.module, tmp_path / "again", loaded=loaded)
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.json"))
-    for name in (one for one in names if not one.startswith(("tokenizer", "vocab", "generation"))):
+    for name in (file_name for file_name in names if not file_name.startswith(("tokenizer", "vocab", "generation"))):
         assert json.loads((folder / name).read_text()) == json.loads((tmp_path / "again" / name).read_text()), name
     for name in (str(path.relative_to(folder)) for path in folder.rglob("*.safetensors")):
         before, after = load_file(folder / name), load_file(tmp_path / "again" / name)
-        assert before.keys() == after.keys() and all(torch.equal(before[one], after[one]) for one in before)
+        assert before.keys() == after.keys() and all(torch.equal(before[key], after[key]) for key in before)
 
 
 def test_saved_from_the_spec_it_is_read_again(tmp_path: Path) -> None:
@@ -195,7 +200,9 @@ def test_saved_from_the_spec_it_is_read_again(tmp_path: Path) -> None:
     save_module(loaded.module, tmp_path / "again", task=loaded.task)
     again = load_module(tmp_path / "again")
     assert again.module.spec == loaded.module.spec and again.task == loaded.task
-    assert all(torch.equal(one, again.module.state_dict()[name]) for name, one in loaded.module.state_dict().items())
+    assert all(
+        torch.equal(tensor, again.module.state_dict()[name]) for name, tensor in loaded.module.state_dict().items()
+    )
 
 
 SBERT, TOKENIZER = "sentence_bert_config.json", "tokenizer_config.json"
@@ -233,31 +240,31 @@ def test_a_text_is_cut_where_sentence_transformers_cuts_it(
     tokenizer.save_pretrained(folder)
     if truncation is not None:
         rule = {"direction": "Right", "max_length": truncation, "strategy": "LongestFirst", "stride": 0}
-        changed(folder, "tokenizer.json", truncation=rule)
-    changed(folder, TOKENIZER, model_max_length=None)
+        change_settings(folder, "tokenizer.json", truncation=rule)
+    change_settings(folder, TOKENIZER, model_max_length=None)
     for name, entries in files.items():
-        changed(folder, name, **entries)
+        change_settings(folder, name, **entries)
     text = " ".join(["the", "dog", "sat"] * 40)
     model = clearhead.load(folder, precision="fp32", device="cpu")
     with pytest.warns(LongTexts, match=f"{expected} tokens"):
-        (found,) = model.embed([text])
+        (vector,) = model.embed([text])
     read = tokenizer(text, truncation=True, max_length=expected, return_tensors="pt")
     theirs = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
-        assert np.allclose(found, theirs(**read).last_hidden_state[0].mean(0), atol=1e-5)
+        assert np.allclose(vector, theirs(**read).last_hidden_state[0].mean(0), atol=1e-5)
     model.save(tmp_path / "again", format="hf")
     with pytest.warns(LongTexts, match=f"{expected} tokens"):
         (again,) = clearhead.load(tmp_path / "again", precision="fp32", device="cpu").embed([text])
-    assert np.array_equal(again, found)
+    assert np.array_equal(again, vector)
 
 
-def changed(folder: Path, place: str, **entries: Any) -> None:
-    path = folder / place
+def change_settings(folder: Path, file: str, **entries: Any) -> None:
+    path = folder / file
     content = json.loads(path.read_text()) if path.is_file() else {}
     path.write_text(json.dumps(content | entries))
 
 
-def replaced(folder: Path, index: int, **entries: Any) -> None:
+def change_module(folder: Path, index: int, **entries: Any) -> None:
     modules = json.loads((folder / "modules.json").read_text())
     modules[index] |= entries
     (folder / "modules.json").write_text(json.dumps(modules))
@@ -265,31 +272,31 @@ def replaced(folder: Path, index: int, **entries: Any) -> None:
 
 BROKEN = {
     "a pool of another kind": (
-        lambda f: changed(f, "1_Pooling/config.json", pooling_mode=["mean", "attention"]),
+        lambda f: change_settings(f, "1_Pooling/config.json", pooling_mode=["mean", "attention"]),
         "attention is not supported; the kinds of pooling are cls, max, mean",
     ),
     "an unknown flag": (
-        lambda f: changed(f, "1_Pooling/config.json", pooling_mode_attention=True),
+        lambda f: change_settings(f, "1_Pooling/config.json", pooling_mode_attention=True),
         "pooling_mode_attention is not supported",
     ),
     "another length": (
-        lambda f: changed(f, "sentence_bert_config.json", processing_kwargs={"text": {"truncation": False}}),
+        lambda f: change_settings(f, "sentence_bert_config.json", processing_kwargs={"text": {"truncation": False}}),
         "processing_kwargs.text.truncation",
     ),
     "another width": (
-        lambda f: changed(f, "1_Pooling/config.json", word_embedding_dimension=7),
+        lambda f: change_settings(f, "1_Pooling/config.json", word_embedding_dimension=7),
         "the pool is for a width of 7, but hidden states have 26",
     ),
     "an unknown module": (
-        lambda f: replaced(f, 1, type="sentence_transformers.models.CNN"),
+        lambda f: change_module(f, 1, type="sentence_transformers.models.CNN"),
         "a module of the type sentence_transformers.models.CNN is not supported",
     ),
     "another first module": (
-        lambda f: replaced(f, 0, type="sentence_transformers.models.BoW"),
+        lambda f: change_module(f, 0, type="sentence_transformers.models.BoW"),
         "the first is a Transformer",
     ),
     "a map of another size": (
-        lambda f: changed(f, "2_Dense/config.json", in_features=7),
+        lambda f: change_settings(f, "2_Dense/config.json", in_features=7),
         "a linear layer from 7 to 17 cannot follow a width of 26",
     ),
     "tensors of another size": (
@@ -297,22 +304,22 @@ BROKEN = {
         "2_Dense/model.safetensors holds",
     ),
     "an activation": (
-        lambda f: changed(f, "2_Dense/config.json", activation_function="torch.nn.modules.activation.Softplus"),
+        lambda f: change_settings(f, "2_Dense/config.json", activation_function="torch.nn.modules.activation.Softplus"),
         "activation torch.nn.modules.activation.Softplus is not supported",
     ),
-    "a folder above": (lambda f: replaced(f, 2, path="../elsewhere"), "is not the name of a file in this folder"),
+    "a folder above": (lambda f: change_module(f, 2, path="../elsewhere"), "is not the name of a file in this folder"),
     "lower case": (
-        lambda f: changed(f, "sentence_bert_config.json", do_lower_case=True),
+        lambda f: change_settings(f, "sentence_bert_config.json", do_lower_case=True),
         "do_lower_case = true is not supported",
     ),
     "a prompt without a text": (
-        lambda f: changed(f, "config_sentence_transformers.json", prompts={"a": "b"}, default_prompt_name="passage"),
+        lambda f: change_settings(f, "config_sentence_transformers.json", prompts={"a": "b"}, default_prompt_name="passage"),
         "default_prompt_name is 'passage', but prompts has no entry of this name",
     ),
     "a prompt that is left out of the pool": (
         lambda f: (
-            changed(f, "config_sentence_transformers.json", prompts={"query": "q: "}, default_prompt_name="query"),
-            changed(f, "1_Pooling/config.json", include_prompt=False),
+            change_settings(f, "config_sentence_transformers.json", prompts={"query": "q: "}, default_prompt_name="query"),
+            change_settings(f, "1_Pooling/config.json", include_prompt=False),
         ),
         "a default prompt is not supported together with include_prompt = false",
     ),

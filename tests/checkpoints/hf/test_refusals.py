@@ -14,7 +14,7 @@ from clearhead.checkpoints.hf.mapping import config as configs
 
 def model_of(config: dict[str, Any]) -> spec.Model:
     """Read a config as loading does, without any tensors."""
-    record = registry.find(config)
+    record = registry.find_family(config)
     reading = configs.parse(record, config)
     if reading.faults:
         raise InputError("\n".join(reading.faults))

@@ -19,7 +19,7 @@ from clearhead.checkpoints.weights.files import save_shards
 from clearhead.checkpoints.weights.writer import TensorWriter
 from clearhead.core import build
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
-from tests import hf_models as made
+from tests import hf_models
 
 INDEX = "model.safetensors.index.json"
 
@@ -41,13 +41,13 @@ def test_shards_hold_what_one_file_holds_and_both_libraries_read_them(tmp_path: 
     assert not (tmp_path / "many" / "model.safetensors").exists()
     assert len(names) > 2 and names[0] == f"model-00001-of-{len(names):05}.safetensors"
     assert index["metadata"]["total_size"] == sum(4 * tensor.numel() for tensor in whole.values())
-    found: dict[str, Tensor] = {}
+    joined: dict[str, Tensor] = {}
     for name in names:
-        part = load_file(tmp_path / "many" / name)
-        assert len(part) == 1 or sum(4 * tensor.numel() for tensor in part.values()) <= 3000
-        found |= part
-    assert found.keys() == whole.keys() == index["weight_map"].keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+        shard = load_file(tmp_path / "many" / name)
+        assert len(shard) == 1 or sum(4 * tensor.numel() for tensor in shard.values()) <= 3000
+        joined |= shard
+    assert joined.keys() == whole.keys() == index["weight_map"].keys()
+    assert all(torch.equal(joined[name], tensor) for name, tensor in whole.items())
     loaded = load_module(tmp_path / "many").module.state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in model.state_dict().items())
     ids = torch.randint(23, (2, 7))
@@ -67,15 +67,15 @@ def test_a_tensor_with_two_names_is_counted_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", ["hf", "clearhead"])
 def test_what_is_interrupted_leaves_nothing(format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = ch.load(made.language_model(tmp_path / "model"), device="cpu", precision="fp32")
+    model = ch.load(hf_models.language_model(tmp_path / "model"), device="cpu", precision="fp32")
     before = sorted(tmp_path.iterdir())
     write = TensorWriter.write
 
-    def interrupted(self: TensorWriter, name: str, tensor: Tensor) -> None:
+    def write_and_interrupt(self: TensorWriter, name: str, tensor: Tensor) -> None:
         write(self, name, tensor)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(TensorWriter, "write", interrupted)
+    monkeypatch.setattr(TensorWriter, "write", write_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         model.save(tmp_path / "out", format=format)
     assert sorted(tmp_path.iterdir()) == before

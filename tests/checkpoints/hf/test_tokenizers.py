@@ -22,7 +22,7 @@ from clearhead.generate.results import StreamingDecoder
 from clearhead.text import backend
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
-from tests.checkpoints.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders
 
 ALIKE = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -31,11 +31,13 @@ CLASSIC = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
 def write_merges(folder: Path, special: tuple[str, ...], config: dict[str, object]) -> Path:
-    vocabulary, lines = made.merges(special)
-    return made.write(folder, {"vocab.json": vocabulary, "merges.txt": lines, "tokenizer_config.json": config})
+    vocabulary, lines = tokenizer_folders.merges(special)
+    return tokenizer_folders.write(
+        folder, {"vocab.json": vocabulary, "merges.txt": lines, "tokenizer_config.json": config}
+    )
 
 
-def framed(text: CheckpointTokenizers, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
+def encode_framed(text: CheckpointTokenizers, first: str, second: str | None = None) -> tuple[list[int], list[int]]:
     source = text.pair.source
     assert source.has_own_special_tokens
     return source.special_tokens.add_to(source.encode(first), None if second is None else source.encode(second))
@@ -53,32 +55,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=str,
 )  # fmt: skip
 def test_a_word_list_means_what_it_means_elsewhere(folder: Path, config: dict[str, object]) -> None:
-    place = made.write(
+    directory = tokenizer_folders.write(
         folder / f"words-{abs(hash(str(config)))}",
-        {"vocab.txt": made.word_list(), "tokenizer_config.json": {"tokenizer_class": "BertTokenizer", **config}},
+        {
+            "vocab.txt": tokenizer_folders.word_list(),
+            "tokenizer_config.json": {"tokenizer_class": "BertTokenizer", **config},
+        },
     )
-    other = transformers.BertTokenizer.from_pretrained(place)
-    text = load_tokenizers(place)
+    other = transformers.BertTokenizer.from_pretrained(directory)
+    text = load_tokenizers(directory)
 
     @ALIKE
-    @given(made.texts)
+    @given(tokenizer_folders.texts)
     def alike(sentence: str) -> None:
-        assert framed(text, sentence)[0] == other(sentence)["input_ids"]
+        assert encode_framed(text, sentence)[0] == other(sentence)["input_ids"]
 
     alike()
     pair = other("the cat", "a dog")
-    assert framed(text, "the cat", "a dog") == (pair["input_ids"], pair["token_type_ids"])
+    assert encode_framed(text, "the cat", "a dog") == (pair["input_ids"], pair["token_type_ids"])
     roles = text.pair.source.roles
     assert (roles.pad, roles.unk, roles.bos, roles.eos, roles.mask) == (0, 1, 2, 3, 4)
 
 
 def test_a_word_list_with_another_template(folder: Path) -> None:
-    words = made.word_list()
+    words = tokenizer_folders.word_list()
     for old, new in (("[PAD]", "<pad>"), ("[CLS]", "<s>"), ("[SEP]", "</s>"), ("[MASK]", "<mask>")):
         words = words.replace(old, new)
-    place = made.write(folder / "mpnet", {"vocab.txt": words, "config.json": {"model_type": "mpnet"}})
-    ids, segments = framed(load_tokenizers(place), "the cat", "a dog")
-    other = transformers.MPNetTokenizer.from_pretrained(place)
+    directory = tokenizer_folders.write(folder / "mpnet", {"vocab.txt": words, "config.json": {"model_type": "mpnet"}})
+    ids, segments = encode_framed(load_tokenizers(directory), "the cat", "a dog")
+    other = transformers.MPNetTokenizer.from_pretrained(directory)
     assert ids == other("the cat", "a dog")["input_ids"]
     assert set(segments) == {0}
 
@@ -97,22 +102,22 @@ def test_a_word_list_with_another_template(folder: Path) -> None:
 def test_merges_mean_what_they_mean_elsewhere(
     tmp_path: Path, name: str, special: tuple[str, ...], config: dict[str, object]
 ) -> None:
-    place = write_merges(tmp_path / "merges", special, {"tokenizer_class": name, **config})
-    other = getattr(transformers, name).from_pretrained(place)
-    text = load_tokenizers(place)
+    directory = write_merges(tmp_path / "merges", special, {"tokenizer_class": name, **config})
+    other = getattr(transformers, name).from_pretrained(directory)
+    text = load_tokenizers(directory)
 
     @ALIKE
-    @given(made.texts)
+    @given(tokenizer_folders.texts)
     def alike(sentence: str) -> None:
-        assert framed(text, sentence)[0] == other(sentence)["input_ids"]
+        assert encode_framed(text, sentence)[0] == other(sentence)["input_ids"]
 
     alike()
-    assert framed(text, "the cat", "a dog")[0] == other("the cat", "a dog")["input_ids"]
+    assert encode_framed(text, "the cat", "a dog")[0] == other("the cat", "a dog")["input_ids"]
 
 
-def numbered(content: bytes, shift: int, unknown: int) -> Callable[[str], list[int]]:
+def make_numbering(content: bytes, shift: int, unknown: int) -> Callable[[str], list[int]]:
     """Ids by the published rule: a piece's number plus a shift."""
-    model = made.processor(content)
+    model = tokenizer_folders.processor(content)
     return lambda text: [
         unknown if model.is_unknown(number) else number + shift for number in model.encode(text, out_type=int)
     ]
@@ -133,17 +138,17 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_numbers_of_pieces_become_ids_by_the_rule_of_the_class(tmp_path: Path, name: str) -> None:
     (kind, t5), shift, unknown, start, end = LAYOUTS[name]
-    content = made.pieces_model(kind, t5=t5)
-    place = made.write(
+    content = tokenizer_folders.pieces_model(kind, t5=t5)
+    directory = tokenizer_folders.write(
         tmp_path, {"sentencepiece.bpe.model": content, "tokenizer_config.json": {"tokenizer_class": name}}
     )
-    text = load_tokenizers(place)
-    expected = numbered(content, shift, unknown)
+    text = load_tokenizers(directory)
+    expected = make_numbering(content, shift, unknown)
 
     @ALIKE
-    @given(made.texts)
+    @given(tokenizer_folders.texts)
     def alike(sentence: str) -> None:
-        ids, segments = framed(text, sentence)
+        ids, segments = encode_framed(text, sentence)
         assert ids == [*start, *expected(sentence), *end]
         assert not any(segments)
 
@@ -151,17 +156,19 @@ def test_numbers_of_pieces_become_ids_by_the_rule_of_the_class(tmp_path: Path, n
 
 
 def test_bytes_stand_for_what_has_no_piece(tmp_path: Path) -> None:
-    content = made.pieces_model("bpe", bytes_too=True)
-    made.write(tmp_path, {"tokenizer.model": content, "config.json": {"model_type": "llama"}})
+    content = tokenizer_folders.pieces_model("bpe", bytes_too=True)
+    tokenizer_folders.write(tmp_path, {"tokenizer.model": content, "config.json": {"model_type": "llama"}})
     tokenizer = load_tokenizers(tmp_path).pair.source
     assert tokenizer.encode("☃") == [
-        made.processor(content).piece_to_id(p) for p in ("▁", "<0xE2>", "<0x98>", "<0x83>")
+        tokenizer_folders.processor(content).piece_to_id(p) for p in ("▁", "<0xE2>", "<0x98>", "<0x83>")
     ]
 
     @ALIKE
-    @given(made.texts)
+    @given(tokenizer_folders.texts)
     def returns(sentence: str) -> None:
-        plain = " ".join(made.processor(content).decode(made.processor(content).encode(sentence)).split())
+        plain = " ".join(
+            tokenizer_folders.processor(content).decode(tokenizer_folders.processor(content).encode(sentence)).split()
+        )
         assert " ".join(tokenizer.decode(tokenizer.encode(sentence)).split()) == plain
 
     returns()
@@ -171,52 +178,59 @@ def test_bytes_stand_for_what_has_no_piece(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dummy", [True, False])
 def test_a_model_that_keeps_spaces_gives_back_every_text(kind: str, dummy: bool, tmp_path: Path) -> None:
     """Spaces at both ends too: whole, and token by token in a stream behind a prompt."""
-    content = made.pieces_model(kind, bytes_too=True, spaces=True, dummy=dummy)
-    made.write(tmp_path, {"tokenizer.model": content, "config.json": {"model_type": "llama"}})
+    content = tokenizer_folders.pieces_model(kind, bytes_too=True, spaces=True, dummy=dummy)
+    tokenizer_folders.write(tmp_path, {"tokenizer.model": content, "config.json": {"model_type": "llama"}})
     tokenizer = load_tokenizers(tmp_path).pair.source
     prompt = tokenizer.encode("the cat ")
 
-    def streamed(ids: list[int], context: list[int]) -> str:
+    def stream_text(ids: list[int], context: list[int]) -> str:
         decoder = StreamingDecoder(tokenizer.decode, context=context)
         return "".join([*map(decoder.add, ids), decoder.finish()])
 
     @ALIKE
-    @given(made.texts.map(lambda text: text.replace("▁", " ")), st.sampled_from(["", " ", "  ", " \n ", "\t"]))
+    @given(
+        tokenizer_folders.texts.map(lambda text: text.replace("▁", " ")), st.sampled_from(["", " ", "  ", " \n ", "\t"])
+    )
     def returns(sentence: str, space: str) -> None:
         for text in (sentence + space, space + sentence, space):
             ids = tokenizer.encode(text)
-            assert tokenizer.decode(ids) == text == streamed(ids, [])
-            assert streamed(ids, prompt) == tokenizer.decode([*prompt, *ids])[len("the cat ") :]
+            assert tokenizer.decode(ids) == text == stream_text(ids, [])
+            assert stream_text(ids, prompt) == tokenizer.decode([*prompt, *ids])[len("the cat ") :]
 
     returns()
 
 
 def test_ids_at_the_ends_of_a_vocabulary(tmp_path: Path) -> None:
-    t5 = made.write(
+    t5 = tokenizer_folders.write(
         tmp_path / "t5",
-        {"spiece.model": made.pieces_model("unigram", t5=True), "tokenizer_config.json": {"extra_ids": 7},
+        {"spiece.model": tokenizer_folders.pieces_model("unigram", t5=True), "tokenizer_config.json": {"extra_ids": 7},
          "config.json": {"model_type": "t5"}},
     )  # fmt: skip
-    size = made.processor(made.pieces_model("unigram", t5=True)).get_piece_size()
+    size = tokenizer_folders.processor(tokenizer_folders.pieces_model("unigram", t5=True)).get_piece_size()
     tokenizer = load_tokenizers(t5).pair.source
     assert tokenizer.sentinel_ids == tuple(size + 6 - number for number in range(7))
     assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id, tokenizer.vocab_size) == (0, 1, 0, size + 7)
     other = transformers.T5Tokenizer.from_pretrained(t5)
     assert tokenizer.tokens([size, size + 6]) == other.convert_ids_to_tokens([size, size + 6])
-    roberta = made.write(
+    roberta = tokenizer_folders.write(
         tmp_path / "xlm",
-        {"sentencepiece.bpe.model": made.pieces_model("unigram"), "config.json": {"model_type": "xlm-roberta"}},
+        {
+            "sentencepiece.bpe.model": tokenizer_folders.pieces_model("unigram"),
+            "config.json": {"model_type": "xlm-roberta"},
+        },
     )
-    size = made.processor(made.pieces_model("unigram")).get_piece_size()
+    size = tokenizer_folders.processor(tokenizer_folders.pieces_model("unigram")).get_piece_size()
     assert load_tokenizers(roberta).pair.source.mask_id == size + 1
 
 
 def test_languages_stand_where_their_class_puts_them(tmp_path: Path) -> None:
-    content = made.pieces_model("unigram")
-    size = made.processor(content).get_piece_size()
+    content = tokenizer_folders.pieces_model("unigram")
+    size = tokenizer_folders.processor(content).get_piece_size()
     files = {"sentencepiece.bpe.model": content}
     old = load_tokenizers(
-        made.write(tmp_path / "25", {**files, "tokenizer_config.json": {"tokenizer_class": "MBartTokenizer"}})
+        tokenizer_folders.write(
+            tmp_path / "25", {**files, "tokenizer_config.json": {"tokenizer_class": "MBartTokenizer"}}
+        )
     )
     assert (old.languages["ar_AR"], old.languages["zh_CN"]) == (size + 1, size + 25)
     german = old.special_tokens_for("de_DE")
@@ -226,7 +240,9 @@ def test_languages_stand_where_their_class_puts_them(tmp_path: Path) -> None:
     )
     assert old.pair.source.mask_id == size + 26 and old.language_is_start
     new = load_tokenizers(
-        made.write(tmp_path / "50", {**files, "tokenizer_config.json": {"tokenizer_class": "MBart50Tokenizer"}})
+        tokenizer_folders.write(
+            tmp_path / "50", {**files, "tokenizer_config.json": {"tokenizer_class": "MBart50Tokenizer"}}
+        )
     )
     assert len(new.languages) == 52 and not new.language_is_start
     german = new.special_tokens_for("de_DE")
@@ -240,27 +256,27 @@ def test_languages_stand_where_their_class_puts_them(tmp_path: Path) -> None:
 
 def strings(content: bytes, *, behind: tuple[str, ...] = ()) -> dict[str, int]:
     """A vocabulary in another order than the model's, with a few pieces missing."""
-    model = made.processor(content)
+    model = tokenizer_folders.processor(content)
     pieces = [model.id_to_piece(number) for number in range(3, model.get_piece_size())]
     listed = ["<s>", "<pad>", "</s>", "<unk>", *reversed(pieces[:-5]), *behind]
     return {piece: index for index, piece in enumerate(dict.fromkeys(listed))}
 
 
 def test_pieces_are_looked_up_where_there_is_a_vocabulary(tmp_path: Path) -> None:
-    content = made.pieces_model("unigram")
+    content = tokenizer_folders.pieces_model("unigram")
     vocabulary = strings(content)
-    place = made.write(
+    directory = tokenizer_folders.write(
         tmp_path,
         {"sentencepiece.bpe.model": content, "vocab.json": vocabulary,
          "tokenizer_config.json": {"tokenizer_class": "M2M100Tokenizer", "src_lang": "de"}},
     )  # fmt: skip
-    other = transformers.M2M100Tokenizer.from_pretrained(place)
-    text = load_tokenizers(place)
+    other = transformers.M2M100Tokenizer.from_pretrained(directory)
+    text = load_tokenizers(directory)
 
     @ALIKE
-    @given(made.texts)
+    @given(tokenizer_folders.texts)
     def alike(sentence: str) -> None:
-        assert framed(text, sentence)[0] == other(sentence)["input_ids"]
+        assert encode_framed(text, sentence)[0] == other(sentence)["input_ids"]
         ids = text.pair.source.encode(sentence)
         assert text.pair.source.decode(ids) == other.decode(ids, skip_special_tokens=True)
 
@@ -272,23 +288,23 @@ def test_pieces_are_looked_up_where_there_is_a_vocabulary(tmp_path: Path) -> Non
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 @pytest.mark.parametrize("separate", [False, True])
 def test_two_models_over_one_vocabulary(tmp_path: Path, separate: bool) -> None:
-    source, target = made.pieces_model("unigram"), made.pieces_model("bpe")
+    source, target = tokenizer_folders.pieces_model("unigram"), tokenizer_folders.pieces_model("bpe")
     joint = strings(source, behind=tuple(p for p in strings(target) if p.startswith("▁")))
     codes = {">>fra<<": len(joint)} if not separate else {}
     files = {"source.spm": source, "target.spm": target, "vocab.json": joint | codes,
              "tokenizer_config.json": {"tokenizer_class": "MarianTokenizer", "separate_vocabs": separate}}  # fmt: skip
     if separate:
         files["target_vocab.json"] = strings(target)
-    place = made.write(tmp_path, files)
-    other = transformers.MarianTokenizer.from_pretrained(place)
-    text = load_tokenizers(place)
+    directory = tokenizer_folders.write(tmp_path, files)
+    other = transformers.MarianTokenizer.from_pretrained(directory)
+    text = load_tokenizers(directory)
     pair = text.pair
     assert not pair.joint and pair.source.has_own_special_tokens
 
     @ALIKE
-    @given(made.texts)
+    @given(tokenizer_folders.texts)
     def alike(sentence: str) -> None:
-        assert framed(text, sentence)[0] == other(sentence)["input_ids"]
+        assert encode_framed(text, sentence)[0] == other(sentence)["input_ids"]
         ids = other(text_target=sentence)["input_ids"]
         assert [*pair.target.encode(sentence), pair.target.eos_id] == ids
         if separate:
@@ -296,34 +312,37 @@ def test_two_models_over_one_vocabulary(tmp_path: Path, separate: bool) -> None:
 
     alike()
     if not separate:
-        assert framed(text, ">>fra<< the cat")[0] == other(">>fra<< the cat")["input_ids"]
-        assert framed(text, ">>fra<< the cat")[0][0] == codes[">>fra<<"]
+        assert encode_framed(text, ">>fra<< the cat")[0] == other(">>fra<< the cat")["input_ids"]
+        assert encode_framed(text, ">>fra<< the cat")[0][0] == codes[">>fra<<"]
 
 
 def test_what_is_added_by_the_configuration_alone(tmp_path: Path) -> None:
-    vocabulary, lines = made.merges(("<|endoftext|>",))
+    vocabulary, lines = tokenizer_folders.merges(("<|endoftext|>",))
     size = len(json.loads(vocabulary))
     added = {
         str(size): {"content": "<|turn|>", "special": True},
         str(size + 1): {"content": "<think>", "special": False},
     }
     config = {"tokenizer_class": "GPT2Tokenizer", "added_tokens_decoder": added, "pad_token": "<|turn|>"}
-    place = made.write(tmp_path, {"vocab.json": vocabulary, "merges.txt": lines, "tokenizer_config.json": config})
-    tokenizer = load_tokenizers(place).pair.source
-    other = transformers.GPT2Tokenizer.from_pretrained(place)
+    directory = tokenizer_folders.write(
+        tmp_path, {"vocab.json": vocabulary, "merges.txt": lines, "tokenizer_config.json": config}
+    )
+    tokenizer = load_tokenizers(directory).pair.source
+    other = transformers.GPT2Tokenizer.from_pretrained(directory)
     assert (tokenizer.vocab_size, tokenizer.pad_id) == (size + 2, size)
-    said = "<|turn|>a<think>b"
-    assert tokenizer.encode_with_special(said) == other(said)["input_ids"]
-    assert size not in tokenizer.encode(said), "a special token that someone writes is plain text"
+    sentence = "<|turn|>a<think>b"
+    assert tokenizer.encode_with_special(sentence) == other(sentence)["input_ids"]
+    assert size not in tokenizer.encode(sentence), "a special token that someone writes is plain text"
     config["added_tokens_decoder"] = {"5": {"content": "<|turn|>"}}
-    made.write(tmp_path, {"tokenizer_config.json": config})
+    tokenizer_folders.write(tmp_path, {"tokenizer_config.json": config})
     with pytest.raises(InputError, match=r"gives '<\|turn\|>' the id 5, the tokenizer \d+; restore"):
-        load_tokenizers(place)
+        load_tokenizers(directory)
 
 
 def test_a_saved_one_is_the_same_one(tmp_path: Path) -> None:
-    made.write(
-        tmp_path / "a", {"spiece.model": made.pieces_model("unigram", t5=True), "config.json": {"model_type": "t5"}}
+    tokenizer_folders.write(
+        tmp_path / "a",
+        {"spiece.model": tokenizer_folders.pieces_model("unigram", t5=True), "config.json": {"model_type": "t5"}},
     )
     pair = load_tokenizers(tmp_path / "a").pair
     pair.save(tmp_path / "b")
@@ -336,11 +355,11 @@ def test_a_saved_one_is_the_same_one(tmp_path: Path) -> None:
 
 def test_a_large_file_is_handed_to_the_library_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was four times: each took half a second with a vocabulary of 50,000."""
-    vocabulary, merges = made.merges(("<|endoftext|>",))
+    vocabulary, merges = tokenizer_folders.merges(("<|endoftext|>",))
     config = {"tokenizer_class": "GPT2Tokenizer", "bos_token": "<|endoftext|>", "src_lang": "en"}
-    made.write(tmp_path, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config})
-    loaded, load = [], backend._loaded
-    monkeypatch.setattr(backend, "_loaded", lambda document: loaded.append(1) or load(document))
+    tokenizer_folders.write(tmp_path, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config})
+    loaded, load = [], backend._load_backend
+    monkeypatch.setattr(backend, "_load_backend", lambda document: loaded.append(1) or load(document))
     first = load_tokenizers(tmp_path).pair.source
     assert len(loaded) == 1
     # Another one is not taken for it, whatever has its place in memory.
@@ -348,7 +367,10 @@ def test_a_large_file_is_handed_to_the_library_once(tmp_path: Path, monkeypatch:
 
 
 def test_places_of_pieces(tmp_path: Path) -> None:
-    made.write(tmp_path, {"spiece.model": made.pieces_model("unigram", t5=True), "config.json": {"model_type": "t5"}})
+    tokenizer_folders.write(
+        tmp_path,
+        {"spiece.model": tokenizer_folders.pieces_model("unigram", t5=True), "config.json": {"model_type": "t5"}},
+    )
     tokenizer = Tokenizer.load(tmp_path)
     text = "  der Hund  läuft 😀 schnell"
     ids, spans = tokenizer.encode_with_spans(text)
@@ -376,19 +398,19 @@ def test_places_of_pieces(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_one_sentence(tmp_path: Path, files: dict[str, object], message: str) -> None:
-    good = made.pieces_model("unigram")
-    made.write(tmp_path, {name: good if content == "ok" else content for name, content in files.items()})
+    good = tokenizer_folders.pieces_model("unigram")
+    tokenizer_folders.write(tmp_path, {name: good if content == "ok" else content for name, content in files.items()})
     with pytest.raises(InputError, match=message):
         load_tokenizers(tmp_path)
 
 
 def test_the_real_ones(data_dir: Path) -> None:
     story = load_tokenizers(data_dir / "stories260K")
-    assert framed(story, "Once upon a time")[0][:2] == [1, story.pair.source.encode("Once")[0]]
+    assert encode_framed(story, "Once upon a time")[0][:2] == [1, story.pair.source.encode("Once")[0]]
     assert story.max_length == 512 and story.chat is None
     other = transformers.GPT2Tokenizer(
         str(data_dir / "gpt2-tokenizer" / "vocab.json"), str(data_dir / "gpt2-tokenizer" / "merges.txt")
     )
     text = load_tokenizers(data_dir / "gpt2-tokenizer")
-    for sentence in [*made.HARD, *made.SENTENCES[:8]]:
-        assert framed(text, sentence)[0] == other(sentence)["input_ids"]
+    for sentence in [*tokenizer_folders.HARD, *tokenizer_folders.SENTENCES[:8]]:
+        assert encode_framed(text, sentence)[0] == other(sentence)["input_ids"]

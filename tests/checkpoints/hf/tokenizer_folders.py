@@ -70,9 +70,9 @@ def pieces_model(
     """
     written = io.BytesIO()
     if spaces:
-        kept: dict[str, Any] = {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}
+        normalization: dict[str, Any] = {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}
     else:
-        kept = {}
+        normalization = {}
     ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1} if t5 else {}
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(SENTENCES),
@@ -84,7 +84,7 @@ def pieces_model(
         user_defined_symbols=["@user"] if lead else [],
         minloglevel=2,
         add_dummy_prefix=dummy,
-        **kept,
+        **normalization,
         **ids,
     )
     return written.getvalue()

@@ -84,13 +84,13 @@ def cut_off(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 3)
 
 
-def altered(path: Path) -> None:
+def alter(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def lengthened(path: Path) -> None:
+def lengthen(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"x")
 
 
@@ -100,28 +100,28 @@ FILES = ["weights.safetensors", "optimizer.safetensors", "ema.safetensors", "sta
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize(
     ("damage", "words"),
-    [(cut_off, "cut off"), (altered, "altered"), (lengthened, "too long"), (Path.unlink, "missing")],
+    [(cut_off, "cut off"), (alter, "altered"), (lengthen, "too long"), (Path.unlink, "missing")],
 )
 def test_a_damaged_file_is_named_and_the_checkpoint_skipped(
     tmp_path: Path, name: str, damage: Callable[[Path], None], words: str
 ) -> None:
     older = files.save_checkpoint(tmp_path, some_checkpoint(3))
     newer = files.save_checkpoint(tmp_path, some_checkpoint(9))
-    assert files.newest_sound(tmp_path) == (newer, [])
+    assert files.find_newest_undamaged(tmp_path) == (newer, [])
     damage(newer / name)
-    found, skipped = files.newest_sound(tmp_path)
-    assert found == older
+    newest, skipped = files.find_newest_undamaged(tmp_path)
+    assert newest == older
     assert len(skipped) == 1 and name in skipped[0] and words in skipped[0] and "step-9" in skipped[0]
     with pytest.raises(InputError, match=name):
         files.load_checkpoint(newer)
 
 
-@pytest.mark.parametrize("damage", [cut_off, altered, Path.unlink])
+@pytest.mark.parametrize("damage", [cut_off, alter, Path.unlink])
 def test_a_damaged_manifest_makes_the_checkpoint_unsound(tmp_path: Path, damage: Callable[[Path], None]) -> None:
     folder = files.save_checkpoint(tmp_path, some_checkpoint())
     damage(folder / "manifest.json")
     assert files.checkpoint_damage(folder) is not None
-    assert files.newest_sound(tmp_path)[0] is None
+    assert files.find_newest_undamaged(tmp_path)[0] is None
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_a_manifest_lists_all_that_must_be_there_or_the_checkpoint_is_passed_ove
     older = files.save_checkpoint(tmp_path, some_checkpoint(3, ema=False))
     newer = files.save_checkpoint(tmp_path, some_checkpoint(7, ema=False))
     (newer / file).write_text(text)
-    found, skipped = files.newest_sound(tmp_path)
-    assert found == older and len(skipped) == 1 and words in skipped[0]
+    newest, skipped = files.find_newest_undamaged(tmp_path)
+    assert newest == older and len(skipped) == 1 and words in skipped[0]
 
 
 def test_a_manifest_names_no_file_outside(tmp_path: Path) -> None:
@@ -158,9 +158,9 @@ def test_a_manifest_names_no_file_outside(tmp_path: Path) -> None:
 
 def test_weights_are_loaded_whatever_became_of_the_optimizer(tmp_path: Path) -> None:
     folder = files.save_checkpoint(tmp_path, some_checkpoint(7))
-    altered(folder / "optimizer.safetensors")
+    alter(folder / "optimizer.safetensors")
     assert files.weights_damage(folder) is None and files.checkpoint_damage(folder) is not None
-    altered(folder / "ema.safetensors")
+    alter(folder / "ema.safetensors")
     assert files.weights_damage(folder) is not None
 
 
@@ -271,7 +271,7 @@ def test_a_write_that_the_system_refuses_leaves_the_last_checkpoint_whole(tmp_pa
 
 def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
     folder = files.save_checkpoint(tmp_path, some_checkpoint(4))
-    altered(folder / "weights.safetensors")
+    alter(folder / "weights.safetensors")
     files.save_checkpoint(tmp_path, some_checkpoint(4, ema=False))
     assert files.checkpoint_damage(folder) is None
     assert files.load_checkpoint(folder).ema is None
@@ -294,6 +294,6 @@ def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
 
 
 def test_the_choices_of_a_run_are_read_from_its_newest_sound_checkpoint(tmp_path: Path) -> None:
-    assert files.saved_choices(tmp_path) is None
+    assert files.read_choices(tmp_path) is None
     files.save_checkpoint(tmp_path, some_checkpoint(4))
-    assert files.saved_choices(tmp_path) == {"threads": 1}
+    assert files.read_choices(tmp_path) == {"threads": 1}

@@ -27,7 +27,7 @@ from clearhead.checkpoints.runs.directory import (
 )
 from clearhead.checkpoints.runs.extra_weights import save_averaged
 from clearhead.checkpoints.weights.files import load_tensors
-from tests.checkpoints.runs.test_checkpoint import altered, listing, some_checkpoint
+from tests.checkpoints.runs.test_checkpoint import alter, listing, some_checkpoint
 
 CONFIGURATION = '[model]\nwidth = 128\nheads = 4\n[train]\nrun = "here"\nsteps = 100\n'
 
@@ -243,7 +243,7 @@ def test_a_name_of_the_best_that_cannot_be_read_is_not_passed_over(run: Path) ->
 
 
 def test_the_last_one_is_the_newest_sound_one(run: Path) -> None:
-    altered(run / "checkpoints" / "step-30" / "weights.safetensors")
+    alter(run / "checkpoints" / "step-30" / "weights.safetensors")
     with pytest.warns(UserWarning, match=r"weights\.safetensors was altered .* step-20 is used in its place"):
         assert weights_of(f"{run}@last").parent.name == "step-20"
     with pytest.raises(InputError, match=r"weights\.safetensors was altered"):

@@ -69,8 +69,10 @@ def test_a_damaged_snapshot_is_left_out(tmp_path: Path) -> None:
         files.save_checkpoint(tmp_path, some_checkpoint(step, ema=False))
         files.link_weights(tmp_path, step, snapshot_folder(tmp_path, step))
     (snapshot_folder(tmp_path, 2) / files.WEIGHTS).unlink()
-    assert list(files.undamaged_weights(files.snapshots_folder(tmp_path))) == [7]
+    assert list(files.find_undamaged_weights(files.snapshots_folder(tmp_path))) == [7]
     both = files.snapshots_folder(tmp_path), tmp_path / "checkpoints"
-    assert list(files.undamaged_weights(*both)) == [2, 7]
+    assert list(files.find_undamaged_weights(*both)) == [2, 7]
     (files.checkpoint_folder(tmp_path, 7) / files.WEIGHTS).unlink()
-    assert files.undamaged_weights(*both)[7].parent == snapshot_folder(tmp_path, 7), "in place of a damaged checkpoint"
+    assert files.find_undamaged_weights(*both)[7].parent == snapshot_folder(tmp_path, 7), (
+        "in place of a damaged checkpoint"
+    )

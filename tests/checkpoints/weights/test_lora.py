@@ -13,24 +13,24 @@ from torch.func import functional_call
 import clearhead as ch
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.weights.files import load_tensors
-from clearhead.checkpoints.weights.lora import adapt, merged
+from clearhead.checkpoints.weights.lora import adapt, merge_low_rank
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.training.assemble import train_run
 from clearhead.training.optim.weight_averages import average_run
 from clearhead.training.runfile.read import load_run_file
-from tests.tasks import fine_tuning as made
+from tests.tasks import fine_tuning
 
 pytestmark = pytest.mark.usefixtures("quick_trainings")
 HPARAMS = Hyperparameters(layers=2, width=22, heads=2, feedforward=31, activation="gelu", dropout=0.0)
 SCALE = 5.0 / 3
 
 
-def built() -> ch.Transformer:
+def build_module() -> ch.Transformer:
     torch.manual_seed(2)
     return ch.build(build_spec(HPARAMS, source_vocab=53, target_vocab=53)).eval()
 
 
-def adapted(module: ch.Transformer) -> tuple[ch.Transformer, list[str]]:
+def adapt_randomly(module: ch.Transformer) -> tuple[ch.Transformer, list[str]]:
     other = copy.deepcopy(module)
     chosen = adapt(other, rank=3, alpha=5.0)
     for name, parameter in other.named_parameters():
@@ -44,20 +44,20 @@ TARGET = torch.arange(30).view(5, 6)
 
 
 def test_merged_it_computes_the_same() -> None:
-    module = built()
-    other, _ = adapted(module)
-    one = copy.deepcopy(module)
-    one.load_state_dict(merged(other.state_dict()))
+    module = build_module()
+    other, _ = adapt_randomly(module)
+    merged_module = copy.deepcopy(module)
+    merged_module.load_state_dict(merge_low_rank(other.state_dict()))
     with torch.no_grad():
-        ours, theirs, before = (each(IDS, TARGET).logits for each in (one, other, module))
+        ours, theirs, before = (each(IDS, TARGET).logits for each in (merged_module, other, module))
     assert float((ours - theirs).abs().max() / theirs.abs().max()) < 1e-5
     assert float((before - theirs).abs().max() / theirs.abs().max()) > 0.1
 
 
 def test_gradients_are_those_of_the_formula() -> None:
     """W + scale B A, written out by hand and put into the module as it was."""
-    module = built()
-    other, chosen = adapted(module)
+    module = build_module()
+    other, chosen = adapt_randomly(module)
     other(IDS, TARGET).logits.square().sum().backward()
     trained = {name: parameter for name, parameter in other.named_parameters() if parameter.requires_grad}
     assert trained.keys() == {f"{address}.{leaf}" for address in chosen for leaf in ("lora_down", "lora_up")}
@@ -68,13 +68,13 @@ def test_gradients_are_those_of_the_formula() -> None:
         weights[f"{address}.weight"] = module.state_dict()[f"{address}.weight"] + SCALE * change
     functional_call(module, weights, (IDS, TARGET)).logits.square().sum().backward()
     for name, parameter in by_hand.items():
-        expected, found = parameter.grad, trained[name].grad
-        assert expected is not None and found is not None
-        assert float((expected - found).abs().max() / expected.abs().max()) < 1e-4, name
+        expected, actual = parameter.grad, trained[name].grad
+        assert expected is not None and actual is not None
+        assert float((expected - actual).abs().max() / expected.abs().max()) < 1e-4, name
 
 
 def test_by_default_it_stands_beside_every_attention_and_begins_with_nothing() -> None:
-    module = built()
+    module = build_module()
     other = copy.deepcopy(module)
     chosen = adapt(other, rank=3, new=("head.layers.0.bias",))
     assert len(chosen) == 4 * (2 + 2 * 2) and all(".function." in name for name in chosen)
@@ -91,16 +91,16 @@ def test_by_default_it_stands_beside_every_attention_and_begins_with_nothing() -
 )
 def test_a_target_that_is_none_is_refused(targets: tuple[str, ...], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        adapt(built(), rank=3, targets=targets)
+        adapt(build_module(), rank=3, targets=targets)
 
 
 def test_a_run_trains_the_narrow_maps_alone(tmp_path: Path) -> None:
-    start = made.encoder(tmp_path / "start")
+    start = fine_tuning.encoder(tmp_path / "start")
     section = "[lora]\nrank = 2\nalpha = 4\ndropout = 0.1\ntargets = ['**.query', '**.value']"
-    path = made.write_run(tmp_path, start, 'kind = "classify"', "classify", steps=20, more=section)
-    told = made.Told()
-    train_run(load_run_file(path, ["train.validate_every=5"]), resume=False, progress=told)
-    assert any(line.startswith("LoRA beside 4 linear maps: ") for line in told.said)
+    path = fine_tuning.write_run(tmp_path, start, 'kind = "classify"', "classify", steps=20, more=section)
+    progress = fine_tuning.MessageLog()
+    train_run(load_run_file(path, ["train.validate_every=5"]), resume=False, progress=progress)
+    assert any(line.startswith("LoRA beside 4 linear maps: ") for line in progress.messages)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if row.get("loss") is not None]
     assert losses[-1] < losses[0]
@@ -112,21 +112,24 @@ def test_a_run_trains_the_narrow_maps_alone(tmp_path: Path) -> None:
     )
     assert state < (last / "weights.safetensors").stat().st_size
     run = ch.load(tmp_path / "run@last", device="cpu", precision="fp32")
-    assert run.module.state_dict().keys() == merged(tensors).keys()
+    assert run.module.state_dict().keys() == merge_low_rank(tensors).keys()
     assert not torch.equal(
-        *(one["encoder.layers.0.steps.0.branches.0.function.query.weight"] for one in (began, run.module.state_dict()))
+        *(
+            weights["encoder.layers.0.steps.0.branches.0.function.query.weight"]
+            for weights in (began, run.module.state_dict())
+        )
     )
     run.save(tmp_path / "back", format="hf")
     again = ch.load(tmp_path / "back", device="cpu", precision="fp32")
     texts = ["the cat sat", "the dog sat"]
-    for one, other in zip(run.classify(texts), again.classify(texts), strict=True):
-        assert one.label == other.label and abs(one.probability - other.probability) < 1e-5
-    train_run(load_run_file(path, ["train.validate_every=5", "train.steps=25"]), resume=True, progress=told)
+    for result, other in zip(run.classify(texts), again.classify(texts), strict=True):
+        assert result.label == other.label and abs(result.probability - other.probability) < 1e-5
+    train_run(load_run_file(path, ["train.validate_every=5", "train.steps=25"]), resume=True, progress=progress)
     average_run(tmp_path / "run", 2)
     assert ch.load(tmp_path / "run@averaged", device="cpu").classify(texts)
 
 
 def test_it_needs_a_start_and_an_optimizer_that_fits(tmp_path: Path) -> None:
-    path = made.write_run(tmp_path, "", 'kind = "generate"', "text", more="[lora]\nrank = 2")
+    path = fine_tuning.write_run(tmp_path, "", 'kind = "generate"', "text", more="[lora]\nrank = 2")
     with pytest.raises(InputError, match="it needs one: name it as"):
         load_run_file(path)

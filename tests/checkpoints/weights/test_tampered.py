@@ -15,7 +15,7 @@ import clearhead as ch
 from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
 from clearhead.checkpoints.runs.manifest import MANIFEST
-from clearhead.checkpoints.weights.lora import adapt, merged
+from clearhead.checkpoints.weights.lora import adapt, merge_low_rank
 from clearhead.fast.stored import INT8, store
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord
@@ -58,19 +58,19 @@ def refusals(folder: Path, tensors: dict[str, Tensor]) -> str:
     file = folder / "weights.safetensors"
     original = file.read_bytes()
     save_file(tensors, file)
-    said = set()
+    messages = set()
     try:
         for precision in PRECISIONS:
             with pytest.raises(InputError) as caught:
                 ch.load(folder, device="cpu", precision=precision)
-            said.add(str(caught.value))
+            messages.add(str(caught.value))
     finally:
         file.write_bytes(original)
-    (message,) = said
+    (message,) = messages
     return message
 
 
-def reshaped(tensor: Tensor) -> Iterator[Tensor]:
+def reshape(tensor: Tensor) -> Iterator[Tensor]:
     yield from (tensor[:-1], tensor[:0], tensor[None], torch.cat([tensor, tensor]), tensor.flatten()[0])
     if tensor.dim() == 2:
         yield tensor.flatten()
@@ -97,9 +97,9 @@ def test_every_other_shape_of_8_bit_weights_is_named(in_8_bits: Path) -> None:
     tensors = load_file(in_8_bits / "weights.safetensors")
     for name, tensor in tensors.items():
         stem = name.removesuffix("_int8").removesuffix("_scale")
-        for other in reshaped(tensor):
+        for other in reshape(tensor):
             assert stem in refusals(in_8_bits, tensors | {name: other.contiguous()})
-        assert stem in refusals(in_8_bits, {key: one for key, one in tensors.items() if key != name})
+        assert stem in refusals(in_8_bits, {key: value for key, value in tensors.items() if key != name})
 
 
 def test_a_scale_that_is_no_number_is_named(in_8_bits: Path) -> None:
@@ -123,18 +123,18 @@ def test_every_command_refuses_them(tmp_path: Path, capsys: pytest.CaptureFixtur
         MATRIX: tensors[MATRIX].float(),
         SCALE[:-5] + "int8": tensors[MATRIX].clone(),
     }
-    place = str(folder)
+    reference = str(folder)
     for name, tensor in changes.items():
         save_file(tensors | {name: tensor}, folder / "weights.safetensors")
         for command in (
-            ["generate", place, "--prompt", "a b"],
-            ["convert", place, str(tmp_path / "out"), "--to", "hf"],
-            ["view", place, "a b", "-o", str(tmp_path / "out.html")],
-            ["check", place, "--against", "transformers"],
+            ["generate", reference, "--prompt", "a b"],
+            ["convert", reference, str(tmp_path / "out"), "--to", "hf"],
+            ["view", reference, "a b", "-o", str(tmp_path / "out.html")],
+            ["check", reference, "--against", "transformers"],
         ):
             assert main(command) == 2, command
             assert name.removesuffix("_int8") in capsys.readouterr().err
-        initial = find_initial_model(place, None, None)
+        initial = find_initial_model(reference, None, None)
         assert initial is not None
         with pytest.raises(InputError, match=name.removesuffix("_int8")):
             initial.tensors()
@@ -156,13 +156,13 @@ def test_whole_numbers_and_truth_values_are_no_weights(whole: Path) -> None:
         file.write_bytes(original)
 
 
-@pytest.mark.parametrize("part", ["lora_down", "lora_up", "lora_scale", "weight"])
-def test_low_rank_matrices_that_do_not_fit_are_named(whole: Path, part: str) -> None:
+@pytest.mark.parametrize("leaf", ["lora_down", "lora_up", "lora_scale", "weight"])
+def test_low_rank_matrices_that_do_not_fit_are_named(whole: Path, leaf: str) -> None:
     module = ch.load(whole, device="cpu", precision="fp32").module
     (address, *_) = adapt(module, rank=3)
     tensors = module.state_dict()
-    name = f"{address}.{part}"
+    name = f"{address}.{leaf}"
     with pytest.raises(InputError, match=f"'{address}' has low-rank matrices"):
-        merged({key: tensor for key, tensor in tensors.items() if key != name})
+        merge_low_rank({key: tensor for key, tensor in tensors.items() if key != name})
     with pytest.raises(InputError, match=f"'{address}' has low-rank matrices"):
-        merged(tensors | {name: torch.ones(5, 2)})
+        merge_low_rank(tensors | {name: torch.ones(5, 2)})

@@ -27,11 +27,11 @@ class MeanOfLastTokens(ch.HookPoints):
 
     points = ("mean",)
 
-    def __init__(self, width: int, part: LastTokens) -> None:
+    def __init__(self, width: int, settings: LastTokens) -> None:
         super().__init__()
-        self.out, self.dropout = nn.Linear(width, width), nn.Dropout(part.rate)
+        self.out, self.dropout = nn.Linear(width, width), nn.Dropout(settings.rate)
         self.gain = nn.Parameter(torch.full((width,), 3.0))
-        self.register_buffer("shares", torch.arange(1.0, part.count + 1.0), persistent=False)
+        self.register_buffer("shares", torch.arange(1.0, settings.count + 1.0), persistent=False)
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         mask, total = context.masking.key_mask, torch.zeros_like(x)
@@ -48,9 +48,9 @@ class Gain:
 
 @ch.register(Gain, role="norm")
 class GainNorm(nn.Module):
-    def __init__(self, width: int, part: Gain) -> None:
+    def __init__(self, width: int, settings: Gain) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.full((width,), part.start))
+        self.weight = nn.Parameter(torch.full((width,), settings.start))
 
     def forward(self, x: Tensor, context: None) -> Tensor:
         return x / (1 + x.abs().mean(-1, keepdim=True)) * self.weight
@@ -63,9 +63,9 @@ class Ramp:
 
 @ch.register(Ramp, role="position")
 class RampPosition(nn.Module):
-    def __init__(self, width: int, part: Ramp) -> None:
+    def __init__(self, width: int, settings: Ramp) -> None:
         super().__init__()
-        self.direction, self.slope = nn.Parameter(torch.ones(width)), part.slope
+        self.direction, self.slope = nn.Parameter(torch.ones(width)), settings.slope
 
     def forward(self, x: Tensor, context: None) -> Tensor:
         return self.slope * x[..., None] * self.direction
@@ -80,9 +80,9 @@ class Tilt:
 class TiltScores(nn.Module):
     """A bias by distance, of a learned slope for each head."""
 
-    def __init__(self, num_heads: int, part: Tilt) -> None:
+    def __init__(self, num_heads: int, settings: Tilt) -> None:
         super().__init__()
-        self.slope = nn.Parameter(torch.full((num_heads,), part.slope))
+        self.slope = nn.Parameter(torch.full((num_heads,), settings.slope))
 
     def forward(self, x: Tensor, context: Context) -> Tensor:
         distance = context.query_position[:, None, :, None] - context.key_position[:, None, None, :]
@@ -96,7 +96,7 @@ class Offbeat:
 
 @ch.register(Offbeat, role="weights")
 class OffbeatWeights(nn.Module):
-    def __init__(self, num_heads: int, part: Offbeat) -> None:
+    def __init__(self, num_heads: int, settings: Offbeat) -> None:
         super().__init__()
 
     def forward(self, x: Tensor, context: Context) -> Tensor:

@@ -12,10 +12,10 @@ from clearhead import spec
 from clearhead.base.errors import InputError
 from clearhead.core.extensions.files import load_parts, parts_options
 from clearhead.core.extensions.trial import try_parts
-from clearhead.training.runfile.model_table import with_own_parts
+from clearhead.training.runfile.model_table import with_extensions
 from clearhead.training.runfile.read import parse_run_file
 from clearhead.training.runfile.sections import ModelSection
-from tests.laws.tiny import hparams, resolved
+from tests.laws.tiny import hparams, resolve_spec
 
 HEAD = """
 import dataclasses, random
@@ -60,30 +60,30 @@ FILES = {
 }  # fmt: skip
 
 
-def written(folder: Path, name: str, text: str, returned: str = "x") -> Path:
+def write_file(folder: Path, name: str, text: str, returned: str = "x") -> Path:
     path = folder / f"{name}.py"
     path.write_text(HEAD * ("NAME" in text) + text.replace("NAME", name.capitalize()).replace("RETURNED", returned))
     return path
 
 
-def mixed(kind: str, **values: object) -> spec.Model:
+def mix_spec(kind: str, **values: object) -> spec.Model:
     section = ModelSection(mixer={"kind": kind, **values})
-    return with_own_parts(resolved(hparams("decoder/post/rotary")), section)
+    return with_extensions(resolve_spec(hparams("decoder/post/rotary")), section)
 
 
 @pytest.mark.parametrize("name", FORWARDS)
 def test_a_trial_tells_what_its_forward_does_wrong(tmp_path: Path, name: str) -> None:
     returned, sentence = FORWARDS[name]
-    load_parts(written(tmp_path, name, PART, returned))
+    load_parts(write_file(tmp_path, name, PART, returned))
     with pytest.raises(InputError, match=sentence) as error:
-        try_parts(mixed(name))
+        try_parts(mix_spec(name))
     assert len(error.value.lines) == 1
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_is_refused(tmp_path: Path, name: str) -> None:
     text, sentence = FILES[name]
-    path = written(tmp_path, name, text)
+    path = write_file(tmp_path, name, text)
     with pytest.raises(InputError, match=sentence) as error:
         load_parts(path)
     assert len(error.value.lines) == 1
@@ -91,26 +91,26 @@ def test_a_file_is_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_a_process_started_after_an_edit_gets_the_file_once(tmp_path: Path) -> None:
-    path = written(tmp_path, "edited", PART)
+    path = write_file(tmp_path, "edited", PART)
     for returned in ("x", "2 * x"):
-        load_parts(written(tmp_path, "edited", PART, returned))
+        load_parts(write_file(tmp_path, "edited", PART, returned))
     assert parts_options().count(str(path)) == 1
 
 
 def test_a_value_that_is_no_json_is_refused(tmp_path: Path) -> None:
-    load_parts(written(tmp_path, "loose", PART.replace("size: int = 3", "size: object = None")))
+    load_parts(write_file(tmp_path, "loose", PART.replace("size: int = 3", "size: object = None")))
     with pytest.raises(InputError, match=r"size cannot be written as JSON: \[1\]; use numbers, text, truth values"):
-        mixed("loose", size=[1])
+        mix_spec("loose", size=[1])
 
 
 def test_a_missing_file_and_one_of_a_model_are_refused(tmp_path: Path) -> None:
-    written(tmp_path, "mine", PART)
+    write_file(tmp_path, "mine", PART)
     with pytest.raises(InputError, match=r"mnie\.py.*did you mean .*mine\.py"):
         load_parts(tmp_path / "mnie.py")
     (tmp_path / "model.safetensors").touch()
     marker = tmp_path / "imported"
     (tmp_path / "code").mkdir()
-    evil = written(tmp_path / "code", "evil", f"open({str(marker)!r}, 'w')\n")
+    evil = write_file(tmp_path / "code", "evil", f"open({str(marker)!r}, 'w')\n")
     for path in (evil, tmp_path / "mine.py"):
         with pytest.raises(InputError, match=r"lies in the folder of a model, .* from which no code is imported"):
             load_parts(path)
@@ -118,10 +118,10 @@ def test_a_missing_file_and_one_of_a_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_directory_is_known_by_its_checkpoints(tmp_path: Path) -> None:
-    path = written(tmp_path, "trained", PART)
+    path = write_file(tmp_path, "trained", PART)
     (tmp_path / "checkpoints").mkdir()  # also a source folder may be called so
     load_parts(path)
-    path = written(tmp_path, "trained", PART, "2 * x")
+    path = write_file(tmp_path, "trained", PART, "2 * x")
     (tmp_path / "checkpoints" / "step-5").mkdir()
     with pytest.raises(InputError, match="lies in the folder of a model"):
         load_parts(path)
@@ -130,30 +130,30 @@ def test_a_run_directory_is_known_by_its_checkpoints(tmp_path: Path) -> None:
 def test_a_name_is_taken_by_another_file_but_not_by_the_same(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    load_parts(written(tmp_path, "twice", PART))
-    load_parts(written(tmp_path, "twice", PART, "2 * x"))
+    load_parts(write_file(tmp_path, "twice", PART))
+    load_parts(write_file(tmp_path, "twice", PART, "2 * x"))
     with pytest.raises(InputError, match=r"the name 'twice' of a part is taken by twice\.py: give"):
-        load_parts(written(other, "twice", PART, "3 * x"))
+        load_parts(write_file(other, "twice", PART, "3 * x"))
 
 
 def test_a_spec_is_refused_without_its_file_and_with_another(tmp_path: Path) -> None:
-    load_parts(written(tmp_path, "kept", PART))
-    text = mixed("kept").to_json()
+    load_parts(write_file(tmp_path, "kept", PART))
+    text = mix_spec("kept").to_json()
     with pytest.raises(InputError, match=r"needs the part 'gone' of kept\.py \(SHA-256 \w{12}\), which is not here"):
         spec.Model.from_json(text.replace('"kept"', '"gone"'))
-    load_parts(written(tmp_path, "kept", PART, "2 * x"))
+    load_parts(write_file(tmp_path, "kept", PART, "2 * x"))
     with pytest.raises(InputError, match=r"was made with another version of kept\.py: .*; restore the file"):
         spec.Model.from_json(text)
 
 
 def test_an_installed_package_has_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path, "packed", PART, "self.out(x)")
+    write_file(tmp_path, "packed", PART, "self.out(x)")
     monkeypatch.syspath_prepend(tmp_path)
     points = [metadata.EntryPoint(name, f"{name}:Module", "clearhead.parts") for name in ("packed", "absent")]
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point for point in points if point.group == group])
-    try_parts(mixed("packed"))
+    try_parts(mix_spec("packed"))
     with pytest.raises(InputError, match=r"the part 'absent' of absent:Module cannot be imported .ModuleNotFoundError"):
-        mixed("absent")
+        mix_spec("absent")
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def run_file(tmp_path: Path) -> Callable[[str], str]:
 
 def test_a_run_file_is_refused_before_anything_runs(tmp_path: Path, run_file: Callable[[str], str]) -> None:
     for name in ("slim", "good"):
-        written(tmp_path, name, PART, "x[..., :3]" if name == "slim" else "self.out(x)")
+        write_file(tmp_path, name, PART, "x[..., :3]" if name == "slim" else "self.out(x)")
     parts = f'parts = "{tmp_path}/slim.py"\n'
     for model, sentence in {
         parts + 'mixer = { kind = "slim" }': r"the part 'slim' returns torch.float32 \[2, 5, 3\]",

@@ -22,7 +22,7 @@ from clearhead.core.extensions.files import load_parts
 from clearhead.core.extensions.modules import recomputed_parts
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.runner import Runner
-from clearhead.fast.training.parts import training_tree
+from clearhead.fast.training.tree import training_tree
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions
@@ -30,9 +30,9 @@ from clearhead.generate.results import Continuation
 from clearhead.interpret.maps.recording import record_run
 from clearhead.interpret.view.architecture import draw_architecture
 from clearhead.spec.cost import cost_per_token
-from clearhead.training.runfile.model_table import with_own_parts
+from clearhead.training.runfile.model_table import with_extensions
 from clearhead.training.runfile.sections import ModelSection
-from tests.laws.tiny import VOCAB, difference, hparams, resolved
+from tests.laws.tiny import VOCAB, difference, hparams, resolve_spec
 
 OWN = Path(__file__).parent / "own.py"
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -52,8 +52,8 @@ MODELS: dict[str, dict[str, Any]] = {
 def model(name: str, family: str = "decoder") -> spec.Model:
     load_parts([OWN, EXAMPLES / "gated_recurrence.py", EXAMPLES / "differential_attention.py"])
     chosen = replace(hparams(f"{family}/pre-grouped/rotary"), layers=2, encoder_layers=1, tie="all")
-    plain = resolved(chosen)
-    return with_own_parts(plain, ModelSection(**MODELS[name]))
+    plain = resolve_spec(chosen)
+    return with_extensions(plain, ModelSection(**MODELS[name]))
 
 
 def module(name: str, family: str = "decoder") -> Transformer:
@@ -117,8 +117,8 @@ def test_cached_padded_and_served_calls_are_those_of_the_whole_text(name: str, f
                 tree.decode(padded[:, at : at + 1], target_mask=mask[:, at : at + 1], cache=cache).logits
                 for at in range(5, 9)
             ]
-            found = torch.cat([first[[2, 0, 1]][:, 2:], *rest], 1)
-            assert difference(found, whole) < 1e-5
+            merged = torch.cat([first[[2, 0, 1]][:, 2:], *rest], 1)
+            assert difference(merged, whole) < 1e-5
             read = read[[2, 0, 1]]
             source = (read,) if family == "decoder" else (read[:, :4], read)
 
@@ -126,18 +126,21 @@ def test_cached_padded_and_served_calls_are_those_of_the_whole_text(name: str, f
 @pytest.mark.parametrize("name", MODELS)
 def test_what_it_keeps_is_kept_where_others_join_and_leave(name: str) -> None:
     """Prompts that wait until others end have the results that they have alone."""
-    own = module(name).double()
+    custom = module(name).double()
     prompts = [row[: 2 + number % 4].tolist() for number, row in enumerate(ids(rows=8))]
     sampled = GenerateOptions(max_new_tokens=9, batch_size=3, temperature=1.5, seed=4)
 
     def run(some: list[list[int]]) -> list[Continuation]:
-        return [one for (one,) in generate_ids(own, GenerateRequest(some, sampled, eos_id=3, pad_id=0, config=ENDS))]
+        return [
+            result
+            for (result,) in generate_ids(custom, GenerateRequest(some, sampled, eos_id=3, pad_id=0, config=ENDS))
+        ]
 
-    together, alone = run(prompts), [one for prompt in prompts for one in run([prompt])]
-    assert len({len(one.ids) for one in alone}) > 2, "all end together, so that nobody joins the others"
-    assert [one.ids for one in together] == [one.ids for one in alone]
-    sums = [one.log_probability for one in alone]
-    assert [one.log_probability for one in together] == pytest.approx(sums, abs=1e-9)
+    together, alone = run(prompts), [result for prompt in prompts for result in run([prompt])]
+    assert len({len(result.ids) for result in alone}) > 2, "all end together, so that nobody joins the others"
+    assert [result.ids for result in together] == [result.ids for result in alone]
+    sums = [result.log_probability for result in alone]
+    assert [result.log_probability for result in together] == pytest.approx(sums, abs=1e-9)
 
 
 def test_what_keeps_nothing_is_said() -> None:
@@ -190,8 +193,8 @@ def test_a_model_without_attention_has_no_maps() -> None:
 
 
 def test_the_cost_is_measured_or_its_own() -> None:
-    plain, own = cost_per_token(resolved(hparams("decoder/pre-grouped/rotary")), 32, 32), model("recurrent")
-    cost = cost_per_token(own, 32, 32)
+    plain, custom = cost_per_token(resolve_spec(hparams("decoder/pre-grouped/rotary")), 32, 32), model("recurrent")
+    cost = cost_per_token(custom, 32, 32)
     assert 0 < cost.target_flops != plain.target_flops and cost.cache_numbers == 0
     recomputed = cost_per_token(model("recomputed"), 32, 32)
     assert recomputed.cache_numbers == 2 * 14

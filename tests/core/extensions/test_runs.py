@@ -13,7 +13,7 @@ import torch
 import clearhead as ch
 from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
-from clearhead.base.progress import Display, shown_by
+from clearhead.base.progress import Display, use_display
 from clearhead.core.extensions.files import load_parts
 from clearhead.spec import registry
 from clearhead.training.runfile.read import toml_text
@@ -25,16 +25,16 @@ OWN = Path(__file__).parent / "own.py"
 def tables(folder: Path, run: str, **train: object) -> dict[str, Any]:
     text = folder / "text.txt"
     text.write_text("a text of some words, and another one\n" * 40)
-    own = folder / "mine.py"
-    if not own.exists():
+    custom = folder / "mine.py"
+    if not custom.exists():
         first_part, *_ = OWN.read_text().split("@dataclass(frozen=True)\nclass Gain")
-        own.write_text(first_part.replace("LastTokens", "NewestTokens"))
+        custom.write_text(first_part.replace("LastTokens", "NewestTokens"))
     return {
         "task": {"kind": "generate"},
         "data": {"train": {"text": str(text)}, "valid": 0.2, "max_length": 11},
         "tokenizer": {"kind": "character"},
         "model": {
-            "layers": 2, "width": 14, "heads": 2, "feedforward": 19, "parts": str(own),
+            "layers": 2, "width": 14, "heads": 2, "feedforward": 19, "parts": str(custom),
             "mixer": {"kind": "newest_tokens", "count": 2, "rate": 0.3},
         },
         "train": {
@@ -45,11 +45,11 @@ def tables(folder: Path, run: str, **train: object) -> dict[str, Any]:
 
 
 class Heard(Display):
-    def __init__(self, said: list[str]) -> None:
-        self.said = said
+    def __init__(self, messages: list[str]) -> None:
+        self.messages = messages
 
     def message(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
 
 def weights(run: Path) -> bytes:
@@ -62,10 +62,10 @@ def test_it_trains_resumes_exactly_loads_and_generates(tmp_path: Path, monkeypat
     ch.train(tables(tmp_path, "halves", steps=2))
     halves = ch.train(tables(tmp_path, "halves", steps=4), resume=True)
     assert weights(tmp_path / "whole") == weights(tmp_path / "halves")
-    said: list[str] = []
-    with shown_by(Heard(said)):
+    messages: list[str] = []
+    with use_display(Heard(messages)):
         model = ch.load(halves.run, parts=tmp_path / "mine.py")
-    assert ["MeanOfNewestTokens keeps nothing" in line for line in said] == [True]
+    assert ["MeanOfNewestTokens keeps nothing" in line for line in messages] == [True]
     (generation,) = model.generate("a te", max_new_tokens=5, temperature=0)
     text = generation.text
     model.save(tmp_path / "saved")
@@ -87,7 +87,7 @@ def test_it_trains_resumes_exactly_loads_and_generates(tmp_path: Path, monkeypat
 
 def forget_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget all files of parts, as a new process has not imported any."""
-    kinds: dict[str, registry.Kind] = {}
+    kinds: dict[str, registry.PartKind] = {}
     monkeypatch.setattr(registry, "_kinds", lambda: kinds)
     for name in [name for name in sys.modules if name.startswith("clearhead_parts_")]:
         monkeypatch.delitem(sys.modules, name)

@@ -53,8 +53,8 @@ def ours(case: Case, *, label_smoothing: float, scale: float = 1.0) -> Tensor:
     )
 
 
-def far(found: Tensor, expected: Tensor) -> float:
-    return float(((found - expected).abs().max() / expected.abs().max()).detach())
+def far(actual: Tensor, expected: Tensor) -> float:
+    return float(((actual - expected).abs().max() / expected.abs().max()).detach())
 
 
 @pytest.fixture(params=[3, 1000], ids=["groups of chunks", "one chunk"])
@@ -72,9 +72,9 @@ def test_value_and_gradients_are_those_of_the_plain_loss(
 ) -> None:
     case = make(bias=bias)
     expected = plain(case, label_smoothing=label_smoothing, scale=scale)
-    found = ours(case, label_smoothing=label_smoothing, scale=scale)
-    assert far(found, expected) < 1e-13
-    for mine, theirs in zip(case.gradients(found), case.gradients(expected), strict=True):
+    actual = ours(case, label_smoothing=label_smoothing, scale=scale)
+    assert far(actual, expected) < 1e-13
+    for mine, theirs in zip(case.gradients(actual), case.gradients(expected), strict=True):
         assert far(mine, theirs) < 1e-12
 
 
@@ -90,17 +90,17 @@ def test_gradients_agree_with_finite_differences(chunks: int) -> None:
 
 def test_single_precision_stays_within_its_rounding() -> None:
     case = make(dtype=torch.float32)
-    found, expected = ours(case, label_smoothing=0.1), plain(case, label_smoothing=0.1)
-    assert far(found, expected) < 1e-6
-    for mine, theirs in zip(case.gradients(found), case.gradients(expected), strict=True):
+    actual, expected = ours(case, label_smoothing=0.1), plain(case, label_smoothing=0.1)
+    assert far(actual, expected) < 1e-6
+    for mine, theirs in zip(case.gradients(actual), case.gradients(expected), strict=True):
         assert far(mine, theirs) < 1e-5
 
 
 def test_large_logits_stay_finite() -> None:
     case = make(dtype=torch.float32, size=300.0)
-    found = ours(case, label_smoothing=0.1)
-    assert far(found, plain(case, label_smoothing=0.1)) < 1e-5
-    assert all(torch.isfinite(gradient).all() for gradient in case.gradients(found))
+    actual = ours(case, label_smoothing=0.1)
+    assert far(actual, plain(case, label_smoothing=0.1)) < 1e-5
+    assert all(torch.isfinite(gradient).all() for gradient in case.gradients(actual))
 
 
 def test_sixteen_bit_inputs_are_summed_in_single_precision() -> None:
@@ -108,10 +108,10 @@ def test_sixteen_bit_inputs_are_summed_in_single_precision() -> None:
     wide = Case(
         *(leaf.detach().float().requires_grad_() for leaf in (case.hidden, case.weight, case.bias)), case.labels
     )
-    found, expected = ours(case, label_smoothing=0.1), plain(wide, label_smoothing=0.1)
-    assert found.dtype == torch.float32
-    assert far(found, expected) < 2e-3
-    for mine, theirs in zip(case.gradients(found), wide.gradients(expected), strict=True):
+    actual, expected = ours(case, label_smoothing=0.1), plain(wide, label_smoothing=0.1)
+    assert actual.dtype == torch.float32
+    assert far(actual, expected) < 2e-3
+    for mine, theirs in zip(case.gradients(actual), wide.gradients(expected), strict=True):
         assert mine.dtype == torch.bfloat16
         assert far(mine.float(), theirs) < 2e-2
 
@@ -119,17 +119,17 @@ def test_sixteen_bit_inputs_are_summed_in_single_precision() -> None:
 def test_under_autocast_products_are_low_precision_and_gradients_have_the_dtype_of_the_weights() -> None:
     case = make(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = ours(case, label_smoothing=0.1)
+        actual = ours(case, label_smoothing=0.1)
         with torch.no_grad():
             forward_only = ours(case, label_smoothing=0.1)
     short = [leaf.bfloat16() for leaf in (case.hidden, case.weight)]
     cast = linear_cross_entropy(*short, case.bias, case.labels, label_smoothing=0.1)
-    assert torch.equal(found, cast), "everything but the products is computed as without autocast"
+    assert torch.equal(actual, cast), "everything but the products is computed as without autocast"
     exact = ours(case, label_smoothing=0.1)
-    assert found.dtype == torch.float32
-    assert torch.equal(found, forward_only)
-    assert 0 < far(found, exact) < 5e-3
-    for mine, theirs in zip(case.gradients(found), case.gradients(exact), strict=True):
+    assert actual.dtype == torch.float32
+    assert torch.equal(actual, forward_only)
+    assert 0 < far(actual, exact) < 5e-3
+    for mine, theirs in zip(case.gradients(actual), case.gradients(exact), strict=True):
         assert mine.dtype == torch.float32
         assert far(mine, theirs) < 3e-2
 
@@ -138,19 +138,19 @@ def test_a_weight_used_elsewhere_accumulates_both_gradients_and_the_factor_on_th
     case = make(missing=False)
     ids = torch.randint(0, VOCABULARY, (ROWS,))
 
-    def tied(loss: Callable[..., Tensor]) -> Tensor:
+    def tied_gradient(loss: Callable[..., Tensor]) -> Tensor:
         embedded = Case(F.embedding(ids, case.weight) + case.hidden, case.weight, case.bias, case.labels)
         return loss(embedded, label_smoothing=0.1) / 7 + case.weight.square().sum()
 
-    for mine, theirs in zip(case.gradients(tied(ours)), case.gradients(tied(plain)), strict=True):
+    for mine, theirs in zip(case.gradients(tied_gradient(ours)), case.gradients(tied_gradient(plain)), strict=True):
         assert far(mine, theirs) < 1e-12
 
 
 def test_only_required_gradients_are_computed() -> None:
     case = make()
     frozen = Case(case.hidden, case.weight.detach(), None, case.labels)
-    found = ours(frozen, label_smoothing=0.1)
-    (mine,) = torch.autograd.grad(found, [frozen.hidden])
+    actual = ours(frozen, label_smoothing=0.1)
+    (mine,) = torch.autograd.grad(actual, [frozen.hidden])
     (theirs,) = torch.autograd.grad(plain(frozen, label_smoothing=0.1), [frozen.hidden])
     assert far(mine, theirs) < 1e-12
 
@@ -164,9 +164,9 @@ def test_no_labels_give_zero_and_zero_gradients(labels: Tensor | None) -> None:
         )
     else:
         case.labels = labels
-    found = ours(case, label_smoothing=0.1)
-    assert found.item() == 0.0
-    assert not any(gradient.any() for gradient in case.gradients(found))
+    actual = ours(case, label_smoothing=0.1)
+    assert actual.item() == 0.0
+    assert not any(gradient.any() for gradient in case.gradients(actual))
 
 
 def test_rows_without_a_label_cannot_influence_anything() -> None:
@@ -175,18 +175,18 @@ def test_rows_without_a_label_cannot_influence_anything() -> None:
     poisoned = case.hidden.detach().clone()
     poisoned[case.labels == NO_LABEL] = float("nan")
     other = Case(poisoned.requires_grad_(), case.weight, case.bias, case.labels)
-    found, expected = ours(other, label_smoothing=0.1), ours(case, label_smoothing=0.1)
-    assert torch.equal(found, expected)
-    for mine, theirs in zip(other.gradients(found), case.gradients(expected), strict=True):
+    actual, expected = ours(other, label_smoothing=0.1), ours(case, label_smoothing=0.1)
+    assert torch.equal(actual, expected)
+    for mine, theirs in zip(other.gradients(actual), case.gradients(expected), strict=True):
         assert torch.equal(mine, theirs)
 
 
 def test_without_gradients_the_loss_is_the_same_and_nothing_is_saved(chunks: int) -> None:
     case = make()
     with torch.no_grad():
-        found = ours(case, label_smoothing=0.1)
-    assert not found.requires_grad
-    assert torch.equal(found, ours(case, label_smoothing=0.1))
+        actual = ours(case, label_smoothing=0.1)
+    assert not actual.requires_grad
+    assert torch.equal(actual, ours(case, label_smoothing=0.1))
 
 
 def test_the_same_input_gives_the_same_bits(chunks: int) -> None:
@@ -200,27 +200,27 @@ def test_memory_does_not_grow_with_rows_times_vocabulary(monkeypatch: pytest.Mon
     monkeypatch.setattr(loss_file, "_CHUNK_BYTES", 2 * VOCABULARY * 8)
     monkeypatch.setattr(loss_file, "_GROUP_BYTES", 0)
     largest: list[int] = []
-    kept: list[Tensor] = []
+    shapes: list[Tensor] = []
 
     class Sizes(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            made = func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
             largest.extend(
                 item.numel()
-                for item in (made if isinstance(made, tuple | list) else [made])
+                for item in (result if isinstance(result, tuple | list) else [result])
                 if isinstance(item, Tensor)
             )
-            return made
+            return result
 
     case = make(missing=False)
     with (
-        torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor),
+        torch.autograd.graph.saved_tensors_hooks(lambda tensor: shapes.append(tensor) or tensor, lambda tensor: tensor),
         Sizes(),
     ):
         ours(case, label_smoothing=0.1).backward()
     assert max(largest) <= VOCABULARY * WIDTH < ROWS * VOCABULARY
-    assert kept
-    assert all(tensor.numel() <= VOCABULARY * WIDTH for tensor in kept)
+    assert shapes
+    assert all(tensor.numel() <= VOCABULARY * WIDTH for tensor in shapes)
 
 
 def test_a_share_outside_its_range_is_refused() -> None:
@@ -241,13 +241,13 @@ def test_the_loss_of_a_projection_is_that_of_its_outputs(cap: float | None) -> N
     """Also with a soft cap between the product and the loss."""
     case = make(missing=False)
     projection = Projection(case.weight, case.bias, 1.3, soft_cap=cap)
-    found = projected_cross_entropy(case.hidden, projection, case.labels, label_smoothing=0.1)
+    actual = projected_cross_entropy(case.hidden, projection, case.labels, label_smoothing=0.1)
     logits = F.linear(case.hidden * 1.3, case.weight, case.bias)
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
     expected = F.cross_entropy(logits, case.labels, reduction="sum", label_smoothing=0.1)
-    torch.testing.assert_close(found, expected, check_dtype=False)
-    for one, other in zip(case.gradients(found), case.gradients(expected), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(actual, expected, check_dtype=False)
+    for gradient, other in zip(case.gradients(actual), case.gradients(expected), strict=True):
+        torch.testing.assert_close(gradient, other, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("rows", [37, 64])
@@ -261,17 +261,17 @@ def test_rows_of_zeros_that_fill_a_sixteen_bit_product_cannot_be_seen(rows: int)
     def loss(chosen: slice) -> Tensor:
         return linear_cross_entropy(leaves[0][chosen], leaves[1], bias, labels[chosen], label_smoothing=0.1)
 
-    found, expected = loss(slice(None)), sum(loss(slice(row, row + 1)) for row in range(rows))
-    assert isinstance(expected, Tensor) and far(found, expected) < 1e-5
+    actual, expected = loss(slice(None)), sum(loss(slice(row, row + 1)) for row in range(rows))
+    assert isinstance(expected, Tensor) and far(actual, expected) < 1e-5
     inputs = [*leaves, bias]
-    for one, other in zip(torch.autograd.grad(found, inputs), torch.autograd.grad(expected, inputs), strict=True):
-        assert far(one.float(), other.float()) < 2e-2
+    for gradient, other in zip(torch.autograd.grad(actual, inputs), torch.autograd.grad(expected, inputs), strict=True):
+        assert far(gradient.float(), other.float()) < 2e-2
 
 
 def test_sixteen_bit_products_have_few_numbers_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: set[int] = set()
     product = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda one, other, **out: seen.update(one.shape) or product(one, other, **out))
+    monkeypatch.setattr(torch, "mm", lambda left, other, **out: seen.update(left.shape) or product(left, other, **out))
     weight = torch.randn(VOCABULARY, WIDTH, dtype=torch.bfloat16)
     for rows in range(512, 1024, 5):
         hidden = torch.randn(rows, WIDTH, dtype=torch.bfloat16, requires_grad=True)

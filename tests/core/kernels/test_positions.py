@@ -102,12 +102,12 @@ def published_bucket(relative: int, count: int, max_distance: int, bidirectional
 @pytest.mark.parametrize(("count", "max_distance"), [(32, 128), (32, 131), (8, 19), (20, 61), (4, 7)])
 def test_buckets_follow_the_rule_of_the_paper(count: int, max_distance: int, bidirectional: bool) -> None:
     relative = torch.arange(-307, 308)
-    found = relative_bucket(relative, count, max_distance, bidirectional)
+    actual = relative_bucket(relative, count, max_distance, bidirectional)
     expected = [published_bucket(int(r), count, max_distance, bidirectional) for r in relative]
-    wrong = [int(r) for r, one, other in zip(relative, found.tolist(), expected, strict=True) if one != other]
+    wrong = [int(r) for r, bucket, other in zip(relative, actual.tolist(), expected, strict=True) if bucket != other]
     # A whole quotient may fall on either side in float32, as it does in the released code.
     assert all(published_log_is_whole(r, count, max_distance, bidirectional) for r in wrong), wrong
-    assert set(found.tolist()) <= set(range(count))
+    assert set(actual.tolist()) <= set(range(count))
 
 
 def published_log_is_whole(relative: int, count: int, max_distance: int, bidirectional: bool) -> bool:
@@ -120,16 +120,16 @@ def published_log_is_whole(relative: int, count: int, max_distance: int, bidirec
 def test_known_buckets() -> None:
     """32 buckets up to distance 128, as in T5: 16 in each direction, 8 of them exact."""
     key_after_query = {1: 17, 7: 23, 8: 24, 127: 31, 500: 31, 0: 0, -1: 1, -7: 7, -8: 8, -500: 15}
-    found = relative_bucket(torch.tensor(list(key_after_query)), 32, 128, True)
-    assert found.tolist() == list(key_after_query.values())
+    actual = relative_bucket(torch.tensor(list(key_after_query)), 32, 128, True)
+    assert actual.tolist() == list(key_after_query.values())
     past = {0: 0, 5: 0, -1: 1, -15: 15, -16: 16, -127: 31, -500: 31}
     assert relative_bucket(torch.tensor(list(past)), 32, 128, False).tolist() == list(past.values())
 
 
 def test_short_distances_have_separate_rows() -> None:
     table = spec.DistanceTable(span=3)
-    found = distance_row(torch.arange(-5, 6), table)
-    assert found.tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 5, 5, 5], "clamped to the first and the last row"
+    actual = distance_row(torch.arange(-5, 6), table)
+    assert actual.tolist() == [0, 0, 0, 1, 2, 3, 4, 5, 5, 5, 5], "clamped to the first and the last row"
 
 
 @pytest.mark.parametrize(("buckets", "maximum"), [(6, 17), (10, 41), (256, 512)])
@@ -147,8 +147,8 @@ def test_rotary_scores_depend_only_on_the_difference_of_positions() -> None:
 
     def score(query_position: int, key_position: int) -> torch.Tensor:
         rotated = [
-            rotate(x, *rotary_angles(torch.tensor([[place]]), spec.Rotary(), 10, None))
-            for x, place in ((query, query_position), (key, key_position))
+            rotate(x, *rotary_angles(torch.tensor([[position]]), spec.Rotary(), 10, None))
+            for x, position in ((query, query_position), (key, key_position))
         ]
         return (rotated[0] * rotated[1]).sum(-1)
 
@@ -162,12 +162,14 @@ def test_rotation_pairs_halves_and_leaves_the_rest() -> None:
     x = torch.randn(1, 1, 5, 11)
     rotated = rotate(x, *rotary_angles(torch.arange(5)[None], spec.Rotary(theta=29.0, size=6), 11, None))
     assert torch.equal(rotated[..., 6:], x[..., 6:])
-    for place in range(5):
+    for position in range(5):
         for pair in range(3):
-            angle = place * 29.0 ** (-2 * pair / 6)
-            number = complex(x[0, 0, place, pair], x[0, 0, place, pair + 3]) * complex(math.cos(angle), math.sin(angle))
-            assert rotated[0, 0, place, pair].item() == pytest.approx(number.real, abs=1e-5)
-            assert rotated[0, 0, place, pair + 3].item() == pytest.approx(number.imag, abs=1e-5)
+            angle = position * 29.0 ** (-2 * pair / 6)
+            number = complex(x[0, 0, position, pair], x[0, 0, position, pair + 3]) * complex(
+                math.cos(angle), math.sin(angle)
+            )
+            assert rotated[0, 0, position, pair].item() == pytest.approx(number.real, abs=1e-5)
+            assert rotated[0, 0, position, pair + 3].item() == pytest.approx(number.imag, abs=1e-5)
 
 
 def test_positions_count_the_real_tokens_before() -> None:

@@ -58,12 +58,12 @@ def test_frequencies_are_bit_for_bit_those_of_transformers(
     expected, magnitude = function(config, torch.device("cpu"), seq_len=torch.tensor(length))
     rotary = spec.Rotary(theta=THETA, scaling=scaling)
     lengths = torch.tensor([[length, 3]])
-    found, found_magnitude = rotary_frequencies(rotary, SIZE, lengths, torch.device("cpu"))
-    found = found if found.dim() == 1 else found[0, 0]
+    actual, found_magnitude = rotary_frequencies(rotary, SIZE, lengths, torch.device("cpu"))
+    actual = actual if actual.dim() == 1 else actual[0, 0]
     if scaling.kind == "dynamic_scaling" and length <= ORIGINAL:
-        torch.testing.assert_close(found, expected, atol=0, rtol=1e-6)  # they pass through a power of almost one
+        torch.testing.assert_close(actual, expected, atol=0, rtol=1e-6)  # they pass through a power of almost one
     else:
-        assert torch.equal(found, expected)
+        assert torch.equal(actual, expected)
     assert found_magnitude == pytest.approx(magnitude, rel=1e-12)
 
 
@@ -71,9 +71,9 @@ def test_the_magnitude_multiplies_cosine_and_sine() -> None:
     position = torch.arange(5)[None]
     scaling = spec.YarnScaling(factor=4.0, original_length=7, magnitude=1.3)
     plain = scaling.model_copy(update={"magnitude": 1.0})
-    found = rotary_angles(position, spec.Rotary(scaling=scaling), SIZE, None)
-    for one, other in zip(found, rotary_angles(position, spec.Rotary(scaling=plain), SIZE, None), strict=True):
-        torch.testing.assert_close(one, 1.3 * other)
+    actual = rotary_angles(position, spec.Rotary(scaling=scaling), SIZE, None)
+    for angles, other in zip(actual, rotary_angles(position, spec.Rotary(scaling=plain), SIZE, None), strict=True):
+        torch.testing.assert_close(angles, 1.3 * other)
 
 
 def test_lengths_are_those_of_the_tokens_sequences() -> None:

@@ -48,7 +48,7 @@ def test_attention_is_that_of_transformers(shared: bool, terms: tuple[str, ...],
     module = build(model(table, terms, shared)).eval()
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.5)
-    ours = next(part for part in module.modules() if isinstance(part, Attention))
+    ours = next(submodule for submodule in module.modules() if isinstance(submodule, Attention))
     names = {"query": "query_proj", "key": "key_proj", "value": "value_proj"}
     names |= {"score_bias.position_key": "pos_key_proj", "score_bias.position_query": "pos_query_proj"}
     state = dict(ours.named_parameters())
@@ -64,8 +64,8 @@ def test_attention_is_that_of_transformers(shared: bool, terms: tuple[str, ...],
     distance = build_relative_position(x, x, bucket_size=buckets or -1, max_position=maximum)
     everything = torch.ones(2, 1, 23, 23)
     expected = theirs(x, everything, relative_pos=distance, rel_embeddings=module.encoder.score_table.weight)[0]
-    found = module.encode(torch.zeros(2, 23, dtype=torch.long), embeddings=x).hidden - x
-    assert difference(found, ours.out(expected)) <= 1e-5
+    added = module.encode(torch.zeros(2, 23, dtype=torch.long), embeddings=x).hidden - x
+    assert difference(added, ours.out(expected)) <= 1e-5
 
 
 def test_scores_are_the_formula_pair_by_pair() -> None:
@@ -73,13 +73,15 @@ def test_scores_are_the_formula_pair_by_pair() -> None:
     module = build(model(table, TERMS, shared=True)).eval()
     for parameter in module.parameters():
         nn.init.normal_(parameter, std=0.5)
-    one, seen = next(part for part in module.modules() if isinstance(part, Attention)), []
+    attention, seen = next(submodule for submodule in module.modules() if isinstance(submodule, Attention)), []
     x = torch.randn(1, 11, WIDTH)
-    with watching({(one.identity, "scores"): [lambda scores: (seen.append(scores), scores)[1]]}):
+    with watching({(attention.identity, "scores"): [lambda scores: (seen.append(scores), scores)[1]]}):
         module.encode(torch.zeros(1, 11, dtype=torch.long), embeddings=x)
     rows = module.encoder.score_table.norm(module.encoder.score_table.weight)
-    query, key = (part(x[0]).unflatten(-1, (HEADS, SIZE)) for part in (one.query, one.key))
-    far_query, far_key = (part(rows).unflatten(-1, (HEADS, SIZE)) for part in (one.query, one.key))
+    query, key = (projection(x[0]).unflatten(-1, (HEADS, SIZE)) for projection in (attention.query, attention.key))
+    far_query, far_key = (
+        projection(rows).unflatten(-1, (HEADS, SIZE)) for projection in (attention.query, attention.key)
+    )
     for i in range(11):
         for j in range(11):
             row = min(max(i - j + 4, 0), 7)

@@ -33,8 +33,8 @@ def test_a_mixture_is_the_weighted_sum_of_the_best_experts(top_k: int, normalize
     expert = module.expert
     expected = torch.zeros_like(x)
     for row in range(2):
-        for place in range(3):
-            token = x[row, place]
+        for position in range(3):
+            token = x[row, position]
             shares = (module.router.weight @ token + module.router.bias).softmax(0)
             best = shares.argsort(descending=True)[:top_k]
             total = shares[best].sum() if normalize else 1.0
@@ -44,7 +44,7 @@ def test_a_mixture_is_the_weighted_sum_of_the_best_experts(top_k: int, normalize
                 if expert.gate is not None:
                     inner = F.silu(expert.gate.weight[index] @ token + expert.gate.bias[index]) * up
                 out = expert.down.weight[index] @ inner + expert.down.bias[index]
-                expected[row, place] += shares[index] / total * out
+                expected[row, position] += shares[index] / total * out
     assert difference(module(x), expected) <= 1e-5
 
 

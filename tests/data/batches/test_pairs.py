@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clearhead.base.errors import InputError
-from clearhead.data.batches.base import Batch, padded_length, rounded_rows
+from clearhead.data.batches.base import Batch, padded_length, round_rows
 from clearhead.data.batches.plans import EpochBatches, LengthSortedPlan, training_batches, validation_batches
 from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.stores.store import Store, prepare_pairs
-from clearhead.data.tokenize.tokenizers import cached_tokenizers
+from clearhead.data.tokenize.tokenizers import load_or_train_tokenizers
 from clearhead.tasks.translate.train import collate_pairs
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -82,12 +82,12 @@ def test_every_pair_once_and_inside_the_budget(count: int, budget: int, seed: in
 
 def test_lengths_and_rows_come_from_few_numbers() -> None:
     for number in range(1, 3000):
-        length, rows = padded_length(number, 3000), rounded_rows(number)
+        length, rows = padded_length(number, 3000), round_rows(number)
         assert number <= length <= max(number + 1, number * 17 / 16) and number * 16 / 17 < rows <= number
-        assert padded_length(length, 3000) == length and rounded_rows(rows) == rows
+        assert padded_length(length, 3000) == length and round_rows(rows) == rows
         assert padded_length(number, number) == number, "a model may have no more positions"
     assert len({padded_length(number, 3000) for number in range(512, 1024)}) == 17
-    assert len({rounded_rows(number) for number in range(512, 1024)}) == 16
+    assert len({round_rows(number) for number in range(512, 1024)}) == 16
 
 
 def test_batches_have_few_shapes_and_those_that_the_plan_counts(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_batches_have_few_shapes_and_those_that_the_plan_counts(tmp_path: Path) 
     shapes: set[tuple[int, ...]] = set()
     for epoch in range(8):
         batches = plan.epoch(epoch)
-        assert sum(len(rows) != rounded_rows(len(rows)) for rows in batches) <= 1, "all but what is left at the end"
+        assert sum(len(rows) != round_rows(len(rows)) for rows in batches) <= 1, "all but what is left at the end"
         for rows in batches:
             batch = collate_pairs(store, rows, tokenizers())
             assert batch.ids.numel() + batch.target_ids.numel() == plan.num_positions(rows) <= 2 * 512
@@ -113,12 +113,12 @@ def test_an_epoch_is_a_function_of_seed_and_number() -> None:
     def as_lists(batches: list[np.ndarray]) -> list[list[int]]:
         return [rows.tolist() for rows in batches]
 
-    one = plan(7)
-    third = as_lists(one.epoch(3))
-    one.epoch(0)
-    assert as_lists(one.epoch(3)) == third == as_lists(plan(7).epoch(3))
+    first = plan(7)
+    third = as_lists(first.epoch(3))
+    first.epoch(0)
+    assert as_lists(first.epoch(3)) == third == as_lists(plan(7).epoch(3))
     assert as_lists(plan(11).epoch(3)) != third
-    compositions = [{frozenset(rows) for rows in as_lists(one.epoch(number))} for number in range(3)]
+    compositions = [{frozenset(rows) for rows in as_lists(first.epoch(number))} for number in range(3)]
     assert len(compositions[0] & compositions[1]) < len(compositions[0]) / 10
     assert len(compositions[1] & compositions[2]) < len(compositions[1]) / 10
 
@@ -158,7 +158,7 @@ def test_wrong_sizes_are_named() -> None:
 def test_padding_on_multi30k_is_at_most_a_tenth(data_dir: Path) -> None:
     folder = data_dir / "multi30k-bpe"
     source = parallel_files(folder / "train.de", folder / "train.en")
-    tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
+    tokenizers = load_or_train_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
     plan = LengthSortedPlan(*store.input_lengths, batch_tokens=4096, seed=1)
     waste = [plan.padding_waste(epoch) for epoch in range(3)]
@@ -171,15 +171,15 @@ def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
     rows = np.array([17, 3, 101, 5, 2])
     batch = collate_pairs(store, rows, tokenizers())
     source_side, target_side = tokenizers().source, tokenizers().target
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         source, target = store.texts[0][row].tolist(), store.texts[1][row].tolist()
-        real, read = batch.mask[place], batch.target_mask[place]
-        assert batch.ids[place][real].tolist() == [*source, source_side.eos_id]
-        assert batch.target_ids[place][read].tolist() == [target_side.bos_id, *target]
-        assert batch.labels[place][read].tolist() == [*target, target_side.eos_id]
-        assert (batch.ids[place][~real] == source_side.pad_id).all()
-        assert (batch.target_ids[place][~read] == target_side.pad_id).all()
-        assert (batch.labels[place][~read] == -100).all()
+        real, read = batch.mask[index], batch.target_mask[index]
+        assert batch.ids[index][real].tolist() == [*source, source_side.eos_id]
+        assert batch.target_ids[index][read].tolist() == [target_side.bos_id, *target]
+        assert batch.labels[index][read].tolist() == [*target, target_side.eos_id]
+        assert (batch.ids[index][~real] == source_side.pad_id).all()
+        assert (batch.target_ids[index][~read] == target_side.pad_id).all()
+        assert (batch.labels[index][~read] == -100).all()
         assert real.tolist() == sorted(real.tolist(), reverse=True)
     width, target_width = (padded_length(int(side.lengths[rows].max()) + 1, side.longest + 1) for side in store.texts)
     assert batch.ids.shape == (5, width) and batch.labels.shape == batch.target_ids.shape == (5, target_width)
@@ -221,9 +221,9 @@ def test_a_place_is_found_again_anywhere(tmp_path: Path) -> None:
         again = pair_batches(store, batch_tokens=64, seed=5)
         again.load_state(json.loads(states[index]))
         for expected in following[index : index + 2]:
-            found = next(again)
-            assert found.rows.tolist() == expected.rows.tolist()
-            assert torch.equal(found.ids, expected.ids) and torch.equal(found.labels, expected.labels)
+            batch = next(again)
+            assert batch.rows.tolist() == expected.rows.tolist()
+            assert torch.equal(batch.ids, expected.ids) and torch.equal(batch.labels, expected.labels)
     batches.load_state(json.loads(states[1]))  # back, in the same object
     assert next(batches).rows.tolist() == following[1].rows.tolist()
 

@@ -16,9 +16,9 @@ import pytest
 from clearhead.base.errors import InputError
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.text import causal_view, window_view
-from clearhead.data.batches.text_stream import Place, StreamedBatches, TextStream, sample
+from clearhead.data.batches.text_stream import StreamedBatches, StreamPosition, TextStream, sample
 from clearhead.data.sources.texts import TextChunk, TextFiles, TextShard, text_shards
-from clearhead.data.tokenize.document_chunks import encoded_parts
+from clearhead.data.tokenize.document_chunks import encode_chunks
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.data.batches.test_text import objective, same, stretches
@@ -36,13 +36,13 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Files of unequal size: one is compressed, one has few characters, one has white space alone."""
-    found, lines = tmp_path_factory.mktemp("shards"), make_corpus(47)
+    shards, lines = tmp_path_factory.mktemp("shards"), make_corpus(47)
     for number, (start, stop) in enumerate(pairwise((0, 3, 17, 29, 47))):
-        (found / f"{number}.txt").write_text("\n".join(lines[start:stop]) + "\n", encoding="utf-8")
-    (found / "4.txt").write_text("\n \n", encoding="utf-8")
-    with gzip.open(found / "5.txt.gz", "wt", encoding="utf-8") as file:
+        (shards / f"{number}.txt").write_text("\n".join(lines[start:stop]) + "\n", encoding="utf-8")
+    (shards / "4.txt").write_text("\n \n", encoding="utf-8")
+    with gzip.open(shards / "5.txt.gz", "wt", encoding="utf-8") as file:
         file.write("\n\n".join(lines[:11]))
-    return found
+    return shards
 
 
 def stream(folder: Path, tokenizer: Tokenizer, document: Any = "file", characters: int = 307) -> TextStream:
@@ -51,13 +51,13 @@ def stream(folder: Path, tokenizer: Tokenizer, document: Any = "file", character
 
 def whole(shards: list[TextShard], tokenizer: Tokenizer) -> list[list[int]]:
     """The ids of every document, each tokenized as a whole."""
-    found: list[list[int]] = []
+    sequences: list[list[int]] = []
     for shard in shards:
-        for rows, starts in encoded_parts(shard.chunks(), tokenizer):
+        for rows, starts in encode_chunks(shard.chunks(), tokenizer):
             for index, is_new in enumerate(starts):
-                found += [[]] if is_new else []
-                found[-1] += rows[index].tolist()
-    return [ids for ids in found if ids]
+                sequences += [[]] if is_new else []
+                sequences[-1] += rows[index].tolist()
+    return [ids for ids in sequences if ids]
 
 
 def one_pass(batches: StreamedBatches) -> Iterator[Batch]:
@@ -75,9 +75,9 @@ def test_every_id_is_predicted_once_in_a_pass(folder: Path, tokenizer: Tokenizer
     passes = []
     for number in range(2):
         assert batches.epoch == number
-        found = stretches(one_pass(batches))
-        assert sorted(pair for ids, labels in found for pair in zip(ids, labels, strict=True)) == expected
-        passes.append(found)
+        pieces = stretches(one_pass(batches))
+        assert sorted(pair for ids, labels in pieces for pair in zip(ids, labels, strict=True)) == expected
+        passes.append(pieces)
     assert passes[0] != passes[1]
     framed = StreamedBatches(text, WINDOWS)
     held = sorted(
@@ -88,9 +88,9 @@ def test_every_id_is_predicted_once_in_a_pass(folder: Path, tokenizer: Tokenizer
 
 def test_documents_that_fit_are_not_cut(folder: Path, tokenizer: Tokenizer) -> None:
     text = stream(folder, tokenizer, "line")
-    pools = [pool for pool in islice(text.pools(Place()), 20) if pool.place.epoch == 0]
-    found = sorted(pool.documents[index].tolist() for pool in pools for index in range(len(pool)))
-    assert len(pools) > 7 and found == sorted(whole(list(text.shards), tokenizer))
+    pools = [pool for pool in islice(text.pools(StreamPosition()), 20) if pool.position.epoch == 0]
+    read = sorted(pool.documents[index].tolist() for pool in pools for index in range(len(pool)))
+    assert len(pools) > 7 and read == sorted(whole(list(text.shards), tokenizer))
 
 
 @pytest.mark.parametrize("document", ["file", "line"])
@@ -129,7 +129,7 @@ def test_a_text_of_any_size_takes_the_memory_of_a_pool(tokenizer: Tokenizer) -> 
             read += 10
             yield TextChunk("ba de fi.\n", number % 7 == 0, "endless", 0)
 
-    pools = TextStream([TextShard(Path(__file__), chunks)], tokenizer, 1_009, 5).pools(Place())
+    pools = TextStream([TextShard(Path(__file__), chunks)], tokenizer, 1_009, 5).pools(StreamPosition())
     taken = 0
     for pool in islice(pools, 50):
         taken += pool.text_bytes
@@ -141,7 +141,7 @@ def test_a_cut_leaves_the_ids_of_a_subword_tokenizer_as_they_are(tmp_path: Path)
     tokenizer = train_tokenizer("byte-bpe", make_corpus(), vocab_size=311)
     (tmp_path / "one.txt").write_text("\n".join(make_corpus(29)), encoding="utf-8")
     shards = text_shards(TextFiles(tmp_path / "one.txt"))
-    pools = list(islice(TextStream(shards, tokenizer, 211, 5).pools(Place()), 5))
+    pools = list(islice(TextStream(shards, tokenizer, 211, 5).pools(StreamPosition()), 5))
     (whole_ids,) = whole(shards, tokenizer)
     ids = [index for pool in pools for index in pool.documents[0].tolist()]
     assert [len(pool) for pool in pools] == [1] * 5 and ids == whole_ids[: len(ids)]

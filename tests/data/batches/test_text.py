@@ -62,15 +62,15 @@ def epoch(batches: EpochBatches[Batch]) -> list[Batch]:
 
 def stretches(batches: Iterable[Batch]) -> list[tuple[list[int], list[int]]]:
     """What is read and said of every piece, with the piece's row taken apart by its document numbers."""
-    found = []
+    pieces = []
     for batch in batches:
         for row in range(len(batch.ids)):
             real = torch.ones_like(batch.ids[row], dtype=torch.bool) if batch.mask is None else batch.mask[row]
             number = torch.zeros_like(batch.ids[row]) if batch.documents is None else batch.documents[row]
             for document in number[real].unique().tolist():
-                own = real & (number == document)
-                found.append((batch.ids[row][own].tolist(), batch.labels[row][own].tolist()))
-    return found
+                in_document = real & (number == document)
+                pieces.append((batch.ids[row][in_document].tolist(), batch.labels[row][in_document].tolist()))
+    return pieces
 
 
 def pairs_of(corpus: Corpus) -> list[tuple[int, int]]:
@@ -94,11 +94,11 @@ def test_every_id_is_predicted_once_in_an_epoch(corpus: Corpus, block: int, pack
             assert batch.num_labels == batch.num_tokens == int(real.sum())
             assert (batch.ids[~real] == 0).all()
             assert batch.documents is None or int(batch.documents.max()) > 0
-        found = stretches(seen)
-        pairs = [pair for ids, labels in found for pair in zip(ids, labels, strict=True)]
+        pieces = stretches(seen)
+        pairs = [pair for ids, labels in pieces for pair in zip(ids, labels, strict=True)]
         assert sorted(pairs) == pairs_of(corpus)
-        assert all(ids[1:] == labels[:-1] for ids, labels in found)
-        compositions.append(sorted(found))
+        assert all(ids[1:] == labels[:-1] for ids, labels in pieces)
+        compositions.append(sorted(pieces))
     assert block > 100 or compositions[0] != compositions[1] != compositions[2]  # the cuts move
 
 
@@ -123,14 +123,14 @@ def test_packing_leaves_little_padding(corpus: Corpus) -> None:
 
 def test_validation_reads_windows_in_place(corpus: Corpus, novel: Corpus) -> None:
     for text in (corpus, novel):
-        found = stretches(causal_epoch(text, block=31, batch_tokens=310))
+        pieces = stretches(causal_epoch(text, block=31, batch_tokens=310))
         expected = []
         for ids in sequences(text):
             expected += [
                 (ids[start : start + 31][: len(ids) - 1 - start], ids[start + 1 : start + 32])
                 for start in range(0, len(ids) - 1, 31)
             ]
-        assert sorted(found) == sorted(expected)
+        assert sorted(pieces) == sorted(expected)
     first, second = (list(causal_epoch(corpus, block=31, batch_tokens=310)) for _ in range(2))
     assert all(torch.equal(a.ids, b.ids) and (a.rows == b.rows).all() for a, b in zip(first, second, strict=True))
 
@@ -175,8 +175,8 @@ def every_kind(corpus: Corpus, seed: int) -> list[EpochBatches[Batch]]:
     ]
 
 
-def same(one: Batch, other: Batch) -> bool:
-    return torch.equal(one.ids, other.ids) and torch.equal(one.labels, other.labels)
+def same(first: Batch, other: Batch) -> bool:
+    return torch.equal(first.ids, other.ids) and torch.equal(first.labels, other.labels)
 
 
 @pytest.mark.parametrize("kind", range(3))
@@ -196,14 +196,14 @@ def test_a_place_is_found_again_anywhere(corpus: Corpus, kind: int) -> None:
 
 @pytest.mark.parametrize("kind", range(3))
 def test_the_seed_decides(corpus: Corpus, novel: Corpus, kind: int) -> None:
-    one, again, other = (every_kind(corpus, seed)[kind] for seed in (5, 5, 7))
-    firsts, seconds, others = (epoch(batches) for batches in (one, again, other))
+    first, again, other = (every_kind(corpus, seed)[kind] for seed in (5, 5, 7))
+    firsts, seconds, others = (epoch(batches) for batches in (first, again, other))
     assert all(same(*pair) for pair in zip(firsts, seconds, strict=True))
     assert not all(same(*pair) for pair in zip(firsts, others, strict=False))
     with pytest.raises(InputError, match="seed was 5, now 7"):
-        other.load_state(one.state())
+        other.load_state(first.state())
     with pytest.raises(InputError, match="has changed since the checkpoint was written"):
-        every_kind(novel, 5)[kind].load_state(one.state())
+        every_kind(novel, 5)[kind].load_state(first.state())
     with pytest.raises(InputError, match="seed is -1"):
         every_kind(corpus, -1)
 

@@ -44,10 +44,10 @@ def test_two_stacks() -> None:
 
 
 def test_two_texts_of_one_stack() -> None:
-    one, other = mask(5, 2, 3), mask(3, 1, 1)
+    first, other = mask(5, 2, 3), mask(3, 1, 1)
     pairs = ContrastiveBatch(
-        ids=torch.zeros(one.shape, dtype=torch.int64),
-        mask=one,
+        ids=torch.zeros(first.shape, dtype=torch.int64),
+        mask=first,
         other_ids=torch.zeros(other.shape, dtype=torch.int64),
         other_mask=other,
         groups=torch.arange(3),
@@ -82,28 +82,28 @@ class Listed:
     batches_per_epoch = 3
 
     def __init__(self) -> None:
-        self.place = 0
+        self.position = 0
         self.all = [batch(), batch(num_tokens=13, mask_BT=mask(7, 1)), batch(num_tokens=10, mask_BT=mask(3))]
 
     def __next__(self) -> Batch:
-        self.place += 1
-        return self.all[(self.place - 1) % 3]
+        self.position += 1
+        return self.all[(self.position - 1) % 3]
 
     def state(self) -> dict[str, int]:
-        return {"place": self.place}
+        return {"place": self.position}
 
     def load_state(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
+        self.position = state["place"]
 
 
 @pytest.mark.parametrize(("most", "count"), [(2, 2), (100, 3)])
 def test_it_adds_up_and_stays_in_place(most: int, count: int) -> None:
     batches = Listed()
     work = count_tokens(batches, most)
-    assert work == sum((count_batch(one) for one in batches.all[:count]), TokenCounts())
+    assert work == sum((count_batch(item) for item in batches.all[:count]), TokenCounts())
     assert work.tokens == 17 + 13 + (10 if count == 3 else 0)
-    assert batches.place == 0, "training begins with the batches that were looked at"
-    assert work.scaled(3 * work.tokens) == work + work + work
+    assert batches.position == 0, "training begins with the batches that were looked at"
+    assert work.scale_to(3 * work.tokens) == work + work + work
 
 
 def test_choices_give_it_back() -> None:

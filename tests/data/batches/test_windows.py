@@ -40,21 +40,21 @@ def sequences(corpus: Corpus) -> list[list[int]]:
 @given(length=st.integers(1, 61), offset=st.integers(0, 60))
 def test_causal_pieces_predict_every_id_once(corpus: Corpus, length: int, offset: int) -> None:
     pieces = cut_windows(corpus, length, offset=offset % length)
-    said: list[list[int]] = [[] for _ in SIZES]
+    predicted: list[list[int]] = [[] for _ in SIZES]
     read: list[list[int]] = [[] for _ in SIZES]
     for index in range(len(pieces)):
         read[pieces.document[index]] += pieces.ids(corpus, index).tolist()
-        said[pieces.document[index]] += pieces.labels(corpus, index).tolist()
-    assert said == [sequence[1:] for sequence in sequences(corpus)]
+        predicted[pieces.document[index]] += pieces.labels(corpus, index).tolist()
+    assert predicted == [sequence[1:] for sequence in sequences(corpus)]
     assert read == [sequence[:-1] for sequence in sequences(corpus)]
     lengths = [len(pieces.ids(corpus, index)) for index in range(len(pieces))]
     assert pieces.lengths.tolist() == lengths and 1 <= min(lengths) <= max(lengths) <= length
     for document, size in enumerate(SIZES):
-        own = pieces.lengths[pieces.document == document]
+        piece_lengths = pieces.lengths[pieces.document == document]
         if size + 1 <= length:
-            assert own.tolist() == [size + 1]  # what fits stays whole
+            assert piece_lengths.tolist() == [size + 1]  # what fits stays whole
         elif offset % length:
-            assert own[0] == offset % length and (own[1:-1] == length).all()
+            assert piece_lengths[0] == offset % length and (piece_lengths[1:-1] == length).all()
 
 
 @settings(deadline=None, max_examples=60)

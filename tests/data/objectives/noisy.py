@@ -25,13 +25,13 @@ NUM_SENTINELS = 29
 def lines(kind: str) -> list[str]:
     """The text that a tokenizer of this kind was trained on."""
     texts = make_corpus(101)
-    return [segmented(text) for text in texts] if kind == "split" else texts
+    return [split_words(text) for text in texts] if kind == "split" else texts
 
 
-def segmented(text: str) -> str:
+def split_words(text: str) -> str:
     """Cut some words in two with the mark that joins them again."""
     draw = random.Random(len(text))
-    return re.sub(r"(\w)(?=\w)", lambda found: found[1] + ("@@ " if draw.random() < 0.2 else ""), text)
+    return re.sub(r"(\w)(?=\w)", lambda match: match[1] + ("@@ " if draw.random() < 0.2 else ""), text)
 
 
 @cache
@@ -39,7 +39,7 @@ def tokenizer(kind: str, sentinels: int = NUM_SENTINELS) -> Tokenizer:
     return train_tokenizer(kind, lines(kind), vocab_size=SIZES[kind], mask=True, sentinels=sentinels)
 
 
-def framed(ids: Sequence[int], of: Tokenizer) -> np.ndarray:
+def add_special_ids(ids: Sequence[int], of: Tokenizer) -> np.ndarray:
     return np.array([of.bos_id, *ids, of.eos_id])
 
 
@@ -47,10 +47,10 @@ def pieces(kind: str, count: int = 13, join: int = 1) -> list[np.ndarray]:
     """The first lines as pieces, several to a piece where asked."""
     texts = lines(kind)
     joined = [" ".join(texts[start : start + join]) for start in range(0, count * join, join)]
-    return [framed(ids, tokenizer(kind)) for ids in tokenizer(kind).encode_batch(joined)]
+    return [add_special_ids(ids, tokenizer(kind)) for ids in tokenizer(kind).encode_batch(joined)]
 
 
-def drawn(of: Tokenizer, count: int, seed: int) -> list[int]:
+def draw_ids(of: Tokenizer, count: int, seed: int) -> list[int]:
     """Ordinary ids at random."""
     special = [of.pad_id, of.unk_id, of.bos_id, of.eos_id, of.mask_id, *of.sentinel_ids]
     choices = np.setdiff1d(np.arange(of.vocab_size), special)

@@ -14,18 +14,18 @@ from clearhead.text.tokenizer_training import train_tokenizer
 from tests.data.objectives.noisy import pieces, stream, tokenizer
 
 MADE = [
-    (Noise(kind="mask", share=0.4, whole_words=True), lambda found: MaskedLM(found, 0.4, True)),
-    (Noise(kind="spans", share=0.31, mean_span=2.0), lambda found: SpanCorruption(found, 0.31, 2.0)),
-    (Noise(kind="infill", share=0.23, mean_span=5.0), lambda found: TextInfilling(found, 0.23, 5.0)),
+    (Noise(kind="mask", share=0.4, whole_words=True), lambda trained: MaskedLM(trained, 0.4, True)),
+    (Noise(kind="spans", share=0.31, mean_span=2.0), lambda trained: SpanCorruption(trained, 0.31, 2.0)),
+    (Noise(kind="infill", share=0.23, mean_span=5.0), lambda trained: TextInfilling(trained, 0.23, 5.0)),
 ]
 
 
 @pytest.mark.parametrize(("noise", "same"), MADE)
 def test_a_description_read_back_from_a_record_makes_the_same_noise(noise: Noise, same: object) -> None:
-    found = tokenizer("bpe")
+    trained = tokenizer("bpe")
     record = TaskRecord.from_json(TaskRecord(kind="fill", noise=noise).to_json(), "task.json")
     assert record.noise == noise
-    batch, expected = (make(pieces("bpe"), stream(3)) for make in (build_objective(noise, found), same(found)))  # type: ignore[operator]
+    batch, expected = (make(pieces("bpe"), stream(3)) for make in (build_objective(noise, trained), same(trained)))  # type: ignore[operator]
     np.testing.assert_array_equal(batch.ids, expected.ids)
     np.testing.assert_array_equal(batch.labels, expected.labels)
 

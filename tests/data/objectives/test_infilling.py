@@ -16,7 +16,7 @@ from clearhead.base.errors import InputError
 from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.objectives.spans import TextInfilling
 from clearhead.text.tokenizer_training import train_tokenizer
-from tests.data.objectives.noisy import drawn, framed, lines, pieces, stream, tokenizer
+from tests.data.objectives.noisy import add_special_ids, draw_ids, lines, pieces, stream, tokenizer
 
 
 def sources(batch: Batch) -> list[list[int]]:
@@ -24,10 +24,10 @@ def sources(batch: Batch) -> list[list[int]]:
     return [ids[real].tolist() for ids, real in zip(batch.ids, batch.mask, strict=True)]
 
 
-def is_part(part: list[int], whole: list[int]) -> bool:
+def is_part(items: list[int], whole: list[int]) -> bool:
     """Whether all of `part` stands in `whole`, in the same order."""
     rest = iter(whole)
-    return all(number in rest for number in part)
+    return all(number in rest for number in items)
 
 
 @settings(deadline=None, max_examples=60)
@@ -41,36 +41,36 @@ def is_part(part: list[int], whole: list[int]) -> bool:
 def test_the_share_is_hidden_and_the_target_is_whole(
     lengths: list[int], share: float, mean_span: float, permute: bool, seed: int
 ) -> None:
-    found = tokenizer("character")
-    given_pieces = [framed(drawn(found, length, seed), found) for length in lengths]
-    batch = TextInfilling(found, share, mean_span, permute)(given_pieces, stream(seed))
+    trained = tokenizer("character")
+    given_pieces = [add_special_ids(draw_ids(trained, length, seed), trained) for length in lengths]
+    batch = TextInfilling(trained, share, mean_span, permute)(given_pieces, stream(seed))
     for piece, source, labels in zip(given_pieces, sources(batch), batch.labels, strict=True):
         text = piece[1:-1].tolist()
-        assert labels[labels != NO_LABEL].tolist() == [*text, found.eos_id]
-        assert source[-1] == found.eos_id
-        kept = [number for number in source[:-1] if number != found.mask_id]
+        assert labels[labels != NO_LABEL].tolist() == [*text, trained.eos_id]
+        assert source[-1] == trained.eos_id
+        visible = [number for number in source[:-1] if number != trained.mask_id]
         budget = share * len(text)
         expected = {math.floor(budget), math.ceil(budget)} if budget >= 1 else {min(1, len(text))}
-        assert len(text) - len(kept) in expected
-        assert (len(source) - 1 > len(kept)) == bool(text)
+        assert len(text) - len(visible) in expected
+        assert (len(source) - 1 > len(visible)) == bool(text)
         assert len(source) <= len(piece)
         if permute:
-            assert not Counter(kept) - Counter(text)
+            assert not Counter(visible) - Counter(text)
         else:
-            assert is_part(kept, text)
-    assert batch.target_ids is not None and (batch.target_ids[:, 0] == found.bos_id).all()
+            assert is_part(visible, text)
+    assert batch.target_ids is not None and (batch.target_ids[:, 0] == trained.bos_id).all()
     assert batch.num_labels == sum(lengths) + len(lengths)
     assert batch.num_tokens == batch.num_labels + sum(map(len, sources(batch)))
 
 
 def test_the_lengths_of_spans_follow_the_distribution() -> None:
-    found = tokenizer("bpe")
+    trained = tokenizer("bpe")
     size = 30_011
     # Ids that rise show how many are missing between two that stayed; the modulus keeps them in the vocabulary.
     rising = np.arange(size) % 211 + 60
-    batch = TextInfilling(found, 0.3, 3.0, permute=False)([framed(rising, found)], stream(1))
+    batch = TextInfilling(trained, 0.3, 3.0, permute=False)([add_special_ids(rising, trained)], stream(1))
     source = np.array(sources(batch)[0][:-1])
-    is_mask = source == found.mask_id
+    is_mask = source == trained.mask_id
     assert (size - (~is_mask).sum()) / is_mask.sum() == pytest.approx(3.0, abs=0.1)
     alone = np.flatnonzero(is_mask[1:-1] & ~is_mask[:-2] & ~is_mask[2:]) + 1
     gaps = (source[alone + 1] - source[alone - 1] - 1) % 211
@@ -82,23 +82,23 @@ def test_the_lengths_of_spans_follow_the_distribution() -> None:
 
 
 def test_sentences_change_places_and_stay_whole() -> None:
-    found = tokenizer("word")
+    trained = tokenizer("word")
     # Three sentences without a common word, so that every word tells its sentence.
     words = list(dict.fromkeys(word for line in lines("word") for word in line.split() if word.isalpha()))
     sentences = [words[0:7], words[7:18], words[18:23]]
-    ids = [number for sentence in sentences for number in found.encode(" ".join(sentence) + ".")]
-    home = {found.encode(word)[0]: number for number, sentence in enumerate(sentences) for word in sentence}
+    ids = [number for sentence in sentences for number in trained.encode(" ".join(sentence) + ".")]
+    home = {trained.encode(word)[0]: number for number, sentence in enumerate(sentences) for word in sentence}
     orders: Counter[tuple[int, ...]] = Counter()
-    batch = TextInfilling(found, 0.01)([framed(ids, found)] * 1201, stream(3))
+    batch = TextInfilling(trained, 0.01)([add_special_ids(ids, trained)] * 1201, stream(3))
     for source in sources(batch):
         seen = [(home[number], number) for number in source if number in home]
         order = tuple(number for number, _ in itertools.groupby(seen, key=lambda item: item[0]))
         assert len(order) == 3  # no sentence is torn apart
         for number in range(3):
-            assert is_part([part for where, part in seen if where == number], ids)
+            assert is_part([sentence_ids for where, sentence_ids in seen if where == number], ids)
         orders[order] += 1
     assert len(orders) == 6 and all(abs(count - 1201 / 6) < 5 * math.sqrt(1201 / 6) for count in orders.values())
-    assert batch.labels[0].tolist() == [*ids, found.eos_id]
+    assert batch.labels[0].tolist() == [*ids, trained.eos_id]
 
 
 def test_damage_is_the_same_for_a_seed() -> None:

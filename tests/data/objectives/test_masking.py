@@ -15,15 +15,15 @@ from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.objectives.masking import MaskedLM
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.text.word_starts import WordBoundaries, special_ids
-from tests.data.objectives.noisy import SIZES, SPACED, drawn, framed, lines, pieces, stream, tokenizer
+from tests.data.objectives.noisy import SIZES, SPACED, add_special_ids, draw_ids, lines, pieces, stream, tokenizer
 
 
-def chosen(batch: Batch) -> list[np.ndarray]:
+def labelled_positions(batch: Batch) -> list[np.ndarray]:
     """For each piece, the places that have a label."""
     return [np.flatnonzero(row) for row in (batch.labels != NO_LABEL).numpy()]
 
 
-def restored(batch: Batch) -> list[list[int]]:
+def restore(batch: Batch) -> list[list[int]]:
     """The pieces as they were: the label where there is one, else what the model reads."""
     whole = torch.where(batch.labels != NO_LABEL, batch.labels, batch.ids)
     mask = torch.ones_like(whole, dtype=torch.bool) if batch.mask is None else batch.mask
@@ -41,69 +41,81 @@ def restored(batch: Batch) -> list[list[int]]:
 def test_labels_and_ids_hold_the_text_and_special_tokens_are_left_alone(
     kind: str, share: float, lengths: list[int], seed: int, whole_words: bool
 ) -> None:
-    found = tokenizer(kind)
-    given_pieces = [framed(stream(seed).integers(0, found.vocab_size, length), found) for length in lengths]
-    batch = MaskedLM(found, share, whole_words)(given_pieces, stream(seed))
-    assert restored(batch) == [piece.tolist() for piece in given_pieces]
+    trained = tokenizer(kind)
+    given_pieces = [
+        add_special_ids(stream(seed).integers(0, trained.vocab_size, length), trained) for length in lengths
+    ]
+    batch = MaskedLM(trained, share, whole_words)(given_pieces, stream(seed))
+    assert restore(batch) == [piece.tolist() for piece in given_pieces]
     assert batch.num_tokens == sum(map(len, given_pieces))
-    assert batch.num_labels == int((batch.labels != NO_LABEL).sum()) == sum(map(len, chosen(batch)))
-    special = special_ids(found)
+    assert batch.num_labels == int((batch.labels != NO_LABEL).sum()) == sum(map(len, labelled_positions(batch)))
+    special = special_ids(trained)
     labels = batch.labels[batch.labels != NO_LABEL].tolist()
     assert special.isdisjoint(labels)
     read = batch.ids[batch.labels != NO_LABEL].tolist()
-    assert special.isdisjoint(set(read) - {found.mask_id})
+    assert special.isdisjoint(set(read) - {trained.mask_id})
     if batch.mask is not None:
-        assert (batch.ids[~batch.mask] == found.pad_id).all() and (batch.labels[~batch.mask] == NO_LABEL).all()
+        assert (batch.ids[~batch.mask] == trained.pad_id).all() and (batch.labels[~batch.mask] == NO_LABEL).all()
     if not whole_words:
-        for piece, places in zip(given_pieces, chosen(batch), strict=True):
+        for piece, places in zip(given_pieces, labelled_positions(batch), strict=True):
             budget = share * sum(number not in special for number in piece.tolist())
             allowed = {np.floor(budget), np.ceil(budget)} if budget >= 1 else {min(1, np.ceil(budget))}
             assert len(places) in allowed
 
 
 def test_the_published_proportions() -> None:
-    found = tokenizer("character")
-    piece = framed(drawn(found, 40_009, 1), found)
-    batch = MaskedLM(found)([piece], stream(2))
-    (places,) = chosen(batch)
+    trained = tokenizer("character")
+    piece = add_special_ids(draw_ids(trained, 40_009, 1), trained)
+    batch = MaskedLM(trained)([piece], stream(2))
+    (places,) = labelled_positions(batch)
     assert len(places) == pytest.approx(0.15 * 40_009, abs=1)
     before, after = piece[places], batch.ids[0].numpy()[places]
-    ordinary = len(set(range(found.vocab_size)) - special_ids(found))
+    ordinary = len(set(range(trained.vocab_size)) - special_ids(trained))
     random_hits = 0.1 / ordinary  # a random entry can be the one that was there
     for observed, share in (
-        ((after == found.mask_id).mean(), 0.8),
+        ((after == trained.mask_id).mean(), 0.8),
         ((after == before).mean(), 0.1 + random_hits),
-        (((after != before) & (after != found.mask_id)).mean(), 0.1 - random_hits),
+        (((after != before) & (after != trained.mask_id)).mean(), 0.1 - random_hits),
     ):
         assert abs(observed - share) < 4 * np.sqrt(share * (1 - share) / len(places))
-    others = Counter(after[(after != found.mask_id) & (after != before)].tolist())
+    others = Counter(after[(after != trained.mask_id) & (after != before)].tolist())
     assert len(others) > 0.9 * ordinary  # every ordinary entry can come
     spread = places / len(piece)
     assert abs(spread.mean() - 0.5) < 4 * np.sqrt(1 / 12 / len(places))
 
 
 def test_the_share_is_exact_on_average_in_short_pieces() -> None:
-    found = tokenizer("character")
+    trained = tokenizer("character")
     counts = []
     for whole_words in (False, True):
-        given_pieces = [framed(found.encode("ba de fi go lu ba de fi go lu"), found)] * 4001
-        counts.append(MaskedLM(found, 0.3, whole_words)(given_pieces, stream(3)).num_labels / 4001)
+        given_pieces = [add_special_ids(trained.encode("ba de fi go lu ba de fi go lu"), trained)] * 4001
+        counts.append(MaskedLM(trained, 0.3, whole_words)(given_pieces, stream(3)).num_labels / 4001)
     assert counts[0] == pytest.approx(0.3 * 29, abs=0.05)
     assert counts[1] == pytest.approx(0.3 * 29, abs=0.1)
 
 
 def test_every_piece_with_an_ordinary_token_has_a_label() -> None:
-    found = tokenizer("bpe")
-    one = found.encode("a")[:1]
-    given_pieces = [framed(one, found), framed([], found), framed([found.unk_id], found), framed(one * 3, found)]
+    trained = tokenizer("bpe")
+    ordinary = trained.encode("a")[:1]
+    given_pieces = [
+        add_special_ids(ordinary, trained),
+        add_special_ids([], trained),
+        add_special_ids([trained.unk_id], trained),
+        add_special_ids(ordinary * 3, trained),
+    ]
     for seed in range(31):
         for whole_words in (False, True):
-            batch = MaskedLM(found, 0.01, whole_words)(given_pieces, stream(seed))
-            assert [len(places) for places in chosen(batch)] == [1, 0, 0, 3 if whole_words and is_one_word(one) else 1]
+            batch = MaskedLM(trained, 0.01, whole_words)(given_pieces, stream(seed))
+            assert [len(places) for places in labelled_positions(batch)] == [
+                1,
+                0,
+                0,
+                3 if whole_words and is_one_word(ordinary) else 1,
+            ]
 
 
-def is_one_word(one: list[int]) -> bool:
-    return bool(WordBoundaries(tokenizer("bpe")).word_ids(np.array(one * 3)).max() == 0)
+def is_one_word(ids: list[int]) -> bool:
+    return bool(WordBoundaries(tokenizer("bpe")).word_ids(np.array(ids * 3)).max() == 0)
 
 
 def test_choices_are_the_same_for_a_seed_and_new_in_every_call() -> None:
@@ -111,8 +123,8 @@ def test_choices_are_the_same_for_a_seed_and_new_in_every_call() -> None:
     first, again = (objective(pieces("bpe"), stream(5)) for _ in range(2))
     assert torch.equal(first.ids, again.ids) and torch.equal(first.labels, again.labels)
     generator = stream(5)
-    one, two = objective(pieces("bpe"), generator), objective(pieces("bpe"), generator)
-    assert torch.equal(one.ids, first.ids) and not torch.equal(one.labels, two.labels)
+    batch, two = objective(pieces("bpe"), generator), objective(pieces("bpe"), generator)
+    assert torch.equal(batch.ids, first.ids) and not torch.equal(batch.labels, two.labels)
 
 
 def test_pieces_are_left_as_they_were() -> None:
@@ -122,57 +134,59 @@ def test_pieces_are_left_as_they_were() -> None:
     assert all((left == right).all() for left, right in zip(before, given_pieces, strict=True))
 
 
-def expected_words(kind: str, text: str) -> list[int]:
+def word_sizes(kind: str, text: str) -> list[int]:
     """The number of tokens of each word, from encoding every word by itself; white space counts as a word."""
-    found = tokenizer(kind)
+    trained = tokenizer(kind)
     sizes = []
     for word in text.split(" "):
         space = [1] if sizes and kind in ("character", "byte") else []
-        sizes += [*space, len(found.encode(word))]
-    assert sum(sizes) == len(found.encode(text))
+        sizes += [*space, len(trained.encode(word))]
+    assert sum(sizes) == len(trained.encode(text))
     return sizes
 
 
 @pytest.mark.parametrize("kind", SPACED)
 def test_whole_words_are_never_split(kind: str) -> None:
-    found = tokenizer(kind)
+    trained = tokenizer(kind)
     texts = lines(kind)[:41]
-    batch = MaskedLM(found, 0.3, whole_words=True)([framed(found.encode(text), found) for text in texts], stream(7))
+    batch = MaskedLM(trained, 0.3, whole_words=True)(
+        [add_special_ids(trained.encode(text), trained) for text in texts], stream(7)
+    )
     long_words = 0
-    for text, places in zip(texts, chosen(batch), strict=True):
-        place = 1
-        for size in expected_words(kind, text):
-            hit = np.isin(np.arange(place, place + size), places)
+    for text, places in zip(texts, labelled_positions(batch), strict=True):
+        position = 1
+        for size in word_sizes(kind, text):
+            hit = np.isin(np.arange(position, position + size), places)
             assert hit.all() or not hit.any()
             long_words += size > 1 and bool(hit.all())
-            place += size
+            position += size
     assert long_words > 20
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "split", "word"])
 def test_whole_words_hold_together_what_the_entries_join(kind: str) -> None:
-    found = tokenizer(kind)
-    batch = MaskedLM(found, 0.3, whole_words=True)(pieces(kind, 41), stream(7))
+    trained = tokenizer(kind)
+    batch = MaskedLM(trained, 0.3, whole_words=True)(pieces(kind, 41), stream(7))
     joined = 0
-    for piece, places in zip(pieces(kind, 41), chosen(batch), strict=True):
-        entries = found.tokens(piece.tolist())
-        for place in range(2, len(piece) - 1):
-            continues = entries[place - 1].endswith("@@") if kind == "split" else entries[place].startswith("##")
+    for piece, places in zip(pieces(kind, 41), labelled_positions(batch), strict=True):
+        entries = trained.tokens(piece.tolist())
+        for position in range(2, len(piece) - 1):
+            continues = entries[position - 1].endswith("@@") if kind == "split" else entries[position].startswith("##")
             if continues:
-                assert (place in places) == (place - 1 in places)
-                joined += place in places
+                assert (position in places) == (position - 1 in places)
+                joined += position in places
     assert joined > 20 or kind == "word"
 
 
 def test_a_word_with_an_unknown_sign_is_not_hidden() -> None:
-    found = tokenizer("bpe")
-    ids = found.encode("ba d☃e fi")
-    assert found.unk_id in ids
-    words = WordBoundaries(found).word_ids(np.array(ids))
-    unknown = {place + 1 for place, word in enumerate(words) if word == words[ids.index(found.unk_id)]}
+    trained = tokenizer("bpe")
+    ids = trained.encode("ba d☃e fi")
+    assert trained.unk_id in ids
+    words = WordBoundaries(trained).word_ids(np.array(ids))
+    unknown = {index + 1 for index, word in enumerate(words) if word == words[ids.index(trained.unk_id)]}
     for seed in range(23):
-        batch = MaskedLM(found, 0.8, whole_words=True)([framed(ids, found)], stream(seed))
-        assert unknown.isdisjoint(chosen(batch)[0].tolist())
+        batch = MaskedLM(trained, 0.8, whole_words=True)([add_special_ids(ids, trained)], stream(seed))
+        assert unknown.isdisjoint(labelled_positions(batch)[0].tolist())
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.1, float("nan")])

@@ -14,7 +14,7 @@ from clearhead.base.errors import InputError
 from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.objectives.spans import SpanCorruption, noise_mask, num_sentinels
 from clearhead.text.tokenizer_training import train_tokenizer
-from tests.data.objectives.noisy import NUM_SENTINELS, drawn, framed, pieces, stream, tokenizer
+from tests.data.objectives.noisy import NUM_SENTINELS, add_special_ids, draw_ids, pieces, stream, tokenizer
 
 
 def sides(batch: Batch) -> list[tuple[list[int], list[int]]]:
@@ -25,7 +25,7 @@ def sides(batch: Batch) -> list[tuple[list[int], list[int]]]:
     return list(zip(sources, labels, strict=True))
 
 
-def rebuilt(source: list[int], labels: list[int], sentinels: tuple[int, ...], eos: int) -> list[int]:
+def rebuild(source: list[int], labels: list[int], sentinels: tuple[int, ...], eos: int) -> list[int]:
     """Put every span back in the place of its sentinel."""
     assert source[-1] == labels[-1] == eos
     spans: dict[int, list[int]] = {}
@@ -38,7 +38,7 @@ def rebuilt(source: list[int], labels: list[int], sentinels: tuple[int, ...], eo
     assert list(spans) == list(sentinels[: len(spans)])
     assert [number for number in source if number in sentinels] == list(spans)
     assert all(spans.values())
-    return [part for number in source[:-1] for part in spans.get(number, [number])]
+    return [item for number in source[:-1] for item in spans.get(number, [number])]
 
 
 def published_lengths(length: int, share: float, mean: float) -> tuple[int, int]:
@@ -49,9 +49,9 @@ def published_lengths(length: int, share: float, mean: float) -> tuple[int, int]
 
 
 def test_the_published_lengths() -> None:
-    found = tokenizer("character")
-    piece = framed(drawn(found, 568, 1), found)
-    batch = SpanCorruption(found)([piece], stream(2))
+    trained = tokenizer("character")
+    piece = add_special_ids(draw_ids(trained, 568, 1), trained)
+    batch = SpanCorruption(trained)([piece], stream(2))
     assert published_lengths(568, 0.15, 3.0) == (512, 114)
     assert (batch.ids.shape[1], batch.labels.shape[1]) == (512, 114)
     assert num_sentinels(568) == 28
@@ -65,17 +65,17 @@ def test_the_published_lengths() -> None:
     seed=st.integers(0, 2**32),
 )
 def test_source_and_target_hold_the_text(lengths: list[int], share: float, mean_span: float, seed: int) -> None:
-    found = tokenizer("character", 97)
-    given_pieces = [framed(drawn(found, length, seed), found) for length in lengths]
-    batch = SpanCorruption(found, share, mean_span)(given_pieces, stream(seed))
+    trained = tokenizer("character", 97)
+    given_pieces = [add_special_ids(draw_ids(trained, length, seed), trained) for length in lengths]
+    batch = SpanCorruption(trained, share, mean_span)(given_pieces, stream(seed))
     for piece, (source, labels) in zip(given_pieces, sides(batch), strict=True):
-        assert rebuilt(source, labels, found.sentinel_ids, found.eos_id) == piece[1:-1].tolist()
+        assert rebuild(source, labels, trained.sentinel_ids, trained.eos_id) == piece[1:-1].tolist()
         length = len(piece) - 2
-        used = sum(number in found.sentinel_ids for number in source)
+        used = sum(number in trained.sentinel_ids for number in source)
         assert used == (num_sentinels(length, share=share, mean_span=mean_span) if length else 0)
         assert len(source) + len(labels) == length + 2 * used + 2
         if length > 1:
-            assert source[0] not in found.sentinel_ids and source[-2] in found.sentinel_ids
+            assert source[0] not in trained.sentinel_ids and source[-2] in trained.sentinel_ids
         noise = round(length * share)
         has_room = round(noise / mean_span) <= length - noise  # a text token before each span
         if length * share >= 1 and length * share / mean_span >= 1 and share <= 0.5 and has_room:
@@ -85,15 +85,15 @@ def test_source_and_target_hold_the_text(lengths: list[int], share: float, mean_
 
 
 def test_the_decoder_reads_the_start_token_and_what_it_has_said() -> None:
-    found = tokenizer("bpe")
-    batch = SpanCorruption(found)(pieces("bpe", join=2), stream())
+    trained = tokenizer("bpe")
+    batch = SpanCorruption(trained)(pieces("bpe", join=2), stream())
     assert batch.target_ids is not None and batch.target_mask is not None
-    assert (batch.target_ids[:, 0] == found.bos_id).all()
+    assert (batch.target_ids[:, 0] == trained.bos_id).all()
     real = batch.target_mask[:, 1:]
     assert torch.equal(batch.target_ids[:, 1:][real], batch.labels[:, :-1][real])
     assert torch.equal(batch.target_mask, batch.labels != NO_LABEL)
-    assert (batch.target_ids[~batch.target_mask] == found.pad_id).all()
-    assert batch.mask is not None and (batch.ids[~batch.mask] == found.pad_id).all()
+    assert (batch.target_ids[~batch.target_mask] == trained.pad_id).all()
+    assert batch.mask is not None and (batch.ids[~batch.mask] == trained.pad_id).all()
 
 
 def test_every_way_to_cut_is_equally_likely() -> None:
@@ -107,9 +107,9 @@ def test_every_way_to_cut_is_equally_likely() -> None:
 
 
 def test_a_text_of_one_token_is_the_answer() -> None:
-    found = tokenizer("character")
-    batch = SpanCorruption(found)([framed([57], found), framed([], found)], stream())
-    first, eos = found.sentinel_ids[0], found.eos_id
+    trained = tokenizer("character")
+    batch = SpanCorruption(trained)([add_special_ids([57], trained), add_special_ids([], trained)], stream())
+    first, eos = trained.sentinel_ids[0], trained.eos_id
     assert sides(batch) == [([first, eos], [first, 57, eos]), ([eos], [eos])]
 
 
@@ -121,10 +121,10 @@ def test_spans_are_the_same_for_a_seed() -> None:
 
 
 def test_too_few_sentinels_are_refused_with_what_is_needed() -> None:
-    found = tokenizer("character")
-    piece = framed([57] * 700, found)
+    trained = tokenizer("character")
+    piece = add_special_ids([57] * 700, trained)
     with pytest.raises(InputError, match=rf"700 tokens has 35 spans, but the tokenizer has {NUM_SENTINELS}"):
-        SpanCorruption(found)([piece], stream())
+        SpanCorruption(trained)([piece], stream())
     with pytest.raises(InputError, match="has none"):
         SpanCorruption(train_tokenizer("character", ["ab"], vocab_size=29))
 

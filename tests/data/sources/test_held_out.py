@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clearhead.base.errors import InputError
-from clearhead.base.progress import Display, shown_by
+from clearhead.base.progress import Display, use_display
 from clearhead.data.sources.held_out import draw_rows
 from clearhead.data.sources.pairs import read_pairs
-from clearhead.data.sources.tables import Examples, Table, TableSource, read_table
+from clearhead.data.sources.tables import DataTable, Examples, TableSource, read_table
 from clearhead.data.task_tables import data_of
 from clearhead.tasks.answer.data import read_answers
 from clearhead.tasks.classify.data import read_labelled
@@ -118,14 +118,14 @@ def test_numbers_are_no_labels() -> None:
 
 def test_copies_of_two_texts_are_divided_and_named() -> None:
     """No text can be kept out of training where each label has one text only."""
-    said: list[str] = []
+    messages: list[str] = []
     display = Display()
-    display.message = said.append  # type: ignore[method-assign]
+    display.message = messages.append  # type: ignore[method-assign]
     source = data_of("classify").source(sorted([("a fine film", "good"), ("two hours of my life", "bad")] * 50))
-    with shown_by(display):
+    with use_display(display):
         valid = read_labelled(source, (0.9, 1.0))
     assert Counter(valid["labels"]) == {"good": 5, "bad": 5}
-    assert len(said) == 1 and "validation reads 10 labelled texts that training reads too" in said[0]
+    assert len(messages) == 1 and "validation reads 10 labelled texts that training reads too" in messages[0]
 
 
 def test_one_row_cannot_be_divided() -> None:
@@ -134,11 +134,11 @@ def test_one_row_cannot_be_divided() -> None:
         read_table(source, (0.9, 1.0), what="row")
 
 
-def part_of(kind: str, source: TableSource, share: tuple[float, float] = (0.0, 1.0)) -> Table:
+def part_of(kind: str, source: TableSource, share: tuple[float, float] = (0.0, 1.0)) -> DataTable:
     return {"classify": read_labelled, "tag": read_tagged, "answer": read_answers}[kind](source, share)
 
 
-def rows_of(table: Table) -> list[tuple[object, ...]]:
+def rows_of(table: DataTable) -> list[tuple[object, ...]]:
     return list(zip(*table.columns.values(), strict=True))
 
 

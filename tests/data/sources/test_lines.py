@@ -112,7 +112,7 @@ def stream(path: Path) -> str:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1 << 20])
 @pytest.mark.parametrize(
-    ("content", "place"),
+    ("content", "position"),
     [
         (b"gr\xc3\xbcn\nblau\ncaf\xe9 noir\n", r"a\.txt:3: invalid UTF-8, byte 0xe9 at byte 4 of"),
         (b"\xef\xbb\xbfcaf\xe9 noir\n", r"a\.txt:1: invalid UTF-8, byte 0xe9 at byte 7 of"),
@@ -121,10 +121,10 @@ def stream(path: Path) -> str:
     ],
 )
 def test_a_mistake_has_one_place_whatever_the_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, content: bytes, place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, content: bytes, position: str
 ) -> None:
     monkeypatch.setattr(lines_module, "_BLOCK_BYTES", size)
-    with pytest.raises(InputError, match=place):
+    with pytest.raises(InputError, match=position):
         stream(write(tmp_path, content))
 
 

@@ -105,9 +105,9 @@ def test_unequal_files_name_the_line_that_lost_its_partner(tmp_path: Path, side:
     source = parallel_files(*(write(tmp_path / f"a.{name}", lines(texts[name])) for name in ("de", "en")))
     with pytest.raises(InputError, match=r"a\.de has 101\d lines, but .*a\.en has 101\d") as caught:
         read_pairs(source)
-    place = re.search(rf"a\.{side}:(\d+)", str(caught.value))
-    assert place is not None
-    assert abs(int(place[1]) - (gap + 1)) <= 2
+    location = re.search(rf"a\.{side}:(\d+)", str(caught.value))
+    assert location is not None
+    assert abs(int(location[1]) - (gap + 1)) <= 2
 
 
 def test_surplus_lines_at_the_end_are_said_to_be_there(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_unequal_real_translations(data_dir: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(InputError) as caught:
         read_pairs(source)
-    place = re.search(r"a\.en:(\d+)", str(caught.value))
-    assert place is not None and abs(int(place[1]) - 501) <= 12
+    location = re.search(r"a\.en:(\d+)", str(caught.value))
+    assert location is not None and abs(int(location[1]) - 501) <= 12
 
 
 def test_tsv_mistakes(tmp_path: Path) -> None:

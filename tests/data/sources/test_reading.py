@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from clearhead.data.sources.run_file_tables import read_alike, reading_of
+from clearhead.data.sources.run_file_tables import apply_data_format, describe_data_format
 from clearhead.spec.tasks.record import TaskRecord
 
 
 @pytest.mark.parametrize(
-    ("trained", "given", "added"),
+    ("trained", "changes", "added"),
     [
         ({"text": "a.txt", "document": "line"}, {"text": "b.txt"}, {"document": "line"}),
         ({"text": "a.txt", "document": "line"}, {"text": "b.txt", "document": "file"}, {}),
@@ -29,12 +29,12 @@ from clearhead.spec.tasks.record import TaskRecord
     ],
 )  # fmt: skip
 def test_what_is_not_given_is_as_in_training(
-    trained: dict[str, Any], given: dict[str, Any], added: dict[str, Any]
+    trained: dict[str, Any], changes: dict[str, Any], added: dict[str, Any]
 ) -> None:
-    record = TaskRecord(kind="fill", reading=reading_of(trained))
+    record = TaskRecord(kind="fill", reading=describe_data_format(trained))
     again = TaskRecord.from_json(record.to_json(), "task.json")
-    assert read_alike(given, again.reading) == given | added
-    assert read_alike(given, None) == given
+    assert apply_data_format(changes, again.reading) == changes | added
+    assert apply_data_format(changes, None) == changes
 
 
 def test_a_field_is_for_json_lines_alone_or_in_a_folder(tmp_path: Path) -> None:
@@ -42,13 +42,13 @@ def test_a_field_is_for_json_lines_alone_or_in_a_folder(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}", encoding="utf-8")
     for trained in ("shards", "one.jsonl"):
-        reading = reading_of({"text": trained, "field": "body"})
+        reading = describe_data_format({"text": trained, "field": "body"})
         for name, is_read in {"shards": True, "texts": False, "one.jsonl": True, "texts/a.txt": False}.items():
-            assert ("field" in read_alike({"text": str(tmp_path / name)}, reading)) == is_read
+            assert ("field" in apply_data_format({"text": str(tmp_path / name)}, reading)) == is_read
 
 
 def test_a_pattern_is_for_folders(tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text("text", encoding="utf-8")
-    reading = reading_of({"text": "corpus", "pattern": "*.txt"})
-    assert read_alike({"text": str(tmp_path)}, reading)["pattern"] == "*.txt"
-    assert "pattern" not in read_alike({"text": str(tmp_path / "one.txt")}, reading)
+    reading = describe_data_format({"text": "corpus", "pattern": "*.txt"})
+    assert apply_data_format({"text": str(tmp_path)}, reading)["pattern"] == "*.txt"
+    assert "pattern" not in apply_data_format({"text": str(tmp_path / "one.txt")}, reading)

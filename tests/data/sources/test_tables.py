@@ -42,7 +42,7 @@ def test_rows_that_a_program_writes_are_read(
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
+    ("text", "position"),
     [
         ('a,b\na, "b"\n', "2: .* at character 4: a quote in a text without quotes"),
         ('a,b"c\n', "1: .* at character 4: a quote"),
@@ -51,9 +51,9 @@ def test_rows_that_a_program_writes_are_read(
         ('a,b\n\nc,"d\ne\n', "3: .* at character 3: unexpected end of data"),
     ],
 )
-def test_a_wrong_quote_has_a_line_and_a_column(tmp_path: Path, text: str, place: str) -> None:
+def test_a_wrong_quote_has_a_line_and_a_column(tmp_path: Path, text: str, position: str) -> None:
     (tmp_path / "a.csv").write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=rf"a\.csv:{place}"):
+    with pytest.raises(InputError, match=rf"a\.csv:{position}"):
         csv_rows(tmp_path / "a.csv")
 
 

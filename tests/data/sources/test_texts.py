@@ -45,12 +45,12 @@ def write(path: Path, text: str | bytes) -> Path:
 
 
 def documents(source: TextSource, share: tuple[float, float] = (0.0, 1.0)) -> list[str]:
-    found: list[str] = []
+    texts: list[str] = []
     for chunk in read_chunks(source, share, measure(source)):
         if chunk.starts:
-            found.append("")
-        found[-1] += chunk.text
-    return found
+            texts.append("")
+        texts[-1] += chunk.text
+    return texts
 
 
 def json_lines(path: Path, field: str = "text", document: DocumentKind = "file") -> TextRows:
@@ -142,13 +142,13 @@ def test_shares_that_meet_are_the_whole(
         patch.setattr(lines_module, "_BLOCK_BYTES", block)
         for document, join in (("file", "".join), ("line", list), ("paragraph", list)):
             source = TextFiles(path, document)
-            found: list[str] = []
+            texts: list[str] = []
             for share in pairwise(cuts):
                 try:
-                    found += documents(source, share)
+                    texts += documents(source, share)
                 except InputError as error:
                     assert "no whole" in str(error)
-            assert join(found) == join(documents(source))
+            assert join(texts) == join(documents(source))
 
 
 def test_the_share_of_one_document_is_by_characters(tmp_path: Path) -> None:

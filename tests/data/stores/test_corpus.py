@@ -17,7 +17,7 @@ from clearhead.base.errors import InputError, RunFailure
 from clearhead.data.sources.texts import TextChunk, TextFiles, TextTable
 from clearhead.data.stores.corpus import Corpus, prepare_corpus
 from clearhead.data.tokenize.document_chunks import chunk_documents
-from clearhead.data.tokenize.tokenizers import cached_text_tokenizer, cached_tokenizer
+from clearhead.data.tokenize.tokenizers import load_or_train_text_tokenizer, load_or_train_tokenizer
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import KINDS, train_tokenizer
 from tests.text.corpus import make_corpus
@@ -38,12 +38,12 @@ def write(folder: Path, lines: list[str], name: str = "text.txt") -> TextFiles:
     return TextFiles(folder / name, "line")
 
 
-def trained(kind: str = "bpe") -> Tokenizer:
+def make_tokenizer(kind: str = "bpe") -> Tokenizer:
     return train_tokenizer(kind, make_corpus(), vocab_size=SIZE.get(kind, 211), mask=True)
 
 
 def test_a_corpus_holds_what_the_tokenizer_says(tmp_path: Path) -> None:
-    lines, tokenizer = make_corpus(), trained()
+    lines, tokenizer = make_corpus(), make_tokenizer()
     corpus = prepare_corpus(write(tmp_path, lines), tokenizer)
     assert len(corpus) == len(lines)
     assert [corpus.documents[index].tolist() for index in range(len(lines))] == tokenizer.encode_batch(lines)
@@ -55,7 +55,7 @@ def test_a_corpus_holds_what_the_tokenizer_says(tmp_path: Path) -> None:
 
 
 def test_a_sequence_has_its_ends(tmp_path: Path) -> None:
-    corpus = prepare_corpus(write(tmp_path, make_corpus()), trained())
+    corpus = prepare_corpus(write(tmp_path, make_corpus()), make_tokenizer())
     for document in (0, 7, len(corpus) - 1):
         whole = [2, *corpus.documents[document].tolist(), 3]
         for start in range(len(whole)):
@@ -72,12 +72,14 @@ def test_parts_give_the_ids_of_the_whole(monkeypatch: pytest.MonkeyPatch, kind: 
     separator = {"code": "\n", "lines": "\n\n", "single": " "}[name]
     lines = make_corpus(101) if name != "code" else [CODE * 3] * 17
     text = separator.join(lines)
-    tokenizer = trained(kind)
-    stretches = [TextChunk(text[place : place + 89], place == 0, "a", 1) for place in range(0, len(text), 89)]
+    tokenizer = make_tokenizer(kind)
+    stretches = [TextChunk(text[start : start + 89], start == 0, "a", 1) for start in range(0, len(text), 89)]
     parts = list(chunk_documents([*stretches, TextChunk("another", True, "b", 1)], tokenizer))
     assert [starts for _, starts in parts] == [True, *[False] * (len(parts) - 3), False, True][: len(parts)]
-    assert len(parts) > 5 and max(len(part) for part, _ in parts) < 5 * 331
-    ids = [index for part in tokenizer.encode_batch([part for part, _ in parts[:-1]]) for index in part]
+    assert len(parts) > 5 and max(len(piece) for piece, _ in parts) < 5 * 331
+    ids = [
+        index for ids_of_piece in tokenizer.encode_batch([piece for piece, _ in parts[:-1]]) for index in ids_of_piece
+    ]
     assert ids == tokenizer.encode(text)
 
 
@@ -87,12 +89,12 @@ def test_a_text_without_white_space_is_parted_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(chunks_module, "_WINDOW", 127)
     text = "".join(random.Random(3).choices("acgt東", k=5_003))
     tokenizer = train_tokenizer(kind, [text], vocab_size=261)
-    parts = [part for part, _ in chunk_documents([TextChunk(text, True, "a", 1)], tokenizer)]
+    parts = [piece for piece, _ in chunk_documents([TextChunk(text, True, "a", 1)], tokenizer)]
     assert len(parts) > 5 and "".join(parts) == text
 
 
 def test_work_in_pieces_gives_the_same_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
-    tokenizer = trained()
+    tokenizer = make_tokenizer()
     sources = [
         write(tmp_path, make_corpus()),
         TextFiles(tmp_path / "text.txt"),
@@ -112,7 +114,7 @@ def test_work_in_pieces_gives_the_same_corpus(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_second_preparation_neither_reads_nor_tokenises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, tokenizer = write(tmp_path, make_corpus()), trained()
+    source, tokenizer = write(tmp_path, make_corpus()), make_tokenizer()
     first = prepare_corpus(source, tokenizer, share=(0.0, 0.9))
     monkeypatch.setattr(corpus_module, "measure", None)
     again = prepare_corpus(source, tokenizer, share=(0.0, 0.9))
@@ -120,10 +122,10 @@ def test_a_second_preparation_neither_reads_nor_tokenises(tmp_path: Path, monkey
 
 
 def test_every_input_is_part_of_the_key(tmp_path: Path) -> None:
-    source, tokenizer = write(tmp_path, make_corpus()), trained()
+    source, tokenizer = write(tmp_path, make_corpus()), make_tokenizer()
     corpora = [
         prepare_corpus(source, tokenizer),
-        prepare_corpus(source, trained("unigram")),
+        prepare_corpus(source, make_tokenizer("unigram")),
         prepare_corpus(source, tokenizer, share=(0.0, 0.9)),
         prepare_corpus(source, tokenizer, share=(0.9, 1.0)),
         prepare_corpus(TextFiles(source.path), tokenizer),
@@ -135,7 +137,7 @@ def test_every_input_is_part_of_the_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["document_ids.bin", "document_offsets.bin", "store.json", "delete"])
 def test_a_damaged_corpus_is_made_again(tmp_path: Path, damage: str) -> None:
-    source, tokenizer = write(tmp_path, make_corpus()), trained()
+    source, tokenizer = write(tmp_path, make_corpus()), make_tokenizer()
     corpus = prepare_corpus(source, tokenizer)
     victim = corpus.folder / ("document_ids.bin" if damage == "delete" else damage)
     if damage == "delete":
@@ -150,7 +152,7 @@ def test_a_damaged_corpus_is_made_again(tmp_path: Path, damage: str) -> None:
 
 
 def test_a_mistake_or_a_full_disk_leaves_nothing(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, tokenizer = write(tmp_path, make_corpus()), trained()
+    source, tokenizer = write(tmp_path, make_corpus()), make_tokenizer()
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -168,7 +170,7 @@ def test_a_mistake_or_a_full_disk_leaves_nothing(tmp_path: Path, cache: Path, mo
 
 def test_documents_without_a_token_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "▁"}\n{"text": "ba"}\n{"text": "▁"}\n', encoding="utf-8")
-    tokenizer = trained("word")
+    tokenizer = make_tokenizer("word")
     corpus = prepare_corpus(TextTable(text=str(tmp_path / "a.jsonl")).as_source(), tokenizer)
     assert (len(corpus), corpus.documents[0].tolist()) == (1, tokenizer.encode("ba"))
     (tmp_path / "b.jsonl").write_text('{"text": "▁"}\n', encoding="utf-8")
@@ -177,20 +179,20 @@ def test_documents_without_a_token_are_left_out(tmp_path: Path) -> None:
 
 
 def test_bytes_are_those_of_the_text(tmp_path: Path) -> None:
-    assert prepare_corpus(write(tmp_path, ["東京"] * 13), trained("byte")).text_bytes == 6 * 13
+    assert prepare_corpus(write(tmp_path, ["東京"] * 13), make_tokenizer("byte")).text_bytes == 6 * 13
 
 
 @pytest.mark.parametrize("kind", ["bpe", "character"])
 def test_a_tokenizer_of_a_text_is_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     source = write(tmp_path, make_corpus())
     monkeypatch.setattr(tokenizers_module, "_EXCERPT_CHARACTERS", 97)
-    first = cached_text_tokenizer(source, kind=kind, vocab_size=97, share=(0.0, 0.5), mask=True, sentinels=2)
+    first = load_or_train_text_tokenizer(source, kind=kind, vocab_size=97, share=(0.0, 0.5), mask=True, sentinels=2)
     expected = train_tokenizer(kind, make_corpus()[: len(make_corpus()) // 2], vocab_size=97, mask=True, sentinels=2)
     assert first.fingerprint == expected.fingerprint
-    other = cached_text_tokenizer(source, kind=kind, vocab_size=97, mask=True, sentinels=2)
+    other = load_or_train_text_tokenizer(source, kind=kind, vocab_size=97, mask=True, sentinels=2)
     assert other.fingerprint != first.fingerprint
     monkeypatch.setattr(tokenizers_module, "train_tokenizer", None)
-    again = cached_text_tokenizer(source, kind=kind, vocab_size=97, share=(0.0, 0.5), mask=True, sentinels=2)
+    again = load_or_train_text_tokenizer(source, kind=kind, vocab_size=97, share=(0.0, 0.5), mask=True, sentinels=2)
     assert (again.fingerprint, again.mask_id, again.sentinel_ids) == (first.fingerprint, 4, (5, 6))
 
 
@@ -198,11 +200,11 @@ def test_a_tokenizer_of_a_long_document_sees_all_of_it(tmp_path: Path, monkeypat
     monkeypatch.setattr(tokenizers_module, "_EXCERPT_CHARACTERS", 97)
     monkeypatch.setattr(lines_module, "_BLOCK_BYTES", 61)
     lines = write(tmp_path, make_corpus())
-    whole = cached_text_tokenizer(TextFiles(lines.path), kind="bpe", vocab_size=211)
+    whole = load_or_train_text_tokenizer(TextFiles(lines.path), kind="bpe", vocab_size=211)
     assert whole.fingerprint == train_tokenizer("bpe", make_corpus(), vocab_size=211).fingerprint
 
 
 def test_texts_of_any_origin_train_a_tokenizer() -> None:
-    first = cached_tokenizer(make_corpus(), ["a"], kind="word", vocab_size=97)
-    assert cached_tokenizer(["never read"], ["a"], kind="word", vocab_size=97).fingerprint == first.fingerprint
-    assert cached_tokenizer(["read now"], ["b"], kind="word", vocab_size=97).fingerprint != first.fingerprint
+    first = load_or_train_tokenizer(make_corpus(), ["a"], kind="word", vocab_size=97)
+    assert load_or_train_tokenizer(["never read"], ["a"], kind="word", vocab_size=97).fingerprint == first.fingerprint
+    assert load_or_train_tokenizer(["read now"], ["b"], kind="word", vocab_size=97).fingerprint != first.fingerprint

@@ -21,7 +21,7 @@ import clearhead.data.tokenize.tokenizers as tokenizers_module
 from clearhead.base.errors import InputError, RunFailure
 from clearhead.data.sources.pairs import parallel_files, read_pairs
 from clearhead.data.stores.store import prepare_pairs
-from clearhead.data.tokenize.tokenizers import cached_tokenizers
+from clearhead.data.tokenize.tokenizers import load_or_train_tokenizers
 from clearhead.tasks.translate.train import collate_pairs
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.special_tokens import PrefixSuffix, SpecialTokens
@@ -73,12 +73,12 @@ def test_what_stands_around_a_source_is_what_its_special_tokens_say(around: Pref
     )
     source = write(tmp_path, pairs)
     prepare_pairs(source, framed, max_length=20, max_ratio=None, training=True)
-    found = prepare_pairs(source, framed, max_length=20, max_ratio=None, training=True)
-    batch = collate_pairs(found, np.arange(7), framed)
+    store = prepare_pairs(source, framed, max_length=20, max_ratio=None, training=True)
+    batch = collate_pairs(store, np.arange(7), framed)
     assert batch.mask is not None and batch.target_ids is not None and batch.target_mask is not None
-    for row, (text, said) in enumerate(pairs):
+    for row, (text, target) in enumerate(pairs):
         assert batch.ids[row, batch.mask[row]].tolist() == around(plain.source.encode(text))
-        whole = written(plain.target.encode(said))
+        whole = written(plain.target.encode(target))
         assert batch.target_ids[row, batch.target_mask[row]].tolist() == whole[:-1]
         assert batch.labels[row, batch.target_mask[row]].tolist() == whole[1:]
 
@@ -246,30 +246,30 @@ def test_what_a_killed_process_left_is_cleared_after_a_day(tmp_path: Path, cache
 
 def test_tokenizers_are_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(tmp_path, random_pairs(53))
-    joint = cached_tokenizers(source, kind="word", vocab_size=100, joint=True)
-    apart = cached_tokenizers(source, kind="word", vocab_size=9, joint=False)
+    joint = load_or_train_tokenizers(source, kind="word", vocab_size=100, joint=True)
+    apart = load_or_train_tokenizers(source, kind="word", vocab_size=9, joint=False)
     assert joint.source is joint.target
     assert apart.fingerprint != joint.fingerprint
     monkeypatch.setattr(tokenizers_module, "train_tokenizer", None)
-    assert cached_tokenizers(source, kind="word", vocab_size=100, joint=True).fingerprint == joint.fingerprint
-    again = cached_tokenizers(source, kind="word", vocab_size=9, joint=False)
+    assert load_or_train_tokenizers(source, kind="word", vocab_size=100, joint=True).fingerprint == joint.fingerprint
+    again = load_or_train_tokenizers(source, kind="word", vocab_size=9, joint=False)
     assert again.fingerprint == apart.fingerprint
 
 
 def test_damaged_tokenizers_are_trained_again(tmp_path: Path, cache: Path) -> None:
     source = write(tmp_path, random_pairs(53))
-    first = cached_tokenizers(source, kind="word", vocab_size=100, joint=True)
+    first = load_or_train_tokenizers(source, kind="word", vocab_size=100, joint=True)
     (saved,) = cache.rglob("tokenizer.json")
     document = json.loads(saved.read_text(encoding="utf-8"))
     document["model"]["vocab"] = {"<unk>": 0}
     saved.write_text(json.dumps(document), encoding="utf-8")
-    assert cached_tokenizers(source, kind="word", vocab_size=100, joint=True).fingerprint == first.fingerprint
+    assert load_or_train_tokenizers(source, kind="word", vocab_size=100, joint=True).fingerprint == first.fingerprint
 
 
 def test_a_vocabulary_beyond_one_side_names_the_side(tmp_path: Path) -> None:
     source = write(tmp_path, random_pairs(53))
     with pytest.raises(InputError, match="source side: vocab_size is 5000"):
-        cached_tokenizers(source, kind="bpe", vocab_size=5_000, joint=False)
+        load_or_train_tokenizers(source, kind="bpe", vocab_size=5_000, joint=False)
 
 
 def test_multi30k_is_opened_in_a_moment(data_dir: Path) -> None:
@@ -278,7 +278,7 @@ def test_multi30k_is_opened_in_a_moment(data_dir: Path) -> None:
     identities, seconds = [], []
     for _ in range(2):
         start = time.perf_counter()
-        tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
+        tokenizers = load_or_train_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
         store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=6.0, training=True)
         seconds.append(time.perf_counter() - start)
         identities.append(store.identity)

@@ -10,7 +10,7 @@ import pytest
 
 from clearhead.base.errors import InputError
 from clearhead.data.arrays import Ragged
-from clearhead.data.stores.store import Store, StoreKind, prepare_store, read_apart, read_together
+from clearhead.data.stores.store import Store, StoreKind, joint_lengths, prepare_store, separate_lengths
 from clearhead.data.task_tables import data_of
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer_training import train_tokenizer
@@ -45,7 +45,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
 
 
-def prepared(kind: str) -> Store:
+def prepare(kind: str) -> Store:
     """A store of the examples of a task."""
     from clearhead.data.stores.corpus import prepare_corpus
     from clearhead.data.stores.store import prepare_pairs
@@ -68,7 +68,7 @@ def prepared(kind: str) -> Store:
 @pytest.mark.parametrize("kind", ARRAYS)
 def test_the_arrays_of_a_store_keep_names_order_and_types(kind: str) -> None:
     """Their hash is in checkpoints: a run that began before a change would not resume."""
-    forms = {name: array.dtype.str for name, array in prepared(kind).arrays.items()}
+    forms = {name: array.dtype.str for name, array in prepare(kind).arrays.items()}
     assert list(forms.items()) == list(ARRAYS[kind].items())
 
 
@@ -83,13 +83,13 @@ def store_of(lengths: Any, special: tuple[int, ...], *, texts: int = 2) -> Store
 
 
 def test_lengths_follow_from_what_each_stack_reads() -> None:
-    together, apart = store_of(read_together, (3,)), store_of(read_apart, (1, 2))
+    together, apart = store_of(joint_lengths, (3,)), store_of(separate_lengths, (1, 2))
     assert together.folder == apart.folder and together.report == "3 things"
     assert [lengths.tolist() for lengths in together.input_lengths] == [[5, 7]]
     assert [lengths.tolist() for lengths in apart.input_lengths] == [[2, 3], [3, 4]]
     assert (together.longest, apart.longest) == ((7, 7), (3, 4))
     assert (together.num_tokens, apart.num_tokens, len(apart)) == (12, 12, 2)
-    assert len(store_of(read_together, (3,), texts=1).texts) == 1
+    assert len(store_of(joint_lengths, (3,), texts=1).texts) == 1
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_lengths_follow_from_what_each_stack_reads() -> None:
 def test_a_folder_without_a_whole_store(tmp_path: Path, content: str) -> None:
     (tmp_path / "store.json").write_text(content)
     with pytest.raises(InputError, match=r"not a whole store of things .*; prepare the data again"):
-        Store(tmp_path, kind_of(read_apart), (0, 0))
+        Store(tmp_path, kind_of(separate_lengths), (0, 0))
 
 
 def test_the_identity_of_the_same_arrays_stays() -> None:
     """The hash that was written before there was one class of stores."""
     identity = "3abc54043b57e1a4be1c35dc8d5bac3ed46bf9fe3a6aa6f20718bdd173f58129"
-    assert store_of(read_apart, (1, 2)).identity == identity
+    assert store_of(separate_lengths, (1, 2)).identity == identity

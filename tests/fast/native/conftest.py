@@ -13,5 +13,5 @@ from tests.processors import LEVELS, kernels_of
 @pytest.fixture(scope="module", params=LEVELS)
 def kernels(request: pytest.FixtureRequest) -> Iterator[ctypes.CDLL]:
     """The kernels for one level, in place of those for this processor."""
-    with kernels_of(request.param) as found:
-        yield found
+    with kernels_of(request.param) as library:
+        yield library

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clearhead.fast.linear import float_linear, int8_linear, mixed_linear
 from clearhead.fast.logits import top_and_log_total
-from clearhead.fast.native.abi import Unfit, address, fits
+from clearhead.fast.native.abi import UnfitTensor, address, fits
 from clearhead.fast.runner import Runner
 from clearhead.fast.stack import stack_runner
 from clearhead.fast.stored import INT8, store
@@ -33,7 +33,7 @@ def test_only_what_a_kernel_reads_has_an_address(what: str) -> None:
     other = OTHERS[what](x)
     assert address(x, torch.float32, 5, 7) == x.data_ptr()
     assert not fits(other, torch.float32, 5, 7)
-    with pytest.raises(Unfit, match=r"a kernel reads torch.float32 \[5, 7\]"):
+    with pytest.raises(UnfitTensor, match=r"a kernel reads torch.float32 \[5, 7\]"):
         address(other, torch.float32, 5, 7)
 
 
@@ -74,8 +74,8 @@ def test_a_model_in_8_bits_that_was_halved_still_computes() -> None:
     module, ids = store(tiny("decoder/pre-grouped/rotary"), INT8).half(), torch.randint(1, 20, (2, 7))
     with torch.inference_mode():
         plain = module(ids).logits
-        found = Runner(module).tree()(ids).logits
-        torch.testing.assert_close(found, plain, rtol=0.05, atol=0.05)
+        actual = Runner(module).tree()(ids).logits
+        torch.testing.assert_close(actual, plain, rtol=0.05, atol=0.05)
 
 
 def test_a_stack_refuses_rows_of_another_width_or_dtype() -> None:
@@ -84,7 +84,7 @@ def test_a_stack_refuses_rows_of_another_width_or_dtype() -> None:
         pytest.skip("there are no compiled kernels")
     run(torch.zeros(3, 7), [])
     for rows in (torch.zeros(3, 8), torch.zeros(3, 7).double(), torch.zeros(7, 3).T):
-        with pytest.raises(Unfit):
+        with pytest.raises(UnfitTensor):
             run(rows, [])
 
 

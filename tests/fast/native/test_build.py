@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clearhead.apps.cli.console import library_messages
+from clearhead.apps.cli.console import show_library_messages
 from clearhead.apps.cli.stopping import StopOnSignal, Stopped
 from clearhead.fast.native import build
 from clearhead.fast.native.options import INFERENCE, PACKAGED, library_name
 from clearhead.fast.probe import processor
-from tests.processors import loaded
+from tests.processors import load_library
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +35,8 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_command_says_once_that_it_compiles_and_how_long_it_took(capfd: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
-        with library_messages():
-            kernels = loaded(build.compiled([]))
+        with show_library_messages():
+            kernels = load_library(build.compile_library([]))
         assert (kernels.one(), kernels.two()) == (1, 1)
     first, second = capfd.readouterr().err.splitlines()
     assert first.startswith("clearhead: compiling kernels for inference on this processor, once, which takes about ")
@@ -44,7 +44,7 @@ def test_a_command_says_once_that_it_compiles_and_how_long_it_took(capfd: pytest
 
 
 def test_python_is_told_by_the_logger_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    build.compiled([])
+    build.compile_library([])
     assert capfd.readouterr().err == ""
 
 
@@ -63,8 +63,8 @@ def test_no_compiler_goes_on_when_the_program_is_stopped(monkeypatch: pytest.Mon
 
     with pytest.raises(Stopped), StopOnSignal():
         threading.Thread(target=stop, daemon=True).start()
-        build.compiled([])
-    assert [one.name for one in (tmp_path / "cache" / "native").iterdir()] == ["lock"]
+        build.compile_library([])
+    assert [path.name for path in (tmp_path / "cache" / "native").iterdir()] == ["lock"]
     for number in map(int, started.read_text().split()):
         for _ in range(1000):  # a process that was killed is there until the system has come to it
             if is_running(number):
@@ -74,14 +74,14 @@ def test_no_compiler_goes_on_when_the_program_is_stopped(monkeypatch: pytest.Mon
 
 def test_a_wheel_brings_the_best_library_for_the_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the levels that it has a file for."""
-    assert build.packaged(INFERENCE) is None  # a checkout compiles
+    assert build.find_packaged(INFERENCE) is None  # a checkout compiles
     folder, isa = build.FOLDER / PACKAGED, {"avx2", "avx_vnni", "avx512", "avx512_vnni"}
     folder.mkdir()
 
     def best(*without: str) -> str:
-        found = replace(processor(), isa=frozenset(isa - {*without}))
-        monkeypatch.setattr(build, "processor", lambda: found)
-        file = build.packaged(INFERENCE)
+        changed = replace(processor(), isa=frozenset(isa - {*without}))
+        monkeypatch.setattr(build, "processor", lambda: changed)
+        file = build.find_packaged(INFERENCE)
         assert file is not None
         return file.name
 

@@ -14,7 +14,7 @@ import pytest
 
 from clearhead.fast.native import build
 from clearhead.fast.native.options import INFERENCE
-from tests.processors import loaded
+from tests.processors import load_library
 
 NOBODY = 65534
 SOURCE = 'extern "C" __attribute__((visibility("default"))) int one() { return 1; }\n'
@@ -31,11 +31,11 @@ def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A sound library in a cache from which nothing was loaded yet: a process loads a path only once."""
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "first"))
-    build.compiled([])
+    build.compile_library([])
     shutil.copytree(tmp_path / "first", tmp_path / "cache", copy_function=shutil.copy2)
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
-    (found,) = (tmp_path / "cache" / "native").glob("*.so")
-    return found
+    (library_file,) = (tmp_path / "cache" / "native").glob("*.so")
+    return library_file
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def take_from_user(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_sound_library_is_loaded_as_it_is(library: Path, warnings: Callable[[], list[str]]) -> None:
     before = library.stat()
-    assert loaded(build.compiled([])).one() == 1
+    assert load_library(build.compile_library([])).one() == 1
     assert library.stat().st_ino == before.st_ino and not warnings()
 
 
@@ -85,7 +85,7 @@ def test_a_planted_library_is_compiled_anew(
 ) -> None:
     mark = plant(library, tmp_path)
     library.parent.chmod(mode)
-    assert loaded(build.compiled([])).one() == 1
+    assert load_library(build.compile_library([])).one() == 1
     assert not mark.exists() and mode_of(library.parent) == 0o700
     (message,) = warnings()
     assert (
@@ -96,14 +96,14 @@ def test_a_planted_library_is_compiled_anew(
 @pytest.mark.parametrize("size", [0, 1000, 4096, 9000])
 def test_a_truncated_library_is_compiled_anew(size: int, library: Path, warnings: Callable[[], list[str]]) -> None:
     os.truncate(library, size)
-    assert loaded(build.compiled([])).one() == 1
+    assert load_library(build.compile_library([])).one() == 1
     (message,) = warnings()
     assert message.endswith("is damaged") and build.fault_of(library) is None
 
 
 def test_a_library_that_others_can_write_is_compiled_anew(library: Path, warnings: Callable[[], list[str]]) -> None:
     library.chmod(0o722)
-    assert loaded(build.compiled([])).one() == 1
+    assert load_library(build.compile_library([])).one() == 1
     (message,) = warnings()
     assert message.endswith("is not to be trusted (it can be written by others)") and mode_of(library) == 0o700
 
@@ -132,22 +132,22 @@ def test_what_is_not_the_library_that_was_kept_is_not_loaded(change: str, librar
     assert build.fault_of(library) is not None
 
 
-@pytest.mark.parametrize("place", ["cache", "cache/native"])
+@pytest.mark.parametrize("location", ["cache", "cache/native"])
 def test_a_folder_of_another_user_is_refused(
-    place: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    location: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mark = plant(library, tmp_path)
     library.parent.chmod(0o777)
-    take_from_user(tmp_path / place, monkeypatch)
+    take_from_user(tmp_path / location, monkeypatch)
     with pytest.raises(OSError, match="belongs to another user: mend that, or set CLEARHEAD_CACHE to a new folder"):
-        build.compiled([])
+        build.compile_library([])
     assert not mark.exists()
 
 
 def test_a_cache_that_others_can_write_is_refused(library: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").chmod(0o770)
     with pytest.raises(OSError, match=r"cache can be written by others: mend that"):
-        build.compiled([])
+        build.compile_library([])
     assert mode_of(tmp_path / "cache") == 0o770, "others share it on purpose"
 
 
@@ -155,7 +155,7 @@ def test_kernels_are_kept_whatever_the_umask_is(
     open_umask: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: Callable[[], list[str]]
 ) -> None:
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "deep" / "cache"))
-    assert loaded(build.compiled([])).one() == 1
+    assert load_library(build.compile_library([])).one() == 1
     (library,) = (tmp_path / "deep" / "cache" / "native").glob("*.so")
     assert build.fault_of(library) is None and not warnings()
     assert mode_of(library.parent) == mode_of(library.parents[1]) == 0o700
@@ -167,7 +167,7 @@ def test_the_default_cache_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     root = tmp_path / ".cache" / "clearhead"
     root.mkdir(parents=True)
     root.chmod(0o775)
-    assert loaded(build.compiled([])).one() == 1
+    assert load_library(build.compile_library([])).one() == 1
     assert mode_of(root) == 0o755
 
 
@@ -176,7 +176,7 @@ def test_what_killed_processes_left_is_removed(tmp_path: Path, monkeypatch: pyte
     left = tmp_path / "cache" / "native" / "tmpabc123"
     left.mkdir(parents=True)
     (left / "one.o").touch()
-    build.compiled([])
+    build.compile_library([])
     assert {path.suffix for path in left.parent.iterdir()} == {"", ".so", ".sha256"}
     assert not left.exists()
 
@@ -190,4 +190,4 @@ def test_a_folder_that_cannot_be_closed_is_used_as_long_as_nobody_else_can_write
         raise OSError(f"{path} is on a disk that cannot be written")
 
     monkeypatch.setattr(Path, "chmod", refuse)
-    assert loaded(build.compiled([])).one() == 1
+    assert load_library(build.compile_library([])).one() == 1

@@ -39,11 +39,11 @@ def test_linear_layers_are_those_of_exact_arithmetic(kernels: ctypes.CDLL, dtype
         run = float_linear(weight, bias if has_bias else None)
         assert run is not None
         with torch.inference_mode():
-            found = run(x.view(1, rows, inputs))[0]
-        assert found.dtype == dtype
+            actual = run(x.view(1, rows, inputs))[0]
+        assert actual.dtype == dtype
         size = F.linear(x.double().abs(), weight.double().abs()).max()
         step = torch.finfo(dtype).eps
-        assert (found.double() - exact).abs().max() <= (
+        assert (actual.double() - exact).abs().max() <= (
             4 * torch.finfo(torch.float32).eps * size + step * exact.abs().max()
         )
 
@@ -58,9 +58,9 @@ def test_mixed_layers_round_their_rows_alone(kernels: ctypes.CDLL) -> None:
         step = (
             torch.finfo(torch.bfloat16).eps if rows > 256 else 1e-6
         )  # many rows are PyTorch's, whose outputs are bf16
-        found = run(x)
-        assert found.dtype == torch.float32
-        assert (found.double() - exact).abs().max() <= step * F.linear(x.abs(), weight.float().abs()).max()
+        actual = run(x)
+        assert actual.dtype == torch.float32
+        assert (actual.double() - exact).abs().max() <= step * F.linear(x.abs(), weight.float().abs()).max()
 
 
 def test_layers_in_8_bits_are_the_products_of_rounded_rows(kernels: ctypes.CDLL) -> None:
@@ -71,18 +71,18 @@ def test_layers_in_8_bits_are_the_products_of_rounded_rows(kernels: ctypes.CDLL)
         x[:, 0] = 127
         weight = torch.randint(-127, 128, (outputs, inputs), dtype=torch.int8)
         scale = torch.rand(outputs) + 0.5
-        found = int8_linear(weight, scale, bias)(x)
+        actual = int8_linear(weight, scale, bias)(x)
         exact = x.double() @ (weight.double() * scale.double()[:, None]).T + bias
-        assert torch.allclose(found.double(), exact, rtol=1e-5, atol=1e-3)
+        assert torch.allclose(actual.double(), exact, rtol=1e-5, atol=1e-3)
 
 
 def test_rows_of_zeros_and_rows_that_are_no_numbers_stay_so(kernels: ctypes.CDLL) -> None:
     weight, scale, bias = torch.ones(32, 64, dtype=torch.int8), torch.ones(32), torch.arange(32.0)
     x = torch.zeros(3, 64)
     x[1, 5], x[2, 7] = torch.nan, torch.inf
-    found = int8_linear(weight, scale, bias)(x)
-    assert torch.equal(found[0], bias)
-    assert not found[1:].isfinite().any()
+    actual = int8_linear(weight, scale, bias)(x)
+    assert torch.equal(actual[0], bias)
+    assert not actual[1:].isfinite().any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -162,7 +162,7 @@ def test_without_a_compiler_pytorch_computes_and_one_sentence_says_why(
 def test_what_is_compiled_is_kept_and_a_failure_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
     with pytest.raises(OSError, match="failed"):
-        build.compiled(["-march=no-such-processor"])
+        build.compile_library(["-march=no-such-processor"])
     assert {file.name for file in (tmp_path / "native").iterdir()} <= {"lock"}
 
 

@@ -32,14 +32,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The products alone, compiled for every level side by side."""
     folder, source = tmp_path_factory.mktemp("levels"), build.FOLDER / options.INFERENCE / "linear.cpp"
 
-    def compiled(level: str) -> Path:
+    def compile_level(level: str) -> Path:
         file = folder / f"{level}.so"
         command = options.command("g++", options.INFERENCE, LEVELS[level][1])
         subprocess.run([*command, "-shared", str(source), "-o", str(file)], check=True, capture_output=True)
         return file
 
     with ThreadPoolExecutor(2) as pool:
-        return dict(zip(LEVELS, pool.map(compiled, LEVELS), strict=True))
+        return dict(zip(LEVELS, pool.map(compile_level, LEVELS), strict=True))
 
 
 @pytest.fixture(params=LEVELS)
@@ -57,7 +57,7 @@ def library(level: str, files: dict[str, Path]) -> ctypes.CDLL:
 def product(library: ctypes.CDLL, kind: str, x: Tensor, *weights: Tensor) -> Tensor:
     """The outputs of a linear layer: a matrix, scales in 8 bits, and a bias."""
     y = torch.full((len(x), len(weights[0])), torch.nan)
-    addresses = [ctypes.c_void_p(one.data_ptr()) for one in (x, *weights, y)]
+    addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, *weights, y)]
     sizes = [ctypes.c_int64(size) for size in (len(x), len(weights[0]), x.shape[1], 2)]
     getattr(library, f"linear_{kind}")(*addresses, *sizes)
     return y
@@ -110,7 +110,7 @@ def test_rows_from_48_on_take_packed_weights_in_fp32(tmp_path: Path, monkeypatch
     is_far = (product(library, "float32", x, weight, bias) - exact).abs() > 1e-4
     assert is_far[:, :32].float().mean() > 0.99 and not is_far[:, 32:].any()
     monkeypatch.setattr(load, "library", lambda kernels="": library)
-    assert {what for what, error, most in selftest.products() if error > most} == {"layers in fp32"}
+    assert {what for what, error, most in selftest.compare_products() if error > most} == {"layers in fp32"}
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8", "float32"])
@@ -133,8 +133,8 @@ def test_bfloat16_is_exact_but_for_its_sums(library: ctypes.CDLL) -> None:
         for outputs, inputs in SIZES:
             x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs).bfloat16(), torch.randn(outputs)
             exact = F.linear(x.bfloat16().double(), weight.double(), bias.double())
-            found = product(library, "mixed", x, weight, bias)
-            assert (found - exact).abs().max() <= 1e-6 * F.linear(x.abs(), weight.abs().float()).max()
+            actual = product(library, "mixed", x, weight, bias)
+            assert (actual - exact).abs().max() <= 1e-6 * F.linear(x.abs(), weight.abs().float()).max()
 
 
 class Loop(NamedTuple):
@@ -173,8 +173,10 @@ def loops_of(file: Path) -> Iterator[Loop]:
             body = lines[first : last + 1]
             products = {kind: sum(name.startswith(kind) for _, name, _ in body) for kind in kinds}
             if any(products.values()):
-                on_stack = sum("(%rsp" in given or "(%rbp" in given for *_, given in body)
-                scalars, fetches = (sum(name == one for _, name, _ in body) for one in ("vaddss", "prefetcht0"))
+                on_stack = sum("(%rsp" in operands or "(%rbp" in operands for *_, operands in body)
+                scalars, fetches = (
+                    sum(name == instruction for _, name, _ in body) for instruction in ("vaddss", "prefetcht0")
+                )
                 yield Loop(products, len(body), on_stack, scalars, fetches)
 
 
@@ -182,10 +184,10 @@ def test_inner_loops_keep_their_sums_in_registers(level: str, files: dict[str, P
     """The floor of speed that needs no clock."""
     loops = list(loops_of(files[level]))
     for kind, (products, instructions) in FLOORS[level].items():
-        found = [loop for loop in loops if loop.products[kind] == products]
-        best = [loop.instructions for loop in found if not loop.on_stack]
+        matching = [loop for loop in loops if loop.products[kind] == products]
+        best = [loop.instructions for loop in matching if not loop.on_stack]
         assert best and min(best) <= instructions, (kind, best)
-        assert any(loop.fetches for loop in found), (kind, "memory rests while rows are multiplied")
+        assert any(loop.fetches for loop in matching), (kind, "memory rests while rows are multiplied")
     for loop in loops:
         multiplied = sum(loop.products.values())
         assert multiplied < 8 or loop.on_stack <= 2 * multiplied, loop

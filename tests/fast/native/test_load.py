@@ -18,7 +18,7 @@ from clearhead import presets
 from clearhead.core import build
 from clearhead.fast.cache import IndexedCache
 from clearhead.fast.native import load
-from clearhead.fast.native.load import RECENT, Turns
+from clearhead.fast.native.load import RECENT, ThreadShares
 from clearhead.fast.native.options import INFERENCE, TRAINING
 from clearhead.fast.runner import Runner
 from clearhead.fast.stored import INT8, store
@@ -52,28 +52,28 @@ assert torch.get_num_threads() == 2 and torch.equal(logits(), before)
 @pytest.mark.parametrize("kernels", [INFERENCE, TRAINING])
 def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It needs no library but that of its kernels, which may have to be compiled."""
-    given: list[int] = []
+    thread_counts: list[int] = []
     folders: list[str] = []
 
     class Kernel:
         def __call__(self, *arguments: int) -> None:
-            given.append(arguments[-1])
+            thread_counts.append(arguments[-1])
 
     class Library(ctypes.CDLL):
-        one = Kernel()
+        stub_kernel = Kernel()
 
         def __init__(self) -> None:
             pass
 
-    found = Library()
+    stub = Library()
 
     def library(folder: str) -> Library:
         folders.append(folder)
-        return found
+        return stub
 
     monkeypatch.setattr(load, "library", library)
     # Threads that other tests left may still call kernels, and would take their share.
-    monkeypatch.setattr(load, "_TURNS", Turns())
+    monkeypatch.setattr(load, "_SHARES", ThreadShares())
     load._kernel.cache_clear()
     before = torch.get_num_threads()
     try:
@@ -87,7 +87,7 @@ def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(kernels: str, mon
     finally:
         torch.set_num_threads(before)
         load._kernel.cache_clear()
-    assert given == [1, 2] and set(folders) == {kernels}
+    assert thread_counts == [1, 2] and set(folders) == {kernels}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="kernels are for Linux")
@@ -99,7 +99,7 @@ def test_a_prompt_beside_other_callers_has_the_bits_that_it_has_alone(
     torch.manual_seed(1)
     module = build(presets.llama_tiny(60, layers=2)).eval()
     runner = Runner(store(module, INT8) if precision == "int8" else module, in_bf16=precision != "int8")
-    assert {served.by for served in runner.report()} == {"kernels"}
+    assert {served.backend for served in runner.report()} == {"kernels"}
     ids = torch.arange(length)[None] % 60
     before, outputs = torch.get_num_threads(), []
     torch.set_num_threads(8)
@@ -111,7 +111,7 @@ def test_a_prompt_beside_other_callers_has_the_bits_that_it_has_alone(
                 assert threads == 8
                 yield share
 
-            monkeypatch.setattr(load._TURNS, "shared", shared)
+            monkeypatch.setattr(load._SHARES, "shared", shared)
             load._kernel.cache_clear()
             with torch.inference_mode():
                 outputs.append(runner.tree().decode(ids, cache=IndexedCache()).logits)
@@ -143,14 +143,14 @@ def in_thread(work: object) -> None:
     assert not thread.is_alive()
 
 
-def threads_of_call(turns: Turns, threads: int) -> int:
+def threads_of_call(turns: ThreadShares, threads: int) -> int:
     with turns.shared(threads) as share:
         return share
 
 
 @pytest.mark.parametrize(("threads", "share"), [(1, 1), (2, 1), (3, 1), (8, 4)])
 def test_two_callers_have_half_of_the_threads_each(threads: int, share: int) -> None:
-    turns = Turns(Clock())
+    turns = ThreadShares(Clock())
     shares = []
     with turns.shared(threads) as alone:
         in_thread(lambda: shares.append(threads_of_call(turns, threads)))
@@ -158,7 +158,7 @@ def test_two_callers_have_half_of_the_threads_each(threads: int, share: int) -> 
 
 
 def test_a_thread_between_two_calls_keeps_its_share_for_a_moment() -> None:
-    turns = Turns(clock := Clock())
+    turns = ThreadShares(clock := Clock())
     has_called, may_end = threading.Event(), threading.Event()
 
     def call_and_go_on() -> None:
@@ -178,13 +178,13 @@ def test_a_thread_between_two_calls_keeps_its_share_for_a_moment() -> None:
 
 
 def test_a_thread_that_has_ended_leaves_its_share() -> None:
-    turns = Turns(Clock())
+    turns = ThreadShares(Clock())
     in_thread(lambda: threads_of_call(turns, 2))
     assert threads_of_call(turns, 2) == 2
 
 
 def test_calls_alone_have_all_threads_one_after_the_other() -> None:
-    turns = Turns(Clock())
+    turns = ThreadShares(Clock())
     events = []
 
     def call() -> None:
@@ -203,9 +203,9 @@ def test_calls_alone_have_all_threads_one_after_the_other() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_a_process_forks_between_two_calls_and_its_child_calls() -> None:
-    turns = Turns()
+    turns = ThreadShares()
     begun: list[str] = []
-    turns.stay_whole_in_forks(lambda: begun.append("child"))
+    turns.prepare_for_forks(lambda: begun.append("child"))
     is_inside, may_end, ended = threading.Event(), threading.Event(), threading.Event()
 
     def call() -> None:

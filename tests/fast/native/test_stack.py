@@ -39,12 +39,12 @@ def parallel() -> spec.Model:
     model = presets.llama_tiny(VOCABULARY, layers=2)
     assert model.decoder is not None
 
-    def joined(layer: spec.Layer) -> spec.Layer:
+    def join_branches(layer: spec.Layer) -> spec.Layer:
         branches = tuple(branch for step in layer.steps for branch in step.branches)
-        own = tuple(branch.model_copy(update={"pre": None, "scale": 0.5}) for branch in branches)
-        return spec.Layer(steps=(spec.Step(pre=spec.LayerNorm(), branches=own, out=spec.RMSNorm()),))
+        branch_copies = tuple(branch.model_copy(update={"pre": None, "scale": 0.5}) for branch in branches)
+        return spec.Layer(steps=(spec.Step(pre=spec.LayerNorm(), branches=branch_copies, out=spec.RMSNorm()),))
 
-    layers = tuple(joined(layer) for layer in model.decoder.layers)
+    layers = tuple(join_branches(layer) for layer in model.decoder.layers)
     return model.model_copy(update={"decoder": model.decoder.model_copy(update={"layers": layers})})
 
 
@@ -90,13 +90,13 @@ def fast(model: Model) -> Transformer:
     return (model if isinstance(model, Runner) else Runner(model)).tree()
 
 
-def decoded(model: Model, *, is_fast: bool, several: bool = False) -> Tensor:
+def decode(model: Model, *, is_fast: bool, several: bool = False) -> Tensor:
     """Logits of twelve steps for padded prompts, while rows change places, double, and leave."""
     module = fast(model) if is_fast else plain(model)
     generator = torch.Generator().manual_seed(1)
     prompts = torch.randint(VOCABULARY, (3, 4), generator=generator)
     mask = torch.tensor([[True] * 4, [False, True, True, True], [True] * 4])
-    cache, found = IndexedCache(), []
+    cache, all_logits = IndexedCache(), []
     memory = memory_mask = None
     with torch.inference_mode():
         if module.encoder is not None:
@@ -104,21 +104,21 @@ def decoded(model: Model, *, is_fast: bool, several: bool = False) -> Tensor:
             memory_mask, mask = mask, torch.ones(3, 4, dtype=torch.bool)
         start = module.decode(prompts, memory, memory_mask=memory_mask, target_mask=mask, cache=cache).logits
         assert start is not None
-        found.append(start[:, -1])
+        all_logits.append(start[:, -1])
         order = {2: [0, 0, 1, 1, 2, 2], 4: [1, 0, 3, 3, 5, 4], 5: [0, 0, 2, 3, 5, 5], 7: [1, 0, 5, 4]}
         sentences = {7: [0, 2]}
         rows = 3
         for step in range(1, 13):
             if step in order:
-                kept = torch.tensor(sentences[step]) if step in sentences and memory is not None else None
-                cache.select(torch.tensor(order[step]), kept)
+                remaining = torch.tensor(sentences[step]) if step in sentences and memory is not None else None
+                cache.select(torch.tensor(order[step]), remaining)
                 rows = len(order[step])
             count = 2 if several and step in (6, 9) else 1
             tokens = torch.randint(VOCABULARY, (rows, count), generator=generator)
             logits = module.decode(tokens, cache=cache).logits
             assert logits is not None
-            found.append(logits[:, -1].float())
-    return torch.cat(found)
+            all_logits.append(logits[:, -1].float())
+    return torch.cat(all_logits)
 
 
 @pytest.fixture
@@ -126,19 +126,21 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The calls that the compiled layers served."""
     calls: list[str] = []
     for name in ("extend", "read"):
-        own = getattr(compiled.StackPlan, name)
+        plain_method = getattr(compiled.StackPlan, name)
         monkeypatch.setattr(
-            compiled.StackPlan, name, lambda *given, own=own, name=name: (calls.append(name), own(*given))[1]
+            compiled.StackPlan,
+            name,
+            lambda *arguments, plain_method=plain_method, name=name: (calls.append(name), plain_method(*arguments))[1],
         )
     return calls
 
 
 def check(module: Model, served: list[str], *, several: bool = False) -> None:
-    expected = decoded(module, is_fast=False, several=several)
+    expected = decode(module, is_fast=False, several=several)
     assert not served
-    found = decoded(module, is_fast=True, several=several)
+    actual = decode(module, is_fast=True, several=several)
     assert served.count("extend") == (11 if several else 13)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -155,8 +157,10 @@ def test_steps_of_models_with_positions_memory_or_biases_by_distance(name: str, 
 def test_plain_calls_between_compiled_ones_find_keys_in_order(
     name: str, served: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = compiled.StackPlan.serves
-    monkeypatch.setattr(compiled.StackPlan, "serves", lambda *given: given[-1] != 2 and own(*given))
+    plain_serves = compiled.StackPlan.serves
+    monkeypatch.setattr(
+        compiled.StackPlan, "serves", lambda *arguments: arguments[-1] != 2 and plain_serves(*arguments)
+    )
     check(preset(name), served, several=True)
 
 
@@ -168,11 +172,11 @@ def test_steps_are_the_same_on_other_processors(kernels: ctypes.CDLL, served: li
 
 def test_steps_with_weights_that_lie_the_other_way_round(kernels: ctypes.CDLL, served: list[str]) -> None:
     module = preset("gpt2")
-    for part in module.modules():
-        if isinstance(part, torch.nn.Linear):
+    for submodule in module.modules():
+        if isinstance(submodule, torch.nn.Linear):
             # As slices of a wider matrix, which is how GPT-2's files have queries, keys and values.
-            wide = torch.cat([part.weight, part.weight]).t().contiguous()
-            part.weight.data = wide[:, : len(part.weight)].t()
+            wide = torch.cat([submodule.weight, submodule.weight]).t().contiguous()
+            submodule.weight.data = wide[:, : len(submodule.weight)].t()
     check(module, served)
 
 
@@ -199,7 +203,7 @@ def by_layers(monkeypatch: pytest.MonkeyPatch) -> Callable[[Runner, Callable[[Ru
         with monkeypatch.context() as patch:
             patch.setattr(compiled.StackPlan, "__init__", refuse)
             other = Runner(runner.module, in_bf16=runner.in_bf16)
-            assert {one.by for one in other.report() if "layers" in one.address} == {"kernels"}
+            assert {entry.backend for entry in other.report() if "layers" in entry.address} == {"kernels"}
             return compute(other)
 
     return run
@@ -210,13 +214,13 @@ def test_rounded_steps_differ_as_little_as_rounded_layers(
     kernels: ctypes.CDLL, weights: str, by_layers: Callable[..., Tensor], served: list[str]
 ) -> None:
     for exact in (small(decoder(feed_forward={"size": 192})), preset("transformer")):
-        expected, rounded = decoded(exact, is_fast=False), rounded_copy(exact, weights)
+        expected, rounded = decode(exact, is_fast=False), rounded_copy(exact, weights)
         served.clear()
-        found = decoded(rounded, is_fast=True)
+        actual = decode(rounded, is_fast=True)
         assert "extend" in served
-        beside = by_layers(rounded, lambda module: decoded(module, is_fast=True))
-        assert not torch.equal(found, expected)
-        assert (found - expected).norm() <= 1.3 * (beside - expected).norm()
+        beside = by_layers(rounded, lambda module: decode(module, is_fast=True))
+        assert not torch.equal(actual, expected)
+        assert (actual - expected).norm() <= 1.3 * (beside - expected).norm()
 
 
 @pytest.mark.parametrize("weights", ["mixed", "int8"])
@@ -234,15 +238,15 @@ def test_texts_are_read_without_their_padding(
 
     expected, rounded = read(exact), rounded_copy(exact, weights)
     served.clear()
-    found = read(rounded)
+    actual = read(rounded)
     with torch.inference_mode():
-        alone, whole = (fast(rounded).encode(part).hidden for part in (ids[1:2, :15], ids[:1]))
+        alone, whole = (fast(rounded).encode(chunk).hidden for chunk in (ids[1:2, :15], ids[:1]))
     assert served == ["read"] * 3
-    assert found[~mask].abs().max() == 0
-    for one, there in ((alone, found[1:2, :15]), (whole, found[:1])):
-        torch.testing.assert_close(one, there, rtol=1e-4, atol=1e-4)
+    assert actual[~mask].abs().max() == 0
+    for states, there in ((alone, actual[1:2, :15]), (whole, actual[:1])):
+        torch.testing.assert_close(states, there, rtol=1e-4, atol=1e-4)
     beside = by_layers(rounded, read)
-    assert (found - expected)[mask].norm() <= 1.3 * (beside - expected)[mask].norm()
+    assert (actual - expected)[mask].norm() <= 1.3 * (beside - expected)[mask].norm()
 
 
 @pytest.mark.parametrize("has_padding", [True, False])
@@ -254,28 +258,32 @@ def test_segments_and_given_positions_of_whole_texts(has_padding: bool, served: 
     mask[2, 7:] = not has_padding
 
     def read(text: slice, tokens: slice, mask: Tensor | None) -> Tensor:
-        given = (x[text, tokens] for x in (ids, segments, positions))
+        selected = (x[text, tokens] for x in (ids, segments, positions))
         with torch.inference_mode():
-            return fast(rounded).encode(next(given), segments=next(given), positions=next(given), mask=mask).hidden
+            return (
+                fast(rounded)
+                .encode(next(selected), segments=next(selected), positions=next(selected), mask=mask)
+                .hidden
+            )
 
-    found = read(slice(None), slice(None), mask if has_padding else None)
+    actual = read(slice(None), slice(None), mask if has_padding else None)
     for text in range(5):
         count = int(mask[text].sum())
         alone = read(slice(text, text + 1), slice(count), None)
-        torch.testing.assert_close(found[text : text + 1, :count], alone, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(actual[text : text + 1, :count], alone, rtol=1e-4, atol=1e-4)
     assert served == ["read"] * 6
     others = rounded.module.encode(ids, segments=1 - segments, positions=positions).hidden
-    assert (others - found)[mask].norm() > 0.1 * found.norm()
+    assert (others - actual)[mask].norm() > 0.1 * actual.norm()
 
 
 def test_padding_is_not_embedded(monkeypatch: pytest.MonkeyPatch) -> None:
     counts, plain = [], Embedding.forward
 
-    def counted(self: Embedding, ids_BT: Tensor, *given: object) -> Tensor:
+    def count_calls(self: Embedding, ids_BT: Tensor, *arguments: object) -> Tensor:
         counts.append(ids_BT.numel())
-        return plain(self, ids_BT, *given)  # type: ignore[arg-type]
+        return plain(self, ids_BT, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Embedding, "forward", counted)
+    monkeypatch.setattr(Embedding, "forward", count_calls)
     ids, mask = torch.randint(VOCABULARY, (3, 7)), torch.arange(7) < torch.tensor([[7], [2], [5]])
     module = fast(rounded_copy(preset("bert"), "int8"))
     with torch.inference_mode():
@@ -288,27 +296,27 @@ def test_vectors_of_the_caller_stay_as_they_are() -> None:
     runner = rounded_copy(small(decoder()), "mixed")
     ids, vectors = torch.zeros(3, 5, dtype=torch.int64), torch.randn(3, 5, 64)
     with torch.inference_mode():
-        given = vectors.clone()
-        expected, found = (module(ids, embeddings=given).hidden for module in (runner.module, runner.tree()))
-    assert torch.equal(given, vectors)
-    assert (found - expected).norm() <= 0.05 * expected.norm()
+        copied = vectors.clone()
+        expected, actual = (module(ids, embeddings=copied).hidden for module in (runner.module, runner.tree()))
+    assert torch.equal(copied, vectors)
+    assert (actual - expected).norm() <= 0.05 * expected.norm()
 
 
-def prompted(model: Model, *, has_padding: bool, is_fast: bool = True) -> Tensor:
+def run_prompt(model: Model, *, has_padding: bool, is_fast: bool = True) -> Tensor:
     """Logits of a prompt that is read in three calls, the last of one token."""
     module = fast(model) if is_fast else plain(model)
     generator = torch.Generator().manual_seed(2)
     prompts, mask = torch.randint(VOCABULARY, (5, 70), generator=generator), torch.ones(5, 70, dtype=torch.bool)
     if has_padding:
         mask[1, :9], mask[3, :50] = False, False
-    cache, found = IndexedCache(), []
+    cache, all_logits = IndexedCache(), []
     with torch.inference_mode():
-        for part in (slice(0, 43), slice(43, 69), slice(69, 70)):
-            of_part = mask[:, part] if has_padding else None
-            logits = module.decode(prompts[:, part], target_mask=of_part, cache=cache).logits
+        for span in (slice(0, 43), slice(43, 69), slice(69, 70)):
+            of_part = mask[:, span] if has_padding else None
+            logits = module.decode(prompts[:, span], target_mask=of_part, cache=cache).logits
             assert logits is not None
-            found.append(logits[mask[:, part]].float())
-    return torch.cat(found)
+            all_logits.append(logits[mask[:, span]].float())
+    return torch.cat(all_logits)
 
 
 PROMPTED = {
@@ -333,14 +341,14 @@ def test_prompts_are_read_in_pieces(
     exact = small(PROMPTED[name]()) if name in PROMPTED else preset(name)
     rounded = rounded_copy(exact, weights)
     for piece_tokens, has_padding in ((30, False), (100, True)):
-        monkeypatch.setattr(kernel_arguments, "PIECE_TOKENS", piece_tokens)
-        expected = prompted(exact, has_padding=has_padding, is_fast=False)
+        monkeypatch.setattr(kernel_arguments, "CHUNK_TOKENS", piece_tokens)
+        expected = run_prompt(exact, has_padding=has_padding, is_fast=False)
         served.clear()
-        found = prompted(rounded, has_padding=has_padding)
+        actual = run_prompt(rounded, has_padding=has_padding)
         # Where the first call has a row of padding alone, distances are counted by the plain way.
         assert served == ["extend"] * (2 if has_padding and name == "window" else 3)
-        beside = by_layers(rounded, lambda module, given=has_padding: prompted(module, has_padding=given))
-        assert (found - expected).norm() <= 1.3 * (beside - expected).norm()
+        beside = by_layers(rounded, lambda module, padding=has_padding: run_prompt(module, has_padding=padding))
+        assert (actual - expected).norm() <= 1.3 * (beside - expected).norm()
 
 
 def in_8_bits(x: Tensor) -> Tensor:
@@ -355,21 +363,23 @@ def test_keys_in_8_bits_are_those_of_the_modules_rounded(
     """Beside a cache of the modules that rounds what it has, where compiled layers read it."""
     append = KeyValues.append
 
-    def rounded(self: KeyValues, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        kept = append(self, key, value)
-        for one in kept:
-            one.copy_(in_8_bits(one))
-        return kept
+    def round_and_append(self: KeyValues, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        appended = append(self, key, value)
+        for tensor in appended:
+            tensor.copy_(in_8_bits(tensor))
+        return appended
 
-    made = {"grouped heads": decoder, **MODELS}
-    module = small(made[name]()) if name in made else preset(name)
-    exact = decoded(module, is_fast=False, several=True)
+    models = {"grouped heads": decoder, **MODELS}
+    module = small(models[name]()) if name in models else preset(name)
+    exact = decode(module, is_fast=False, several=True)
     with monkeypatch.context() as patch:
-        patch.setitem(compiled.KEPT, "float32", torch.int8)  # rows in fp32, which no rounding of their own moves
-        found = decoded(module, is_fast=True, several=True)
-    monkeypatch.setattr(KeyValues, "append", rounded)
-    expected = decoded(module, is_fast=False, several=True)
-    assert 0 < (found - expected).norm() <= 0.1 * (exact - expected).norm()
+        patch.setitem(
+            compiled.CACHE_DTYPES, "float32", torch.int8
+        )  # rows in fp32, which no rounding of their own moves
+        actual = decode(module, is_fast=True, several=True)
+    monkeypatch.setattr(KeyValues, "append", round_and_append)
+    expected = decode(module, is_fast=False, several=True)
+    assert 0 < (actual - expected).norm() <= 0.1 * (exact - expected).norm()
 
 
 @pytest.mark.parametrize("weights", ["mixed", "int8"])
@@ -381,20 +391,20 @@ def test_long_prompts_are_read_in_parts(
     mask[1, :45] = False
 
     def read(model: Model) -> Tensor:
-        module, cache, found = fast(model), IndexedCache(), []
+        module, cache, all_logits = fast(model), IndexedCache(), []
         with torch.inference_mode():
-            for part in (slice(0, 280), slice(280, 300)):
-                logits = module.decode(ids[:, part], target_mask=mask[:, part], cache=cache).logits
+            for span in (slice(0, 280), slice(280, 300)):
+                logits = module.decode(ids[:, span], target_mask=mask[:, span], cache=cache).logits
                 assert logits is not None
-                found.append(logits[mask[:, part]].float())
-        return torch.cat(found)
+                all_logits.append(logits[mask[:, span]].float())
+        return torch.cat(all_logits)
 
     exact = small(decoder(feed_forward={"size": 192}))
     expected, rounded = read(exact), rounded_copy(exact, weights)
     served.clear()
-    found = read(rounded)
+    actual = read(rounded)
     assert served == ["extend"] * 2
-    assert (found - expected).norm() <= 1.3 * (by_layers(rounded, read) - expected).norm()
+    assert (actual - expected).norm() <= 1.3 * (by_layers(rounded, read) - expected).norm()
 
 
 def test_long_texts_are_read_with_their_masks(by_layers: Callable[..., Tensor], served: list[str]) -> None:
@@ -409,14 +419,14 @@ def test_long_texts_are_read_with_their_masks(by_layers: Callable[..., Tensor], 
         exact = small(model)
         expected, rounded = read(exact), rounded_copy(exact, "mixed")
         served.clear()
-        found = read(rounded)
+        actual = read(rounded)
         assert served == ["read"]
-        assert (found - expected).norm() <= 1.3 * (by_layers(rounded, read) - expected).norm()
+        assert (actual - expected).norm() <= 1.3 * (by_layers(rounded, read) - expected).norm()
 
 
 def test_changed_weights_are_seen_and_copies_have_their_own(served: list[str]) -> None:
     runner = Runner(small(decoder()))
-    decoded(runner, is_fast=True)
+    decode(runner, is_fast=True)
     other = copy.deepcopy(runner)
     for parameter in other.module.parameters():
         parameter.mul_(1.5)
@@ -441,5 +451,5 @@ def test_other_layers_masks_and_long_texts_take_the_plain_way(served: list[str])
         ),
     )
     for module in (small(model), small(decoder({"clip": 0.5}))):
-        torch.testing.assert_close(decoded(module, is_fast=True), decoded(module, is_fast=False))
+        torch.testing.assert_close(decode(module, is_fast=True), decode(module, is_fast=False))
     assert not served

@@ -19,7 +19,7 @@ from clearhead.fast.native import build, load
 from clearhead.fast.native.load import refuse_other_openmp
 from clearhead.fast.native.options import INFERENCE, TRAINING
 from clearhead.fast.runner import Runner
-from tests.processors import loaded
+from tests.processors import load_library
 
 pytestmark = pytest.mark.slow
 WRONG = "void top_float32() {}"
@@ -30,16 +30,16 @@ OTHER_THREADS = "const void* openmp() { return reinterpret_cast<const void*>(&op
 
 def own_file(kernels: str = INFERENCE) -> Path:
     """The library for this processor, which the suite has compiled."""
-    return build.compiled(["-march=native"], kernels)
+    return build.compile_library(["-march=native"], kernels)
 
 
 def beside(function: str, folder: Path) -> Path:
     """The library with another function in place of one of its own."""
-    source, made = folder / "other.cpp", folder / "other.so"
+    source, output = folder / "other.cpp", folder / "other.so"
     source.write_text(f'extern "C" __attribute__((visibility("default"))) {function}\n')
-    command = ["g++", "-shared", "-fPIC", "-Wl,--no-as-needed", str(source), str(own_file()), "-o", str(made)]
+    command = ["g++", "-shared", "-fPIC", "-Wl,--no-as-needed", str(source), str(own_file()), "-o", str(output)]
     subprocess.run(command, check=True, timeout=60)
-    return made
+    return output
 
 
 def kernels() -> Iterator[tuple[str, str]]:
@@ -55,7 +55,7 @@ def test_a_right_library_passes_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file = own_file()
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
     build.refuse_untried(file, INFERENCE)
-    monkeypatch.setattr(build, "_tried", None)
+    monkeypatch.setattr(build, "_try_library", None)
     build.refuse_untried(file, INFERENCE)
 
 
@@ -73,7 +73,7 @@ def test_plain_layers_serve_in_place_of_a_library_that_fails(
     function: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = beside(function, tmp_path)
-    monkeypatch.setattr(load, "compiled", lambda *_: file)
+    monkeypatch.setattr(load, "compile_library", lambda *_: file)
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
     if function == HANG:
         monkeypatch.setattr(build, "TEST_SECONDS", 2)
@@ -83,44 +83,44 @@ def test_plain_layers_serve_in_place_of_a_library_that_fails(
         try:
             with caplog.at_level(logging.WARNING, logger="clearhead"):
                 assert load.library() is None
-                assert {served.by for served in fast.report()} == {"plain"}
+                assert {served.backend for served in fast.report()} == {"plain"}
         finally:
             load._library.cache_clear()
-        monkeypatch.setattr(build, "_tried", None)  # it is tried once
+        monkeypatch.setattr(build, "_try_library", None)  # it is tried once
     messages = {record.message for record in caplog.records}
     assert len(messages) == 1 and len(caplog.records) == 2
     assert why in messages.pop()
 
 
 def test_the_threads_of_other_libraries_are_refused(tmp_path: Path) -> None:
-    refuse_other_openmp(loaded(own_file()))
+    refuse_other_openmp(load_library(own_file()))
     with pytest.raises(OSError, match=r"those of .*other\.so, and PyTorch has those of .*libgomp"):
-        refuse_other_openmp(loaded(beside(OTHER_THREADS, tmp_path)))
+        refuse_other_openmp(load_library(beside(OTHER_THREADS, tmp_path)))
 
 
 @pytest.fixture
 def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A folder of kernels, whose library for this processor serves untried."""
-    found: str = request.param
-    library = loaded(own_file(found))
+    outcome: str = request.param
+    library = load_library(own_file(outcome))
     monkeypatch.setattr(load, "library", lambda kernels="": library)
-    if found == TRAINING and not load.has_gemm(found):
+    if outcome == TRAINING and not load.has_gemm(outcome):
         pytest.skip("this processor has no AVX-512 for bf16")
-    return found
+    return outcome
 
 
 @pytest.mark.parametrize("folder", [INFERENCE, TRAINING], indirect=True)
 def test_right_kernels_are_far_from_what_is_refused(folder: str) -> None:
-    assert all(error <= most / 1.5 for _, error, most in selftest.differences(folder))
+    assert all(error <= most / 1.5 for _, error, most in selftest.compare_kernels(folder))
 
 
 @pytest.mark.parametrize(("folder", "name"), sorted(kernels()), indirect=["folder"])
 def test_a_kernel_that_does_nothing_is_found(folder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real, called = load._kernel, []
 
-    def kernel(found: Any, which: str, *sizes: int, is_shared: bool) -> Any:
+    def kernel(library: Any, which: str, *sizes: int, is_shared: bool) -> Any:
         if which != name:
-            return real(found, which, *sizes, is_shared=is_shared)
+            return real(library, which, *sizes, is_shared=is_shared)
         return lambda *_: called.append(which)
 
     monkeypatch.setattr(load, "_kernel", kernel)

@@ -41,8 +41,8 @@ def plain(
     return scores.softmax(-1).nan_to_num(0.0) * factors @ inputs[2]
 
 
-def far(found: Tensor, expected: Tensor) -> float:
-    return float(((found - expected).norm() / expected.norm()).detach())
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float(((actual - expected).norm() / expected.norm()).detach())
 
 
 # Less than a block of 32, several blocks, and more queries than the backward pass takes at a time.
@@ -55,14 +55,14 @@ def test_outputs_and_gradients_are_those_of_the_plain_computation(
     keys = queries if is_causal else keys
     mask = masks(queries, keys).get(kind)
     inputs = leaves(queries, keys, size)
-    exact = [one.detach().double().requires_grad_() for one in inputs]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     expected = plain(exact, torch.ones(queries, queries, dtype=torch.bool).tril() if is_causal else mask)
-    found = attention(*inputs, mask, scale=0.3, is_causal=is_causal)
-    assert far(found, expected) < 0.005
+    actual = attention(*inputs, mask, scale=0.3, is_causal=is_causal)
+    assert relative_error(actual, expected) < 0.005
     gradient = torch.randn(B, H, queries, size).bfloat16()
-    ours = torch.autograd.grad(found, inputs, gradient)
+    ours = torch.autograd.grad(actual, inputs, gradient)
     theirs = torch.autograd.grad(expected, exact, gradient.double())
-    assert all(far(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))
+    assert all(relative_error(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("rows", [1, B])
@@ -73,15 +73,15 @@ def test_a_bias_is_added_to_the_scores_and_has_a_gradient(kind: str, queries: in
     keys = queries if is_causal else keys
     mask = masks(queries, keys).get(kind)
     inputs = [*leaves(queries, keys), torch.randn(rows, H, queries, keys, requires_grad=True)]
-    exact = [one.detach().double().requires_grad_() for one in inputs]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     seen = torch.ones(queries, queries, dtype=torch.bool).tril() if is_causal else mask
     expected = plain(exact[:3], seen, exact[3])
-    found = attention(*inputs[:3], mask, inputs[3], scale=0.3, is_causal=is_causal)
-    assert far(found, expected) < 0.005
-    gradient = torch.randn(found.shape).bfloat16()
-    ours = torch.autograd.grad(found, inputs, gradient)
+    actual = attention(*inputs[:3], mask, inputs[3], scale=0.3, is_causal=is_causal)
+    assert relative_error(actual, expected) < 0.005
+    gradient = torch.randn(actual.shape).bfloat16()
+    ours = torch.autograd.grad(actual, inputs, gradient)
     theirs = torch.autograd.grad(expected, exact, gradient.double())
-    assert all(far(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))
+    assert all(relative_error(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))
 
 
 def dropped_weights(queries: int, keys: int, is_causal: bool, mask: Tensor | None, dropout: SeededDropout) -> Tensor:
@@ -102,16 +102,16 @@ def test_dropout_is_that_of_the_plain_computation_with_the_same_mask(
     mask = masks(queries, keys).get(kind)
     inputs = leaves(queries, keys, size)
     inputs += [torch.randn(1, H, queries, keys, requires_grad=True)] if has_bias else []
-    exact = [one.detach().double().requires_grad_() for one in inputs]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     factors = dropped_weights(queries, keys, is_causal, mask, dropout)
     seen = torch.ones(queries, queries, dtype=torch.bool).tril() if is_causal else mask
     expected = plain(exact[:3], seen, exact[3] if has_bias else None, factors.double())
-    found = attention(*inputs[:3], mask, *inputs[3:], scale=0.3, is_causal=is_causal, dropout=dropout)
-    assert far(found, expected) < 0.005
+    actual = attention(*inputs[:3], mask, *inputs[3:], scale=0.3, is_causal=is_causal, dropout=dropout)
+    assert relative_error(actual, expected) < 0.005
     gradient = torch.randn(B, H, queries, size).bfloat16()
-    ours = torch.autograd.grad(found, inputs, gradient)
+    ours = torch.autograd.grad(actual, inputs, gradient)
     theirs = torch.autograd.grad(expected, exact, gradient.double())
-    assert all(far(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))
+    assert all(relative_error(*pair) < 0.01 for pair in zip(ours, theirs, strict=True))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
@@ -138,8 +138,8 @@ def test_dropout_has_the_same_bits_with_any_number_of_threads() -> None:
     try:
         for threads in (1, 2, 7):
             torch.set_num_threads(threads)
-            found = attention(*inputs, None, scale=0.3, is_causal=True, dropout=dropout)
-            results.append([found, *torch.autograd.grad(found, inputs, gradient)])
+            actual = attention(*inputs, None, scale=0.3, is_causal=True, dropout=dropout)
+            results.append([actual, *torch.autograd.grad(actual, inputs, gradient)])
     finally:
         torch.set_num_threads(before)
     assert all(all(map(torch.equal, result, results[0])) for result in results)
@@ -147,26 +147,29 @@ def test_dropout_has_the_same_bits_with_any_number_of_threads() -> None:
 
 def test_gradients_are_about_as_near_as_those_of_the_fused_kernel() -> None:
     inputs = leaves(T, T)
-    exact = [one.detach().double().requires_grad_() for one in inputs]
+    exact = [tensor.detach().double().requires_grad_() for tensor in inputs]
     gradient = torch.randn(B, H, T, E).bfloat16()
     theirs = torch.autograd.grad(plain(exact, torch.ones(T, T, dtype=torch.bool).tril()), exact, gradient.double())
     ours = torch.autograd.grad(attention(*inputs, None, scale=0.3, is_causal=True), inputs, gradient)
     fused = torch.autograd.grad(F.scaled_dot_product_attention(*inputs, is_causal=True, scale=0.3), inputs, gradient)
-    for one, other, expected in zip(ours, fused, theirs, strict=True):
-        assert far(one, expected) < 1.5 * far(other, expected)
+    for actual, other, expected in zip(ours, fused, theirs, strict=True):
+        assert relative_error(actual, expected) < 1.5 * relative_error(other, expected)
 
 
 def test_large_scores_and_numbers_that_are_none() -> None:
     inputs = leaves(T, T)
     with torch.no_grad():
         inputs[0].mul_(1e4)
-    found = attention(*inputs, None, scale=0.3, is_causal=True)
-    assert far(found, plain([one.double() for one in inputs], torch.ones(T, T, dtype=torch.bool).tril())) < 0.01
+    actual = attention(*inputs, None, scale=0.3, is_causal=True)
+    assert (
+        relative_error(actual, plain([tensor.double() for tensor in inputs], torch.ones(T, T, dtype=torch.bool).tril()))
+        < 0.01
+    )
     with torch.no_grad():
         inputs[0][1, 1, 7] = torch.nan
-    found = attention(*inputs, None, scale=0.3, is_causal=True)
-    assert found[1, 1, 7].isnan().all()
-    assert found.isnan().sum() == E
+    actual = attention(*inputs, None, scale=0.3, is_causal=True)
+    assert actual[1, 1, 7].isnan().all()
+    assert actual.isnan().sum() == E
 
 
 @pytest.mark.parametrize(("size", "pairs"), [(64, 32), (19, 7)])
@@ -178,13 +181,13 @@ def test_rotations_and_their_gradients_are_those_of_the_plain_computation(
     exact = heads.detach().double().requires_grad_()
     angles = torch.randn(B if has_positions else 1, 1, T, pairs)
     gradient = torch.randn(B, H, T, size).bfloat16()
-    found, expected = (
+    actual, expected = (
         rotate(x, angles.cos().to(kind), angles.sin().to(kind))
         for rotate, x, kind in ((rotation, heads, torch.float32), (plain_rotation, exact, torch.float64))
     )
-    assert far(found, expected) < 0.003
+    assert relative_error(actual, expected) < 0.003
     (ours,), (theirs,) = (
-        torch.autograd.grad(y, x, gradient.to(y.dtype)) for y, x in ((found, heads), (expected, exact))
+        torch.autograd.grad(y, x, gradient.to(y.dtype)) for y, x in ((actual, heads), (expected, exact))
     )
-    assert far(ours, theirs) < 0.003
-    assert torch.equal(found[..., 2 * pairs :], heads[..., 2 * pairs :])
+    assert relative_error(ours, theirs) < 0.003
+    assert torch.equal(actual[..., 2 * pairs :], heads[..., 2 * pairs :])

@@ -50,20 +50,20 @@ def test_the_gradient_uses_the_mask_and_the_scale_of_the_forward_pass(dtype: tor
 def test_gradients_agree_with_finite_differences_to_second_order() -> None:
     values = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
 
-    def seeded(inputs: torch.Tensor) -> torch.Tensor:
+    def run_seeded(inputs: torch.Tensor) -> torch.Tensor:
         torch.manual_seed(14)
         return dropout(inputs, 0.3).square()
 
-    assert torch.autograd.gradcheck(seeded, (values,))
-    assert torch.autograd.gradgradcheck(seeded, (values,))
+    assert torch.autograd.gradcheck(run_seeded, (values,))
+    assert torch.autograd.gradgradcheck(run_seeded, (values,))
 
 
 def test_at_most_one_byte_per_element_is_kept_for_the_backward_pass() -> None:
-    kept: list[torch.Tensor] = []
+    saved: list[torch.Tensor] = []
     values = torch.randn(31, 37, requires_grad=True)
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         dropout(values, 0.3)
-    assert sum(tensor.numel() * tensor.element_size() for tensor in kept) <= values.numel()
+    assert sum(tensor.numel() * tensor.element_size() for tensor in saved) <= values.numel()
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

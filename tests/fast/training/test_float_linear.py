@@ -10,39 +10,39 @@ from torch import Tensor, nn
 
 from clearhead.fast.probe import processor
 from clearhead.fast.training import float_linear as fast_float
-from clearhead.fast.training import parts as fast
+from clearhead.fast.training import tree as fast
 from clearhead.fast.training.float_linear import has_faster_products, linear, multiplies
-from clearhead.fast.training.parts import FloatLinear, training_tree
+from clearhead.fast.training.tree import FloatLinear, training_tree
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="PyTorch has no oneDNN here")
 
 
-def gradients(part: nn.Linear, x: Tensor, *, is_fast: bool) -> list[Tensor]:
-    part.zero_grad()
+def gradients(layer: nn.Linear, x: Tensor, *, is_fast: bool) -> list[Tensor]:
+    layer.zero_grad()
     x = x.detach().requires_grad_()
-    assert multiplies(x, part.weight)
-    y = linear(x, part.weight, part.bias) if is_fast else part(x)
+    assert multiplies(x, layer.weight)
+    y = linear(x, layer.weight, layer.bias) if is_fast else layer(x)
     y.square().sum().backward()
-    found = [y, x.grad, *(parameter.grad for parameter in part.parameters())]
-    assert all(one is not None for one in found)
-    return [one.detach().clone() for one in found if one is not None]
+    tensors = [y, x.grad, *(parameter.grad for parameter in layer.parameters())]
+    assert all(tensor is not None for tensor in tensors)
+    return [tensor.detach().clone() for tensor in tensors if tensor is not None]
 
 
 @needs_onednn
 @pytest.mark.parametrize("has_bias", [True, False])
 @pytest.mark.parametrize("shape", [(7, 13), (3, 5, 13), (2, 1, 3, 13)])
 def test_values_and_gradients_are_those_of_pytorch(shape: tuple[int, ...], has_bias: bool) -> None:
-    part = nn.Linear(13, 11, bias=has_bias)
+    layer = nn.Linear(13, 11, bias=has_bias)
     x = torch.randn(*shape)
-    for found, expected in zip(gradients(part, x, is_fast=True), gradients(part, x, is_fast=False), strict=True):
-        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for actual, expected in zip(gradients(layer, x, is_fast=True), gradients(layer, x, is_fast=False), strict=True):
+        assert torch.allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @needs_onednn
 def test_rows_that_lie_apart_are_read_where_they_lie() -> None:
-    part, x = nn.Linear(13, 11), torch.randn(13, 7, 3).transpose(0, 2)
-    for found, expected in zip(gradients(part, x, is_fast=True), gradients(part, x, is_fast=False), strict=True):
-        assert torch.allclose(found, expected, rtol=1e-5, atol=1e-5)
+    layer, x = nn.Linear(13, 11), torch.randn(13, 7, 3).transpose(0, 2)
+    for actual, expected in zip(gradients(layer, x, is_fast=True), gradients(layer, x, is_fast=False), strict=True):
+        assert torch.allclose(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_other_work_is_left_to_the_layer_itself() -> None:
@@ -63,9 +63,9 @@ def test_other_work_is_left_to_the_layer_itself() -> None:
 def test_the_choice_is_by_processor(
     vendor: str, capability: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = replace(processor(), vendor=vendor, torch_kernels=capability)
+    changed = replace(processor(), vendor=vendor, torch_kernels=capability)
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
-    monkeypatch.setattr(fast_float, "processor", lambda: found)
+    monkeypatch.setattr(fast_float, "processor", lambda: changed)
     has_faster_products.cache_clear()
     try:
         assert has_faster_products() == expected

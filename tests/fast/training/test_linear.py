@@ -16,8 +16,8 @@ from clearhead.fast.training.linear import ACTIVATIONS, feed_forward, is_served,
 needs_kernels = pytest.mark.usefixtures("bf16_kernels")
 
 
-def far(found: Tensor, expected: Tensor) -> float:
-    return float(((found - expected).norm() / expected.norm().clamp_min(1e-9)).detach())
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float(((actual - expected).norm() / expected.norm().clamp_min(1e-9)).detach())
 
 
 # Rows that fill blocks of 32 or not, a depth of several parts, and one whose sums are added to, forward and backward.
@@ -41,23 +41,26 @@ def test_layers_and_their_gradients_are_those_of_exact_arithmetic(
     torch.manual_seed(1)
     parts = [nn.Linear(inputs, count, bias=has_bias) for count in outputs]
     # Weights that are whole in bf16: all that is left is the rounding of results.
-    for part in parts:
-        part.weight.data = part.weight.data.bfloat16().float()
+    for layer in parts:
+        layer.weight.data = layer.weight.data.bfloat16().float()
     x = torch.randn(rows, inputs).bfloat16().requires_grad_()
-    exact, theirs = x.detach().double().requires_grad_(), [copy.deepcopy(part).double() for part in parts]
-    found, expected = linears(x, parts), [part(exact) for part in theirs]
-    gradients = [torch.randn(y.shape).bfloat16() for y in found]
-    tensors = [tensor for part in parts for tensor in part.parameters()]
-    ours = torch.autograd.grad(found, [x, *tensors], gradients)
+    exact, theirs = x.detach().double().requires_grad_(), [copy.deepcopy(layer).double() for layer in parts]
+    actual, expected = linears(x, parts), [layer(exact) for layer in theirs]
+    gradients = [torch.randn(y.shape).bfloat16() for y in actual]
+    tensors = [tensor for layer in parts for tensor in layer.parameters()]
+    ours = torch.autograd.grad(actual, [x, *tensors], gradients)
     beside = torch.autograd.grad(
         expected,
-        [exact, *(tensor for part in theirs for tensor in part.parameters())],
-        [one.double() for one in gradients],
+        [exact, *(tensor for layer in theirs for tensor in layer.parameters())],
+        [gradient.double() for gradient in gradients],
     )
-    assert all(y.dtype == torch.bfloat16 and far(y, other) < 0.003 for y, other in zip(found, expected, strict=True))
-    assert far(ours[0], beside[0]) < 0.003
+    assert all(
+        y.dtype == torch.bfloat16 and relative_error(y, other) < 0.003
+        for y, other in zip(actual, expected, strict=True)
+    )
+    assert relative_error(ours[0], beside[0]) < 0.003
     # Sums in fp32 that are not rounded.
-    assert all(far(*pair) < 1e-6 for pair in zip(ours[1:], beside[1:], strict=True))
+    assert all(relative_error(*pair) < 1e-6 for pair in zip(ours[1:], beside[1:], strict=True))
 
 
 @needs_kernels
@@ -72,13 +75,13 @@ def test_networks_and_their_gradients_are_those_of_exact_arithmetic(
     x = torch.randn(1, 67, 96).bfloat16().requires_grad_()
     exact, theirs = x.detach().double().requires_grad_(), copy.deepcopy(network).double()
     gradient = torch.randn(1, 67, 96).bfloat16()
-    found, expected = feed_forward(network, x), theirs(exact)
-    ours = torch.autograd.grad(found, [x, *network.parameters()], gradient)
+    actual, expected = feed_forward(network, x), theirs(exact)
+    ours = torch.autograd.grad(actual, [x, *network.parameters()], gradient)
     beside = torch.autograd.grad(expected, [exact, *theirs.parameters()], gradient.double())
     # The slope of a ReLU jumps, and rounding moves a few inner numbers over the place.
     bound = 0.05 if activation == "relu" else 0.01
-    assert far(found, expected) < 0.005
-    assert all(far(*pair) < bound for pair in zip(ours, beside, strict=True))
+    assert relative_error(actual, expected) < 0.005
+    assert all(relative_error(*pair) < bound for pair in zip(ours, beside, strict=True))
 
 
 @needs_kernels
@@ -94,11 +97,11 @@ def test_frozen_weights_and_inputs_without_a_gradient() -> None:
 
 @needs_kernels
 def test_rows_that_lie_apart_and_slices_of_them() -> None:
-    part, x = nn.Linear(32, 32), torch.randn(3, 7, 96).bfloat16()
+    layer, x = nn.Linear(32, 32), torch.randn(3, 7, 96).bfloat16()
     for rows in (x[..., 32:64], x.transpose(0, 1)[..., :32], x[:, ::2, 5:37]):
-        (found,) = linears(rows, [part])
-        assert found.shape == (*rows.shape[:-1], 32)
-        assert far(found, F.linear(rows.float(), part.weight, part.bias)) < 0.005
+        (actual,) = linears(rows, [layer])
+        assert actual.shape == (*rows.shape[:-1], 32)
+        assert relative_error(actual, F.linear(rows.float(), layer.weight, layer.bias)) < 0.005
 
 
 def test_other_layers_are_not_served() -> None:
@@ -108,8 +111,8 @@ def test_other_layers_are_not_served() -> None:
     assert is_served(nn.Linear(32, 64))
     watched = nn.Linear(32, 64)
     watched.register_forward_hook(lambda *_: None)
-    for part in (nn.Linear(33, 64), nn.Linear(32, 65), nn.Linear(32, 64).double(), Other(32, 64), watched):
-        assert not is_served(part)
+    for layer in (nn.Linear(33, 64), nn.Linear(32, 65), nn.Linear(32, 64).double(), Other(32, 64), watched):
+        assert not is_served(layer)
     network = FeedForward(32, spec.FeedForward(size=64, dropout=0.1))
     assert not serves_network(network)
     assert serves_network(network.eval())

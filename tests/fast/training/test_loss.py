@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.core.head import Projection
-from clearhead.fast.native.abi import Unfit
+from clearhead.fast.native.abi import UnfitTensor
 from clearhead.fast.training import loss as fast_loss
 from clearhead.generate.scoring.token_accuracy import projected_cross_entropy
 
@@ -18,8 +18,8 @@ fast_cross_entropy = partial(fast_loss.fast_cross_entropy, plain=projected_cross
 needs_kernels = pytest.mark.usefixtures("bf16_kernels")
 
 
-def far(found: Tensor, expected: Tensor) -> float:
-    return float(((found - expected).norm() / expected.norm()).detach())
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float(((actual - expected).norm() / expected.norm()).detach())
 
 
 def tensors(rows: int, entries: int, width: int, size: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,14 +43,14 @@ def test_losses_and_gradients_are_those_of_exact_arithmetic(
     monkeypatch.setattr(fast_loss, "_LEAST_BYTES", room)
     monkeypatch.setattr(fast_loss, "_MOST_BYTES", room)
     x, weight, labels = tensors(rows, entries, width, size)
-    exact = [one.detach().double().requires_grad_() for one in (x, weight)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in (x, weight)]
     expected = F.cross_entropy(exact[0] * scale @ exact[1].T, labels, reduction="sum", label_smoothing=smoothing)
     with torch.autocast("cpu", torch.bfloat16):
-        found = fast_cross_entropy(x, Projection(weight, None, scale), labels, label_smoothing=smoothing)
-    assert type(found.grad_fn).__name__ == "_CrossEntropyBackward"
-    assert float(((found - expected).abs() / expected).detach()) < 1e-5
-    ours, theirs = torch.autograd.grad(3.0 * found, [x, weight]), torch.autograd.grad(3.0 * expected, exact)
-    assert all(far(*pair) < 0.005 for pair in zip(ours, theirs, strict=True))
+        actual = fast_cross_entropy(x, Projection(weight, None, scale), labels, label_smoothing=smoothing)
+    assert type(actual.grad_fn).__name__ == "_CrossEntropyBackward"
+    assert float(((actual - expected).abs() / expected).detach()) < 1e-5
+    ours, theirs = torch.autograd.grad(3.0 * actual, [x, weight]), torch.autograd.grad(3.0 * expected, exact)
+    assert all(relative_error(*pair) < 0.005 for pair in zip(ours, theirs, strict=True))
 
 
 def test_what_the_kernels_do_not_serve_is_computed_by_pytorch() -> None:
@@ -61,10 +61,10 @@ def test_what_the_kernels_do_not_serve_is_computed_by_pytorch() -> None:
         Projection(weight, None, 1.0, soft_cap=5.0),
         Projection(weight.detach(), None, 1.0),
     ]
-    found = [fast_cross_entropy(x, plain, labels, label_smoothing=0.0)]  # in fp32
+    losses = [fast_cross_entropy(x, plain, labels, label_smoothing=0.0)]  # in fp32
     with torch.autocast("cpu", torch.bfloat16):
-        found += [fast_cross_entropy(x, one, labels, label_smoothing=0.0) for one in others]
-    assert all(type(one.grad_fn).__name__ != "_CrossEntropyBackward" for one in found)
+        losses += [fast_cross_entropy(x, projection, labels, label_smoothing=0.0) for projection in others]
+    assert all(type(loss.grad_fn).__name__ != "_CrossEntropyBackward" for loss in losses)
 
 
 @needs_kernels
@@ -81,5 +81,5 @@ def test_states_that_are_no_numbers_have_no_loss() -> None:
 def test_labels_that_are_no_ids_are_no_places_in_memory(label: int) -> None:
     x, weight, labels = tensors(5, 33, 32, 1.0)
     labels[3] = label
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(Unfit, match=rf"from 0 to 32, and got .*{label}"):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UnfitTensor, match=rf"from 0 to 32, and got .*{label}"):
         fast_cross_entropy(x, Projection(weight, None, 1.0), labels, label_smoothing=0.0)

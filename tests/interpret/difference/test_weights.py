@@ -83,16 +83,16 @@ def test_a_planted_change_ranks_first_over_noise(plant: Plant, first: tuple[str,
 
 def test_the_change_is_the_relative_frobenius_norm() -> None:
     a, b = decoder(kv_heads=4), decoder(kv_heads=4)
-    found = compare(a, b)
+    changes = compare(a, b)
     states = a.state_dict(), b.state_dict()
-    for change in found.changes:
+    for change in changes.changes:
         if change.kind == "tensor":
             before, after = (state[change.address].double() for state in states)
             expected = float((after - before).norm() / before.norm()) if before.any() else None
             expected = expected if (after - before).any() else 0.0
             assert change.relative == (expected if expected is None else pytest.approx(expected, rel=1e-5))
-    tensors = [change for change in found.changes if change.kind == "tensor"]
-    heads = [change for change in found.changes if change.kind == "head"]
+    tensors = [change for change in changes.changes if change.kind == "tensor"]
+    heads = [change for change in changes.changes if change.kind == "head"]
     assert {change.address for change in tensors} == set(states[0]) and len(heads) == 3 * 4
     # Together the heads are the four projections.
     squares = {"before": 0.0, "change": 0.0}
@@ -118,13 +118,15 @@ def test_the_rank_of_a_change_is_that_of_its_singular_values(
     change_MN = torch.randn(300, rank) @ torch.randn(rank, 280) / rank**0.5
     with torch.no_grad():
         b.decoder.embedding.table.weight += 0.1 * change_MN + 1e-5 * torch.randn(300, 280)
-    (found,) = [change for change in compare(a, b).changes if change.kind == "tensor" and len(change.shape) == 2]
+    (tensor_change,) = [
+        change for change in compare(a, b).changes if change.kind == "tensor" and len(change.shape) == 2
+    ]
     values = torch.linalg.svdvals(change_MN.double())
     expected = int((values > 0.01 * values[0]).sum())
     if is_exact or rank < weights.NUM_DIRECTIONS:
-        assert (found.rank, found.is_rank_at_least) == (expected, False)
+        assert (tensor_change.rank, tensor_change.is_rank_at_least) == (expected, False)
     else:
-        assert (found.rank, found.is_rank_at_least) == (weights.NUM_DIRECTIONS, True)
+        assert (tensor_change.rank, tensor_change.is_rank_at_least) == (weights.NUM_DIRECTIONS, True)
 
 
 def test_grown_tables_are_compared_on_their_common_rows() -> None:
@@ -133,12 +135,12 @@ def test_grown_tables_are_compared_on_their_common_rows() -> None:
     with torch.no_grad():
         for address, weight in b.state_dict().items():
             weight[: len(a.state_dict()[address])] = a.state_dict()[address]
-    found = compare(a, b)
-    assert not found.only_in_a and not found.only_in_b
-    grown = {one.address: (one.a, one.b, one.common_rows) for one in found.other_shape}
+    changes = compare(a, b)
+    assert not changes.only_in_a and not changes.only_in_b
+    grown = {other.address: (other.a, other.b, other.common_rows) for other in changes.other_shape}
     assert grown["decoder.embedding.table.weight"] == ((31, 28), (37, 28), 31)
     assert all(rows == 31 for _, _, rows in grown.values())
-    assert {change.score for change in found.changes} == {0.0}
+    assert {change.score for change in changes.changes} == {0.0}
 
 
 def test_weights_that_do_not_agree_are_listed_and_only_strangers_are_refused() -> None:
@@ -149,10 +151,10 @@ def test_weights_that_do_not_agree_are_listed_and_only_strangers_are_refused() -
     b = build(
         build_spec(Hyperparameters(family="decoder", feedforward=41, **hparams), source_vocab=31, target_vocab=31)
     )
-    found = compare(a, b)
-    assert {one.common_rows for one in found.other_shape} == {None}
-    assert {one.address.split(".")[-2] for one in found.other_shape} == {"up", "down"}
-    assert not {one.address for one in found.other_shape} & {change.address for change in found.changes}
+    changes = compare(a, b)
+    assert {weight.common_rows for weight in changes.other_shape} == {None}
+    assert {weight.address.split(".")[-2] for weight in changes.other_shape} == {"up", "down"}
+    assert not {weight.address for weight in changes.other_shape} & {change.address for change in changes.changes}
     with pytest.raises(InputError, match="no weight of a has the address and the shape of one of b"):
         other = Hyperparameters(family="encoder", layers=1, width=26, heads=2, feedforward=9)
         compare(a, build(build_spec(other, source_vocab=17, target_vocab=17)))

@@ -13,7 +13,7 @@ import numpy as np
 from clearhead import spec
 from clearhead.core import Transformer
 from clearhead.core.kernels.positions import distance_row, relative_bucket, rotary_frequencies
-from clearhead.interpret.explain.values import Section
+from clearhead.interpret.explain.values import ExplanationSection
 
 Numbers = np.ndarray
 _erf = np.vectorize(math.erf)
@@ -58,7 +58,7 @@ class Recomputed:
         scaled = x / np.sqrt((x**2).mean(-1, keepdims=True) + node.eps) * weight
         return scaled + self.weights.get(f"{address}.bias", 0.0)
 
-    def section(self, section: Section) -> Iterator[tuple[str, Numbers]]:
+    def section(self, section: ExplanationSection) -> Iterator[tuple[str, Numbers]]:
         """Give the name and the recomputed numbers of each value, from the numbers that stand before it."""
         if section.title == "embedding":
             yield from self._embedding(section)
@@ -72,7 +72,7 @@ class Recomputed:
     def _stack(self, name: str) -> spec.Stack:
         return getattr(self.module.spec, name)
 
-    def _embedding(self, section: Section) -> Iterator[tuple[str, Numbers]]:
+    def _embedding(self, section: ExplanationSection) -> Iterator[tuple[str, Numbers]]:
         node, address, ids = self._stack(section.stack).embedding, section.address, self.ids[section.stack]
         owner = node.table.path if isinstance(node.table, spec.Reference) else f"{address}.table"
         x = self.weights[f"{owner}.weight"][ids]
@@ -83,7 +83,7 @@ class Recomputed:
         if node.word_norm:
             x = self.norm(x, f"{address}.word_norm", node.word_norm)
             yield "word norm", x
-        place = node.projection.place if node.projection else None
+        order = node.projection.place if node.projection else None
         if node.num_segments:
             row = self.weights[f"{address}.segments.weight"][[0] * len(ids)]
             yield "segment", row
@@ -92,13 +92,13 @@ class Recomputed:
             row = self._positions(node.position, f"{address}.position", len(ids), x.shape[1])
             yield "position", row
             x = x + row
-        if place == "before_norm":
+        if order == "before_norm":
             x = self.affine(x, f"{address}.projection")
             yield "projection", x
         if node.norm:
             x = self.norm(x, f"{address}.norm", node.norm)
             yield "norm of the embedding", x
-        if place == "after_norm":
+        if order == "after_norm":
             x = self.affine(x, f"{address}.projection")
             yield "projection", x
         yield "embedded", x
@@ -114,7 +114,7 @@ class Recomputed:
             return np.stack([np.sin(angle), np.cos(angle)], -1).reshape(count, width)
         return np.concatenate([np.sin(angle), np.cos(angle)], -1)
 
-    def _step(self, section: Section) -> Iterator[tuple[str, Numbers]]:
+    def _step(self, section: ExplanationSection) -> Iterator[tuple[str, Numbers]]:
         node, stack = self.nodes[section.address], self._stack(section.stack)
         x = before = self.stream[section.stack]
         yield "before", before
@@ -123,17 +123,17 @@ class Recomputed:
             yield "norm before the branches", x
         total = before
         for number, branch in enumerate(node.branches):
-            own = f"{section.address}.branches.{number}"
+            branch_address = f"{section.address}.branches.{number}"
             read = x
             if branch.pre:
-                read = self.norm(x, f"{own}.pre", branch.pre)
+                read = self.norm(x, f"{branch_address}.pre", branch.pre)
                 yield "norm", read
-            address, out = f"{own}.function", None
+            address, out = f"{branch_address}.function", None
             values = self._attention if isinstance(branch.function, spec.Attention) else self._feed_forward
             for name, out in values(read, address, branch.function, (section, stack)):
                 yield name, out
             if branch.post:
-                out = self.norm(out, f"{own}.post", branch.post)
+                out = self.norm(out, f"{branch_address}.post", branch.post)
                 yield "norm of the branch", out
             if branch.scale != 1.0:
                 out = out * branch.scale
@@ -145,25 +145,25 @@ class Recomputed:
         self.stream[section.stack] = total
 
     def _attention(
-        self, read: Numbers, address: str, node: spec.Attention, place: tuple[Section, spec.Stack]
+        self, read: Numbers, address: str, node: spec.Attention, location: tuple[ExplanationSection, spec.Stack]
     ) -> Iterator[tuple[str, Numbers]]:
-        section, stack = place
+        section, stack = location
         is_memory, heads, size = node.source == "memory", node.num_heads, node.head_size
         source = self.stream["memory"] if is_memory else read
-        made = {}
+        prepared_by_name = {}
         for name, vectors in (("query", read), ("key", source), ("value", source)):
             projected = self.affine(vectors, f"{address}.{name}").reshape(len(vectors), -1, size).transpose(1, 0, 2)
             yield name, projected.repeat(heads // len(projected), axis=0)
-            prepared = self._prepared(projected, f"{address}.{name}_norm", node, name)
-            made[name] = prepared.repeat(heads // len(prepared), axis=0)
+            prepared = self._prepare(projected, f"{address}.{name}_norm", node, name)
+            prepared_by_name[name] = prepared.repeat(heads // len(prepared), axis=0)
             if not np.array_equal(prepared, projected):
-                yield f"prepared {name}", made[name]
+                yield f"prepared {name}", prepared_by_name[name]
         scale = size**-0.5 if node.scale is None else node.scale
-        scores = made["query"] @ made["key"].transpose(0, 2, 1) * scale
+        scores = prepared_by_name["query"] @ prepared_by_name["key"].transpose(0, 2, 1) * scale
         if node.soft_cap:
             scores = node.soft_cap * np.tanh(scores / node.soft_cap)
         if node.score_bias:
-            bias = self._bias(made, address, node, (section.stack, stack, scale))
+            bias = self._bias(prepared_by_name, address, node, (section.stack, stack, scale))
             yield "bias", bias
             scores = scores + bias
         distance = np.arange(scores.shape[1])[:, None] - np.arange(scores.shape[2])
@@ -181,18 +181,18 @@ class Recomputed:
             sink = self.weights[f"{address}.sink"][:, None, None]
             weights = np.exp(scores) / (np.exp(scores).sum(-1, keepdims=True) + np.exp(sink))
         yield "weights", weights
-        mixed = weights @ made["value"]
+        mixed = weights @ prepared_by_name["value"]
         yield "mixed", mixed
         yield "out", self.affine(mixed.transpose(1, 0, 2).reshape(len(read), -1), f"{address}.out")
 
-    def _prepared(self, x_HTE: Numbers, norm: str, node: spec.Attention, name: str) -> Numbers:
+    def _prepare(self, x_HTE: Numbers, norm: str, node: spec.Attention, name: str) -> Numbers:
         if node.clip is not None:
             x_HTE = x_HTE.clip(-node.clip, node.clip)
         if name == "value":
             return x_HTE
         choice = node.query_key_norm
 
-        def normed(x_HTE: Numbers) -> Numbers:
+        def apply_norm(x_HTE: Numbers) -> Numbers:
             if choice is None:
                 return x_HTE
             x_THE = x_HTE.transpose(1, 0, 2)
@@ -203,12 +203,12 @@ class Recomputed:
             return self.norm(x_THE, norm, choice.norm).transpose(1, 0, 2)
 
         is_late = choice is not None and choice.after_rotation
-        x_HTE = x_HTE if is_late else normed(x_HTE)
+        x_HTE = x_HTE if is_late else apply_norm(x_HTE)
         if node.position is not None:
-            x_HTE = self._rotated(x_HTE, node)
-        return normed(x_HTE) if is_late else x_HTE
+            x_HTE = self._rotate(x_HTE, node)
+        return apply_norm(x_HTE) if is_late else x_HTE
 
-    def _rotated(self, x_HTE: Numbers, node: spec.Attention) -> Numbers:
+    def _rotate(self, x_HTE: Numbers, node: spec.Attention) -> Numbers:
         rotary, count = node.position, x_HTE.shape[1]
         size = rotary.size or node.head_size
         frequency, magnitude = rotary.theta ** -(np.arange(0, size, 2) / size), 1.0
@@ -225,12 +225,12 @@ class Recomputed:
         return np.concatenate(turned, -1)
 
     def _bias(
-        self, made: dict[str, Numbers], address: str, node: spec.Attention, place: tuple[str, spec.Stack, float]
+        self, prepared: dict[str, Numbers], address: str, node: spec.Attention, location: tuple[str, spec.Stack, float]
     ) -> Numbers:
         import torch
 
-        name, stack, scale = place
-        count = made["query"].shape[1]
+        name, stack, scale = location
+        count = prepared["query"].shape[1]
         distance = np.arange(count)[:, None] - np.arange(count)
         match kind := node.score_bias:
             case spec.Alibi():
@@ -243,16 +243,16 @@ class Recomputed:
                 if table.norm:
                     rows = self.norm(rows, f"{name}.score_table.norm", table.norm)
                 row = distance_row(torch.from_numpy(distance)[None], table)[0].numpy()
-                total, own = 0.0, f"{address}.score_bias.position_"
+                total, projection = 0.0, f"{address}.score_bias.position_"
                 for term, content, other, shared in (
                     ("content_to_position", "query", "key", "key"), ("position_to_content", "key", "query", "query"),
                 ):  # fmt: skip
                     if term not in kind.terms:
                         continue
-                    project = f"{address}.{shared}" if kind.shared_projections else own + other
+                    project = f"{address}.{shared}" if kind.shared_projections else projection + other
                     vectors = self.affine(rows, project).reshape(len(rows), -1, node.head_size).transpose(1, 0, 2)
                     vectors = vectors.repeat(node.num_heads // len(vectors), axis=0)
-                    products = made[content] @ vectors.transpose(0, 2, 1)
+                    products = prepared[content] @ vectors.transpose(0, 2, 1)
                     query, key = np.indices(row.shape)
                     at = query if content == "query" else key
                     total = total + products[:, at, row]
@@ -276,7 +276,9 @@ class Recomputed:
         between = [2 ** (-8 * (head + 1) / (2 * power)) for head in range(0, 2 * power, 2)]
         return exact + between[: heads - power]
 
-    def _feed_forward(self, read: Numbers, address: str, node: object, place: object) -> Iterator[tuple[str, Numbers]]:
+    def _feed_forward(
+        self, read: Numbers, address: str, node: object, location: object
+    ) -> Iterator[tuple[str, Numbers]]:
         if isinstance(node, spec.MixtureOfExperts):
             router = self.affine(read, f"{address}.router")
             yield "router", router
@@ -294,33 +296,33 @@ class Recomputed:
         if node.gated:
             gate = self.affine(read, f"{address}.gate")
             yield "gate", gate
-        inner = self._activated(node.activation, up, gate)
+        inner = self._activate(node.activation, up, gate)
         yield "inner", inner
         yield "out", self.affine(inner, f"{address}.down")
 
     def _expert(self, read: Numbers, address: str, node: spec.FeedForward, index: int) -> Numbers:
-        def mapped(x: Numbers, name: str) -> Numbers:
+        def apply_linear(x: Numbers, name: str) -> Numbers:
             bias = self.weights.get(f"{address}.{name}.bias")
             return x @ self.weights[f"{address}.{name}.weight"][index].T + (0.0 if bias is None else bias[index])
 
-        gate = mapped(read, "gate") if node.gated else None
-        return mapped(self._activated(node.activation, mapped(read, "up"), gate), "down")
+        gate = apply_linear(read, "gate") if node.gated else None
+        return apply_linear(self._activate(node.activation, apply_linear(read, "up"), gate), "down")
 
     @staticmethod
-    def _activated(kind: object, up: Numbers, gate: Numbers | None) -> Numbers:
+    def _activate(kind: object, up: Numbers, gate: Numbers | None) -> Numbers:
         if isinstance(kind, spec.ClampedGate):
             gate, up = gate.clip(max=kind.limit), up.clip(-kind.limit, kind.limit)
             return (up + 1) * gate / (1 + np.exp(-kind.alpha * gate))
         return ACTIVATIONS[kind](up) if gate is None else ACTIVATIONS[kind](gate) * up
 
-    def _behind(self, section: Section) -> Iterator[tuple[str, Numbers]]:
+    def _behind(self, section: ExplanationSection) -> Iterator[tuple[str, Numbers]]:
         node, x = self._stack(section.stack), self.stream[section.stack]
         if node.final_norm:
             x = self.norm(x, f"{section.stack}.final_norm", node.final_norm)
             yield "final norm", x
         self.stream[section.stack] = x
 
-    def _head(self, section: Section) -> Iterator[tuple[str, Numbers]]:
+    def _head(self, section: ExplanationSection) -> Iterator[tuple[str, Numbers]]:
         x = self.stream["decoder" if self.module.decoder else "encoder"]
         for number, node in enumerate(self.module.spec.head.layers):
             address = f"head.layers.{number}"
@@ -329,8 +331,8 @@ class Recomputed:
                     x = self.norm(x, address, node)
                     yield "norm", x
                 case spec.Linear():
-                    own = self.weights[f"{address if not node.weight else node.weight.path}.weight"]
-                    x = x * node.scale @ own.T + self.weights.get(f"{address}.bias", 0.0)
+                    weight = self.weights[f"{address if not node.weight else node.weight.path}.weight"]
+                    x = x * node.scale @ weight.T + self.weights.get(f"{address}.bias", 0.0)
                     yield "linear", x
                 case spec.Pool():
                     weights = np.arange(1, len(x) + 1)[:, None]

@@ -11,7 +11,7 @@ import torch
 import clearhead as ch
 from clearhead.core import Transformer
 from clearhead.interpret.explain.forward import Forward, sections
-from clearhead.interpret.explain.score import NotTakenApart, Writer, score_terms
+from clearhead.interpret.explain.score import NonlinearNorm, Writer, score_terms
 from tests.core.extensions.test_parts import module as part_module
 from tests.interpret.explain.recomputed import Recomputed
 from tests.interpret.maps.cases import CASES, NONLINEAR, make, texts
@@ -58,7 +58,7 @@ def test_numbers_are_those_of_plain_arithmetic(name: str) -> None:
         if section.stack == "decoder" and "encoder" in plain.stream:
             plain.stream.setdefault("memory", plain.stream["encoder"])
         expected = list(plain.section(section))
-        assert [value.name for value in section.values] == [one for one, _ in expected], section.title
+        assert [value.name for value in section.values] == [value_name for value_name, _ in expected], section.title
         for value, (_, numbers) in zip(section.values, expected, strict=True):
             np.testing.assert_allclose(value.numbers.numpy(), numbers, rtol=2e-5, atol=2e-6, err_msg=value.name)
     output = module(forward.source, forward.target)
@@ -69,18 +69,18 @@ def test_numbers_are_those_of_plain_arithmetic(name: str) -> None:
 @pytest.mark.parametrize("name", ALL)
 def test_terms_of_a_score_add_up_to_it(name: str) -> None:
     forward = forward_of_model(name)
-    for (place, depth), record in forward.records.items():
-        stack, source = place.split(".")
+    for (attention, depth), record in forward.records.items():
+        stack, source = attention.split(".")
         head, query, key = record.num_heads - 1, record.query_BHTE.shape[2] - 1, 1
         terms = score_terms(forward, (stack, source, depth), head, query, key)
         cap = record.attention.spec.soft_cap
         product = terms.score - terms.position_bias
         capped = cap * np.tanh(product / cap) if cap else product
-        found = float(forward.at(f"{record.address}.scores", depth)[head, query, key])
-        assert capped + terms.position_bias == pytest.approx(found, rel=1e-6, abs=1e-8)
+        score = float(forward.at(f"{record.address}.scores", depth)[head, query, key])
+        assert capped + terms.position_bias == pytest.approx(score, rel=1e-6, abs=1e-8)
         assert float(terms.terms.sum()) + terms.position_bias == pytest.approx(terms.score, rel=2e-6, abs=1e-7)
         assert sum(value for _, value in terms.by_key()) == pytest.approx(product, rel=2e-6, abs=1e-7)
-        assert depth == 0 or len({writer.part for writer in terms.query_writers}) > 1
+        assert depth == 0 or len({writer.component for writer in terms.query_writers}) > 1
 
 
 def test_a_writer_adds_what_is_missing_without_it() -> None:
@@ -115,13 +115,15 @@ def test_what_an_own_norm_hides_is_said() -> None:
         ("recomputed", "encoder-decoder"),
     ):
         forward = forward_of(part_module(name, family).double())
-        for (place, depth), _ in forward.records.items():
-            stack, source = place.split(".")
+        for (attention, depth), _ in forward.records.items():
+            stack, source = attention.split(".")
             terms = score_terms(forward, (stack, source, depth), 0, 2, 1)
             assert float(terms.terms.sum()) + terms.position_bias == pytest.approx(terms.score, abs=1e-9)
     forward = forward_of(part_module("everywhere", "decoder").double())
-    found = {value.name: value.formula for section in sections(forward) for value in section.values}
-    assert found["weights"] == "w = OffbeatWeights(s)" and ", then Tilt" in found["scores"]
-    assert found["norm before the branches" if "norm before the branches" in found else "norm"].startswith("n = Gain")
-    with pytest.raises(NotTakenApart, match="Gain"):
+    formulas = {value.name: value.formula for section in sections(forward) for value in section.values}
+    assert formulas["weights"] == "w = OffbeatWeights(s)" and ", then Tilt" in formulas["scores"]
+    assert formulas["norm before the branches" if "norm before the branches" in formulas else "norm"].startswith(
+        "n = Gain"
+    )
+    with pytest.raises(NonlinearNorm, match="Gain"):
         score_terms(forward, ("decoder", "self", 1), 0, 2, 1)

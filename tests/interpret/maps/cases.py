@@ -37,7 +37,7 @@ def parallel() -> spec.Model:
     return model.model_copy(update={"decoder": model.decoder.model_copy(update={"layers": tuple(layers)})})
 
 
-def headed(*layers: spec.HeadLayer, name: str = "encoder/post/learned") -> spec.Model:
+def with_head_layers(*layers: spec.HeadLayer, name: str = "encoder/post/learned") -> spec.Model:
     return base(name, tie="none").model_copy(update={"head": spec.Head(layers=layers)})
 
 
@@ -48,9 +48,9 @@ CASES: dict[str, Callable[[], spec.Model]] = {
     "two stacks": lambda: base("encoder-decoder/post/sinusoidal"),
     "two stacks, norms before": lambda: base("encoder-decoder/pre-grouped/buckets"),
     "parallel branches": parallel,
-    "classifier by the mean": lambda: headed(spec.Pool(by="mean"), spec.LayerNorm(), spec.Linear(size=3)),
-    "classifier by several pools": lambda: headed(spec.Pool(by=("weighted", "mean", "last")), spec.Linear(size=3)),
-    "tagger": lambda: headed(spec.Linear(size=5, scale=0.6)),
+    "classifier by the mean": lambda: with_head_layers(spec.Pool(by="mean"), spec.LayerNorm(), spec.Linear(size=3)),
+    "classifier by several pools": lambda: with_head_layers(spec.Pool(by=("weighted", "mean", "last")), spec.Linear(size=3)),
+    "tagger": lambda: with_head_layers(spec.Linear(size=5, scale=0.6)),
     **{
         name: HF_PARTS[name]
         for name in (
@@ -61,7 +61,7 @@ CASES: dict[str, Callable[[], spec.Model]] = {
 }  # fmt: skip
 NONLINEAR: dict[str, Callable[[], spec.Model]] = {
     "masked model with a transform": lambda: base("encoder/post/learned", output_transform=True),
-    "classifier by the first": lambda: headed(
+    "classifier by the first": lambda: with_head_layers(
         spec.Pool(by="first"), spec.Linear(size=11, scale=1.7), spec.Activation(function="tanh"), spec.Linear(size=3)
     ),
 }

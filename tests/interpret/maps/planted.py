@@ -42,7 +42,7 @@ class Blocks:
         )
 
     def stack(self, mask: spec.Mask, *sources: str, layers: int) -> spec.Stack:
-        steps = tuple(spec.Step(branches=(spec.Branch(function=self.attention(one, mask)),)) for one in sources)
+        steps = tuple(spec.Step(branches=(spec.Branch(function=self.attention(source, mask)),)) for source in sources)
         embedding = spec.Embedding(table=spec.Table(rows=self.size), position=spec.Learned(rows=POSITIONS))
         return spec.Stack(width=self.width, embedding=embedding, layers=(spec.Layer(steps=steps),) * layers)
 
@@ -87,9 +87,9 @@ class Blocks:
 
 
 def attention_of(module: Transformer, path: str) -> Attention:
-    found = module.get_submodule(f"{path}.branches.0.function")
-    assert isinstance(found, Attention)
-    return found
+    attention = module.get_submodule(f"{path}.branches.0.function")
+    assert isinstance(attention, Attention)
+    return attention
 
 
 @torch.no_grad()

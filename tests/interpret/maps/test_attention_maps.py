@@ -22,7 +22,7 @@ from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests import hf_models
-from tests.tasks import fine_tuning as made
+from tests.tasks import fine_tuning
 
 LAYERS, HEADS = 3, 2
 TEXT, TARGET = "abc de", "fa cb"
@@ -66,7 +66,7 @@ def test_weights_of_two_stacks_are_those_of_one_teacher_forced_pass(
     read = torch.tensor([[*source, vocabulary.eos_id]]), torch.tensor([[vocabulary.bos_id, *target]])
     assert maps.tokens == vocabulary.tokens(read[0][0].tolist())
     assert maps.target_tokens == vocabulary.tokens(read[1][0].tolist())
-    assert maps.reading.labels == (*target, vocabulary.eos_id)
+    assert maps.inputs.labels == (*target, vocabulary.eos_id)
     assert maps.stacks == ("encoder.self", "decoder.self", "decoder.memory")
     with capture(model.module, "**.weights") as seen:
         model.module(*read)
@@ -90,11 +90,11 @@ def test_a_target_that_is_not_given_is_the_greedy_translation(models: dict[str, 
     maps = model.attention(TEXT)
     (best,) = model.translate_n_best([TEXT], n=1, beam_size=1)
     assert list(maps.target_tokens or ())[1:] == best[0].tokens[:-1]
-    assert model.tokenizer.tokens(maps.reading.labels) == best[0].tokens
-    assert maps.reading.num_given == 1
+    assert model.tokenizer.tokens(maps.inputs.labels) == best[0].tokens
+    assert maps.inputs.num_given == 1
     wide = model.attention(TEXT, beam_size=3, generate=4)
     (best,) = model.translate_n_best([TEXT], n=1, beam_size=3, max_length=4)
-    assert model.tokenizer.tokens(wide.reading.labels) == best[0].tokens
+    assert model.tokenizer.tokens(wide.inputs.labels) == best[0].tokens
 
 
 def test_a_decoder_reads_the_prompt_and_what_it_generates(models: dict[str, Model]) -> None:
@@ -108,8 +108,8 @@ def test_a_decoder_reads_the_prompt_and_what_it_generates(models: dict[str, Mode
         options = {"temperature": 0} if beam_size == 1 else {"beam_size": beam_size}
         written = model.generate(TEXT, max_new_tokens=5, **options)[0].tokens
         assert maps.tokens == [*alone.tokens, *written]
-        assert maps.reading.num_given == len(alone.tokens)
-        assert vocabulary.tokens(maps.reading.labels) == maps.tokens[1:]
+        assert maps.inputs.num_given == len(alone.tokens)
+        assert vocabulary.tokens(maps.inputs.labels) == maps.tokens[1:]
 
 
 def test_an_encoder_reads_blanks_as_masks(models: dict[str, Model]) -> None:
@@ -126,7 +126,7 @@ def test_checkpoints_read_as_their_predictions_do(make: str, tmp_path: Path) -> 
     """The special tokens, segments and decoder input are those with which the checkpoint predicts."""
     folder = tmp_path / "model"
     if make in ("bert", "bart"):
-        build: Callable[..., Path] = made.bart if make == "bart" else made.encoder
+        build: Callable[..., Path] = fine_tuning.bart if make == "bart" else fine_tuning.encoder
         kind = {"bert": "BertForSequenceClassification", "bart": "BartForSequenceClassification"}[make]
         model = ch.load(build(folder, kind), device="cpu")
         with capture(model.module, "**.weights") as seen:
@@ -143,7 +143,7 @@ def test_checkpoints_read_as_their_predictions_do(make: str, tmp_path: Path) -> 
         assert chat.tokens == [*maps.tokens, "<|endoftext|>"]
         return
     else:
-        model = ch.load(made.t5(folder) if make == "t5" else hf_models.translator(folder), device="cpu")
+        model = ch.load(fine_tuning.t5(folder) if make == "t5" else hf_models.translator(folder), device="cpu")
         with capture(model.module, "**.weights") as seen:
             model.score("the cat sat", "a small dog")
         maps = model.attention("the cat sat", "a small dog")
@@ -153,37 +153,37 @@ def test_checkpoints_read_as_their_predictions_do(make: str, tmp_path: Path) -> 
 
 def test_numbers_do_not_depend_on_the_precision_of_the_machine(models: dict[str, Model]) -> None:
     model = models["decoder"]
-    rounded = model.replaced(ch.build(model.spec).bfloat16())
-    exact = model.replaced(ch.build(model.spec))
+    rounded = model.with_module(ch.build(model.spec).bfloat16())
+    exact = model.with_module(ch.build(model.spec))
     exact.module.load_state_dict(rounded.module.state_dict())
-    found = rounded.attention(TEXT).weights("decoder.self", 1)
-    assert torch.equal(found, exact.attention(TEXT).weights("decoder.self", 1))
+    weights = rounded.attention(TEXT).weights("decoder.self", 1)
+    assert torch.equal(weights, exact.attention(TEXT).weights("decoder.self", 1))
     assert next(rounded.module.parameters()).dtype == torch.bfloat16
     as_loaded = rounded.attention(TEXT, precision="auto").weights("decoder.self", 1)
-    assert as_loaded.dtype == torch.float32 and not torch.equal(as_loaded, found)
+    assert as_loaded.dtype == torch.float32 and not torch.equal(as_loaded, weights)
 
 
 def test_files_hold_the_weights(pair_maps: AttentionMaps, tmp_path: Path) -> None:
     path = tmp_path / "new" / "maps.npz"
     pair_maps.save(path)
-    with np.load(path, allow_pickle=False) as found:
-        assert found["tokens"].tolist() == pair_maps.tokens
-        assert found["target_tokens"].tolist() == pair_maps.target_tokens
+    with np.load(path, allow_pickle=False) as arrays:
+        assert arrays["tokens"].tolist() == pair_maps.tokens
+        assert arrays["target_tokens"].tolist() == pair_maps.target_tokens
         for stack in pair_maps.stacks:
-            assert found[stack].dtype == np.float32 and found[f"{stack}.layers"].tolist() == [0, 1, 2]
+            assert arrays[stack].dtype == np.float32 and arrays[f"{stack}.layers"].tolist() == [0, 1, 2]
             for layer in range(LAYERS):
-                assert np.array_equal(found[stack][layer], pair_maps.weights(stack, layer).numpy())
+                assert np.array_equal(arrays[stack][layer], pair_maps.weights(stack, layer).numpy())
     pair_maps.save(path, layers=[2, 0], heads=[1], force=True)
-    with np.load(path, allow_pickle=False) as found:
-        assert found["decoder.self.layers"].tolist() == [0, 2] and found["decoder.self.heads"].tolist() == [1]
-        weights = found["decoder.memory"]
+    with np.load(path, allow_pickle=False) as arrays:
+        assert arrays["decoder.self.layers"].tolist() == [0, 2] and arrays["decoder.self.heads"].tolist() == [1]
+        weights = arrays["decoder.memory"]
         assert weights.shape[:2] == (2, 1)
         np.testing.assert_allclose(weights[1, 0], pair_maps.weights("decoder.memory", 2, 1), atol=1e-6)
     content = json.loads(json.dumps(pair_maps.to_json(layers=[1])))
     assert content["tokens"] == pair_maps.tokens and len(content["attention"]) == 3 * HEADS
-    for one in content["attention"]:
-        expected = pair_maps.weights(one["stack"], one["layer"], one["head"])
-        torch.testing.assert_close(torch.tensor(one["weights"]), expected, atol=1e-6, rtol=0)
+    for head in content["attention"]:
+        expected = pair_maps.weights(head["stack"], head["layer"], head["head"])
+        torch.testing.assert_close(torch.tensor(head["weights"]), expected, atol=1e-6, rtol=0)
 
 
 def test_no_file_is_replaced_unless_told(pair_maps: AttentionMaps, tmp_path: Path) -> None:
@@ -209,9 +209,9 @@ def test_a_layer_that_lost_a_head_has_no_numbers_there(models: dict[str, Model],
     maps = edited.model.attention(TEXT)
     assert [maps.num_heads("decoder.self", layer) for layer in range(LAYERS)] == [2, 1, 2]
     maps.save(tmp_path / "maps.npz")
-    with np.load(tmp_path / "maps.npz") as found:
-        assert np.isnan(found["decoder.self"][1, 1]).all()
-        assert not np.isnan(found["decoder.self"][[0, 2]]).any()
+    with np.load(tmp_path / "maps.npz") as arrays:
+        assert np.isnan(arrays["decoder.self"][1, 1]).all()
+        assert not np.isnan(arrays["decoder.self"][[0, 2]]).any()
 
 
 @pytest.mark.parametrize(
@@ -332,11 +332,11 @@ def test_thumbnails_hold_the_largest_weight_of_each_part(
     monkeypatch.setattr("clearhead.interpret.maps.attention_maps.THUMBNAIL", 5)
     monkeypatch.setattr("clearhead.interpret.maps.head_statistics._CHUNK", 60)
     weights = maps.weights("decoder.memory", 1)
-    found = thumbnails(maps.record("decoder.memory", 1))
-    assert found.shape == (HEADS, 5, 5)
+    pictures = thumbnails(maps.record("decoder.memory", 1))
+    assert pictures.shape == (HEADS, 5, 5)
     for row in range(5):
         for column in range(5):
             rows = [i for i in range(13) if i * 5 // 13 == row]
             columns = [j for j in range(28) if j * 5 // 28 == column]
             expected = weights[:, rows][:, :, columns].amax((1, 2))
-            torch.testing.assert_close(found[:, row, column], expected, atol=1e-6, rtol=0)
+            torch.testing.assert_close(pictures[:, row, column], expected, atol=1e-6, rtol=0)

@@ -25,12 +25,12 @@ def best_path(nodes: tuple[BeamNode, ...]) -> list[BeamNode]:
     """Return the nodes behind the start, up to the result."""
     assert (nodes[0].parent, nodes[0].step, nodes[0].score) == (-1, 0, 0.0)
     assert all(node.parent >= 0 and node.step == nodes[node.parent].step + 1 for node in nodes[1:])
-    (place,) = [number for number, node in enumerate(nodes) if node.rank == 0]
+    (index,) = [number for number, node in enumerate(nodes) if node.rank == 0]
     path = []
-    while place > 0:
-        path.append(nodes[place])
-        assert nodes[place].parent < place
-        place = nodes[place].parent
+    while index > 0:
+        path.append(nodes[index])
+        assert nodes[index].parent < index
+        index = nodes[index].parent
     return path[::-1]
 
 
@@ -43,7 +43,7 @@ def test_the_best_path_is_the_translation() -> None:
     assert "".join(node.token for node in path if node.token != "</s>").strip() == best.text.strip()
     assert path[-1].score == pytest.approx(best.score, abs=1e-5) and path[-1].state == "finished"
     assert sum(node.log_probability for node in path) == pytest.approx(best.log_probability, abs=1e-5)
-    assert maps.reading.labels == tuple(model.tokenizer.entries().index(token) for token in best.tokens)
+    assert maps.inputs.labels == tuple(model.tokenizer.entries().index(token) for token in best.tokens)
     assert {node.state for node in maps.beams()} == {"kept", "pruned", "finished"}
 
 

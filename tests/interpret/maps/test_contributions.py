@@ -15,21 +15,21 @@ from clearhead.core.head import Linear
 from clearhead.core.norm import LayerNorm, RMSNorm
 from clearhead.interpret.maps.contributions import contributions
 from clearhead.interpret.maps.hook_points import capture
-from clearhead.interpret.maps.outcome import Outcome
+from clearhead.interpret.maps.outcome import ModelOutcome
 from clearhead.interpret.maps.streams import Streams
 from tests.interpret.maps.cases import CASES, NONLINEAR, make, run, texts
 from tests.laws.tiny import difference
 
 
-def outcome_of(streams: Streams) -> Outcome:
+def outcome_of(streams: Streams) -> ModelOutcome:
     pooled = streams.module.head.is_pooled
-    return Outcome(None if pooled else streams.last.ids.shape[1] - 2, "", 2)
+    return ModelOutcome(None if pooled else streams.last.ids.shape[1] - 2, "", 2)
 
 
 @torch.no_grad()
 def outputs(module: Transformer) -> Tensor:
     """The outputs of the last linear map of the head: the logits before a cap."""
-    number = max(number for number, part in enumerate(module.head.layers) if isinstance(part, Linear))
+    number = max(number for number, layer in enumerate(module.head.layers) if isinstance(layer, Linear))
     with capture(module, f"head.layers.{number}") as seen:
         module(*texts(module))
     return seen.tensor(f"head.layers.{number}")[0]
@@ -41,23 +41,23 @@ class Held:
     What is left of the run is the path from the residual stream to the logit; `omit` multiplies terms of the stream.
     """
 
-    def __init__(self, module: Transformer, outcome: Outcome) -> None:
+    def __init__(self, module: Transformer, outcome: ModelOutcome) -> None:
         self.module, self.outcome, self.texts = module, outcome, texts(module)
         self.seen: dict[nn.Module, list[tuple[Tensor, Tensor]]] = defaultdict(list)
         self.top = module.decoder or module.encoder
         steps = [step for layer in self.top.layers for step in layer.steps]
         self.functions = {branch.function for step in steps for branch in step.branches}
-        own = {*self.top.modules(), *module.head.modules()}
-        self.norms = {part for part in own if isinstance(part, LayerNorm | RMSNorm)}
-        self.norms -= {part for function in self.functions for part in function.modules()}
+        modules = {*self.top.modules(), *module.head.modules()}
+        self.norms = {child for child in modules if isinstance(child, LayerNorm | RMSNorm)}
+        self.norms -= {child for function in self.functions for child in function.modules()}
         outs = [function.out for function in self.functions if isinstance(function, Attention)]
         with ExitStack() as hooks:
-            for part in (*self.functions, *self.norms, *outs):
-                hooks.callback(part.register_forward_hook(self._note).remove)
+            for child in (*self.functions, *self.norms, *outs):
+                hooks.callback(child.register_forward_hook(self._note).remove)
             self._logit()
 
-    def _note(self, part: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        self.seen[part].append((inputs[0], output))
+    def _note(self, child: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        self.seen[child].append((inputs[0], output))
 
     def _logit(self) -> float:
         row = outputs(self.module)
@@ -68,38 +68,38 @@ class Held:
         calls: dict[nn.Module, int] = defaultdict(int)
         depth = -1
 
-        def count(part: nn.Module, *call: object) -> None:
+        def count(layer: nn.Module, *call: object) -> None:
             nonlocal depth
             depth += 1
 
-        def give(part: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            index, calls[part] = calls[part], calls[part] + 1
-            _, output = self.seen[part][index]
-            if not isinstance(part, Attention):
+        def give(function: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            index, calls[function] = calls[function], calls[function] + 1
+            _, output = self.seen[function][index]
+            if not isinstance(function, Attention):
                 return output * factors.get(("feed-forward", depth, None), 1.0)
             stack = "decoder" if self.module.decoder else "encoder"
-            mixed, _ = self.seen[part.out][index]
-            size = part.spec.head_size
-            for head in range(part.spec.num_heads):
-                factor = factors.get((f"{stack}.{part.spec.source}", depth, head), 1.0)
-                own = slice(head * size, (head + 1) * size)
-                output = output + (factor - 1.0) * mixed[..., own] @ part.out.weight[:, own].T
+            mixed, _ = self.seen[function.out][index]
+            size = function.spec.head_size
+            for head in range(function.spec.num_heads):
+                factor = factors.get((f"{stack}.{function.spec.source}", depth, head), 1.0)
+                head_slice = slice(head * size, (head + 1) * size)
+                output = output + (factor - 1.0) * mixed[..., head_slice] @ function.out.weight[:, head_slice].T
             return output
 
-        def affine(part: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            index, calls[part] = calls[part], calls[part] + 1
-            old, new = self.seen[part][index][0], inputs[0]
-            if isinstance(part, LayerNorm):
-                new = (new - new.mean(-1, keepdim=True)) / (old.var(-1, keepdim=True, correction=0) + part.eps).sqrt()
+        def affine(norm: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            index, calls[norm] = calls[norm], calls[norm] + 1
+            old, new = self.seen[norm][index][0], inputs[0]
+            if isinstance(norm, LayerNorm):
+                new = (new - new.mean(-1, keepdim=True)) / (old.var(-1, keepdim=True, correction=0) + norm.eps).sqrt()
             else:
-                new = new / (old.pow(2).mean(-1, keepdim=True) + part.eps).sqrt()
-            new = new * (part.weight + 1 if part.has_unit_offset else part.weight)
-            return new if getattr(part, "bias", None) is None else new + part.bias
+                new = new / (old.pow(2).mean(-1, keepdim=True) + norm.eps).sqrt()
+            new = new * (norm.weight + 1 if norm.has_unit_offset else norm.weight)
+            return new if getattr(norm, "bias", None) is None else new + norm.bias
 
         with ExitStack() as hooks:
             embedding = self.top.embedding
             scale = factors.get(("embedding", None, None), 1.0)
-            hooks.callback(embedding.register_forward_hook(lambda part, inputs, output: output * scale).remove)
+            hooks.callback(embedding.register_forward_hook(lambda module, inputs, output: output * scale).remove)
             for layer in self.top.layers:
                 hooks.callback(layer.register_forward_pre_hook(count).remove)
             for function in self.functions:
@@ -115,16 +115,16 @@ def test_a_term_is_the_change_of_the_logit_with_it(name: str) -> None:
     streams = Streams.of(module, *texts(module))
     outcome = outcome_of(streams)
     terms = contributions(streams, outcome)
-    values = {(term.part, term.layer, term.head): term.value for term in terms if term.part != "bias"}
-    assert len(values) == sum(term.part != "bias" for term in terms)
+    values = {(term.component, term.layer, term.head): term.value for term in terms if term.component != "bias"}
+    assert len(values) == sum(term.component != "bias" for term in terms)
     held, places = Held(module, outcome), list(values)[:: 1 if len(values) < 20 else 3]
     step, tolerance = (1.0, 1e-9) if name in CASES else (1e-6, 1e-5)  # a straight path, or one with a tangent
     whole = held.logit({})
-    expected = torch.tensor([(held.logit({place: 1 + step}) - whole) / step for place in places])
-    assert difference(torch.tensor([values[place] for place in places]), expected) <= tolerance
+    expected = torch.tensor([(held.logit({term_key: 1 + step}) - whole) / step for term_key in places])
+    assert difference(torch.tensor([values[term_key] for term_key in places]), expected) <= tolerance
     if name in CASES:  # what is left without any term is bias
         left = held.logit(dict.fromkeys(values, 0.0))
-        assert sum(term.value for term in terms if term.part == "bias") == pytest.approx(left, rel=1e-9)
+        assert sum(term.value for term in terms if term.component == "bias") == pytest.approx(left, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", [*CASES, *NONLINEAR])
@@ -138,9 +138,9 @@ def test_the_terms_sum_to_the_logit(name: str) -> None:
 
 
 def test_every_part_of_the_last_stack_has_its_terms_in_order() -> None:
-    found = run("two stacks")
-    terms = contributions(found.streams, outcome_of(found.streams))
-    places = [(term.part, term.layer, term.head) for term in terms]
+    entry = run("two stacks")
+    terms = contributions(entry.streams, outcome_of(entry.streams))
+    places = [(term.component, term.layer, term.head) for term in terms]
     expected: list[tuple[str, int | None, int | None]] = [("embedding", None, None)]
     for layer in range(2):
         expected += [(stack, layer, head) for stack in ("decoder.self", "decoder.memory") for head in range(6)]

@@ -17,37 +17,37 @@ from clearhead.base.hooks import is_seen
 from clearhead.core import Sequence, Transformer, build
 from clearhead.interpret.maps import effects
 from clearhead.interpret.maps.contributions import contributions
-from clearhead.interpret.maps.effects import EffectMeter, Patcher, Patches, aligned_positions
-from clearhead.interpret.maps.hook_points import Place, capture, edit
-from clearhead.interpret.maps.outcome import Outcome
+from clearhead.interpret.maps.effects import EffectMeter, Patcher, Patches, align_positions
+from clearhead.interpret.maps.hook_points import ActivationContext, capture, edit
+from clearhead.interpret.maps.outcome import ModelOutcome
 from clearhead.interpret.maps.recording import AttentionRecord
 from tests.interpret.maps.cases import CASES, SOURCE, Run, make, record, run, texts
 from tests.interpret.maps.test_attention_maps import model_of
 from tests.interpret.maps.test_attention_maps import tokenizer as made_tokenizer  # noqa: F401
-from tests.laws.tiny import difference, hparams, resolved
+from tests.laws.tiny import difference, hparams, resolve_spec
 
 # Norms and heads of other forms are no matter of effects.
 NAMES = [name for name in CASES if "offset" not in name and name not in {"capped outputs", "tagger"}]
 
 
-def outcome_of(found: Run) -> Outcome:
-    pooled = found.module.head.is_pooled
-    return Outcome(None if pooled else found.streams.last.ids.shape[1] - 2, "", 2)
+def outcome_of(entry: Run) -> ModelOutcome:
+    pooled = entry.module.head.is_pooled
+    return ModelOutcome(None if pooled else entry.streams.last.ids.shape[1] - 2, "", 2)
 
 
-def plain(found: Run, outcome: Outcome) -> float:
+def plain(entry: Run, outcome: ModelOutcome) -> float:
     """The log-probability of an outcome by a whole run."""
-    streams = found.streams
+    streams = entry.streams
     with torch.no_grad():
-        logits = found.module(streams.source, streams.target).logits[0]
+        logits = entry.module(streams.source, streams.target).logits[0]
     row = logits if outcome.position is None else logits[outcome.position]
     return float(row.double().log_softmax(-1)[outcome.id])
 
 
 @contextmanager
-def without_head(entry: AttentionRecord, head: int, found: Run) -> Iterator[None]:
+def without_head(entry: AttentionRecord, head: int, run_entry: Run) -> Iterator[None]:
     """Zero what one head gives to the output projection, in the call at its depth."""
-    order = getattr(found.module, entry.address.partition(".")[0]).order
+    order = getattr(run_entry.module, entry.address.partition(".")[0]).order
     wanted, calls = order[: entry.layer].count(order[entry.layer]), []
     size = entry.attention.spec.head_size
 
@@ -66,42 +66,42 @@ def without_head(entry: AttentionRecord, head: int, found: Run) -> Iterator[None
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_effect_of_a_head_is_that_of_a_whole_run_without_it(name: str) -> None:
-    found = run(name)
-    outcome = outcome_of(found)
-    told: list[tuple[int, int]] = []
+    whole_run = run(name)
+    outcome = outcome_of(whole_run)
+    reports: list[tuple[int, int]] = []
     measured = EffectMeter(
-        found.streams, outcome, found.records, lambda done, total: told.append((done, total))
+        whole_run.streams, outcome, whole_run.records, lambda done, total: reports.append((done, total))
     ).head_effects()
-    expected, before = [], plain(found, outcome)
-    heads = [(entry, head) for entry in found.records for head in range(entry.num_heads)]
+    expected, before = [], plain(whole_run, outcome)
+    heads = [(entry, head) for entry in whole_run.records for head in range(entry.num_heads)]
     for entry, head in heads[::5]:
-        with without_head(entry, head, found):
-            expected.append(plain(found, outcome) - before)
+        with without_head(entry, head, whole_run):
+            expected.append(plain(whole_run, outcome) - before)
     assert [(effect.stack, effect.layer, effect.head) for effect in measured] == [
         (entry.stack, entry.layer, head) for entry, head in heads
     ]
-    assert told[-1] == (len(heads), len(heads)) and told == sorted(told)
+    assert reports[-1] == (len(heads), len(heads)) and reports == sorted(reports)
     assert difference(torch.tensor([effect.change for effect in measured[::5]]), torch.tensor(expected)) <= 1e-5
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_effect_of_a_key_is_that_of_a_whole_run_with_zero_weights_on_it(name: str) -> None:
-    found = run(name)
-    outcome, before = outcome_of(found), plain(found, outcome_of(found))
-    for entry in found.records[:: max(1, len(found.records) - 1)]:  # the first and the last
+    whole_run = run(name)
+    outcome, before = outcome_of(whole_run), plain(whole_run, outcome_of(whole_run))
+    for entry in whole_run.records[:: max(1, len(whole_run.records) - 1)]:  # the first and the last
         head = entry.num_heads - 1
         expected = []
         for key in range(entry.key_BKSE.shape[2]):
 
-            def zero(weights: Tensor, at: Place, key: int = key, entry: AttentionRecord = entry) -> Tensor:
+            def zero(weights: Tensor, at: ActivationContext, key: int = key, entry: AttentionRecord = entry) -> Tensor:
                 weights = weights.clone()
                 if at.depth == entry.layer:
                     weights[:, entry.num_heads - 1, :, key] = 0
                 return weights
 
-            with edit(found.module, {f"{entry.address}.weights": zero}):
-                expected.append(plain(found, outcome) - before)
-        measured = EffectMeter(found.streams, outcome, found.records).key_effects(entry, head)
+            with edit(whole_run.module, {f"{entry.address}.weights": zero}):
+                expected.append(plain(whole_run, outcome) - before)
+        measured = EffectMeter(whole_run.streams, outcome, whole_run.records).key_effects(entry, head)
         assert (measured - torch.tensor(expected)).abs().max() <= 1e-5 * max(1e-1, *map(abs, expected))
         assert measured.abs().max() > 1e-4
 
@@ -109,55 +109,57 @@ def test_the_effect_of_a_key_is_that_of_a_whole_run_with_zero_weights_on_it(name
 def test_batches_of_any_size_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     # In fp64: products of other sizes may add in another order, and effects are differences of far larger numbers.
     module = make("two stacks").double()
-    found = record(module, *texts(module))
-    outcome, entry = outcome_of(found), found.records[0]
+    whole_run = record(module, *texts(module))
+    outcome, entry = outcome_of(whole_run), whole_run.records[0]
 
     def measure() -> tuple[Tensor, Tensor]:
-        heads = [effect.change for effect in EffectMeter(found.streams, outcome, found.records[::4]).head_effects()]
-        return torch.tensor(heads), EffectMeter(found.streams, outcome, found.records).key_effects(entry, 1)
+        heads = [
+            effect.change for effect in EffectMeter(whole_run.streams, outcome, whole_run.records[::4]).head_effects()
+        ]
+        return torch.tensor(heads), EffectMeter(whole_run.streams, outcome, whole_run.records).key_effects(entry, 1)
 
     together = measure()
-    monkeypatch.setattr(effects, "read_tokens", lambda module: 1)
-    for one, many in zip(measure(), together, strict=True):
-        assert difference(one, many) <= 1e-12
+    monkeypatch.setattr(effects, "default_batch_tokens", lambda module: 1)
+    for alone, many in zip(measure(), together, strict=True):
+        assert difference(alone, many) <= 1e-12
 
 
 def test_layers_below_the_head_do_not_run_again() -> None:
-    found = run("two stacks")
+    whole_run = run("two stacks")
     ran: list[str] = []
     hooks = [
         layer.register_forward_hook(lambda *call, name=f"{stack}.{index}": ran.append(name))
         for stack in ("encoder", "decoder")
-        for index, layer in enumerate(getattr(found.streams.module, stack).layers)
+        for index, layer in enumerate(getattr(whole_run.streams.module, stack).layers)
     ]
-    last = [entry for entry in found.records if entry.stack == "decoder.memory"][-1]
-    EffectMeter(found.streams, outcome_of(found), [last]).head_effects()
+    last = [entry for entry in whole_run.records if entry.stack == "decoder.memory"][-1]
+    EffectMeter(whole_run.streams, outcome_of(whole_run), [last]).head_effects()
     for hook in hooks:
         hook.remove()
     assert ran == [f"decoder.{last.layer}"]
 
 
 def test_an_exception_leaves_the_model_as_it_was() -> None:
-    found = run.__wrapped__("decoder, grouped keys")
-    found.module.train()
+    whole_run = run.__wrapped__("decoder, grouped keys")
+    whole_run.module.train()
 
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        EffectMeter(found.streams, outcome_of(found), found.records, stop).head_effects()
-    assert found.module.training
-    assert all(not part._forward_hooks and not part._forward_pre_hooks for part in found.module.modules())
-    assert not any(map(is_seen, found.streams.module.modules()))
+        EffectMeter(whole_run.streams, outcome_of(whole_run), whole_run.records, stop).head_effects()
+    assert whole_run.module.training
+    assert all(not child._forward_hooks and not child._forward_pre_hooks for child in whole_run.module.modules())
+    assert not any(map(is_seen, whole_run.streams.module.modules()))
 
 
 def copying_head() -> Run:
     """A decoder in which head 1 of layer 1 attends to token 5, by a constant query, and writes that token down."""
     torch.manual_seed(1)
     chosen = replace(hparams("decoder/post/learned"), heads=3, head_size=14, norm_place="pre", tie="none")
-    module = build(resolved(chosen)).eval()
+    module = build(resolve_spec(chosen)).eval()
     attention = module.decoder.layers[1].steps[0].branches[0].function
-    own, ids = slice(14, 28), torch.arange(SOURCE)[None] + 7
+    head_slice, ids = slice(14, 28), torch.arange(SOURCE)[None] + 7
     ids[0, 2] = 5
     with torch.no_grad():
         for parameter in module.parameters():
@@ -165,22 +167,22 @@ def copying_head() -> Run:
                 parameter.mul_(0.3)
         table = module.decoder.embedding.table.weight.normal_()
         module.head.layers[0].weight.copy_(table)
-        attention.query.weight[own], attention.query.bias[own] = 0.0, 4.0 * table[5]
-        attention.key.weight[own] = attention.value.weight[own] = torch.eye(14)
-        attention.out.weight[:, own] = 3.0 * torch.eye(14)
+        attention.query.weight[head_slice], attention.query.bias[head_slice] = 0.0, 4.0 * table[5]
+        attention.key.weight[head_slice] = attention.value.weight[head_slice] = torch.eye(14)
+        attention.out.weight[:, head_slice] = 3.0 * torch.eye(14)
     return record(module, Sequence(ids))
 
 
 def test_a_head_that_copies_the_answer_has_by_far_the_largest_effect() -> None:
-    found = copying_head()
-    planted, outcome = ("decoder.self", 1, 1), Outcome(SOURCE - 1, "", 5)
-    effects = EffectMeter(found.streams, outcome, found.records).head_effects()
+    whole_run = copying_head()
+    planted, outcome = ("decoder.self", 1, 1), ModelOutcome(SOURCE - 1, "", 5)
+    effects = EffectMeter(whole_run.streams, outcome, whole_run.records).head_effects()
     changes = {(effect.stack, effect.layer, effect.head): effect.change for effect in effects}
     assert min(changes, key=changes.__getitem__) == planted
     assert changes.pop(planted) < 5 * min(changes.values()) < 0
-    by_key = EffectMeter(found.streams, outcome, found.records).key_effects(found.records[1], 1)
+    by_key = EffectMeter(whole_run.streams, outcome, whole_run.records).key_effects(whole_run.records[1], 1)
     assert by_key.argmin() == 2 and by_key[2] < 5 * by_key[by_key != by_key[2]].min()
-    terms = {(term.part, term.layer, term.head): term.value for term in contributions(found.streams, outcome)}
+    terms = {(term.component, term.layer, term.head): term.value for term in contributions(whole_run.streams, outcome)}
     assert max(terms, key=terms.__getitem__) == planted
     assert terms.pop(planted) > 5 * max(terms.values())
 
@@ -193,11 +195,13 @@ def both(name: str, shorter: int = 0) -> tuple[Run, Run]:
     module = make(name).double()
     here = record(module, *texts(module))
     source, target = here.streams.source, here.streams.target
-    other = [None if one is None else Sequence((one.ids[:, shorter:] + 3) % 7 + 1) for one in (source, target)]
+    other = [
+        None if sequence is None else Sequence((sequence.ids[:, shorter:] + 3) % 7 + 1) for sequence in (source, target)
+    ]
     return here, record(module, other[0], other[1])
 
 
-def looped(here: Run, there: Run, outcome: Outcome, pairs: Pairs) -> tuple[dict[str, Tensor], list[float]]:
+def patch_by_loops(here: Run, there: Run, outcome: ModelOutcome, pairs: Pairs) -> tuple[dict[str, Tensor], list[float]]:
     """The same changes by `edit`, one whole run for each."""
     module: Transformer = here.module
 
@@ -207,8 +211,8 @@ def looped(here: Run, there: Run, outcome: Outcome, pairs: Pairs) -> tuple[dict[
         row = row if outcome.position is None else row[outcome.position]
         return float(row.log_softmax(-1)[outcome.id] - row.log_softmax(-1)[outcome.other_id])
 
-    def changed(address: str, depth: int, put: object) -> float:
-        def at_depth(tensor: Tensor, at: Place) -> Tensor:
+    def measure_change(address: str, depth: int, put: object) -> float:
+        def at_depth(tensor: Tensor, at: ActivationContext) -> Tensor:
             return put(tensor.clone()) if at.depth == depth else tensor
 
         with edit(module, {address: at_depth}):
@@ -223,24 +227,26 @@ def looped(here: Run, there: Run, outcome: Outcome, pairs: Pairs) -> tuple[dict[
         for depth in range(len(order) + 1):
             layer, point = (order[depth], "before") if depth < len(order) else (order[-1], "after")
             address, at = f"{name}.layers.{layer}.{point}", min(depth, len(order) - 1)
-            (other,) = (one.tensor[0] for one in seen[address] if one.depth == at)
-            for one, two in counterparts:
+            (other,) = (seen_record.tensor[0] for seen_record in seen[address] if seen_record.depth == at)
+            for position, two in counterparts:
 
-                def put_vector(tensor: Tensor, one: int = one, vector: Tensor = other[two]) -> Tensor:
-                    tensor[0, one] = vector
+                def put_vector(tensor: Tensor, position: int = position, vector: Tensor = other[two]) -> Tensor:
+                    tensor[0, position] = vector
                     return tensor
 
-                streams[name][depth, one] = changed(address, at, put_vector)
+                streams[name][depth, position] = measure_change(address, at, put_vector)
     for entry in here.records:
-        (other,) = (one.tensor[0] for one in seen[f"{entry.address}.mixed"] if one.depth == entry.layer)
+        (other,) = (
+            seen_record.tensor[0] for seen_record in seen[f"{entry.address}.mixed"] if seen_record.depth == entry.layer
+        )
         for head in range(entry.num_heads):
 
             def put_head(tensor: Tensor, head: int = head, entry=entry, other: Tensor = other) -> Tensor:
-                for one, two in pairs[entry.address.partition(".")[0]]:
-                    tensor[0, head, one] = other[head, two]
+                for position, two in pairs[entry.address.partition(".")[0]]:
+                    tensor[0, head, position] = other[head, two]
                 return tensor
 
-            heads.append(changed(f"{entry.address}.mixed", entry.layer, put_head))
+            heads.append(measure_change(f"{entry.address}.mixed", entry.layer, put_head))
     return streams, heads
 
 
@@ -255,62 +261,62 @@ def looped(here: Run, there: Run, outcome: Outcome, pairs: Pairs) -> tuple[dict[
 )
 def test_a_patch_is_the_change_of_a_whole_run_with_it(name: str, positions: Pairs | None) -> None:
     here, there = both(name, 0 if positions is None else 1)
-    place = None if here.module.head.is_pooled else 3
-    outcome = Outcome(place, "", 2, other="", other_id=1)
-    pairs = aligned_positions(here.streams, there.streams, positions)
+    position = None if here.module.head.is_pooled else 3
+    outcome = ModelOutcome(position, "", 2, other="", other_id=1)
+    pairs = align_positions(here.streams, there.streams, positions)
     patcher = Patcher(EffectMeter(here.streams, outcome, here.records), there.streams, pairs)
-    found, heads = patcher.streams(), patcher.heads()
-    streams, expected = looped(here, there, outcome, pairs)
-    assert found.keys() == streams.keys()
+    measured, heads = patcher.streams(), patcher.heads()
+    streams, expected = patch_by_loops(here, there, outcome, pairs)
+    assert measured.keys() == streams.keys()
     for stack, changes in streams.items():
-        assert torch.equal(found[stack].isnan(), changes.isnan())
-        assert (found[stack] - changes).nan_to_num().abs().max() <= 2e-6
+        assert torch.equal(measured[stack].isnan(), changes.isnan())
+        assert (measured[stack] - changes).nan_to_num().abs().max() <= 2e-6
         assert changes.nan_to_num().abs().max() > 1e-3
-    assert [(one.stack, one.layer, one.head) for one in heads] == [
+    assert [(effect.stack, effect.layer, effect.head) for effect in heads] == [
         (entry.stack, entry.layer, head) for entry in here.records for head in range(entry.num_heads)
     ]
-    assert (torch.tensor([one.change for one in heads]) - torch.tensor(expected)).abs().max() <= 2e-6
+    assert (torch.tensor([effect.change for effect in heads]) - torch.tensor(expected)).abs().max() <= 2e-6
     # The stream behind the last layer, where the outcome is predicted, is all that the head reads.
     total = patcher.total()
-    if place in dict(pairs.get("decoder", [])):
-        assert total == pytest.approx(float(found["decoder"][-1, place]), abs=2e-6)
+    if position in dict(pairs.get("decoder", [])):
+        assert total == pytest.approx(float(measured["decoder"][-1, position]), abs=2e-6)
     else:
-        assert (total is None) == (place is not None)
+        assert (total is None) == (position is not None)
 
 
 def test_batches_of_any_size_agree_and_the_same_text_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = both("decoder, norms behind")
-    outcome, pairs = Outcome(2, "", 2), aligned_positions(here.streams, there.streams, None)
-    told: list[tuple[int, int]] = []
-    notify = lambda done, total: told.append((done, total))  # noqa: E731
+    outcome, pairs = ModelOutcome(2, "", 2), align_positions(here.streams, there.streams, None)
+    reports: list[tuple[int, int]] = []
+    notify = lambda done, total: reports.append((done, total))  # noqa: E731
     whole = Patcher(EffectMeter(here.streams, outcome, here.records, notify), there.streams, pairs)
     streams, heads = whole.streams(), whole.heads()
-    assert told[-1][0] == told[-1][1] and told == sorted(told)
+    assert reports[-1][0] == reports[-1][1] and reports == sorted(reports)
     assert (streams["decoder"][:, 3:] == 0).all(), "a causal model does not see what comes behind the position"
-    monkeypatch.setattr(effects, "read_tokens", lambda module: 1)
+    monkeypatch.setattr(effects, "default_batch_tokens", lambda module: 1)
     alone = Patcher(EffectMeter(here.streams, outcome, here.records), there.streams, pairs)
     assert torch.allclose(alone.streams()["decoder"], streams["decoder"], atol=1e-6)
-    assert [one.change for one in alone.heads()] == pytest.approx([one.change for one in heads], abs=1e-6)
+    assert [effect.change for effect in alone.heads()] == pytest.approx([effect.change for effect in heads], abs=1e-6)
     same = Patcher(EffectMeter(here.streams, outcome, here.records), here.streams, pairs)
     assert same.streams()["decoder"].abs().max() <= 1e-6
-    assert max(abs(one.change) for one in same.heads()) <= 1e-6
+    assert max(abs(effect.change) for effect in same.heads()) <= 1e-6
 
 
 def test_maps_are_patched_refused_and_drawn(made_tokenizer, tmp_path: Path) -> None:  # noqa: F811
     model = model_of(made_tokenizer, "encoder-decoder", "translate")
     here, there = model.attention("abc de", "fa cb"), model.attention("abd de", "fa bb")
-    found = here.patch(there, of=(3, "c", "b"))
-    assert isinstance(found, Patches) and found.outcome == "'c' rather than 'b'"
-    assert {name: tuple(changes.shape) for name, changes in found.streams.items()} == {
+    patches = here.patch(there, of=(3, "c", "b"))
+    assert isinstance(patches, Patches) and patches.outcome == "'c' rather than 'b'"
+    assert {name: tuple(changes.shape) for name, changes in patches.streams.items()} == {
         "encoder": (4, 7),
         "decoder": (4, 6),
     }
-    assert np.allclose(found.streams["decoder"][-1, 2], found.total, atol=1e-6)
-    found.save_picture(tmp_path / "patch.svg")
+    assert np.allclose(patches.streams["decoder"][-1, 2], patches.total, atol=1e-6)
+    patches.save_picture(tmp_path / "patch.svg")
     picture = (tmp_path / "patch.svg").read_text("utf-8")
     assert "decoder.memory: heads" in picture and "'c' rather than 'b': what the other text brings" in picture
     with pytest.raises(InputError, match=r"patch.svg exists already"):
-        found.save_picture(tmp_path / "patch.svg")
+        patches.save_picture(tmp_path / "patch.svg")
     longer = model.attention("abd ded", "fa bb")
     refused = {
         r"the encoder reads 7 tokens of this text and 8 of the other one, so its positions have no counterparts: give "

@@ -12,13 +12,13 @@ from clearhead.interpret.maps.hook_points import capture
 from tests.interpret.maps.cases import CASES, Run, run
 
 
-def weights_of(found: Run) -> dict[tuple[str, int], np.ndarray]:
+def weights_of(whole_run: Run) -> dict[tuple[str, int], np.ndarray]:
     """The weights [heads, queries, keys] of each stack and layer, by watching the eager kernel."""
-    with torch.no_grad(), capture(found.module, "**.weights") as seen:
-        found.module(found.streams.source, found.streams.target)
+    with torch.no_grad(), capture(whole_run.module, "**.weights") as seen:
+        whole_run.module(whole_run.streams.source, whole_run.streams.target)
     weights = {}
     for address, entries in seen.items():
-        source = found.module.get_submodule(address.removesuffix(".weights")).spec.source
+        source = whole_run.module.get_submodule(address.removesuffix(".weights")).spec.source
         for entry in entries:
             weights[f"{address.partition('.')[0]}.{source}", entry.depth] = entry.tensor[0].double().numpy()
     return weights
@@ -26,9 +26,9 @@ def weights_of(found: Run) -> dict[tuple[str, int], np.ndarray]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_weight_is_multiplied_by_the_length_of_what_it_moves(name: str) -> None:
-    found = run(name)
-    weights = weights_of(found)
-    for entry in found.records:
+    whole_run = run(name)
+    weights = weights_of(whole_run)
+    for entry in whole_run.records:
         group = entry.attention.spec.num_heads // entry.attention.spec.num_kv_heads
         size, out = entry.attention.spec.head_size, entry.attention.out.weight.detach().double().numpy()
         for head in (0, entry.num_heads - 1):
@@ -46,16 +46,16 @@ def test_a_weight_is_multiplied_by_the_length_of_what_it_moves(name: str) -> Non
 @pytest.mark.parametrize("name", CASES)
 def test_rollout_multiplies_the_layers(name: str) -> None:
     """The streams of both texts as one, whose shares a matrix of both moves."""
-    found = run(name)
-    weights = weights_of(found)
-    lengths = {"encoder": found.streams.source.ids.shape[1], "decoder": found.streams.last.ids.shape[1]}
-    lengths = lengths if found.streams.target else {found.streams.top: found.streams.last.ids.shape[1]}
-    source = lengths.get("encoder", 0) if found.streams.target else 0
+    whole_run = run(name)
+    weights = weights_of(whole_run)
+    lengths = {"encoder": whole_run.streams.source.ids.shape[1], "decoder": whole_run.streams.last.ids.shape[1]}
+    lengths = lengths if whole_run.streams.target else {whole_run.streams.top: whole_run.streams.last.ids.shape[1]}
+    source = lengths.get("encoder", 0) if whole_run.streams.target else 0
     share = np.eye(sum(lengths.values()))  # of each token of both texts, at each position of both
     expected: dict[str, list[np.ndarray]] = {}
     for stack in lengths:
         rows = slice(0, source) if stack == "encoder" and source else slice(source, None)
-        for layer in range(len(getattr(found.module, stack).order)):
+        for layer in range(len(getattr(whole_run.module, stack).order)):
             for kind, keys in (("self", rows), ("memory", slice(0, source))):
                 if (f"{stack}.{kind}", layer) in weights:
                     step = np.eye(len(share))
@@ -64,8 +64,8 @@ def test_rollout_multiplies_the_layers(name: str) -> None:
                     share = step @ share
             expected.setdefault(f"{stack}.self", []).append(share[rows, rows])
             expected.setdefault(f"{stack}.memory", []).append(share[rows, :source])
-    for stack in dict.fromkeys(entry.stack for entry in found.records):
-        measured = rollout(found.records, stack)
+    for stack in dict.fromkeys(entry.stack for entry in whole_run.records):
+        measured = rollout(whole_run.records, stack)
         assert measured.dtype == torch.float32
         np.testing.assert_allclose(measured.numpy(), np.stack(expected[stack]), atol=1e-6)
 

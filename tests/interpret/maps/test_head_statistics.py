@@ -40,7 +40,7 @@ def maps_of(model: Model) -> AttentionMaps:
     return model.attention(TEXT, TARGET) if model.task.kind == "translate" else model.attention(TEXT)
 
 
-def expected_on_text(weights: np.ndarray, *, is_self: bool) -> dict[str, float | None]:
+def expected_statistics(weights: np.ndarray, *, is_self: bool) -> dict[str, float | None]:
     """Every statistic of one text, query by query."""
     queries, keys = weights.shape
     rows: dict[str, list[float]] = {name: [] for name in head_statistics.STATISTICS}
@@ -57,7 +57,7 @@ def expected_on_text(weights: np.ndarray, *, is_self: bool) -> dict[str, float |
             rows["first_token"].append(row[0])
             j = int(np.argmax(row))
             rows["alignment"].append(row[j] if int(np.argmax(weights[:, j])) == i else 0.0)
-    return {name: float(np.mean(found)) if found else None for name, found in rows.items()}
+    return {name: float(np.mean(numbers)) if numbers else None for name, numbers in rows.items()}
 
 
 @pytest.mark.parametrize("chunk", [2**24, 100])
@@ -73,10 +73,10 @@ def test_statistics_of_a_text_are_loops_over_its_weights(
     ]
     for row in rows:
         weights = maps.weights(row.stack, row.layer, row.head).double().numpy()
-        expected = expected_on_text(weights, is_self=row.stack.endswith("self"))
+        expected = expected_statistics(weights, is_self=row.stack.endswith("self"))
         for name in set(head_statistics.STATISTICS) - {"duplicate_token", "induction"}:
-            found = getattr(row, name)
-            assert found == (None if expected[name] is None else pytest.approx(expected[name], abs=1e-6)), name
+            value = getattr(row, name)
+            assert value == (None if expected[name] is None else pytest.approx(expected[name], abs=1e-6)), name
         assert row.num_texts == 1
 
 
@@ -124,20 +124,20 @@ def test_repeat_scores_are_loops_over_generated_sequences(family: str, monkeypat
                 induction.append(sum(float(weights[b, i, j + 1]) for j in others if j + 1 < x.shape[1]))
             scores["duplicate_token"].append(duplicate)
             scores["induction"].append(induction)
-        for name, found in scores.items():
-            means = np.mean(found, axis=1)
+        for name, values in scores.items():
+            means = np.mean(values, axis=1)
             assert getattr(row, name) == pytest.approx(means.mean(), abs=1e-6)
             assert row.spread[name] == pytest.approx(means.std(ddof=1), abs=1e-6)
 
 
-def named(rows: list[HeadStatistics], stack: str) -> dict[tuple[int, int], tuple[str, ...]]:
+def patterns_of(rows: list[HeadStatistics], stack: str) -> dict[tuple[int, int], tuple[str, ...]]:
     return {(row.layer, row.head): row.patterns for row in rows if row.stack == stack}
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 def test_planted_heads_of_one_stack_are_named(family: str) -> None:
     rows = planted.one_stack(family).attention(TEXT).heads()
-    assert named(rows, f"{family}.self") == {
+    assert patterns_of(rows, f"{family}.self") == {
         (0, 0): ("previous token",),
         (0, 1): ("first token",),
         (0, 2): ("duplicate token",),
@@ -153,11 +153,11 @@ def test_planted_heads_of_one_stack_are_named(family: str) -> None:
 def test_planted_heads_over_the_memory_are_named() -> None:
     model = planted.two_stacks()
     rows = model.attention("abcdefgh", "abcdefgh").heads()
-    found = named(rows, "decoder.memory")
-    assert set(found[0, 0]) == {"copying", "diagonal", "alignment"}
-    assert found[0, 1] == ("first token",)
-    assert set(found[0, 2]) == {"duplicate token", "alignment"}
-    assert not any(named(rows, "encoder.self").values())
+    patterns = patterns_of(rows, "decoder.memory")
+    assert set(patterns[0, 0]) == {"copying", "diagonal", "alignment"}
+    assert patterns[0, 1] == ("first token",)
+    assert set(patterns[0, 2]) == {"duplicate token", "alignment"}
+    assert not any(patterns_of(rows, "encoder.self").values())
 
 
 def test_two_vocabularies_have_no_common_tokens_to_repeat() -> None:
@@ -175,7 +175,7 @@ def test_what_is_not_defined_is_none() -> None:
         max_positions=5,
     )  # fmt: skip
     size = model.tokenizer.vocab_size
-    short = model.replaced(ch.build(build_spec(hparams, source_vocab=size, target_vocab=size)).eval())
+    short = model.with_module(ch.build(build_spec(hparams, source_vocab=size, target_vocab=size)).eval())
     row = short.attention("ab").heads()[0]
     assert row.induction is None and row.duplicate_token is None and row.alignment is None and row.entropy is not None
     decoder = random_model("encoder-decoder").attention("ab", "a", generate=0)
@@ -186,17 +186,17 @@ def test_what_is_not_defined_is_none() -> None:
 def test_many_texts_give_mean_and_spread(family: str) -> None:
     model = random_model(family)
     texts, targets = ["abc", TEXT, "qrs tuvw xyz"], ["ab", TARGET, "cd ef"]
-    told: list[tuple[int, int]] = []
-    given = (texts, targets) if family == "encoder-decoder" else (texts,)
-    rows = model.heads(*given, notify=lambda done, total: told.append((done, total)))
-    single = [model.attention(*both).heads() for both in zip(*given, strict=True)]
-    assert told == [(1, 3), (2, 3), (3, 3)]
+    reports: list[tuple[int, int]] = []
+    arguments = (texts, targets) if family == "encoder-decoder" else (texts,)
+    rows = model.heads(*arguments, notify=lambda done, total: reports.append((done, total)))
+    single = [model.attention(*both).heads() for both in zip(*arguments, strict=True)]
+    assert reports == [(1, 3), (2, 3), (3, 3)]
     for row, *ones in zip(rows, *single, strict=True):
-        assert row.num_texts == 3 and {(one.stack, one.layer, one.head) for one in [row, *ones]} == {
-            (row.stack, row.layer, row.head)
-        }
+        assert row.num_texts == 3 and {
+            (single_row.stack, single_row.layer, single_row.head) for single_row in [row, *ones]
+        } == {(row.stack, row.layer, row.head)}
         for name in head_statistics.STATISTICS:
-            values = [getattr(one, name) for one in ones]
+            values = [getattr(single_row, name) for single_row in ones]
             if values[0] is None:
                 assert getattr(row, name) is None
                 continue

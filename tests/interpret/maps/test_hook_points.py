@@ -43,32 +43,32 @@ def test_an_unknown_name_is_refused_with_the_nearest() -> None:
 
 def test_capture_returns_the_output_of_each_module() -> None:
     module, x = doublings(), torch.arange(5.0)
-    with capture(module, ["0.0", "2"]) as found:
+    with capture(module, ["0.0", "2"]) as seen:
         module(x)
-    assert set(found) == {"0.0", "2"}
-    assert torch.equal(found.tensor("0.0"), 2 * x)
-    assert torch.equal(found.tensor("2"), 8 * x)
+    assert set(seen) == {"0.0", "2"}
+    assert torch.equal(seen.tensor("0.0"), 2 * x)
+    assert torch.equal(seen.tensor("2"), 8 * x)
     module(x + 1)
-    assert torch.equal(found.tensor("2"), 8 * x), "outside the context nothing is observed"
+    assert torch.equal(seen.tensor("2"), 8 * x), "outside the context nothing is observed"
 
 
 def test_every_call_leaves_a_record() -> None:
     module = doublings(1)
-    with capture(module, "0") as found:
+    with capture(module, "0") as seen:
         module(torch.tensor(3.0))
         module(torch.tensor(5.0))
-    assert [(record.tensor.item(), record.depth, record.step) for record in found["0"]] == [(6, 0, 0), (10, 0, 1)]
+    assert [(record.tensor.item(), record.depth, record.step) for record in seen["0"]] == [(6, 0, 0), (10, 0, 1)]
     with pytest.raises(InputError, match="'0' has 2 records, not one"):
-        found.tensor("0")
+        seen.tensor("0")
     with pytest.raises(InputError, match="'00' was not captured"):
-        found.tensor("00")
+        seen.tensor("00")
 
 
 def test_an_edit_affects_later_modules_and_ends_with_the_context() -> None:
     module, x = doublings(), torch.arange(5.0)
-    with edit(module, {"1.*": lambda output, at: output - 1}), capture(module, "1") as found:
+    with edit(module, {"1.*": lambda output, at: output - 1}), capture(module, "1") as seen:
         assert torch.equal(module(x), 2 * (4 * x - 1))
-        assert torch.equal(found.tensor("1"), 4 * x - 1)
+        assert torch.equal(seen.tensor("1"), 4 * x - 1)
     assert torch.equal(module(x), 8 * x)
 
 
@@ -96,7 +96,7 @@ def test_an_edit_takes_a_tensor_alone_or_with_its_place() -> None:
         "alone": (lambda tensor: tensor + 1, 2 * x + 1),
         "place": (lambda tensor, at: tensor + len(at.address), 2 * x + 1),
         "place by default": (lambda tensor, at=None: tensor + len(at.address), 2 * x + 1),
-        "any": (lambda *given: given[0] + len(given), 2 * x + 2),
+        "any": (lambda *arguments: arguments[0] + len(arguments), 2 * x + 2),
         "bound in a loop": (lambda tensor, size=3: tensor + size, 2 * x + 3),
         "both": (lambda tensor, at, size=3: tensor + size, 2 * x + 3),
         "of another type": (lambda tensor: tensor.double(), 2 * x),
@@ -128,6 +128,6 @@ def test_an_edit_that_is_no_function_is_refused() -> None:
 
 def test_gradients_flow_through_captures_and_edits() -> None:
     module, x = doublings(), torch.ones(5, requires_grad=True)
-    with capture(module, "0") as found, edit(module, {"1": lambda output, at: output * found.tensor("0")}):
+    with capture(module, "0") as seen, edit(module, {"1": lambda output, at: output * seen.tensor("0")}):
         module(x).sum().backward()
     assert torch.allclose(x.grad, torch.full((5,), 2 * 2 * 2 * 2 * 2.0))  # d/dx 2 * (4x * 2x) = 32x

@@ -26,10 +26,10 @@ def test_a_depth_is_the_prediction_of_the_model_cut_there(name: str) -> None:
     streams = Streams.of(module, source, target)
     names = names_of(streams)
     labels = streams.last.ids[0, 1:].tolist() if streams.top == "decoder" else []
-    found = logit_lens(streams, names, len(names.names), labels)
+    predictions = logit_lens(streams, names, len(names.names), labels)
     stack = getattr(module, streams.top)
     order = stack.order
-    assert len(found.probabilities) == len(order) + 1
+    assert len(predictions.probabilities) == len(order) + 1
     with torch.no_grad():
         logits = module(source, target).logits
     for depth in range(len(order) + 1):
@@ -37,14 +37,14 @@ def test_a_depth_is_the_prediction_of_the_model_cut_there(name: str) -> None:
         with torch.no_grad():
             expected = module(source, target).logits
         expected = (expected if expected.dim() == 2 else expected[0]).softmax(-1)
-        everywhere = torch.zeros_like(expected).scatter(-1, found.ids[depth], found.probabilities[depth])
+        everywhere = torch.zeros_like(expected).scatter(-1, predictions.ids[depth], predictions.probabilities[depth])
         assert difference(everywhere, expected) <= 1e-6
-        assert (found.probabilities[depth].diff(dim=-1) <= 0).all(), "the most probable first"
-        chosen = expected.gather(1, found.target_ids[:, None])[:, 0]
-        torch.testing.assert_close(found.target_probabilities[depth], chosen, atol=1e-6, rtol=1e-5)
+        assert (predictions.probabilities[depth].diff(dim=-1) <= 0).all(), "the most probable first"
+        chosen = expected.gather(1, predictions.target_ids[:, None])[:, 0]
+        torch.testing.assert_close(predictions.target_probabilities[depth], chosen, atol=1e-6, rtol=1e-5)
     best = (logits if logits.dim() == 2 else logits[0]).argmax(-1)
-    assert found.target_ids.tolist() == [*labels, *best[len(labels) :].tolist()]
-    assert found.names[int(found.ids[0, 0, 0])] == f"name {int(found.ids[0, 0, 0])}"
+    assert predictions.target_ids.tolist() == [*labels, *best[len(labels) :].tolist()]
+    assert predictions.names[int(predictions.ids[0, 0, 0])] == f"name {int(predictions.ids[0, 0, 0])}"
 
 
 def test_positions_in_parts_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

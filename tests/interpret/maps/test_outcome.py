@@ -10,7 +10,7 @@ import torch
 
 from clearhead.base.errors import InputError
 from clearhead.core import Sequence, Transformer
-from clearhead.interpret.maps.outcome import Chosen, Outcome, OutputNames, choose_outcome, predicts_next
+from clearhead.interpret.maps.outcome import ModelOutcome, OutcomeChoice, OutputNames, choose_outcome, predicts_next
 from clearhead.interpret.maps.streams import Streams
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.tokenizer import Tokenizer
@@ -28,70 +28,70 @@ def tokenizer() -> Tokenizer:
 @cache
 def streams(name: str, text: str, target: str | None = None) -> Streams:
     module = make(name)
-    return Streams.of(module, encoded(text), None if target is None else encoded(target))
+    return Streams.of(module, encode(text), None if target is None else encode(target))
 
 
-def encoded(text: str) -> Sequence:
+def encode(text: str) -> Sequence:
     ids = [tokenizer().mask_id if word == "<mask>" else tokenizer().encode(word)[0] for word in text.split()]
     return Sequence(torch.tensor([ids]))
 
 
-def chosen(of: Chosen, found: Streams, labels: tuple[str, ...] = ()) -> tuple[int | None, str]:
+def choose(of: OutcomeChoice, text_streams: Streams, labels: tuple[str, ...] = ()) -> tuple[int | None, str]:
     names = OutputNames(labels) if labels else OutputNames(tokenizer().entries(), tokenizer())
-    outcome = choose_outcome(of, found, names, found.last.ids[0, 1:].tolist())
+    outcome = choose_outcome(of, text_streams, names, text_streams.last.ids[0, 1:].tolist())
     assert names.name(outcome.id) == outcome.token
-    assert outcome.is_next == predicts_next(found, names)
+    assert outcome.is_next == predicts_next(text_streams, names)
     return outcome.position, outcome.token.removeprefix("▁")
 
 
-def best(found: Streams, position: int | None, labels: tuple[str, ...] = ()) -> str:
+def best(text_streams: Streams, position: int | None, labels: tuple[str, ...] = ()) -> str:
     with torch.no_grad():
-        logits = found.module(found.source, found.target).logits[0]
+        logits = text_streams.module(text_streams.source, text_streams.target).logits[0]
     row = (logits if position is None else logits[position])[: len(labels or tokenizer().entries())].tolist()
-    if found.module.decoder is None and not labels:  # special tokens fill no blank
+    if text_streams.module.decoder is None and not labels:  # special tokens fill no blank
         row[:5] = [-math.inf] * 5
     return (labels or tokenizer().entries())[row.index(max(row))].removeprefix("▁")
 
 
 @pytest.mark.parametrize(("name", "target"), [("decoder, norms behind", None), ("two stacks", "a b c d")])
 def test_a_token_of_a_language_model_is_predicted_by_the_position_before_it(name: str, target: str | None) -> None:
-    found = streams(name, "a b c d", target)
-    assert chosen(None, found) == chosen(3, found) == (3, "d")
-    assert chosen(1, found) == (1, "b")
-    assert chosen(4, found) == (4, best(found, 3))
-    assert chosen("g", found) == (4, "g")
-    assert chosen((2, "g"), found) == (2, "g")
+    text_streams = streams(name, "a b c d", target)
+    assert choose(None, text_streams) == choose(3, text_streams) == (3, "d")
+    assert choose(1, text_streams) == (1, "b")
+    assert choose(4, text_streams) == (4, best(text_streams, 3))
+    assert choose("g", text_streams) == (4, "g")
+    assert choose((2, "g"), text_streams) == (2, "g")
     names = OutputNames(tokenizer().entries(), tokenizer())
-    assert choose_outcome(3, found, names).logits_position == 2
+    assert choose_outcome(3, text_streams, names).logits_position == 2
 
 
 def test_a_decoder_that_reads_one_token_says_what_comes_next() -> None:
-    found = streams("two stacks", "a b", "c")
-    assert chosen(None, found) == (1, best(found, 0))
+    text_streams = streams("two stacks", "a b", "c")
+    assert choose(None, text_streams) == (1, best(text_streams, 0))
 
 
 def test_an_end_token_is_an_outcome_only_by_its_position() -> None:
-    found, end = streams("two stacks", "a b", "c d"), tokenizer().eos_id
+    text_streams, end = streams("two stacks", "a b", "c d"), tokenizer().eos_id
     names, labels = OutputNames(tokenizer().entries(), tokenizer()), (tokenizer().encode("d")[0], end)
-    assert choose_outcome(None, found, names, labels).position == 1
-    assert choose_outcome(2, found, names, labels) == Outcome(2, "</s>", end, is_next=True)
+    assert choose_outcome(None, text_streams, names, labels).position == 1
+    assert choose_outcome(2, text_streams, names, labels) == ModelOutcome(2, "</s>", end, is_next=True)
 
 
 def test_a_masked_model_predicts_at_its_masks() -> None:
-    found = streams("encoder", "a <mask> c <mask>")
-    assert chosen(None, found) == (1, best(found, 1))
-    assert chosen("g", found) == (1, "g")
-    assert chosen(3, found) == (3, best(found, 3))
-    assert chosen((0, "g"), found) == (0, "g")
+    text_streams = streams("encoder", "a <mask> c <mask>")
+    assert choose(None, text_streams) == (1, best(text_streams, 1))
+    assert choose("g", text_streams) == (1, "g")
+    assert choose(3, text_streams) == (3, best(text_streams, 3))
+    assert choose((0, "g"), text_streams) == (0, "g")
 
 
 def test_labels_are_of_a_text_or_of_a_position() -> None:
     kinds, tags = ("no", "yes", "perhaps"), tuple("uvwxy")
     text, tagged = streams("classifier by the mean", "a b c"), streams("tagger", "a b c")
-    assert chosen(None, text, kinds) == (None, best(text, None, kinds))
-    assert chosen("perhaps", text, kinds) == (None, "perhaps")
-    assert chosen(2, tagged, tags) == (2, best(tagged, 2, tags))
-    assert chosen((1, "x"), tagged, tags) == (1, "x")
+    assert choose(None, text, kinds) == (None, best(text, None, kinds))
+    assert choose("perhaps", text, kinds) == (None, "perhaps")
+    assert choose(2, tagged, tags) == (2, best(tagged, 2, tags))
+    assert choose((1, "x"), tagged, tags) == (1, "x")
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_labels_are_of_a_text_or_of_a_position() -> None:
         ("classifier by the mean", "yess", r"no label 'yess' \(did you mean 'yes'\?\); its labels are 'no', 'yes'"),
     ],
 )
-def test_a_wrong_choice_is_refused(name: str, of: Chosen, message: str) -> None:
+def test_a_wrong_choice_is_refused(name: str, of: OutcomeChoice, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        chosen(of, streams(name, "a b c"), ("no", "yes", "perhaps") if name.startswith("classifier") else ())
+        choose(of, streams(name, "a b c"), ("no", "yes", "perhaps") if name.startswith("classifier") else ())
 
 
 @pytest.mark.parametrize(
@@ -143,6 +143,6 @@ def test_names_follow_the_task() -> None:
 def test_the_probability_is_a_share_or_its_own() -> None:
     logits = torch.tensor([[1.0, 2.0, -1.0]])
     total = math.e + math.e**2 + 1 / math.e
-    assert Outcome(None, "", 1).log_probability(logits).item() == pytest.approx(math.log(math.e**2 / total))
-    alone = Outcome(None, "", 1, is_independent=True).log_probability(logits).item()
+    assert ModelOutcome(None, "", 1).log_probability(logits).item() == pytest.approx(math.log(math.e**2 / total))
+    alone = ModelOutcome(None, "", 1, is_independent=True).log_probability(logits).item()
     assert alone == pytest.approx(math.log(1 / (1 + math.exp(-2.0))))

@@ -37,7 +37,7 @@ def sample(maps: AttentionMaps) -> Sample:
     return run_sample(maps, "first", SampleOptions(effects=True))
 
 
-def shown(sample: Sample, measure: str) -> dict[tuple[str, int], LayerAttention]:
+def layers_by_stack(sample: Sample, measure: str) -> dict[tuple[str, int], LayerAttention]:
     return {
         (attention.stack, layer.layer): layer
         for attention in sample.attentions
@@ -47,16 +47,16 @@ def shown(sample: Sample, measure: str) -> dict[tuple[str, int], LayerAttention]
 
 
 def test_every_weight_is_that_of_the_maps(maps: AttentionMaps, sample: Sample) -> None:
-    layers = shown(sample, "attention weight")
+    layers = layers_by_stack(sample, "attention weight")
     assert {stack for stack, _ in layers} == set(maps.stacks) and len(layers) == LAYERS * len(maps.stacks)
-    for (stack, layer), found in layers.items():
-        assert found.heads == tuple(range(HEADS))
-        assert np.array_equal(found.weights(), maps.weights(stack, layer).numpy())
-        assert found.mask is None or not found.weights()[:, ~found.mask].any()
+    for (stack, layer), attention in layers.items():
+        assert attention.heads == tuple(range(HEADS))
+        assert np.array_equal(attention.weights(), maps.weights(stack, layer).numpy())
+        assert attention.mask is None or not attention.weights()[:, ~attention.mask].any()
 
 
 def test_exact_heads_give_the_weights(sample: Sample) -> None:
-    for layer in shown(sample, "attention weight").values():
+    for layer in layers_by_stack(sample, "attention weight").values():
         for head, numbers in layer.exact.items():
             scores = torch.from_numpy(numbers.query @ numbers.key.T * numbers.scale)
             if layer.mask is not None:
@@ -65,7 +65,7 @@ def test_exact_heads_give_the_weights(sample: Sample) -> None:
 
 
 def test_columns_are_statistics_effects_and_contributions(maps: AttentionMaps, sample: Sample) -> None:
-    layers = shown(sample, "attention weight")
+    layers = layers_by_stack(sample, "attention weight")
     for row in maps.heads():
         values = layers[row.stack, row.layer].values
         for name in ("entropy", "previous_token", "alignment"):
@@ -78,17 +78,17 @@ def test_columns_are_statistics_effects_and_contributions(maps: AttentionMaps, s
         )
     for term in maps.contributions():
         if term.head is not None and term.layer is not None:
-            found = layers[term.part, term.layer].values["contribution"][term.head]
-        elif term.part == "feed-forward":
-            found = layers[f"{'encoder' if maps.stacks == ('encoder.self',) else 'decoder'}.self", term.layer or 0]
-            found = found.feed_forward["contribution"]
+            value = layers[term.component, term.layer].values["contribution"][term.head]
+        elif term.component == "feed-forward":
+            value = layers[f"{'encoder' if maps.stacks == ('encoder.self',) else 'decoder'}.self", term.layer or 0]
+            value = value.feed_forward["contribution"]
         else:
             continue
-        assert found == pytest.approx(term.value)
+        assert value == pytest.approx(term.value)
 
 
 def test_other_measures_are_those_of_the_maps(maps: AttentionMaps, sample: Sample) -> None:
-    moved, rollout = shown(sample, "weight times"), shown(sample, "rollout")
+    moved, rollout = layers_by_stack(sample, "weight times"), layers_by_stack(sample, "rollout")
     for stack in maps.stacks:
         assert np.array_equal(
             [rollout[stack, layer].weights()[0] for layer in maps.layers(stack)], maps.rollout(stack).numpy()
@@ -102,14 +102,14 @@ def test_the_lens_names_what_the_maps_predict(maps: AttentionMaps, sample: Sampl
     lens, expected = sample.lens, maps.lens(5)
     assert lens is not None and len(lens.layers) == LAYERS + 1
     assert np.array_equal(lens.probabilities, expected.probabilities.numpy())
-    name = {index: lens.vocabulary[place] for place, index in enumerate(expected.names)}
+    name = {index: lens.vocabulary[number] for number, index in enumerate(expected.names)}
     ids = expected.ids.flatten().tolist()
     assert [lens.vocabulary[entry] for entry in lens.entries.flatten()] == [name[index] for index in ids]
 
 
 def test_chosen_heads_are_alone_and_exact(maps: AttentionMaps) -> None:
     sample = run_sample(maps, "", SampleOptions(layers=[1], heads=[1]))
-    for (_, number), layer in shown(sample, "attention weight").items():
+    for (_, number), layer in layers_by_stack(sample, "attention weight").items():
         assert number == 1 and layer.heads == (1,) and set(layer.exact) == {1}
     with pytest.raises(InputError, match="no head 7"):
         run_sample(maps, "", SampleOptions(heads=[7]))

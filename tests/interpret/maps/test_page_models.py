@@ -12,8 +12,8 @@ from clearhead import core, spec
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer, build
 from clearhead.interpret.maps.attention_maps import AttentionMaps, attend
+from clearhead.interpret.maps.map_inputs import MapInputs
 from clearhead.interpret.maps.page import SampleOptions, run_sample
-from clearhead.interpret.maps.reading import Reading
 from clearhead.interpret.view.explorer.data import ExactHead, LayerAttention, Page
 from clearhead.interpret.view.explorer.write import page_html
 from clearhead.spec.tasks.record import TaskRecord
@@ -22,7 +22,7 @@ from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.tokenizer_training import train_tokenizer
 from tests.laws.hf_parts import hf_part
 from tests.laws.tiny import hparams as hparams_of
-from tests.laws.tiny import resolved, tiny, with_mask
+from tests.laws.tiny import resolve_spec, tiny, with_mask
 
 SOURCE, TARGET = 11, 7
 WINDOWED = "decoder/pre-grouped/rotary"
@@ -35,9 +35,11 @@ NAMES = (
 
 def module_of(name: str) -> Transformer:
     if name == "window":
-        return build(with_mask(resolved(hparams_of(WINDOWED)), spec.Window(before=2, after=0), "decoder")).eval()
+        return build(with_mask(resolve_spec(hparams_of(WINDOWED)), spec.Window(before=2, after=0), "decoder")).eval()
     if name == "window of an encoder":
-        windowed = with_mask(resolved(hparams_of("encoder/post/learned")), spec.Window(before=1, after=2), "encoder")
+        windowed = with_mask(
+            resolve_spec(hparams_of("encoder/post/learned")), spec.Window(before=1, after=2), "encoder"
+        )
         return build(windowed).eval()
     return tiny(name) if "/" in name else hf_part(name)
 
@@ -56,7 +58,7 @@ def maps_of(module: Transformer) -> AttentionMaps:
     labels = () if module.decoder is None else (*last.ids[0, 1:].tolist(), 5)
     affixes = (tokenizers.source.special_tokens.for_text,) * (1 + is_two)
     task = TaskRecord(kind="fill" if module.decoder is None else "translate" if is_two else "generate")
-    return attend(module, tokenizers, task, Reading(source, target, labels=labels, affixes=affixes))
+    return attend(module, tokenizers, task, MapInputs(source, target, labels=labels, affixes=affixes))
 
 
 def softmax(exact: ExactHead, mask: np.ndarray | None) -> np.ndarray:
@@ -93,25 +95,25 @@ def test_masks_and_exact_numbers(name: str) -> None:
 def test_rollout_reaches_beyond_a_window() -> None:
     """Two layers see twice as far as one; the page shows it."""
     sample = run_sample(maps_of(module_of("window")), "", SampleOptions())
-    one, two = (
+    weights, shares = (
         [layer.weights()[0] for layer in attention.layers]
         for attention in sample.attentions
         if attention.measure.startswith(("attention", "rollout"))
     )
-    assert not one[1][5, 1] and two[1][5, 1] > 0
+    assert not weights[1][5, 1] and shares[1][5, 1] > 0
 
 
 def test_effects_of_keys_are_measured_for_chosen_heads() -> None:
-    maps, told = maps_of(module_of("encoder-decoder/pre-grouped/buckets")), list[tuple[int, int]]()
+    maps, reports = maps_of(module_of("encoder-decoder/pre-grouped/buckets")), list[tuple[int, int]]()
     options = SampleOptions(layers=[1], heads=[0, 3], effects=True)
-    sample = run_sample(maps, "", options, notify=lambda done, total: told.append((done, total)))
+    sample = run_sample(maps, "", options, notify=lambda done, total: reports.append((done, total)))
     for attention in sample.attentions[: len(maps.stacks)]:
         (layer,) = attention.layers
         assert layer.key_effects is not None
         for row, head in enumerate((0, 3)):
             expected = maps.key_effects(attention.stack, 1, head).numpy()
             assert np.allclose(layer.key_effects[row], expected, atol=1e-6)
-    done, totals = zip(*told, strict=True)
+    done, totals = zip(*reports, strict=True)
     assert list(done) == sorted(set(done)) and set(totals) == {done[-1]}
     whole = run_sample(maps, "", SampleOptions(effects=True))
     assert whole.attentions[0].layers[0].key_effects is None, "a run for each key of each head is too much"

@@ -35,7 +35,7 @@ def inputs(module: Transformer, rows: int = 1) -> tuple[Sequence, Sequence | Non
 
 
 @torch.no_grad()
-def recorded(module: Transformer, source: Sequence, target: Sequence | None) -> list[AttentionRecord]:
+def record_once(module: Transformer, source: Sequence, target: Sequence | None) -> list[AttentionRecord]:
     with recording(module) as records:
         module(source, target, head=False)
     return records
@@ -47,20 +47,24 @@ def test_weights_are_those_of_the_eager_kernel(name: str) -> None:
     module = module_of(name)
     for rows in (3, 1):
         source, target = inputs(module, rows)
-        records = recorded(module, source, target)
+        records = record_once(module, source, target)
         with capture(module, "**.weights") as seen:
             module(source, target, head=False)
         assert len(records) == sum(map(len, seen.values()))
         for record in records:
-            (expected,) = [one.tensor for one in seen[f"{record.address}.weights"] if one.depth == record.layer]
+            (expected,) = [
+                seen_record.tensor
+                for seen_record in seen[f"{record.address}.weights"]
+                if seen_record.depth == record.layer
+            ]
             whole = record.weights()
             assert whole.dtype == torch.float32 and torch.equal(whole, expected)
             if record.layer or rows > 1:
                 continue
             last = record.num_heads - 1
             for heads, queries in ((None, slice(2, 7)), ([last], slice(3, 4)), ([last, 0], slice(TARGET - 1, None))):
-                part = whole[:, :, queries] if heads is None else whole[:, heads, queries]
-                assert difference(record.weights(heads, queries), part) <= 1e-6
+                expected_part = whole[:, :, queries] if heads is None else whole[:, heads, queries]
+                assert difference(record.weights(heads, queries), expected_part) <= 1e-6
 
 
 @torch.no_grad()
@@ -78,7 +82,7 @@ def test_the_model_runs_with_the_fused_kernel(name: str, monkeypatch: pytest.Mon
         "clearhead.core.kernels.attention.F.scaled_dot_product_attention",
         lambda *args, **options: calls.append(1) or kernel(*args, **options),
     )
-    records = recorded(module, source, target)
+    records = record_once(module, source, target)
     assert len(calls) == len(records) > 0
     for record in records:
         assert difference(record.weights(), seen.tensor(f"{record.address}.weights")) <= 1e-5
@@ -89,7 +93,7 @@ def test_a_record_keeps_no_copies_and_no_masks() -> None:
     module = module_of("window")
     source, target = inputs(module)
     with capture(module, ["**.queries", "**.keys", "**.values"]) as seen:
-        records = recorded(module, source, target)
+        records = record_once(module, source, target)
     for record in records:
         tensors = {"queries": record.query_BHTE, "keys": record.key_BKSE, "values": record.value_BKSE}
         for point, tensor in tensors.items():
@@ -102,7 +106,7 @@ def test_a_record_keeps_no_copies_and_no_masks() -> None:
 
 def test_stacks_come_in_order_and_layers_by_depth() -> None:
     module = hf_part("shared layers with a memory")
-    records = recorded(module, *inputs(module))
+    records = record_once(module, *inputs(module))
     places = [(record.stack, record.layer) for record in records]
     assert places == [
         *(("encoder.self", layer) for layer in range(len(module.encoder.order))),

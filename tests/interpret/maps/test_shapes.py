@@ -15,13 +15,13 @@ from clearhead.interpret.maps.shapes import Axis, activation_shapes
 from clearhead.spec.presets.task_heads import label_head, vector_head, with_head
 from tests.hf_specs import hf_specs
 from tests.laws.hf_parts import HF_PARTS
-from tests.laws.tiny import FAMILIES, POSITIONS, STYLES, hparams, resolved
+from tests.laws.tiny import FAMILIES, POSITIONS, STYLES, hparams, resolve_spec
 
 BATCH, SOURCE, TARGET = 3, 7, 5
 SIZES = {"batch": BATCH, "tokens": SOURCE, "source": SOURCE, "target": TARGET}
 NAMES = [
-    f"{family}/{style}/{place}"
-    for (family, style), place in zip(itertools.product(FAMILIES, STYLES), itertools.cycle(POSITIONS), strict=False)
+    f"{family}/{style}/{position}"
+    for (family, style), position in zip(itertools.product(FAMILIES, STYLES), itertools.cycle(POSITIONS), strict=False)
 ]
 # The parts that change a shape, or that ask about values, which a model without values cannot answer.
 PARTS = [
@@ -39,38 +39,41 @@ def real_shapes(module: Transformer, has_two_stacks: bool) -> dict[str, list[tup
         module(source, target if has_two_stacks else None)
     assert list(seen) == addresses(module)
     # What an expert computes depends on the tokens that chose it, so no shape can be promised.
-    found = {address: records for address, records in seen.items() if records and ".expert." not in address}
-    return {address: [tuple(one.tensor.shape) for one in records] for address, records in found.items()}
+    known = {address: records for address, records in seen.items() if records and ".expert." not in address}
+    return {address: [tuple(activation.tensor.shape) for activation in records] for address, records in known.items()}
 
 
 def sizes_of(axis: Axis, matrix: dict[str, int]) -> set[int]:
     """The sizes in the real call of the choices that a named axis has."""
     known = SIZES | matrix
-    found = set()
+    sizes = set()
     for choice in str(axis).split("|"):
         size = 1
         for factor in choice.split("*"):
             size *= known[factor] if factor in known else int(factor)
-        found.add(size)
-    return found
+        sizes.add(size)
+    return sizes
 
 
 def check(model: spec.Model) -> None:
     module, has_two_stacks = build(model).eval(), model.encoder is not None and model.decoder is not None
     real, shown = real_shapes(module, has_two_stacks), activation_shapes(model)
-    assert [one.address for one in shown] == list(real)
+    assert [activation.address for activation in shown] == list(real)
     parts = dict(module.named_modules())
-    for one in shown:
-        own = TARGET if has_two_stacks and one.address.startswith("decoder") else SOURCE
-        keys = SOURCE if isinstance(parts.get(one.address.rpartition(".")[0]), MemoryAttention) else own
-        axes = [sizes_of(axis, {"queries": own, "keys": keys}) for axis in one.shape]
-        seen = [set(sizes) for sizes in zip(*real[one.address], strict=True)]
-        assert axes == seen and one.records == len(real[one.address]), (one, real[one.address])
+    for activation in shown:
+        num_tokens = TARGET if has_two_stacks and activation.address.startswith("decoder") else SOURCE
+        keys = SOURCE if isinstance(parts.get(activation.address.rpartition(".")[0]), MemoryAttention) else num_tokens
+        axes = [sizes_of(axis, {"queries": num_tokens, "keys": keys}) for axis in activation.shape]
+        seen = [set(sizes) for sizes in zip(*real[activation.address], strict=True)]
+        assert axes == seen and activation.records == len(real[activation.address]), (
+            activation,
+            real[activation.address],
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_shapes_of_all_families(name: str) -> None:
-    check(resolved(hparams(name)))
+    check(resolve_spec(hparams(name)))
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -84,13 +87,13 @@ def test_shapes_of_checkpoints(name: str) -> None:
 
 
 def test_shapes_of_other_heads() -> None:
-    model = resolved(hparams("encoder/post/rotary"))
+    model = resolve_spec(hparams("encoder/post/rotary"))
     check(with_head(model, label_head(14, 3, pool="mean")))
     check(with_head(model, vector_head(pool="last")))
 
 
 def test_axes_have_names() -> None:
-    shapes = {one.address: one for one in activation_shapes(HF_PARTS["experts"]())}
+    shapes = {activation.address: activation for activation in activation_shapes(HF_PARTS["experts"]())}
     attention, mixture = (f"decoder.layers.1.steps.{step}.branches.0.function" for step in (0, 1))
     assert shapes["hidden"].shape == ("batch", "tokens", 14)
     assert shapes[f"{attention}.keys"].shape == ("batch", 2, "tokens", 10)
@@ -102,13 +105,13 @@ def test_axes_have_names() -> None:
 
 def test_a_table_of_two_stacks_is_read_twice() -> None:
     model = hf_specs()["bart"]
-    table = {one.address: one for one in activation_shapes(model)}["encoder.embedding.table"]
+    table = {activation.address: activation for activation in activation_shapes(model)}["encoder.embedding.table"]
     assert table.shape == ("batch", "source|target", model.encoder.width) and table.records == 2
 
 
 def test_nothing_is_allocated() -> None:
     """A model of a billion parameters has shapes too."""
-    model = resolved(hparams("decoder/post/rotary"))
+    model = resolve_spec(hparams("decoder/post/rotary"))
     table = model.decoder.embedding.model_copy(update={"table": spec.Table(rows=2**26)})
     wide = spec.Model(decoder=model.decoder.model_copy(update={"embedding": table}))
     assert activation_shapes(wide)[0].shape == ("batch", "tokens", 14)

@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from clearhead.base.figures import shown_label
+from clearhead.base.figures import label_text
 from clearhead.core import Sequence
 from clearhead.interpret.maps.outcome import OutputNames, choose_outcome
 from clearhead.interpret.maps.page import SampleOptions, run_sample, token_row
@@ -33,8 +33,8 @@ def test_a_token_is_written_alike_wherever_it_stands(kind: str) -> None:
     assert (written[0], written[-1]) == tuple(tokenizer.tokens([ids[0], ids[-1]]))
     assert written == [label_tokens(tokenizer, [index])[0] for index in ids]
     assert "".join(written[1:-1]).lstrip("␣") == TEXT.replace(" ", "␣")
-    for one in written[1:-1]:
-        assert label_tokens(tokenizer, [read_token(tokenizer, one)]) == [one]
+    for token in written[1:-1]:
+        assert label_tokens(tokenizer, [read_token(tokenizer, token)]) == [token]
     assert read_token(tokenizer, "never") is None
 
 
@@ -61,20 +61,20 @@ def test_no_blank_is_invisible_or_a_code_in_a_label() -> None:
     tokenizer = train_tokenizer("character", ["".join(blanks) + "ab"], vocab_size=60)
     labels = label_tokens(tokenizer, [tokenizer.encode(f"a{blank}b")[1] for blank in blanks if blank != " "])
     for label in labels:
-        assert shown_label(label, longest=12) == label and label in SIGNS.values()
+        assert label_text(label, longest=12) == label and label in SIGNS.values()
 
 
 def test_the_page_writes_a_token_alike_in_every_view() -> None:
     tokenizer = train_tokenizer("bpe", [TEXT] * 9, vocab_size=25)
     maps = model_of(tokenizer, "decoder", "generate").attention(TEXT, generate=3, beam_size=2)
-    place = 4
-    outcome = maps.outcome(place)
-    assert (outcome.position, outcome.token) == (place, maps.tokens[place])
-    sample = run_sample(maps, "", SampleOptions(of=place))
-    row = token_row(tokenizer, maps.reading.source.ids[0].tolist(), None)
+    index = 4
+    outcome = maps.outcome(index)
+    assert (outcome.position, outcome.token) == (index, maps.tokens[index])
+    sample = run_sample(maps, "", SampleOptions(of=index))
+    row = token_row(tokenizer, maps.inputs.source.ids[0].tolist(), None)
     assert sample.rows["decoder"].texts == row.texts
-    written = row.texts[place].replace(" ", "␣")
-    assert dict(sample.facts)["followed output"] == f"'{written}' at position {place}"
+    written = row.texts[index].replace(" ", "␣")
+    assert dict(sample.facts)["followed output"] == f"'{written}' at position {index}"
     assert any(f"logit of '{written}'" in column.description for column in sample.columns)
     assert sample.lens is not None and sample.lens.targets is not None
     followed = [sample.lens.vocabulary[entry] for entry in sample.lens.targets.tolist()]
@@ -82,7 +82,7 @@ def test_the_page_writes_a_token_alike_in_every_view() -> None:
     assert {node.token for node in sample.beams} <= {
         *sample.lens.vocabulary, *token_texts(tokenizer, range(tokenizer.vocab_size))
     }  # fmt: skip
-    assert maps._labels("decoder.self")[1][place] == written
+    assert maps._labels("decoder.self")[1][index] == written
 
 
 def test_an_outcome_is_chosen_as_it_is_written() -> None:
@@ -90,5 +90,7 @@ def test_an_outcome_is_chosen_as_it_is_written() -> None:
     streams = Streams.of(make("decoder, norms behind"), Sequence(torch.tensor([tokenizer.encode("a b c")])))
     names = OutputNames(tokenizer.entries(), tokenizer)
     (index,) = tokenizer.encode("d")
-    assert names.written(index) == label_tokens(tokenizer, [index])[0]
-    assert choose_outcome(names.written(index), streams, names).id == choose_outcome("d", streams, names).id == index
+    assert names.display_name(index) == label_tokens(tokenizer, [index])[0]
+    assert (
+        choose_outcome(names.display_name(index), streams, names).id == choose_outcome("d", streams, names).id == index
+    )

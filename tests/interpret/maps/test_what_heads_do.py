@@ -34,7 +34,7 @@ def writing(tokenizer: Tokenizer) -> AttentionMaps:
 
 @torch.no_grad()
 def logits(maps: AttentionMaps) -> torch.Tensor:
-    return maps.module(maps.reading.source, maps.reading.target).logits[0]
+    return maps.module(maps.inputs.source, maps.inputs.target).logits[0]
 
 
 def test_the_outcome_is_the_last_token_of_the_target(translation: AttentionMaps, writing: AttentionMaps) -> None:
@@ -57,7 +57,7 @@ def test_effects_contributions_and_lens_are_of_the_outcome(translation: Attentio
         lens = maps.lens(top_k=3)
         best = logits(maps).softmax(-1).topk(3)
         assert torch.equal(lens.ids[-1], best.indices) and len(lens.ids) == LAYERS + 1
-        assert tuple(lens.target_ids[: len(maps.reading.labels)].tolist()) == maps.reading.labels
+        assert tuple(lens.target_ids[: len(maps.inputs.labels)].tolist()) == maps.inputs.labels
         keys = maps.key_effects(stacks[-1], layer=1, head=1, of="a")
         assert keys.shape == (len(maps.key_tokens(stacks[-1])),) and keys.abs().max() > 0
 
@@ -66,8 +66,8 @@ def test_flow_is_that_of_the_records(translation: AttentionMaps) -> None:
     records = list(translation.records.values())
     for stack in translation.stacks:
         assert torch.equal(translation.rollout(stack), rollout(records, stack))
-        found = translation.norm_weighted(stack, layer=2, head=1)
-        assert torch.equal(found, norm_weighted(translation.record(stack, 2), 1))
+        lengths = translation.norm_weighted(stack, layer=2, head=1)
+        assert torch.equal(lengths, norm_weighted(translation.record(stack, 2), 1))
 
 
 def test_a_masked_model_has_effects_on_what_it_fills_in(tokenizer: Tokenizer) -> None:

@@ -30,7 +30,7 @@ def hypothesis(model: Model, text: str) -> Hypothesis:
 
 
 def links(aligner: WordAligner, texts: list[str], targets: list[Hypothesis]) -> list[str | None]:
-    return [found[0].alignment for found in aligner.add_to(texts, [[target] for target in targets])]
+    return [hypotheses[0].alignment for hypotheses in aligner.add_to(texts, [[target] for target in targets])]
 
 
 @torch.no_grad()
@@ -62,11 +62,11 @@ def test_the_heads_that_align_best_know_what_the_mean_of_the_last_layer_does_not
     assert links(aligner, texts, targets) == known
     assert aligner.heads is not None and set(aligner.heads) == {(0, 1), (1, 0)}
     others = links(model.word_aligner([(1, 0), (1, 1), (1, 2)]), texts, targets)
-    right = [len({*one.split()} & {*two.split()}) for one, two in zip(map(str, others), known, strict=True)]
+    right = [len({*aligned.split()} & {*two.split()}) for aligned, two in zip(map(str, others), known, strict=True)]
     assert sum(right) / 12 < 0.5
 
 
-def untrained() -> Model:
+def build_untrained() -> Model:
     torch.manual_seed(7)
     size = vocabulary().vocab_size
     hparams = Hyperparameters("encoder-decoder", layers=2, width=14, heads=2, feedforward=17, tie="none")
@@ -77,14 +77,14 @@ def untrained() -> Model:
 
 
 def test_links_are_those_of_the_weights_that_maps_show() -> None:
-    model = untrained()
+    model = build_untrained()
     texts, targets = ["ab cde f", "zz y", " "], ["gh i jk lm", "o p", ""]
-    found = links(model.word_aligner([(0, 1), (1, 0)]), texts, [hypothesis(model, one) for one in targets])
-    for text, target, written in zip(texts[:2], targets, found, strict=False):
+    alignments = links(model.word_aligner([(0, 1), (1, 0)]), texts, [hypothesis(model, line) for line in targets])
+    for text, target, written in zip(texts[:2], targets, alignments, strict=False):
         maps = model.attention(text, target)
         weights = maps.weights("decoder.memory", 0, 1) + maps.weights("decoder.memory", 1, 0)
-        words = [[place for place, _ in enumerate(one) if one[: place + 1].count(" ") == number and one[place] != " "]
-                 for one in (text, target) for number in range(one.count(" ") + 1)]  # fmt: skip
+        words = [[index for index, _ in enumerate(text_of_words) if text_of_words[: index + 1].count(" ") == number and text_of_words[index] != " "]
+                 for text_of_words in (text, target) for number in range(text_of_words.count(" ") + 1)]  # fmt: skip
         rows, columns = words[text.count(" ") + 1 :], words[: text.count(" ") + 1]
         # A blank belongs to the word behind it.
         rows = [[*([row[0] - 1] if row[0] else []), *row] for row in rows]
@@ -97,7 +97,7 @@ def test_links_are_those_of_the_weights_that_maps_show() -> None:
             if value == max(row) and value == max(other[s] for other in sums)
         }
         assert written == " ".join(f"{s}-{t}" for s, t in sorted(best))
-    assert found[2] == ""
+    assert alignments[2] == ""
 
 
 @pytest.mark.parametrize(
@@ -109,10 +109,10 @@ def test_the_words_of_what_was_written_are_those_of_its_text(kind: str, size: in
     tokenizer = train_tokenizer(kind, [text, "das haus"], vocab_size=size)
     ids, words = tokenizer.words(text)
     assert tokenizer.decode(ids) == text
-    found = written_words(tokenizer, [*ids, tokenizer.eos_id])
-    assert found[-1] == -1 and max(found) == 6
-    assert [one for one in found[:-1] if one >= 0] == [
-        word for one, word in zip(found, words.tolist(), strict=False) if one >= 0
+    numbers = written_words(tokenizer, [*ids, tokenizer.eos_id])
+    assert numbers[-1] == -1 and max(numbers) == 6
+    assert [number for number in numbers[:-1] if number >= 0] == [
+        word for number, word in zip(numbers, words.tolist(), strict=False) if number >= 0
     ]
 
 
@@ -144,11 +144,11 @@ def test_a_model_without_attention_to_a_source_aligns_nothing() -> None:
 
 
 def test_every_hypothesis_of_every_way_to_ask_is_aligned() -> None:
-    model = untrained()
+    model = build_untrained()
     texts = ["ab cd", "", "c d e"]
     options = {"n": 2, "beam_size": 2, "max_length": 6}
-    asked = model.translate_n_best(texts, alignments=[(0, 1)], **options)
-    assert [*model.translate_n_best(iter(texts), alignments=[(0, 1)], **options)] == asked
-    assert [model.translate_n_best(text, alignments=[(0, 1)], **options) for text in texts] == asked
-    assert all(one.alignment is not None for found in asked for one in found)
-    assert all(one.alignment is None for one in model.translate_n_best("ab", **options))
+    hypotheses = model.translate_n_best(texts, alignments=[(0, 1)], **options)
+    assert [*model.translate_n_best(iter(texts), alignments=[(0, 1)], **options)] == hypotheses
+    assert [model.translate_n_best(text, alignments=[(0, 1)], **options) for text in texts] == hypotheses
+    assert all(result.alignment is not None for row in hypotheses for result in row)
+    assert all(result.alignment is None for result in model.translate_n_best("ab", **options))

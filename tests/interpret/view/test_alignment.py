@@ -36,9 +36,9 @@ def test_picture_grows_with_its_tokens(tmp_path: Path) -> None:
 def test_several_alignments_share_a_picture(tmp_path: Path) -> None:
     draw_alignments([sample(5, 31)], tmp_path / "1.png", title="heads")
     draw_alignments([sample(5, 31), sample(7, 37), sample(3, 29)], tmp_path / "3.png", title="heads")
-    one, three = png_size(tmp_path / "1.png"), png_size(tmp_path / "3.png")
-    assert three[0] > 1.7 * one[0]
-    assert three[1] > 1.3 * one[1]
+    single, three = png_size(tmp_path / "1.png"), png_size(tmp_path / "3.png")
+    assert three[0] > 1.7 * single[0]
+    assert three[1] > 1.3 * single[1]
 
 
 def test_drawable_knows_the_font() -> None:

@@ -16,12 +16,12 @@ from matplotlib.textpath import TextPath
 
 from clearhead import presets, spec
 from clearhead.interpret.view.architecture import architecture_shapes, draw_architecture
-from clearhead.interpret.view.architecture_blocks import Group, layer_groups
-from clearhead.interpret.view.svg import Bounds, Box, Circle, Line, Shape, Text
+from clearhead.interpret.view.architecture_blocks import LayerGroup, layer_groups
+from clearhead.interpret.view.svg import Bounds, Box, Circle, Polyline, Shape, Text
 from clearhead.spec.presets.task_heads import label_head, vector_head, with_head
 from tests.hf_specs import hf_specs
 from tests.laws.hf_parts import HF_PARTS
-from tests.laws.tiny import FAMILIES, POSITIONS, STYLES, hparams, resolved
+from tests.laws.tiny import FAMILIES, POSITIONS, STYLES, hparams, resolve_spec
 
 NAMESPACE = "{http://www.w3.org/2000/svg}"
 CASES = ("albert/groups", "deberta/shared", "falcon/two", "gpt_oss/options", "opt/after", "modernbert/mean")
@@ -32,10 +32,10 @@ TAGS = {"svg", "title", "style", "rect", "g", "text", "polyline", "polygon", "ci
 def models() -> dict[str, spec.Model]:
     """Every family and style of the laws, every rare part, every checkpoint family, and other heads."""
     pairs = zip(itertools.product(FAMILIES, STYLES), itertools.cycle(POSITIONS), strict=False)
-    names = [f"{family}/{style}/{place}" for (family, style), place in pairs]
+    names = [f"{family}/{style}/{position}" for (family, style), position in pairs]
     bert = presets.bert_base()
     return {
-        **{name: resolved(hparams(name)) for name in names},
+        **{name: resolve_spec(hparams(name)) for name in names},
         **{name: build() for name, build in HF_PARTS.items()},
         **{name: model for name, model in hf_specs().items() if "/" not in name or name in CASES},
         "classifier": with_head(bert, label_head(768, 3, pool="first")),
@@ -53,8 +53,8 @@ def boxes(name: str, *, frames: bool = False) -> list[Box]:
     return [shape for shape in shapes(name) if isinstance(shape, Box) and (shape.kind == "frame") == frames]
 
 
-def overlap(one: Bounds, other: Bounds) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def overlap(first: Bounds, second: Bounds) -> bool:
+    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]
 
 
 def within(inner: Bounds, outer: Bounds) -> bool:
@@ -76,14 +76,14 @@ def drawn_layers(stack: spec.Stack) -> list[int]:
 
 def expected_paths(model: spec.Model, kinds: tuple[type[spec.Node], ...]) -> set[str]:
     """The paths of all nodes of some kinds, those of repeated layers once."""
-    found = set()
+    paths = set()
     for path, node in spec.walk(model):
         parts = path.split(".")
         is_in_layer = parts[1:2] == ["layers"] and parts[0] != "head"
         is_drawn = not is_in_layer or int(parts[2]) in drawn_layers(getattr(model, parts[0]))
         if isinstance(node, kinds) and is_drawn:
-            found.add(path)
-    return found
+            paths.add(path)
+    return paths
 
 
 def test_texts_fit_their_boxes() -> None:
@@ -96,8 +96,8 @@ def test_texts_fit_their_boxes() -> None:
 
 def test_boxes_do_not_overlap() -> None:
     for name in models():
-        for one, other in itertools.combinations([box.bounds for box in boxes(name)], 2):
-            assert not overlap(one, other), (name, one, other)
+        for first, second in itertools.combinations([box.bounds for box in boxes(name)], 2):
+            assert not overlap(first, second), (name, first, second)
         for frame in boxes(name, frames=True):
             for box in [*boxes(name), *boxes(name, frames=True)]:
                 disjoint = not overlap(frame.bounds, box.bounds)
@@ -107,40 +107,44 @@ def test_boxes_do_not_overlap() -> None:
 def test_texts_beside_the_stream_are_free() -> None:
     for name in models():
         texts = [shape for shape in shapes(name) if isinstance(shape, Text)]
-        for one, other in itertools.combinations(texts, 2):
-            assert not overlap(one.bounds, other.bounds), (name, one.content, other.content)
+        for first, second in itertools.combinations(texts, 2):
+            assert not overlap(first.bounds, second.bounds), (name, first.content, second.content)
         for text, box in itertools.product(texts, boxes(name)):
             assert not overlap(text.bounds, box.bounds), (name, text.content, box.texts[0].content)
 
 
 def test_lines_pass_around_boxes_and_texts() -> None:
     for name in models():
-        lines = [shape for shape in shapes(name) if isinstance(shape, Line)]
+        lines = [shape for shape in shapes(name) if isinstance(shape, Polyline)]
         texts = [shape.bounds for shape in shapes(name) if isinstance(shape, Text)]
         for line in lines:
             for (x0, y0), (x1, y1) in itertools.pairwise(line.points):
                 assert x0 == x1 or y0 == y1, name
-                way = (min(x0, x1) - 0.1, min(y0, y1) - 0.1, max(x0, x1) + 0.1, max(y0, y1) + 0.1)
+                bounds = (min(x0, x1) - 0.1, min(y0, y1) - 0.1, max(x0, x1) + 0.1, max(y0, y1) + 0.1)
                 for left, top, right, bottom in [*(box.bounds for box in boxes(name)), *texts]:
-                    assert not overlap(way, (left + 0.2, top + 0.2, right - 0.2, bottom - 0.2)), (name, way)
+                    assert not overlap(bounds, (left + 0.2, top + 0.2, right - 0.2, bottom - 0.2)), (name, bounds)
 
 
 def test_every_norm_stands_where_the_spec_has_it() -> None:
     for name, model in models().items():
-        found = Counter(box.address for box in boxes(name) if box.kind == "norm")
-        found.update(norm for box in boxes(name) for norm in box.norms)
-        assert set(found) == expected_paths(model, (spec.LayerNorm, spec.RMSNorm)), name
-        assert set(found.values()) <= {1}, name
+        counts = Counter(box.address for box in boxes(name) if box.kind == "norm")
+        counts.update(norm for box in boxes(name) for norm in box.norms)
+        assert set(counts) == expected_paths(model, (spec.LayerNorm, spec.RMSNorm)), name
+        assert set(counts.values()) <= {1}, name
 
 
 def test_every_part_is_drawn_once() -> None:
     kinds = (spec.Attention, spec.FeedForward, spec.MixtureOfExperts, spec.Table, spec.Learned, spec.Projection)
     for name, model in models().items():
-        found = Counter(box.address for box in boxes(name))
+        counts = Counter(box.address for box in boxes(name))
         wanted = {path for path in expected_paths(model, kinds) if not path.endswith(".expert")}
-        assert all(found[path] == 1 for path in wanted), (name, wanted - set(found))
+        assert all(counts[path] == 1 for path in wanted), (name, wanted - set(counts))
         memory = [node for path, node in spec.walk(model) if path in wanted and getattr(node, "source", "") == "memory"]
-        entering = [one for one in shapes(name) if isinstance(one, Line) and one.has_arrow and len(one.points) == 6]
+        entering = [
+            shape
+            for shape in shapes(name)
+            if isinstance(shape, Polyline) and shape.has_arrow and len(shape.points) == 6
+        ]
         assert len(entering) == len(memory), name
 
 
@@ -150,8 +154,8 @@ def test_every_step_has_a_sum() -> None:
                  for model_step in stack.layers[index].steps]  # fmt: skip
         added = [stack.embedding for stack in (model.encoder, model.decoder) if stack]
         wanted = len(steps) + sum(len(step.branches) > 1 for step in steps)
-        wanted += sum((one.num_segments > 0) + (one.position is not None) for one in added)
-        assert wanted == sum(isinstance(one, Circle) and one.mark == "plus" for one in shapes(name)), name
+        wanted += sum((embedding.num_segments > 0) + (embedding.position is not None) for embedding in added)
+        assert wanted == sum(isinstance(shape, Circle) and shape.mark == "plus" for shape in shapes(name)), name
 
 
 def test_what_is_shared_is_said() -> None:
@@ -182,10 +186,10 @@ def test_the_picture_holds_everything(name: str) -> None:
         points = [tuple(map(float, pair.split(","))) for pair in line.attrib["points"].split()]
         assert all(0 <= x <= width and 0 <= y <= height for x, y in points)
     for text in root.iter(f"{NAMESPACE}text"):
-        one = Text(
+        measured = Text(
             float(text.attrib["x"]), 0.0, text.text or "", float(text.attrib["font-size"]), text.attrib["text-anchor"]
         )
-        assert one.bounds[0] >= 0 and one.bounds[2] <= width
+        assert measured.bounds[0] >= 0 and measured.bounds[2] <= width
 
 
 @settings(max_examples=30, deadline=None)
@@ -197,13 +201,13 @@ def test_any_name_is_safe(name: str) -> None:
     assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace(name, "") and "@import" not in text
 
 
-def expanded(stack: spec.Stack, groups: list[Group]) -> list[spec.Layer]:
-    found = []
+def expand_groups(stack: spec.Stack, groups: list[LayerGroup]) -> list[spec.Layer]:
+    layers = []
     for group in groups:
         unit = [stack.layers[run.layer] for run in group.runs for _ in range(run.count)]
-        assert (group.first, group.last) == (len(found), len(found) + len(unit) * group.repeats - 1)
-        found += unit * group.repeats
-    return found
+        assert (group.first, group.last) == (len(layers), len(layers) + len(unit) * group.repeats - 1)
+        layers += unit * group.repeats
+    return layers
 
 
 @settings(deadline=None)
@@ -214,7 +218,7 @@ def test_repeated_layers_expand_to_all(kinds: list[int], repeats: int) -> None:
     layers = [spec.Layer(steps=steps) for steps in ((step,), (step, other), (other, step))]
     chosen = stack.model_copy(update={"layers": tuple(layers[kind] for kind in kinds * repeats)})
     groups = layer_groups(chosen)
-    assert tuple(expanded(chosen, groups)) == chosen.layers
+    assert tuple(expand_groups(chosen, groups)) == chosen.layers
     drawn, runs = sum(len(group.runs) for group in groups), len(list(itertools.groupby(kinds)))
     assert drawn <= max(1, runs) if kinds else not groups
 
@@ -238,5 +242,5 @@ def spec_of_window_pattern(windowed: list[int]) -> spec.Model:
     seen = attention.function.model_copy(update={"mask": spec.Window(before=7, after=0)})
     step = layer.steps[0].model_copy(update={"branches": (attention.model_copy(update={"function": seen}),)})
     local = layer.model_copy(update={"steps": (step, *layer.steps[1:])})
-    layers = tuple(local if one else layer for one in windowed)
+    layers = tuple(local if has_window else layer for has_window in windowed)
     return model.model_copy(update={"decoder": model.decoder.model_copy(update={"layers": layers})})

@@ -19,8 +19,8 @@ def weights(queries: int = 5, keys: int = 5) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", ["torch", "numpy", "layers"])
 def test_one_stack(tmp_path: Path, kind: str) -> None:
-    given = weights()
-    forms = {"torch": given, "numpy": given.numpy(), "layers": [one[None] for one in given]}
+    stack = weights()
+    forms = {"torch": stack, "numpy": stack.numpy(), "layers": [layer[None] for layer in stack]}
     page = ch.view_attention(forms[kind], TOKENS)
     page.save_html(tmp_path / "page.html")
     assert "encoder.self" in (tmp_path / "page.html").read_text()
@@ -36,7 +36,7 @@ def test_causal_and_cross_attention(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "tokens", "sentence"),
+    ("weight_input", "tokens", "sentence"),
     [
         (weights() * 2, TOKENS, "sum to one"), (weights().mT, TOKENS, "axes may be in another order"),
         (weights(), TOKENS[:4], "the tokens are 4 and 4"), (weights()[0], TOKENS, "layers, heads, queries, keys"),
@@ -44,6 +44,6 @@ def test_causal_and_cross_attention(tmp_path: Path) -> None:
         ([np.ones((1, 2, 2)), np.ones((1, 3, 3))], TOKENS, "different shapes"), ("words", TOKENS, "must be numbers"),
     ],
 )  # fmt: skip
-def test_wrong_arrays(given: object, tokens: list[str], sentence: str) -> None:
+def test_wrong_arrays(weight_input: object, tokens: list[str], sentence: str) -> None:
     with pytest.raises(ch.InputError, match=sentence):
-        ch.view_attention(given, tokens)
+        ch.view_attention(weight_input, tokens)

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.image import imread
 
 from clearhead.base.errors import InputError
-from clearhead.base.figures import shown_label
+from clearhead.base.figures import label_text
 from clearhead.interpret.view import attention as pictures
 from clearhead.interpret.view.attention import StackThumbnails, draw_matrix, draw_overview
 
@@ -23,23 +23,23 @@ def weights(rows: int = 4, columns: int = 7) -> np.ndarray:
 
 
 def test_labels_show_what_is_invisible_and_escape_what_the_font_lacks() -> None:
-    assert [shown_label(text, 24) for text in QUERIES] == ["a", r"\$x\$", r"\u5b57", "␣"]
-    assert shown_label("\n", 24) == r"\n" and shown_label("\t ", 24) == r"\t\u2423"
-    assert shown_label("abcdef", 4) == "abc…"
+    assert [label_text(text, 24) for text in QUERIES] == ["a", r"\$x\$", r"\u5b57", "␣"]
+    assert label_text("\n", 24) == r"\n" and label_text("\t ", 24) == r"\t\u2423"
+    assert label_text("abcdef", 4) == "abc…"
 
 
 def test_the_cells_of_a_matrix_have_the_colours_of_the_weights(tmp_path: Path) -> None:
     """The darkest blue is where the weight is 1."""
-    found = np.zeros((4, 7))
-    found[np.arange(4), [2, 6, 0, 5]] = 1.0
-    draw_matrix(found, QUERIES, KEYS, tmp_path / "head.png", title="a $ title")
+    shown_weights = np.zeros((4, 7))
+    shown_weights[np.arange(4), [2, 6, 0, 5]] = 1.0
+    draw_matrix(shown_weights, QUERIES, KEYS, tmp_path / "head.png", title="a $ title")
     blue = np.array(matplotlib.colormaps["Blues"](1.0)[:3])
     is_dark = (np.abs(imread(tmp_path / "head.png")[..., :3] - blue) < 0.01).all(-1)
     is_dark = is_dark[: -int(0.7 * 150)]  # without the colour scale
     cell = 0.25 * 150
     assert abs(is_dark.sum() - 4 * cell**2) < 0.2 * 4 * cell**2
     columns = [np.flatnonzero(row).mean() for row in is_dark if row.any()]
-    order = [columns[int((place + 0.5) * len(columns) / 4)] for place in range(4)]
+    order = [columns[int((index + 0.5) * len(columns) / 4)] for index in range(4)]
     assert np.argsort(order).tolist() == np.argsort([2, 6, 0, 5]).tolist()
 
 

@@ -28,8 +28,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 def texts(figure: Figure) -> list[str]:
-    own = [text.get_text() for text in figure.texts]
-    return own + [text.get_text() for axes in figure.axes for text in axes.texts]
+    figure_texts = [text.get_text() for text in figure.texts]
+    return figure_texts + [text.get_text() for axes in figure.axes for text in axes.texts]
 
 
 def test_colours_are_shares_of_rows() -> None:
@@ -41,9 +41,11 @@ def test_counts_and_shares_stand_in_the_picture(tmp_path: Path, drawn: list[Figu
     path = tmp_path / "new" / "a.png"
     draw_confusion(np.array([[1234, 0, 7], [0, 0, 0], [5, 11, 13]]), ["bad", "so so", "good"], path, title="a title")
     assert min(png_size(path)) > 200
-    found = texts(drawn[0])
-    assert {"a title", "1,247 of 1,270 correct: 98.2 %", "1,234", "7", "5", "11", "13", "99 %", "45 %"} <= set(found)
-    assert "0" not in found
+    shown_texts = texts(drawn[0])
+    assert {"a title", "1,247 of 1,270 correct: 98.2 %", "1,234", "7", "5", "11", "13", "99 %", "45 %"} <= set(
+        shown_texts
+    )
+    assert "0" not in shown_texts
     matrix = drawn[0].axes[0]
     assert [label.get_text() for label in matrix.get_yticklabels()] == ["bad", "so so", "good"]
     image = np.asarray(matrix.images[0].get_array())

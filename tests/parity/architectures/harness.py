@@ -67,12 +67,12 @@ class Case:
 
 def all_cases() -> list[Case]:
     """Every case of every module beside this one: the settings as they are, and each class with the first of them."""
-    found: list[Case] = []
+    cases: list[Case] = []
     for path in sorted((Path(__file__).parent / "cases").glob("*.py")):
         module = importlib.import_module(f"tests.parity.architectures.cases.{path.stem}")
-        found += module.CASES
+        cases += module.CASES
     first: dict[str, Case] = {}
-    for case in found:
+    for case in cases:
         first.setdefault(case.model_type, case)
     for model_type, case in first.items():
         for variant in registry.all_families()[model_type].variants:
@@ -81,8 +81,8 @@ def all_cases() -> list[Case]:
                     # An answer has a first and a last token, which their classes count as labels.
                     labels = {"num_labels": 2} if variant.task == "answer" else {}
                     config = {**case.config, **labels}
-                    found.append(replace(case, name=f"{case.name}/{cls}", cls=cls, config=config, is_head=True))
-    return found
+                    cases.append(replace(case, name=f"{case.name}/{cls}", cls=cls, config=config, is_head=True))
+    return cases
 
 
 def class_of(case: Case) -> str:
@@ -96,7 +96,7 @@ def theirs_of(case: Case) -> nn.Module:
     model = getattr(transformers, class_of(case))(config).eval()
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        computed = tuple(one.name for one in registry.all_families()[case.model_type].constants)
+        computed = tuple(constant.name for constant in registry.all_families()[case.model_type].constants)
         for name, parameter in model.named_parameters():
             if computed and name.endswith(computed):
                 continue
@@ -226,8 +226,11 @@ def their_gradients(original: Any, folder: Path) -> dict[str, Tensor]:
 def our_gradients(loaded: LoadedModule) -> dict[str, Tensor]:
     """Our gradients under their names; of a tensor with several names the last is what their classes use."""
     module = loaded.module
-    found = {name: torch.zeros_like(one) if one.grad is None else one.grad for name, one in module.named_parameters()}
-    named = module_to_hf_tensors(module, loaded.family, loaded.variant, loaded.prefix, found)
+    gradients = {
+        name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for name, parameter in module.named_parameters()
+    }
+    named = module_to_hf_tensors(module, loaded.family, loaded.variant, loaded.prefix, gradients)
     for names in (
         names for bound in bind_rules(loaded.family, loaded.variant, "", module)[0] for names in bound.theirs
     ):

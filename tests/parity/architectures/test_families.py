@@ -73,11 +73,11 @@ def segments_of(pair: Pair, ids: Tensor) -> dict[str, Tensor]:
     return {"segments": (torch.arange(ids.shape[1]) > 4).long().expand(ids.shape)}
 
 
-def renamed(segments: dict[str, Tensor]) -> dict[str, Tensor]:
+def to_their_names(segments: dict[str, Tensor]) -> dict[str, Tensor]:
     return {"token_type_ids": segments["segments"]} if segments else {}
 
 
-def said(pair: Pair, targets: dict[str, Tensor]) -> dict[str, Tensor]:
+def their_decoder_inputs(pair: Pair, targets: dict[str, Tensor]) -> dict[str, Tensor]:
     """What their decoder is given; where it reads a text once more, they make it themselves."""
     return {"decoder_input_ids": targets["target_ids"]} if targets and pair.repeats is None else {}
 
@@ -85,24 +85,24 @@ def said(pair: Pair, targets: dict[str, Tensor]) -> dict[str, Tensor]:
 def both(pair: Pair, ids: Tensor, mask: Tensor | None = None, positions: Tensor | None = None) -> tuple[object, object]:
     """Run both models on the same."""
     segments, targets = segments_of(pair, ids), pair.targets(ids, mask)
-    more = renamed(segments) | said(pair, targets)
+    more = to_their_names(segments) | their_decoder_inputs(pair, targets)
     if positions is not None:
         more["position_ids"] = positions
     return pair.run_theirs(ids, mask, **more), pair.run_ours(ids, mask, **segments, **targets)
 
 
-def compared(pair: Pair, mask: Tensor) -> Tensor | None:
+def comparison_mask(pair: Pair, mask: Tensor) -> Tensor | None:
     """Where outputs are of real tokens; None: everywhere."""
     return None if pair.is_pooled or (pair.has_memory and pair.repeats is None) else mask
 
 
 def check_layers(seen: list[Tensor], expected: tuple[Tensor, ...], last: Tensor) -> None:
     assert len(seen) == len(expected)
-    for index, (found, other) in enumerate(zip(seen[:-1], expected[:-1], strict=True)):
-        assert difference(found, other) <= TOLERANCE, f"after {index} layers"
+    for index, (hidden, other) in enumerate(zip(seen[:-1], expected[:-1], strict=True)):
+        assert difference(hidden, other) <= TOLERANCE, f"after {index} layers"
     # The last entry is what leaves the stack; a few classes list the states before the final norm.
-    ends = [one for one in (last, seen[-1]) if one.shape == expected[-1].shape]
-    assert min(difference(one, expected[-1]) for one in ends) <= TOLERANCE
+    ends = [state for state in (last, seen[-1]) if state.shape == expected[-1].shape]
+    assert min(difference(state, expected[-1]) for state in ends) <= TOLERANCE
 
 
 def test_every_layer_the_outputs_and_all_gradients(pair: Pair, tmp_path: Path) -> None:
@@ -121,14 +121,14 @@ def test_every_layer_the_outputs_and_all_gradients(pair: Pair, tmp_path: Path) -
     cotangent = torch.randn(outputs(ours).shape)
     (outputs(ours) * cotangent).sum().backward()
     (outputs_of(theirs) * cotangent).sum().backward()
-    expected, found = their_gradients(pair.theirs, tmp_path / "gradients"), our_gradients(pair.loaded)
-    assert set(expected) <= set(found) | set(pair.loaded.unused)
+    expected, actual = their_gradients(pair.theirs, tmp_path / "gradients"), our_gradients(pair.loaded)
+    assert set(expected) <= set(actual) | set(pair.loaded.unused)
     largest = max(float(gradient.abs().max()) for gradient in expected.values())
-    for name in (found.keys() & expected.keys()) - {name for name, _ in pair.theirs.named_buffers()}:
+    for name in (actual.keys() & expected.keys()) - {name for name, _ in pair.theirs.named_buffers()}:
         if expected[name].abs().max() > 1e-6 * max(10.0, largest):  # a key's bias moves nothing: rounding is left
-            assert difference(found[name], expected[name]) <= TOLERANCE, name
+            assert difference(actual[name], expected[name]) <= TOLERANCE, name
         else:
-            assert found[name].abs().max() <= 1e-4, name
+            assert actual[name].abs().max() <= 1e-4, name
 
 
 def test_padding_on_the_right(pair: Pair) -> None:
@@ -136,24 +136,24 @@ def test_padding_on_the_right(pair: Pair) -> None:
     ids = pair.ids(mask=mask)
     with torch.no_grad():
         theirs, ours = both(pair, ids, mask)
-    assert difference(outputs(ours), outputs_of(theirs), compared(pair, mask)) <= TOLERANCE
+    assert difference(outputs(ours), outputs_of(theirs), comparison_mask(pair, mask)) <= TOLERANCE
 
 
 @stacks()
 def test_padding_on_the_left(pair: Pair) -> None:
     mask = torch.arange(T) >= T - LENGTHS[:, None]
     ids = pair.ids(mask=mask)
-    real = compared(pair, mask)
+    real = comparison_mask(pair, mask)
     with torch.no_grad():
         segments, targets = segments_of(pair, ids), pair.targets(ids, mask)
         ours = pair.run_ours(ids, mask, **segments, **targets)
         for row in range(B):
             alone = ids[row : row + 1, mask[row]]
-            more = {name: value[row : row + 1, mask[row]] for name, value in renamed(segments).items()}
-            more |= {name: value[row : row + 1] for name, value in said(pair, targets).items()}
+            more = {name: value[row : row + 1, mask[row]] for name, value in to_their_names(segments).items()}
+            more |= {name: value[row : row + 1] for name, value in their_decoder_inputs(pair, targets).items()}
             theirs = outputs_of(pair.run_theirs(alone, **more))[0]
-            found = outputs(ours)[row] if real is None else outputs(ours)[row, mask[row]]
-            assert difference(found, theirs) <= TOLERANCE
+            actual = outputs(ours)[row] if real is None else outputs(ours)[row, mask[row]]
+            assert difference(actual, theirs) <= TOLERANCE
     if pair.takes_positions and not pair.case.reads_ids and not pair.is_pooled:
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         with torch.no_grad():
@@ -176,8 +176,8 @@ def test_decoding_with_a_cache(pair: Pair) -> None:
         else:
             expected = outputs_of(pair.run_theirs(ids))
             cut = (slice(0, 6), slice(6, 7), slice(7, None))
-            parts = [pair.run_ours(ids[:, part], cache=cache) for part in cut]
-    assert difference(torch.cat([outputs(part) for part in parts], dim=1), expected) <= TOLERANCE
+            parts = [pair.run_ours(ids[:, columns], cache=cache) for columns in cut]
+    assert difference(torch.cat([outputs(piece) for piece in parts], dim=1), expected) <= TOLERANCE
 
 
 def test_saved_as_loaded_every_bit_is_the_same(pair: Pair, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_transformers_reads_what_is_written_from_the_spec(pair: Pair, tmp_path: 
     assert again.module.spec.model_copy(update={"initialization": pair.ours.spec.initialization}) == pair.ours.spec
     ids = pair.ids()
     with torch.no_grad():
-        more = said(pair, pair.targets(ids))
+        more = their_decoder_inputs(pair, pair.targets(ids))
         expected = outputs_of(pair.run_theirs(ids, **more))
         assert difference(outputs_of(twin.eval()(input_ids=ids, **more)), expected) <= 1e-6
 
@@ -231,7 +231,9 @@ def test_recomputed_attention_is_the_eager_kernels(pair: Pair) -> None:
         pair.run_ours(ids, **targets)
     assert len(records) == sum(map(len, seen.values()))
     for record in records:
-        (expected,) = [one.tensor for one in seen[f"{record.address}.weights"] if one.depth == record.layer]
+        (expected,) = [
+            captured.tensor for captured in seen[f"{record.address}.weights"] if captured.depth == record.layer
+        ]
         assert torch.equal(record.weights(), expected)
         head = record.num_heads - 1
         assert difference(record.weights([head], slice(2, 5)), expected[:, [head], 2:5]) <= 1e-6

@@ -27,11 +27,11 @@ CHANCE = {"temperature": 0.8, "top_k": 11, "top_p": 0.9}
 
 def first_cases() -> list[Case]:
     """One case of every family that writes."""
-    found: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     for case in all_cases():
         if case.variant.task in ("generate", "translate", "denoise"):
-            found.setdefault(case.model_type, case)
-    return list(found.values())
+            cases.setdefault(case.model_type, case)
+    return list(cases.values())
 
 
 @pytest.fixture(params=first_cases(), ids=lambda case: case.name)
@@ -48,7 +48,7 @@ def ours(pair: Pair, texts: list[list[int]], end: int, **options: Any) -> list[C
     prompts, sources = ([[START]] * len(texts), texts) if pair.has_memory else (texts, None)
     chosen = GenerateOptions(max_new_tokens=NEW, **options)
     request = GenerateRequest(prompts=prompts, options=chosen, eos_id=end, pad_id=pair.case.pad, sources=sources)
-    return [found[0] for found in generate_ids(pair.ours, request)]
+    return [sequences[0] for sequences in generate_ids(pair.ours, request)]
 
 
 def theirs(pair: Pair, text: list[int], end: int, **options: Any) -> list[int]:
@@ -65,9 +65,11 @@ def theirs(pair: Pair, text: list[int], end: int, **options: Any) -> list[int]:
     pair.theirs.generation_config = settings
     ids = torch.tensor([text])
     with torch.no_grad():
-        found = pair.theirs.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)[0].tolist()
-    found = found[1 if pair.has_memory else len(text) :]
-    return found[: found.index(end) + 1] if end in found else found
+        generated = pair.theirs.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)[
+            0
+        ].tolist()
+    generated = generated[1 if pair.has_memory else len(text) :]
+    return generated[: generated.index(end) + 1] if end in generated else generated
 
 
 def an_end(pair: Pair, texts: list[list[int]]) -> int:
@@ -78,18 +80,18 @@ def an_end(pair: Pair, texts: list[list[int]]) -> int:
 def test_greedy_search(pair: Pair) -> None:
     texts = prompts_of(pair)
     end = an_end(pair, texts)
-    found = [list(one.ids) for one in ours(pair, texts, end)]
-    assert found == [theirs(pair, text, end, do_sample=False) for text in texts]
-    assert found[0][-1] == end and len(found[0]) < NEW
+    actual = [list(sequence.ids) for sequence in ours(pair, texts, end)]
+    assert actual == [theirs(pair, text, end, do_sample=False) for text in texts]
+    assert actual[0][-1] == end and len(actual[0]) < NEW
 
 
 def test_beam_search(pair: Pair) -> None:
     """Where both are exact: transformers' own stopping rule is, with early_stopping="never"."""
     texts = prompts_of(pair)
     end = an_end(pair, texts)
-    found = [list(one.ids) for one in ours(pair, texts, end, beam_size=3, length_penalty=0.4)]
+    actual = [list(sequence.ids) for sequence in ours(pair, texts, end, beam_size=3, length_penalty=0.4)]
     options = {"num_beams": 3, "do_sample": False, "early_stopping": "never", "length_penalty": 0.4}
-    assert found == [theirs(pair, text, end, **options) for text in texts]
+    assert actual == [theirs(pair, text, end, **options) for text in texts]
 
 
 def test_sampling_with_the_same_chance(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,14 +109,14 @@ def test_sampling_with_the_same_chance(pair: Pair, monkeypatch: pytest.MonkeyPat
     texts = prompts_of(pair)
     monkeypatch.setattr("clearhead.generate.continuation.RandomStream", Same)
     end = an_end(pair, texts)
-    found = [list(one.ids) for one in ours(pair, texts, end, seed=1, **CHANCE)]
-    for text, mine in zip(texts, found, strict=True):
+    actual = [list(sequence.ids) for sequence in ours(pair, texts, end, seed=1, **CHANCE)]
+    for text, mine in zip(texts, actual, strict=True):
         numbers = iter(stream.tolist())
 
-        def drawn(probs_RV: Tensor, num_samples: int, *, _numbers: Iterator[float] = numbers) -> Tensor:
+        def draw_next(probs_RV: Tensor, num_samples: int, *, _numbers: Iterator[float] = numbers) -> Tensor:
             assert num_samples == 1
             return sampling.draw(probs_RV, torch.tensor([next(_numbers)], dtype=torch.float64))[:, None]
 
         with monkeypatch.context() as patch:
-            patch.setattr(torch, "multinomial", drawn)
+            patch.setattr(torch, "multinomial", draw_next)
             assert mine == theirs(pair, text, end, do_sample=True, **CHANCE)

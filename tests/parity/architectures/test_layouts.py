@@ -28,7 +28,7 @@ def test_the_experts_of_a_layer_may_be_one_tensor(case: Case, tmp_path: Path) ->
     ids = torch.randint(1, case.vocab, (2, 7))
     with torch.no_grad():
         assert difference(outputs(stacked.module(ids)), outputs_of(theirs(input_ids=ids))) <= 1e-5
-    first, second = (one.module.state_dict() for one in (apart, stacked))
+    first, second = (loaded.module.state_dict() for loaded in (apart, stacked))
     assert first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
     save_module(stacked.module, tmp_path / "again", loaded=stacked)

@@ -25,7 +25,7 @@ CHANGES = {
 }  # fmt: skip
 
 
-def written(hparams: Hyperparameters) -> spec.Model:
+def build_model(hparams: Hyperparameters) -> spec.Model:
     return build_spec(hparams, source_vocab=29, target_vocab=29)
 
 
@@ -37,9 +37,9 @@ def test_every_preset_has_a_function() -> None:
 def test_no_field_is_without_effect(name: str) -> None:
     if name == "max_positions":
         learned = replace(BASE, positions="learned")
-        assert written(replace(learned, max_positions=31)) != written(learned)
+        assert build_model(replace(learned, max_positions=31)) != build_model(learned)
     else:
-        assert written(replace(BASE, **{name: CHANGES[name]})) != written(BASE)
+        assert build_model(replace(BASE, **{name: CHANGES[name]})) != build_model(BASE)
 
 
 def nodes(model: spec.Model, kind: type[spec.Node]) -> dict[str, spec.Node]:
@@ -48,7 +48,7 @@ def nodes(model: spec.Model, kind: type[spec.Node]) -> dict[str, spec.Node]:
 
 def test_self_attention_of_the_decoder_alone_is_causal_and_positions_are_for_self_attention() -> None:
     for positions in ("rotary", "alibi", "buckets"):
-        model = written(replace(BASE, positions=positions))
+        model = build_model(replace(BASE, positions=positions))
         for path, node in nodes(model, spec.Attention).items():
             placed = node.position is not None or node.score_bias is not None
             assert placed == (node.source == "self"), path
@@ -61,24 +61,24 @@ def test_self_attention_of_the_decoder_alone_is_causal_and_positions_are_for_sel
     }
 
 
-@pytest.mark.parametrize(("place", "final"), [("post", None), ("pre", None), ("post", True), ("pre", False)])
-def test_norms_stand_where_the_recipe_puts_them(place: str, final: bool | None) -> None:
-    model = written(replace(BASE, norm_place=place, final_norm=final))
+@pytest.mark.parametrize(("position", "final"), [("post", None), ("pre", None), ("post", True), ("pre", False)])
+def test_norms_stand_where_the_recipe_puts_them(position: str, final: bool | None) -> None:
+    model = build_model(replace(BASE, norm_place=position, final_norm=final))
     for node in nodes(model, spec.Step).values():
-        assert (node.out is not None) == (place == "post")
-        assert (node.branches[0].pre is not None) == (place == "pre")
-    ends = (place == "pre") if final is None else final
+        assert (node.out is not None) == (position == "post")
+        assert (node.branches[0].pre is not None) == (position == "pre")
+    ends = (position == "pre") if final is None else final
     assert (model.encoder.final_norm is not None) == (model.decoder.final_norm is not None) == ends
 
 
 def test_tying_follows_the_hyperparameters() -> None:
     table = "encoder.embedding.table"
-    everything = written(BASE)
+    everything = build_model(BASE)
     assert everything.decoder.embedding.table == everything.head.layers[-1].weight == spec.Reference(path=table)
     half = build_spec(replace(BASE, tie="decoder"), source_vocab=29, target_vocab=31)
     assert half.decoder.embedding.table == spec.Table(rows=31)
     assert half.head.layers[-1].weight == spec.Reference(path="decoder.embedding.table")
-    assert written(replace(BASE, tie="none")).head.layers[-1].weight is None
+    assert build_model(replace(BASE, tie="none")).head.layers[-1].weight is None
 
 
 def test_all_faults_are_named_together() -> None:

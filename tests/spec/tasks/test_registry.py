@@ -30,10 +30,10 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     """Install a package `moods` whose module `task` has some code, with an entry point "mood"."""
 
     def forget() -> None:
-        for cached in (registry.kinds, registry.find, registry.every):
+        for cached in (registry.task_kinds, registry.find_task, registry.list_tasks):
             cached.cache_clear()
 
-    def installed(code: str) -> None:
+    def install_package(code: str) -> None:
         (tmp_path / "moods").mkdir()
         (tmp_path / "moods" / "task.py").write_text(code, encoding="utf-8")
         about = tmp_path / "moods-1.dist-info"
@@ -43,7 +43,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         monkeypatch.syspath_prepend(tmp_path)
         forget()
 
-    yield installed
+    yield install_package
     for name in ("moods.task", "moods"):
         sys.modules.pop(name, None)
     forget()
@@ -51,8 +51,8 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 def test_a_task_of_another_package_is_one_of_all(install: Install) -> None:
     install(TASK.format(kind="mood"))
-    assert registry.kinds()[-1] == "mood" and registry.every()[-1] is registry.find("mood")
-    assert [task.kind for task in registry.with_outputs("labels")] == ["classify", "mood"]
+    assert registry.task_kinds()[-1] == "mood" and registry.list_tasks()[-1] is registry.find_task("mood")
+    assert [task.kind for task in registry.tasks_with_outputs("labels")] == ["classify", "mood"]
     assert TaskRecord(kind="mood", facts={"words": ["glad", 3]}).facts == {"words": ["glad", 3]}
 
 
@@ -78,12 +78,12 @@ def test_a_broken_package_is_named_and_breaks_no_other_task(
 ) -> None:
     install(code)
     with pytest.raises(InputError, match=r"update its package") as caught:
-        registry.find("mood")
+        registry.find_task("mood")
     assert reason in str(caught.value)
     assert main(["new", "classify", "--help"]) == 0
-    said = capsys.readouterr().err
-    assert said.count("moods.task:TASK") == 1 and reason in said
-    assert registry.find("classify").kind == "classify" and len(registry.every()) == len(registry.BUILT_IN)
+    stderr = capsys.readouterr().err
+    assert stderr.count("moods.task:TASK") == 1 and reason in stderr
+    assert registry.find_task("classify").kind == "classify" and len(registry.list_tasks()) == len(registry.BUILT_IN)
 
 
 def test_a_package_without_a_part_is_named(install: Install) -> None:
@@ -91,7 +91,7 @@ def test_a_package_without_a_part_is_named(install: Install) -> None:
     with pytest.raises(
         InputError, match=r"'mood' cannot be used: No module named 'moods.use'; update the package moods"
     ):
-        registry.find("mood").part("use")
+        registry.find_task("mood").module("use")
 
 
 def test_a_model_of_a_task_that_is_not_installed_is_refused_by_its_name() -> None:
@@ -103,7 +103,7 @@ def test_a_model_of_a_task_that_is_not_installed_is_refused_by_its_name() -> Non
 def test_warnings_of_broken_packages_come_once(install: Install) -> None:
     install("TASK = 3\n")
     with pytest.warns(UserWarning, match="is not the task 'mood'"):
-        registry.every()
+        registry.list_tasks()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert registry.with_outputs("vector")[0].kind == "embed"
+        assert registry.tasks_with_outputs("vector")[0].kind == "embed"

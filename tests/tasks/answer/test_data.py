@@ -37,19 +37,24 @@ def entry(question: str, answers: list[tuple[str, int]], **changes: Any) -> dict
 
 def squad(*articles: list[tuple[str, list[dict[str, Any]]]]) -> dict[str, Any]:
     paragraphs = [[{"context": context, "qas": qas} for context, qas in article] for article in articles]
-    return {"version": "v2.0", "data": [{"title": "t", "paragraphs": part} for part in paragraphs]}
+    return {
+        "version": "v2.0",
+        "data": [{"title": "t", "paragraphs": paragraphs_of_article} for paragraphs_of_article in paragraphs],
+    }
 
 
 def rows(questions: list[tuple[str, str, list[tuple[str, int]]]]) -> str:
     """The questions as JSON lines: lists of several answers, one answer, and none."""
-    found = []
+    records = []
     for context, question, answers in questions:
         texts, starts = [text for text, _ in answers], [start for _, start in answers]
-        one = {0: (None, None), 1: (texts[:1], starts[:1])}.get(len(answers), (texts, starts))
+        answer_fields = {0: (None, None), 1: (texts[:1], starts[:1])}.get(len(answers), (texts, starts))
         if len(answers) == 1:
-            one = (texts[0], starts[0])
-        found.append({"id": 3, "context": context, "question": question, "answer": one[0], "start": one[1]})
-    return "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in found)
+            answer_fields = (texts[0], starts[0])
+        records.append(
+            {"id": 3, "context": context, "question": question, "answer": answer_fields[0], "start": answer_fields[1]}
+        )
+    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])

@@ -66,9 +66,9 @@ def test_the_tokens_of_an_answer_cover_it_and_no_more_than_they_must(tokenizer: 
         text = context[start : start + draw.randint(1, 20)]
         if not text.strip():
             continue
-        found = token_span(spans, GoldAnswer(text, start))
-        assert found is not None
-        first, last = found
+        span = token_span(spans, GoldAnswer(text, start))
+        assert span is not None
+        first, last = span
         begin, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
         assert spans[first, 0] <= begin and end <= spans[last, 1]
         # Without its first or its last token it would be cut.
@@ -76,14 +76,16 @@ def test_the_tokens_of_an_answer_cover_it_and_no_more_than_they_must(tokenizer: 
 
 
 def questions_about(texts: int, draw: random.Random) -> list[tuple[str, str, list[tuple[str, int]]]]:
-    found = []
+    questions = []
     for _ in range(texts):
         context = " ".join("".join(draw.choices("abcdefgh", k=draw.randint(1, 5))) for _ in range(draw.randint(1, 40)))
         start = draw.randrange(len(context))
         text = context[start : start + draw.randint(1, 9)].strip() or context[0]
         start = context.index(text)
-        found.append((context, "what is it?"[: draw.randint(1, 11)], [(text, start)] if draw.random() < 0.8 else []))
-    return found
+        questions.append(
+            (context, "what is it?"[: draw.randint(1, 11)], [(text, start)] if draw.random() < 0.8 else [])
+        )
+    return questions
 
 
 @pytest.mark.parametrize("kind", ["character", "bpe"])
@@ -105,7 +107,7 @@ def test_a_batch_labels_the_answer_where_the_window_has_it(tmp_path: Path, kind:
         front, size = len(questions[row]) + 2, len(window_ids(store, index)[1])
         whole = tokenizer.decode(contexts[store.arrays["context_of"][row]].tolist())
         assert tokenizer.decode(ids[front : front + size]) in whole
-        possible = [place for place in range(len(ids)) if labels[place, 0] != NO_LABEL]
+        possible = [position for position in range(len(ids)) if labels[position, 0] != NO_LABEL]
         assert possible == [0, *range(front, front + size)] and ((labels == NO_LABEL).sum(1) % 2 == 0).all()
         (first,), (last,) = ((labels[:, side] == 1).nonzero()[:, 0].tolist() for side in (0, 1))
         seen.setdefault(row, []).append(first > 0)

@@ -20,7 +20,7 @@ from clearhead.data.batches.base import NO_LABEL, Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.tasks.answer.train import answer_loss
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
 from tests.tasks.labelled_models import character_tokenizer, model
 from tests.tasks.labelled_run import noise, write_run_file
@@ -31,46 +31,48 @@ NAMES = {"who": ["xx", "yy"], "where": ["vv", "ww"]}
 
 def question(draw: random.Random) -> dict[str, Any]:
     """Which title and name of the asked kind stand in the text? In one of four none does."""
-    asked, other = draw.sample(sorted(NAMES), 2)
+    wanted, other = draw.sample(sorted(NAMES), 2)
     words = noise(draw, draw.randint(2, 25))
     words.insert(draw.randint(0, len(words)), draw.choice(NAMES[other]))
     if draw.random() < 0.25:
-        return {"context": " ".join(words), "question": asked, "answer": None, "start": None}
-    place, found = draw.randint(0, len(words)), ["mr", draw.choice(NAMES[asked])]
-    start = sum(len(word) + 1 for word in words[:place])
-    context = " ".join([*words[:place], *found, *words[place:]])
-    return {"context": context, "question": asked, "answer": " ".join(found), "start": start}
+        return {"context": " ".join(words), "question": wanted, "answer": None, "start": None}
+    position, title_and_name = draw.randint(0, len(words)), ["mr", draw.choice(NAMES[wanted])]
+    start = sum(len(word) + 1 for word in words[:position])
+    context = " ".join([*words[:position], *title_and_name, *words[position:]])
+    return {"context": context, "question": wanted, "answer": " ".join(title_and_name), "start": start}
 
 
 def write_questions(folder: Path, *, train: int = 240, count: int = 301) -> None:
     draw = random.Random(6)
-    found = [question(draw) for _ in range(count)]
-    for part, chosen in (("train", found[:train]), ("valid", found[train:])):
-        text = "".join(json.dumps(one) + "\n" for one in chosen)
-        (folder / f"{part}.jsonl").write_text(text, encoding="utf-8")
+    examples = [question(draw) for _ in range(count)]
+    for split, chosen in (("train", examples[:train]), ("valid", examples[train:])):
+        text = "".join(json.dumps(example) + "\n" for example in chosen)
+        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
 
 
-def trained(folder: Path, *overrides: str, family: str = "encoder", resume: bool = False, steps: int = 60) -> Path:
+def train_run_file(
+    folder: Path, *overrides: str, family: str = "encoder", resume: bool = False, steps: int = 60
+) -> Path:
     path = write_run_file(folder, TASK, family, ending="jsonl", labels="", steps=steps)
-    train_run(load_run_file(path, overrides), resume=resume, progress=Progress())
+    train_run(load_run_file(path, overrides), resume=resume, progress=TrainingProgress())
     return folder / "run"
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 def test_it_learns_to_answer_over_windows(tmp_path: Path, family: str) -> None:
     write_questions(tmp_path)
-    run = trained(tmp_path, family=family)
+    run = train_run_file(tmp_path, family=family)
     last = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert last["valid_score"] == 100
     model = ch.load(run, device="cpu")
     assert (model.task.max_length, model.task.answer_tokens, model.task.is_paired) == (17, 2, True)
     context = "aa bb cc dd ee ff gg hh ii jj kk " * 3 + "mr  yy aa bb vv"
     assert len(model.tokenizer.encode(context)) > 2 * 17
-    (found,) = model.answer("who", context, allow_no_answer=True)
-    assert (found.text, found.start) == ("mr  yy", context.index("mr"))
+    (answer,) = model.answer("who", context, allow_no_answer=True)
+    assert (answer.text, answer.start) == ("mr  yy", context.index("mr"))
     assert model.answer("who", context.replace("mr  yy", ""), allow_no_answer=True)[0].text == ""
-    asked = [("who", context, "yy", context.index("yy")), ("who", "aa vv", None, None)]
-    scores = model.evaluate(asked)
+    examples = [("who", context, "yy", context.index("yy")), ("who", "aa vv", None, None)]
+    scores = model.evaluate(examples)
     assert scores["has_answer"] == {"exact_match": 0.0, "f1": pytest.approx(2 / 3), "questions": 1}
     assert scores["no_answer"] == {"exact_match": 1.0, "f1": 1.0, "questions": 1}
     assert scores["exact_match"] == 0.5 and scores["questions"] == 2
@@ -83,9 +85,9 @@ def test_it_goes_on_where_it_stopped(tmp_path: Path) -> None:
     """A run that was stopped and resumed ends with the bits of one that was not."""
     write_questions(tmp_path)
     overrides = ("train.validate_every=3", "model.dropout=0.2")
-    whole = trained(tmp_path, *overrides, steps=6).rename(tmp_path / "whole")
-    trained(tmp_path, *overrides, "train.steps=3")
-    resumed = trained(tmp_path, *overrides, "train.steps=6", resume=True)
+    whole = train_run_file(tmp_path, *overrides, steps=6).rename(tmp_path / "whole")
+    train_run_file(tmp_path, *overrides, "train.steps=3")
+    resumed = train_run_file(tmp_path, *overrides, "train.steps=6", resume=True)
     first, second = (
         dict(load_tensors(run / "checkpoints" / "step-6" / "weights.safetensors")) for run in (whole, resumed)
     )
@@ -104,16 +106,16 @@ def test_a_held_out_question_must_be_usable(tmp_path: Path, record: dict[str, An
     with (tmp_path / "valid.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"context": "aa", "question": "who", "answer": None, "start": None} | record))
     with pytest.raises(InputError, match=rf"^\[data\] valid: .*{message}"):
-        trained(tmp_path)
+        train_run_file(tmp_path)
     assert not (tmp_path / "run").exists()
 
 
 def test_some_question_must_have_an_answer(tmp_path: Path) -> None:
-    for part in ("train", "valid"):
+    for split in ("train", "valid"):
         text = json.dumps({"context": "aa", "question": "who", "answer": None, "start": None})
-        (tmp_path / f"{part}.jsonl").write_text(text, encoding="utf-8")
+        (tmp_path / f"{split}.jsonl").write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=r"^\[data\] train: no question has an answer; expected some that have one"):
-        trained(tmp_path)
+        train_run_file(tmp_path)
 
 
 QUESTIONS, CONTEXTS = [[5, 6], [7]], [[8, 9, 6], [5, 6, 7, 8, 9, 10]]
@@ -126,7 +128,7 @@ def batch_of(collator: InputCollator) -> tuple[Batch, list[list[int]]]:
     labels = torch.full((*inputs.ids.shape, 2), NO_LABEL)
     possible = []
     for row, answer in enumerate(ANSWERS):
-        front = collator.second_place(len(QUESTIONS[row]))
+        front = collator.second_start(len(QUESTIONS[row]))
         possible.append([0, *range(front, front + len(CONTEXTS[row]))])
         labels[row, possible[-1]] = 0
         for side in (0, 1):
@@ -144,7 +146,7 @@ def test_mean_of_start_and_end(family: str, smoothing: float) -> None:
     expected = 0.0
     for row, places in enumerate(possible):
         for side in (0, 1):
-            scores = {place: float(logits[row, place, side]) for place in places}
+            scores = {position: float(logits[row, position, side]) for position in places}
             total = math.log(math.fsum(map(math.exp, scores.values())))
             (right,) = (batch.labels[row, :, side] == 1).nonzero()[:, 0].tolist()
             uniform = sum(total - score for score in scores.values()) / len(scores)
@@ -152,7 +154,7 @@ def test_mean_of_start_and_end(family: str, smoothing: float) -> None:
     loss, count = answer_loss(module, batch, label_smoothing=smoothing)
     assert count == 2 and loss.item() == pytest.approx(expected, rel=1e-5)
     loss.backward()
-    assert all(part.grad is None or torch.isfinite(part.grad).all() for part in module.parameters())
+    assert all(parameter.grad is None or torch.isfinite(parameter.grad).all() for parameter in module.parameters())
     wider = replace(
         batch,
         ids=torch.nn.functional.pad(batch.ids, (0, 3)),

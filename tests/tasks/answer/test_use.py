@@ -22,25 +22,28 @@ from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
 from clearhead.tasks.answer.use import Answer, answer, answer_scores
 from tests.apps.cli.test_commands import run
-from tests.checkpoints.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders
 
 QUESTION = "what runs over the grass?"
 SHORT = "the cat sat on the mat, and the dog looked at it."
 # What byte-level pieces cut inside a character has a place of its own in each library.
-PLAIN = [text for text in made.SENTENCES[:8] if text.isascii()]
+PLAIN = [text for text in tokenizer_folders.SENTENCES[:8] if text.isascii()]
 LONG = " ".join([*PLAIN, *reversed(PLAIN), *PLAIN, *reversed(PLAIN)])
 POSITIONS = 61
 
 
 def word_pieces(folder: Path) -> dict[str, int]:
-    made.write(folder, {"vocab.txt": made.word_list(), "tokenizer_config.json": {"tokenizer_class": "BertTokenizer"}})
-    return {"vocab_size": len(made.word_list().splitlines()), "pad_token_id": 0}
+    tokenizer_folders.write(
+        folder,
+        {"vocab.txt": tokenizer_folders.word_list(), "tokenizer_config.json": {"tokenizer_class": "BertTokenizer"}},
+    )
+    return {"vocab_size": len(tokenizer_folders.word_list().splitlines()), "pad_token_id": 0}
 
 
 def byte_merges(folder: Path) -> dict[str, int]:
-    vocabulary, merges = made.merges(("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
+    vocabulary, merges = tokenizer_folders.merges(("<s>", "<pad>", "</s>", "<unk>", "<mask>"))
     config = {"tokenizer_class": "RobertaTokenizer"}
-    made.write(folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config})
+    tokenizer_folders.write(folder, {"vocab.json": vocabulary, "merges.txt": merges, "tokenizer_config.json": config})
     return {"vocab_size": len(transformers.AutoTokenizer.from_pretrained(folder)), "pad_token_id": 1}
 
 
@@ -83,7 +86,7 @@ def plain(folder: Path, context: str, top_k: int, allow_no_answer: bool, longest
         QUESTION, context, truncation="only_second", max_length=POSITIONS, return_overflowing_tokens=True,
         stride=overlap(tokenizer), return_offsets_mapping=True,
     )  # fmt: skip
-    found: dict[tuple[int, int], float] = {}
+    scores: dict[tuple[int, int], float] = {}
     nowhere = 1.0
     for index in range(len(windows["input_ids"])):
         names = [name for name in ("input_ids", "token_type_ids", "attention_mask") if name in windows]
@@ -91,7 +94,7 @@ def plain(folder: Path, context: str, top_k: int, allow_no_answer: bool, longest
             out = model(**{name: torch.tensor([windows[name][index]]) for name in names})
         places = windows["offset_mapping"][index]
         inside = [number == 1 for number in windows.sequence_ids(index)]
-        allowed = [0, *(place for place, is_inside in enumerate(inside) if is_inside)]
+        allowed = [0, *(position for position, is_inside in enumerate(inside) if is_inside)]
         begins, ends = (np.zeros(len(places)) for _ in range(2))
         for shares, logits in ((begins, out.start_logits[0]), (ends, out.end_logits[0])):
             shares[allowed] = logits.double()[allowed].softmax(0).numpy()
@@ -99,10 +102,10 @@ def plain(folder: Path, context: str, top_k: int, allow_no_answer: bool, longest
         for first in allowed[1:]:
             for last in range(first, min(first + longest, allowed[-1] + 1)):
                 span = places[first][0], places[last][1]
-                found[span] = max(found.get(span, 0.0), begins[first] * ends[last])
-    answers = [Answer(context[start:end], score, start, end) for (start, end), score in found.items()]
+                scores[span] = max(scores.get(span, 0.0), begins[first] * ends[last])
+    answers = [Answer(context[start:end], score, start, end) for (start, end), score in scores.items()]
     answers += [Answer("", nowhere, 0, 0)] if allow_no_answer else []
-    return sorted(answers, key=lambda one: -one.score)[:top_k]
+    return sorted(answers, key=lambda candidate: -candidate.score)[:top_k]
 
 
 def overlap(tokenizer: transformers.PreTrainedTokenizerBase) -> int:
@@ -114,24 +117,28 @@ def overlap(tokenizer: transformers.PreTrainedTokenizerBase) -> int:
 @pytest.mark.parametrize("context", [SHORT, LONG])
 def test_answers_are_those_of_the_recipe(folder: Path, context: str, allow_no_answer: bool) -> None:
     expected = plain(folder, context, 5, allow_no_answer)
-    found = ours(folder, context, top_k=5, allow_no_answer=allow_no_answer)
-    assert [(one.start, one.end) for one in found] == [(one.start, one.end) for one in expected]
-    assert np.allclose([one.score for one in found], [one.score for one in expected], rtol=1e-4, atol=0)
-    assert all(one.text == context[one.start : one.end] for one in found)
+    actual = ours(folder, context, top_k=5, allow_no_answer=allow_no_answer)
+    assert [(candidate.start, candidate.end) for candidate in actual] == [
+        (candidate.start, candidate.end) for candidate in expected
+    ]
+    assert np.allclose(
+        [candidate.score for candidate in actual], [candidate.score for candidate in expected], rtol=1e-4, atol=0
+    )
+    assert all(candidate.text == context[candidate.start : candidate.end] for candidate in actual)
 
 
 def test_a_long_text_is_read_in_windows_whose_batches_do_not_matter(folder: Path) -> None:
     model = clearhead.load(folder, precision="fp32", device="cpu")
     assert len(model.tokenizer.encode(LONG)) > 2 * POSITIONS
     alone, together = ours(folder, LONG, top_k=3, batch_size=1), ours(folder, LONG, top_k=3)
-    assert [one.text for one in alone] == [one.text for one in together]
-    assert np.allclose([one.score for one in alone], [one.score for one in together], rtol=1e-4)
+    assert [candidate.text for candidate in alone] == [candidate.text for candidate in together]
+    assert np.allclose([candidate.score for candidate in alone], [candidate.score for candidate in together], rtol=1e-4)
 
 
 def test_an_answer_has_no_more_tokens_than_asked_for(folder: Path) -> None:
     tokenizer = clearhead.load(folder).tokenizer
-    for one in ours(folder, SHORT, top_k=7, max_tokens=2):
-        assert len(tokenizer.encode(one.text)) <= 3  # cut out of its text, a piece can fall into two
+    for candidate in ours(folder, SHORT, top_k=7, max_tokens=2):
+        assert len(tokenizer.encode(candidate.text)) <= 3  # cut out of its text, a piece can fall into two
 
 
 @pytest.mark.parametrize(
@@ -157,13 +164,24 @@ def test_the_command_says_what_the_method_says(
 ) -> None:
     expected = clearhead.load(folder, precision="fp32", device="cpu").answer(QUESTION, SHORT, top_k=2)
     (tmp_path / "text").write_text(SHORT, encoding="utf-8")
-    asked = ("answer", str(folder), "--question", QUESTION, "--top-k", "2", "--device", "cpu", "--precision", "fp32")
-    given = run(capfd, *asked, "--context", SHORT)
-    assert given == "".join(f"{one.text}\t{one.score:.4f}\n" for one in expected)
-    assert run(capfd, *asked, "--context-file", str(tmp_path / "text")) == given
+    arguments = (
+        "answer",
+        str(folder),
+        "--question",
+        QUESTION,
+        "--top-k",
+        "2",
+        "--device",
+        "cpu",
+        "--precision",
+        "fp32",
+    )
+    output = run(capfd, *arguments, "--context", SHORT)
+    assert output == "".join(f"{candidate.text}\t{candidate.score:.4f}\n" for candidate in expected)
+    assert run(capfd, *arguments, "--context-file", str(tmp_path / "text")) == output
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(SHORT.encode())))
-    record = json.loads(run(capfd, *asked, "--json"))
-    assert record == {"question": QUESTION, "answers": [asdict(one) for one in expected]}
+    record = json.loads(run(capfd, *arguments, "--json"))
+    assert record == {"question": QUESTION, "answers": [asdict(candidate) for candidate in expected]}
 
 
 @pytest.mark.parametrize(
@@ -182,8 +200,8 @@ def test_a_text_that_is_not_there_is_no_text(
 
 
 def plain_words(text: str) -> list[str]:
-    kept = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return [word for word in kept.split() if word not in ("a", "an", "the")]
+    letters = "".join(letter for letter in text.lower() if letter not in string.punctuation)
+    return [word for word in letters.split() if word not in ("a", "an", "the")]
 
 
 def plain_answer_f1(guess: str, gold: str) -> Fraction:
@@ -231,6 +249,6 @@ def test_answers_against_plain_counting() -> None:
     ],
 )
 def test_answers_counted_by_hand(guess: str, golds: list[str], exact: float, f1: float) -> None:
-    found = answer_scores([guess, "x"], [golds, ["x"]])
-    assert (found.exact_match, found.num_questions) == ((exact + 1) / 2, 2)
-    assert found.f1 == pytest.approx((f1 + 1) / 2)
+    measures = answer_scores([guess, "x"], [golds, ["x"]])
+    assert (measures.exact_match, measures.num_questions) == ((exact + 1) / 2, 2)
+    assert measures.f1 == pytest.approx((f1 + 1) / 2)

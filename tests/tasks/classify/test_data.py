@@ -101,10 +101,10 @@ def fake_datasets(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, Any]], f
     class Rows(list[dict[str, Any]]):
         _fingerprint = "abc"
 
-    found = Rows(rows)
-    found.features = features  # type: ignore[attr-defined]
+    data_set = Rows(rows)
+    data_set.features = features  # type: ignore[attr-defined]
     module = types.ModuleType("datasets")
-    module.load_dataset = lambda name, config, split: found  # type: ignore[attr-defined]
+    module.load_dataset = lambda name, config, split: data_set  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "datasets", module)
 
 

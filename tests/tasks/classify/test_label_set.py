@@ -37,7 +37,7 @@ from tests.tasks.classify.test_data import lines, write
     ],
 )
 def test_faulty_records(tmp_path: Path, record: dict[str, Any], kind: Any, message: str) -> None:
-    path = write(tmp_path / "a.jsonl", lines([json.dumps(part) for part in ({"text": "a", "label": "1"}, record)]))
+    path = write(tmp_path / "a.jsonl", lines([json.dumps(row) for row in ({"text": "a", "label": "1"}, record)]))
     with pytest.raises(InputError, match=rf"^{re.escape(path)}:2: .*{message}"):
         learn_labels(read_labelled(DATA.source({"text": path, "labels": "label"})), kind)
 

@@ -119,8 +119,8 @@ def test_of_a_pair_the_longer_text_is_cut_first() -> None:
     draw = np.random.default_rng(1)
     first, second = draw.integers(1, 30, 500), draw.integers(1, 30, 500)
     for room in (2, 7, 20):
-        kept = fitting_lengths([first, second], room)
-        assert list(zip(*map(np.ndarray.tolist, kept), strict=True)) == [
+        kept_lengths = fitting_lengths([first, second], room)
+        assert list(zip(*map(np.ndarray.tolist, kept_lengths), strict=True)) == [
             cut_one_by_one(int(a), int(b), room) for a, b in zip(first, second, strict=True)
         ]
 

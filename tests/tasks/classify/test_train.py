@@ -19,7 +19,7 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.tasks.classify.train import label_loss
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
 from tests.tasks.labelled_models import FAMILIES, character_tokenizer, model
 from tests.tasks.labelled_run import noise, write_columns, write_run_file
@@ -40,7 +40,7 @@ def rows_of(make: Any, count: int = 301) -> list[tuple[str, ...]]:
 
 def train(path: Path) -> float:
     """Train and return the last validation score."""
-    train_run(load_run_file(path), resume=False, progress=Progress())
+    train_run(load_run_file(path), resume=False, progress=TrainingProgress())
     lines = (path.parent / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return float(json.loads(lines[-1])["valid_score"])
 
@@ -96,7 +96,7 @@ def test_numbers(tmp_path: Path) -> None:
     assert 90 < low.value < 120 < 140 < high.value < 170
     smoothed = load_run_file(path, [f"train.run={tmp_path}/other", "train.label_smoothing=0.1"])
     with pytest.raises(InputError, match="label_smoothing has no effect where labels are numbers"):
-        train_run(smoothed, resume=False, progress=Progress())
+        train_run(smoothed, resume=False, progress=TrainingProgress())
 
 
 def test_it_goes_on_from_a_masked_model(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_it_goes_on_from_a_masked_model(tmp_path: Path) -> None:
     head, rest = text.split("[tokenizer]")
     path = tmp_path / "tuned.toml"
     path.write_text(head + rest[rest.index("[train]") :].replace("/run", "/tuned"), encoding="utf-8")
-    train_run(load_run_file(path), resume=False, progress=Progress())
+    train_run(load_run_file(path), resume=False, progress=TrainingProgress())
     tuned = ch.load(tmp_path / "tuned", device="cpu")
     assert tuned.tokenizer.fingerprint == untrained.tokenizer.fingerprint
     assert tuned.spec.encoder == untrained.spec.encoder
@@ -216,6 +216,6 @@ def test_the_loss_of_a_batch_is_the_sum_of_its_texts() -> None:
     parts = 0.0
     for row in range(4):
         alone = InputCollator.of(module.spec, character_tokenizer()).collate([TEXTS[row]])
-        one = Batch(alone.ids, alone.mask, batch.labels[row : row + 1], 1, alone.num_tokens, np.array([row]))
-        parts += float(label_loss(module, one, kind="single_label")[0].detach())
+        single_row = Batch(alone.ids, alone.mask, batch.labels[row : row + 1], 1, alone.num_tokens, np.array([row]))
+        parts += float(label_loss(module, single_row, kind="single_label")[0].detach())
     assert float(label_loss(module, batch, kind="single_label")[0].detach()) == pytest.approx(parts, rel=1e-5)

@@ -49,13 +49,13 @@ def record(**changes: Any) -> TaskRecord:
     )
 
 
-def said_alone(module: Transformer, tokenizer: Tokenizer, *texts: str) -> Tensor:
+def classify_alone(module: Transformer, tokenizer: Tokenizer, *texts: str) -> Tensor:
     """One text, or one pair, without batches, padding or masks."""
     ids, segments = [tokenizer.bos_id], [0]
     for number, text in enumerate(texts):
-        part = [*tokenizer.encode(text), tokenizer.eos_id]
-        ids += part
-        segments += [number] * len(part)
+        piece = [*tokenizer.encode(text), tokenizer.eos_id]
+        ids += piece
+        segments += [number] * len(piece)
     two_stacks = module.encoder is not None and module.decoder is not None
     first = module.spec.encoder or module.spec.decoder
     assert first is not None
@@ -77,7 +77,7 @@ def test_every_text_is_answered_as_if_it_were_alone(family: str, pool: str, toke
     answers = classify(module, tokenizer, record(), texts, batch_tokens=67)
     assert module.training  # its own mode is restored
     for text, answer in zip(texts, answers, strict=True):
-        expected = said_alone(module, tokenizer, text).softmax(0)
+        expected = classify_alone(module, tokenizer, text).softmax(0)
         assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-5)
         assert list(answer.probabilities) == list(LABELS)
         assert answer.label == LABELS[int(expected.argmax())]
@@ -96,7 +96,7 @@ def test_pairs_are_read_with_their_segments(family: str, segments: int, tokenize
     pairs = list(zip(random_texts(11, 9, seed=1), random_texts(11, 13, seed=2), strict=True))
     answers = classify(module, tokenizer, record(is_paired=True), pairs, batch_tokens=90)
     for pair, answer in zip(pairs, answers, strict=True):
-        expected = said_alone(module, tokenizer, *pair).softmax(0)
+        expected = classify_alone(module, tokenizer, *pair).softmax(0)
         assert list(answer.probabilities.values()) == pytest.approx(expected.tolist(), abs=1e-5)
 
 
@@ -118,12 +118,12 @@ def test_several_labels_are_decided_one_by_one(tokenizer: Tokenizer) -> None:
     texts = random_texts(23)
     answers = classify(module, tokenizer, record(label_kind="multi_label"), texts)
     for text, answer in zip(texts, answers, strict=True):
-        expected = said_alone(module, tokenizer, text).sigmoid().tolist()
+        expected = classify_alone(module, tokenizer, text).sigmoid().tolist()
         assert list(answer.probabilities.values()) == pytest.approx(expected, abs=1e-5)
-        given = [label for label, probability in zip(LABELS, expected, strict=True) if probability >= 0.5]
-        assert answer.labels == tuple(given)
-        assert answer.label == ", ".join(given)
-        assert answer.probability == pytest.approx(math.prod(max(part, 1 - part) for part in expected), abs=1e-5)
+        chosen = [label for label, probability in zip(LABELS, expected, strict=True) if probability >= 0.5]
+        assert answer.labels == tuple(chosen)
+        assert answer.label == ", ".join(chosen)
+        assert answer.probability == pytest.approx(math.prod(max(chance, 1 - chance) for chance in expected), abs=1e-5)
     assert len({len(answer.labels) for answer in answers}) > 1
 
 
@@ -131,7 +131,7 @@ def test_a_number_is_in_the_unit_of_the_training_data(tokenizer: Tokenizer) -> N
     module = model("encoder", tokenizer, count=1, pool="mean")
     numbers = record(labels=(), label_kind="regression", number_mean=50.0, number_scale=20.0)
     (answer,) = classify(module, tokenizer, numbers, ["abc"])
-    value = float(said_alone(module, tokenizer, "abc")[0]) * 20 + 50
+    value = float(classify_alone(module, tokenizer, "abc")[0]) * 20 + 50
     assert answer.value == pytest.approx(value, rel=1e-5)
     assert answer == Classification(f"{answer.value:.6g}", None, {}, value=answer.value)
 
@@ -187,7 +187,7 @@ def write_jsonl(folder: Path, texts: list[str], labels: list[Any]) -> Any:
     return DATA.source({"text": str(path), "labels": "label"})
 
 
-def measured(
+def measure_file(
     module: Transformer, tokenizer: Tokenizer, task: TaskRecord, source: Any, **sizes: int
 ) -> tuple[ClassifyMeasures, str]:
     labels = check_classifier(module, task)
@@ -199,16 +199,16 @@ def test_an_evaluation_counts_what_classify_says(tmp_path: Path, tokenizer: Toke
     module = model("encoder-decoder", tokenizer, count=3, pool="last")
     texts = random_texts(41)
     labels = [LABELS[number % 3] for number in range(41)]
-    found, report = measured(module, tokenizer, record(), write_jsonl(tmp_path, texts, labels), batch_tokens=9)
+    measures, report = measure_file(module, tokenizer, record(), write_jsonl(tmp_path, texts, labels), batch_tokens=9)
     answers = classify(module, tokenizer, record(), texts)
-    assert isinstance(found, LabelMeasures)
+    assert isinstance(measures, LabelMeasures)
     right = [answer.label == label for answer, label in zip(answers, labels, strict=True)]
-    assert found.accuracy == pytest.approx(sum(right) / 41)
-    assert found.score == pytest.approx(100 * sum(right) / 41)
+    assert measures.accuracy == pytest.approx(sum(right) / 41)
+    assert measures.score == pytest.approx(100 * sum(right) / 41)
     pairs = list(zip(labels, [answer.label for answer in answers], strict=True))
-    assert found.confusion == [[pairs.count((one, other)) for other in LABELS] for one in LABELS]
+    assert measures.confusion == [[pairs.count((true_label, other)) for other in LABELS] for true_label in LABELS]
     losses = [-math.log(answer.probabilities[label]) for answer, label in zip(answers, labels, strict=True)]
-    assert found.loss == pytest.approx(sum(losses) / 41, rel=1e-4)
+    assert measures.loss == pytest.approx(sum(losses) / 41, rel=1e-4)
     assert report.startswith("41 labelled texts read, 41 kept")
 
 
@@ -217,17 +217,17 @@ def test_an_evaluation_of_several_labels(tmp_path: Path, tokenizer: Tokenizer) -
     texts = random_texts(13)
     labels = [[label for number, label in enumerate(LABELS) if row >> number & 1] for row in range(13)]
     several = record(label_kind="multi_label")
-    found, _ = measured(module, tokenizer, several, write_jsonl(tmp_path, texts, labels))
+    measures, _ = measure_file(module, tokenizer, several, write_jsonl(tmp_path, texts, labels))
     answers = classify(module, tokenizer, several, texts)
-    assert isinstance(found, MultiLabelMeasures)
-    same = [answer.labels == tuple(given) for answer, given in zip(answers, labels, strict=True)]
-    assert found.exact == pytest.approx(sum(same) / 13)
+    assert isinstance(measures, MultiLabelMeasures)
+    same = [answer.labels == tuple(wanted) for answer, wanted in zip(answers, labels, strict=True)]
+    assert measures.exact == pytest.approx(sum(same) / 13)
     losses = [
-        -math.log(probability if label in given else 1 - probability)
-        for answer, given in zip(answers, labels, strict=True)
+        -math.log(probability if label in wanted else 1 - probability)
+        for answer, wanted in zip(answers, labels, strict=True)
         for label, probability in answer.probabilities.items()
     ]
-    assert found.loss == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+    assert measures.loss == pytest.approx(sum(losses) / len(losses), rel=1e-4)
 
 
 def test_an_evaluation_of_numbers(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -236,16 +236,16 @@ def test_an_evaluation_of_numbers(tmp_path: Path, tokenizer: Tokenizer) -> None:
     numbers = record(labels=(), label_kind="regression", number_mean=3.0, number_scale=2.0)
     values = [float(answer.value or 0) for answer in classify(module, tokenizer, numbers, texts)]
     source = write_jsonl(tmp_path, texts, [value**3 + 1 for value in values])
-    found, _ = measured(module, tokenizer, numbers, source)
-    assert isinstance(found, NumberMeasures)
-    assert found.spearman == pytest.approx(1.0)
-    assert found.pearson < 1.0
+    measures, _ = measure_file(module, tokenizer, numbers, source)
+    assert isinstance(measures, NumberMeasures)
+    assert measures.spearman == pytest.approx(1.0)
+    assert measures.pearson < 1.0
     errors = [(value**3 + 1 - value) ** 2 for value in values]
-    assert found.mean_squared_error == pytest.approx(np.mean(errors), rel=1e-4)
-    assert found.loss == pytest.approx(np.mean(errors) / 4, rel=1e-4)
+    assert measures.mean_squared_error == pytest.approx(np.mean(errors), rel=1e-4)
+    assert measures.loss == pytest.approx(np.mean(errors) / 4, rel=1e-4)
 
 
 def test_an_evaluation_with_other_labels_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     module = model("encoder", tokenizer, count=3, pool="mean")
     with pytest.raises(InputError, match=r'.jsonl:2: the label "god" is not among the 3 .* \(did you mean'):
-        measured(module, tokenizer, record(), write_jsonl(tmp_path, ["a", "b"], ["good", "god"]))
+        measure_file(module, tokenizer, record(), write_jsonl(tmp_path, ["a", "b"], ["good", "god"]))

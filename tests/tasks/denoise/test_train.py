@@ -14,7 +14,7 @@ from clearhead.core import build
 from clearhead.data.objectives.spans import num_sentinels
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
 from tests.tasks.text_run import WORDS, parts_from, run_file
 
@@ -25,7 +25,7 @@ INFILL = 'kind = "denoise"\nnoise = "infill"'
 @pytest.mark.parametrize(("task", "least"), [(SPANS, 35), (INFILL, 30)])
 def test_it_learns_what_is_missing(tmp_path: Path, task: str, least: int) -> None:
     path = run_file(tmp_path, task, "encoder-decoder")
-    train_run(load_run_file(path), resume=False, progress=Progress())
+    train_run(load_run_file(path), resume=False, progress=TrainingProgress())
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert last["valid_score"] > least
     model = ch.load(tmp_path / "run", device="cpu")

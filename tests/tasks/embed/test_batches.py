@@ -16,7 +16,7 @@ from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import EpochBatches, training_batches
 from clearhead.data.sources.pairs import parallel_files
 from clearhead.data.stores.store import Store, prepare_pairs
-from clearhead.data.tokenize.tokenizers import cached_tokenizers
+from clearhead.data.tokenize.tokenizers import load_or_train_tokenizers
 from clearhead.tasks.embed.batches import (
     ContrastiveBatch,
     ContrastivePlan,
@@ -37,8 +37,8 @@ WORDS = ["aa", "bb", "cc", "dd", "ee", "ff", "gg", "hh"]
 def store_of(folder: Path, pairs: list[tuple[str, str]]) -> Store:
     for name, column in (("s", 0), ("t", 1)):
         (folder / name).write_text("".join(f"{pair[column]}\n" for pair in pairs), encoding="utf-8")
-    one = train_tokenizer("split", [text for pair in pairs for text in pair], vocab_size=100)
-    tokenizers = TokenizerPair(source=one, target=one, joint=True)
+    tokenizer = train_tokenizer("split", [text for pair in pairs for text in pair], vocab_size=100)
+    tokenizers = TokenizerPair(source=tokenizer, target=tokenizer, joint=True)
     return prepare_pairs(
         parallel_files(folder / "s", folder / "t"), tokenizers, max_length=99, max_ratio=None, training=True
     )
@@ -93,10 +93,10 @@ def test_an_epoch_is_a_function_of_seed_and_number() -> None:
     def as_lists(batches: list[np.ndarray]) -> list[list[int]]:
         return [rows.tolist() for rows in batches]
 
-    one = plan(7)
-    third = as_lists(one.epoch(3))
-    one.epoch(0)
-    assert as_lists(one.epoch(3)) == third == as_lists(plan(7).epoch(3))
+    first_plan = plan(7)
+    third = as_lists(first_plan.epoch(3))
+    first_plan.epoch(0)
+    assert as_lists(first_plan.epoch(3)) == third == as_lists(plan(7).epoch(3))
     assert as_lists(plan(11).epoch(3)) != third
 
 
@@ -134,7 +134,7 @@ def test_wrong_sizes_are_named() -> None:
 def test_padding_on_multi30k_is_about_a_tenth(data_dir: Path) -> None:
     folder = data_dir / "multi30k-bpe"
     source = parallel_files(folder / "train.de", folder / "train.en")
-    tokenizers = cached_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
+    tokenizers = load_or_train_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
     waste = contrastive_plan(store, FRAMING, batch_tokens=4096, seed=1).padding_waste(0)
     print(f"padding waste on Multi30k: {waste:.1%}")
@@ -146,14 +146,14 @@ def test_a_batch_is_what_its_pairs_are(tmp_path: Path) -> None:
     rows = np.array([17, 3, 101, 5, 2])
     groups = store_groups(store)
     batch = collate_contrastive(store, rows, groups, FRAMING)
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         for ids, mask, text in (
             (batch.ids, batch.mask, store.texts[0][row]),
             (batch.other_ids, batch.other_mask, store.texts[1][row]),
         ):
-            real = mask[place]
-            assert ids[place][real].tolist() == [2, *text.tolist(), 3]
-            assert (ids[place][~real] == 0).all()
+            real = mask[index]
+            assert ids[index][real].tolist() == [2, *text.tolist(), 3]
+            assert (ids[index][~real] == 0).all()
             assert real.tolist() == sorted(real.tolist(), reverse=True)
     assert batch.ids.shape == batch.mask.shape == (5, store.texts[0].lengths[rows].max() + 2)
     assert batch.other_ids.shape == batch.other_mask.shape == (5, store.texts[1].lengths[rows].max() + 2)

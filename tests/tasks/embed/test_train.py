@@ -18,7 +18,7 @@ from clearhead.tasks.embed.batches import positive_groups
 from clearhead.tasks.embed.train import contrastive_loss
 from clearhead.tasks.evaluate.retrieval import recall_at
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
 from tests.tasks.tiny_run import write_tiny_run
 
@@ -26,34 +26,34 @@ from tests.tasks.tiny_run import write_tiny_run
 def write_pairs(folder: Path) -> None:
     """Two languages of 23 words, one written backwards and in capitals."""
     draw = random.Random(3)
-    for part, count in (("train", 331), ("valid", 53)):
+    for split, count in (("train", 331), ("valid", 53)):
         lines = [
             draw.choices([2 * letter for letter in "abcdefghijklmnopqrstuvw"], k=draw.randint(2, 5))
             for _ in range(count)
         ]
         for side, texts in (("a", lines), ("b", [[word.upper() for word in line[::-1]] for line in lines])):
-            (folder / f"{part}.{side}").write_text("".join(f"{' '.join(text)}\n" for text in texts), encoding="utf-8")
+            (folder / f"{split}.{side}").write_text("".join(f"{' '.join(text)}\n" for text in texts), encoding="utf-8")
 
 
 def run_file(folder: Path, family: str = "encoder") -> Path:
     write_pairs(folder)
-    sides = {part: f'source = "{folder}/{part}.a", target = "{folder}/{part}.b"' for part in ("train", "valid")}
-    tables = {part: f"{{ {files} }}" for part, files in sides.items()}
+    sides = {split: f'source = "{folder}/{split}.a", target = "{folder}/{split}.b"' for split in ("train", "valid")}
+    tables = {split: f"{{ {files} }}" for split, files in sides.items()}
     values = {"max_length": 7, "learning_rate": 1e-2, "steps": 20}
     return write_tiny_run(folder, task='kind = "embed"', family=family, **values, **tables)
 
 
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
 def test_it_learns_what_belongs_together(tmp_path: Path, family: str) -> None:
-    result = train_run(load_run_file(run_file(tmp_path, family=family)), resume=False, progress=Progress())
+    result = train_run(load_run_file(run_file(tmp_path, family=family)), resume=False, progress=TrainingProgress())
     assert result.best == "step-20"
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     model = ch.load(tmp_path / "run", device="cpu")
     firsts, seconds = (read_lines(tmp_path / f"valid.{side}") for side in "ab")
     groups = positive_groups(zip(firsts, seconds, strict=True))
-    found = recall_at(model.embed(firsts), model.embed(seconds), groups=groups)
-    assert last["valid_score"] == pytest.approx(100 * found.mean), "what validation says is what the vectors do"
-    assert found.mean > 0.25, "chance is 0.02"
+    recall = recall_at(model.embed(firsts), model.embed(seconds), groups=groups)
+    assert last["valid_score"] == pytest.approx(100 * recall.mean), "what validation says is what the vectors do"
+    assert recall.mean > 0.25, "chance is 0.02"
     assert (model.task.kind, model.task.max_length) == ("embed", 7)
     assert [layer.kind for layer in model.spec.head.layers] == ["pool", "l2_normalize"]
     assert model.spec.head.layers[0].by == ("mean" if family == "encoder" else "last")
@@ -70,7 +70,7 @@ def test_it_learns_what_belongs_together(tmp_path: Path, family: str) -> None:
 )
 def test_what_cannot_work_is_said(tmp_path: Path, change: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        train_run(load_run_file(run_file(tmp_path), [change]), resume=False, progress=Progress())
+        train_run(load_run_file(run_file(tmp_path), [change]), resume=False, progress=TrainingProgress())
 
 
 PAIRS, WIDTH = 7, 5
@@ -80,19 +80,19 @@ def vectors(seed: int, count: int = PAIRS) -> Tensor:
     return 3.0 * torch.randn(count, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def written_out(first: Tensor, second: Tensor, groups: list[int], temperature: float) -> float:
+def loss_by_hand(first: Tensor, second: Tensor, groups: list[int], temperature: float) -> float:
     """The sum over pairs and both directions, number by number."""
 
-    def cosine(one: Tensor, two: Tensor) -> float:
-        return float(one.double() @ two.double() / (one.double().norm() * two.double().norm()))
+    def cosine(left: Tensor, two: Tensor) -> float:
+        return float(left.double() @ two.double() / (left.double().norm() * two.double().norm()))
 
     total = 0.0
-    for own in range(len(first)):
-        wrong = [index for index in range(len(first)) if groups[index] != groups[own]]
-        right = cosine(first[own], second[own]) / temperature
+    for row in range(len(first)):
+        wrong = [index for index in range(len(first)) if groups[index] != groups[row]]
+        right = cosine(first[row], second[row]) / temperature
         for scores in (
-            [cosine(first[own], second[index]) / temperature for index in wrong],
-            [cosine(first[index], second[own]) / temperature for index in wrong],
+            [cosine(first[row], second[index]) / temperature for index in wrong],
+            [cosine(first[index], second[row]) / temperature for index in wrong],
         ):
             total += -right + math.log(math.exp(right) + sum(map(math.exp, scores)))
     return total / 2
@@ -104,7 +104,7 @@ def test_it_is_the_sum_written_out(groups: list[int], temperature: float) -> Non
     first, second = vectors(1), vectors(2)
     loss, count = contrastive_loss(first, second, torch.tensor(groups), temperature=temperature)
     assert count == PAIRS
-    assert float(loss) == pytest.approx(written_out(first, second, groups, temperature), rel=1e-5, abs=1e-6)
+    assert float(loss) == pytest.approx(loss_by_hand(first, second, groups, temperature), rel=1e-5, abs=1e-6)
 
 
 def test_length_does_not_count_and_both_sides_count_alike() -> None:
@@ -159,7 +159,7 @@ def test_the_gradient_is_that_of_the_sum() -> None:
         for sign in (1, -1):
             shifted = first.detach().clone()
             shifted[row, column] += sign * step
-            moved.append(written_out(shifted, second, groups.tolist(), 0.5))
+            moved.append(loss_by_hand(shifted, second, groups.tolist(), 0.5))
         assert float(first.grad[row, column]) == pytest.approx((moved[0] - moved[1]) / (2 * step), rel=1e-3, abs=1e-5)
 
 

@@ -34,8 +34,8 @@ def model(
     return build(with_head(base, vector_head(pool=pool)))  # type: ignore[arg-type]
 
 
-def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
-    assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert np.abs(actual - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(("family", "pool"), MODELS)
@@ -98,15 +98,15 @@ def test_an_empty_text_is_its_start_and_end(tokenizer: Tokenizer) -> None:
 def test_a_pair_is_read_as_one_sequence(tokenizer: Tokenizer) -> None:
     module = model(tokenizer, segments=2)
     pairs = [("aa bb", "cc"), ("dd", ""), ("aa", "bb cc")]
-    found = embed(module, tokenizer, pairs)
+    vectors = embed(module, tokenizer, pairs)
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
-    for vector, (first, second) in zip(found, pairs, strict=True):
-        one, two = [bos, *tokenizer.encode(first), eos], [*tokenizer.encode(second), eos]
-        segments = torch.tensor([[0] * len(one) + [1] * len(two)])
+    for vector, (first, second) in zip(vectors, pairs, strict=True):
+        first_ids, second_ids = [bos, *tokenizer.encode(first), eos], [*tokenizer.encode(second), eos]
+        segments = torch.tensor([[0] * len(first_ids) + [1] * len(second_ids)])
         with torch.inference_mode():
-            expected = module.eval()(torch.tensor([one + two]), segments=segments).logits[0].numpy()
+            expected = module.eval()(torch.tensor([first_ids + second_ids]), segments=segments).logits[0].numpy()
         assert_close(vector, expected)
-    assert np.abs(found[0] - found[2]).max() > 1e-3
+    assert np.abs(vectors[0] - vectors[2]).max() > 1e-3
     with pytest.raises(InputError, match="received 1 texts among 2 pairs"):
         embed(module, tokenizer, [("aa", "bb"), "cc", ("dd", "ee")])
 
@@ -156,9 +156,9 @@ def test_broken_weights_are_said(tokenizer: Tokenizer) -> None:
 def test_similarity_is_the_cosine(tokenizer: Tokenizer) -> None:
     module = model(tokenizer)
     vectors = embed(module, tokenizer, TEXTS)
-    found = similarity(module, tokenizer, TEXTS, TEXTS[::-1])
-    assert found.shape == (len(TEXTS),)
-    assert_close(found, np.array([one @ two for one, two in zip(vectors, vectors[::-1], strict=True)]))
+    cosines = similarity(module, tokenizer, TEXTS, TEXTS[::-1])
+    assert cosines.shape == (len(TEXTS),)
+    assert_close(cosines, np.array([left @ right for left, right in zip(vectors, vectors[::-1], strict=True)]))
     np.testing.assert_allclose(similarity(module, tokenizer, TEXTS, TEXTS), 1.0, atol=1e-6)
     assert similarity(module, tokenizer, TEXTS, TEXTS).max() <= 1.0
     with pytest.raises(InputError, match="7 first texts but 6 second ones"):

@@ -33,7 +33,7 @@ def test_classes_against_plain_counting(num_labels: int) -> None:
     assert matrix.tolist() == [
         [pairs.count((row, column)) for column in range(num_labels)] for row in range(num_labels)
     ]
-    assert accuracy(predicted, expected) == pytest.approx(sum(one == other for one, other in pairs) / 97)
+    assert accuracy(predicted, expected) == pytest.approx(sum(left == right for left, right in pairs) / 97)
     by_label = []
     for label in range(num_labels):
         hits = pairs.count((label, label))
@@ -90,7 +90,7 @@ def ranks(values: list[float]) -> list[Fraction]:
 
 def correlation(first: list[Fraction], second: list[Fraction]) -> float:
     """From the sums over all pairs of examples: no mean is ever subtracted."""
-    pairs = [(one, other) for one in range(len(first)) for other in range(one)]
+    pairs = [(left, right) for left in range(len(first)) for right in range(left)]
     product = sum((first[i] - first[j]) * (second[i] - second[j]) for i, j in pairs)
     squares = [sum((side[i] - side[j]) ** 2 for i, j in pairs) for side in (first, second)]
     return float(product) / math.sqrt(squares[0] * squares[1])

@@ -32,10 +32,10 @@ def test_recall_is_what_sorting_finds(monkeypatch: pytest.MonkeyPatch, k: int, e
     second = first + 0.5 * unit(2)
     second /= np.linalg.norm(second, axis=1, keepdims=True)
     groups = [row // 2 for row in range(31)] if grouped else list(range(31))
-    found = recall_at(first, second, k, groups=np.array(groups) if grouped else None)
-    assert found == Recall(sorted_recall(first, second, k, groups), sorted_recall(second, first, k, groups))
-    assert found.mean == (found.forward + found.backward) / 2
-    assert 0 < found.mean <= 1
+    actual = recall_at(first, second, k, groups=np.array(groups) if grouped else None)
+    assert actual == Recall(sorted_recall(first, second, k, groups), sorted_recall(second, first, k, groups))
+    assert actual.mean == (actual.forward + actual.backward) / 2
+    assert 0 < actual.mean <= 1
 
 
 def test_recall_has_two_directions() -> None:

@@ -34,10 +34,10 @@ def test_scores_are_those_of_all_the_logits(family: str, objective: MaskedLM | S
     losses, hits = [], []
     for batch in batches:
         logits = module(batch.ids, batch.target_ids, mask=batch.mask, target_mask=batch.target_mask).logits
-        asked = batch.labels != NO_LABEL
-        losses += F.cross_entropy(logits[asked], batch.labels[asked], reduction="none").tolist()
-        hits += (logits[asked].argmax(1) == batch.labels[asked]).tolist()
+        is_labelled = batch.labels != NO_LABEL
+        losses += F.cross_entropy(logits[is_labelled], batch.labels[is_labelled], reduction="none").tolist()
+        hits += (logits[is_labelled].argmax(1) == batch.labels[is_labelled]).tolist()
     with torch.no_grad():
-        found = score_tokens(module, batches, torch.device("cpu"))
-    assert found.loss == pytest.approx(np.mean(losses), rel=1e-5)
-    assert found.score == pytest.approx(100 * np.mean(hits))
+        validation = score_tokens(module, batches, torch.device("cpu"))
+    assert validation.loss == pytest.approx(np.mean(losses), rel=1e-5)
+    assert validation.score == pytest.approx(100 * np.mean(hits))

@@ -30,8 +30,8 @@ def sacrebleu_command(folder: Path, *options: str) -> list[dict[str, object]]:
     (folder / "references").write_text("\n".join(REFERENCES) + "\n", encoding="utf-8")
     command = [sys.executable, "-m", "sacrebleu", "references", "-i", "hypotheses", "-m", "bleu", "chrf", "-w", "6"]
     done = subprocess.run([*command, *options], cwd=folder, capture_output=True, check=True, text=True)
-    found: list[dict[str, object]] = json.loads(done.stdout)
-    return found
+    scores: list[dict[str, object]] = json.loads(done.stdout)
+    return scores
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_settings_change_the_scores() -> None:
 def test_faults_of_an_evaluation_are_reported_together() -> None:
     with pytest.raises(InputError) as caught:
         bleu_chrf(["a", "b"], ["a", "b", "c"], tokenize="13b")
-    assert all(part in str(caught.value) for part in ("2 translations but 3 references", "did you mean '13a'?"))
+    assert all(words in str(caught.value) for words in ("2 translations but 3 references", "did you mean '13a'?"))
 
 
 def test_nothing_to_score_is_refused() -> None:

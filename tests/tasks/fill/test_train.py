@@ -17,7 +17,7 @@ from clearhead.data.batches.base import NO_LABEL
 from clearhead.tasks.fill.use import BLANK, fill
 from clearhead.text.tokenizer_training import train_tokenizer
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
 from tests.tasks.text_run import WORDS, parts_from, run_file
 
@@ -26,13 +26,13 @@ TASK = 'kind = "fill"\nmask_share = 0.2'
 
 def test_it_learns_to_fill_blanks(tmp_path: Path) -> None:
     path = run_file(tmp_path, TASK, "encoder", steps=100)
-    result = train_run(load_run_file(path), resume=False, progress=Progress())
+    result = train_run(load_run_file(path), resume=False, progress=TrainingProgress())
     assert result.best == "step-100"
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert last["valid_score"] > 60, "chance is 4 %"
     model = ch.load(tmp_path / "run", device="cpu")
     assert (model.task.kind, model.task.max_length) == ("fill", 13)
-    lines = [[WORDS[(start + place) % len(WORDS)] for place in range(7)] for start in range(len(WORDS))]
+    lines = [[WORDS[(start + position) % len(WORDS)] for position in range(7)] for start in range(len(WORDS))]
     texts = [" ".join([*line[:3], BLANK, *line[4:]]) for line in lines]
     answers = [blanks[0][0] for blanks in fill(model.module, model.tokenizer, texts, top_k=1)]
     right = [answer.text == line[3] for answer, line in zip(answers, lines, strict=True)]
@@ -63,12 +63,12 @@ def test_training_hides_other_tokens_in_every_epoch_and_validation_the_same(tmp_
     assert first == again
     epochs = [
         {
-            (tuple(whole.tolist()), tuple(asked.tolist()))
+            (tuple(whole.tolist()), tuple(is_labelled.tolist()))
             for _ in range(parts.batches.batches_per_epoch)
             for batch in [next(parts.batches)]
             for labels, ids in zip(batch.labels, batch.ids, strict=True)
-            for asked in [labels != NO_LABEL]
-            for whole in [torch.where(asked, labels, ids)]
+            for is_labelled in [labels != NO_LABEL]
+            for whole in [torch.where(is_labelled, labels, ids)]
         }
         for _ in range(2)
     ]

@@ -28,22 +28,25 @@ SMALL = Hyperparameters(
 def model(kind: str) -> Transformer:
     torch.manual_seed(11)
     size = tokenizer(kind).vocab_size
-    found = build(build_spec(SMALL, source_vocab=size, target_vocab=size)).eval()
-    assert found.head is not None
+    module = build(build_spec(SMALL, source_vocab=size, target_vocab=size)).eval()
+    assert module.head is not None
     with torch.no_grad():  # fresh weights find all entries nearly alike
-        for parameter in found.parameters():
+        for parameter in module.parameters():
             parameter.mul_(3.0)
-    return found
+    return module
 
 
-def expected(kind: str, ids: list[int], place: int) -> list[tuple[int, float]]:
+def expected_candidates(kind: str, ids: list[int], position: int) -> list[tuple[int, float]]:
     """Ordinary entries and their probabilities at one place of a framed text, best first, from all the logits."""
-    found = tokenizer(kind)
+    kind_tokenizer = tokenizer(kind)
     with torch.no_grad():
-        logits = model(kind)(torch.tensor([[found.bos_id, *ids, found.eos_id]])).logits
+        logits = model(kind)(torch.tensor([[kind_tokenizer.bos_id, *ids, kind_tokenizer.eos_id]])).logits
     assert logits is not None
-    probabilities = logits[0, place + 1].double().softmax(0)
-    ordinary = sorted(set(range(found.vocab_size)) - special_ids(found), key=lambda index: -float(probabilities[index]))
+    probabilities = logits[0, position + 1].double().softmax(0)
+    ordinary = sorted(
+        set(range(kind_tokenizer.vocab_size)) - special_ids(kind_tokenizer),
+        key=lambda index: -float(probabilities[index]),
+    )
     return [(index, float(probabilities[index])) for index in ordinary]
 
 
@@ -55,13 +58,16 @@ def parts(kind: str) -> tuple[list[str], str, str]:
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_candidates_are_those_of_the_model_and_texts_read_as_decoding_gives(kind: str) -> None:
-    found = tokenizer(kind)
+    kind_tokenizer = tokenizer(kind)
     words, before, behind = parts(kind)
-    left, right = found.encode(" ".join(words[:3]) + before), found.encode(behind + " ".join(words[3:]))
+    left, right = (
+        kind_tokenizer.encode(" ".join(words[:3]) + before),
+        kind_tokenizer.encode(behind + " ".join(words[3:])),
+    )
     text = " ".join([*words[:3], BLANK, *words[3:]])
-    ordinary = int(WordBoundaries(found).ordinary.sum())
-    ((candidates,),) = fill(model(kind), found, [text], top_k=ordinary)
-    wanted = expected(kind, [*left, found.mask_id, *right], len(left))
+    ordinary = int(WordBoundaries(kind_tokenizer).ordinary.sum())
+    ((candidates,),) = fill(model(kind), kind_tokenizer, [text], top_k=ordinary)
+    wanted = expected_candidates(kind, [*left, kind_tokenizer.mask_id, *right], len(left))
     assert len(candidates) == len(wanted)
     start = text.index(BLANK)
     for candidate, (_, probability) in zip(candidates, wanted, strict=True):
@@ -69,8 +75,8 @@ def test_candidates_are_those_of_the_model_and_texts_read_as_decoding_gives(kind
         assert (candidate.start, candidate.end) == (start, start + len(BLANK))
     by_token = {candidate.token: candidate for candidate in candidates}
     for index, _ in wanted:
-        candidate = by_token[found.tokens([index])[0]]
-        decoded = found.decode([*left, index, *right])
+        candidate = by_token[kind_tokenizer.tokens([index])[0]]
+        decoded = kind_tokenizer.decode([*left, index, *right])
         if candidate.text.strip() and "\ufffd" not in decoded + candidate.filled:
             # Segmented text keeps the marks that decoding would join.
             filled = re.sub("@@ ", "", candidate.filled) if kind == "split" else candidate.filled
@@ -80,16 +86,16 @@ def test_candidates_are_those_of_the_model_and_texts_read_as_decoding_gives(kind
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_all_blanks_are_filled_at_once(kind: str) -> None:
-    found = tokenizer(kind)
+    kind_tokenizer = tokenizer(kind)
     words, before, behind = parts(kind)
     text = f"{BLANK} {words[0]} {BLANK} {words[1]} {BLANK}"
-    middle = [found.encode(behind + words[0] + before), found.encode(behind + words[1] + before)]
-    ids = [found.mask_id, *middle[0], found.mask_id, *middle[1], found.mask_id]
-    places = [place for place, index in enumerate(ids) if index == found.mask_id]
-    (blanks,) = fill(model(kind), found, [text], top_k=3)
+    middle = [kind_tokenizer.encode(behind + words[0] + before), kind_tokenizer.encode(behind + words[1] + before)]
+    ids = [kind_tokenizer.mask_id, *middle[0], kind_tokenizer.mask_id, *middle[1], kind_tokenizer.mask_id]
+    places = [position for position, index in enumerate(ids) if index == kind_tokenizer.mask_id]
+    (blanks,) = fill(model(kind), kind_tokenizer, [text], top_k=3)
     assert len(blanks) == 3
-    for candidates, place, start in zip(blanks, places, re.finditer(BLANK, text), strict=True):
-        wanted = expected(kind, ids, place)[:3]
+    for candidates, position, start in zip(blanks, places, re.finditer(BLANK, text), strict=True):
+        wanted = expected_candidates(kind, ids, position)[:3]
         assert [candidate.probability for candidate in candidates] == pytest.approx([p for _, p in wanted], rel=1e-4)
         assert {candidate.start for candidate in candidates} == {start.start()}
     best = blanks[0][0].filled
@@ -98,15 +104,15 @@ def test_all_blanks_are_filled_at_once(kind: str) -> None:
 
 
 def test_neither_neighbours_nor_the_mode_of_the_module_matter() -> None:
-    found, module = tokenizer("bpe"), model("bpe")
+    kind_tokenizer, module = tokenizer("bpe"), model("bpe")
     texts = [f"{line} {BLANK}" for line in lines("bpe")[:11] if len(line) < 60] + [f"{BLANK} ba"]
-    alone = [fill(module, found, [text], top_k=3)[0] for text in texts]
+    alone = [fill(module, kind_tokenizer, [text], top_k=3)[0] for text in texts]
     module.train()
-    together = fill(module, found, texts, top_k=3, batch_tokens=97)
+    together = fill(module, kind_tokenizer, texts, top_k=3, batch_tokens=97)
     assert module.training
     module.eval()
-    for one, other in zip(alone, together, strict=True):
-        for left, right in zip(one, other, strict=True):
+    for alone_blanks, together_blanks in zip(alone, together, strict=True):
+        for left, right in zip(alone_blanks, together_blanks, strict=True):
             assert [entry.token for entry in left] == [entry.token for entry in right]
             for first, second in zip(left, right, strict=True):
                 assert first.probability == pytest.approx(second.probability, rel=1e-4)
@@ -115,32 +121,34 @@ def test_neither_neighbours_nor_the_mode_of_the_module_matter() -> None:
 
 
 def test_the_mask_token_and_longer_lines_are_blanks_too() -> None:
-    found, module = tokenizer("bpe"), model("bpe")
+    kind_tokenizer, module = tokenizer("bpe"), model("bpe")
     texts = ["ba ___ fi", "ba <mask> fi", "ba ______ fi"]
-    found_tokens = [[entry.token for entry in blanks[0]] for blanks in fill(module, found, texts, top_k=5)]
+    found_tokens = [[entry.token for entry in blanks[0]] for blanks in fill(module, kind_tokenizer, texts, top_k=5)]
     assert found_tokens[0] == found_tokens[1] == found_tokens[2]
-    assert [blanks[0][0].end for blanks in fill(module, found, texts, top_k=1)] == [6, 9, 9]
+    assert [blanks[0][0].end for blanks in fill(module, kind_tokenizer, texts, top_k=1)] == [6, 9, 9]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "byte-bpe", "unigram", "wordpiece", "word"])
 def test_a_blank_that_touches_a_word_is_a_piece_of_it(kind: str) -> None:
-    found = tokenizer(kind)
+    kind_tokenizer = tokenizer(kind)
     words, _, _ = parts(kind)
-    ((candidates,),) = fill(model(kind), found, [f"{words[0]}{BLANK} {words[1]}"], top_k=7)
-    ids = [*found.encode(words[0]), found.mask_id, *found.encode(words[1])]
-    wanted = expected(kind, ids, ids.index(found.mask_id))[:7]
+    ((candidates,),) = fill(model(kind), kind_tokenizer, [f"{words[0]}{BLANK} {words[1]}"], top_k=7)
+    ids = [*kind_tokenizer.encode(words[0]), kind_tokenizer.mask_id, *kind_tokenizer.encode(words[1])]
+    wanted = expected_candidates(kind, ids, ids.index(kind_tokenizer.mask_id))[:7]
     assert [candidate.probability for candidate in candidates] == pytest.approx([p for _, p in wanted], rel=1e-4)
     for candidate in candidates:
         assert candidate.filled.startswith(words[0]) and candidate.filled.endswith(words[1])
 
 
 def test_special_entries_have_their_share_but_are_no_candidates() -> None:
-    found = tokenizer("bpe")
+    kind_tokenizer = tokenizer("bpe")
     fresh = build(model("bpe").spec)  # finds all entries nearly alike
-    ((candidates,),) = fill(fresh, found, [f"ba {BLANK}"], top_k=int(WordBoundaries(found).ordinary.sum()))
-    share = len(candidates) / found.vocab_size
+    ((candidates,),) = fill(
+        fresh, kind_tokenizer, [f"ba {BLANK}"], top_k=int(WordBoundaries(kind_tokenizer).ordinary.sum())
+    )
+    share = len(candidates) / kind_tokenizer.vocab_size
     assert math.fsum(candidate.probability for candidate in candidates) == pytest.approx(share, abs=0.05)
-    special = set(found.tokens(sorted(special_ids(found))))
+    special = set(kind_tokenizer.tokens(sorted(special_ids(kind_tokenizer))))
     assert special.isdisjoint(candidate.token for candidate in candidates)
 
 
@@ -161,12 +169,12 @@ def test_texts_that_cannot_be_filled_are_refused(texts: list[str], top_k: int, m
 
 
 def test_a_long_text_is_read_as_its_front() -> None:
-    found = tokenizer("character")
-    special = found.special_tokens.num_added()
+    kind_tokenizer = tokenizer("character")
+    special = kind_tokenizer.special_tokens.num_added()
     text = "ab ___ c ___ d" + " ___" * 10**5
     with pytest.warns(LongTexts, match=f"1 text is longer than the {7 + special} tokens"):
-        ((first, *others),) = fill(model("character"), found, [text], top_k=3, max_length=7 + special)
-    ((expected, *_),) = fill(model("character"), found, ["ab ___ c "], top_k=3)
+        ((first, *others),) = fill(model("character"), kind_tokenizer, [text], top_k=3, max_length=7 + special)
+    ((expected, *_),) = fill(model("character"), kind_tokenizer, ["ab ___ c "], top_k=3)
     assert [(word.token, word.start) for word in first] == [(word.token, word.start) for word in expected]
     assert [word.probability for word in first] == pytest.approx([word.probability for word in expected], rel=1e-4)
     assert len(others) < 2 and first[0].filled.startswith("ab ") and first[0].filled.endswith("d" + " ___" * 10**5)
@@ -178,16 +186,16 @@ def test_a_blank_that_the_tokenizer_cannot_tell_apart_is_refused() -> None:
 
 
 def test_models_and_tokenizers_that_cannot_fill_are_refused() -> None:
-    found = tokenizer("bpe")
-    size = found.vocab_size
+    kind_tokenizer = tokenizer("bpe")
+    size = kind_tokenizer.vocab_size
     hparams = {"source_vocab": size, "target_vocab": size}
     decoder = build(build_spec(Hyperparameters(family="decoder", layers=1, width=8, heads=2, feedforward=8), **hparams))
     with pytest.raises(InputError, match="reads from left to right"):
-        fill(decoder, found, ["ba ___"])
+        fill(decoder, kind_tokenizer, ["ba ___"])
     spec = model("bpe").spec
     headless = build(spec.model_copy(update={"head": None}))
     with pytest.raises(InputError, match="does not predict its vocabulary"):
-        fill(headless, found, ["ba ___"])
+        fill(headless, kind_tokenizer, ["ba ___"])
     plain: Tokenizer = train_tokenizer("bpe", lines("bpe"), vocab_size=size)
     with pytest.raises(InputError, match="has no mask token"):
         fill(model("bpe"), plain, ["ba ___"])
@@ -202,7 +210,7 @@ def test_outputs_that_are_not_finite_are_a_failure() -> None:
 
 
 def test_the_vocabulary_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, text = tokenizer("bpe"), f"{parts('bpe')[0][0]} {BLANK}"
-    first = fill(model("bpe"), found, [text])
+    kind_tokenizer, text = tokenizer("bpe"), f"{parts('bpe')[0][0]} {BLANK}"
+    first = fill(model("bpe"), kind_tokenizer, [text])
     monkeypatch.setattr(Tokenizer, "entries", None)
-    assert fill(model("bpe"), found, [text]) == first
+    assert fill(model("bpe"), kind_tokenizer, [text]) == first

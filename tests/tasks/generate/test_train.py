@@ -15,7 +15,7 @@ from clearhead.base.errors import InputError
 from clearhead.core import build
 from clearhead.data.batches.base import NO_LABEL
 from clearhead.training.assemble import train_run
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
 from tests.tasks.text_run import WORDS, parts_from, run_file
 
@@ -25,11 +25,11 @@ TASK = 'kind = "generate"'
 @pytest.mark.parametrize("family", ["decoder", "encoder-decoder"])
 def test_it_learns_to_go_on(family: str, tmp_path: Path) -> None:
     path = run_file(tmp_path, TASK, family, steps=130)
-    train_run(load_run_file(path), resume=False, progress=Progress())
+    train_run(load_run_file(path), resume=False, progress=TrainingProgress())
     model = ch.load(tmp_path / "run", device="cpu")
     prompts = [" ".join(WORDS[start : start + 3]) for start in range(len(WORDS) - 4)]
-    found = [written[0].text.split()[:1] for written in model.generate(prompts, max_new_tokens=2, temperature=0)]
-    right = [words == [WORDS[start + 3]] for start, words in enumerate(found)]
+    first_words = [written[0].text.split()[:1] for written in model.generate(prompts, max_new_tokens=2, temperature=0)]
+    right = [words == [WORDS[start + 3]] for start, words in enumerate(first_words)]
     assert sum(right) > 0.8 * len(prompts), "chance is 4 %"
 
 
@@ -64,10 +64,10 @@ def test_a_text_shorter_than_one_block_is_refused(tmp_path: Path) -> None:
 STREAMED = ["data.stream=true", "data.shuffle_buffer=701"]
 
 
-def trained(path: Path, run: Path, *overrides: str, resume: bool = False) -> dict[str, torch.Tensor]:
+def train_streamed(path: Path, run: Path, *overrides: str, resume: bool = False) -> dict[str, torch.Tensor]:
     """The last weights of a run of a streamed text."""
     changes = [f"train.run={run}", "train.save_every=9", "train.warmup=2", *STREAMED, *overrides]
-    train_run(load_run_file(path, changes), resume=resume, progress=Progress())
+    train_run(load_run_file(path, changes), resume=resume, progress=TrainingProgress())
     return dict(ch.load(f"{run}@last", device="cpu").module.state_dict())
 
 
@@ -81,9 +81,9 @@ def test_a_streamed_run_resumes_to_the_same_bits_and_keeps_no_text(
     for number in range(3):
         (tmp_path / "shards" / f"{number}.txt").write_text("".join(lines[number::3]), encoding="utf-8")
     path.write_text(path.read_text("utf-8").replace("/train.txt", "/shards"), encoding="utf-8")
-    whole = trained(path, tmp_path / "whole", "train.steps=20")
-    first = trained(path, tmp_path / "parts", "train.steps=11")
-    resumed = trained(path, tmp_path / "parts", "train.steps=20", resume=True)
+    whole = train_streamed(path, tmp_path / "whole", "train.steps=20")
+    first = train_streamed(path, tmp_path / "parts", "train.steps=11")
+    resumed = train_streamed(path, tmp_path / "parts", "train.steps=20", resume=True)
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert not all(torch.equal(whole[name], first[name]) for name in whole)
     assert len(list((tmp_path / "cache" / "corpora").iterdir())) == 1, "the validation text alone"
@@ -92,7 +92,7 @@ def test_a_streamed_run_resumes_to_the_same_bits_and_keeps_no_text(
         file.write("aa bb\n")
     (tmp_path / "shards" / "3.txt").write_text("aa bb\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"1\.txt has .* bytes, 6 more than before; .*3\.txt is new.*start anew"):
-        trained(path, tmp_path / "parts", "train.steps=29", resume=True)
+        train_streamed(path, tmp_path / "parts", "train.steps=29", resume=True)
 
 
 @pytest.mark.parametrize(

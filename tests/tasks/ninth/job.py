@@ -21,32 +21,32 @@ from pathlib import Path
 import pytest
 
 from clearhead.apps.cli.main import main
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from tests.training.quick import leave_out
 
 
 def interrupt_after(checkpoint: Path) -> None:
     """Send this process SIGINT from the loss of the first batch behind a checkpoint."""
-    training = find("rate").part("train").Training
+    training = find_task("rate").module("train").Training
     loss = training.loss
 
-    def interrupted(self, module, batch):  # type: ignore[no-untyped-def]
+    def interrupt_loss(self, module, batch):  # type: ignore[no-untyped-def]
         if checkpoint.exists():
             training.loss = loss
             os.kill(os.getpid(), signal.SIGINT)
         return loss(self, module, batch)
 
-    training.loss = interrupted
+    training.loss = interrupt_loss
 
 
 def run(words: Sequence[str]) -> tuple[int, str, str]:
     """Run one command, and return its exit code and what it wrote."""
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as said:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         if words[0] == "-c":
             exec(words[1], {})
-            return 0, out.getvalue(), said.getvalue()
+            return 0, out.getvalue(), err.getvalue()
         code = main(words)
-    return code, out.getvalue(), said.getvalue()
+    return code, out.getvalue(), err.getvalue()
 
 
 if __name__ == "__main__":

@@ -51,12 +51,12 @@ print(sorted(measures), measures["texts"])
 """
 
 
-class Ran(NamedTuple):
+class CommandResult(NamedTuple):
     """What a command did."""
 
     code: int
     out: str
-    said: str
+    err: str
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(environment: dict[str, str], folder: Path) -> dict[str, Ran]:
+def ran(environment: dict[str, str], folder: Path) -> dict[str, CommandResult]:
     """Every command in one process, by name."""
     sizes = ["model.layers=1", "model.width=16", "model.heads=2", "model.feedforward=24"]
     length = ["train.steps=60", "train.validate_every=20", "train.learning_rate=0.02", "train.device=cpu"]
@@ -126,12 +126,15 @@ def ran(environment: dict[str, str], folder: Path) -> dict[str, Ran]:
     job.append(json.dumps([*commands.values()]))
     done = subprocess.run(job, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
-    return {name: Ran(*found) for name, found in zip(commands, json.loads(done.stdout.splitlines()[-1]), strict=True)}
+    return {
+        name: CommandResult(*result)
+        for name, result in zip(commands, json.loads(done.stdout.splitlines()[-1]), strict=True)
+    }
 
 
-def test_new_writes_a_run_file_from_the_words_of_the_task(ran: dict[str, Ran], folder: Path) -> None:
-    assert ran["new"].code == 0, ran["new"].said
-    assert "80 texts, " in ran["new"].said and "; numbers from " in ran["new"].said
+def test_new_writes_a_run_file_from_the_words_of_the_task(ran: dict[str, CommandResult], folder: Path) -> None:
+    assert ran["new"].code == 0, ran["new"].err
+    assert "80 texts, " in ran["new"].err and "; numbers from " in ran["new"].err
     text = (folder / "run.toml").read_text("utf-8")
     assert 'kind = "rate"\npool = "mean"   # which states' in text
     assert 'loss = "absolute"   # absolute | squared\n' in text
@@ -140,28 +143,28 @@ def test_new_writes_a_run_file_from_the_words_of_the_task(ran: dict[str, Ran], f
     assert len(copies) == 72 and json.loads(copies[0]).keys() == {"text", "number"}
 
 
-def test_it_is_trained_and_measured(ran: dict[str, Ran], folder: Path) -> None:
-    assert ran["train"].code == 0, ran["train"].said
-    assert "next      clearhead evaluate whole\n" in ran["train"].said
-    assert 'data.valid = {"text": "run-data/valid.jsonl"' in ran["own data"].said and ran["own data"].code == 0
+def test_it_is_trained_and_measured(ran: dict[str, CommandResult], folder: Path) -> None:
+    assert ran["train"].code == 0, ran["train"].err
+    assert "next      clearhead evaluate whole\n" in ran["train"].err
+    assert 'data.valid = {"text": "run-data/valid.jsonl"' in ran["own data"].err and ran["own data"].code == 0
     assert "correlation  0." in ran["own data"].out
-    assert "clearhead predict whole FILE" in ran["train"].said
-    assert float(ran["train"].said.partition("best      correlation ")[2].split()[0]) > 80
-    assert ran["evaluate"].code == 0, ran["evaluate"].said
+    assert "clearhead predict whole FILE" in ran["train"].err
+    assert float(ran["train"].err.partition("best      correlation ")[2].split()[0]) > 80
+    assert ran["evaluate"].code == 0, ran["evaluate"].err
     error, correlation = ran["evaluate"].out.splitlines()
     assert error.endswith("on average, of 30 texts") and correlation.startswith("correlation  0.")
     measures = json.loads(ran["as json"].out)
     assert measures["correlation"] > 0.8 and 0 < measures["mean_absolute_error"] < 1 and measures["texts"] == 30
 
 
-def test_it_takes_lists_of_examples(ran: dict[str, Ran]) -> None:
-    assert ran["lists"].out == "['correlation', 'mean_absolute_error', 'texts'] 27\n", ran["lists"].said
+def test_it_takes_lists_of_examples(ran: dict[str, CommandResult]) -> None:
+    assert ran["lists"].out == "['correlation', 'mean_absolute_error', 'texts'] 27\n", ran["lists"].err
 
 
-def test_a_run_that_was_cut_short_goes_on_with_the_same_bits(ran: dict[str, Ran], folder: Path) -> None:
+def test_a_run_that_was_cut_short_goes_on_with_the_same_bits(ran: dict[str, CommandResult], folder: Path) -> None:
     assert ran["cut short"].code == 130
-    assert ran["resumed"].code == 0, ran["resumed"].said
-    assert "resum" in ran["resumed"].said
+    assert ran["resumed"].code == 0, ran["resumed"].err
+    assert "resum" in ran["resumed"].err
     ends = [folder / run / "checkpoints" / "step-60" for run in ("whole", "resumed")]
     names = sorted(path.name for path in ends[0].glob("*.safetensors"))
     assert len(names) > 1
@@ -169,17 +172,17 @@ def test_a_run_that_was_cut_short_goes_on_with_the_same_bits(ran: dict[str, Ran]
         assert (ends[0] / name).read_bytes() == (ends[1] / name).read_bytes(), name
 
 
-def test_it_is_looked_at(ran: dict[str, Ran], folder: Path) -> None:
-    assert ran["inspect"].code == ran["view"].code == 0, ran["view"].said
+def test_it_is_looked_at(ran: dict[str, CommandResult], folder: Path) -> None:
+    assert ran["inspect"].code == ran["view"].code == 0, ran["view"].err
     assert "Linear(size=1)" in ran["inspect"].out
     assert "encoder.self" in (folder / "view.html").read_text("utf-8")
     record = json.loads((folder / "whole" / "task.json").read_text("utf-8"))
     assert record["kind"] == "rate" and record["facts"] == {"least": 1.0, "most": 5.0}
 
 
-def test_it_predicts(ran: dict[str, Ran], folder: Path, environment: dict[str, str]) -> None:
+def test_it_predicts(ran: dict[str, CommandResult], folder: Path, environment: dict[str, str]) -> None:
     """And what is loaded, also as a checkpoint in the layout of the hub, never imports training."""
-    assert ran["predict"].code == ran["convert"].code == 0, ran["convert"].said
+    assert ran["predict"].code == ran["convert"].code == 0, ran["convert"].err
     shown = ran["predict"].out.splitlines()
     answers = [json.loads(line) for line in ran["predictions"].out.splitlines()]
     assert shown[1] == "" and answers[1]["prediction"] is None
@@ -189,16 +192,16 @@ def test_it_predicts(ran: dict[str, Ran], folder: Path, environment: dict[str, s
     job = [sys.executable, "-c", USE, "whole", "converted", json.dumps(TEXTS)]
     done = subprocess.run(job, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
-    found, converted = map(json.loads, done.stdout.splitlines())
-    assert found["list"] == pytest.approx(numbers) and found["one"] == found["list"][0]
-    assert found["lazy"] == pytest.approx(found["list"])
+    vectors, converted = map(json.loads, done.stdout.splitlines())
+    assert vectors["list"] == pytest.approx(numbers) and vectors["one"] == vectors["list"][0]
+    assert vectors["lazy"] == pytest.approx(vectors["list"])
     within: Any = [min(max(vector[0], 1.0), 5.0) for vector in converted]
-    assert within == pytest.approx(found["list"], abs=1e-4)
+    assert within == pytest.approx(vectors["list"], abs=1e-4)
 
 
-def test_it_is_converted_as_what_its_head_returns(ran: dict[str, Ran], folder: Path) -> None:
+def test_it_is_converted_as_what_its_head_returns(ran: dict[str, CommandResult], folder: Path) -> None:
     """A vector is a head of sentence-transformers, and the numbers are in their own unit there."""
-    assert ran["convert"].said.splitlines()[-1] == "written as eurobert"
+    assert ran["convert"].err.splitlines()[-1] == "written as eurobert"
     modules = json.loads((folder / "converted" / "modules.json").read_text("utf-8"))
     assert [module["type"].rpartition(".")[2] for module in modules] == ["Transformer", "Pooling", "Dense"]
     assert load_file(folder / "converted" / "2_Dense" / "model.safetensors")["linear.weight"].shape == (1, 16)
@@ -220,9 +223,9 @@ def test_it_is_converted_as_what_its_head_returns(ran: dict[str, Ran], folder: P
         ("other option", "--labels has no effect here: a model trained to 'rate' is evaluated with --text F"),
     ],
 )  # fmt: skip
-def test_mistakes_are_named(ran: dict[str, Ran], name: str, sentence: str) -> None:
-    assert ran[name].code == 2 and sentence in ran[name].said
-    assert "Traceback" not in ran[name].said
+def test_mistakes_are_named(ran: dict[str, CommandResult], name: str, sentence: str) -> None:
+    assert ran[name].code == 2 and sentence in ran[name].err
+    assert "Traceback" not in ran[name].err
 
 
 def test_help_names_the_task(environment: dict[str, str]) -> None:

@@ -32,8 +32,8 @@ def columns(sentences: list[tuple[list[str], list[str]]], separator: str = "\t")
 
 
 def read(path: str) -> list[tuple[list[str], list[str]]]:
-    found = read_tagged(DATA.source({"text": path}))
-    return [(list(words), list(tags)) for words, tags in zip(found["tokens"], found["tags"], strict=True)]
+    table = read_tagged(DATA.source({"text": path}))
+    return [(list(words), list(tags)) for words, tags in zip(table["tokens"], table["tags"], strict=True)]
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
@@ -61,9 +61,9 @@ def test_a_share_keeps_its_places(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conll", columns(SENTENCES))
     rows = [([f"{word}{row}" for word in words], tags) for row in range(9) for words, tags in SENTENCES]
     many = write(tmp_path / "b.conll", columns(rows))
-    whole, found = read_tagged(DATA.source({"text": many})), read_tagged(DATA.source({"text": many}), (0.7, 1.0))
-    places = [whole.location(row, 1) for row in range(len(whole)) if whole["tokens"][row] in found["tokens"]]
-    assert [found.location(row, 1) for row in range(len(found))] == places and len(found) > 4
+    whole, last_rows = read_tagged(DATA.source({"text": many})), read_tagged(DATA.source({"text": many}), (0.7, 1.0))
+    places = [whole.location(row, 1) for row in range(len(whole)) if whole["tokens"][row] in last_rows["tokens"]]
+    assert [last_rows.location(row, 1) for row in range(len(last_rows))] == places and len(last_rows) > 4
     assert tagged_texts(DATA.source({"text": path}))[0] == "Anna Maria visits New York ."
 
 

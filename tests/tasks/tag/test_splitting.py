@@ -31,39 +31,39 @@ def test_stretches_hold_every_id_and_every_word_once(tokenizer: Tokenizer) -> No
     draw = random.Random(3)
     for count, room in itertools.product((1, 5, 23), (8, 13, 400)):
         words = random_words(draw, count)
-        found, shortened = chunk_words(words, tokenizer, room=room)
+        chunks, shortened = chunk_words(words, tokenizer, room=room)
         ids = tokenizer.encode(" ".join(words))
-        assert all(0 < len(stretch.ids) <= room for stretch in found)
-        assert [word for stretch in found for word in stretch.words if word != NO_WORD] == list(range(count))
+        assert all(0 < len(stretch.ids) <= room for stretch in chunks)
+        assert [word for stretch in chunks for word in stretch.words if word != NO_WORD] == list(range(count))
         if not shortened:
-            assert [index for stretch in found for index in stretch.ids] == ids
+            assert [index for stretch in chunks for index in stretch.ids] == ids
         if room == 400:
-            assert len(found) == 1
+            assert len(chunks) == 1
         # What a stretch begins with is a word, except the very first.
-        assert all(stretch.words[0] != NO_WORD for stretch in found[1:])
+        assert all(stretch.words[0] != NO_WORD for stretch in chunks[1:])
 
 
 @pytest.mark.parametrize("tokenizer", tokenizers(), ids=lambda tokenizer: tokenizer.kind)
 def test_the_first_piece_of_a_word_begins_it(tokenizer: Tokenizer) -> None:
     words = ["abc", "é", "(", "ab", "ab", ")", "hgfedcba"]
-    (found,), _ = chunk_words(words, tokenizer, room=400)
-    places = [place for place, word in enumerate(found.words) if word != NO_WORD]
-    borders = [*places, len(found.ids)]
+    (chunk,), _ = chunk_words(words, tokenizer, room=400)
+    places = [index for index, word in enumerate(chunk.words) if word != NO_WORD]
+    borders = [*places, len(chunk.ids)]
     for word, (start, end) in zip(words, itertools.pairwise(borders), strict=True):
-        text = tokenizer.decode(found.ids[start:end]).strip()
-        assert text == word or (tokenizer.unk_id in found.ids[start:end] and tokenizer.roles.unk is not None)
+        text = tokenizer.decode(chunk.ids[start:end]).strip()
+        assert text == word or (tokenizer.unk_id in chunk.ids[start:end] and tokenizer.roles.unk is not None)
 
 
 def test_stretches_are_even() -> None:
     tokenizer = train_tokenizer("split", ["a b"], vocab_size=10)
-    found, _ = chunk_words(["a"] * 25, tokenizer, room=12)
-    assert [len(stretch.ids) for stretch in found] == [9, 9, 7]
+    chunks, _ = chunk_words(["a"] * 25, tokenizer, room=12)
+    assert [len(stretch.ids) for stretch in chunks] == [9, 9, 7]
 
 
 def test_a_word_longer_than_a_stretch_keeps_its_front() -> None:
     tokenizer = train_tokenizer("character", ["abcdefgh "], vocab_size=20)
-    found, shortened = chunk_words(["ab", "abcdefgh", "c"], tokenizer, room=5)
-    assert [tokenizer.decode(stretch.ids) for stretch in found] == ["ab ", "abcde", "c"]
+    chunks, shortened = chunk_words(["ab", "abcdefgh", "c"], tokenizer, room=5)
+    assert [tokenizer.decode(stretch.ids) for stretch in chunks] == ["ab ", "abcde", "c"]
     assert shortened == 1
 
 
@@ -72,8 +72,10 @@ def deaf_to(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Tokenizer.encode_with_spans
 
     def encode(self: Tokenizer, text: str) -> Any:
-        kept = [(index, span) for index, span in zip(*plain(self, text), strict=True) if text[slice(*span)] != letter]
-        return [index for index, _ in kept], [span for _, span in kept]
+        remaining = [
+            (index, span) for index, span in zip(*plain(self, text), strict=True) if text[slice(*span)] != letter
+        ]
+        return [index for index, _ in remaining], [span for _, span in remaining]
 
     monkeypatch.setattr(Tokenizer, "encode_with_spans", encode)
 
@@ -81,8 +83,8 @@ def deaf_to(letter: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_word_without_a_piece_is_in_no_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = train_tokenizer("character", ["ab c"], vocab_size=20)
     deaf_to("c", monkeypatch)
-    (found,), _ = chunk_words(["c", "ab", "cc", "acb", "c"], tokenizer, room=30)
-    assert [word for word in found.words if word != NO_WORD] == [1, 3]
+    (chunk,), _ = chunk_words(["c", "ab", "cc", "acb", "c"], tokenizer, room=30)
+    assert [word for word in chunk.words if word != NO_WORD] == [1, 3]
     assert chunk_words(["c", "cc"], tokenizer, room=30) == ([], 0)
     assert chunk_words(["c"], tokenizer, room=30) == ([], 0)
 

@@ -54,19 +54,19 @@ def test_batches_label_first_pieces_and_nothing_else(tmp_path: Path) -> None:
     sentences = random_sentences(31, 4)
     store = make_store(tmp_path, sentences)
     tokenizer = train_tokenizer("character", [" ".join(words) for words, _ in sentences], vocab_size=90)
-    assert names_of(store, store.ragged("tag").ids) == [tags for _, tags in sentences]
-    said: dict[int, list[tuple[str, str]]] = {}
+    assert names_of(store, store.ragged_rows("tag").ids) == [tags for _, tags in sentences]
+    tagged_words: dict[int, list[tuple[str, str]]] = {}
     for batch in validation_batches(store, lambda rows: collate_tagged(store, rows, FRAMING), batch_tokens=200):
         assert batch.ids.numel() <= 200
         assert batch.num_labels == int((batch.labels != NO_LABEL).sum())
         for row, ids, labels in zip(batch.rows, batch.ids.tolist(), batch.labels.tolist(), strict=True):
             assert (ids[0], ids[store.input_lengths[0][row] - 1]) == (2, 3)
-            said[row] = [
+            tagged_words[row] = [
                 (tokenizer.tokens([index])[0], tags_of(store).names[label])
                 for index, label in zip(ids, labels, strict=True)
                 if label != NO_LABEL
             ]
-    flat = [item for row in sorted(said) for item in said[row]]
+    flat = [item for row in sorted(tagged_words) for item in tagged_words[row]]
     assert flat == [(word[0], tag) for words, tags in sentences for word, tag in zip(words, tags, strict=True)]
     num_cut = sum(len(" ".join(words)) > 28 for words, _ in sentences)
     assert num_cut > 5 and f", {num_cut} cut into chunks of at most 30 tokens" in store.report
@@ -98,7 +98,7 @@ def test_a_second_run_opens_what_the_first_made(tmp_path: Path, monkeypatch: pyt
 def test_held_out_tags_must_be_known(tmp_path: Path) -> None:
     known = tags_of(make_store(tmp_path, SENTENCES))
     held_out = make_store(tmp_path, [(["a", "b"], ["I-LOC", "O"])], tags=known, name="v")
-    assert names_of(held_out, held_out.ragged("tag").ids) == [["B-LOC", "O"]]
+    assert names_of(held_out, held_out.ragged_rows("tag").ids) == [["B-LOC", "O"]]
     with pytest.raises(InputError, match=r'w.conll:2: the tag "B-ORG" is not among the 5 of the training data'):
         make_store(tmp_path, [(["a", "b"], ["B-LOC", "B-ORG"])], tags=known, name="w")
 
@@ -109,7 +109,7 @@ def test_a_word_without_a_piece_is_counted(tmp_path: Path, monkeypatch: pytest.M
     store = make_store(tmp_path, sentences)
     assert ", 2 words without a token; 3 tags: X 2, Y 1, Z 1" in store.report
     words = store.arrays["words"]
-    assert [tags_of(store).names[tag] for tag in store.ragged("tag").ids[words[words != NO_WORD]]] == ["X", "Z"]
+    assert [tags_of(store).names[tag] for tag in store.ragged_rows("tag").ids[words[words != NO_WORD]]] == ["X", "Z"]
     monkeypatch.undo()
 
 

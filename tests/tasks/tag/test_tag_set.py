@@ -7,12 +7,14 @@ import random
 import pytest
 
 from clearhead.base.errors import InputError
-from clearhead.data.sources.tables import Table
+from clearhead.data.sources.tables import DataTable
 from clearhead.tasks.tag.tag_set import TagSet, find_scheme, to_iob2
 
 
-def data_of(*sentences: str) -> Table:
-    return Table({"tags": list(map(str.split, sentences))}, range(len(sentences)), lambda row, word: f"f:{row}.{word}")
+def data_of(*sentences: str) -> DataTable:
+    return DataTable(
+        {"tags": list(map(str.split, sentences))}, range(len(sentences)), lambda row, word: f"f:{row}.{word}"
+    )
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def record(**changes: Any) -> TaskRecord:
     return TaskRecord(**{"kind": "tag", "labels": TAGS, "max_length": 200, **changes})
 
 
-def said_alone(module: Transformer, tokenizer: Tokenizer, words: list[str]) -> list[list[float]]:
+def tag_alone(module: Transformer, tokenizer: Tokenizer, words: list[str]) -> list[list[float]]:
     """The probabilities of each word's tags; a character tokenizer shows where its first piece is."""
     text = " ".join(words)
     ids = [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
@@ -77,42 +77,42 @@ def test_every_text_is_answered_as_if_it_were_alone(module: Transformer, tokeniz
     module.train()
     answers = tag(module, tokenizer, record(), texts, batch_tokens=70)
     assert module.training  # its own mode is restored
-    found = 0
+    num_entities = 0
     for text, answer in zip(texts, answers, strict=True):
         spans = split(text)
         if not spans:
             assert answer == []
             continue
-        rows = said_alone(module, tokenizer, [text[start:end] for start, end in spans])
+        rows = tag_alone(module, tokenizer, [text[start:end] for start, end in spans])
         expected = [
             (label, spans[first][0], spans[behind - 1][1], np.mean([max(row) for row in rows[first:behind]]))
             for first, behind, label in entity_spans([TAGS[int(np.argmax(row))] for row in rows])
         ]
-        assert [(one.label, one.start, one.end) for one in answer] == [one[:3] for one in expected]
-        assert [one.probability for one in answer] == pytest.approx([one[3] for one in expected], abs=1e-5)
-        assert all(one.text == text[one.start : one.end] for one in answer)
-        found += len(answer)
-    assert found > 10
+        assert [(entity.label, entity.start, entity.end) for entity in answer] == [want[:3] for want in expected]
+        assert [entity.probability for entity in answer] == pytest.approx([want[3] for want in expected], abs=1e-5)
+        assert all(entity.text == text[entity.start : entity.end] for entity in answer)
+        num_entities += len(answer)
+    assert num_entities > 10
     one_by_one = tag(module, tokenizer, record(), texts, batch_size=1)
-    places = [[(one.label, one.start, one.end) for one in answer] for answer in answers]
-    assert [[(one.label, one.start, one.end) for one in answer] for answer in one_by_one] == places
+    places = [[(entity.label, entity.start, entity.end) for entity in answer] for answer in answers]
+    assert [[(entity.label, entity.start, entity.end) for entity in answer] for answer in one_by_one] == places
 
 
 def test_a_list_of_words_is_a_text_with_spaces(module: Transformer, tokenizer: Tokenizer) -> None:
     words = ["ab", "c.d", "e", ",", "gh"]
     (answer,) = tag(module, tokenizer, record(), [words])
-    rows = said_alone(module, tokenizer, words)
+    rows = tag_alone(module, tokenizer, words)
     expected = [" ".join(words[first:last]) for first, last, _ in entity_spans([TAGS[np.argmax(row)] for row in rows])]
-    assert [one.text for one in answer] == expected
-    assert all(" ".join(words)[one.start : one.end] == one.text for one in answer)
+    assert [entity.text for entity in answer] == expected
+    assert all(" ".join(words)[entity.start : entity.end] == entity.text for entity in answer)
 
 
 def test_raw_text_is_split_as_the_training_data_was(tokenizer: Tokenizer) -> None:
     module = model("encoder", tokenizer, count=2)
     plain = record(labels=("X", "Y"), inner_signs=".", sign_runs=(",,",))
     (answer,) = tag(module, tokenizer, plain, ["ab.c ,,d, e"])
-    assert [one.text for one in answer] == ["ab.c", ",,", "d", ",", "e"]
-    assert [(one.start, one.end) for one in answer] == [(0, 4), (5, 7), (7, 8), (8, 9), (10, 11)]
+    assert [entity.text for entity in answer] == ["ab.c", ",,", "d", ",", "e"]
+    assert [(entity.start, entity.end) for entity in answer] == [(0, 4), (5, 7), (7, 8), (8, 9), (10, 11)]
 
 
 def test_long_texts_are_read_in_stretches_and_nothing_is_dropped(tokenizer: Tokenizer) -> None:
@@ -120,10 +120,10 @@ def test_long_texts_are_read_in_stretches_and_nothing_is_dropped(tokenizer: Toke
     words = ["abc", "de", "f"] * 20
     plain = record(labels=("X", "Y"), max_length=17)
     (answer,) = tag(module, tokenizer, plain, [words])
-    assert [one.text for one in answer] == words
+    assert [entity.text for entity in answer] == words
     (alone,) = tag(module, tokenizer, plain, [words[:5]])
     # The stretches are even, here of five words, and each is read on its own.
-    assert [one.label for one in answer[:5]] == [one.label for one in alone]
+    assert [entity.label for entity in answer[:5]] == [entity.label for entity in alone]
 
 
 def test_a_word_without_a_piece_has_the_fallback(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,13 +131,15 @@ def test_a_word_without_a_piece_has_the_fallback(tokenizer: Tokenizer, monkeypat
     encode = Tokenizer.encode_with_spans
 
     def deaf(self: Tokenizer, text: str) -> Any:
-        kept = [(index, span) for index, span in zip(*encode(self, text), strict=True) if text[slice(*span)] != "c"]
-        return [index for index, _ in kept], [span for _, span in kept]
+        remaining = [
+            (index, span) for index, span in zip(*encode(self, text), strict=True) if text[slice(*span)] != "c"
+        ]
+        return [index for index, _ in remaining], [span for _, span in remaining]
 
     monkeypatch.setattr(Tokenizer, "encode_with_spans", deaf)
-    (found,) = tag_words(module, tokenizer, [["ab", "c", "d"]], fallback=3, max_length=20)
-    assert (found.tags[1], found.probabilities[1]) == (3, 0.0)
-    assert (found.probabilities[[0, 2]] > 0).all()
+    (word_tags,) = tag_words(module, tokenizer, [["ab", "c", "d"]], fallback=3, max_length=20)
+    assert (word_tags.tags[1], word_tags.probabilities[1]) == (3, 0.0)
+    assert (word_tags.probabilities[[0, 2]] > 0).all()
 
 
 @pytest.mark.parametrize(
@@ -171,12 +173,12 @@ def test_outputs_that_are_not_finite_are_no_answer(module: Transformer, tokenize
 
 def write_jsonl(folder: Path, sentences: list[list[str]], tags: list[list[str]]) -> Any:
     path = folder / "t.jsonl"
-    rows = [json.dumps({"tokens": one, "tags": other}) for one, other in zip(sentences, tags, strict=True)]
+    rows = [json.dumps({"tokens": sentence, "tags": other}) for sentence, other in zip(sentences, tags, strict=True)]
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
     return DATA.source({"text": str(path)})
 
 
-def measured(module: Transformer, tokenizer: Tokenizer, source: Any, **sizes: int) -> tuple[TagMeasures, str]:
+def measure_file(module: Transformer, tokenizer: Tokenizer, source: Any, **sizes: int) -> tuple[TagMeasures, str]:
     store = prepare_tagged(source, tokenizer, max_length=32, tags=check_tagger(module, record()))
     return measure_store(module, tokenizer, store, **sizes), store.report
 
@@ -185,28 +187,28 @@ def test_an_evaluation_counts_what_tag_says(tmp_path: Path, module: Transformer,
     sentences = [text.replace(".", "").replace(",", "").split() or ["a"] for text in random_texts(31)]
     tags = [["B-A", *["O"] * (len(sentence) - 1)] for sentence in sentences]
     tags[0] = ["B-B", *["I-B"] * (len(sentences[0]) - 1)]
-    found, report = measured(module, tokenizer, write_jsonl(tmp_path, sentences, tags), batch_tokens=9)
+    measures, report = measure_file(module, tokenizer, write_jsonl(tmp_path, sentences, tags), batch_tokens=9)
     answers = tag(module, tokenizer, record(), sentences)
     first = [Entity("A", sentence[0], 0, len(sentence[0]), 0.0) for sentence in sentences[1:]]
     hits = sum(
-        any((one.label, one.start, one.end) == (want.label, want.start, want.end) for one in answer)
+        any((entity.label, entity.start, entity.end) == (want.label, want.start, want.end) for entity in answer)
         for answer, want in zip(answers[1:], first, strict=True)
     )
     whole = " ".join(sentences[0])
-    hits += any((one.label, one.start, one.end) == ("B", 0, len(whole)) for one in answers[0])
-    assert hits and found.precision == hits / sum(map(len, answers)) and found.recall == hits / 31
+    hits += any((entity.label, entity.start, entity.end) == ("B", 0, len(whole)) for entity in answers[0])
+    assert hits and measures.precision == hits / sum(map(len, answers)) and measures.recall == hits / 31
     losses = [
         -math.log(row[TAGS.index(name)])
         for sentence, names in zip(sentences, tags, strict=True)
-        for row, name in zip(said_alone(module, tokenizer, sentence), names, strict=True)
+        for row, name in zip(tag_alone(module, tokenizer, sentence), names, strict=True)
     ]
-    assert found.loss == pytest.approx(np.mean(losses), rel=1e-4)
+    assert measures.loss == pytest.approx(np.mean(losses), rel=1e-4)
     assert report.startswith("31 sentences of")
 
 
 def test_an_evaluation_with_other_tags_is_refused(tmp_path: Path, module: Transformer, tokenizer: Tokenizer) -> None:
     with pytest.raises(InputError, match=r'.jsonl:1, word 2: the tag "B-C" is not among the 5'):
-        measured(module, tokenizer, write_jsonl(tmp_path, [["a", "b"]], [["O", "B-C"]]))
+        measure_file(module, tokenizer, write_jsonl(tmp_path, [["a", "b"]], [["O", "B-C"]]))
 
 
 def end_of_chunk(before: str, now: str, type_before: str, type_now: str) -> bool:
@@ -256,25 +258,25 @@ def test_entities_are_counted_as_conlleval_does(prefixes: str) -> None:
     tags = ["O", *(f"{prefix}-{kind}" for prefix in prefixes for kind in ("PER", "LOC-x"))]
     expected = [draw.choices(tags, k=draw.randint(0, 13)) for _ in range(401)]
     predicted = [[tag if draw.random() < 0.7 else draw.choice(tags) for tag in sentence] for sentence in expected]
-    found = entity_f1(predicted, expected)
-    assert (found.all.expected, found.all.predicted, found.all.correct) == conlleval(predicted, expected)
-    assert found.all.correct > 50
+    scores = entity_f1(predicted, expected)
+    assert (scores.all.expected, scores.all.predicted, scores.all.correct) == conlleval(predicted, expected)
+    assert scores.all.correct > 50
     for name in ("expected", "predicted", "correct"):
-        assert sum(getattr(counts, name) for counts in found.by_type.values()) == getattr(found.all, name)
-    words = [pair for one, other in zip(predicted, expected, strict=True) for pair in zip(one, other, strict=True)]
-    assert found.num_words == len(words)
-    assert found.tag_accuracy == pytest.approx(sum(one == other for one, other in words) / len(words))
+        assert sum(getattr(counts, name) for counts in scores.by_type.values()) == getattr(scores.all, name)
+    words = [pair for left, right in zip(predicted, expected, strict=True) for pair in zip(left, right, strict=True)]
+    assert scores.num_words == len(words)
+    assert scores.tag_accuracy == pytest.approx(sum(left == right for left, right in words) / len(words))
 
 
 def test_scores_by_hand() -> None:
     expected = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-PER"]]
     predicted = [["B-PER", "I-PER", "O", "B-PER"], ["B-LOC", "B-PER"]]
-    found = entity_f1(predicted, expected)
-    assert (found.all.precision, found.all.recall) == (2 / 4, 2 / 3)
-    assert found.all.f1 == pytest.approx(2 * (1 / 2) * (2 / 3) / (1 / 2 + 2 / 3))
-    assert found.by_type["PER"].precision == pytest.approx(2 / 3)
-    assert found.by_type["LOC"].f1 == 0.0
-    assert list(found.by_type) == ["LOC", "PER"]
+    scores = entity_f1(predicted, expected)
+    assert (scores.all.precision, scores.all.recall) == (2 / 4, 2 / 3)
+    assert scores.all.f1 == pytest.approx(2 * (1 / 2) * (2 / 3) / (1 / 2 + 2 / 3))
+    assert scores.by_type["PER"].precision == pytest.approx(2 / 3)
+    assert scores.by_type["LOC"].f1 == 0.0
+    assert list(scores.by_type) == ["LOC", "PER"]
 
 
 def test_spans_where_tags_do_not_follow_the_scheme() -> None:
@@ -285,8 +287,8 @@ def test_spans_where_tags_do_not_follow_the_scheme() -> None:
 
 def test_plain_classes_are_one_entity_for_each_word() -> None:
     assert entity_spans(["NN", "NN", "O", "-LRB-"]) == [(0, 1, "NN"), (1, 2, "NN"), (3, 4, "-LRB-")]
-    found = entity_f1([["NN", "VB", "NN"]], [["NN", "NN", "NN"]])
-    assert found.all.f1 == found.tag_accuracy == pytest.approx(2 / 3)
+    scores = entity_f1([["NN", "VB", "NN"]], [["NN", "NN", "NN"]])
+    assert scores.all.f1 == scores.tag_accuracy == pytest.approx(2 / 3)
 
 
 def test_sentences_do_not_run_into_each_other() -> None:
@@ -303,9 +305,9 @@ def test_tags_without_a_type_count_as_entities_of_one_type(prefixes: str) -> Non
     expected = [draw.choices("O" + prefixes, k=draw.randint(0, 13)) for _ in range(301)]
     predicted = [[tag if draw.random() < 0.7 else draw.choice("O" + prefixes) for tag in tags] for tags in expected]
     typed = [[[tag if tag == "O" else f"{tag}-X" for tag in tags] for tags in side] for side in (predicted, expected)]
-    found = entity_f1(predicted, expected)
-    assert found.all == entity_f1(*typed).all and found.by_type == {"": found.all}
-    assert (found.all.expected, found.all.predicted, found.all.correct) == conlleval(*typed)
+    scores = entity_f1(predicted, expected)
+    assert scores.all == entity_f1(*typed).all and scores.by_type == {"": scores.all}
+    assert (scores.all.expected, scores.all.predicted, scores.all.correct) == conlleval(*typed)
     assert entity_f1([["B", "O", "O", "B"]], [["B", "I", "O", "B"]]).all.f1 == 0.5
 
 
@@ -313,5 +315,5 @@ def test_entities_without_a_type_have_an_empty_label() -> None:
     tags = TagSet(("O", "B", "I"))
     words = WordTags(np.array([1, 2, 0, 1]), np.ones(4))
     spans = [(0, 3), (4, 8), (9, 10), (11, 13)]
-    found = _entities("New York is NY", spans, words, tags)
-    assert [(entity.label, entity.start, entity.end) for entity in found] == [("", 0, 8), ("", 11, 13)]
+    entities = _entities("New York is NY", spans, words, tags)
+    assert [(entity.label, entity.start, entity.end) for entity in entities] == [("", 0, 8), ("", 11, 13)]

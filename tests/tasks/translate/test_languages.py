@@ -19,11 +19,11 @@ from clearhead.base.errors import InputError
 from clearhead.tasks.translate.train import Training, collate_pairs
 from clearhead.training.assemble import train_run
 from clearhead.training.init_from import find_initial_model
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.runfile.read import load_run_file
-from clearhead.training.task_parts import TaskSetup
+from clearhead.training.task_setup import TaskSetup
 from tests import hf_models as checkpoints
-from tests.checkpoints.hf import tokenizer_folders as made
+from tests.checkpoints.hf import tokenizer_folders
 from tests.tasks.fine_tuning import write_data, write_run
 
 PIECES = "sentencepiece.bpe.model"
@@ -46,25 +46,27 @@ def of_50(folder: Path) -> Path:
 
 
 def mbart(folder: Path, tokenizer: str, behind: int, **changes: Any) -> Path:
-    content = made.pieces_model("unigram")
+    content = tokenizer_folders.pieces_model("unigram")
     torch.manual_seed(11)
-    size = made.processor(content).get_piece_size() + 1 + behind
+    size = tokenizer_folders.processor(content).get_piece_size() + 1 + behind
     config = transformers.MBartConfig(vocab_size=size, **SIZES, **changes)
     checkpoints.save(transformers.MBartForConditionalGeneration(config), folder)
-    return made.write(folder, {PIECES: content, "tokenizer_config.json": {"tokenizer_class": tokenizer}})
+    return tokenizer_folders.write(folder, {PIECES: content, "tokenizer_config.json": {"tokenizer_class": tokenizer}})
 
 
 def m2m(folder: Path) -> Path:
     """Codes of two letters, pieces looked up in a vocabulary."""
-    content = made.pieces_model("unigram")
-    model = made.processor(content)
+    content = tokenizer_folders.pieces_model("unigram")
+    model = tokenizer_folders.processor(content)
     pieces = [model.id_to_piece(number) for number in range(3, model.get_piece_size())]
     vocabulary = {piece: index for index, piece in enumerate(["<s>", "<pad>", "</s>", "<unk>", *pieces])}
     torch.manual_seed(12)
     config = transformers.M2M100Config(vocab_size=len(vocabulary) + 108, decoder_start_token_id=2, **SIZES)
     checkpoints.save(transformers.M2M100ForConditionalGeneration(config), folder)
-    own = {"tokenizer_class": "M2M100Tokenizer"}
-    return made.write(folder, {PIECES: content, "vocab.json": vocabulary, "tokenizer_config.json": own})
+    tokenizer_config = {"tokenizer_class": "M2M100Tokenizer"}
+    return tokenizer_folders.write(
+        folder, {PIECES: content, "vocab.json": vocabulary, "tokenizer_config.json": tokenizer_config}
+    )
 
 
 CASES: dict[str, tuple[Callable[[Path], Path], str, str, str]] = {
@@ -86,17 +88,17 @@ def test_a_pair_is_read_as_its_own_library_reads_it(case: str, tmp_path: Path) -
     loaded = load_run_file(run_file(tmp_path, folder, source, target), [])
     start = find_initial_model(loaded.task.init, source, target)
     assert start is not None
-    setup = TaskSetup(loaded, lambda train: start.tokenizers, start, Progress(), torch.device("cpu"))
+    setup = TaskSetup(loaded, lambda train: start.tokenizers, start, TrainingProgress(), torch.device("cpu"))
     store = Training(setup).pairs(start.tokenizers).valid
     rows = np.arange(5)
     batch = collate_pairs(store, rows, start.tokenizers)
     assert batch.mask is not None and batch.target_ids is not None and batch.target_mask is not None
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, src_lang=source, tgt_lang=target)
     other = getattr(transformers, written).from_pretrained(folder).eval()
-    texts, said = ((tmp_path / f"valid.{end}").read_text().splitlines() for end in ("txt", "other"))
+    texts, outputs = ((tmp_path / f"valid.{end}").read_text().splitlines() for end in ("txt", "other"))
     for row in rows:
         line = store.arrays["lines"][row]
-        theirs = tokenizer(texts[line], text_target=said[line], return_tensors="pt")
+        theirs = tokenizer(texts[line], text_target=outputs[line], return_tensors="pt")
         assert batch.ids[row, batch.mask[row]].tolist() == theirs["input_ids"][0].tolist()
         labels = theirs["labels"][0].tolist()
         if case == "behind":
@@ -113,36 +115,36 @@ def test_a_run_writes_the_language_it_learned(case: str, tmp_path: Path, capfd: 
     """Without naming one again; and as the family that it came from, whose users name them."""
     make, written, source, target = CASES[case]
     path = run_file(tmp_path, make(tmp_path / "start"), source, target)
-    train_run(load_run_file(path, ["train.validate_every=4"]), resume=False, progress=Progress())
+    train_run(load_run_file(path, ["train.validate_every=4"]), resume=False, progress=TrainingProgress())
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    found = [row["loss"] for row in rows if row.get("loss") is not None]
-    assert found[-1] < found[0]
+    losses = [row["loss"] for row in rows if row.get("loss") is not None]
+    assert losses[-1] < losses[0]
     run = ch.load(tmp_path / "run@last", device="cpu", precision="fp32")
     texts = ["the cat sat on the mat", "dog runs over green grass"]
     expected = run.translate_n_best(texts, n=1, beam_size=1, max_length=9)
-    assert all(one.tokens for (one,) in expected)
+    assert all(hypothesis.tokens for (hypothesis,) in expected)
     run.save(tmp_path / "back", format="hf")
     back = ch.load(tmp_path / "back", device="cpu", precision="fp32")
     languages = {"from_language": source, "to_language": target}
     assert back.translate_n_best(texts, n=1, beam_size=1, max_length=9, **languages) == expected
-    other, told = getattr(transformers, written).from_pretrained(tmp_path / "back", output_loading_info=True)
-    assert not told["missing_keys"] and not told["unexpected_keys"]
+    other, loading_info = getattr(transformers, written).from_pretrained(tmp_path / "back", output_loading_info=True)
+    assert not loading_info["missing_keys"] and not loading_info["unexpected_keys"]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "back", src_lang=source, tgt_lang=target)
     index = tokenizer.convert_tokens_to_ids(target) if case != "codes" else tokenizer.get_lang_id(target)
     begins = {"decoder_start_token_id": index} if case == "behind" else {"forced_bos_token_id": index}
-    for text, (one,) in zip(texts, expected, strict=True):
+    for text, (hypothesis,) in zip(texts, expected, strict=True):
         read = tokenizer(text, return_tensors="pt")
         options = {"max_length": 10, "do_sample": False, "forced_eos_token_id": 2}
         with torch.no_grad():
             ids = other.eval().generate(**read, **begins, **options)[0].tolist()
         # The start, and the language where that is written, are forced and no part of the text.
-        assert run.tokenizers.target.tokens(ids[1:]) == one.tokens
+        assert run.tokenizers.target.tokens(ids[1:]) == hypothesis.tokens
     # A language that the run did not learn can still be asked for; one that nobody knows is refused.
     capfd.readouterr()
     (tmp_path / "in.txt").write_text("the cat\n")
-    asked = ["translate", str(tmp_path / "run@last"), str(tmp_path / "in.txt"), "--device", "cpu"]
-    assert main([*asked, "--to", target]) == 0
-    assert main([*asked, "--to", "nowhere"]) == 2
+    arguments = ["translate", str(tmp_path / "run@last"), str(tmp_path / "in.txt"), "--device", "cpu"]
+    assert main([*arguments, "--to", target]) == 0
+    assert main([*arguments, "--to", "nowhere"]) == 2
     assert "no language 'nowhere'" in capfd.readouterr().err
 
 
@@ -157,22 +159,32 @@ def test_translations_between_named_languages_are_measured(
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "num_beams": 2, "max_length": 7}))
     write_data(tmp_path)
     files = [str(tmp_path / name) for name in ("valid.txt", "valid.other")]
-    given = ["--source", files[0], "--target", files[1], "--device", "cpu", "--json"]
-    asked = ["evaluate", str(folder), *given, "--from", source, "--to", target, "-o", str(tmp_path / "out.txt")]
-    assert main(asked) == 0
+    data_options = ["--source", files[0], "--target", files[1], "--device", "cpu", "--json"]
+    arguments = [
+        "evaluate",
+        str(folder),
+        *data_options,
+        "--from",
+        source,
+        "--to",
+        target,
+        "-o",
+        str(tmp_path / "out.txt"),
+    ]
+    assert main(arguments) == 0
     record = json.loads(capfd.readouterr().out.splitlines()[-1])
     model = ch.load(folder, device="cpu", precision="fp32")
     texts, references = (Path(name).read_text().splitlines() for name in files)
     expected = model.translate(texts, from_language=source, to_language=target)
     assert (tmp_path / "out.txt").read_text().splitlines() == [one_line(text) for text in expected]
-    one = model.for_languages(source, target)
-    assert one.translate(texts) == expected
+    pair_model = model.for_languages(source, target)
+    assert pair_model.translate(texts) == expected
     # The loss is that of the other library, its language left out where it is only read.
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder, src_lang=source, tgt_lang=target)
     other = getattr(transformers, written).from_pretrained(folder).eval()
     total, count = 0.0, 0
-    for text, said in zip(texts, references, strict=True):
-        read = tokenizer(text, text_target=said, return_tensors="pt")
+    for text, reference in zip(texts, references, strict=True):
+        read = tokenizer(text, text_target=reference, return_tensors="pt")
         labels = read["labels"]
         first = torch.tensor([[labels[0, -1]]]) if case == "behind" else torch.tensor([[2]])
         labels = labels[:, :-1] if case == "behind" else labels
@@ -182,7 +194,7 @@ def test_translations_between_named_languages_are_measured(
         total += float(torch.nn.functional.cross_entropy(logits[0], labels[0], reduction="sum"))
         count += labels.shape[1]
     assert record["loss"] == pytest.approx(total / count, rel=1e-4)
-    assert main([*asked[:-4], "--from", source]) == 2
+    assert main([*arguments[:-4], "--from", source]) == 2
     assert "name the one that you want" in capfd.readouterr().err
 
 

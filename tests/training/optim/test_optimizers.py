@@ -64,8 +64,8 @@ def train(model: Model, optimizer: torch.optim.Optimizer, steps: range) -> list[
     return losses
 
 
-def far(found: Tensor, expected: Tensor) -> float:
-    return float(((found - expected).abs().max() / expected.abs().max()).detach())
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float(((actual - expected).abs().max() / expected.abs().max()).detach())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -79,8 +79,8 @@ def test_every_parameter_is_in_one_group(kind: str) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_matrices_are_the_weights_of_the_linear_layers_between_embedding_and_head(tied: bool) -> None:
     model = Model(tied=tied)
-    found = {id(parameter) for parameter in matrix_parameters(model)}
-    names = {name for name, parameter in model.named_parameters() if id(parameter) in found}
+    matrices = {id(parameter) for parameter in matrix_parameters(model)}
+    names = {name for name, parameter in model.named_parameters() if id(parameter) in matrices}
     assert names == {f"blocks.{block}.{layer}.weight" for block in (0, 1) for layer in ("up", "down")}
 
 
@@ -172,11 +172,11 @@ def test_adam_is_torchs_plain_adam(kind: str) -> None:
     plain = family(groups, lr=0.01, betas=(0.9, 0.98), eps=1e-9, foreach=False)
     train(model, optimizer, range(3))
     train(other, plain, range(3))
-    for found, expected in zip(model.parameters(), other.parameters(), strict=True):
-        assert far(found, expected) < 1e-4
+    for actual, expected in zip(model.parameters(), other.parameters(), strict=True):
+        assert relative_error(actual, expected) < 1e-4
 
 
-def stepped(optimizers: list[torch.optim.Optimizer], parameters: list[nn.Parameter]) -> None:
+def take_steps(optimizers: list[torch.optim.Optimizer], parameters: list[nn.Parameter]) -> None:
     for step in range(4):
         draw = torch.Generator().manual_seed(step)
         for parameter in parameters:
@@ -206,11 +206,11 @@ def test_muon_is_torchs_muon_up_to_the_precision_of_its_products(
     matrices = [layer.weight for layer in theirs]
     reference = torch.optim.Muon(matrices, lr=0.01, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
     biases = torch.optim.AdamW([layer.bias for layer in theirs], lr=0.01, betas=(0.9, 0.98), eps=1e-9, weight_decay=0.0)
-    stepped([build_optimizer(ours, kind="muon", learning_rate=0.01, weight_decay=0.1)], list(ours.parameters()))
-    stepped([reference, biases], list(theirs.parameters()))
+    take_steps([build_optimizer(ours, kind="muon", learning_rate=0.01, weight_decay=0.1)], list(ours.parameters()))
+    take_steps([reference, biases], list(theirs.parameters()))
     for mine, other, start in zip(ours, theirs, starts, strict=True):
-        assert far(mine.weight - start, other.weight - start) < (1e-5 if products == "single" else 0.05)
-        assert far(mine.bias, other.bias) < 1e-5
+        assert relative_error(mine.weight - start, other.weight - start) < (1e-5 if products == "single" else 0.05)
+        assert relative_error(mine.bias, other.bias) < 1e-5
 
 
 def test_muon_compiles_no_kernel_for_a_processor_without_products_in_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,7 @@ def test_muon_compiles_no_kernel_for_a_processor_without_products_in_bfloat16(mo
     monkeypatch.setattr(fast_muon, "has_products", lambda: pytest.fail("kernels were asked for"))
     layer = nn.Linear(32, 64)
     before = layer.weight.detach().clone()
-    stepped([build_optimizer(layer, kind="muon", learning_rate=0.01)], list(layer.parameters()))
+    take_steps([build_optimizer(layer, kind="muon", learning_rate=0.01)], list(layer.parameters()))
     assert not torch.equal(layer.weight, before)
 
 
@@ -241,8 +241,8 @@ def test_matrices_of_a_batch_do_not_touch_each_other_and_zero_stays_zero() -> No
     matrices[1] = 0
     together = orthogonalize(matrices)
     assert not together[1].any()
-    for one, many in zip(matrices, together, strict=True):
-        torch.testing.assert_close(orthogonalize(one.unsqueeze(0)).squeeze(0), many, rtol=1e-5, atol=1e-6)
+    for alone, many in zip(matrices, together, strict=True):
+        torch.testing.assert_close(orthogonalize(alone.unsqueeze(0)).squeeze(0), many, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("shape", [(31, 31), (31, 127), (127, 31)])

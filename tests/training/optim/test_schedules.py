@@ -75,8 +75,8 @@ def test_values_on_the_way() -> None:
 
 
 def test_inverse_square_root_is_the_papers_shape() -> None:
-    paper, own = make("paper"), make("inverse-sqrt")
-    ratios = [own(step) / paper(step) for step in (1, 5, WARMUP, 500, 10_007)]
+    paper, inverse = make("paper"), make("inverse-sqrt")
+    ratios = [inverse(step) / paper(step) for step in (1, 5, WARMUP, 500, 10_007)]
     assert ratios == pytest.approx([ratios[0]] * len(ratios), rel=1e-12)
 
 

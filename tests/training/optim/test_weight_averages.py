@@ -21,7 +21,7 @@ class Model(nn.Module):
         self.head.weight = self.table.weight
 
 
-def moved(model: Model, seed: int) -> None:
+def move(model: Model, seed: int) -> None:
     draw = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -30,7 +30,7 @@ def moved(model: Model, seed: int) -> None:
         model.norm.num_batches_tracked.add_(1)
 
 
-def copied(model: nn.Module) -> dict[str, Tensor]:
+def copy_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -40,7 +40,7 @@ def test_a_long_average_follows_the_decay() -> None:
     average = ExponentialAverage(model, 0.3)
     expected = model.head.bias.detach().double()
     for step in range(1, 8):
-        moved(model, step)
+        move(model, step)
         average.update(model)
         decay = min(0.3, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * model.head.bias.detach().double()
@@ -50,7 +50,7 @@ def test_a_long_average_follows_the_decay() -> None:
 def test_an_average_of_equal_weights_is_those_weights_and_nothing_older() -> None:
     model = Model()
     average = ExponentialAverage(model, 0.9)
-    moved(model, 1)
+    move(model, 1)
     for _ in range(400):
         average.update(model)
     torch.testing.assert_close(average.weights["table.weight"], model.table.weight.detach())
@@ -60,7 +60,7 @@ def test_tied_weights_stay_tied_and_integers_are_the_last() -> None:
     model = Model()
     average = ExponentialAverage(model, 0.5)
     for step in range(3):
-        moved(model, step)
+        move(model, step)
         average.update(model)
     with weights_in_place(model, average.weights):
         assert model.head.weight is model.table.weight
@@ -71,9 +71,9 @@ def test_tied_weights_stay_tied_and_integers_are_the_last() -> None:
 def test_applying_changes_the_module_and_gives_its_weights_back_bit_by_bit() -> None:
     model = Model()
     average = ExponentialAverage(model, 0.9)
-    moved(model, 1)
+    move(model, 1)
     average.update(model)
-    before, addresses = copied(model), [parameter.data_ptr() for parameter in model.parameters()]
+    before, addresses = copy_weights(model), [parameter.data_ptr() for parameter in model.parameters()]
     with pytest.raises(KeyError), weights_in_place(model, average.weights):
         assert torch.equal(model.head.bias, average.weights["head.bias"])
         assert not torch.equal(model.head.bias, before["head.bias"])
@@ -86,7 +86,7 @@ def test_the_average_is_its_own_copy_and_carries_no_gradient() -> None:
     model = Model()
     average = ExponentialAverage(model, 0.9)
     before = {name: value.clone() for name, value in average.weights.items()}
-    moved(model, 1)
+    move(model, 1)
     assert all(torch.equal(value, before[name]) for name, value in average.weights.items())
     assert not any(value.requires_grad for value in average.weights.values())
 
@@ -97,15 +97,15 @@ def test_a_stored_average_continues_bit_by_bit() -> None:
     model.load_state_dict(whole_model.state_dict())
     whole, first = ExponentialAverage(whole_model, 0.9), ExponentialAverage(model, 0.9)
     for step in range(8):
-        moved(whole_model, step)
+        move(whole_model, step)
         whole.update(whole_model)
     for step in range(3):
-        moved(model, step)
+        move(model, step)
         first.update(model)
     second = ExponentialAverage(Model(), 0.9)
     second.load({name: value.clone() for name, value in first.weights.items()}, first.num_updates)
     for step in range(3, 8):
-        moved(model, step)
+        move(model, step)
         second.update(model)
     for name, value in whole.weights.items():
         assert torch.equal(second.weights[name], value), name
@@ -118,7 +118,7 @@ def test_weights_of_another_model_are_refused() -> None:
     with pytest.raises(RuntimeError):
         average.load(ExponentialAverage(Model(width=7), 0.9).weights, 1)
     other = Model(width=7)
-    before = copied(other)
+    before = copy_weights(other)
     with pytest.raises(RuntimeError), weights_in_place(other, average.weights):
         pass
     assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
@@ -135,7 +135,7 @@ def test_the_mean_is_that_of_the_exact_numbers(dtype: torch.dtype) -> None:
 
 def test_the_mean_of_equal_checkpoints_is_bitwise_the_checkpoint_and_a_copy() -> None:
     model = Model()
-    state = copied(model)
+    state = copy_weights(model)
     mean = average_checkpoints([state, state, state])
     assert mean.keys() == state.keys()
     assert all(torch.equal(mean[name], value) for name, value in state.items())

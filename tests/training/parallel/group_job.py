@@ -78,7 +78,7 @@ def train(training: dict[str, Any], rank: int) -> dict[str, Any]:
         "result": [result.step, result.best, result.best_value, result.reason.split(" and ")[0]],
         "losses": [step.loss for step in shown.steps],
         "tokens": [step.tokens for step in shown.steps],
-        "validations": [[one.step, one.loss, one.score] for one in shown.validations],
+        "validations": [[report.step, report.loss, report.score] for report in shown.validations],
         "messages": shown.messages,
         "communication": dict(communication.counts),
     }
@@ -91,14 +91,14 @@ def child(trainings: list[dict[str, Any]], rank: int, folder: Path) -> None:
         if rank >= training["size"] or rank in training.get("absent", ()):
             continue
         try:
-            found = train(training, rank)
+            result = train(training, rank)
         except BaseException as error:  # noqa: BLE001 - the test looks at it
-            found = {
+            result = {
                 "error": [type(error).__name__, str(error)],
                 "code": getattr(error, "code", None),
                 "trace": traceback.format_exc(),
             }
-        (folder / f"{training['name']}.{rank}.json").write_text(json.dumps(found))
+        (folder / f"{training['name']}.{rank}.json").write_text(json.dumps(result))
 
 
 def free_ports() -> Iterator[int]:

@@ -68,13 +68,13 @@ PAIRS = '{ source = "PART.txt", target = "PART.other" }'
 def write_data(folder: Path, seed: int = 3) -> None:
     """Lines of the alphabet, each from another letter on and of another length, and the same lines backwards."""
     draw = random.Random(seed)
-    for part, count in (("train", 97), ("valid", 23)):
+    for split, count in (("train", 97), ("valid", 23)):
         lines = []
         for _ in range(count):
             start, length = draw.randrange(len(WORDS)), draw.randint(5, 11)
-            lines.append([WORDS[(start + place) % len(WORDS)] for place in range(length)])
-        (folder / f"{part}.txt").write_text("".join(f"{' '.join(line)}\n" for line in lines))
-        (folder / f"{part}.other").write_text("".join(f"{' '.join(reversed(line))}\n" for line in lines))
+            lines.append([WORDS[(start + offset) % len(WORDS)] for offset in range(length)])
+        (folder / f"{split}.txt").write_text("".join(f"{' '.join(line)}\n" for line in lines))
+        (folder / f"{split}.other").write_text("".join(f"{' '.join(reversed(line))}\n" for line in lines))
 
 
 def write_run_file(
@@ -104,11 +104,11 @@ def watch_validations(patch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
     """
     seen: dict[str, list[Any]] = {"activations": [], "plain": []}
     plain_trees: list[Transformer] = []
-    make_tree, measure = assemble.training_tree, loop._Training._measure
+    make_tree, measure = assemble.training_tree, loop._TrainingLoop._measure
 
-    def tree_of(module: Transformer, *given: Any, **named: Any) -> Transformer:
+    def tree_of(module: Transformer, *args: Any, **named: Any) -> Transformer:
         plain_trees.append(module)
-        return make_tree(module, *given, **named)
+        return make_tree(module, *args, **named)
 
     def keep(captured: Captured) -> None:
         for address, records in captured.items():
@@ -117,29 +117,29 @@ def watch_validations(patch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
             norms = [float(x[x.isfinite()].double().norm()) for x in tensors]  # a search bans ids in place
             seen["activations"].append([address, [[*x.shape, norm] for x, norm in zip(tensors, norms, strict=True)]])
 
-    def measured(training: loop._Training[Any], *given: Any) -> Validation:
-        parts, validate = training.parts, training.parts.validate
+    def measure_watched(training: loop._TrainingLoop[Any], *args: Any) -> Validation:
+        parts, validate = training.trainer, training.trainer.validate
 
         def inside(tree: nn.Module) -> Validation:
             with capture(tree, ["encoder.layers.*.steps.0.branches.0.function.weights", "head"]) as captured:
-                found = validate(tree)
+                result = validate(tree)
             keep(captured)
-            return found
+            return result
 
         parts.validate = inside
         try:
             with capture(parts.module, ["decoder.layers.*.after", "logits"]) as captured:
-                found = measure(training, *given)
+                result = measure(training, *args)
         finally:
             parts.validate = validate
         keep(captured)
         plain, ids = plain_trees[-1], torch.ones(1, 3, dtype=torch.int64)
         for call in (lambda: plain(ids, ids), lambda: plain.encode(ids)):
             seen["plain"].append(answer_of(plain, call))
-        return found
+        return result
 
     patch.setattr(assemble, "training_tree", tree_of)
-    patch.setattr(loop._Training, "_measure", measured)
+    patch.setattr(loop._TrainingLoop, "_measure", measure_watched)
     return seen
 
 
@@ -191,19 +191,19 @@ class Groups:
             env=os.environ | {"CXX": "no-compiler"},
         )  # fmt: skip
         try:
-            _, said = job.communicate(timeout=1200)
+            _, errors = job.communicate(timeout=1200)
         except subprocess.TimeoutExpired:
             os.killpg(job.pid, signal.SIGKILL)
             raise
-        assert job.returncode == 0, said
+        assert job.returncode == 0, errors
 
-    def found(self, name: str, rank: int = 0) -> dict[str, Any]:
+    def read_record(self, name: str, rank: int = 0) -> dict[str, Any]:
         """What one process found in a training."""
-        found: dict[str, Any] = json.loads((self.folder / f"{name}.{rank}.json").read_text())
-        return found
+        record: dict[str, Any] = json.loads((self.folder / f"{name}.{rank}.json").read_text())
+        return record
 
     def result(self, name: str, rank: int = 0) -> dict[str, Any]:
         """What one process found in a training that succeeded."""
-        found = self.found(name, rank)
-        assert "error" not in found, found["trace"]
-        return found
+        record = self.read_record(name, rank)
+        assert "error" not in record, record["trace"]
+        return record

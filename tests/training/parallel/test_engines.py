@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from clearhead.base.signals import StopSignals
 from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.batches.base import Batch
-from clearhead.training.parallel.engines import Agreed, BatchLoss, Sums, share_of
+from clearhead.training.parallel.engines import AgreedStop, BatchLoss, StepSums, take_rank_rows
 from clearhead.training.parallel.world import Process
 
 
@@ -28,7 +28,7 @@ def batch() -> Batch:
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 11])
 def test_every_row_is_computed_by_one_process(size: int) -> None:
     whole = batch()
-    shares = [share_of(whole, Process(rank=rank, size=size)) for rank in range(size)]
+    shares = [take_rank_rows(whole, Process(rank=rank, size=size)) for rank in range(size)]
     counted = [share for share in shares if share.counts]
     assert sorted(row for share in counted for row in share.batch.rows.tolist()) == list(range(7))
     assert sum(share.num_tokens for share in shares) == whole.num_tokens
@@ -40,10 +40,10 @@ def test_every_row_is_computed_by_one_process(size: int) -> None:
 def test_a_process_without_a_row_takes_part_without_effect() -> None:
     module = nn.Linear(5, 1)
 
-    def loss(module: nn.Module, part: Batch) -> tuple[Tensor, int]:
-        return module(part.ids.float()).sum(), part.num_labels
+    def loss(module: nn.Module, rows: Batch) -> tuple[Tensor, int]:
+        return module(rows.ids.float()).sum(), rows.num_labels
 
-    share = share_of(batch(), Process(rank=8, size=9))
+    share = take_rank_rows(batch(), Process(rank=8, size=9))
     total, labels = BatchLoss(module, loss)(share)
     total.backward()
     assert (total.item(), labels, share.num_tokens) == (0.0, 0, 0)
@@ -51,14 +51,14 @@ def test_a_process_without_a_row_takes_part_without_effect() -> None:
 
 
 def test_sums_are_those_of_all_and_the_clock_is_that_of_the_first() -> None:
-    first, second = Sums(), Sums()
+    first, second = StepSums(), StepSums()
     first.add(2.5, 3, 5, 1)
     second.add(1.5, 4, 7, 1)
     second.add(float("nan"), 1, 1, 2)
     rows = [[*first.row(), 0.0, 11.0], [*second.row(), 15.0, 13.0]]
-    sums = Sums.of(rows)
+    sums = StepSums.of(rows)
     assert (sums.num_labels, sums.num_tokens, sums.not_finite) == (8, 13, 2) and sums.loss != sums.loss
-    agreed = Agreed.of(rows)
+    agreed = AgreedStop.of(rows)
     assert agreed.seconds == 11.0 and agreed.signal is not None and agreed.signal.name == "SIGTERM"
 
 

@@ -77,17 +77,17 @@ class Agent:
     """The store of one torchrun job, and the meetings of its two processes, which this one plays."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
         self.store = dist.TCPStore("127.0.0.1", next(free_ports()), is_master=True, wait_for_workers=False)
 
     def meetings(self, seconds: float = 60.0) -> list[Meeting]:
         """Return new meetings, as of processes that torchrun has just started; each on a machine of its own."""
-        found = []
+        meetings = []
         for rank in range(2):
             meeting._trainings = itertools.count()
             process = Process(rank, 2, 0, 1, rank, "127.0.0.1", self.store.port, has_agent=True)
-            found.append(Meeting(process, self.said.append, seconds))
-        return found
+            meetings.append(Meeting(process, self.messages.append, seconds))
+        return meetings
 
 
 def test_an_attempt_begins_with_a_word_of_its_own_though_an_earlier_one_left_its_word() -> None:
@@ -114,22 +114,22 @@ def test_wrong_input_of_one_process_ends_the_waiting_ones_and_later_attempts() -
         with pytest.raises(InputError, match=r"own\.py is missing") as reached:
             waiting.result(timeout=60)
     assert not first.report(reached.value), "it was said"
-    for one in agent.meetings():
+    for member in agent.meetings():
         with pytest.raises(InputError, match=r"own\.py is missing") as again:
-            one.arrive()
-        assert one.report(again.value), "the last line of each machine is the fault"
+            member.arrive()
+        assert member.report(again.value), "the last line of each machine is the fault"
 
 
 def test_a_wait_says_for_whom(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "NOTICE_SECONDS", 0.1)
     agent = Agent()
-    for one, other in zip(agent.meetings(0.5), (1, 0), strict=True):
+    for member, other in zip(agent.meetings(0.5), (1, 0), strict=True):
         if other == 0:  # a new job, in which nobody is there
             agent.store.delete_key("word")
         with pytest.raises(RunFailure, match=f"for process {other} of 2"):
-            one.arrive()
-        assert agent.said.pop().startswith(f"process {1 - other} waits for process {other} of 2 at 127.0.0.1:")
-        assert not agent.said
+            member.arrive()
+        assert agent.messages.pop().startswith(f"process {1 - other} waits for process {other} of 2 at 127.0.0.1:")
+        assert not agent.messages
 
 
 def test_a_step_waits_as_long_as_the_run_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Rec
     write_data(folder)
     write_data_of_another(folder / "elsewhere")
     write_own_disk(folder / "second")
-    found = {}
+    recorders = {}
     with inside(folder):
         for name, more in FAMILIES.items():
             task, family, data = {
@@ -86,8 +86,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Rec
                 file.write_text(file.read_text().replace("max_length = 13", keys))
             if name == "own":
                 file.write_text(file.read_text().replace("dropout = 0.0", f"dropout = 0.0{OWN_PART}"))
-            found[name] = train_alone(file)
-    return folder, found
+            recorders[name] = train_alone(file)
+    return folder, recorders
 
 
 def write_data_of_another(folder: Path) -> None:
@@ -116,18 +116,18 @@ def groups(alone: tuple[Path, dict[str, Recorder]]) -> Groups:
         run = f"train.run={folder}/{more.pop('run', name)}"
         return {"name": name, "file": f"{folder}/{family}.toml", "size": size, "changes": [run, *changes], **more}
 
-    found = [
+    trainings = [
         training(f"{family}-{engine}-{size}", family, size, f"train.parallel={engine}")
         for family, engine, size in GROUPS
     ]
     for engine, size in RESUMED:
         changes = [*DROPOUT, f"train.parallel={engine}"]
-        found += [
+        trainings += [
             training(f"whole-{engine}", "generate", size, *changes),
             training(f"first-{engine}", "generate", size, *changes, "train.steps=2", run=f"parts-{engine}"),
             training(f"rest-{engine}", "generate", size, *changes, run=f"parts-{engine}", resume=True),
         ]
-    found += [
+    trainings += [
         training("four", "translate", 4, "train.steps=2", "train.parallel=fsdp", run="other"),
         training("two", "translate", 2, "train.parallel=ddp", run="other", resume=True),
         training("changed", "generate", 2, changes_by_rank={"1": ["train.seed=5"]}),
@@ -152,12 +152,12 @@ def groups(alone: tuple[Path, dict[str, Recorder]]) -> Groups:
     ]
     for family in OWN_DISKS:
         changes = ["train.parallel=ddp", f"train.run=apart-{family}"]
-        found += [
+        trainings += [
             training(f"begun-{family}", family, 2, *changes, "train.steps=2", folders=boxes),
             training(f"ended-{family}", family, 2, *changes, folders=boxes, resume=True),
         ]
     groups = Groups(folder)
-    groups.run(found)
+    groups.run(trainings)
     return groups
 
 
@@ -165,11 +165,15 @@ def groups(alone: tuple[Path, dict[str, Recorder]]) -> Groups:
 def test_the_losses_are_those_of_one_process(
     alone: tuple[Path, dict[str, Recorder]], groups: Groups, family: str, engine: str, size: int
 ) -> None:
-    expected, found = alone[1][family], groups.result(f"{family}-{engine}-{size}")
-    assert found["losses"] == pytest.approx([step.loss for step in expected.steps], rel=2e-5)
-    assert found["tokens"] == [step.tokens for step in expected.steps]
-    for (step, loss, score), one in zip(found["validations"], expected.validations, strict=True):
-        assert (step, loss, score) == (one.step, pytest.approx(one.loss, rel=2e-5), pytest.approx(one.score, abs=1e-3))
+    expected, result = alone[1][family], groups.result(f"{family}-{engine}-{size}")
+    assert result["losses"] == pytest.approx([step.loss for step in expected.steps], rel=2e-5)
+    assert result["tokens"] == [step.tokens for step in expected.steps]
+    for (step, loss, score), report in zip(result["validations"], expected.validations, strict=True):
+        assert (step, loss, score) == (
+            report.step,
+            pytest.approx(report.loss, rel=2e-5),
+            pytest.approx(report.score, abs=1e-3),
+        )
 
 
 @pytest.mark.parametrize(("family", "engine", "size"), GROUPS)
@@ -194,12 +198,12 @@ def test_captures_of_a_shared_model_see_what_they_see_of_a_whole_one(
         (expected,) = train_alone(Path("translate.toml"), "train.run=watched-alone", *WATCHED).validations
     assert expected.score and not any(seen["plain"])
     for rank in range(2):
-        found = groups.result("watched", rank)["seen"]
-        for (address, values), (other, others) in zip(found["activations"], seen["activations"], strict=True):
+        records = groups.result("watched", rank)["seen"]
+        for (address, values), (other, others) in zip(records["activations"], seen["activations"], strict=True):
             assert address == other and len(values) == len(others) > 1
             for value, like in zip(values, others, strict=True):
                 assert value == pytest.approx(like, rel=1e-3), address
-        assert len(found["plain"]) == 2 and set(found["plain"]) == {
+        assert len(records["plain"]) == 2 and set(records["plain"]) == {
             "this module cannot run: its weights are spread over processes, and the tree that they train runs in its "
             "place"
         }
@@ -210,9 +214,9 @@ def test_captures_of_a_shared_model_see_what_they_see_of_a_whole_one(
 @pytest.mark.parametrize("family", ["generate", "translate", "lora"])
 def test_gradients_are_added_up_once_for_each_update(groups: Groups, family: str) -> None:
     """However many batches are accumulated: 3, 1 and 2."""
-    found = groups.result(f"{family}-ddp-2")
-    counts = found["communication"]
-    passes = len(found["losses"]) + 3  # two of the forecast, and one that settles the order
+    result = groups.result(f"{family}-ddp-2")
+    counts = result["communication"]
+    passes = len(result["losses"]) + 3  # two of the forecast, and one that settles the order
     assert counts["allreduce_.default"] == passes, counts
     if family != "translate":
         counts = groups.result(f"{family}-fsdp-2")["communication"]
@@ -226,8 +230,8 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_went_on(groups: Groups, en
             groups.result(f"{name}-{engine}", rank)
     runs = [groups.folder / f"{name}-{engine}" for name in ("whole", "parts")]
     ends = [files.load_checkpoint(files.checkpoint_folder(run, 4)) for run in runs]
-    for part in ("weights", "ema", "optimizer"):
-        assert same(dict(getattr(ends[0], part)), dict(getattr(ends[1], part))), part
+    for file_name in ("weights", "ema", "optimizer"):
+        assert same(dict(getattr(ends[0], file_name)), dict(getattr(ends[1], file_name))), file_name
     for key in ("random", "random_of_others", "batches", "schedule"):
         assert ends[0].state[key] == ends[1].state[key], key
     states = [state["torch"] for state in (ends[0].state["random"], *ends[0].state["random_of_others"])]
@@ -254,10 +258,10 @@ def test_machines_with_their_own_disks_resume_to_the_bits_of_a_shared_folder(gro
 def test_a_run_goes_on_with_another_number_of_processes(
     alone: tuple[Path, dict[str, Recorder]], groups: Groups
 ) -> None:
-    found = groups.result("two")
-    assert any("processes 4 -> 2" in message for message in found["messages"]), found["messages"]
+    result = groups.result("two")
+    assert any("processes 4 -> 2" in message for message in result["messages"]), result["messages"]
     expected = [step.loss for step in alone[1]["translate"].steps]
-    assert found["losses"] == pytest.approx(expected[2:], rel=2e-5)
+    assert result["losses"] == pytest.approx(expected[2:], rel=2e-5)
 
 
 @pytest.mark.parametrize(
@@ -275,16 +279,16 @@ def test_a_run_goes_on_with_another_number_of_processes(
 def test_what_does_not_fit_is_said_by_one_process(
     groups: Groups, name: str, size: int, kind: str, words: tuple[str, ...]
 ) -> None:
-    errors = [groups.found(name, rank)["error"] for rank in range(size)]
-    said = [error for error in errors if error[0] != "Quiet"]
-    assert len(said) == 1 and said[0][0] == kind, errors
-    assert all(word in said[0][1] for word in words), said
-    assert {groups.found(name, rank)["code"] for rank in range(size)} == {None, 2 if kind == "InputError" else 1}
+    errors = [groups.read_record(name, rank)["error"] for rank in range(size)]
+    reported = [error for error in errors if error[0] != "FailedElsewhere"]
+    assert len(reported) == 1 and reported[0][0] == kind, errors
+    assert all(word in reported[0][1] for word in words), reported
+    assert {groups.read_record(name, rank)["code"] for rank in range(size)} == {None, 2 if kind == "InputError" else 1}
     assert not (groups.folder / name).exists() and not list(groups.folder.rglob("apart"))
 
 
 def test_a_process_that_never_arrives_is_not_waited_for_without_end(groups: Groups) -> None:
-    kind, sentence = groups.found("lonely")["error"]
+    kind, sentence = groups.read_record("lonely")["error"]
     assert kind == "RunFailure" and "1 s" in sentence, sentence
 
 
@@ -294,7 +298,7 @@ def test_the_weights_of_a_run_are_loaded_like_any_other(groups: Groups) -> None:
     model = load(f"{groups.folder}/generate-fsdp-2", device="cpu")
     expected = load(f"{groups.folder}/generate/run", device="cpu")
     ids = torch.arange(4, 17)[None]
-    logits, others = (one.module(ids).logits for one in (model, expected))
+    logits, others = (loaded.module(ids).logits for loaded in (model, expected))
     torch.testing.assert_close(logits, others, rtol=1e-3, atol=1e-3)
 
 
@@ -307,5 +311,5 @@ def test_the_files_of_a_shared_model_are_those_of_a_whole_one(groups: Groups, fa
             key: (value.shape, value.dtype) for key, value in second.items()
         }
         assert all(torch.equal(value, second[key]) for key, value in first.items() if not value.ndim)
-    kept = [snapshots(folder.parent.parent) for folder in folders]
-    assert [list(found) for found in kept] == [[0, 1, 2], [0, 1, 2]], "step 1 has no checkpoint"
+    snapshot_files = [snapshots(folder.parent.parent) for folder in folders]
+    assert [list(by_step) for by_step in snapshot_files] == [[0, 1, 2], [0, 1, 2]], "step 1 has no checkpoint"

@@ -37,22 +37,22 @@ def wait_for(happened: Callable[[], bool]) -> None:
 def test_a_killed_process_ends_the_others_and_a_restart_resumes(tmp_path: Path) -> None:
     write_data(tmp_path)
     file = write_run_file(tmp_path, "generate", 'kind = "generate"', "decoder", TEXT, "save_every = 5")
-    run, said = tmp_path / "run", tmp_path / "stderr"
+    run, log = tmp_path / "run", tmp_path / "stderr"
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     command += ["-m", "clearhead", "train", str(file), f"train.run={run}", f"train.steps={STEPS}"]
     command += ["train.validate_every=1000", "--json"]
-    with said.open("wb") as errors:
+    with log.open("wb") as errors:
         job = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=errors)
     try:
         wait_for(lambda: max(checkpoint_steps(run), default=0) >= 10)
-        (second,) = [one for one in psutil.Process(job.pid).children() if one.environ().get("RANK") == "1"]
+        (second,) = [worker for worker in psutil.Process(job.pid).children() if worker.environ().get("RANK") == "1"]
         second.kill()
-        wait_for(lambda: SENTENCE in said.read_text(errors="replace"))
+        wait_for(lambda: SENTENCE in log.read_text(errors="replace"))
         out, _ = job.communicate(timeout=3000)
     finally:
         with contextlib.suppress(ProcessLookupError):
             job.terminate()
-    text = said.read_text(errors="replace")
+    text = log.read_text(errors="replace")
     assert job.returncode == 0, text
     assert text.count(SENTENCE) == 1 and text.count("continuing after step") == 1, text
     assert out.decode().count(f'"step": {STEPS}') == 1
@@ -64,19 +64,19 @@ def run_two(folder: Path, words: list[list[str]], **variables: str) -> list[tupl
     """Run the command in two processes that torchrun did not start; return exit code and messages of each."""
     jobs = [
         subprocess.Popen(
-            [sys.executable, "-m", "clearhead", *own],
+            [sys.executable, "-m", "clearhead", *arguments],
             cwd=folder,
             stderr=subprocess.PIPE,
             env=os.environ | {"RANK": f"{rank}", "WORLD_SIZE": "2", "LOCAL_RANK": "0"} | variables,
         )
-        for rank, own in enumerate(words)
+        for rank, arguments in enumerate(words)
     ]
     try:
-        said = [job.communicate(timeout=600)[1].decode() for job in jobs]
+        errors = [job.communicate(timeout=600)[1].decode() for job in jobs]
     finally:
         for job in jobs:
             job.kill()
-    return [(job.returncode, text) for job, text in zip(jobs, said, strict=True)]
+    return [(job.returncode, text) for job, text in zip(jobs, errors, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def run_two(folder: Path, words: list[list[str]], **variables: str) -> list[tupl
 )
 def test_a_fault_that_every_process_finds_is_said_once(tmp_path: Path, words: list[str], expected: str) -> None:
     (tmp_path / "run.toml").write_text("[task]\n")
-    (code, said), (other, silence) = run_two(tmp_path, [["train", *words]] * 2, MASTER_ADDR="127.0.0.1")
+    (code, messages), (other, silence) = run_two(tmp_path, [["train", *words]] * 2, MASTER_ADDR="127.0.0.1")
     assert (code, other) == (2, 2) and not silence
-    assert expected in said and said.count("\n") == 1, said
+    assert expected in messages and messages.count("\n") == 1, messages
 
 
 def test_a_fault_of_one_machine_ends_the_other_that_waits_for_it(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_a_fault_of_one_machine_ends_the_other_that_waits_for_it(tmp_path: Path)
     write_data(tmp_path)
     file = write_run_file(tmp_path, "run", 'kind = "generate"', "decoder", TEXT)
     train = ["train", str(file)]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{next(free_ports())}"}
-    (code, silence), (other, said) = run_two(tmp_path, [train, ["--parts", "absent.py", *train]], **place)
-    assert (code, other) == (2, 2) and "absent.py" in said and "absent.py" not in silence, (silence, said)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{next(free_ports())}"}
+    (code, silence), (other, messages) = run_two(tmp_path, [train, ["--parts", "absent.py", *train]], **address)
+    assert (code, other) == (2, 2) and "absent.py" in messages and "absent.py" not in silence, (silence, messages)
     assert not (tmp_path / "run").exists()

@@ -16,26 +16,26 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from clearhead.base.progress import shown_by
-from clearhead.checkpoints.runs.metrics import Metrics
+from clearhead.base.progress import use_display
+from clearhead.checkpoints.runs.metrics import MetricsRow
 from clearhead.training.progress import pictures
 from clearhead.training.progress.pictures import smooth, write_plots
 from clearhead.training.progress.plots import Plotter, training_loss_note
-from tests.told import Told
+from tests.recording_display import RecordingDisplay
 
 
-def rows(count: int = 30, *, valid: bool = True, score: bool = True) -> list[Metrics]:
-    made = []
+def rows(count: int = 30, *, valid: bool = True, score: bool = True) -> list[MetricsRow]:
+    metrics = []
     for index in range(1, count + 1):
         validated = valid and index % 5 == 0
-        made.append(
-            Metrics(
+        metrics.append(
+            MetricsRow(
                 index * 10, index * 400, float(index), 9 / index, 1e-3 * index, 800.0,
                 valid_loss=8 / index if validated else None,
                 valid_score=float(index) if validated and score else None,
             )
         )  # fmt: skip
-    return made
+    return metrics
 
 
 @pytest.mark.parametrize("count", [1, 2, 30])
@@ -50,7 +50,7 @@ def test_pictures_are_drawn_from_whatever_there_is(tmp_path: Path, count: int) -
     assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == sorted(expected)
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: list[Metrics]) -> dict[str, Figure]:
+def draw_figures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, metrics: list[MetricsRow]) -> dict[str, Figure]:
     figures: dict[str, Figure] = {}
     real = Figure.savefig
 
@@ -59,16 +59,16 @@ def drawn(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, made: list[Metrics]) 
         real(self, fname, format=format)
 
     monkeypatch.setattr(Figure, "savefig", keep)
-    write_plots(tmp_path, made, score_name="BLEU", note="with dropout")
+    write_plots(tmp_path, metrics, score_name="BLEU", note="with dropout")
     return figures
 
 
 def test_the_pictures_show_the_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    made = rows()
-    figures = drawn(monkeypatch, tmp_path, made)
+    metrics = rows()
+    figures = draw_figures(monkeypatch, tmp_path, metrics)
     loss, rate, score = (figures[name].axes[0] for name in ("loss", "learning_rate", "score"))
     single, _, validations, _ = loss.get_lines()
-    assert list(single.get_xydata()[:, 1]) == [row.loss for row in made]
+    assert list(single.get_xydata()[:, 1]) == [row.loss for row in metrics]
     assert list(validations.get_xdata()) == [50, 100, 150, 200, 250, 300]
     texts = {name: [text.get_text() for text in figure.texts] for name, figure in figures.items()}
     assert texts["loss"] == [
@@ -76,7 +76,7 @@ def test_the_pictures_show_the_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path
     ]  # fmt: skip
     assert texts["score"] == ["Validation BLEU", "star: the best validation, 30 at step 300"]
     assert [text.get_text() for text in loss.get_legend().get_texts()] == ["training", "validation"]
-    assert list(rate.get_lines()[0].get_ydata()) == [row.learning_rate for row in made]
+    assert list(rate.get_lines()[0].get_ydata()) == [row.learning_rate for row in metrics]
     assert score.get_ylabel() == "BLEU" and loss.get_xlabel() == "training step" and "nats" in loss.get_ylabel()
 
 
@@ -84,8 +84,8 @@ def test_the_pictures_show_the_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_labels_of_small_learning_rates_have_room(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, peak: float, label: str
 ) -> None:
-    made = [Metrics(step, step, 1.0, 1.0, peak * step / 99, 1.0) for step in range(1, 100)]
-    figure = drawn(monkeypatch, tmp_path, made)["learning_rate"]
+    metrics = [MetricsRow(step, step, 1.0, 1.0, peak * step / 99, 1.0) for step in range(1, 100)]
+    figure = draw_figures(monkeypatch, tmp_path, metrics)["learning_rate"]
     (axes,) = figure.axes
     assert axes.get_ylabel() == f"learning rate, {label}"
     assert axes.yaxis.label.get_window_extent().x0 > 0, "nothing is cut off"
@@ -108,19 +108,19 @@ def test_the_whole_run_is_in_the_picture_of_losses(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, last: int
 ) -> None:
     steps = sorted({*range(1, last + 1, max(1, last // 60)), last})
-    made = [Metrics(step, step, 1.0, LOSSES[name](step * 1237 // last), 1e-3, 1.0) for step in steps]
-    made[-1] = replace(made[-1], valid_loss=0.3)
-    figure = drawn(monkeypatch, tmp_path, made)["loss"]
+    metrics = [MetricsRow(step, step, 1.0, LOSSES[name](step * 1237 // last), 1e-3, 1.0) for step in steps]
+    metrics[-1] = replace(metrics[-1], valid_loss=0.3)
+    figure = draw_figures(monkeypatch, tmp_path, metrics)["loss"]
     axes = figure.axes[0]
     low, high = axes.get_ylim()
-    drawn_losses = [row.loss for row in made if row.loss > 0 or axes.get_yscale() == "linear"]
+    drawn_losses = [row.loss for row in metrics if row.loss > 0 or axes.get_yscale() == "linear"]
     assert low <= min([*drawn_losses, 0.3]) and max([*drawn_losses, 0.3]) <= high
     ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
     assert len(ticks) >= 2 or name in ("zero", "hardly falling")
     assert axes.get_yscale() == ("linear" if name == "below zero" else "log")
     figure.canvas.draw()
     shown = [label for label, tick in zip(axes.get_yticklabels(), axes.get_yticks(), strict=True) if tick in ticks]
-    assert all(one.get_window_extent().y1 < two.get_window_extent().y0 for one, two in pairwise(shown))
+    assert all(lower.get_window_extent().y1 < two.get_window_extent().y0 for lower, two in pairwise(shown))
     assert axes.yaxis.label.get_window_extent().x0 > 0, "nothing is cut off"
 
 
@@ -128,14 +128,16 @@ def test_the_whole_run_is_in_the_picture_of_losses(
 def test_the_last_step_has_a_tick_that_touches_no_other(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, last: int
 ) -> None:
-    figures = drawn(monkeypatch, tmp_path, [Metrics(step, 1, 1.0, 1.0, 1e-3, 1.0) for step in sorted({1, last})])
+    figures = draw_figures(
+        monkeypatch, tmp_path, [MetricsRow(step, 1, 1.0, 1.0, 1e-3, 1.0) for step in sorted({1, last})]
+    )
     for figure in figures.values():
         (axes,) = figure.axes
         figure.canvas.draw()
         shown = [label for label in axes.get_xticklabels() if label.get_text()]
         assert shown[-1].get_text() == f"{last:,}"
         boxes = [label.get_window_extent() for label in shown]
-        assert all(one.x1 < two.x0 for one, two in pairwise(boxes))
+        assert all(left.x1 < two.x0 for left, two in pairwise(boxes))
         assert boxes[-1].x1 < figure.bbox.x1, "nothing is cut off"
 
 
@@ -160,16 +162,16 @@ def test_drawing_leaves_random_states_and_global_settings_alone(tmp_path: Path) 
 def test_a_plot_that_fails_is_told_once_and_stops_nothing(tmp_path: Path) -> None:
     (tmp_path / "plots").write_text("a file in the way")
     plotter = Plotter(tmp_path / "plots")
-    with shown_by(told := Told()):
+    with use_display(display := RecordingDisplay()):
         for _ in range(3):
             plotter.draw(rows())
-    assert len(told.messages) == 1 and "training goes on without them" in told.messages[0]
+    assert len(display.messages) == 1 and "training goes on without them" in display.messages[0]
 
 
 def test_pictures_are_drawn_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, calls = [1000.0], []
 
-    def slow(folder: Path, rows: list[Metrics], *, score_name: str, note: str) -> list[Path]:
+    def slow(folder: Path, rows: list[MetricsRow], *, score_name: str, note: str) -> list[Path]:
         calls.append(now[0])
         now[0] += 3.0
         return []
@@ -177,11 +179,11 @@ def test_pictures_are_drawn_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(pictures, "write_plots", slow)
     plotter = Plotter(tmp_path, every_seconds=20.0, share=0.02)
-    with shown_by(told := Told()):
+    with use_display(display := RecordingDisplay()):
         for _ in range(400):
             plotter.draw_if_due(rows(3))
             now[0] += 1.0
-    assert not told.messages
+    assert not display.messages
     assert calls[0] == pytest.approx(1020.0)
     assert calls[1] - calls[0] == pytest.approx(3.0 + 3.0 / 0.02), "three seconds of drawing are two percent of 150"
 
@@ -200,6 +202,6 @@ def test_the_losses_say_what_is_in_them(dropout: float, smoothing: float, expect
 
 
 def test_no_numbers_no_pictures(tmp_path: Path) -> None:
-    with shown_by(told := Told()):
+    with use_display(display := RecordingDisplay()):
         Plotter(tmp_path / "plots").draw([])
-    assert not told.messages and not (tmp_path / "plots").exists()
+    assert not display.messages and not (tmp_path / "plots").exists()

@@ -20,7 +20,7 @@ from clearhead.training.progress.console import (
     progress_for,
     sparkline,
 )
-from clearhead.training.progress.reports import Pace, Progress, RunPlan, StepReport, ValidationReport, duration
+from clearhead.training.progress.reports import Pace, RunPlan, StepReport, TrainingProgress, ValidationReport, duration
 
 
 def plan(*, steps: int | None = 200, seconds: float | None = None, first_step: int = 0) -> RunPlan:
@@ -31,12 +31,12 @@ def report(step: int, loss: float = 3.25) -> StepReport:
     return StepReport(step, loss, 5e-3, tokens=4000, step_seconds=0.5, seconds=0.6 * step)
 
 
-def run_through(progress: Progress) -> None:
+def run_through(progress: TrainingProgress) -> None:
     progress.begin(plan())
     for step in range(1, 21):
         progress.step(report(step))
-    progress.validating(20)
-    progress.validated(ValidationReport(20, 2.5, 31.5, True, 4.0))
+    progress.begin_validation(20)
+    progress.end_validation(ValidationReport(20, 2.5, 31.5, True, 4.0))
     progress.message("The disk is [nearly] full.")
     progress.end()
 
@@ -62,7 +62,7 @@ def test_a_log_gets_no_more_lines_than_asked_for() -> None:
     assert counts == [1 + 20 + 3, 1 + 1 + 3]
 
 
-def shown(progress: LiveProgress) -> str:
+def show(progress: LiveProgress) -> str:
     run_through(progress)
     assert isinstance(progress.console.file, io.StringIO)
     return progress.console.file.getvalue()
@@ -70,7 +70,7 @@ def shown(progress: LiveProgress) -> str:
 
 def test_a_terminal_gets_a_panel_with_everything_a_person_wants_to_know() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=90, color_system=None)
-    text = shown(LiveProgress(console, every_seconds=0.0))
+    text = show(LiveProgress(console, every_seconds=0.0))
     last = text[text.rindex("╭") :]
     for words in (
         "de-[en]",
@@ -95,14 +95,14 @@ def test_what_takes_long_is_counted_on_the_panel(monkeypatch: pytest.MonkeyPatch
     console = Console(file=io.StringIO(), force_terminal=True, width=90, color_system=None)
     progress = LiveProgress(console, every_seconds=0.0)
     progress.begin(plan())
-    progress.validating(1)
+    progress.begin_validation(1)
     assert isinstance(console.file, io.StringIO)
     for seconds, expected in ((1.0, ""), (6.0, "validating, 7 s"), (5.0, "validating, 12 s")):
         before, clock[0] = console.file.getvalue(), clock[0] + seconds
-        progress.beat()
+        progress.show_waiting()
         drawn = console.file.getvalue().removeprefix(before)
         assert expected in drawn and bool(expected) == bool(drawn)
-    progress.validated(ValidationReport(1, 2.0, None, True, 12.0))
+    progress.end_validation(ValidationReport(1, 2.0, None, True, 12.0))
     assert " training ─╯" in console.file.getvalue()[-30:]
     progress.end()
 
@@ -122,7 +122,7 @@ def test_the_best_validation_stays_on_the_panel() -> None:
     panel = TrainingPanel(plan())
     panel.step(report(1))
     for step, loss in ((10, 2.0), (20, 3.0), (30, 3.5), (40, 4.0), (50, 4.5)):
-        panel.validated(ValidationReport(step, loss, None, step == 10, 1.0))
+        panel.add_validation(ValidationReport(step, loss, None, step == 10, 1.0))
     console = Console(file=io.StringIO(), width=90)
     console.print(panel.render())
     assert isinstance(console.file, io.StringIO)
@@ -177,7 +177,7 @@ def test_a_notebook_gets_one_panel_that_is_updated_in_place(notebook: list[list[
 
 
 def test_progress_shows_nothing_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    run_through(Progress())
+    run_through(TrainingProgress())
     assert capsys.readouterr() == ("", "")
 
 
@@ -187,16 +187,16 @@ def test_time_left_is_that_of_the_steps_and_validations_to_come() -> None:
     assert pace.seconds_left is None and pace.fraction is None and pace.tokens_per_second == 0.0
     pace.add(report(15))
     assert pace.seconds_left == pytest.approx(85 * 0.5 + 7 * 7.0)
-    pace.validated(ValidationReport(15, 2.5, 31.5, True, 4.0))
+    pace.add_validation(ValidationReport(15, 2.5, 31.5, True, 4.0))
     assert pace.seconds_left == pytest.approx(85 * 0.5 + 6 * 4.0)
     for step in range(31, 91):
         pace.add(report(step))
     assert pace.tokens_per_second == pytest.approx(8000.0) and pace.fraction == pytest.approx(0.9)
     assert pace.seconds_left == pytest.approx(10 * 0.5 + 2 * 4.0)
-    pace.validated(ValidationReport(90, 2.5, 31.5, True, 4.0))
+    pace.add_validation(ValidationReport(90, 2.5, 31.5, True, 4.0))
     pace.add(report(100))
     assert pace.seconds_left == pytest.approx(4.0)
-    pace.validated(ValidationReport(100, 2.5, 31.5, True, 4.0))
+    pace.add_validation(ValidationReport(100, 2.5, 31.5, True, 4.0))
     assert pace.seconds_left == 0.0
 
 

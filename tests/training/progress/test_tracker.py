@@ -13,7 +13,7 @@ import pytest
 import clearhead as ch
 from clearhead.base.commands import make_install_command
 from clearhead.base.errors import InputError
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.progress.tracker import TRACKER_FILE, TrackedProgress
 from tests.training.progress.test_progress import plan, run_through
 from tests.training.small import Recorder
@@ -25,13 +25,13 @@ class Tracker:
     """The interface that wandb and trackio share; it keeps everything that it is given."""
 
     def __init__(self, *, fails_at: int | None = None) -> None:
-        self.given: list[dict[str, Any]] = []
+        self.options: list[dict[str, Any]] = []
         self.rows: list[tuple[dict[str, float], int]] = []
         self.finished, self.fails_at = 0, fails_at
 
     def init(self, **options: Any) -> Tracker:
         print("a line of the tracker")
-        self.given.append(options)
+        self.options.append(options)
         return self
 
     def log(self, metrics: dict[str, float], step: int) -> None:
@@ -70,16 +70,16 @@ def test_a_run_is_tracked_and_goes_on_under_the_same_id_without_any_text(
     train(run, name, steps=2)
     train(run, name, steps=4, resume=True)
     assert capsys.readouterr().out == "", "stdout is for results"
-    first, second = tracker.given
-    own = json.loads((run / TRACKER_FILE).read_text())["id"]
-    assert first["name"] == second["name"] == f"first-{own}" and second["resume"] == "allow"
+    first, second = tracker.options
+    run_id = json.loads((run / TRACKER_FILE).read_text())["id"]
+    assert first["name"] == second["name"] == f"first-{run_id}" and second["resume"] == "allow"
     if name == "wandb":
-        assert (first["id"], second["id"], first["mode"]) == (own, own, "offline")
+        assert (first["id"], second["id"], first["mode"]) == (run_id, run_id, "offline")
         assert first["settings"]["console"] == "off" and "dir" not in first, "its links may not be in a run directory"
     assert [step for row, step in tracker.rows if "loss/train" in row] == [1, 2, 3, 4]
     assert [step for row, step in tracker.rows if "loss/valid" in row and "score/valid" in row] == [2, 4]
     assert tracker.finished == 2
-    sent = repr((tracker.given, tracker.rows)).replace(str(run), "")
+    sent = repr((tracker.options, tracker.rows)).replace(str(run), "")
     assert "geheimnis" not in sent and "secret" not in sent and "jsonl" not in sent and str(tmp_path) not in sent
     assert first["config"]["model"]["width"] == 8 and first["config"]["task"] == "translate"
 
@@ -90,8 +90,8 @@ def test_a_tracker_that_fails_ends_no_training(
 ) -> None:
     monkeypatch.setitem(sys.modules, "trackio", Tracker(fails_at=2))
     train(tmp_path / "run", "trackio", steps=4)
-    said = capsys.readouterr().err
-    assert said.count("trackio failed and is left out from here on, and the run goes on: the network is gone\n") == 1
+    errors = capsys.readouterr().err
+    assert errors.count("trackio failed and is left out from here on, and the run goes on: the network is gone\n") == 1
     monkeypatch.setitem(sys.modules, "wandb", type(sys)("wandb"))
     train(tmp_path / "other", "wandb", steps=2)
     assert "wandb failed and is left out from here on" in capsys.readouterr().err
@@ -116,7 +116,7 @@ def test_tensorboard_reads_every_number(tmp_path: Path) -> None:
     assert shown.messages == ["The disk is [nearly] full."] and shown.plans == [plan()]
     (file,) = (tmp_path / "tensorboard").iterdir()
     events = [event for event in LegacyEventFileLoader(str(file)).Load() if event.HasField("summary")]
-    found = [(value.tag, value.simple_value, event.step) for event in events for value in event.summary.value]
-    assert found[:2] == [("loss/train", 3.25, 1), ("learning_rate", pytest.approx(5e-3), 1)]
-    assert found[-2:] == [("loss/valid", 2.5, 20), ("score/valid", 31.5, 20)]
-    TrackedProgress("tensorboard", tmp_path, {}, Progress(), is_resumed=False).end()
+    values = [(value.tag, value.simple_value, event.step) for event in events for value in event.summary.value]
+    assert values[:2] == [("loss/train", 3.25, 1), ("learning_rate", pytest.approx(5e-3), 1)]
+    assert values[-2:] == [("loss/valid", 2.5, 20), ("score/valid", 31.5, 20)]
+    TrackedProgress("tensorboard", tmp_path, {}, TrainingProgress(), is_resumed=False).end()

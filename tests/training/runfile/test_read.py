@@ -273,7 +273,7 @@ def test_fault_is_named_with_its_line(text: str, line: int, expected: str) -> No
         text = text.replace("[tokenizer2]", "").replace('kind = "bpe"', 'kind = "bpe"\njoint = false')
         line += 1
     message = report(text)
-    assert any(expected in part and f"x.toml:{line}:" in part for part in message.splitlines()), message
+    assert any(expected in line_text and f"x.toml:{line}:" in line_text for line_text in message.splitlines()), message
 
 
 CLASSIFY = """\

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 DEMOS = {"translate": translate, "generate": generate, "classify": classify, "fill": fill}
 
 
-def given() -> dict[str, str]:
+def collect_run_files() -> dict[str, str]:
     """Return run files by name: one or more of each task, those of the examples, and those of the demo."""
     folders = {"": HERE / "given", "example-": ROOT / "examples"}
     files = {f"{prefix}{path.stem}": path for prefix, folder in folders.items() for path in folder.glob("*.toml")}
@@ -25,11 +25,11 @@ def given() -> dict[str, str]:
     return texts | {f"demo-{name}": module.RECIPE for name, module in DEMOS.items()}
 
 
-@pytest.mark.parametrize("name", sorted(given()))
+@pytest.mark.parametrize("name", sorted(collect_run_files()))
 def test_a_run_file_means_what_it_meant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if name.startswith("example-"):
         monkeypatch.chdir(ROOT / "examples")  # the examples name their parts from there
-    text = given()[name]
+    text = collect_run_files()[name]
     if name.startswith("demo-"):
         text = text.format_map(_Quoted())
     recorded = (HERE / "resolved" / f"{name}.toml").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.apps.check.handwritten.weights import Projection, Projections
+from clearhead.apps.check.handwritten.weights import LinearMap, LinearMaps
 
 Split = Callable[[Tensor, int], Tensor]
 
@@ -35,14 +35,14 @@ class Probe:
     allowed: Tensor | None = None
 
 
-def _interleaved(x: Tensor, heads: int) -> Tensor:
+def _split_interleaved(x: Tensor, heads: int) -> Tensor:
     apart: Tensor = x.unflatten(-1, (-1, heads))
     return apart.permute(0, 3, 1, 2)
 
 
 SPLITS: dict[str, Split] = {
     "heads": lambda x, heads: x.unflatten(-1, (heads, -1)).transpose(1, 2),
-    "interleaved": _interleaved,
+    "interleaved": _split_interleaved,
     "view": lambda x, heads: x.reshape(len(x), heads, x.shape[1], -1),
     "view of features first": lambda x, heads: x.mT.reshape(len(x), heads, x.shape[1], -1),
     "pieces of `heads` features": lambda x, heads: x.unflatten(-1, (-1, heads)).transpose(1, 2),
@@ -130,14 +130,14 @@ class Steps:
     slices: str = ""
 
 
-def attend(steps: Steps, weights: Projections, probe: Probe, heads: int) -> Tensor:
+def attend(steps: Steps, weights: LinearMaps, probe: Probe, heads: int) -> Tensor:
     """Return the output of the steps."""
     sources = probe.query, probe.query if probe.memory is None else probe.memory
     q, k, v = (
         _project(steps, weights, role, sources[which]) for role, which in zip(steps.roles, steps.inputs, strict=True)
     )
     if steps.slices:
-        return _finish(steps, weights, _sliced(steps, q, k, v, heads))
+        return _finish(steps, weights, _attend_over_slices(steps, q, k, v, heads))
     size = q.shape[-1] // heads
     groups = heads if steps.query_split.startswith("pieces") else k.shape[-1] // size
     q = SPLITS[steps.query_split](q, heads)
@@ -150,19 +150,19 @@ def attend(steps: Steps, weights: Projections, probe: Probe, heads: int) -> Tens
     return _finish(steps, weights, MERGES[steps.merge](_weights(steps, scores, probe) @ v))
 
 
-def _project(steps: Steps, weights: Projections, role: str, x: Tensor) -> Tensor:
-    found: Projection = weights[role]
-    weight = found.weight.T if role in steps.transposed else found.weight
-    return torch.nn.functional.linear(x, weight, None if role in steps.without else found.bias)
+def _project(steps: Steps, weights: LinearMaps, role: str, x: Tensor) -> Tensor:
+    projection: LinearMap = weights[role]
+    weight = projection.weight.T if role in steps.transposed else projection.weight
+    return torch.nn.functional.linear(x, weight, None if role in steps.without else projection.bias)
 
 
-def _finish(steps: Steps, weights: Projections, merged: Tensor) -> Tensor:
+def _finish(steps: Steps, weights: LinearMaps, merged: Tensor) -> Tensor:
     if "out" not in weights or "output projection" in steps.without:
         return merged
     return _project(steps, weights, "out", merged)
 
 
-def _sliced(steps: Steps, q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+def _attend_over_slices(steps: Steps, q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
     width, size = q.shape[-1], q.shape[-1] // heads
     starts = [0] if steps.slices == "first" else range(0, q.shape[1], size)
     length = width if steps.slices == "first" else size
@@ -173,14 +173,14 @@ def _sliced(steps: Steps, q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor
     return torch.cat(pieces, 1)
 
 
-def _allowed(steps: Steps, probe: Probe, queries: int, keys: int) -> Tensor | None:
+def _build_mask(steps: Steps, probe: Probe, queries: int, keys: int) -> Tensor | None:
     """Return what the steps' mask allows; None: everything."""
-    own = torch.ones(queries, keys, dtype=torch.bool).tril(steps.diagonal) if steps.is_causal else None
-    given = probe.allowed
-    if given is not None and steps.mask == "ignored":
-        given = None
-    if given is None or own is None:
-        either = given if own is None else own
+    causal = torch.ones(queries, keys, dtype=torch.bool).tril(steps.diagonal) if steps.is_causal else None
+    passed = probe.allowed
+    if passed is not None and steps.mask == "ignored":
+        passed = None
+    if passed is None or causal is None:
+        either = passed if causal is None else causal
         if either is None or steps.mask not in ("inverted", "transposed", "diagonal hidden"):
             return either
         if steps.mask == "diagonal hidden":
@@ -188,34 +188,34 @@ def _allowed(steps: Steps, probe: Probe, queries: int, keys: int) -> Tensor | No
         return ~either if steps.mask == "inverted" else either.mT
     match steps.mask:
         case "inverted":
-            return own & ~given
+            return causal & ~passed
         case "transposed":
-            return own & given.mT
+            return causal & passed.mT
         case "either":
-            return own | given
+            return causal | passed
         case "only future":
-            return ~own & given
+            return ~causal & passed
         case "not both":
-            return ~own | given
+            return ~causal | passed
         case "differ":
-            return own ^ given
+            return causal ^ passed
         case "neither":
-            return ~(own | ~given)
+            return ~(causal | ~passed)
         case "nor":
-            return ~(own | given)
+            return ~(causal | passed)
         case "inverted both":
-            return ~(own & given)
+            return ~(causal & passed)
         case "own inverted, or given inverted":
-            return ~own | ~given
+            return ~causal | ~passed
         case "own alone":
-            return own
+            return causal
         case "given alone":
-            return given
-    return own & given
+            return passed
+    return causal & passed
 
 
 def _weights(steps: Steps, scores: Tensor, probe: Probe) -> Tensor:
-    allowed = _allowed(steps, probe, *scores.shape[-2:])
+    allowed = _build_mask(steps, probe, *scores.shape[-2:])
     if allowed is None:
         return scores.softmax(steps.softmax)
     if steps.mask == "of other rows":
@@ -254,37 +254,37 @@ CONVENTIONS: tuple[dict[str, Any], ...] = tuple(
 """How heads may lie among the features: any order, if queries agree with keys, and values with the result."""
 
 
-def mistakes(steps: Steps, weights: Projections, has_mask: bool, has_memory: bool) -> Iterator[tuple[str, Steps]]:
+def list_mistakes(steps: Steps, weights: LinearMaps, has_mask: bool, has_memory: bool) -> Iterator[tuple[str, Steps]]:
     """Yield the steps with each known mistake."""
-    for cause, change in _changes(weights, has_mask or steps.is_causal, has_memory, steps.is_causal):
+    for cause, change in _list_changes(weights, has_mask or steps.is_causal, has_memory, steps.is_causal):
         yield cause, replace(steps, **change)
 
 
-def _changes(
-    weights: Projections, masks: bool, has_memory: bool, is_causal: bool
+def _list_changes(
+    weights: LinearMaps, masks: bool, has_memory: bool, is_causal: bool
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     for cause, scale in SCALES.items():
         if cause != "root":
-            yield from ((cause, {"scale": one}) for one in (scale, *_MORE_SCALES.get(cause, ())))
+            yield from ((cause, {"scale": variant}) for variant in (scale, *_MORE_SCALES.get(cause, ())))
     yield "softmax_over_queries", {"softmax": -2}
     yield "softmax_over_heads", {"softmax": 1}
     yield "softmax_over_batch", {"softmax": 0}
     if "out" in weights:
         yield "output_projection_missing", {"without": frozenset({"output projection"})}
-    biased = [role for role, one in weights.items() if one.bias is not None]
+    biased = [role for role, projection in weights.items() if projection.bias is not None]
     for roles in dict.fromkeys((*((role,) for role in biased), tuple(biased), tuple(set(biased) - {"out"}))):
         if roles:
             yield "bias_missing", {"without": frozenset(roles)}
-    square = [role for role, one in weights.items() if one.weight.shape[0] == one.weight.shape[1]]
+    square = [role for role, projection in weights.items() if projection.weight.shape[0] == projection.weight.shape[1]]
     for roles in dict.fromkeys(((*square,), *((role,) for role in square), tuple(set(square) - {"out"}))):
         yield "weights_transposed", {"transposed": frozenset(roles)}
-    yield from _swaps(has_memory)
-    yield from _layouts()
+    yield from _list_swaps(has_memory)
+    yield from _list_layouts()
     if masks:
-        yield from _maskings(is_causal)
+        yield from _list_mask_mistakes(is_causal)
 
 
-def _swaps(has_memory: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _list_swaps(has_memory: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     flipped = "scores_transposed", {"is_flipped": True}
     swaps = (
         ("query_and_key_swapped", {"roles": ("key", "query", "value")}),
@@ -304,7 +304,7 @@ def _swaps(has_memory: bool) -> Iterator[tuple[str, dict[str, Any]]]:
         yield "key_and_value_swapped", {"inputs": (0, 0, 0)}
 
 
-def _layouts() -> Iterator[tuple[str, dict[str, Any]]]:
+def _list_layouts() -> Iterator[tuple[str, dict[str, Any]]]:
     def every(split: str) -> dict[str, str]:
         return {"query_split": split, "key_split": split, "value_split": split}
 
@@ -342,7 +342,7 @@ def _layouts() -> Iterator[tuple[str, dict[str, Any]]]:
         yield "heads_without_transpose", {"query_split": split, "key_split": split}
 
 
-def _maskings(is_causal: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _list_mask_mistakes(is_causal: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "mask_ignored", {"mask": "ignored"}
     yield "mask_polarity", {"mask": "inverted"}
     if is_causal:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from clearhead.apps.check.handwritten.attention_mistakes import SPLITS, Probe
-from clearhead.apps.check.handwritten.calling import Argument, Given, call_arguments
+from clearhead.apps.check.handwritten.calling import Argument, CallInputs, call_arguments
 from clearhead.apps.check.handwritten.libraries import LIBRARIES
 from clearhead.apps.check.handwritten.report import Finding
-from clearhead.apps.check.handwritten.running import Runner, described, tensors_of
-from clearhead.apps.check.handwritten.weights import Reading
+from clearhead.apps.check.handwritten.running import CandidateRunner, describe_result, tensors_of
+from clearhead.apps.check.handwritten.weights import WeightAssignment
 
 SHAPES = (
     "[batch, 1, queries, keys]",
@@ -33,7 +33,7 @@ BATCH = 2
 
 
 @dataclass(frozen=True)
-class Way:
+class CallConvention:
     """One way to call a part: what its mask means and which shape it has, and whether the batch comes first."""
 
     meaning: str = "attend"
@@ -47,11 +47,11 @@ class Way:
 class Session:
     """A part while it is compared."""
 
-    runner: Runner
+    runner: CandidateRunner
     arguments: list[Argument]
     width: int
     heads: int
-    readings: list[Reading]
+    assignments: list[WeightAssignment]
     numbers: dict[str, Any]
     causal: bool | None
     is_split: bool = False
@@ -61,78 +61,78 @@ class Session:
     @property
     def is_library(self) -> bool:
         """Whether the part is of a library, which leaves out a step on purpose."""
-        return type(self.runner.part).__module__.split(".")[0] in LIBRARIES
+        return type(self.runner.candidate).__module__.split(".")[0] in LIBRARIES
 
     @property
     def mask_arguments(self) -> list[str]:
         """The names of the arguments that are masks."""
-        return [one.name for one in self.arguments if one.role == "mask"]
+        return [argument.name for argument in self.arguments if argument.role == "mask"]
 
     @property
     def has_memory(self) -> bool:
         """Whether keys and values can be made of something else than the queries."""
-        return any(one.role in ("memory", "key") for one in self.arguments)
+        return any(argument.role in ("memory", "key") for argument in self.arguments)
 
-    def run(self, probe: Probe, way: Way) -> tuple[Probe, Tensor] | None:
+    def run(self, probe: Probe, convention: CallConvention) -> tuple[Probe, Tensor] | None:
         """Return a probe, with a mask where the part needs one, and its output; None: the part does not take it."""
-        found = self.output(probe, way)
-        if found is None and probe.allowed is None and way.argument is not None:
+        output = self.output(probe, convention)
+        if output is None and probe.allowed is None and convention.argument is not None:
             keys = (probe.query if probe.memory is None else probe.memory).shape[1]
             rows, batch = (
-                1 if way.shape in KEY_SHAPES else probe.query.shape[1],
-                1 if way.shape == SHAPES[2] else BATCH,
+                1 if convention.shape in KEY_SHAPES else probe.query.shape[1],
+                1 if convention.shape == SHAPES[2] else BATCH,
             )
             probe = replace(probe, allowed=torch.ones(batch, 1, rows, keys, dtype=torch.bool))
-            found = self.output(probe, way)
-        return None if found is None else (probe, found)
+            output = self.output(probe, convention)
+        return None if output is None else (probe, output)
 
-    def output(self, probe: Probe, way: Way) -> Tensor | None:
+    def output(self, probe: Probe, convention: CallConvention) -> Tensor | None:
         """Return the output [B, T, D] of a probe; None: the part does not take it."""
-        turned = [None if x is None else self.shaped(x, way) for x in (probe.query, probe.memory)]
+        turned = [None if x is None else self.to_layout(x, convention) for x in (probe.query, probe.memory)]
         assert turned[0] is not None
-        mask = None if probe.allowed is None else written_mask(probe.allowed, way, turned[0].dtype)
-        given = Given(turned[0], turned[1], mask, None if mask is None else self._mask_name(probe, way))
-        result = self._called(given)
-        wanted = self.shaped(probe.query, way).shape
-        for one in tensors_of(result)[:1]:
-            if one.shape == wanted or (one.dim() == 3 and one.shape[::2] == wanted[::2]):
-                return self._back(one, way).double()
+        mask = None if probe.allowed is None else convert_mask(probe.allowed, convention, turned[0].dtype)
+        inputs = CallInputs(turned[0], turned[1], mask, None if mask is None else self._mask_name(probe, convention))
+        result = self._call(inputs)
+        wanted = self.to_layout(probe.query, convention).shape
+        for tensor in tensors_of(result)[:1]:
+            if tensor.shape == wanted or (tensor.dim() == 3 and tensor.shape[::2] == wanted[::2]):
+                return self._from_layout(tensor, convention).double()
         if result is not None:
-            self.runner.error = TypeError(f"it returns {described(result)}, not a tensor {list(wanted)}")
+            self.runner.error = TypeError(f"it returns {describe_result(result)}, not a tensor {list(wanted)}")
         return None
 
-    def _mask_name(self, probe: Probe, way: Way) -> str | None:
+    def _mask_name(self, probe: Probe, convention: CallConvention) -> str | None:
         """Return the argument for a mask: padding of a memory may have one of its own."""
-        if probe.memory is None or way.shape not in KEY_SHAPES:
-            return way.argument
-        return next((name for name in self.mask_arguments if _OF_MEMORY.fullmatch(name)), way.argument)
+        if probe.memory is None or convention.shape not in KEY_SHAPES:
+            return convention.argument
+        return next((name for name in self.mask_arguments if _OF_MEMORY.fullmatch(name)), convention.argument)
 
-    def _called(self, given: Given) -> Any:
-        args, named = call_arguments(self.runner.part, self.arguments, given, self.numbers)
+    def _call(self, inputs: CallInputs) -> Any:
+        args, named = call_arguments(self.runner.candidate, self.arguments, inputs, self.numbers)
         return self.runner.attempt(*args, named=named)
 
-    def shaped(self, x: Tensor, way: Way) -> Tensor:
+    def to_layout(self, x: Tensor, convention: CallConvention) -> Tensor:
         """Return [B, T, D] as the part reads it."""
         if self.is_split:
             return SPLITS["heads"](x, self.heads)
-        return x if way.is_batch_first else x.transpose(0, 1)
+        return x if convention.is_batch_first else x.transpose(0, 1)
 
-    def _back(self, x: Tensor, way: Way) -> Tensor:
+    def _from_layout(self, x: Tensor, convention: CallConvention) -> Tensor:
         if self.is_split:
             return x.transpose(1, 2).flatten(2)
-        return x if way.is_batch_first else x.transpose(0, 1)
+        return x if convention.is_batch_first else x.transpose(0, 1)
 
 
-def written_mask(allowed: Tensor, way: Way, dtype: torch.dtype) -> Tensor:
+def convert_mask(allowed: Tensor, convention: CallConvention, dtype: torch.dtype) -> Tensor:
     """Return a mask [B or 1, 1, T or 1, S] as a part wants it."""
-    match way.shape:
+    match convention.shape:
         case "[batch, queries, keys]":
             allowed = allowed[:, 0]
         case "[queries, keys]":
             allowed = allowed[0, 0]
         case "[batch, keys]":
             allowed = allowed[:, 0, 0]
-    match way.meaning:
+    match convention.meaning:
         case "block":
             return ~allowed
         case "additive":
@@ -151,7 +151,7 @@ def _sizes(width: int, heads: int) -> tuple[int, int]:
     return free[0], free[1]
 
 
-def probes(session: Session, way: Way) -> Iterator[Probe]:
+def probes(session: Session, convention: CallConvention) -> Iterator[Probe]:
     """Give the inputs on which a part is compared, all sizes different."""
     generator = torch.Generator().manual_seed(23)
     width, (queries, keys) = session.width, _sizes(session.width, session.heads)
@@ -165,11 +165,11 @@ def probes(session: Session, way: Way) -> Iterator[Probe]:
         mask[..., index, index % columns] = True
         mask[..., index, (index + 2) % columns] = False
         mask[:, :, 0, 0] = mask[:, :, -1, 0] = True
-        if way.shape in KEY_SHAPES:
+        if convention.shape in KEY_SHAPES:
             mask = mask[:, :, :1]
-        return mask[:1] if way.shape == "[queries, keys]" else mask
+        return mask[:1] if convention.shape == "[queries, keys]" else mask
 
-    masked = way.argument is not None
+    masked = convention.argument is not None
     yield Probe("self-attention", draw(queries))
     if masked:
         yield Probe("with a mask", draw(queries), None, allow(queries, queries))

@@ -10,23 +10,37 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from clearhead.apps.check.handwritten.attention_mistakes import CONVENTIONS, Probe, Steps, attend, mistakes
-from clearhead.apps.check.handwritten.attention_probes import SHAPES, Outputs, Session, Way, probes, written_mask
-from clearhead.apps.check.handwritten.calling import MASK_NAMES, Given, attention_arguments, call_arguments
+from clearhead.apps.check.handwritten.attention_mistakes import CONVENTIONS, Probe, Steps, attend, list_mistakes
+from clearhead.apps.check.handwritten.attention_probes import (
+    SHAPES,
+    CallConvention,
+    Outputs,
+    Session,
+    convert_mask,
+    probes,
+)
+from clearhead.apps.check.handwritten.calling import MASK_NAMES, CallInputs, attention_arguments, call_arguments
 from clearhead.apps.check.handwritten.libraries import spares_libraries
-from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report, judged
-from clearhead.apps.check.handwritten.running import ROUNDED, Runner, output_error, raised, shown_error, tensors_of
-from clearhead.apps.check.handwritten.weights import Projection, Reading, read_weights, said_weights
-from clearhead.base.arguments import checked
+from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report, make_report
+from clearhead.apps.check.handwritten.running import (
+    ROUNDED,
+    CandidateRunner,
+    describe_call_error,
+    describe_error,
+    output_error,
+    tensors_of,
+)
+from clearhead.apps.check.handwritten.weights import LinearMap, WeightAssignment, assign_weights, read_weights
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError
 
 MaskMeaning = Literal["attend", "block", "additive", "ones", "any"]
 
 
-@checked
+@check_types
 @spares_libraries
 def attention(
-    part: Callable[..., Any], *, width: int, heads: int, parameters: Mapping[str, Any] | None = None,
+    candidate: Callable[..., Any], *, width: int, heads: int, parameters: Mapping[str, Any] | None = None,
     mask: MaskMeaning | None = None, causal: bool | None = None, batch_first: bool | None = None,
 ) -> Report:  # fmt: skip
     """Compare a hand-written attention with the mathematics, and find which known mistake explains a difference.
@@ -58,46 +72,48 @@ def attention(
     """
     if width < 1 or heads < 1 or width % heads:
         raise InputError(f"width must be a multiple of heads; got width {width} and {heads} heads")
-    subject = f"{getattr(part, '__name__', type(part).__name__)}, width {width}, {heads} heads"
+    subject = f"{getattr(candidate, '__name__', type(candidate).__name__)}, width {width}, {heads} heads"
     try:
-        session = _prepared(part, width, heads, parameters, causal)
-        ways = _ways(session, mask, batch_first)
-        return _Comparison(session, ways, subject).report()
+        session = _open_session(candidate, width, heads, parameters, causal)
+        conventions = _list_conventions(session, mask, batch_first)
+        return _AttentionComparison(session, conventions, subject).report()
     except CannotCompare as reason:
-        return Report.refused(subject, reason)
+        return Report.refuse(subject, reason)
 
 
-def _prepared(
-    part: Callable[..., Any], width: int, heads: int, parameters: Mapping[str, Any] | None, causal: bool | None
+def _open_session(
+    candidate: Callable[..., Any], width: int, heads: int, parameters: Mapping[str, Any] | None, causal: bool | None
 ) -> Session:
-    arguments = attention_arguments(part)
+    arguments = attention_arguments(candidate)
     numbers: dict[str, Any] = {"heads": heads, "width": width}
-    modules = [one for one in (part, *(parameters or {}).values()) if isinstance(one, nn.Module)]
-    owner = getattr(part, "__self__", None)
+    modules = [module for module in (candidate, *(parameters or {}).values()) if isinstance(module, nn.Module)]
+    owner = getattr(candidate, "__self__", None)
     modules += [owner] if isinstance(owner, nn.Module) else []
-    modules += [one for value in (parameters or {}).values() if isinstance(value, list | tuple) for one in value
-                if isinstance(one, nn.Module)]  # fmt: skip
-    tensors = [one for one in (parameters or {}).values() if isinstance(one, Tensor)]
-    runner = Runner(part, modules, tensors)
-    handed = [one.role for one in arguments if one.role.startswith(("weight ", "bias "))]
+    modules += [item for value in (parameters or {}).values() if isinstance(value, list | tuple) for item in value
+                if isinstance(item, nn.Module)]  # fmt: skip
+    tensors = [tensor for tensor in (parameters or {}).values() if isinstance(tensor, Tensor)]
+    runner = CandidateRunner(candidate, modules, tensors)
+    handed = [argument.role for argument in arguments if argument.role.startswith(("weight ", "bias "))]
     is_split = not handed and not modules and parameters is None
-    if causal is None and "causal" in getattr(part, "__name__", type(part).__name__).lower():
+    if causal is None and "causal" in getattr(candidate, "__name__", type(candidate).__name__).lower():
         causal = True
     session = Session(runner, arguments, width, heads, [], numbers, causal, is_split)
     with runner.borrow():
         if handed:
-            session.readings = _handed(handed, numbers, width)
+            session.assignments = _draw_weights(handed, numbers, width)
         elif is_split:
-            eye = Projection(torch.eye(width))
-            session.readings = [Reading(dict.fromkeys(("query", "key", "value"), eye), "a function of q, k and v")]
+            eye = LinearMap(torch.eye(width))
+            session.assignments = [
+                WeightAssignment(dict.fromkeys(("query", "key", "value"), eye), "a function of q, k and v")
+            ]
         elif parameters is None:
-            session.readings = read_weights(modules[0], width, heads)
+            session.assignments = read_weights(modules[0], width, heads)
         else:
-            session.readings = said_weights(parameters, width, heads)
+            session.assignments = assign_weights(parameters, width, heads)
     return session
 
 
-def _handed(roles: Sequence[str], numbers: dict[str, Any], width: int) -> list[Reading]:
+def _draw_weights(roles: Sequence[str], numbers: dict[str, Any], width: int) -> list[WeightAssignment]:
     """Draw the weights that a function is handed; the readings are [out, in] and [in, out]."""
     generator = torch.Generator().manual_seed(17)
     for role in roles:
@@ -110,10 +126,10 @@ def _handed(roles: Sequence[str], numbers: dict[str, Any], width: int) -> list[R
     names = {role.split()[1] for role in roles if role.startswith("weight")}
     values = {name: numbers[f"weight {name}"] for name in names}
     values |= {f"{name}_bias": numbers[f"bias {name}"] for name in names if f"bias {name}" in numbers}
-    return said_weights(values, width, numbers["heads"])
+    return assign_weights(values, width, numbers["heads"])
 
 
-def _meanings(session: Session, name: str, mask: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _mask_meanings(session: Session, name: str, mask: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return what a mask may mean, and what it could mean by mistake."""
     if mask not in (None, "any"):
         return (("ones", "float ones") if mask == "ones" else (mask,)), ()
@@ -122,80 +138,85 @@ def _meanings(session: Session, name: str, mask: str | None) -> tuple[tuple[str,
     return MASK_NAMES.get(name, ("attend", "ones")), ("block", "additive")
 
 
-def _ways(session: Session, mask: str | None, batch_first: bool | None) -> list[Way]:
+def _list_conventions(session: Session, mask: str | None, batch_first: bool | None) -> list[CallConvention]:
     """Return the ways to call a part, those that it should be called in first."""
-    part = session.runner.part
-    first = getattr(part, "batch_first", True) if batch_first is None else batch_first
-    found = []
+    candidate = session.runner.candidate
+    first = getattr(candidate, "batch_first", True) if batch_first is None else batch_first
+    conventions = []
     for is_batch_first in (first, not first):
         expected = is_batch_first == first
         if not session.mask_arguments:
-            found.append(Way(is_batch_first=is_batch_first, is_expected=expected))
+            conventions.append(CallConvention(is_batch_first=is_batch_first, is_expected=expected))
         for name in session.mask_arguments:
-            usual, others = _meanings(session, name, mask)
+            usual, others = _mask_meanings(session, name, mask)
             if not expected:
                 usual, others = usual[:1], ()
             shapes = ("[batch, keys]",) if "padding" in name else SHAPES
             for meaning in dict.fromkeys((*usual, *others)):
-                found += [
-                    Way(str(meaning), shape, name, is_batch_first, expected and meaning in usual) for shape in shapes
+                conventions += [
+                    CallConvention(str(meaning), shape, name, is_batch_first, expected and meaning in usual)
+                    for shape in shapes
                 ]
-    return [way for way in found if way.is_expected] + [way for way in found if not way.is_expected]
+    return [convention for convention in conventions if convention.is_expected] + [
+        convention for convention in conventions if not convention.is_expected
+    ]
 
 
 _FROM_LIBRARIES = ("no_scaling", "output_projection_missing")
-_Match = tuple[Way, Reading, Steps, float]
+_Match = tuple[CallConvention, WeightAssignment, Steps, float]
 
 
-class _Comparison:
+class _AttentionComparison:
     """The search for the right computation, or for the mistake that explains the output."""
 
-    def __init__(self, session: Session, ways: Sequence[Way], subject: str) -> None:
-        self.session, self.ways, self.subject = session, ways, subject
-        self.ran: list[tuple[Way, Outputs]] = []
+    def __init__(self, session: Session, conventions: Sequence[CallConvention], subject: str) -> None:
+        self.session, self.conventions, self.subject = session, conventions, subject
+        self.runs: list[tuple[CallConvention, Outputs]] = []
 
     def report(self) -> Report:
         """Compare, in float32 where the part does not take float64."""
         session, runner = self.session, self.session.runner
-        match = self._search()
-        if not self.ran:
+        match = self._find_match()
+        if not self.runs:
             runner.dtype, runner.bound = torch.float32, ROUNDED
             for name, value in session.numbers.items():
                 if isinstance(value, Tensor):
                     session.numbers[name] = value.float()
-            match = self._search()
+            match = self._find_match()
             error = runner.error
-            if not self.ran and isinstance(error, TypeError) and "it returns" in str(error):
+            if not self.runs and isinstance(error, TypeError) and "it returns" in str(error):
                 raise CannotCompare(f"{error}")
-            if not self.ran:
-                says = "it raised an error" if error is None else raised(runner.part, error)
-                return judged(self.subject, (Finding.of("raises", says=says),))
+            if not self.runs:
+                says = "it raised an error" if error is None else describe_call_error(runner.candidate, error)
+                return make_report(self.subject, (Finding.of("raises", says=says),))
             session.notes.append("it does not run in float64 and was compared in float32")
         with runner.borrow():
-            return self._judged(match)
+            return self._judge(match)
 
-    def _search(self) -> _Match | None:
+    def _find_match(self) -> _Match | None:
         """Run the part in one way after another until it is right in one, and return that one."""
         with self.session.runner.borrow():
-            for way in self.ways:
-                outputs = self._outputs(way)
-                if outputs and (way.argument is None or "with a mask" in outputs):
-                    self.ran.append((way, outputs))
-                    if (match := self._right(way, outputs)) is not None:
+            for convention in self.conventions:
+                outputs = self._outputs(convention)
+                if outputs and (convention.argument is None or "with a mask" in outputs):
+                    self.runs.append((convention, outputs))
+                    if (match := self._match_output(convention, outputs)) is not None:
                         return match
-            if not self.ran and (outputs := self._outputs(plain := replace(self.ways[0], argument=None))):
-                self.ran.append((plain, outputs))  # no mask of any form can be passed
-                match, error = self._right(plain, outputs), self.session.runner.error
+            if not self.runs and (outputs := self._outputs(plain := replace(self.conventions[0], argument=None))):
+                self.runs.append((plain, outputs))  # no mask of any form can be passed
+                match, error = self._match_output(plain, outputs), self.session.runner.error
                 if match is not None and error is not None:
-                    raise CannotCompare(f"with a mask of any form, {raised(self.session.runner.part, error)}")
+                    raise CannotCompare(
+                        f"with a mask of any form, {describe_call_error(self.session.runner.candidate, error)}"
+                    )
                 return match
         return None
 
-    def _outputs(self, way: Way) -> Outputs:
-        found = (self.session.run(probe, way) for probe in probes(self.session, way))
-        return {one[0].name: one for one in found if one is not None}
+    def _outputs(self, convention: CallConvention) -> Outputs:
+        results = (self.session.run(probe, convention) for probe in probes(self.session, convention))
+        return {result[0].name: result for result in results if result is not None}
 
-    def _judged(self, match: _Match | None) -> Report:
+    def _judge(self, match: _Match | None) -> Report:
         session, runner = self.session, self.session.runner
         if runner.is_random:
             session.findings.append(Finding.of("dropout_in_evaluation"))
@@ -203,44 +224,46 @@ class _Comparison:
             session.findings.append(Finding.of("weights_changed"))
         largest: float | None = None
         if match is not None:
-            way, reading, steps, largest = match
-            self._note(way, reading, steps)
-            if not way.is_expected:
+            convention, assignment, steps, largest = match
+            self._add_notes(convention, assignment, steps)
+            if not convention.is_expected:
                 # The numbers are right for another convention: report their error under the expected one.
-                expected = [outputs for other, outputs in self.ran if other.is_expected]
-                largest = self._largest(reading, expected[0]) if expected else None
-                session.findings.append(replace(self._convention(way), difference=largest))
-            self._special(way, reading, steps)
-            compared = tuple(dict(self.ran)[way])
+                expected = [outputs for other, outputs in self.runs if other.is_expected]
+                largest = self._largest(assignment, expected[0]) if expected else None
+                session.findings.append(replace(self._convention_finding(convention), difference=largest))
+            self._check_special_cases(convention, assignment, steps)
+            compared = tuple(dict(self.runs)[convention])
         else:
-            largest, compared = self._wrong()
-        return judged(self.subject, session.findings, compared=compared, largest=largest, bound=runner.bound,
+            largest, compared = self._explain_difference()
+        return make_report(self.subject, session.findings, compared=compared, largest=largest, bound=runner.bound,
             notes=tuple(session.notes),
         )  # fmt: skip
 
-    def _bases(self, reading: Reading) -> Iterator[Steps]:
+    def _base_steps(self, assignment: WeightAssignment) -> Iterator[Steps]:
         wanted = (False, True) if self.session.causal is None else (self.session.causal,)
         return (Steps(is_causal=causal) for causal in wanted)
 
-    def _right(self, way: Way, outputs: Outputs) -> _Match | None:
+    def _match_output(self, convention: CallConvention, outputs: Outputs) -> _Match | None:
         """Return the reading and the layout in which the part is right."""
-        for reading in self.session.readings:
-            for base in self._bases(reading):
+        for assignment in self.session.assignments:
+            for base in self._base_steps(assignment):
                 for layout in CONVENTIONS:
                     steps = replace(base, **layout)
-                    error = self._error(steps, reading, outputs)
+                    error = self._error(steps, assignment, outputs)
                     if error <= self.session.runner.bound:
-                        return way, reading, steps, error
+                        return convention, assignment, steps, error
         return None
 
-    def _error(self, steps: Steps, reading: Reading, outputs: Outputs, *, limit: float | None = None) -> float:
+    def _error(
+        self, steps: Steps, assignment: WeightAssignment, outputs: Outputs, *, limit: float | None = None
+    ) -> float:
         """Return the largest difference; infinite where the steps do not run."""
         largest, compared = 0.0, 0
         projections = {
-            role: Projection(one.weight.double(), None if one.bias is None else one.bias.double())
-            for role, one in reading.projections.items()
+            role: LinearMap(projection.weight.double(), None if projection.bias is None else projection.bias.double())
+            for role, projection in assignment.projections.items()
         }
-        for probe, found in outputs.values():
+        for probe, output in outputs.values():
             if steps.is_causal and probe.memory is not None and probe.memory.shape != probe.query.shape:
                 continue
             as_double = replace(
@@ -250,32 +273,35 @@ class _Comparison:
                 wanted = attend(steps, projections, as_double, self.session.heads)
             except (RuntimeError, IndexError):
                 return float("inf")
-            if not wanted.isfinite().any() and found.isfinite().any():
+            if not wanted.isfinite().any() and output.isfinite().any():
                 continue  # every query sees nothing, which is computed in several ways
             compared += 1
-            largest = max(largest, output_error(found, wanted))
+            largest = max(largest, output_error(output, wanted))
             if largest > (self.session.runner.bound if limit is None else limit):
                 return largest
         return largest if compared else float("inf")
 
-    def _largest(self, reading: Reading, outputs: Outputs) -> float:
+    def _largest(self, assignment: WeightAssignment, outputs: Outputs) -> float:
         """Return the largest relative error of the outputs."""
         return max(
-            min(self._error(base, reading, {name: output}, limit=float("inf")) for base in self._bases(reading))
+            min(
+                self._error(base, assignment, {name: output}, limit=float("inf"))
+                for base in self._base_steps(assignment)
+            )
             for name, output in outputs.items()
         )
 
-    def _wrong(self) -> tuple[float, tuple[str, ...]]:
+    def _explain_difference(self) -> tuple[float, tuple[str, ...]]:
         """Add the finding of the mistake that explains the output, or of where it differs."""
         session = self.session
-        outputs = self.ran[0][1]
-        reading = session.readings[0]
-        error = self._largest(reading, outputs)
-        if reading.extra:
-            raise CannotCompare(f"it has weights that an attention does not have: {', '.join(reading.extra[:4])}")
-        causes = self._explained()
+        outputs = self.runs[0][1]
+        assignment = session.assignments[0]
+        error = self._largest(assignment, outputs)
+        if assignment.extra:
+            raise CannotCompare(f"it has weights that an attention does not have: {', '.join(assignment.extra[:4])}")
+        causes = self._explain()
         if not causes:
-            session.findings.append(self._unexplained(reading, outputs, error))
+            session.findings.append(self._describe_unexplained(assignment, outputs, error))
         for cause, others in causes:
             is_variant = session.is_library and cause in _FROM_LIBRARIES
             finding = Finding.of(
@@ -284,49 +310,60 @@ class _Comparison:
             session.findings.append(finding)
         return error, tuple(outputs)
 
-    def _explained(self) -> list[tuple[str, list[str]]]:
+    def _explain(self) -> list[tuple[str, list[str]]]:
         """Return the known mistakes that together reproduce the output, each with those that give the same numbers."""
         session = self.session
-        expected = [(way, outputs) for way, outputs in self.ran if way.is_expected]
-        for way, outputs in expected or self.ran:
-            for reading in _likely(session.readings):
-                for base in self._bases(reading):
+        expected = [(convention, outputs) for convention, outputs in self.runs if convention.is_expected]
+        for convention, outputs in expected or self.runs:
+            for assignment in _likely_assignments(session.assignments):
+                for base in self._base_steps(assignment):
                     for layout in CONVENTIONS[:1] if session.causal is None else CONVENTIONS:
-                        found = self._single(replace(base, **layout), reading, outputs, way)
-                        if found:
-                            return [(found[0], found[1:])]
+                        single_causes = self._find_single_mistakes(
+                            replace(base, **layout), assignment, outputs, convention
+                        )
+                        if single_causes:
+                            return [(single_causes[0], single_causes[1:])]
         if session.is_library:
             return []
-        way, outputs = (expected or self.ran)[0]
-        pairs = (self._pair(base, session.readings[0], outputs, way) for base in self._bases(session.readings[0]))
+        convention, outputs = (expected or self.runs)[0]
+        pairs = (
+            self._find_mistake_pair(base, session.assignments[0], outputs, convention)
+            for base in self._base_steps(session.assignments[0])
+        )
         return [(cause, []) for cause in next(filter(None, pairs), ())]
 
-    def _single(self, base: Steps, reading: Reading, outputs: Outputs, way: Way) -> list[str]:
-        found = []
-        for cause, steps in mistakes(base, reading.projections, way.argument is not None, self.session.has_memory):
+    def _find_single_mistakes(
+        self, base: Steps, assignment: WeightAssignment, outputs: Outputs, convention: CallConvention
+    ) -> list[str]:
+        causes = []
+        for cause, steps in list_mistakes(
+            base, assignment.projections, convention.argument is not None, self.session.has_memory
+        ):
             if self.session.is_library and cause not in _FROM_LIBRARIES:
                 continue
-            if cause not in found and self._error(steps, reading, outputs) <= self.session.runner.bound:
-                found.append(cause)
-        if "out" not in reading.projections and not found and self._error(base, reading, outputs) == 0.0:
-            found.append("output_projection_missing")
-        return found
+            if cause not in causes and self._error(steps, assignment, outputs) <= self.session.runner.bound:
+                causes.append(cause)
+        if "out" not in assignment.projections and not causes and self._error(base, assignment, outputs) == 0.0:
+            causes.append("output_projection_missing")
+        return causes
 
-    def _pair(self, base: Steps, reading: Reading, outputs: Outputs, way: Way) -> tuple[str, ...]:
+    def _find_mistake_pair(
+        self, base: Steps, assignment: WeightAssignment, outputs: Outputs, convention: CallConvention
+    ) -> tuple[str, ...]:
         """Return two mistakes that together reproduce the output, each in its most usual form."""
-        known = way.argument is not None, self.session.has_memory
-        for first, steps in _usual(mistakes(base, reading.projections, *known)):
-            for second, both in _usual(mistakes(steps, reading.projections, *known)):
-                if first < second and self._error(both, reading, outputs) <= self.session.runner.bound:
+        known = convention.argument is not None, self.session.has_memory
+        for first, steps in _first_form_of_each(list_mistakes(base, assignment.projections, *known)):
+            for second, both in _first_form_of_each(list_mistakes(steps, assignment.projections, *known)):
+                if first < second and self._error(both, assignment, outputs) <= self.session.runner.bound:
                     return first, second
         return ()
 
-    def _unexplained(self, reading: Reading, outputs: Outputs, error: float) -> Finding:
+    def _describe_unexplained(self, assignment: WeightAssignment, outputs: Outputs, error: float) -> Finding:
         """Say on which inputs the part differs, where no known mistake explains it."""
         differ: list[str] = []
         agree: list[str] = []
-        for name, one in outputs.items():
-            error_here = self._error(Steps(is_causal=self.session.causal is True), reading, {name: one})
+        for name, output in outputs.items():
+            error_here = self._error(Steps(is_causal=self.session.causal is True), assignment, {name: output})
             (agree if error_here <= self.session.runner.bound else differ).append(name)
         where = ", ".join(differ or outputs) + (f"; it agrees on {', '.join(agree)}" if agree else "")
         return Finding(
@@ -335,10 +372,10 @@ class _Comparison:
             "compare step by step with clearhead.MultiHeadAttention on the same weights", error,
         )  # fmt: skip
 
-    def _convention(self, way: Way) -> Finding:
-        if way.meaning == "block":
+    def _convention_finding(self, convention: CallConvention) -> Finding:
+        if convention.meaning == "block":
             return Finding.of("mask_polarity")
-        if way.meaning == "additive":
+        if convention.meaning == "additive":
             return Finding.of("mask_added_where_boolean")
         return Finding(
             "the axes of the input", "it attends over the batch: it reads [tokens, batch, width]",
@@ -346,41 +383,41 @@ class _Comparison:
             "batch_first=True; if it is meant, check it with batch_first=False",
         )  # fmt: skip
 
-    def _note(self, way: Way, reading: Reading, steps: Steps) -> None:
+    def _add_notes(self, convention: CallConvention, assignment: WeightAssignment, steps: Steps) -> None:
         session = self.session
-        session.notes.append(reading.note)
-        if way.argument is not None:
+        session.notes.append(assignment.note)
+        if convention.argument is not None:
             meanings = {"attend": "True = may attend", "block": "True = hidden", "additive": "0 and -inf, added"}
-            session.notes.append(f"mask {way.shape}, {meanings.get(way.meaning, '1 = may attend')}")
+            session.notes.append(f"mask {convention.shape}, {meanings.get(convention.meaning, '1 = may attend')}")
         if steps.is_causal:
             session.notes.append("it hides the future by itself")
-        if not way.is_batch_first:
+        if not convention.is_batch_first:
             session.notes.append("it reads [tokens, batch, width]")
-        if "out" not in reading.projections and not session.is_split and session.heads > 1:
+        if "out" not in assignment.projections and not session.is_split and session.heads > 1:
             if session.is_library:
                 session.notes.append("it has no output projection")
             else:
                 session.findings.append(Finding.of("output_projection_missing"))
 
-    def _special(self, way: Way, reading: Reading, steps: Steps) -> None:
+    def _check_special_cases(self, convention: CallConvention, assignment: WeightAssignment, steps: Steps) -> None:
         """Look at what a usual run does not show: the caller's mask, rows that see nothing, half precision."""
         session = self.session
-        probe = next(iter(probes(session, way)))
-        masked = dict(self.ran)[way].get("with a mask")
+        probe = next(iter(probes(session, convention)))
+        masked = dict(self.runs)[convention].get("with a mask")
         if masked is not None:
-            session.findings += self._empty_rows(way, masked[0])
-            if self._changes_mask(way, masked[0]):
+            session.findings += self._empty_rows(convention, masked[0])
+            if self._changes_mask(convention, masked[0]):
                 session.findings.append(Finding.of("mask_changed_in_place"))
-        session.findings += self._half(way, probe)
+        session.findings += self._check_half_precision(convention, probe)
 
-    def _empty_rows(self, way: Way, probe: Probe) -> Iterator[Finding]:
+    def _empty_rows(self, convention: CallConvention, probe: Probe) -> Iterator[Finding]:
         assert probe.allowed is not None
         allowed = probe.allowed.clone()
         allowed[0, :, min(1, allowed.shape[2] - 1)] = False
-        found = self.session.output(replace(probe, allowed=allowed), way)
-        if found is None:
+        output = self.session.output(replace(probe, allowed=allowed), convention)
+        if output is None:
             return
-        row = found[0, 1]
+        row = output[0, 1]
         if not row.isfinite().all():
             yield Finding.of("masked_rows_nan", severity="warning")
             return
@@ -388,52 +425,56 @@ class _Comparison:
         others = torch.ones(changed.shape[1], dtype=torch.bool)
         others[1] = False
         changed[0, others] += 1.0
-        again = self.session.output(replace(probe, query=changed, allowed=allowed), way)
+        again = self.session.output(replace(probe, query=changed, allowed=allowed), convention)
         if again is not None and output_error(again[0, 1], row) > self.session.runner.bound:
             yield Finding.of("masked_rows_uniform", severity="warning")
 
-    def _changes_mask(self, way: Way, probe: Probe) -> bool:
+    def _changes_mask(self, convention: CallConvention, probe: Probe) -> bool:
         session = self.session
         assert probe.allowed is not None
-        mask = written_mask(probe.allowed, way, probe.query.dtype)
-        given = Given(session.shaped(probe.query, way), None, mask.clone(), way.argument)
-        args, named = call_arguments(session.runner.part, session.arguments, given, session.numbers)
-        session.runner.part(*args, **named)
-        return not torch.equal(given.mask if given.mask is not None else mask, mask)
+        mask = convert_mask(probe.allowed, convention, probe.query.dtype)
+        inputs = CallInputs(session.to_layout(probe.query, convention), None, mask.clone(), convention.argument)
+        args, named = call_arguments(session.runner.candidate, session.arguments, inputs, session.numbers)
+        session.runner.candidate(*args, **named)
+        return not torch.equal(inputs.mask if inputs.mask is not None else mask, mask)
 
-    def _half(self, way: Way, probe: Probe) -> Iterator[Finding]:
+    def _check_half_precision(self, convention: CallConvention, probe: Probe) -> Iterator[Finding]:
         """Run in float16, whose output must be float16."""
         session, runner = self.session, self.session.runner
         half = torch.float16
-        given = Given(session.shaped(probe.query, way).to(half), None, None, None)
-        numbers = {name: one.to(half) if isinstance(one, Tensor) else one for name, one in session.numbers.items()}
-        args, named = call_arguments(runner.part, session.arguments, given, numbers)
+        inputs = CallInputs(session.to_layout(probe.query, convention).to(half), None, None, None)
+        numbers = {
+            name: value.to(half) if isinstance(value, Tensor) else value for name, value in session.numbers.items()
+        }
+        args, named = call_arguments(runner.candidate, session.arguments, inputs, numbers)
         with runner.borrow(torch.float16):
             torch.set_default_dtype(torch.float32)
             try:
-                found = tensors_of(runner.part(*args, **named))
+                tensors = tensors_of(runner.candidate(*args, **named))
             except Exception as error:  # noqa: BLE001 a stranger's code raises anything
                 if ("dtype" in str(error) and "Half" in str(error)) or "same dtype" in str(error):
                     yield Finding.of(
-                        "fp16_promoted", says=f"half precision fails: {shown_error(error)}", severity="warning"
+                        "fp16_promoted", says=f"half precision fails: {describe_error(error)}", severity="warning"
                     )
                 return
-        if found and found[0].dtype != half:
+        if tensors and tensors[0].dtype != half:
             yield Finding.of("fp16_promoted")
 
 
-def _likely(readings: Sequence[Reading]) -> list[Reading]:
+def _likely_assignments(assignments: Sequence[WeightAssignment]) -> list[WeightAssignment]:
     """Return the readings in which mistakes are looked for: the orders of a fused weight that are in use."""
     usual = [
-        one for one in readings if not one.note.startswith("one weight [") or one.note.endswith(("[q|k|v]", "head"))
+        assignment
+        for assignment in assignments
+        if not assignment.note.startswith("one weight [") or assignment.note.endswith(("[q|k|v]", "head"))
     ]
-    return list(itertools.islice(usual, 4)) or list(readings[:4])
+    return list(itertools.islice(usual, 4)) or list(assignments[:4])
 
 
-def _usual(found: Iterator[tuple[str, Steps]]) -> Iterator[tuple[str, Steps]]:
+def _first_form_of_each(steps_by_cause: Iterator[tuple[str, Steps]]) -> Iterator[tuple[str, Steps]]:
     """Return the first form of each mistake."""
     seen: set[str] = set()
-    for cause, steps in found:
+    for cause, steps in steps_by_cause:
         if cause not in seen:
             seen.add(cause)
             yield cause, steps

@@ -45,57 +45,61 @@ class Argument:
     is_required: bool
 
 
-def function_of(part: Callable[..., Any]) -> Callable[..., Any]:
+def function_of(candidate: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that a call of a part runs."""
-    return part.forward if isinstance(part, nn.Module) else part
+    return candidate.forward if isinstance(candidate, nn.Module) else candidate
 
 
-def parameters_of(part: Callable[..., Any]) -> list[inspect.Parameter]:
+def parameters_of(candidate: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return the parameters of a call that have a name.
 
     Raises:
         CannotCompare: it has no signature.
     """
     try:
-        found = list(inspect.signature(function_of(part)).parameters.values())
+        parameters = list(inspect.signature(function_of(candidate)).parameters.values())
     except (TypeError, ValueError):
         raise CannotCompare("its arguments cannot be read") from None
-    return [one for one in found if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    return [
+        parameter for parameter in parameters if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
 
 
-def attention_arguments(part: Callable[..., Any]) -> list[Argument]:
+def attention_arguments(candidate: Callable[..., Any]) -> list[Argument]:
     """Return the arguments of an attention.
 
     Raises:
         CannotCompare: it needs an argument that no attention has.
     """
-    parameters = parameters_of(part)
-    weights = _weight_names([one.name for one in parameters]) if not isinstance(part, nn.Module) else {}
-    found: list[Argument] = []
-    for one in parameters:
-        required = one.default is one.empty
-        role = weights.get(one.name) or _role(one.name, [argument.role for argument in found], required)
-        if isinstance(one.default, bool | float):
+    parameters = parameters_of(candidate)
+    weights = (
+        _weight_names([parameter.name for parameter in parameters]) if not isinstance(candidate, nn.Module) else {}
+    )
+    arguments: list[Argument] = []
+    for parameter in parameters:
+        required = parameter.default is parameter.empty
+        role = weights.get(parameter.name) or _role(parameter.name, [argument.role for argument in arguments], required)
+        if isinstance(parameter.default, bool | float):
             role = None  # a switch, such as need_weights or is_causal
         if role is None and required:
-            raise CannotCompare(f"what to pass for its argument '{one.name}' is not known; give it a default")
+            raise CannotCompare(f"what to pass for its argument '{parameter.name}' is not known; give it a default")
         if role is not None:
-            found.append(Argument(one.name, role, required))
-    roles = [one.role for one in found]
+            arguments.append(Argument(parameter.name, role, required))
+    roles = [entry.role for entry in arguments]
     if "query" not in roles:
         raise CannotCompare("it takes no argument that could be the input")
-    return found
+    return arguments
 
 
 def _weight_names(names: Sequence[str]) -> dict[str, str]:
     """Return the arguments of a function that are weights: those that name a role and are not the inputs themselves."""
-    found = {}
+    roles = {}
     for name in names:
         role = role_of(name)
         if role is not None and not _INPUT_OF.match(name.lower()) and "mask" not in name.lower():
             is_bias = re.search(r"bias|^b_?[qkvo]|_b$", name.lower()) is not None
-            found[name] = f"{'bias' if is_bias else 'weight'} {role}"
-    return found if sum(one.startswith("weight") for one in found.values()) >= 1 else {}
+            roles[name] = f"{'bias' if is_bias else 'weight'} {role}"
+    return roles if sum(kind.startswith("weight") for kind in roles.values()) >= 1 else {}
 
 
 def _role(name: str, before: Sequence[str], required: bool) -> str | None:
@@ -125,7 +129,7 @@ def _role(name: str, before: Sequence[str], required: bool) -> str | None:
 
 
 @dataclass(frozen=True)
-class Given:
+class CallInputs:
     """What a call passes, by role; None is passed only where an argument has no default."""
 
     query: Tensor
@@ -135,7 +139,7 @@ class Given:
 
 
 def call_arguments(
-    part: Callable[..., Any], arguments: Sequence[Argument], given: Given, numbers: Mapping[str, Any]
+    candidate: Callable[..., Any], arguments: Sequence[Argument], inputs: CallInputs, numbers: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return positional and named arguments of a call.
 
@@ -145,20 +149,31 @@ def call_arguments(
         given: the inputs.
         numbers: heads, width, and weights by their role.
     """
-    source = given.query if given.memory is None else given.memory
+    source = inputs.query if inputs.memory is None else inputs.memory
     values: dict[str, Any] = {}
-    for one in arguments:
-        if one.role == "query":
-            values[one.name] = given.query
-        elif one.role in ("key", "value") or (one.role == "memory" and (given.memory is not None or one.is_required)):
-            values[one.name] = source
-        elif one.role == "mask" and (one.is_required or one.name == given.mask_name):
-            values[one.name] = given.mask if one.name == given.mask_name else None
-        elif one.role == "rotation":
+    for argument in arguments:
+        if argument.role == "query":
+            values[argument.name] = inputs.query
+        elif argument.role in ("key", "value") or (
+            argument.role == "memory" and (inputs.memory is not None or argument.is_required)
+        ):
+            values[argument.name] = source
+        elif argument.role == "mask" and (argument.is_required or argument.name == inputs.mask_name):
+            values[argument.name] = inputs.mask if argument.name == inputs.mask_name else None
+        elif argument.role == "rotation":
             size = numbers["width"] // numbers["heads"]
-            shape = (len(given.query), given.query.shape[1], size)
-            values[one.name] = torch.ones(shape, dtype=given.query.dtype), torch.zeros(shape, dtype=given.query.dtype)
-        elif one.role in numbers and (one.is_required or one.role not in ("heads", "width") or one.role == "heads"):
-            values[one.name] = numbers[one.role]
-    positional = [one.name for one in parameters_of(part) if one.kind is one.POSITIONAL_ONLY and one.name in values]
+            shape = (len(inputs.query), inputs.query.shape[1], size)
+            values[argument.name] = (
+                torch.ones(shape, dtype=inputs.query.dtype),
+                torch.zeros(shape, dtype=inputs.query.dtype),
+            )
+        elif argument.role in numbers and (
+            argument.is_required or argument.role not in ("heads", "width") or argument.role == "heads"
+        ):
+            values[argument.name] = numbers[argument.role]
+    positional = [
+        parameter.name
+        for parameter in parameters_of(candidate)
+        if parameter.kind is parameter.POSITIONAL_ONLY and parameter.name in values
+    ]
     return [values.pop(name) for name in positional], values

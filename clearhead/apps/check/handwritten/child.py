@@ -29,10 +29,10 @@ from clearhead.apps.check.handwritten.attentions import attention
 from clearhead.apps.check.handwritten.layers import layer
 from clearhead.apps.check.handwritten.modules import module
 from clearhead.apps.check.handwritten.report import CannotCompare, Report
-from clearhead.apps.check.handwritten.running import shown_error
+from clearhead.apps.check.handwritten.running import describe_error
 from clearhead.apps.check.handwritten.small_parts import loss, norm, positions, rope
 from clearhead.apps.check.handwritten.transformers import transformer
-from clearhead.base.errors import InputError, nearest, shortened
+from clearhead.base.errors import InputError, did_you_mean, shorten
 
 _MAGIC = re.compile(r"([ \t]*)[%!].*")
 _OTHER_LANGUAGE = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
@@ -103,7 +103,7 @@ def _without_magic(source: str, number: int) -> str:
             if at < len(lines) and _MAGIC.match(lines[at]):
                 lines[at] = _MAGIC.sub(r"\1pass", lines[at])
                 continue
-            first = shortened(next(filter(str.strip, lines), "").strip(), 60)
+            first = shorten(next(filter(str.strip, lines), "").strip(), 60)
             raise InputError(f"code cell {number} ({first}) does not parse: {error}; mend it, or delete it") from None
         return "".join(lines)
 
@@ -142,16 +142,18 @@ def build(cls: type[Any], width: int, heads: int) -> Any:
     """
     values = {"width": width, "heads": heads, "head_size": width // heads, "inner": 2 * width, "vocabulary": 29,
               "length": 64, "layers": 2, "dropout": 0.1, "theta": 10000.0}  # fmt: skip
-    given = {}
-    for one in inspect.signature(cls).parameters.values():
-        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+    arguments = {}
+    for parameter in inspect.signature(cls).parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        role = next((role for role, names in _SIZES.items() if re.search(names, one.name.lower())), None)
-        if role in ("width", "heads", "head_size") or (one.default is one.empty and role is not None):
-            given[one.name] = values[role]
-        elif one.default is one.empty:
-            raise CannotCompare(f"what to pass for '{one.name}' of its constructor is not known; give it a default")
-    return cls(**given)
+        role = next((role for role, names in _SIZES.items() if re.search(names, parameter.name.lower())), None)
+        if role in ("width", "heads", "head_size") or (parameter.default is parameter.empty and role is not None):
+            arguments[parameter.name] = values[role]
+        elif parameter.default is parameter.empty:
+            raise CannotCompare(
+                f"what to pass for '{parameter.name}' of its constructor is not known; give it a default"
+            )
+    return cls(**arguments)
 
 
 def kind_of(name: str) -> str | None:
@@ -160,30 +162,30 @@ def kind_of(name: str) -> str | None:
     return next((kind for kind, (names, _) in CHECKS.items() if re.search(names, low)), None)
 
 
-def _parts(found: ModuleType, name: str, kind: str) -> dict[str, str]:
+def _find_parts(user_module: ModuleType, name: str, kind: str) -> dict[str, str]:
     """Return the parts to compare by their names, each with its kind.
 
     Raises:
         InputError: there is none, or what it is does not show.
     """
-    own = {
+    members = {
         each: value
-        for each, value in vars(found).items()
+        for each, value in vars(user_module).items()
         if not each.startswith("_")
         and callable(value)
-        and (value.__module__ == found.__name__ or each in ADAPTERS or each == name)
+        and (value.__module__ == user_module.__name__ or each in ADAPTERS or each == name)
     }
     if name:
-        if name not in own:
-            raise InputError(f"there is no class or function '{name}' in it{nearest(name, own)}")
+        if name not in members:
+            raise InputError(f"there is no class or function '{name}' in it{did_you_mean(name, members)}")
         known = kind or ("adapter" if name in ADAPTERS else kind_of(name))
         if known is None:
             raise InputError(f"what '{name}' is does not show in its name: say it by --as, one of {', '.join(CHECKS)}")
         return {name: known}
-    adapters = dict.fromkeys((each for each in own if each in ADAPTERS), "adapter")
+    adapters = dict.fromkeys((each for each in members if each in ADAPTERS), "adapter")
     if adapters:
         return adapters
-    parts = {each: kind or kind_of(each) for each in own if inspect.isclass(own[each]) or kind_of(each)}
+    parts = {each: kind or kind_of(each) for each in members if inspect.isclass(members[each]) or kind_of(each)}
     usual = {each: known for each, known in parts.items() if known is not None}
     if not usual:
         raise InputError(
@@ -204,11 +206,11 @@ def _refuse_unused(settings: Mapping[str, Any], kinds: Mapping[str, str]) -> Non
         name for kind in kinds.values() if kind in CHECKS for name in inspect.signature(CHECKS[kind][1]).parameters
     }
     for name in settings.keys() - taken - {"width", "heads"}:
-        known = ", ".join(sorted(taken - {"part", "width", "heads", "head_size", "parameters"})) or "no setting"
-        raise InputError(f"no part in it is compared with '{name}'{nearest(name, taken)}; they take {known}")
+        known = ", ".join(sorted(taken - {"candidate", "width", "heads", "head_size", "parameters"})) or "no setting"
+        raise InputError(f"no part in it is compared with '{name}'{did_you_mean(name, taken)}; they take {known}")
 
 
-def _compared(candidate: Any, name: str, kind: str, settings: Mapping[str, Any]) -> Report:
+def _compare(candidate: Any, name: str, kind: str, settings: Mapping[str, Any]) -> Report:
     width, heads = settings["width"], settings["heads"]
     try:
         if kind == "adapter":
@@ -223,24 +225,24 @@ def _compared(candidate: Any, name: str, kind: str, settings: Mapping[str, Any])
     except (CannotCompare, InputError) as reason:
         return Report(name, "cannot compare", reason=f"{reason}")
     except Exception as error:  # noqa: BLE001 a stranger's code raises anything
-        return Report(name, "cannot compare", reason=f"it raises {shown_error(error)}")
+        return Report(name, "cannot compare", reason=f"it raises {describe_error(error)}")
 
 
 def answers(path: Path, name: str, kind: str, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Import a file, yield the names of its parts, then one report for each part; yield only a fault if this fails."""
     try:
         user_module = import_file(path)
-        parts = _parts(user_module, name, kind)
+        parts = _find_parts(user_module, name, kind)
         _refuse_unused(settings, parts)
     except InputError as error:
         yield {"fault": f"{error}"}
         return
     except Exception as error:  # noqa: BLE001 a stranger's code raises anything
-        yield {"fault": f"importing it raises {shown_error(error)}"}
+        yield {"fault": f"importing it raises {describe_error(error)}"}
         return
     yield {"parts": list(parts)}
     for each, known in parts.items():
-        yield {"report": _compared(getattr(user_module, each), each, known, settings).record()}
+        yield {"report": _compare(getattr(user_module, each), each, known, settings).record()}
 
 
 def main(path: str, name: str, kind: str, settings: str) -> None:

@@ -9,33 +9,33 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.apps.check.handwritten.report import Finding, Report, judged
-from clearhead.apps.check.handwritten.running import Runner, output_error
+from clearhead.apps.check.handwritten.report import Finding, Report, make_report
+from clearhead.apps.check.handwritten.running import CandidateRunner, output_error
 
 Settings = Mapping[str, Any]
 Changes = Sequence[tuple[str, Settings]]
 Compute = Callable[[Settings], Sequence[Tensor]]
 
 
-def largest_difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+def largest_difference(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """Return the largest relative difference of outputs in the same order."""
-    return max((output_error(one, other) for one, other in zip(found, wanted, strict=True)), default=math.inf)
+    return max((output_error(output, other) for output, other in zip(outputs, wanted, strict=True)), default=math.inf)
 
 
-def _error(found: Sequence[Tensor], compute: Compute, settings: Settings) -> float:
+def _error(outputs: Sequence[Tensor], compute: Compute, settings: Settings) -> float:
     try:
-        return largest_difference(found, compute(settings))
+        return largest_difference(outputs, compute(settings))
     except (RuntimeError, IndexError):
         return math.inf
 
 
-def single_mistakes(found: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[str]:
+def single_mistakes(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[str]:
     """Return the mistakes that reproduce an output by themselves; the arguments are those of `explain`."""
-    causes = [cause for cause, settings in changes if _error(found, compute, settings) <= bound]
+    causes = [cause for cause, settings in changes if _error(outputs, compute, settings) <= bound]
     return list(dict.fromkeys(causes))
 
 
-def explain(found: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[list[str]]:
+def explain(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[list[str]]:
     """Return the mistakes that together reproduce an output, each with others of the same numbers; empty: none do.
 
     Args:
@@ -44,17 +44,17 @@ def explain(found: Sequence[Tensor], compute: Compute, changes: Changes, bound: 
         changes: what the known mistakes set.
         bound: the largest difference that counts as rounding.
     """
-    if single := single_mistakes(found, compute, changes, bound):
+    if single := single_mistakes(outputs, compute, changes, bound):
         return [single]
-    for (first, one), (second, other) in itertools.combinations(changes, 2):
-        if first != second and not set(one) & set(other) and _error(found, compute, {**one, **other}) <= bound:
+    for (first, left), (second, right) in itertools.combinations(changes, 2):
+        if first != second and not set(left) & set(right) and _error(outputs, compute, {**left, **right}) <= bound:
             return [[first], [second]]
     return []
 
 
-def compared(
-    subject: str, found: Sequence[Tensor], compute: Compute, changes: Changes, runner: Runner, names: Sequence[str],
-    *, place: str, mathematics: str, loose: float = 0.0, notes: Sequence[str] = (), findings: Sequence[Finding] = (),
+def compare_outputs(
+    subject: str, outputs: Sequence[Tensor], compute: Compute, changes: Changes, runner: CandidateRunner, names: Sequence[str],
+    *, where: str, mathematics: str, loose: float = 0.0, notes: Sequence[str] = (), findings: Sequence[Finding] = (),
 ) -> Report:  # fmt: skip
     """Return the report of a part whose right computation and known mistakes are one function with settings.
 
@@ -73,13 +73,13 @@ def compared(
     findings = [*findings, *([Finding.of("dropout_in_evaluation")] if runner.is_random else [])]
     if runner.changes_weights:
         findings.append(Finding.of("weights_changed"))
-    error = largest_difference(found, compute({}))
+    error = largest_difference(outputs, compute({}))
     if not error <= runner.bound:
-        causes = explain(found, compute, changes, max(runner.bound, loose))
+        causes = explain(outputs, compute, changes, max(runner.bound, loose))
         findings += [
-            Finding.of(cause, error, alternatives=tuple(others), where=place, mathematics=mathematics)
+            Finding.of(cause, error, alternatives=tuple(others), where=where, mathematics=mathematics)
             for cause, *others in causes
         ]
         if not causes:
-            findings.append(Finding(place, "no known mistake gives these numbers", None, mathematics, "", error))
-    return judged(subject, findings, compared=tuple(names), largest=error, bound=runner.bound, notes=tuple(notes))
+            findings.append(Finding(where, "no known mistake gives these numbers", None, mathematics, "", error))
+    return make_report(subject, findings, compared=tuple(names), largest=error, bound=runner.bound, notes=tuple(notes))

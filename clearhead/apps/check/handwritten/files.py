@@ -22,8 +22,8 @@ from typing import Any, Final
 import psutil
 
 from clearhead.apps.check.handwritten.report import Report
-from clearhead.base.errors import InputError, RunFailure, shortened
-from clearhead.base.files import absent, parse_json, typed
+from clearhead.base.errors import InputError, RunFailure, shorten
+from clearhead.base.files import convert_json, explain_absent, parse_json
 
 _FILE = re.compile(r"(?s)(.+\.(?:py|ipynb))(?::([^\W\d]\w*))?")
 KINDS = ("rope", "positions", "attention", "norm", "loss", "layer", "transformer", "module")
@@ -37,8 +37,8 @@ _MAIN: Final = "`if __name__ == '__main__':`"
 
 def python_file(ref: str) -> tuple[Path, str] | None:
     """Return path and name of FILE.py, FILE.ipynb, FILE.py:NAME or FILE.ipynb:NAME; None: it is something else."""
-    found = _FILE.fullmatch(ref)
-    return None if found is None else (Path(found[1]), found[2] or "")
+    match = _FILE.fullmatch(ref)
+    return None if match is None else (Path(match[1]), match[2] or "")
 
 
 def compare_file(
@@ -59,7 +59,7 @@ def compare_file(
         RunFailure: the file does not end in time, ends the process, or writes to the pipe of the reports.
     """
     if not path.is_file():
-        raise InputError(f"{path}: {'it is no file' if path.exists() else absent(path, 'file')}")
+        raise InputError(f"{path}: {'it is no file' if path.exists() else explain_absent(path, 'file')}")
     limit = f"within {seconds:g} seconds (--time-limit)"
     with _Child([str(path), name, kind or "", json.dumps(dict(settings))], threads) as child:
         child.answer(time.monotonic() + _LOADING_SECONDS, path, f"PyTorch was not loaded within {_LOADING_SECONDS:g} s")
@@ -72,7 +72,7 @@ def compare_file(
             rest = f"; not compared: {', '.join(answer.parts[number + 1 :])}" if answer.parts[number + 1 :] else ""
             report = child.answer(end, path, f"{path}: the comparison of {each} did not end {limit}{rest}").report
             if report is None:
-                raise _misused(path)
+                raise _misuse_failure(path)
             yield report
 
 
@@ -85,7 +85,7 @@ class _Answer:
     report: Report | None = None
 
 
-def _misused(path: Path) -> RunFailure:
+def _misuse_failure(path: Path) -> RunFailure:
     return RunFailure(f"{path} wrote to the pipe in which the reports are expected: leave open file descriptors alone")
 
 
@@ -164,16 +164,16 @@ class _Child:
             elif line is None and time.monotonic() > end:
                 raise RunFailure(late)
         if not line:
-            raise RunFailure(self._ended(path))
+            raise RunFailure(self._end_message(path))
         try:
-            return typed(parse_json(line.decode()), _Answer, name="the answer")
+            return convert_json(parse_json(line.decode()), _Answer, name="the answer")
         except ValueError:
-            raise _misused(path) from None
+            raise _misuse_failure(path) from None
 
-    def _ended(self, path: Path) -> str:
+    def _end_message(self, path: Path) -> str:
         """Return the message of a process that has ended too early."""
         code = self.process.wait()
         self.readers[1].join(_READING_SECONDS)
         printed = self.printed.decode("utf-8", "replace").strip().splitlines()[-1:]
-        last = f": {shortened(printed[0], 200)}" if printed else ""
+        last = f": {shorten(printed[0], 200)}" if printed else ""
         return f"{path} ended the process while it was compared, with exit code {code}{last}"

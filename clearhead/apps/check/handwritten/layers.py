@@ -18,15 +18,21 @@ from torch.nn import functional
 
 from clearhead.apps.check.handwritten.attention_mistakes import Probe, Steps, attend
 from clearhead.apps.check.handwritten.attentions import MaskMeaning, attention
-from clearhead.apps.check.handwritten.calling import Argument, Given, attention_arguments, call_arguments
-from clearhead.apps.check.handwritten.experiments import Settings, compared, largest_difference, single_mistakes
+from clearhead.apps.check.handwritten.calling import Argument, CallInputs, attention_arguments, call_arguments
+from clearhead.apps.check.handwritten.experiments import Settings, compare_outputs, largest_difference, single_mistakes
 from clearhead.apps.check.handwritten.libraries import spares_libraries
 from clearhead.apps.check.handwritten.mistakes import MISTAKES
 from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report
-from clearhead.apps.check.handwritten.running import Runner, described, output_error, raised, tensors_of
+from clearhead.apps.check.handwritten.running import (
+    CandidateRunner,
+    describe_call_error,
+    describe_result,
+    output_error,
+    tensors_of,
+)
 from clearhead.apps.check.handwritten.small_parts import norm
-from clearhead.apps.check.handwritten.weights import Projection, Projections, read_weights
-from clearhead.base.arguments import checked
+from clearhead.apps.check.handwritten.weights import LinearMap, LinearMaps, read_weights
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError
 
 NormPlace = Literal["post", "pre"]
@@ -41,100 +47,100 @@ _OF_MEMORY = re.compile("mem|src|source|enc|cross")
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _LayerParts:
     """What a layer is made of: its attentions, norms and feed-forward, by the names of its submodules."""
 
-    attentions: Mapping[str, Projections]
+    attentions: Mapping[str, LinearMaps]
     norms: Sequence[nn.Module]
-    feed_forward: tuple[Projection, ...]
+    feed_forward: tuple[LinearMap, ...]
     cross: str | None
 
 
-def attentions_of(part: nn.Module, width: int, heads: int) -> dict[str, Projections]:
+def attentions_of(candidate: nn.Module, width: int, heads: int) -> dict[str, LinearMaps]:
     """Return the outermost submodules that are attentions, with their weights."""
-    found: dict[str, Projections] = {}
-    for path, one in part.named_modules():
-        is_named = re.search(r"att|mha|cross", f"{path.rpartition('.')[2]} {type(one).__name__}".lower())
-        if not path or not is_named or any(path.startswith(f"{other}.") for other in found):
+    attentions: dict[str, LinearMaps] = {}
+    for path, module in candidate.named_modules():
+        is_named = re.search(r"att|mha|cross", f"{path.rpartition('.')[2]} {type(module).__name__}".lower())
+        if not path or not is_named or any(path.startswith(f"{other}.") for other in attentions):
             continue
         try:
-            readings = read_weights(one, width, heads)
+            assignments = read_weights(module, width, heads)
         except CannotCompare:
             continue
-        if readings and not readings[0].extra:
-            found[path] = readings[0].projections
-    return found
+        if assignments and not assignments[0].extra:
+            attentions[path] = assignments[0].projections
+    return attentions
 
 
-def _parts(part: nn.Module, width: int, heads: int) -> _Parts:
-    attentions = attentions_of(part, width, heads)
+def _find_parts(candidate: nn.Module, width: int, heads: int) -> _LayerParts:
+    attentions = attentions_of(candidate, width, heads)
     if not attentions:
         raise CannotCompare("it has no submodule that is an attention by name and weights (such as self_attn)")
-    outside = [one for path, one in part.named_modules() if path and not path.startswith(tuple(attentions))]
-    linears = [one for one in outside if isinstance(one, nn.Linear)]
-    feed_forward = tuple(Projection(one.weight, one.bias) for one in linears)
-    if len(linears) not in (0, 2, 3) or (linears and width not in {one.out_features for one in linears}):
+    outside = [module for path, module in candidate.named_modules() if path and not path.startswith(tuple(attentions))]
+    linears = [module for module in outside if isinstance(module, nn.Linear)]
+    feed_forward = tuple(LinearMap(linear.weight, linear.bias) for linear in linears)
+    if len(linears) not in (0, 2, 3) or (linears and width not in {linear.out_features for linear in linears}):
         raise CannotCompare(f"its feed-forward has linear layers {linears}; expected two, or three with a gate")
-    norms = [one for one in outside if _is_norm(one, width)]
-    return _Parts(attentions, norms, feed_forward, _cross(part, list(attentions)))
+    norms = [module for module in outside if _is_norm(module, width)]
+    return _LayerParts(attentions, norms, feed_forward, _find_cross_attention(candidate, list(attentions)))
 
 
-def is_layer(part: nn.Module, width: int, heads: int) -> bool:
+def is_layer(candidate: nn.Module, width: int, heads: int) -> bool:
     """Whether a module has the parts of a layer: attentions, a feed-forward and norms, and no table."""
-    if any(isinstance(one, nn.Embedding) for one in part.modules()):
+    if any(isinstance(module, nn.Embedding) for module in candidate.modules()):
         return False
     try:
-        parts = _parts(part, width, heads)
+        parts = _find_parts(candidate, width, heads)
     except CannotCompare:
         return False
     return bool(parts.feed_forward and parts.norms)
 
 
-def _cross(part: nn.Module, attentions: list[str]) -> str | None:
+def _find_cross_attention(candidate: nn.Module, attentions: list[str]) -> str | None:
     """Return the name of the attention over the memory: by its name, or the second of a part that takes a memory."""
     for path in attentions:
         if re.search(r"cross|memory|enc|src|inter", path.lower()):
             return path
-    takes_memory = any(one.role in ("memory", "key") for one in attention_arguments(part))
+    takes_memory = any(argument.role in ("memory", "key") for argument in attention_arguments(candidate))
     return attentions[1] if takes_memory and len(attentions) == 2 else None
 
 
-def _is_norm(one: nn.Module, width: int) -> bool:
-    own = list(one.parameters(recurse=False))
-    return bool(own) and all(weight.shape == (width,) for weight in own) and not list(one.children())
+def _is_norm(module: nn.Module, width: int) -> bool:
+    weights = list(module.parameters(recurse=False))
+    return bool(weights) and all(weight.shape == (width,) for weight in weights) and not list(module.children())
 
 
 @dataclass(frozen=True)
 class _Layer:
     """The right computation of a layer, with settings for its mistakes."""
 
-    parts: _Parts
+    parts: _LayerParts
     heads: int
     settings: Settings
 
     def __call__(self, probe: Probe, mask_of: str, changes: Settings) -> Tensor:
         """Return the output [B, T, D]."""
-        how = {**self.settings, **changes}
+        settings = {**self.settings, **changes}
         x = probe.query
         steps: list[Callable[[Tensor], Tensor]] = [
-            partial(self._attend, name, probe, mask_of, how) for name in self.parts.attentions
+            partial(self._attend, name, probe, mask_of, settings) for name in self.parts.attentions
         ]
         if self.parts.feed_forward:
-            steps.append(partial(self._feed_forward, how))
+            steps.append(partial(self._feed_forward, settings))
         for index, step in enumerate(steps):
-            x = self._joined(how, index, step, x)
+            x = self._apply_sublayer(settings, index, step, x)
         return x
 
-    def _joined(self, how: Settings, index: int, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    def _apply_sublayer(self, settings: Settings, index: int, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Return x after one sub-layer, with its norm and its residual."""
         norms = self.parts.norms
         apply: nn.Module = nn.Identity()
-        if index < len(norms) and index not in how.get("no_norm", ()):
-            apply = norms[0 if how.get("one_norm") else index]
-        mode = how.get("places", {}).get(index, how["place"])
+        if index < len(norms) and index not in settings.get("no_norm", ()):
+            apply = norms[0 if settings.get("one_norm") else index]
+        mode = settings.get("places", {}).get(index, settings["place"])
         source = apply(x) if mode in ("pre", "norm of both") else x
         residual = {"norm of both": source, "norm of the residual": apply(x)}.get(mode, x)
-        if index in how.get("no_residual", ()):
+        if index in settings.get("no_residual", ()):
             residual = torch.zeros_like(x)
         branch: Tensor = step(source)
         if mode == "norm of the branch":
@@ -142,32 +148,36 @@ class _Layer:
         joined: Tensor = residual + branch
         return apply(joined) if mode == "post" else joined
 
-    def _attend(self, name: str, probe: Probe, mask_of: str, how: Settings, x: Tensor) -> Tensor:
+    def _attend(self, name: str, probe: Probe, mask_of: str, settings: Settings, x: Tensor) -> Tensor:
         is_cross = name == self.parts.cross
         whose = "memory" if is_cross else "self"
-        mine = None if mask_of != whose or how.get("no_mask") else probe.allowed
+        mine = None if mask_of != whose or settings.get("no_mask") else probe.allowed
         inner = Probe("", x, probe.memory if is_cross else None, mine)
-        steps = Steps(is_causal=bool(how.get("causal")) and not is_cross)
-        if is_cross and how.get("from_memory"):
+        steps = Steps(is_causal=bool(settings.get("causal")) and not is_cross)
+        if is_cross and settings.get("from_memory"):
             steps = replace(steps, inputs=(1, 0, 0))
         return attend(steps, self.parts.attentions[name], inner, self.heads)
 
-    def _feed_forward(self, how: Settings, x: Tensor) -> Tensor:
-        activation, linears = _ACTIVATIONS[how["activation"]], self.parts.feed_forward
-        outs = [one for one in linears if one.weight.shape[0] == x.shape[-1] and one.weight.shape[1] != x.shape[-1]]
+    def _feed_forward(self, settings: Settings, x: Tensor) -> Tensor:
+        activation, linears = _ACTIVATIONS[settings["activation"]], self.parts.feed_forward
+        outs = [
+            linear
+            for linear in linears
+            if linear.weight.shape[0] == x.shape[-1] and linear.weight.shape[1] != x.shape[-1]
+        ]
         last = outs[0] if outs else linears[-1]
-        first = [one for one in linears if one is not last]
-        first = first[::-1] if how.get("gate") == "second" else first
+        first = [linear for linear in linears if linear is not last]
+        first = first[::-1] if settings.get("gate") == "second" else first
         hidden = activation(functional.linear(x, first[0].weight, first[0].bias))
-        for one in first[1:]:
-            hidden = hidden * functional.linear(x, one.weight, one.bias)
+        for linear in first[1:]:
+            hidden = hidden * functional.linear(x, linear.weight, linear.bias)
         return functional.linear(hidden, last.weight, last.bias)
 
 
-@checked
+@check_types
 @spares_libraries
 def layer(
-    part: Callable[..., Any], *, width: int, heads: int, norm_place: NormPlace | None = None,
+    candidate: Callable[..., Any], *, width: int, heads: int, norm_place: NormPlace | None = None,
     activation: ActivationName | None = None, causal: bool | None = None, mask: MaskMeaning | None = None,
 ) -> Report:  # fmt: skip
     """Compare a hand-written layer with the mathematics: the whole first, then its parts, then how they are joined.
@@ -192,50 +202,50 @@ def layer(
 
     Source: arXiv 1706.03762, section 3.1.
     """
-    if not isinstance(part, nn.Module):
-        raise InputError(f"expected an nn.Module; got {type(part).__name__}")
+    if not isinstance(candidate, nn.Module):
+        raise InputError(f"expected an nn.Module; got {type(candidate).__name__}")
     if heads < 1 or width % heads:
         raise InputError(f"width must be a multiple of heads; got width {width} and {heads} heads")
-    subject = f"{type(part).__name__}, width {width}, {heads} heads"
-    runner = Runner(part, [part])
+    subject = f"{type(candidate).__name__}, width {width}, {heads} heads"
+    runner = CandidateRunner(candidate, [candidate])
     try:
         with runner.borrow():
-            parts = _parts(part, width, heads)
+            parts = _find_parts(candidate, width, heads)
             outputs, mask_of, meaning = _run(runner, parts, width, heads, mask)
-            bases = _bases(parts, norm_place, activation, causal, _takes_causal(part))
+            bases = _bases(parts, norm_place, activation, causal, _takes_causal(candidate))
             probes = [probe for probe, _ in outputs]
-            found = [output for _, output in outputs]
+            measured = [output for _, output in outputs]
 
             def compute(base: Settings, changes: Settings) -> list[Tensor]:
                 return [_Layer(parts, heads, base)(probe, mask_of, changes) for probe in probes]
 
-            base = _likely(bases, compute, found, parts, runner.bound)
-            report = compared(
-                subject, found, partial(compute, base), _changes(parts, base), runner, [one.name for one in probes],
-                place="how the parts are joined", mathematics=_mathematics(base), notes=_notes(base, meaning),
+            base = _nearest_base(bases, compute, measured, parts, runner.bound)
+            report = compare_outputs(
+                subject, measured, partial(compute, base), _changes(parts, base), runner, [case.name for case in probes],
+                where="how the parts are joined", mathematics=_mathematics(base), notes=_notes(base, meaning),
             )  # fmt: skip
     except CannotCompare as reason:
-        return Report.refused(subject, reason)
+        return Report.refuse(subject, reason)
     if report.ok:
         return report
-    broken = _first_wrong_part(part, parts, width, heads)
+    broken = _first_wrong_part(candidate, parts, width, heads)
     return report if broken is None else replace(report, findings=broken)
 
 
-def _likely(
+def _nearest_base(
     bases: Sequence[Settings],
     compute: Callable[[Settings, Settings], list[Tensor]],
-    found: Sequence[Tensor],
-    parts: _Parts,
+    outputs: Sequence[Tensor],
+    parts: _LayerParts,
     bound: float,
 ) -> Settings:
     """Return the usual layer that is nearest, or which a single known mistake turns into the one that was found."""
-    nearest = min(bases, key=lambda one: largest_difference(found, compute(one, {})))
-    if largest_difference(found, compute(nearest, {})) <= bound:
+    nearest = min(bases, key=lambda settings: largest_difference(outputs, compute(settings, {})))
+    if largest_difference(outputs, compute(nearest, {})) <= bound:
         return nearest
-    for one in bases:
-        if single_mistakes(found, partial(compute, one), _changes(parts, one), bound):
-            return one
+    for base in bases:
+        if single_mistakes(outputs, partial(compute, base), _changes(parts, base), bound):
+            return base
     return nearest
 
 
@@ -249,14 +259,14 @@ def _notes(base: Settings, meaning: str | None) -> list[str]:
     return notes if meaning is None else [*notes, f"mask: {meaning}"]
 
 
-def _takes_causal(part: nn.Module) -> bool:
+def _takes_causal(candidate: nn.Module) -> bool:
     """Whether a layer is handed a mask of its own tokens beside that of the memory, which may hide the future."""
-    masks = [one.name for one in attention_arguments(part) if one.role == "mask"]
+    masks = [argument.name for argument in attention_arguments(candidate) if argument.role == "mask"]
     return len(masks) > 1 and not all(_OF_MEMORY.search(name) for name in masks)
 
 
 def _bases(
-    parts: _Parts, place: str | None, activation: str | None, causal: bool | None, takes_causal: bool
+    parts: _LayerParts, norm_place: str | None, activation: str | None, causal: bool | None, takes_causal: bool
 ) -> list[dict[str, Any]]:
     names: tuple[str, ...] = ("relu", "gelu", "silu", "gelu of tanh")
     if activation is not None:
@@ -264,11 +274,11 @@ def _bases(
     causals: tuple[bool, ...] = (True,) if parts.cross and not takes_causal else (False, True)
     if causal is not None:
         causals = (causal,)
-    choices = itertools.product((place,) if place else ("post", "pre"), names, causals, ("first", "second"))
-    return [dict(zip(("place", "activation", "causal", "gate"), one, strict=True)) for one in choices]
+    choices = itertools.product((norm_place,) if norm_place else ("post", "pre"), names, causals, ("first", "second"))
+    return [dict(zip(("place", "activation", "causal", "gate"), choice, strict=True)) for choice in choices]
 
 
-def _changes(parts: _Parts, base: Settings) -> list[tuple[str, Settings]]:
+def _changes(parts: _LayerParts, base: Settings) -> list[tuple[str, Settings]]:
     count = len(parts.attentions) + bool(parts.feed_forward)
     changes: list[tuple[str, Settings]] = []
     each: list[tuple[int, ...]] = [(index,) for index in range(count)]
@@ -291,10 +301,10 @@ def _changes(parts: _Parts, base: Settings) -> list[tuple[str, Settings]]:
 
 
 def _run(
-    runner: Runner, parts: _Parts, width: int, heads: int, mask: str | None
+    runner: CandidateRunner, parts: _LayerParts, width: int, heads: int, mask: str | None
 ) -> tuple[list[tuple[Probe, Tensor]], str, str | None]:
     """Return the outputs of a layer without and with a mask, whose mask it is, and what it means."""
-    arguments = attention_arguments(runner.part)
+    arguments = attention_arguments(runner.candidate)
     numbers = {"width": width, "heads": heads}
     generator = torch.Generator().manual_seed(29)
     x = torch.randn(_BATCH, _TOKENS, width, generator=generator)
@@ -302,41 +312,47 @@ def _run(
     for size in (_MEMORY, _TOKENS):
         memory = torch.randn(_BATCH, size, width, generator=generator)
         plain = Probe("without a mask", x, memory if parts.cross else None)
-        given = Given(x, plain.memory)
-        found = _output(runner, arguments, given, numbers)
-        if found is not None:
-            outputs = [(plain, found)]
-        masked = _with_masks(runner, arguments, given, numbers, mask)
+        inputs = CallInputs(x, plain.memory)
+        plain_output = _output(runner, arguments, inputs, numbers)
+        if plain_output is not None:
+            outputs = [(plain, plain_output)]
+        masked = _run_with_masks(runner, arguments, inputs, numbers, mask)
         if masked:
-            real, output, whose, meaning, _ = max(masked, key=lambda one: one[-1])
+            real, output, whose, meaning, _ = max(masked, key=lambda result: result[-1])
             return [*outputs, (replace(plain, name="with padding", allowed=real), output)], whose, meaning
         if outputs:
             return outputs, "self", None
     if runner.error is not None:
-        raise CannotCompare(raised(runner.part, runner.error))
+        raise CannotCompare(describe_call_error(runner.candidate, runner.error))
     raise CannotCompare(f"it does not return a tensor [batch, tokens, {width}]")
 
 
-def _with_masks(
-    runner: Runner, arguments: Sequence[Argument], given: Given, numbers: Mapping[str, Any], mask: str | None
+def _run_with_masks(
+    runner: CandidateRunner,
+    arguments: Sequence[Argument],
+    inputs: CallInputs,
+    numbers: Mapping[str, Any],
+    mask: str | None,
 ) -> list[tuple[Tensor, Tensor, str, str, bool]]:
     """Return for each mask that runs: what it allows, the output, whose it is, what it means, and whether it hides."""
-    found = []
-    names = [one.name for one in arguments if one.role == "mask"]
-    for name in sorted(names, key=lambda one: "padding" not in one):
-        is_memory = given.memory is not None and (len(names) == 1 or _OF_MEMORY.search(name) is not None)
-        source = given.memory if is_memory else given.query
+    results = []
+    names = [argument.name for argument in arguments if argument.role == "mask"]
+    for name in sorted(names, key=lambda argument_name: "padding" not in argument_name):
+        is_memory = inputs.memory is not None and (len(names) == 1 or _OF_MEMORY.search(name) is not None)
+        source = inputs.memory if is_memory else inputs.query
         assert source is not None
         real = torch.ones(_BATCH, 1, 1, source.shape[1], dtype=torch.bool)
         real[0, ..., -2:] = False
         whose = "memory" if is_memory else "self"
-        for output, meaning, hides in _masked(runner, arguments, given, numbers, name, real, (mask, is_memory)):
-            found.append((real, output, whose, meaning, hides))
-    return found
+        for output, meaning, hides in _run_mask_forms(
+            runner, arguments, inputs, numbers, name, real, (mask, is_memory)
+        ):
+            results.append((real, output, whose, meaning, hides))
+    return results
 
 
-def _masked(
-    runner: Runner, arguments: Sequence[Any], given: Given, numbers: Mapping[str, Any], name: str, real: Tensor,
+def _run_mask_forms(
+    runner: CandidateRunner, arguments: Sequence[Any], inputs: CallInputs, numbers: Mapping[str, Any], name: str, real: Tensor,
     kind: tuple[str | None, bool],
 ) -> Iterator[tuple[Tensor, str, bool]]:  # fmt: skip
     """Yield outputs with a mask in each form that runs, its meaning, and whether it hides what it should."""
@@ -345,59 +361,63 @@ def _masked(
     for meaning, shape in itertools.product(meanings, ("row", "broadcast", "square")):
         allowed = real[:, 0, 0] if shape == "row" else real
         if shape == "square":
-            allowed = real[:, 0].expand(-1, given.query.shape[1], -1)
+            allowed = real[:, 0].expand(-1, inputs.query.shape[1], -1)
         values = {"block": ~allowed, "ones": allowed.long()}.get(meaning, allowed)
         if meaning == "additive":
             values = torch.zeros(allowed.shape).masked_fill(~allowed, float("-inf"))
-        masked = replace(given, mask=values, mask_name=name)
-        found = _output(runner, arguments, masked, numbers)
-        if found is not None and found.isfinite().all():
-            yield found, meaning, _hides(runner, arguments, masked, numbers, real, found, is_memory)
+        masked = replace(inputs, mask=values, mask_name=name)
+        output = _output(runner, arguments, masked, numbers)
+        if output is not None and output.isfinite().all():
+            yield output, meaning, _hides(runner, arguments, masked, numbers, real, output, is_memory)
 
 
 def _hides(
-    runner: Runner,
+    runner: CandidateRunner,
     arguments: Sequence[Any],
-    given: Given,
+    inputs: CallInputs,
     numbers: Mapping[str, Any],
     real: Tensor,
-    found: Tensor,
+    output: Tensor,
     is_memory: bool,
 ) -> bool:
     """Whether outputs at real tokens stay when what is hidden changes."""
     hidden = ~real[:, 0, 0]
-    if is_memory and given.memory is not None:
-        given = replace(given, memory=torch.where(hidden[..., None], given.memory.flip(-1), given.memory))
+    if is_memory and inputs.memory is not None:
+        inputs = replace(inputs, memory=torch.where(hidden[..., None], inputs.memory.flip(-1), inputs.memory))
     else:
-        given = replace(given, query=torch.where(hidden[..., None], given.query.flip(-1), given.query))
-    again = _output(runner, arguments, given, numbers)
-    kept = torch.ones(found.shape[:2], dtype=torch.bool) if is_memory else ~hidden
-    return again is not None and output_error(again[kept], found[kept]) <= runner.bound
+        inputs = replace(inputs, query=torch.where(hidden[..., None], inputs.query.flip(-1), inputs.query))
+    again = _output(runner, arguments, inputs, numbers)
+    visible = torch.ones(output.shape[:2], dtype=torch.bool) if is_memory else ~hidden
+    return again is not None and output_error(again[visible], output[visible]) <= runner.bound
 
 
-def _output(runner: Runner, arguments: Sequence[Any], given: Given, numbers: Mapping[str, Any]) -> Tensor | None:
-    args, named = call_arguments(runner.part, arguments, given, numbers)
+def _output(
+    runner: CandidateRunner, arguments: Sequence[Any], inputs: CallInputs, numbers: Mapping[str, Any]
+) -> Tensor | None:
+    args, named = call_arguments(runner.candidate, arguments, inputs, numbers)
     result = runner.attempt(*args, named=named)
-    for one in tensors_of(result)[:1]:
-        if one.shape == given.query.shape:
-            return one.double()
+    for tensor in tensors_of(result)[:1]:
+        if tensor.shape == inputs.query.shape:
+            return tensor.double()
     if result is not None:
-        runner.error = TypeError(f"it returns {described(result)}, not a tensor {list(given.query.shape)}")
+        runner.error = TypeError(f"it returns {describe_result(result)}, not a tensor {list(inputs.query.shape)}")
     return None
 
 
-def _first_wrong_part(part: nn.Module, parts: _Parts, width: int, heads: int) -> tuple[Finding, ...] | None:
+def _first_wrong_part(candidate: nn.Module, parts: _LayerParts, width: int, heads: int) -> tuple[Finding, ...] | None:
     """Return the findings of the first part that is wrong by itself; None: all that can be compared are right."""
-    for path, report in part_reports(part, list(parts.attentions), width, heads):
+    for path, report in part_reports(candidate, list(parts.attentions), width, heads):
         if report.verdict == "wrong":
-            return tuple(replace(one, where=f"{path}: {one.where}") for one in report.findings)
+            return tuple(replace(finding, where=f"{path}: {finding.where}") for finding in report.findings)
     return None
 
 
-def part_reports(part: nn.Module, attentions: Sequence[str], width: int, heads: int) -> Iterator[tuple[str, Report]]:
+def part_reports(
+    candidate: nn.Module, attentions: Sequence[str], width: int, heads: int
+) -> Iterator[tuple[str, Report]]:
     """Yield the paths of attentions and norms of one's own, each with its report."""
-    for path, one in part.named_modules():
+    for path, module in candidate.named_modules():
         if path in attentions:
-            yield path, attention(one, width=width, heads=heads, mask="any")
-        elif path and _is_norm(one, width) and not isinstance(one, nn.LayerNorm | nn.RMSNorm):
-            yield path, norm(one, width=width)
+            yield path, attention(module, width=width, heads=heads, mask="any")
+        elif path and _is_norm(module, width) and not isinstance(module, nn.LayerNorm | nn.RMSNorm):
+            yield path, norm(module, width=width)

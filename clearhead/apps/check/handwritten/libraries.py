@@ -16,21 +16,21 @@ _CONTAINERS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 CheckT = TypeVar("CheckT", bound=Callable[..., Report])
 
 
-def library_of(part: Callable[..., Any]) -> str | None:
+def library_of(candidate: Callable[..., Any]) -> str | None:
     """Return the library whose own module a part is, with all modules in it; None: it is somebody else's."""
-    if not isinstance(part, nn.Module) or type(part) in _CONTAINERS:
+    if not isinstance(candidate, nn.Module) or type(candidate) in _CONTAINERS:
         return None
-    names = {type(one).__module__.split(".")[0] for one in part.modules()}
-    return type(part).__module__.split(".")[0] if names <= {*LIBRARIES, "einops"} else None
+    names = {type(module).__module__.split(".")[0] for module in candidate.modules()}
+    return type(candidate).__module__.split(".")[0] if names <= {*LIBRARIES, "einops"} else None
 
 
 def spares_libraries(check: CheckT) -> CheckT:
     """Let a comparison say that a library's own module cannot be compared, where it would call it wrong."""
 
     @functools.wraps(check)
-    def call(part: Callable[..., Any], **options: Any) -> Report:
-        report = check(part, **options)
-        library = library_of(part)
+    def call(candidate: Callable[..., Any], **options: Any) -> Report:
+        report = check(candidate, **options)
+        library = library_of(candidate)
         if report.verdict != "wrong" or library is None:
             return report
         says = next(finding.says for finding in report.findings if finding.severity == "wrong")

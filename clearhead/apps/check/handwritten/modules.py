@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from clearhead.apps.check.handwritten.calling import parameters_of
 from clearhead.apps.check.handwritten.libraries import spares_libraries
 from clearhead.apps.check.handwritten.mistakes import MISTAKES
-from clearhead.apps.check.handwritten.polarity import TOUCHED, reversed_masks
-from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report, judged
+from clearhead.apps.check.handwritten.polarity import TOUCHED, find_reversed_masks
+from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report, make_report
 from clearhead.apps.check.handwritten.running import (
     ROUNDED,
+    CandidateRunner,
     NoDropout,
-    Runner,
-    described,
+    describe_call_error,
+    describe_result,
     output_error,
-    raised,
     tensors_of,
 )
-from clearhead.base.arguments import checked
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError
 
 Shape = Literal["row", "query", "head", "square"]
@@ -40,7 +40,7 @@ _OF_VECTORS = re.compile("^enc(oder|oded)?(_|$)(?!.*(id|tok|inp))|mem|hidden|sta
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ModelArguments:
     """The arguments of a model.
 
     Args:
@@ -60,24 +60,30 @@ class Inputs:
         return _OF_SOURCE.search(mask.lower()) is not None or mask == next(iter(self.masks))
 
 
-def model_inputs(part: Callable[..., Any]) -> Inputs:
+def read_arguments(candidate: Callable[..., Any]) -> ModelArguments:
     """Return the arguments of a model.
 
     Raises:
         CannotCompare: what one of them is does not show.
     """
-    parameters = parameters_of(part)
-    masks = {one.name: one.default is one.empty for one in parameters[1:] if _IS_MASK.search(one.name.lower())}
-    others = {one.name: one.default is one.empty for one in parameters if one.name not in masks}
+    parameters = parameters_of(candidate)
+    masks = {
+        parameter.name: parameter.default is parameter.empty
+        for parameter in parameters[1:]
+        if _IS_MASK.search(parameter.name.lower())
+    }
+    others = {
+        parameter.name: parameter.default is parameter.empty for parameter in parameters if parameter.name not in masks
+    }
     if not others:
         raise CannotCompare("it takes no argument that could be the ids")
     passed = [name for name, is_required in others.items() if is_required] or list(others)[:1]
     if "decoder_input_ids" in others and "decoder_input_ids" not in passed:
         passed.append("decoder_input_ids")
     if len(passed) == 1:
-        return Inputs(passed[0], None, _usual_masks(masks))
+        return ModelArguments(passed[0], None, _usual_masks(masks))
     ids, source = _target_and_source(passed)
-    return Inputs(ids, source, masks)
+    return ModelArguments(ids, source, masks)
 
 
 def _target_and_source(names: list[str]) -> tuple[str, str]:
@@ -155,7 +161,7 @@ _BATCH, _LENGTH, _SOURCE_LENGTH, _PADDED = 2, 6, 7, 2
 
 
 @dataclass
-class Model:
+class HandwrittenModel:
     """A module that maps ids to logits, with the source that it reads beside them and the form of its masks.
 
     Args:
@@ -166,9 +172,9 @@ class Model:
         source: ids [B, S]; None: one stack.
     """
 
-    runner: Runner
+    runner: CandidateRunner
     vocabulary: int
-    inputs: Inputs
+    inputs: ModelArguments
     masks: MaskForm | None = None
     source: Tensor | None = None
 
@@ -180,24 +186,24 @@ class Model:
         named: dict[str, Any] = {} if self.inputs.source is None else {self.inputs.source: source, self.inputs.ids: ids}
         for name, is_required in self.inputs.masks.items():
             is_of_source = self.inputs.is_of_source(name)
-            tokens, own = (source, real_source) if is_of_source else (ids, real)
+            tokens, is_real = (source, real_source) if is_of_source else (ids, real)
             assert tokens is not None
-            if self.masks is None or (own is None and not is_required and self.inputs.source is None):
+            if self.masks is None or (is_real is None and not is_required and self.inputs.source is None):
                 named[name] = None
                 continue
-            own = torch.ones(tokens.shape, dtype=torch.bool) if own is None else own
-            named[name] = self.masks.mask(name, own, self.masks.is_causal and not is_of_source)
+            is_real = torch.ones(tokens.shape, dtype=torch.bool) if is_real is None else is_real
+            named[name] = self.masks.mask(name, is_real, self.masks.is_causal and not is_of_source)
         args = () if self.inputs.ids in named else (ids,)
         result = self.runner(*args, **named)
-        for one in tensors_of(result):
-            if one.dim() == 3 and one.shape[:2] == ids.shape:
-                return one.detach().double()
-            if source is not None and one.dim() == 3 and one.shape[:2] == source.shape:
+        for tensor in tensors_of(result):
+            if tensor.dim() == 3 and tensor.shape[:2] == ids.shape:
+                return tensor.detach().double()
+            if source is not None and tensor.dim() == 3 and tensor.shape[:2] == source.shape:
                 labels = self.inputs.ids
                 raise CannotCompare(f"its output has the tokens of its first argument: give '{labels}' a default")
-        raise CannotCompare(f"it returns {described(result)}, not logits {[*ids.shape, 'vocabulary']}")
+        raise CannotCompare(f"it returns {describe_result(result)}, not logits {[*ids.shape, 'vocabulary']}")
 
-    def padded_masks(self, *, of_source: bool) -> bool:
+    def can_hide_padding(self, *, of_source: bool) -> bool:
         """Whether a mask can say which tokens of the source, or of a text, are padding; a target's future is hidden."""
         if self.masks is None or (self.source is not None and not of_source):
             return False
@@ -206,42 +212,44 @@ class Model:
         )
 
 
-def drawn_ids(model: Model, length: int, seed: int) -> Tensor:
+def draw_ids(model: HandwrittenModel, length: int, seed: int) -> Tensor:
     """Return ids [B, length] without the first ones, which many models hide as padding."""
     return torch.randint(
         _lowest(model), model.vocabulary, (_BATCH, length), generator=torch.Generator().manual_seed(seed)
     )
 
 
-def _lowest(model: Model) -> int:
+def _lowest(model: HandwrittenModel) -> int:
     return 4 if model.vocabulary >= 12 else 1
 
 
-def _vocabulary(part: nn.Module, given: int | None) -> int:
-    sizes = [one.num_embeddings for one in part.modules() if isinstance(one, nn.Embedding)]
-    if given is None and not sizes:
+def _vocabulary(candidate: nn.Module, vocab_size: int | None) -> int:
+    sizes = [submodule.num_embeddings for submodule in candidate.modules() if isinstance(submodule, nn.Embedding)]
+    if vocab_size is None and not sizes:
         raise InputError("the module has no nn.Embedding: say how many ids it reads, as vocab_size=N")
     # A table of positions may have more rows than that of ids, and a table of segments has few.
-    return given or min((size for size in sizes if size >= 8), default=max(sizes))
+    return vocab_size or min((size for size in sizes if size >= 8), default=max(sizes))
 
 
-def read_model(part: nn.Module, vocab_size: int | None) -> Model:
+def read_model(candidate: nn.Module, vocab_size: int | None) -> HandwrittenModel:
     """Return a module with its arguments read.
 
     Raises:
         CannotCompare: what one of them is does not show.
         InputError: the size of the vocabulary is not known.
     """
-    model = Model(Runner(part, [part]), _vocabulary(part, vocab_size), model_inputs(part))
+    model = HandwrittenModel(
+        CandidateRunner(candidate, [candidate]), _vocabulary(candidate, vocab_size), read_arguments(candidate)
+    )
     if model.inputs.source is not None:
-        model.source = drawn_ids(model, _SOURCE_LENGTH, 13)
+        model.source = draw_ids(model, _SOURCE_LENGTH, 13)
     return model
 
 
-@checked
+@check_types
 @spares_libraries
 def module(
-    part: Callable[..., Any], *, vocab_size: int | None = None, flow: Flow | None = None, length: int = _LENGTH
+    candidate: Callable[..., Any], *, vocab_size: int | None = None, flow: Flow | None = None, length: int = _LENGTH
 ) -> Report:
     """Find what each output of a module depends on, and whether batches and padding change its results.
 
@@ -263,26 +271,26 @@ def module(
         InputError: not a module, or the size of the vocabulary is not known.
         NotImplementedError: the part is not written yet.
     """
-    if not isinstance(part, nn.Module):
-        raise InputError(f"expected an nn.Module; got {type(part).__name__}")
+    if not isinstance(candidate, nn.Module):
+        raise InputError(f"expected an nn.Module; got {type(candidate).__name__}")
     if vocab_size is not None and vocab_size < 3:
         raise InputError(f"vocab_size must be at least 3; got {vocab_size}")
     if length < 4:
         raise InputError(f"length must be at least 4; got {length}")
-    subject = f"{type(part).__name__}, {length} tokens"
+    subject = f"{type(candidate).__name__}, {length} tokens"
     try:
-        return _judged(read_model(part, vocab_size), subject, flow, length)
+        return _judge(read_model(candidate, vocab_size), subject, flow, length)
     except CannotCompare as reason:
-        return Report.refused(subject, reason)
+        return Report.refuse(subject, reason)
 
 
-def _reversed(model: Model, ids: Tensor, flow: Flow | None) -> list[Finding]:
+def _reversed_mask_findings(model: HandwrittenModel, ids: Tensor, flow: Flow | None) -> list[Finding]:
     """Return a list with a finding about submodules whose mask has the wrong polarity, or an empty list."""
-    network = model.runner.part
+    network = model.runner.candidate
     assert isinstance(network, nn.Module)
     is_causal = flow == "causal" or (flow is None and _is_decoder(model))
     lengths = [sequences.shape[1] for sequences in (ids, model.source) if sequences is not None]
-    paths = reversed_masks(network, lambda: model(ids), lengths, is_causal=is_causal)
+    paths = find_reversed_masks(network, lambda: model(ids), lengths, is_causal=is_causal)
     says = "the mask has the wrong polarity: it hides what should be seen, and shows what should be hidden"
     mend = "pass ~mask, or read the mask so in the attention; nn.MultiheadAttention hides where its mask is True"
     more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
@@ -290,47 +298,47 @@ def _reversed(model: Model, ids: Tensor, flow: Flow | None) -> list[Finding]:
     return [Finding.of("mask_polarity", where=where, says=says, mend=mend)] if paths else []
 
 
-def _is_decoder(model: Model) -> bool:
+def _is_decoder(model: HandwrittenModel) -> bool:
     """Return True if the class name of the model contains "decoder" or ends in "lm"."""
-    return re.search("decoder|lm$", type(model.runner.part).__name__.lower()) is not None
+    return re.search("decoder|lm$", type(model.runner.candidate).__name__.lower()) is not None
 
 
-def expected_flow(model: Model, flow: Flow | None) -> Flow | None:
+def expected_flow(model: HandwrittenModel, flow: Flow | None) -> Flow | None:
     """Return the flow that the caller, the two stacks or the name of a module say; None: nothing says it."""
-    name = type(model.runner.part).__name__.lower()
+    name = type(model.runner.candidate).__name__.lower()
     return flow or ("causal" if model.inputs.source is not None or "causal" in name else None)
 
 
-def _judged(model: Model, subject: str, flow: Flow | None, length: int) -> Report:
-    runner, ids, flow = model.runner, drawn_ids(model, length, 7), expected_flow(model, flow)
+def _judge(model: HandwrittenModel, subject: str, flow: Flow | None, length: int) -> Report:
+    runner, ids, flow = model.runner, draw_ids(model, length, 7), expected_flow(model, flow)
     findings: list[Finding] = []
     for draw in (False, True):
         with runner.borrow(draw=draw):
             model, error = with_masks(model, ids, flow)
             if error is not None:
-                return judged(subject, (_raised(model, error, length),))
+                return make_report(subject, (_error_finding(model, error, length),))
             outputs = model(ids)
-            if mask_findings := _reversed(model, ids, flow):
-                return judged(subject, mask_findings, compared=("masks",))
+            if mask_findings := _reversed_mask_findings(model, ids, flow):
+                return make_report(subject, mask_findings, compared=("masks",))
             reads, mates = _dependencies(model, model, ids, outputs)
             if not reads.any() and not draw:
                 continue  # weights of zero, such as those of a fresh head, hide what depends on what
-            found, expected = _flow_findings(reads, mates, flow)
-            findings += [*found, *_source_findings(model, ids, outputs, reads)]
+            flow_findings, expected = _flow_findings(reads, mates, flow)
+            findings += [*flow_findings, *_source_findings(model, ids, outputs, reads)]
             findings += _invariances(model, ids, outputs, expected, bool(reads.triu(1).any()), bool(mates.any()))
         break
     if runner.is_random:
         findings.append(Finding.of("dropout_in_evaluation"))
     if runner.changes_weights:
         findings.append(Finding.of("weights_changed"))
-    notes = [f"flow: {expected}", *_drawn(reads)]
+    notes = [f"flow: {expected}", *_drawing_lines(reads)]
     if model.masks is not None and model.masks != MaskForm():
         notes.insert(0, f"masks: {model.masks}")
     stacks = ["flow"] if model.source is None else ["flow", "source"]
-    return judged(subject, findings, compared=(*stacks, "batch mates", "lengths", "padding"), notes=tuple(notes))
+    return make_report(subject, findings, compared=(*stacks, "batch mates", "lengths", "padding"), notes=tuple(notes))
 
 
-def with_masks(model: Model, ids: Tensor, flow: Flow | None) -> tuple[Model, Exception | None]:
+def with_masks(model: HandwrittenModel, ids: Tensor, flow: Flow | None) -> tuple[HandwrittenModel, Exception | None]:
     """Return a model with the form of its masks that runs and hides most of what they should, or the error it raises.
 
     Raises:
@@ -340,12 +348,12 @@ def with_masks(model: Model, ids: Tensor, flow: Flow | None) -> tuple[Model, Exc
     is_simple = inputs.source is None and not any(inputs.masks.values())
     is_causal = flow == "causal" or (flow is None and _is_decoder(model))
     latest: tuple[int, Exception] | None = None
-    best: tuple[int, Model] | None = None
+    best: tuple[int, HandwrittenModel] | None = None
     for form in mask_forms(is_causal) if inputs.masks else (None,):
         trial = replace(model, masks=form)
         try:
             output = trial(ids)
-            score = _hidden(trial, ids, output, is_causal) if output.isfinite().all() else -1
+            score = _hiding_score(trial, ids, output, is_causal) if output.isfinite().all() else -1
             if is_simple or score == 1 + is_causal:
                 return trial, None
         except (CannotCompare, NotImplementedError):
@@ -361,35 +369,35 @@ def with_masks(model: Model, ids: Tensor, flow: Flow | None) -> tuple[Model, Exc
     if best is not None:
         return best[1], None
     assert latest is not None
-    if not is_simple and _raised(model, latest[1], ids.shape[1]).cause != "mask_one_short":
-        raise CannotCompare(raised(model.runner.part, latest[1]))
+    if not is_simple and _error_finding(model, latest[1], ids.shape[1]).cause != "mask_one_short":
+        raise CannotCompare(describe_call_error(model.runner.candidate, latest[1]))
     return model, latest[1]
 
 
-def _hidden(model: Model, ids: Tensor, output: Tensor, is_causal: bool) -> int:
+def _hiding_score(model: HandwrittenModel, ids: Tensor, output: Tensor, is_causal: bool) -> int:
     """Return how much of what masks should hide is hidden: the future, and padding of the text or the source."""
-    score, other = 0, _other(model, ids)
+    score, other = 0, _other_ids(model, ids)
     if is_causal:
         later = torch.cat([ids[:, :-1], other[:, -1:]], 1)
         score += output_error(model(later)[:, :-1], output[:, :-1]) <= model.runner.bound
     for of_source in (False, True):
         tokens = model.source if of_source else ids
-        if tokens is not None and model.padded_masks(of_source=of_source):
+        if tokens is not None and model.can_hide_padding(of_source=of_source):
             score += not list(_padding(model, ids, model.runner.bound, of_source, sides=False))
     return score
 
 
-def _raised(model: Model, error: Exception, length: int) -> Finding:
+def _error_finding(model: HandwrittenModel, error: Exception, length: int) -> Finding:
     """Return the finding of an error, which may be about a mask of one token less than the input."""
     sizes = {int(number) for number in re.findall(r"\d+", str(error))}
     short = {length - 1, (length - 1) ** 2} & sizes and {length, length**2} & sizes
-    says = raised(model.runner.part, error)
+    says = describe_call_error(model.runner.candidate, error)
     if short:
         return Finding.of("mask_one_short", says=f"mask and input differ by a token: {length - 1} and {length}: {says}")
     return Finding.of("raises", says=says)
 
 
-def _other(model: Model, ids: Tensor) -> Tensor:
+def _other_ids(model: HandwrittenModel, ids: Tensor) -> Tensor:
     """Return other ids at every place, none of the first ones."""
     low = _lowest(model)
     count = model.vocabulary - low
@@ -397,18 +405,20 @@ def _other(model: Model, ids: Tensor) -> Tensor:
     return low + (ids - low + step) % count
 
 
-def _dependencies(model: Model, run: Callable[[Tensor], Tensor], ids: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
+def _dependencies(
+    model: HandwrittenModel, run: Callable[[Tensor], Tensor], ids: Tensor, outputs: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return which outputs [T] of a row read which of its inputs, and of those of another row."""
-    size, other = (outputs.shape[1], ids.shape[1]), _other(model, ids)
+    size, other = (outputs.shape[1], ids.shape[1]), _other_ids(model, ids)
     reads, mates = torch.zeros(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool)
     if not outputs.isfinite().all():
         raise CannotCompare("its output is not a number")
     scale = float(outputs.abs().max()) or 1.0
-    for place in range(ids.shape[1]):
+    for position in range(ids.shape[1]):
         changed = ids.clone()
-        changed[0, place] = other[0, place]
+        changed[0, position] = other[0, position]
         difference = (run(changed) - outputs).nan_to_num(nan=float("inf")).abs().amax(-1) / scale
-        reads[:, place], mates[:, place] = difference[0] > TOUCHED, (difference[1:] > TOUCHED).any(0)
+        reads[:, position], mates[:, position] = difference[0] > TOUCHED, (difference[1:] > TOUCHED).any(0)
     return reads, mates
 
 
@@ -417,7 +427,9 @@ def _flow_findings(reads: Tensor, mates: Tensor, flow: Flow | None) -> tuple[lis
     expected: Flow = flow or ("full" if bool(reads[0, -1]) else "causal")
     findings = []
     if bool(mates.any()):
-        findings.append(Finding.of("batch_mates_read", says=f"one row of the batch reads another: {_places(mates)}"))
+        findings.append(
+            Finding.of("batch_mates_read", says=f"one row of the batch reads another: {_describe_first(mates)}")
+        )
     if not reads.any():
         findings.append(Finding.of("nothing_read"))
     future = reads.triu(1)
@@ -425,11 +437,11 @@ def _flow_findings(reads: Tensor, mates: Tensor, flow: Flow | None) -> tuple[lis
         if bool(reads.all()):
             return [*findings, Finding.of("no_causal_mask")], expected
         is_next = not bool(reads.triu(2).any()) or (bool(reads.diagonal(1).all()) and not bool(reads[0, 2:].any()))
-        findings.append(Finding.of("future_by_one" if is_next else "future_read", says=_places(future)))
+        findings.append(Finding.of("future_by_one" if is_next else "future_read", says=_describe_first(future)))
     return findings, expected
 
 
-def _source_findings(model: Model, ids: Tensor, outputs: Tensor, target_reads: Tensor) -> Iterator[Finding]:
+def _source_findings(model: HandwrittenModel, ids: Tensor, outputs: Tensor, target_reads: Tensor) -> Iterator[Finding]:
     """Yield what is wrong with how the outputs read the source; each should read all of it, in its order.
 
     Raises:
@@ -451,20 +463,20 @@ def _source_findings(model: Model, ids: Tensor, outputs: Tensor, target_reads: T
         says = "one row of the batch reads the source of another"
         yield Finding.of("batch_mates_read", says=says)
     if not bool(reads.all()):
-        place, token = (~reads).nonzero()[0].tolist()
-        says = f"the output at token {place} does not change with token {token} of the source"
+        position, token = (~reads).nonzero()[0].tolist()
+        says = f"the output at token {position} does not change with token {token} of the source"
         yield Finding.of("source_not_read", says=says if reads.any() else "no output reads the source")
     elif output_error(run(source.flip(1)), outputs) <= model.runner.bound:
         yield Finding.of("positions_missing")
 
 
-def _places(reads: Tensor) -> str:
-    place, source = next(iter(reads.nonzero().tolist()))
-    return f"the output at token {place} changes with the input at token {source}"
+def _describe_first(reads: Tensor) -> str:
+    position, source = next(iter(reads.nonzero().tolist()))
+    return f"the output at token {position} changes with the input at token {source}"
 
 
 def _invariances(
-    model: Model, ids: Tensor, outputs: Tensor, flow: Flow, future: bool, mates: bool
+    model: HandwrittenModel, ids: Tensor, outputs: Tensor, flow: Flow, future: bool, mates: bool
 ) -> Iterator[Finding]:
     """Compare a batch with its rows, a text with its beginning, and padding on either side."""
     bound = max(model.runner.bound, ROUNDED if model.runner.dtype == torch.float32 else 0.0)
@@ -478,19 +490,19 @@ def _invariances(
             if short > bound:
                 yield Finding.of("future_read", short, says="the beginning of a text alone gives another output")
         for of_source in (False, True):
-            if model.padded_masks(of_source=of_source):
+            if model.can_hide_padding(of_source=of_source):
                 yield from _padding(model, ids, bound, of_source, sides=not of_source and model.source is None)
     except (CannotCompare, NotImplementedError):
         raise
     except Exception as error:  # noqa: BLE001 a stranger's code raises anything
-        yield _raised(model, error, ids.shape[1])
+        yield _error_finding(model, error, ids.shape[1])
 
 
-def _padding(model: Model, ids: Tensor, bound: float, of_source: bool, *, sides: bool) -> Iterator[Finding]:
+def _padding(model: HandwrittenModel, ids: Tensor, bound: float, of_source: bool, *, sides: bool) -> Iterator[Finding]:
     """Compare two kinds of padding, with other ids and none at all, and perhaps padding on the other side."""
     tokens = model.source if of_source else ids
     assert tokens is not None
-    kept = slice(None) if of_source else slice(None, -_PADDED)
+    real_tokens = slice(None) if of_source else slice(None, -_PADDED)
 
     def run(changed: Tensor, real: Tensor) -> Tensor:
         return model(ids, source=changed, real_source=real) if of_source else model(changed, real)
@@ -498,9 +510,9 @@ def _padding(model: Model, ids: Tensor, bound: float, of_source: bool, *, sides:
     real = torch.ones(tokens.shape, dtype=torch.bool)
     real[:, -_PADDED:] = False
     alone = run(tokens[:, :-_PADDED], real[:, :-_PADDED])
-    changed = torch.where(real, tokens, _other(model, tokens))
+    changed = torch.where(real, tokens, _other_ids(model, tokens))
     with NoDropout():
-        right, other = run(tokens, real)[:, kept], run(changed, real)[:, kept]
+        right, other = run(tokens, real)[:, real_tokens], run(changed, real)[:, real_tokens]
     if output_error(other, right) > bound or output_error(right, alone) > bound:
         says = "outputs read padding of the source" if of_source else MISTAKES["padding_read"].says
         yield Finding.of("padding_read", max(output_error(other, right), output_error(right, alone)), says=says)
@@ -510,7 +522,7 @@ def _padding(model: Model, ids: Tensor, bound: float, of_source: bool, *, sides:
             yield Finding.of("padding_side", output_error(left, right), severity="warning")
 
 
-def _drawn(reads: Tensor) -> Iterator[str]:
+def _drawing_lines(reads: Tensor) -> Iterator[str]:
     yield "what reads what (rows: outputs, columns: inputs):"
     for row in reads:
-        yield "  " + " ".join("x" if one else "." for one in row.tolist())
+        yield "  " + " ".join("x" if is_read else "." for is_read in row.tolist())

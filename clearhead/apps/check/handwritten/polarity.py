@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.apps.check.handwritten.report import CannotCompare
-from clearhead.apps.check.handwritten.running import ROUNDED, NoDropout, output_error, shown_error, tensors_of
+from clearhead.apps.check.handwritten.running import ROUNDED, NoDropout, describe_error, output_error, tensors_of
 
 TOUCHED = 1e-10
 """Least relative change of an output that counts as a dependency."""
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def reversed_masks(
+def find_reversed_masks(
     model: nn.Module, run: Callable[[], object], lengths: Sequence[int], *, is_causal: bool
 ) -> list[str]:
     """Return the paths of the innermost submodules whose mask hides what it should show.
@@ -56,7 +56,7 @@ def reversed_masks(
         if length is None:
             continue
         try:
-            sees, blind = _seen_tokens(modules[path], calls[path], length)
+            sees, blind = _measure_reads(modules[path], calls[path], length)
         except CannotCompare:
             continue
         if sees.any() or blind.all():
@@ -68,7 +68,7 @@ def reversed_masks(
     return reversed_paths
 
 
-def _seen_tokens(module: nn.Module, call: Call, length: int) -> tuple[Tensor, Tensor]:
+def _measure_reads(module: nn.Module, call: Call, length: int) -> tuple[Tensor, Tensor]:
     """Return a table [T, T] of the other tokens that each output depends on, and a mask [T] of blind outputs.
 
     A blind output depends on no token. The input vectors are drawn anew, so that earlier faults do not matter. The
@@ -84,7 +84,7 @@ def _seen_tokens(module: nn.Module, call: Call, length: int) -> tuple[Tensor, Te
     def output(changed: int | None = None, *, is_inverted: bool = False) -> Tensor:
         def pass_on(value: Any) -> Any:
             if not _is_vectors(value, length):
-                return _inverted(value) if is_inverted else value
+                return _invert_mask(value) if is_inverted else value
             drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(37), dtype=torch.float64)
             if changed is not None:
                 drawn.select(axis, changed).neg_()
@@ -94,7 +94,7 @@ def _seen_tokens(module: nn.Module, call: Call, length: int) -> tuple[Tensor, Te
             with NoDropout():
                 result = module(*map(pass_on, args), **{name: pass_on(value) for name, value in kwargs.items()})
         except Exception as error:  # a stranger's code raises anything
-            raise CannotCompare(shown_error(error)) from error
+            raise CannotCompare(describe_error(error)) from error
         for tensor in tensors_of(result):
             if tensor.dim() == 3 and tensor.shape[:2] == vectors.shape[:2]:
                 return tensor.detach().movedim(axis, 1)[0].double()
@@ -121,7 +121,7 @@ def _is_uniform(out: Tensor) -> bool:
     return output_error(out, out[:1].expand_as(out)) <= ROUNDED
 
 
-def _inverted(value: Any) -> Any:
+def _invert_mask(value: Any) -> Any:
     """Return a mask with hidden and visible exchanged; return any other value unchanged."""
     if not isinstance(value, Tensor) or not ((value == 0) | (value == 1)).all():
         return value

@@ -101,10 +101,10 @@ class Report:
     reason: str = ""
 
     @classmethod
-    def refused(cls, subject: str, reason: CannotCompare) -> Report:
+    def refuse(cls, subject: str, reason: CannotCompare) -> Report:
         """Return the report of a part that cannot be compared."""
         if isinstance(reason, NotSteady):
-            return judged(subject, (Finding.of("randomness_in_evaluation"),))
+            return make_report(subject, (Finding.of("randomness_in_evaluation"),))
         return cls(subject, "cannot compare", reason=f"{reason}")
 
     @property
@@ -115,10 +115,10 @@ class Report:
     def record(self, hint: int = FULL_HINT) -> dict[str, Any]:
         """Return the report as JSON values, as much of it as `lines` tells."""
         findings = []
-        for one in self.findings:
-            shown = one if hint >= FULL_HINT else replace(one, cause=None, says="", mend="", alternatives=())
-            mathematics = one.mathematics if hint >= 2 else ""
-            findings.append({**vars(shown), "mathematics": mathematics, "difference": _finite(one.difference)})
+        for finding in self.findings:
+            shown = finding if hint >= FULL_HINT else replace(finding, cause=None, says="", mend="", alternatives=())
+            mathematics = finding.mathematics if hint >= 2 else ""
+            findings.append({**vars(shown), "mathematics": mathematics, "difference": _finite(finding.difference)})
         return {**vars(self), "ok": self.ok, "findings": findings, "largest": _finite(self.largest)}
 
     def lines(self, hint: int = FULL_HINT) -> Iterator[str]:
@@ -147,7 +147,7 @@ class Report:
         return block([*self.lines()], more="print() shows all")
 
 
-def judged(
+def make_report(
     subject: str, findings: Sequence[Finding], *, compared: Sequence[str] = (), largest: float | None = None,
     bound: float | None = None, notes: Sequence[str] = (),
 ) -> Report:  # fmt: skip

@@ -53,7 +53,7 @@ class NoDropout(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Operations(TorchDispatchMode):
+class _OperationWatch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.has_float32: bool = False
@@ -62,8 +62,12 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self.num_operations += 1
-        for one in result if isinstance(result, tuple | list) else (result,):
-            self.has_float32 |= isinstance(one, Tensor) and one.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        for value in result if isinstance(result, tuple | list) else (result,):
+            self.has_float32 |= isinstance(value, Tensor) and value.dtype in (
+                torch.float32,
+                torch.float16,
+                torch.bfloat16,
+            )
         return result
 
 
@@ -78,7 +82,7 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def borrowed(
+def borrow_weights(
     owners: Sequence[nn.Module], tensors: Sequence[Tensor], dtype: torch.dtype, *, draw: bool = True
 ) -> Iterator[None]:
     """Give weights other values, their type and evaluation mode while this is open.
@@ -90,31 +94,31 @@ def borrowed(
         draw: weights are drawn, so that a bias of zero or a weight of twos hides nothing.
     """
     whole = nn.ModuleList(owners)
-    weights = {id(one): one for one in (*whole.parameters(), *tensors)}
-    data = [(one, one.data, one.grad) for one in (*weights.values(), *whole.buffers())]
+    weights = {id(weight): weight for weight in (*whole.parameters(), *tensors)}
+    data = [(tensor, tensor.data, tensor.grad) for tensor in (*weights.values(), *whole.buffers())]
     modes = [(module, module.training, dict(module._buffers)) for owner in owners for module in owner.modules()]
     generator = torch.Generator().manual_seed(11)
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), _default_dtype(dtype):
             torch.manual_seed(5)
-            for one in weights.values():
-                one.grad = None
-                one.data = _drawn(one, generator, dtype) if draw else one.data.to("cpu", dtype)
-            for one in whole.buffers():
-                one.data = one.data.to("cpu", dtype if one.is_floating_point() else one.dtype)
+            for tensor in weights.values():
+                tensor.grad = None
+                tensor.data = _draw_weight(tensor, generator, dtype) if draw else tensor.data.to("cpu", dtype)
+            for tensor in whole.buffers():
+                tensor.data = tensor.data.to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
             for module, *_ in modes:
                 module.training = False
             yield
     finally:
-        for one, before, grad in data:
-            one.data = before
-            one.grad = grad
-        for module, training, own in modes:
+        for tensor, before, grad in data:
+            tensor.data = before
+            tensor.grad = grad
+        for module, training, buffers in modes:
             module.training = training
-            module._buffers.update(own)
+            module._buffers.update(buffers)
 
 
-def _drawn(weight: Tensor, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
+def _draw_weight(weight: Tensor, generator: torch.Generator, dtype: torch.dtype) -> Tensor:
     values = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
     if weight.dim() < 2:  # a bias, or the weight of a norm
         return (values * 0.5 + 1.0).to(dtype)
@@ -122,7 +126,7 @@ def _drawn(weight: Tensor, generator: torch.Generator, dtype: torch.dtype) -> Te
 
 
 @dataclass
-class Runner:
+class CandidateRunner:
     """Runs a part and notes what it should not do.
 
     Args:
@@ -131,7 +135,7 @@ class Runner:
         weights: further weights.
     """
 
-    part: Callable[..., Any]
+    candidate: Callable[..., Any]
     owners: Sequence[nn.Module] = ()
     weights: Sequence[Tensor] = ()
     dtype: torch.dtype = torch.float64
@@ -140,32 +144,32 @@ class Runner:
     changes_weights: bool = False
     error: Exception | None = None
     num_before_error: int = 0
-    watch: _Operations = field(default_factory=_Operations)
+    watch: _OperationWatch = field(default_factory=_OperationWatch)
     notes: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
     def borrow(self, dtype: torch.dtype | None = None, *, draw: bool = True) -> Iterator[None]:
         """Borrow the weights."""
-        with borrowed(self.owners, self.weights, dtype or self.dtype, draw=draw):
+        with borrow_weights(self.owners, self.weights, dtype or self.dtype, draw=draw):
             yield
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the part; where dropout or drawing makes two runs differ, dropout is switched off."""
-        watch = self.watch = _Operations()
-        kept = [one.detach().clone() for one in self._state()]
+        watch = self.watch = _OperationWatch()
+        state = [tensor.detach().clone() for tensor in self._state()]
         with watch if self.dtype == torch.float64 else contextlib.nullcontext():
-            first = self._once(args, kwargs)
-            self._put_back(kept)
-            second = self._once(args, kwargs)
+            first = self._run_once(args, kwargs)
+            self._put_back(state)
+            second = self._run_once(args, kwargs)
             if not _same(first, second):
                 self.is_random = True
                 with NoDropout():
-                    first, second = self._once(args, kwargs), self._once(args, kwargs)
+                    first, second = self._run_once(args, kwargs), self._run_once(args, kwargs)
                 if not _same(first, second):
                     raise NotSteady("two runs on the same input differ in evaluation, and not by dropout alone")
         if watch.has_float32:
             self.bound = max(self.bound, ROUNDED)
-        self._put_back(kept)
+        self._put_back(state)
         return first
 
     def attempt(self, *args: Any, named: Mapping[str, Any] | None = None) -> Any:
@@ -179,22 +183,22 @@ class Runner:
                 self.error, self.num_before_error = error, self.watch.num_operations
             return None
 
-    def _put_back(self, kept: Sequence[Tensor]) -> None:
+    def _put_back(self, state: Sequence[Tensor]) -> None:
         """Undo what a run did to the weights, and note it."""
-        for before, now in zip(kept, self._state(), strict=False):
+        for before, now in zip(state, self._state(), strict=False):
             if not _equal(before, now):
                 self.changes_weights = True
                 now.data = before.clone()
 
     def _state(self) -> list[Tensor]:
-        own = [one for owner in self.owners for one in (*owner.parameters(), *owner.buffers())]
-        return [*own, *self.weights]
+        tensors = [tensor for owner in self.owners for tensor in (*owner.parameters(), *owner.buffers())]
+        return [*tensors, *self.weights]
 
-    def _once(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return self.part(*map(_copied, args), **{name: _copied(value) for name, value in kwargs.items()})
+    def _run_once(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return self.candidate(*map(_copy, args), **{name: _copy(value) for name, value in kwargs.items()})
 
 
-def _copied(value: Any) -> Any:
+def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) else value
 
 
@@ -205,7 +209,9 @@ def _equal(first: Tensor, second: Tensor) -> bool:
 def _same(first: Any, second: Any) -> bool:
     pairs = list(zip(tensors_of(first), tensors_of(second), strict=False))
     return all(
-        output_error(one.nan_to_num(), other.nan_to_num()) < EXACT for one, other in pairs if one.is_floating_point()
+        output_error(tensor.nan_to_num(), other.nan_to_num()) < EXACT
+        for tensor, other in pairs
+        if tensor.is_floating_point()
     )
 
 
@@ -214,25 +220,25 @@ def tensors_of(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, Mapping):
-        return [one for value in result.values() for one in tensors_of(value)]
-    return [one for value in result for one in tensors_of(value)] if isinstance(result, tuple | list) else []
+        return [tensor for value in result.values() for tensor in tensors_of(value)]
+    return [tensor for value in result for tensor in tensors_of(value)] if isinstance(result, tuple | list) else []
 
 
-def described(result: Any) -> str:
+def describe_result(result: Any) -> str:
     """Return what a part returned, for a sentence."""
-    found = tensors_of(result)
-    if not found:
+    tensors = tensors_of(result)
+    if not tensors:
         return f"{type(result).__name__}"
-    return " and ".join(f"a tensor {list(one.shape)}" for one in found[:2])
+    return " and ".join(f"a tensor {list(tensor.shape)}" for tensor in tensors[:2])
 
 
-def raised(function: Any, error: BaseException) -> str:
+def describe_call_error(function: Any, error: BaseException) -> str:
     """Return one line with the name of a called function (`forward` for a module) and the error that it raised."""
     name = "forward" if isinstance(function, nn.Module) else getattr(function, "__name__", "it")
-    return f"{name} raised {shown_error(error)}"
+    return f"{name} raised {describe_error(error)}"
 
 
-def shown_error(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error in one line: its type, the user's line and expression that raised it, and its message."""
     message = " ".join(str(error).split())[:200]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):

@@ -13,28 +13,36 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.apps.check.handwritten.calling import parameters_of
-from clearhead.apps.check.handwritten.experiments import Changes, Settings, compared, largest_difference
+from clearhead.apps.check.handwritten.experiments import Changes, Settings, compare_outputs, largest_difference
 from clearhead.apps.check.handwritten.libraries import spares_libraries
 from clearhead.apps.check.handwritten.mistakes import MISTAKES
 from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report
-from clearhead.apps.check.handwritten.running import ROUNDED, Runner, described, raised, tensors_of
-from clearhead.base.arguments import checked
+from clearhead.apps.check.handwritten.running import (
+    ROUNDED,
+    CandidateRunner,
+    describe_call_error,
+    describe_result,
+    tensors_of,
+)
+from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError
 
 _LENGTH, _BATCH, _HEADS = 7, 2, 3
 _EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-4, 1e-7, 0.0)
 
 
-def _name(part: Any) -> str:
-    return str(getattr(part, "__name__", type(part).__name__))
+def _name(candidate: Any) -> str:
+    return str(getattr(candidate, "__name__", type(candidate).__name__))
 
 
-def _runner(part: Callable[..., Any]) -> Runner:
-    owner = part if isinstance(part, nn.Module) else getattr(part, "__self__", None)
-    return Runner(part, [owner] if isinstance(owner, nn.Module) else [])
+def _runner(candidate: Callable[..., Any]) -> CandidateRunner:
+    owner = candidate if isinstance(candidate, nn.Module) else getattr(candidate, "__self__", None)
+    return CandidateRunner(candidate, [owner] if isinstance(owner, nn.Module) else [])
 
 
-def _first(runner: Runner, calls: Sequence[tuple[Any, ...]], shapes: Sequence[tuple[int, ...]]) -> Tensor:
+def _first_output(
+    runner: CandidateRunner, calls: Sequence[tuple[Any, ...]], shapes: Sequence[tuple[int, ...]]
+) -> Tensor:
     """Return the first output of one of these shapes, of the first call that gives one.
 
     Raises:
@@ -43,13 +51,13 @@ def _first(runner: Runner, calls: Sequence[tuple[Any, ...]], shapes: Sequence[tu
     result: Any = None
     for call in calls:
         result = runner.attempt(*call)
-        for one in tensors_of(result)[:1]:
-            if tuple(one.shape) in shapes:
-                return one.detach().double()
+        for tensor in tensors_of(result)[:1]:
+            if tuple(tensor.shape) in shapes:
+                return tensor.detach().double()
     wanted = " or ".join(str(list(shape)) for shape in shapes)
     if result is None and runner.error is not None:
-        raise CannotCompare(raised(runner.part, runner.error))
-    raise CannotCompare(f"it returns {described(result)}, not a tensor {wanted}")
+        raise CannotCompare(describe_call_error(runner.candidate, runner.error))
+    raise CannotCompare(f"it returns {describe_result(result)}, not a tensor {wanted}")
 
 
 def _table(settings: Settings, length: int, width: int) -> Tensor:
@@ -74,8 +82,8 @@ _POSITION_CHANGES: Changes = (
 )  # fmt: skip
 
 
-@checked
-def positions(part: Callable[..., Any], *, width: int = 10, length: int = _LENGTH) -> Report:
+@check_types
+def positions(candidate: Callable[..., Any], *, width: int = 10, length: int = _LENGTH) -> Report:
     """Compare hand-written sinusoidal positions with the mathematics.
 
     Args:
@@ -95,38 +103,38 @@ def positions(part: Callable[..., Any], *, width: int = 10, length: int = _LENGT
     """
     if width < 2 or length < 2:
         raise InputError(f"width and length must be at least 2; got {width} and {length}")
-    subject, runner = f"{_name(part)}, width {width}", _runner(part)
+    subject, runner = f"{_name(candidate)}, width {width}", _runner(candidate)
     findings: list[Finding] = []
     try:
         with runner.borrow(draw=False):
-            if isinstance(part, nn.Module):
+            if isinstance(candidate, nn.Module):
                 zeros = torch.zeros(_BATCH, length, width)
-                found = _first(
+                table = _first_output(
                     runner,
                     [(zeros,), (zeros.transpose(0, 1),), (length,)],
                     [zeros.shape, (length, width), (1, length, width), (length, _BATCH, width)],
                 )
-                found = found[:, 0] if found.dim() == 3 and found.shape[0] == length != _BATCH else found
-                found = found if found.dim() == 2 else found[0]
+                table = table[:, 0] if table.dim() == 3 and table.shape[0] == length != _BATCH else table
+                table = table if table.dim() == 2 else table[0]
                 short = tensors_of(runner.attempt(zeros[:, :1]))
                 if short and tuple(short[0].shape) not in ((_BATCH, 1, width), (1, width), (1, 1, width)):
                     findings.append(Finding.of("length_ignored"))
             else:
-                names = [one.name.lower() for one in parameters_of(part)]
+                names = [parameter.name.lower() for parameter in parameters_of(candidate)]
                 is_turned = bool(names) and re.search(r"dim|width|model|emb|^d$|feat", names[0]) is not None
                 calls = [(width, length), (length, width)] if is_turned else [(length, width), (width, length)]
-                found = _first(runner, calls, [(length, width), (1, length, width)]).reshape(length, width)
+                table = _first_output(runner, calls, [(length, width), (1, length, width)]).reshape(length, width)
     except CannotCompare as reason:
-        return Report.refused(subject, reason)
+        return Report.refuse(subject, reason)
     runner.bound = ROUNDED
-    return compared(
-        subject, [found], lambda settings: [_table(settings, length, width)], _POSITION_CHANGES, runner,
-        [f"{length} positions"], place="the table of positions", mathematics=MISTAKES["wrong_base"].math,
+    return compare_outputs(
+        subject, [table], lambda settings: [_table(settings, length, width)], _POSITION_CHANGES, runner,
+        [f"{length} positions"], where="the table of positions", mathematics=MISTAKES["wrong_base"].math,
         findings=findings, loose=1e-2,
     )  # fmt: skip
 
 
-def _normed(settings: Settings, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _normalize(settings: Settings, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     """Return a layer norm or an RMS norm. Sources: arXiv 1607.06450, eq. 3; arXiv 1910.07467, eq. 4."""
     axis, eps = settings.get("axis", -1), settings["eps"]
     count = x.numel() // x.mean(axis).numel()
@@ -167,10 +175,14 @@ _RMS_CHANGES: Changes = (
 )  # fmt: skip
 
 
-@checked
+@check_types
 @spares_libraries
 def norm(
-    part: Callable[..., Any], *, width: int = 8, kind: Literal["layer", "rms"] | None = None, eps: float | None = None
+    candidate: Callable[..., Any],
+    *,
+    width: int = 8,
+    kind: Literal["layer", "rms"] | None = None,
+    eps: float | None = None,
 ) -> Report:
     """Compare a hand-written layer norm or RMS norm with the mathematics.
 
@@ -189,42 +201,42 @@ def norm(
 
     Sources: arXiv 1607.06450, eq. 3; arXiv 1910.07467, eq. 4.
     """
-    subject, runner = f"{_name(part)}, width {width}", _runner(part)
+    subject, runner = f"{_name(candidate)}, width {width}", _runner(candidate)
     try:
         with runner.borrow():
             x = torch.randn(_BATCH, 5, width, generator=torch.Generator().manual_seed(3)) + 0.5
             x[0] *= 0.01
-            weight, bias = _gains(part, width)
+            weight, bias = _gains(candidate, width)
             handed = {"weight": weight, "bias": bias, "eps": eps or 1e-5}
-            call = [x, *(handed[role] for role in _norm_arguments(part))]
-            found = [_first(runner, [tuple(call)], [tuple(x.shape)])]
-            weight, bias = (None if one is None else one.double().flatten().clone() for one in (weight, bias))
+            call = [x, *(handed[role] for role in _norm_arguments(candidate))]
+            outputs = [_first_output(runner, [tuple(call)], [tuple(x.shape)])]
+            weight, bias = (None if gain is None else gain.double().flatten().clone() for gain in (weight, bias))
     except CannotCompare as reason:
-        return Report.refused(subject, reason)
-    candidates = _epsilons(part, eps)
-    bases = _norm_bases(_kinds(part, kind, bias is not None), candidates)
+        return Report.refuse(subject, reason)
+    candidates = _epsilons(candidate, eps)
+    bases = _norm_bases(_kinds(candidate, kind, bias is not None), candidates)
 
     def compute(base: Settings, settings: Settings) -> list[Tensor]:
-        return [_normed({**base, **settings}, x.double(), weight, bias)]
+        return [_normalize({**base, **settings}, x.double(), weight, bias)]
 
-    base = min(bases, key=lambda one: largest_difference(found, compute(one, {})))
+    base = min(bases, key=lambda candidate_base: largest_difference(outputs, compute(candidate_base, {})))
     cause, where = _NORMS[base["is_centred"]]
-    return compared(
-        subject, found, partial(compute, base), _norm_changes(base, candidates), runner,
-        ["rows of usual and of small values"], place=where, mathematics=MISTAKES[cause].math,
+    return compare_outputs(
+        subject, outputs, partial(compute, base), _norm_changes(base, candidates), runner,
+        ["rows of usual and of small values"], where=where, mathematics=MISTAKES[cause].math,
         notes=[f"{where}, eps {base['eps']:g}"],
     )  # fmt: skip
 
 
 def _norm_bases(kinds: Sequence[str], candidates: Sequence[float]) -> list[dict[str, Any]]:
     """Return the right computations of the norms that a part may be; an RMS norm need not use its bias."""
-    found = []
+    bases = []
     for kind, eps, has_bias in itertools.product(kinds, candidates, (True, False)):
         if kind == "rms" or has_bias:
-            found.append(
+            bases.append(
                 {"is_centred": kind == "layer", "is_variance": kind == "layer", "eps": eps, "has_bias": has_bias}
             )
-    return found
+    return bases
 
 
 def _norm_changes(base: Settings, candidates: Sequence[float]) -> list[tuple[str, Settings]]:
@@ -233,50 +245,52 @@ def _norm_changes(base: Settings, candidates: Sequence[float]) -> list[tuple[str
     return [*known, *((cause, {"eps": eps, **change}) for eps in others for cause, change in known)]
 
 
-def _epsilons(part: Any, eps: float | None) -> tuple[float, ...]:
+def _epsilons(candidate: Any, eps: float | None) -> tuple[float, ...]:
     """Return what a norm says that it adds, or what is usual."""
     for name in ("eps", "epsilon", "variance_epsilon"):
-        if isinstance(getattr(part, name, None), float):
-            return (float(getattr(part, name)),)
+        if isinstance(getattr(candidate, name, None), float):
+            return (float(getattr(candidate, name)),)
     return _EPSILONS if eps is None else (eps,)
 
 
-def _kinds(part: Any, kind: str | None, has_bias: bool) -> tuple[str, ...]:
+def _kinds(candidate: Any, kind: str | None, has_bias: bool) -> tuple[str, ...]:
     """Return which norms a part may be, by its name and its weights."""
     if kind is not None:
         return (kind,)
-    if "rms" in f"{_name(part)} {' '.join(_norm_arguments(part))}".lower():
+    if "rms" in f"{_name(candidate)} {' '.join(_norm_arguments(candidate))}".lower():
         return ("rms",)
     return ("layer",) if has_bias else ("layer", "rms")
 
 
-def _gains(part: Any, width: int) -> tuple[Tensor | None, Tensor | None]:
+def _gains(candidate: Any, width: int) -> tuple[Tensor | None, Tensor | None]:
     """Return weight and bias of a norm: its own, or drawn ones for a function."""
-    if isinstance(part, nn.Module):
+    if isinstance(candidate, nn.Module):
         gains: dict[str, Tensor] = {}
-        for name, one in part.named_parameters():
+        for name, parameter in candidate.named_parameters():
             role = "bias" if re.search(r"beta|bias|shift|^b|offset", name) else "weight"
-            if one.numel() != width or role in gains:
-                raise CannotCompare(f"a norm has a weight and perhaps a bias [{width}]; {name} is {list(one.shape)}")
-            gains[role] = one.detach()
+            if parameter.numel() != width or role in gains:
+                raise CannotCompare(
+                    f"a norm has a weight and perhaps a bias [{width}]; {name} is {list(parameter.shape)}"
+                )
+            gains[role] = parameter.detach()
     else:
         generator = torch.Generator().manual_seed(4)
-        gains = {role: torch.randn(width, generator=generator) + 1.0 for role in _norm_arguments(part)}
+        gains = {role: torch.randn(width, generator=generator) + 1.0 for role in _norm_arguments(candidate)}
     return gains.get("weight"), gains.get("bias")
 
 
-def _norm_arguments(part: Any) -> list[str]:
+def _norm_arguments(candidate: Any) -> list[str]:
     """Return what a function takes behind x: weight, bias, eps."""
-    if isinstance(part, nn.Module):
+    if isinstance(candidate, nn.Module):
         return []
-    found = []
-    for one in parameters_of(part)[1:]:
-        low = one.name.lower()
+    roles = []
+    for parameter in parameters_of(candidate)[1:]:
+        low = parameter.name.lower()
         role = "bias" if re.search(r"bias|beta|^b$|shift", low) else "weight"
         role = "eps" if "eps" in low else role
-        if role not in found and (role != "eps" or one.default is one.empty):
-            found.append(role)
-    return found
+        if role not in roles and (role != "eps" or parameter.default is parameter.empty):
+            roles.append(role)
+    return roles
 
 
 def _loss(settings: Settings, logits: Tensor, ids: Tensor, pad: int) -> Tensor:
@@ -342,8 +356,8 @@ def _loss_changes(shifts: bool) -> Changes:
     return handed
 
 
-@checked
-def loss(part: Callable[..., Any], *, vocab_size: int = 9, pad: int = 0, shifts: bool = True) -> Report:
+@check_types
+def loss(candidate: Callable[..., Any], *, vocab_size: int = 9, pad: int = 0, shifts: bool = True) -> Report:
     """Compare a hand-written loss of the next token with the mathematics.
 
     Args:
@@ -361,7 +375,7 @@ def loss(part: Callable[..., Any], *, vocab_size: int = 9, pad: int = 0, shifts:
     """
     if vocab_size < 3 or not 0 <= pad < vocab_size:
         raise InputError(f"vocab_size must be at least 3 and hold pad; got {vocab_size} and {pad}")
-    subject, runner = f"{_name(part)}, vocabulary {vocab_size}", _runner(part)
+    subject, runner = f"{_name(candidate)}, vocabulary {vocab_size}", _runner(candidate)
     generator = torch.Generator().manual_seed(3)
     try:
         with runner.borrow():
@@ -369,30 +383,34 @@ def loss(part: Callable[..., Any], *, vocab_size: int = 9, pad: int = 0, shifts:
             ids = torch.randint(1, vocab_size, (_BATCH, 6), generator=generator)
             ids = torch.where(ids == pad, (pad + 1) % vocab_size, ids)
             ids[0, 4:] = pad
-            third = parameters_of(part)[2:3]
-            takes_pad = [one for one in third if one.default is one.empty or re.search("pad|ignore", one.name)]
+            third = parameters_of(candidate)[2:3]
+            takes_pad = [
+                parameter
+                for parameter in third
+                if parameter.default is parameter.empty or re.search("pad|ignore", parameter.name)
+            ]
             call = (logits, ids, pad) if takes_pad else (logits, ids)
-            found = [_first(runner, [call], [(), (1,)]).reshape(())]
+            outputs = [_first_output(runner, [call], [(), (1,)]).reshape(())]
     except CannotCompare as reason:
-        return Report.refused(subject, reason)
-    own = 1 if shifts else 0
+        return Report.refuse(subject, reason)
+    right_shift = 1 if shifts else 0
     changes = _loss_changes(shifts)
 
     def compute(settings: Settings) -> list[Tensor]:
-        return [_loss({"shift": own, **settings}, logits.double(), ids, pad)]
+        return [_loss({"shift": right_shift, **settings}, logits.double(), ids, pad)]
 
-    return compared(
-        subject, found, compute, changes, runner,
-        ["two texts, one with padding"], place="the loss",
+    return compare_outputs(
+        subject, outputs, compute, changes, runner,
+        ["two texts, one with padding"], where="the loss",
         mathematics=MISTAKES["padding_counted" if shifts else "targets_shifted"].math,
     )  # fmt: skip
 
 
-def _rotated(settings: Settings, x: Tensor, theta: float, pairs: str) -> Tensor:
+def _rotate(settings: Settings, x: Tensor, theta: float, pairs: str) -> Tensor:
     """Return x [batch, heads, tokens, size] turned by position. Source: arXiv 2104.09864, eq. 34."""
     if settings.get("axis") == 1:
         rest = {name: value for name, value in settings.items() if name != "axis"}
-        return _rotated(rest, x.transpose(1, 2), theta, pairs).transpose(1, 2)
+        return _rotate(rest, x.transpose(1, 2), theta, pairs).transpose(1, 2)
     size = x.shape[-1]
     step = torch.arange(0, size, 2, dtype=torch.float64) / size * settings.get("step", 1.0)
     position = torch.arange(x.shape[2], dtype=torch.float64)[:, None] + settings.get("offset", 0)
@@ -412,9 +430,9 @@ def _rotated(settings: Settings, x: Tensor, theta: float, pairs: str) -> Tensor:
     return x if settings.get("is_idle") else x * full.cos() + other * full.sin()
 
 
-@checked
+@check_types
 def rope(
-    part: Callable[..., Any], *, head_size: int = 8, theta: float = 10000.0,
+    candidate: Callable[..., Any], *, head_size: int = 8, theta: float = 10000.0,
     pairs: Literal["neighbours", "halves"] = "neighbours", token_axis: Literal[1, 2] = 2,
 ) -> Report:  # fmt: skip
     """Compare a hand-written rotation of queries and keys (RoPE) with the mathematics.
@@ -437,21 +455,25 @@ def rope(
     """
     if head_size < 2 or head_size % 2:
         raise InputError(f"head_size must be even; got {head_size}")
-    subject, runner = f"{_name(part)}, head size {head_size}", _runner(part)
+    subject, runner = f"{_name(candidate)}, head size {head_size}", _runner(candidate)
     generator = torch.Generator().manual_seed(3)
     try:
         with runner.borrow(draw=False):
             x = torch.randn(_BATCH, _HEADS, 5, head_size, generator=generator).transpose(2, token_axis)
-            second = [one.name.lower() for one in parameters_of(part)[1:] if one.default is one.empty]
+            second = [
+                parameter.name.lower()
+                for parameter in parameters_of(candidate)[1:]
+                if parameter.default is parameter.empty
+            ]
             calls: list[tuple[Any, ...]] = [(x,)]
             if second:
                 position = torch.arange(5)
                 of_pair = second[0].startswith(("k", "xk", "x_k"))
                 calls = [(x, x)] if of_pair else [(x, position), (x, position.expand(_BATCH, -1))]
-            found = _first(runner, calls, [tuple(x.shape)]).transpose(2, token_axis)
+            output = _first_output(runner, calls, [tuple(x.shape)]).transpose(2, token_axis)
             x = x.transpose(2, token_axis)
     except CannotCompare as reason:
-        return Report.refused(subject, reason)
+        return Report.refuse(subject, reason)
     runner.bound = max(runner.bound, ROUNDED)
     other: Any = {"neighbours": "halves", "halves": "neighbours"}[pairs]
     changes = (
@@ -463,7 +485,7 @@ def rope(
         ("log_of_wrong_sign", {"power": 1.0}), ("position_of_wrong_axis", {"axis": 1}),
         *(("wrong_theta", {"theta": base}) for base in (1e2, 1e3, 1e4, 1e5, 5e5, 1e6, 10.0, 2e4) if base != theta),
     )  # fmt: skip
-    return compared(
-        subject, [found], lambda settings: [_rotated(settings, x.double(), theta, pairs)], changes, runner,
-        ["five positions"], place=MISTAKES["wrong_sign"].where, mathematics=MISTAKES["wrong_sign"].math,
+    return compare_outputs(
+        subject, [output], lambda settings: [_rotate(settings, x.double(), theta, pairs)], changes, runner,
+        ["five positions"], where=MISTAKES["wrong_sign"].where, mathematics=MISTAKES["wrong_sign"].math,
     )  # fmt: skip

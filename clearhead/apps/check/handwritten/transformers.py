@@ -11,19 +11,26 @@ from torch import Tensor, nn
 
 from clearhead.apps.check.handwritten.layers import attentions_of, is_layer, layer, part_reports
 from clearhead.apps.check.handwritten.libraries import spares_libraries
-from clearhead.apps.check.handwritten.modules import Model, drawn_ids, expected_flow, module, read_model, with_masks
+from clearhead.apps.check.handwritten.modules import (
+    HandwrittenModel,
+    draw_ids,
+    expected_flow,
+    module,
+    read_model,
+    with_masks,
+)
 from clearhead.apps.check.handwritten.polarity import TOUCHED
-from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report, judged
-from clearhead.apps.check.handwritten.running import Runner, output_error
-from clearhead.base.arguments import checked
+from clearhead.apps.check.handwritten.report import CannotCompare, Finding, Report, make_report
+from clearhead.apps.check.handwritten.running import CandidateRunner, output_error
+from clearhead.base.arguments import check_types
 
 _LENGTH = 6
 
 
-@checked
+@check_types
 @spares_libraries
 def transformer(
-    part: Callable[..., Any], *, width: int, heads: int, vocab_size: int | None = None,
+    candidate: Callable[..., Any], *, width: int, heads: int, vocab_size: int | None = None,
     flow: Literal["causal", "full"] | None = None,
 ) -> Report:  # fmt: skip
     """Compare a hand-written Transformer: what its outputs depend on, then how its layers are joined, then each part.
@@ -46,61 +53,66 @@ def transformer(
 
     Source: arXiv 1706.03762, section 3.
     """
-    whole = module(part, vocab_size=vocab_size, flow=flow)
-    if not isinstance(part, nn.Module) or whole.verdict == "cannot compare":
+    whole = module(candidate, vocab_size=vocab_size, flow=flow)
+    if not isinstance(candidate, nn.Module) or whole.verdict == "cannot compare":
         return whole
-    runner = Runner(part, [part])
+    runner = CandidateRunner(candidate, [candidate])
     with runner.borrow():
-        attentions = list(attentions_of(part, width, heads))
-    layers = _layers(part, width, heads)
+        attentions = list(attentions_of(candidate, width, heads))
+    layers = _layers(candidate, width, heads)
     compared, findings, largest = [*whole.compared, "joined layers"], list(whole.findings), whole.largest
     wrong: tuple[Finding, ...] = ()
-    for path, report in (*part_reports(part, attentions, width, heads), *_layer_reports(part, layers, width, heads)):
+    for path, report in (
+        *part_reports(candidate, attentions, width, heads),
+        *_layer_reports(candidate, layers, width, heads),
+    ):
         if report.verdict == "wrong":
-            wrong = tuple(replace(one, where=f"{path}: {one.where}") for one in report.findings)
+            wrong = tuple(replace(finding, where=f"{path}: {finding.where}") for finding in report.findings)
             largest = report.largest
             break
         if report.ok:
             compared.append(path)
     if not {finding.cause for finding in findings} & {"raises", "source_not_read", "mask_polarity"}:
-        findings += _wiring(part, layers, vocab_size, flow)
-    if wrong or any(one.severity == "wrong" for one in findings):  # weights that nothing reads may follow from it
-        findings = [one for one in findings if one.cause != "weights_unread"]
-    return judged(
+        findings += _check_wiring(candidate, layers, vocab_size, flow)
+    if wrong or any(
+        finding.severity == "wrong" for finding in findings
+    ):  # weights that nothing reads may follow from it
+        findings = [finding for finding in findings if finding.cause != "weights_unread"]
+    return make_report(
         whole.subject, [*wrong, *findings], compared=compared, largest=largest, bound=whole.bound, notes=whole.notes
     )
 
 
-def _layers(part: nn.Module, width: int, heads: int) -> list[str]:
+def _layers(candidate: nn.Module, width: int, heads: int) -> list[str]:
     """Return the paths of the layers: the innermost modules with attention, feed-forward and norms, and no table."""
-    found: list[str] = []
-    for path, one in reversed([*part.named_modules()]):
-        is_inner = not any(other.startswith(f"{path}.") for other in found)
-        if path and is_inner and is_layer(one, width, heads):
-            found.insert(0, path)
-    return found
+    layers: list[str] = []
+    for path, submodule in reversed([*candidate.named_modules()]):
+        is_inner = not any(other.startswith(f"{path}.") for other in layers)
+        if path and is_inner and is_layer(submodule, width, heads):
+            layers.insert(0, path)
+    return layers
 
 
-def _layer_reports(part: nn.Module, layers: Sequence[str], width: int, heads: int) -> Iterator[tuple[str, Report]]:
+def _layer_reports(candidate: nn.Module, layers: Sequence[str], width: int, heads: int) -> Iterator[tuple[str, Report]]:
     """Yield the report of each layer; one that no known mistake explains may be a variant."""
     for path in layers:
-        report = layer(part.get_submodule(path), width=width, heads=heads)
-        causes = {one.cause for one in report.findings if one.severity == "wrong"}
+        report = layer(candidate.get_submodule(path), width=width, heads=heads)
+        causes = {finding.cause for finding in report.findings if finding.severity == "wrong"}
         if not causes & {None, "raises"}:
             yield path, report
 
 
-def _wiring(part: nn.Module, layers: Sequence[str], vocab_size: int | None, flow: Any) -> Iterator[Finding]:
+def _check_wiring(candidate: nn.Module, layers: Sequence[str], vocab_size: int | None, flow: Any) -> Iterator[Finding]:
     """Yield layers and weights that the output does not depend on, and layers that are one and the same."""
-    for path, one in part.named_modules():
+    for path, submodule in candidate.named_modules():
         if (
-            isinstance(one, nn.ModuleList | nn.Sequential)
-            and len({*map(id, one)}) < len(one)
-            and list(one.parameters())
+            isinstance(submodule, nn.ModuleList | nn.Sequential)
+            and len({*map(id, submodule)}) < len(submodule)
+            and list(submodule.parameters())
         ):
-            yield Finding.of("layers_shared", where=f"{path}: {len(one)} layers", severity="warning")
-    model = read_model(part, vocab_size)
-    ids = drawn_ids(model, _LENGTH, 7)
+            yield Finding.of("layers_shared", where=f"{path}: {len(submodule)} layers", severity="warning")
+    model = read_model(candidate, vocab_size)
+    ids = draw_ids(model, _LENGTH, 7)
     with model.runner.borrow():
         try:
             model, error = with_masks(model, ids, expected_flow(model, flow))
@@ -109,23 +121,27 @@ def _wiring(part: nn.Module, layers: Sequence[str], vocab_size: int | None, flow
             output = model(ids)
         except CannotCompare:
             return
-        unread = [path for path in layers if _is_unread(model, part.get_submodule(path), ids, output)]
+        unread = [path for path in layers if _is_unread(model, candidate.get_submodule(path), ids, output)]
         for path in unread:
             yield Finding.of("layer_unread", where=path)
-        for path, one in part.named_modules():
+        for path, submodule in candidate.named_modules():
             is_inside = any(path == outer or path.startswith(f"{outer}.") for outer in unread)
-            if not is_inside and list(one.parameters(recurse=False)) and _is_unread(model, one, ids, output):
-                yield Finding.of("weights_unread", where=path or type(one).__name__, severity="warning")
+            if (
+                not is_inside
+                and list(submodule.parameters(recurse=False))
+                and _is_unread(model, submodule, ids, output)
+            ):
+                yield Finding.of("weights_unread", where=path or type(submodule).__name__, severity="warning")
 
 
-def _is_unread(model: Model, one: nn.Module, ids: Tensor, output: Tensor) -> bool:
+def _is_unread(model: HandwrittenModel, submodule: nn.Module, ids: Tensor, output: Tensor) -> bool:
     """Whether other weights of a module leave the output as it is."""
     generator = torch.Generator().manual_seed(3)
-    kept = [(weight, weight.data) for weight in one.parameters()]
+    saved = [(weight, weight.data) for weight in submodule.parameters()]
     try:
-        for weight, data in kept:
+        for weight, data in saved:
             weight.data = data + torch.randn(data.shape, generator=generator, dtype=data.dtype)
         return output_error(model(ids), output) <= TOUCHED
     finally:
-        for weight, data in kept:
+        for weight, data in saved:
             weight.data = data

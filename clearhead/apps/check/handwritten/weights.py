@@ -30,14 +30,14 @@ _TOKEN = re.compile(
 
 
 @dataclass(frozen=True)
-class Projection:
+class LinearMap:
     """A linear map: weight [out, in], and a bias; None: it has none."""
 
     weight: Tensor
     bias: Tensor | None = None
 
 
-Projections = Mapping[Role, Projection]
+LinearMaps = Mapping[Role, LinearMap]
 
 
 def role_of(name: str) -> Role | None:
@@ -48,8 +48,8 @@ def role_of(name: str) -> Role | None:
     if _FUSED_PAIR.search(name):
         return "kv"
     for token in re.split(r"[^a-z]+", name):
-        if found := _TOKEN.match(token):
-            return _LETTERS[found[1][0]]
+        if match := _TOKEN.match(token):
+            return _LETTERS[match[1][0]]
     return None
 
 
@@ -63,30 +63,30 @@ class _Leaf:
     is_linear: bool
 
 
-def _leaves(part: nn.Module) -> list[_Leaf]:
+def _leaves(candidate: nn.Module) -> list[_Leaf]:
     """Return the weights of two and more axes with their biases, in the order of registration."""
-    found, taken = [], set()
-    for path, module in part.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        weight = own.get("weight")
+    leaves, taken = [], set()
+    for path, module in candidate.named_modules():
+        parameters = dict(module.named_parameters(recurse=False))
+        weight = parameters.get("weight")
         if weight is not None and weight.dim() == 2:
-            found.append(_Leaf(path or "weight", weight, own.get("bias"), isinstance(module, nn.Linear)))
+            leaves.append(_Leaf(path or "weight", weight, parameters.get("bias"), isinstance(module, nn.Linear)))
             continue
-        for name, tensor in own.items():
+        for name, tensor in parameters.items():
             if tensor.dim() >= 2 and id(tensor) not in taken and not re.match(r"b(ias)?_|bias", name, re.IGNORECASE):
-                bias = _bias_beside(name, own)
+                bias = _find_bias(name, parameters)
                 taken |= {id(tensor), id(bias)}
-                found.append(_Leaf(f"{path}.{name}".strip("."), tensor, bias, False))
-    return found
+                leaves.append(_Leaf(f"{path}.{name}".strip("."), tensor, bias, False))
+    return leaves
 
 
-def _bias_beside(name: str, own: Mapping[str, Tensor]) -> Tensor | None:
+def _find_bias(name: str, parameters: Mapping[str, Tensor]) -> Tensor | None:
     names = (name.replace("weight", "bias"), re.sub(r"^[wW]", "b", name), f"{name}_bias", re.sub(r"^W", "B", name))
-    return next((own[one] for one in names if one != name and one in own), None)
+    return next((parameters[bias_name] for bias_name in names if bias_name != name and bias_name in parameters), None)
 
 
 @dataclass(frozen=True)
-class Reading:
+class WeightAssignment:
     """One reading of the weights.
 
     Args:
@@ -95,18 +95,18 @@ class Reading:
         extra: names of weights that an attention does not have.
     """
 
-    projections: Projections
+    projections: LinearMaps
     note: str
     extra: tuple[str, ...] = ()
 
 
-def read_weights(part: nn.Module, width: int, heads: int) -> list[Reading]:
+def read_weights(candidate: nn.Module, width: int, heads: int) -> list[WeightAssignment]:
     """Return the readings of a module's weights, the most likely first.
 
     Raises:
         CannotCompare: the weights are not those of an attention, with the reason.
     """
-    leaves = _leaves(part)
+    leaves = _leaves(candidate)
     if not leaves:
         raise CannotCompare("it has no weights of its own; say which they are: parameters={'query': ..., ...}")
     groups: dict[Role, list[_Leaf]] = {}
@@ -118,7 +118,7 @@ def read_weights(part: nn.Module, width: int, heads: int) -> list[Reading]:
         else:
             groups.setdefault(role, []).append(leaf)
     if not groups and len(nameless) in (3, 4):
-        return _of_any_order(nameless, width, heads)
+        return _permute_roles(nameless, width, heads)
     if not groups and len(nameless) == 2:
         wide = [leaf for leaf in nameless if 3 * width in leaf.weight.shape]
         groups |= {"qkv": wide} if wide else {}
@@ -130,30 +130,33 @@ def read_weights(part: nn.Module, width: int, heads: int) -> list[Reading]:
         fits = [leaf for leaf in fits if role_of(leaf.name) == "out" or _OUT.search(leaf.name)][-1:]
     if fits:
         groups["out"] = fits
-    extra = _extra(part, leaves, [leaf for leaf in nameless if leaf not in fits])
-    return _grouped(groups, extra, width, heads)
+    extra = _extra_weights(candidate, leaves, [leaf for leaf in nameless if leaf not in fits])
+    return _assign_groups(groups, extra, width, heads)
 
 
-def _extra(part: nn.Module, leaves: Sequence[_Leaf], unused: Sequence[_Leaf]) -> list[str]:
+def _extra_weights(candidate: nn.Module, leaves: Sequence[_Leaf], unused: Sequence[_Leaf]) -> list[str]:
     """Return the names of weights that an attention does not have, such as those of a norm."""
     known = {id(tensor) for leaf in leaves for tensor in (leaf.weight, leaf.bias)}
-    return [*(leaf.name for leaf in unused), *(name for name, one in part.named_parameters() if id(one) not in known)]
+    return [
+        *(leaf.name for leaf in unused),
+        *(name for name, parameter in candidate.named_parameters() if id(parameter) not in known),
+    ]
 
 
-def _of_any_order(leaves: Sequence[_Leaf], width: int, heads: int) -> list[Reading]:
+def _permute_roles(leaves: Sequence[_Leaf], width: int, heads: int) -> list[WeightAssignment]:
     """Return the readings of three or four weights without names, the output projection last."""
-    found = []
+    assignments = []
     for order in itertools.permutations(("query", "key", "value")):
         groups = {role: [leaf] for role, leaf in zip((*order, "out"), leaves, strict=False)}
-        found += _grouped(groups, [], width, heads)
-    return found
+        assignments += _assign_groups(groups, [], width, heads)
+    return assignments
 
 
 def _refuse_missing(groups: Mapping[Role, list[_Leaf]], leaves: Sequence[_Leaf]) -> None:
     needed: tuple[Role, ...] = ("query", "key", "value")
     if "kv" in groups:
         needed = ("query",)
-    missing = [one for one in needed if one not in groups and "qkv" not in groups]
+    missing = [role for role in needed if role not in groups and "qkv" not in groups]
     if missing:
         names = ", ".join(leaf.name for leaf in leaves[:6])
         raise CannotCompare(
@@ -167,7 +170,7 @@ def _is_out(leaf: _Leaf, width: int) -> bool:
     return width in (shape[0], shape[-1]) and (leaf.weight.dim() < 3 or shape[-1] == width)
 
 
-def said_weights(parameters: Mapping[str, Any], width: int, heads: int) -> list[Reading]:
+def assign_weights(parameters: Mapping[str, Any], width: int, heads: int) -> list[WeightAssignment]:
     """Return the readings of weights whose roles a user names.
 
     Args:
@@ -194,39 +197,41 @@ def said_weights(parameters: Mapping[str, Any], width: int, heads: int) -> list[
             groups.setdefault(name, []).append(_Leaf(name, weight, bias, isinstance(item, nn.Linear)))
     if "qkv" not in groups and not {"query"} <= set(groups) & set(ROLES):
         raise InputError("parameters: expected query, key, value and out, or qkv and out")
-    return _grouped(groups, [], width, heads)
+    return _assign_groups(groups, [], width, heads)
 
 
-def _grouped(groups: Mapping[Role, list[_Leaf]], extra: Sequence[str], width: int, heads: int) -> list[Reading]:
+def _assign_groups(
+    groups: Mapping[Role, list[_Leaf]], extra: Sequence[str], width: int, heads: int
+) -> list[WeightAssignment]:
     """Return the readings of weights by role: both directions of raw tensors, and the orders of fused ones."""
     every = [leaf for leaves in groups.values() for leaf in leaves]
-    readings = []
+    assignments = []
     is_raw = not all(leaf.is_linear for leaf in every)
     for is_flipped in (True, False)[not is_raw :]:
-        flat = _flat(groups, width, is_flipped)
+        flat = _flatten_groups(groups, width, is_flipped)
         if len(flat) == len(groups):
-            for one, note in _unfused(flat, heads):
-                readings.append(Reading(one, note, tuple(extra)))
-    unique = [one for one in readings if _fits(one.projections, width, heads)]
+            for projections, note in _unfuse(flat, heads):
+                assignments.append(WeightAssignment(projections, note, tuple(extra)))
+    unique = [assignment for assignment in assignments if _fits(assignment.projections, width, heads)]
     shown = ", ".join(f"{leaf.name} {list(leaf.weight.shape)}" for leaf in every)
     if not unique:
         raise CannotCompare(f"the shapes of its weights do not fit width {width} and {heads} heads: {shown}")
     return unique
 
 
-def _flat(groups: Mapping[Role, list[_Leaf]], width: int, is_flipped: bool) -> dict[Role, Projection]:
+def _flatten_groups(groups: Mapping[Role, list[_Leaf]], width: int, is_flipped: bool) -> dict[Role, LinearMap]:
     """Return one projection for each role that can be read in this direction."""
-    flat: dict[Role, Projection] = {}
+    flat: dict[Role, LinearMap] = {}
     for role, leaves in groups.items():
         parts = [_matrix(leaf, role, width, is_flipped and not leaf.is_linear) for leaf in leaves]
-        found = [one for one in parts if one is not None]
+        matrices = [matrix for matrix in parts if matrix is not None]
         # Others that have such a name, as keys that a module adds to those of its input, are no projections.
-        if len(found) == len(leaves) and len({one.weight.shape for one in found}) == 1:
-            flat[role] = _joined(found, role, width)
+        if len(matrices) == len(leaves) and len({matrix.weight.shape for matrix in matrices}) == 1:
+            flat[role] = _join_heads(matrices, role, width)
     return flat
 
 
-def _matrix(leaf: _Leaf, role: Role, width: int, is_flipped: bool) -> Projection | None:
+def _matrix(leaf: _Leaf, role: Role, width: int, is_flipped: bool) -> LinearMap | None:
     """Return a leaf as [out, in]; None: it cannot be read in this direction."""
     weight, bias = leaf.weight.detach(), None if leaf.bias is None else leaf.bias.detach().flatten()
     if weight.dim() == 3:
@@ -240,29 +245,31 @@ def _matrix(leaf: _Leaf, role: Role, width: int, is_flipped: bool) -> Projection
             weight = weight.flatten(0, 1)
     elif is_flipped:
         weight = weight.T
-    return None if weight.dim() != 2 else Projection(weight, bias)
+    return None if weight.dim() != 2 else LinearMap(weight, bias)
 
 
-def _joined(parts: Sequence[Projection], role: Role, width: int) -> Projection:
+def _join_heads(parts: Sequence[LinearMap], role: Role, width: int) -> LinearMap:
     """Join the projections of single heads."""
     if len(parts) == 1:
         return parts[0]
     axis = 1 if role == "out" and parts[0].weight.shape[0] == width else 0
-    biases = [one.bias for one in parts if one.bias is not None]
-    return Projection(torch.cat([one.weight for one in parts], axis), torch.cat(biases) if biases else None)
+    biases = [projection.bias for projection in parts if projection.bias is not None]
+    return LinearMap(
+        torch.cat([projection.weight for projection in parts], axis), torch.cat(biases) if biases else None
+    )
 
 
-def _unfused(flat: Mapping[Role, Projection], heads: int) -> Iterator[tuple[dict[Role, Projection], str]]:
+def _unfuse(flat: Mapping[Role, LinearMap], heads: int) -> Iterator[tuple[dict[Role, LinearMap], str]]:
     if "kv" in flat:
         for order in (("key", "value"), ("value", "key")):
             pair = _parts(flat["kv"], 2, 1)
-            rest = {role: one for role, one in flat.items() if role != "kv"}
+            rest = {role: projection for role, projection in flat.items() if role != "kv"}
             yield {**rest, **dict(zip(order, pair, strict=True))}, f"one weight of {' and '.join(order)}"
         return
     if "qkv" not in flat:
         yield dict(flat), "weights found by their names"
         return
-    rest = {role: one for role, one in flat.items() if role != "qkv"}
+    rest = {role: projection for role, projection in flat.items() if role != "qkv"}
     if flat["qkv"].weight.shape[0] % (3 * heads):
         return
     rows = flat["qkv"].weight.shape[0] // 3
@@ -270,12 +277,12 @@ def _unfused(flat: Mapping[Role, Projection], heads: int) -> Iterator[tuple[dict
     for roles in itertools.permutations(("query", "key", "value")):
         for note, groups in sizes.items():
             parts = _parts(flat["qkv"], 3, groups)
-            letters = {ord(one): role[0] for one, role in zip("qkv", roles, strict=True)}
+            letters = {ord(letter): role[0] for letter, role in zip("qkv", roles, strict=True)}
             shown = note.translate(letters) if groups == 1 else note
             yield {**rest, **dict(zip(roles, parts, strict=True))}, f"one weight {shown}"
 
 
-def _parts(fused: Projection, count: int, groups: int) -> list[Projection]:
+def _parts(fused: LinearMap, count: int, groups: int) -> list[LinearMap]:
     """Split a fused projection whose rows are [groups][count][rest]."""
 
     def split(tensor: Tensor | None) -> list[Tensor | None]:
@@ -284,17 +291,17 @@ def _parts(fused: Projection, count: int, groups: int) -> list[Projection]:
         return [tensor.unflatten(0, (groups, count, -1))[:, i].flatten(0, 1) for i in range(count)]
 
     weights, biases = split(fused.weight), split(fused.bias)
-    return [Projection(weight, bias) for weight, bias in zip(weights, biases, strict=True) if weight is not None]
+    return [LinearMap(weight, bias) for weight, bias in zip(weights, biases, strict=True) if weight is not None]
 
 
-def _fits(found: Projections, width: int, heads: int) -> bool:
-    if not {"query", "key", "value"} <= set(found):
+def _fits(projections: LinearMaps, width: int, heads: int) -> bool:
+    if not {"query", "key", "value"} <= set(projections):
         return False
-    query, key, value = (found[role].weight for role in ("query", "key", "value"))
+    query, key, value = (projections[role].weight for role in ("query", "key", "value"))
     size, rest = divmod(query.shape[0], heads)
     if rest or query.shape[1] != width or key.shape[0] != value.shape[0] or key.shape[0] % max(size, 1):
         return False
     groups = key.shape[0] // size
     if not groups or heads % groups:
         return False
-    return "out" not in found or found["out"].weight.shape[1] == query.shape[0]
+    return "out" not in projections or projections["out"].weight.shape[1] == query.shape[0]

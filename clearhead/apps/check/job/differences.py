@@ -20,7 +20,7 @@ from clearhead.checkpoints.runs.checkpoint import (
     checkpoint_steps,
     read_state,
 )
-from clearhead.checkpoints.runs.directory import dotted
+from clearhead.checkpoints.runs.directory import flatten_keys
 from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
 from clearhead.checkpoints.weights.files import load_tensors
 
@@ -33,7 +33,7 @@ _TINY: Final = 1e-30
 
 
 @dataclass(frozen=True)
-class Difference:
+class RunDifference:
     """Something that is not the same bit by bit.
 
     Attributes:
@@ -42,14 +42,14 @@ class Difference:
     """
 
     step: int
-    what: str
+    description: str
 
     def __str__(self) -> str:
         """Return it in words."""
-        return f"step {self.step}: {self.what}"
+        return f"step {self.step}: {self.description}"
 
 
-def differences(run: Path, other: Path, last: int, names: Sequence[str]) -> list[Difference]:
+def find_differences(run: Path, other: Path, last: int, names: Sequence[str]) -> list[RunDifference]:
     """Return what differs between two runs up to a step, but for times; the first difference first.
 
     Args:
@@ -57,31 +57,37 @@ def differences(run: Path, other: Path, last: int, names: Sequence[str]) -> list
         last: the step.
         names: addresses of the weights, in the order of the optimizer.
     """
-    found = list(_of_metrics(run, other, last))
+    all_differences = list(_compare_metrics(run, other, last))
     for step in sorted({*checkpoint_steps(run)} & {*checkpoint_steps(other)}):
         if step <= last:
-            found += _of_checkpoints(checkpoint_folder(run, step), checkpoint_folder(other, step), step, names)
-    return sorted(found, key=lambda difference: difference.step)
+            all_differences += _compare_checkpoints(
+                checkpoint_folder(run, step), checkpoint_folder(other, step), step, names
+            )
+    return sorted(all_differences, key=lambda difference: difference.step)
 
 
-def _of_metrics(run: Path, other: Path, last: int) -> Iterator[Difference]:
+def _compare_metrics(run: Path, other: Path, last: int) -> Iterator[RunDifference]:
     lines = [
         {row.step: _timeless(asdict(row)) for row in read_metrics(path / FILE_NAME) if row.step <= last}
         for path in (run, other)
     ]
     for step in sorted(lines[0].keys() | lines[1].keys()):
-        yield from (Difference(step, text) for text in _of_values(lines[0].get(step), lines[1].get(step), "metrics"))
+        yield from (
+            RunDifference(step, text) for text in _compare_values(lines[0].get(step), lines[1].get(step), "metrics")
+        )
 
 
-def _of_checkpoints(folder: Path, other: Path, step: int, names: Sequence[str]) -> Iterator[Difference]:
+def _compare_checkpoints(folder: Path, other: Path, step: int, names: Sequence[str]) -> Iterator[RunDifference]:
     for file, what in _FILES.items():
         if (folder / file).exists() or (other / file).exists():
-            yield from (Difference(step, text) for text in _of_tensors(folder / file, other / file, what, names))
+            yield from (
+                RunDifference(step, text) for text in _compare_tensors(folder / file, other / file, what, names)
+            )
     first, second = (_timeless(read_state(path)) for path in (folder, other))
-    yield from (Difference(step, text) for text in _of_values(first, second, "state"))
+    yield from (RunDifference(step, text) for text in _compare_values(first, second, "state"))
 
 
-def _of_tensors(path: Path, other: Path, what: str, names: Sequence[str]) -> Iterator[str]:
+def _compare_tensors(path: Path, other: Path, what: str, names: Sequence[str]) -> Iterator[str]:
     if not (path.exists() and other.exists()):
         yield f"the {what} are saved in one of the runs only"
         return
@@ -92,7 +98,7 @@ def _of_tensors(path: Path, other: Path, what: str, names: Sequence[str]) -> Ite
     if different:
         name, more = different[0], len(different) - 1
         shown = _address(name, names) if path.name == OPTIMIZER else name
-        yield f"{what} of {shown}{f' and of {more} other tensors' if more else ''}{_apart(first, second, name)}"
+        yield f"{what} of {shown}{f' and of {more} other tensors' if more else ''}{_distance_text(first, second, name)}"
 
 
 def _is_same(first: Tensor | None, second: Tensor | None) -> bool:
@@ -101,18 +107,18 @@ def _is_same(first: Tensor | None, second: Tensor | None) -> bool:
     return torch.equal(*(tensor.contiguous().flatten().view(torch.uint8) for tensor in (first, second)))
 
 
-def _apart(first: Mapping[str, Tensor], second: Mapping[str, Tensor], name: str) -> str:
+def _distance_text(first: Mapping[str, Tensor], second: Mapping[str, Tensor], name: str) -> str:
     if name not in first or name not in second or first[name].shape != second[name].shape:
         return ""
     return f", by up to {(first[name].double() - second[name].double()).abs().max().item():.2g}"
 
 
-def _of_values(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None, what: str) -> Iterator[str]:
+def _compare_values(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None, what: str) -> Iterator[str]:
     """Name the values that differ, the first with both values."""
     if first is None or second is None:
         yield f"{what} are in one of the runs only"
         return
-    ours, theirs = dotted(first), dotted(second)
+    ours, theirs = flatten_keys(first), flatten_keys(second)
     different = [key for key in sorted(ours | theirs) if ours.get(key) != theirs.get(key)]
     if different:
         key, more = different[0], len(different) - 1

@@ -24,7 +24,7 @@ from clearhead.training.data_files import describe_files
 from clearhead.training.loop import Trainer
 from clearhead.training.parallel.agreement import check_divisible
 from clearhead.training.preflight import CHECKPOINT_SPEED, Preflight
-from clearhead.training.progress.reports import Progress, duration
+from clearhead.training.progress.reports import TrainingProgress, duration
 from clearhead.training.runfile.read import load_run_file
 from clearhead.training.runfile.sections import RunFile
 
@@ -38,18 +38,18 @@ _PATIENCE: Final = 10**6
 
 
 @contextlib.contextmanager
-def assembled(run_file: RunFile) -> Iterator[AssembledRun]:
+def assemble_job(run_file: RunFile) -> Iterator[AssembledRun]:
     """Assemble a job as `clearhead train` does, for the length of a with block.
 
     Raises:
         InputError: the data, the sizes or the run directory cannot be used.
     """
-    with open_training(run_file, resume=False, progress=Progress()) as run:
+    with open_training(run_file, resume=False, progress=TrainingProgress()) as run:
         yield assemble_run(run)
 
 
 @dataclass(frozen=True)
-class Job:
+class CheckedJob:
     """The job under check.
 
     Attributes:
@@ -82,8 +82,8 @@ class Job:
     limit: float
     digests: Mapping[str, str]
     names: Sequence[str]
-    undivided: str
-    one_process: str
+    undivided_reason: str
+    one_process_reason: str
 
     def moments(self, moment: str) -> list[int]:
         """Return the steps of the saves or of the validations."""
@@ -107,7 +107,7 @@ class Job:
         )
 
 
-def examine(file: Path, folder: Path, *, steps: int | None, kills: int) -> Job:
+def examine(file: Path, folder: Path, *, steps: int | None, kills: int) -> CheckedJob:
     """Assemble a job, measure it by a few steps without effect, and decide what of it is checked.
 
     Args:
@@ -120,7 +120,7 @@ def examine(file: Path, folder: Path, *, steps: int | None, kills: int) -> Job:
         InputError: the job cannot be trained, or there is no room for its checkpoints.
     """
     run_file, began = load_run_file(file, [f"train.run={folder / 'forecast'}"]), time.monotonic()
-    with assembled(run_file) as job:
+    with assemble_job(run_file) as job:
         report = forecast(job)
         start_seconds = time.monotonic() - began + 3.0
         usual = job.trainer.settings.validate_every
@@ -137,27 +137,27 @@ def examine(file: Path, folder: Path, *, steps: int | None, kills: int) -> Job:
                 f"the check needs up to {human_bytes(2 * report.disk_bytes)} for checkpoints, but the disk of "
                 f"{folder.parent} has {human_bytes(report.disk_free)} free: set TMPDIR to a folder on a larger one"
             )
-        undivided = _undivided(job)
-        return Job(
+        undivided_reason = _find_undivided_reason(job)
+        return CheckedJob(
             file, folder, number, report.steps, validate_every, usual, save_every, overrides,
             save_seconds=saving, validation_seconds=report.cost.validation_seconds, seconds=seconds,
             limit=600 + 20 * (one_run + start_seconds),
             digests={"run file": sha256_of(file), "data": _digest_of_data(job)},
-            names=_names(job.trainer), undivided=undivided, one_process=undivided or _one_process(job, report),
+            names=_names(job.trainer), undivided_reason=undivided_reason, one_process_reason=undivided_reason or _find_one_process_reason(job, report),
         )  # fmt: skip
 
 
-def _steps(asked: int | None, report: Preflight) -> tuple[int, int]:
+def _steps(requested_steps: int | None, report: Preflight) -> tuple[int, int]:
     """Return how many steps are trained, and every how many of them are saved."""
     by_time = round(STEPS_SECONDS / max(1e-9, report.cost.step_seconds))
-    wanted = asked if asked is not None else max(LEAST_STEPS, min(MOST_STEPS, by_time))
+    wanted = requested_steps if requested_steps is not None else max(LEAST_STEPS, min(MOST_STEPS, by_time))
     save_every = -(-wanted // SAVES)
     if report.steps is not None:
         save_every = min(save_every, report.steps // SAVES)
     # A job of fewer steps than that is trained whole.
     number = SAVES * save_every or report.steps or SAVES
-    if asked is not None and number != asked:
-        message(f"{number} steps and not {asked}: a multiple of {SAVES}, and no more than the job has")
+    if requested_steps is not None and number != requested_steps:
+        message(f"{number} steps and not {requested_steps}: a multiple of {SAVES}, and no more than the job has")
     return number, max(1, save_every)
 
 
@@ -173,7 +173,7 @@ def _overrides(run_file: RunFile, precision: str, save_every: int, seconds: floa
     return [*changes, f"train.seconds={3600 + 20 * seconds:.1f}"]
 
 
-def _undivided(job: AssembledRun) -> str:
+def _find_undivided_reason(job: AssembledRun) -> str:
     """Say why a batch cannot be divided between two; empty: it can."""
     try:
         check_divisible(job.data.parts, job.run.run_file.train.batch_tokens, 2)
@@ -182,7 +182,7 @@ def _undivided(job: AssembledRun) -> str:
     return ""
 
 
-def _one_process(job: AssembledRun, report: Preflight) -> str:
+def _find_one_process_reason(job: AssembledRun, report: Preflight) -> str:
     """Say why two processes cannot train on this machine; empty: they can."""
     device = job.run.device
     if device.type == "cuda":

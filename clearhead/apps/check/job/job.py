@@ -20,12 +20,12 @@ import torch
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from clearhead.apps.check.job.differences import Difference, differences, gradient_distance
-from clearhead.apps.check.job.forecast import Job, assembled, examine
+from clearhead.apps.check.job.differences import RunDifference, find_differences, gradient_distance
+from clearhead.apps.check.job.forecast import CheckedJob, assemble_job, examine
 from clearhead.apps.train_process import TrainProcess
 from clearhead.base.errors import RunFailure
-from clearhead.base.files import read_json_object, typed
-from clearhead.base.formats import Format
+from clearhead.base.files import convert_json, read_json_object
+from clearhead.base.formats import FileFormat
 from clearhead.base.progress import message
 from clearhead.base.signals import Interrupted, StopRequested, StopSignals
 from clearhead.checkpoints.runs.checkpoint import WEIGHTS, checkpoint_folder, checkpoint_steps, read_state
@@ -34,7 +34,7 @@ from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
 from clearhead.data.batches.base import Batches, Loss
 from clearhead.generate.scoring.result import Validation
 from clearhead.spec import Model
-from clearhead.training.parallel.engines import BatchLoss, Share, share_of
+from clearhead.training.parallel.engines import BatchLoss, RankBatch, take_rank_rows
 from clearhead.training.parallel.world import Process
 from clearhead.training.runfile.model_table import with_dropout
 from clearhead.training.runfile.read import load_run_file
@@ -46,7 +46,7 @@ TOLERANCE: Final = 1e-4
 
 
 @dataclass(frozen=True)
-class Division:
+class DivisionResult:
     """An update that was computed in two ways.
 
     Attributes:
@@ -69,22 +69,22 @@ class Division:
         return f"{verdict}: {self.distance:.1e} apart in {self.where}, {TOLERANCE:.0e} at most"
 
 
-class _Halves:
+class _HalfBatches:
     """The halves of endless batches, one after the other."""
 
     def __init__(self, whole: Batches[Any]) -> None:
         self._whole = whole
-        self._waiting: list[Share[Any]] = []
+        self._waiting: list[RankBatch[Any]] = []
 
     @property
     def batches_per_epoch(self) -> int:
         """Batches in one pass over the data, not halves."""
         return self._whole.batches_per_epoch
 
-    def __next__(self) -> Share[Any]:
+    def __next__(self) -> RankBatch[Any]:
         if not self._waiting:
             batch = next(self._whole)
-            self._waiting = [share_of(batch, Process(rank, 2)) for rank in range(2)]
+            self._waiting = [take_rank_rows(batch, Process(rank, 2)) for rank in range(2)]
         return self._waiting.pop(0)
 
     def state(self) -> dict[str, Any]:
@@ -96,36 +96,38 @@ class _Halves:
         self._whole.load_state(state)
 
 
-def compare_divisions(job: Job) -> tuple[Division, Division]:
+def compare_divisions(job: CheckedJob) -> tuple[DivisionResult, DivisionResult]:
     """Compare an update by whole batches with one by halves, and with one by two processes.
 
     Raises:
         InputError: the job cannot be trained in fp32.
         RunFailure: it fails in one process.
     """
-    if job.undivided:
-        return Division(reason=job.undivided), Division(reason=job.undivided)
+    if job.undivided_reason:
+        return DivisionResult(reason=job.undivided_reason), DivisionResult(reason=job.undivided_reason)
     overrides = without_dropout(job)
     whole = _one_update(job, "whole", overrides, in_halves=False)
     halves = _distance(job, _one_update(job, "halves", overrides, in_halves=True), whole)
-    if job.one_process:
-        return halves, Division(reason=job.one_process)
+    if job.one_process_reason:
+        return halves, DivisionResult(reason=job.one_process_reason)
     run = job.folder / "two-processes"
     try:
         with job.train(run, [*overrides, "train.save_every=1"], processes=2) as process:
             if not process.wait_until(lambda: process.has_saved(1)):
-                return halves, Division(reason=f"ended before the first update: {process.last_words()}", is_wrong=True)
+                return halves, DivisionResult(
+                    reason=f"ended before the first update: {process.last_words()}", is_wrong=True
+                )
     except RunFailure as error:
-        return halves, Division(reason=str(error), is_wrong=True)
+        return halves, DivisionResult(reason=str(error), is_wrong=True)
     return halves, _distance(job, run, whole)
 
 
-def _distance(job: Job, run: Path, whole: Path) -> Division:
+def _distance(job: CheckedJob, run: Path, whole: Path) -> DivisionResult:
     distance, where = gradient_distance(run, whole, job.names)
-    return Division(distance, where, is_wrong=not distance <= TOLERANCE)
+    return DivisionResult(distance, where, is_wrong=not distance <= TOLERANCE)
 
 
-def without_dropout(job: Job) -> list[str]:
+def without_dropout(job: CheckedJob) -> list[str]:
     """Return the changes to the run file that turn dropout off, and compute in fp32."""
     run_file = load_run_file(job.file)
     changes = ["train.precision=fp32"]
@@ -139,10 +141,10 @@ def without_dropout(job: Job) -> list[str]:
     return [*changes, f"model.spec={file}"]
 
 
-def _one_update(job: Job, name: str, overrides: list[str], *, in_halves: bool) -> Path:
+def _one_update(job: CheckedJob, name: str, overrides: list[str], *, in_halves: bool) -> Path:
     """Make one update of the job in this process, and return its run directory."""
     run = job.folder / name
-    with assembled(load_run_file(job.file, [f"train.run={run}", *job.overrides, *overrides])) as parts:
+    with assemble_job(load_run_file(job.file, [f"train.run={run}", *job.overrides, *overrides])) as parts:
         trainer = parts.trainer
         length = {"steps": 1, "epochs": None, "plots": False, "early_stop": None, "average": None, "best_by": "loss"}
         length["accumulate"] = trainer.settings.accumulate * (1 + in_halves)
@@ -150,7 +152,7 @@ def _one_update(job: Job, name: str, overrides: list[str], *, in_halves: bool) -
             trainer,
             settings=trainer.settings.model_copy(update=length),
             validate=lambda module: Validation(1.0, None),
-            batches=_Halves(trainer.batches) if in_halves else trainer.batches,
+            batches=_HalfBatches(trainer.batches) if in_halves else trainer.batches,
             loss=_loss_of_share(trainer.loss) if in_halves else trainer.loss,
         )
         try:
@@ -163,9 +165,9 @@ def _one_update(job: Job, name: str, overrides: list[str], *, in_halves: bool) -
 
 
 def _loss_of_share(loss: Loss[Any]) -> Loss[Any]:
-    def of_share(module: nn.Module, share: Share[Any]) -> tuple[Tensor, int]:
-        found: tuple[Tensor, int] = BatchLoss(module, loss)(share)
-        return found
+    def of_share(module: nn.Module, share: RankBatch[Any]) -> tuple[Tensor, int]:
+        result: tuple[Tensor, int] = BatchLoss(module, loss)(share)
+        return result
 
     return of_share
 
@@ -209,7 +211,7 @@ class KilledRun:
     failure: str = ""
 
 
-def undisturbed_run(job: Job) -> tuple[Path, float]:
+def train_undisturbed(job: CheckedJob) -> tuple[Path, float]:
     """Train the first steps of a job, and return the run directory and the seconds from the first step on.
 
     Raises:
@@ -223,7 +225,7 @@ def undisturbed_run(job: Job) -> tuple[Path, float]:
         return run, time.monotonic() - began
 
 
-def killed_runs(job: Job, kills: int, draw: random.Random, seconds: float) -> list[KilledRun]:
+def train_with_kills(job: CheckedJob, kills: int, draw: random.Random, seconds: float) -> list[KilledRun]:
     """Train the same with kills; where a run reaches the last step before all of them, another one takes the rest.
 
     Args:
@@ -239,7 +241,7 @@ def killed_runs(job: Job, kills: int, draw: random.Random, seconds: float) -> li
     while moments and len(runs) < kills + 3:
         runs.append(KilledRun(job.folder / f"killed-{len(runs) + 1}"))
         try:
-            while moments and _killed(job, runs[-1], moments, draw, seconds):
+            while moments and _kill_at_moment(job, runs[-1], moments, draw, seconds):
                 moments.pop(0)
             with job.train(runs[-1].run) as process:
                 _reach_the_end(job, process)
@@ -251,7 +253,7 @@ def killed_runs(job: Job, kills: int, draw: random.Random, seconds: float) -> li
     return runs
 
 
-def _reach_the_end(job: Job, process: TrainProcess) -> None:
+def _reach_the_end(job: CheckedJob, process: TrainProcess) -> None:
     """Wait for the last step.
 
     Raises:
@@ -261,7 +263,9 @@ def _reach_the_end(job: Job, process: TrainProcess) -> None:
         raise RunFailure(f"clearhead train ended before step {job.steps}: {process.last_words()}")
 
 
-def _killed(job: Job, killed: KilledRun, moments: Sequence[Moment], draw: random.Random, seconds: float) -> bool:
+def _kill_at_moment(
+    job: CheckedJob, killed: KilledRun, moments: Sequence[Moment], draw: random.Random, seconds: float
+) -> bool:
     """Continue a run and kill it at the first of the moments to come; return whether that was before its last step."""
     newest, moment = max(checkpoint_steps(killed.run), default=-1), moments[0]
     if newest >= job.steps:
@@ -330,7 +334,7 @@ def _is_validating(process: TrainProcess, step: int) -> bool:
     return validated >= step and not any(row.step == validated for row in read_metrics(process.run / FILE_NAME)[-1:])
 
 
-CERTIFICATE = Format("a certificate", 1, "check the job again")
+CERTIFICATE = FileFormat("a certificate", 1, "check the job again")
 _MOST_SHOWN = 6
 
 
@@ -348,13 +352,13 @@ class JobReport:
         certificate: versions, machine and digests, by name.
     """
 
-    job: Job
+    job: CheckedJob
     seed: int
     kills: Sequence[Kill]
     missed: int
     faults: Sequence[str]
-    halves: Division
-    processes: Division
+    halves: DivisionResult
+    processes: DivisionResult
     certificate: Mapping[str, str]
 
     @property
@@ -404,7 +408,7 @@ class JobReport:
         }
 
 
-def _division_record(division: Division) -> dict[str, Any]:
+def _division_record(division: DivisionResult) -> dict[str, Any]:
     return {
         "ok": not division.is_wrong,
         "distance": division.distance,
@@ -447,9 +451,9 @@ def _check(file: Path, folder: Path, steps: int | None, kills: int, seed: int) -
     message(f"{job.describe()}; seed {seed}")
     halves, processes = compare_divisions(job)
     message("trained undisturbed, then killed and resumed")
-    whole, seconds = undisturbed_run(job)
-    runs = killed_runs(job, kills, random.Random(seed), seconds)
-    faults = [fault for run in runs for fault in faults_of(job, whole, run)]
+    whole, seconds = train_undisturbed(job)
+    runs = train_with_kills(job, kills, random.Random(seed), seconds)
+    faults = [fault for run in runs for fault in find_faults(job, whole, run)]
     came = [kill for run in runs for kill in run.kills]
     missed = 0 if any(run.failure for run in runs) else kills - len(came)
     return JobReport(job, seed, came, missed, faults, halves, processes, _certificate(job, whole))
@@ -469,7 +473,7 @@ def read_certificate(file: Path) -> tuple[dict[str, Any], list[str]]:
     """
     content = read_json_object(file, what="a certificate")
     CERTIFICATE.check(content, file)
-    record = typed(content, _Record, name=str(file))
+    record = convert_json(content, _Record, name=str(file))
     run_file = Path(record.run_file)
     state = "is not there any more"
     if run_file.is_file():
@@ -488,19 +492,19 @@ class _Record(BaseModel):
     certificate: dict[str, str]
 
 
-def faults_of(job: Job, whole: Path, killed: KilledRun) -> list[str]:
+def find_faults(job: CheckedJob, whole: Path, killed: KilledRun) -> list[str]:
     """Return what is wrong with a killed run: it did not go on, it differs, or it differed before it was killed."""
     if killed.failure:
         return [f"after the kill {killed.kills[-1]}, --resume: {killed.failure}"]
-    found: list[Difference] = differences(whole, killed.run, job.steps, job.names)
+    run_differences: list[RunDifference] = find_differences(whole, killed.run, job.steps, job.names)
     first_kill = killed.kills[0].after if killed.kills else job.steps
-    if found and first_kill is not None and found[0].step <= first_kill:
+    if run_differences and first_kill is not None and run_differences[0].step <= first_kill:
         reason = "so the training itself does not repeat: something draws numbers without the seed of the run"
-        return [f"{found[0]}; before the first kill, {reason}"]
-    return [str(difference) for difference in found]
+        return [f"{run_differences[0]}; before the first kill, {reason}"]
+    return [str(difference) for difference in run_differences]
 
 
-def _certificate(job: Job, whole: Path) -> dict[str, str]:
+def _certificate(job: CheckedJob, whole: Path) -> dict[str, str]:
     """Return what the result holds for."""
     checkpoint = checkpoint_folder(whole, job.steps)
     state = read_state(checkpoint)

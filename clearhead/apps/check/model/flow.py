@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from clearhead import spec
 from clearhead.apps.check.handwritten.report import Finding
-from clearhead.apps.check.model.readers import Place, Reader, Side, Trace, run
-from clearhead.apps.check.model.report import Drawing, Outcome
+from clearhead.apps.check.model.readers import Reader, Side, Trace, TracePoint, run
+from clearhead.apps.check.model.report import CheckOutcome, Drawing
 from clearhead.core import Sequence, Transformer
-from clearhead.fast.computing import computing_in, plain_format
+from clearhead.fast.computing import plain_format, replica_in_dtype
 from clearhead.fast.stored import Stored, StoredRows
 
 LENGTH = 11
@@ -51,7 +51,7 @@ class Scenario:
     columns: tuple[int, ...]
 
 
-def check_flow(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[Outcome | Finding]:
+def check_flow(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[CheckOutcome | Finding]:
     """Yield what each stack reads, and what is wrong with it.
 
     Args:
@@ -65,28 +65,28 @@ def check_flow(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[O
     source = Sequence(draw(7, module.num_source_ids)[None]) if has_two else None
     for side in sides:
         reader = Reader.of(module, side, source)
-        mates = list(_mates(reader, draw, has_two and side == "decoder"))
+        mates = list(_check_mates(reader, draw, has_two and side == "decoder"))
         yield from mates
-        if any(isinstance(one, Finding) for one in mates):
+        if any(isinstance(result, Finding) for result in mates):
             rows_at_once = 1  # in a batch nothing else could be told
         if _has_own_parts(reader.spec):
             reason = "a part of your own may read other tokens, and nothing declares which"
-            yield Outcome(GROUP, f"{side}: masks", "not tried", reason)
+            yield CheckOutcome(GROUP, f"{side}: masks", "not tried", reason)
             continue
         for scenario in _scenarios(reader, draw, f"{side}: " if has_two else ""):
-            yield from _check(reader, scenario, rows_at_once)
+            yield from _check_scenario(reader, scenario, rows_at_once)
     if has_two and not _has_own_parts(module.spec):
-        yield from _memory(module, draw, rows_at_once)
+        yield from _check_memory(module, draw, rows_at_once)
 
 
 def _has_own_parts(node: spec.Node) -> bool:
-    return any(isinstance(part, spec.Part) for _, part in spec.walk(node))
+    return any(isinstance(child, spec.Part) for _, child in spec.walk(node))
 
 
 def _scenarios(reader: Reader, draw: Draw, prefix: str) -> Iterator[Scenario]:
     most = reader.module.max_positions or LONGEST_WINDOW + LENGTH
     length = min(LENGTH, most)
-    masks = [part.mask for part in _attentions(reader.spec)]
+    masks = [attention.mask for attention in _attentions(reader.spec)]
     kinds = " and ".join(dict.fromkeys(mask.kind for mask in masks)) or "no attention"
     whole, every = Sequence(draw(length, reader.vocabulary)[None]), tuple(range(length))
     yield Scenario(f"{prefix}{kinds}", whole, every)
@@ -101,11 +101,11 @@ def _scenarios(reader: Reader, draw: Draw, prefix: str) -> Iterator[Scenario]:
 
 def _attentions(stack: spec.Stack) -> list[spec.Attention]:
     branches = [branch for layer in stack.depths for step in layer.steps for branch in step.branches]
-    found = [branch.function for branch in branches if isinstance(branch.function, spec.Attention)]
-    return [one for one in found if one.source == "self"]
+    attentions = [branch.function for branch in branches if isinstance(branch.function, spec.Attention)]
+    return [attention for attention in attentions if attention.source == "self"]
 
 
-def allowed(mask: spec.Mask, sequence: Sequence) -> Tensor:
+def expand_mask(mask: spec.Mask, sequence: Sequence) -> Tensor:
     """Return which token [T] may attend to which [T], by the definition of a mask.
 
     Args:
@@ -117,8 +117,8 @@ def allowed(mask: spec.Mask, sequence: Sequence) -> Tensor:
     real = torch.ones(length, dtype=torch.bool) if sequence.mask is None else sequence.mask[0]
     may = torch.ones(length, length, dtype=torch.bool)
     if isinstance(mask, spec.Window):
-        place = real.cumsum(0)  # padding is no distance
-        apart = place[:, None] - place
+        position = real.cumsum(0)  # padding is no distance
+        apart = position[:, None] - position
         may = (apart <= mask.before) & (-apart <= mask.after)
     elif not isinstance(mask, spec.Full):
         may = key <= query
@@ -127,7 +127,7 @@ def allowed(mask: spec.Mask, sequence: Sequence) -> Tensor:
     return may & real
 
 
-def expected_reach(stack: spec.Stack, sequence: Sequence, seen: Seen = allowed) -> dict[tuple[int, int], Tensor]:
+def expected_reach(stack: spec.Stack, sequence: Sequence, seen: Seen = expand_mask) -> dict[tuple[int, int], Tensor]:
     """Return what each output may depend on after each step of each layer: what its attentions allow, chained.
 
     Args:
@@ -136,23 +136,23 @@ def expected_reach(stack: spec.Stack, sequence: Sequence, seen: Seen = allowed) 
         seen: the mask of an attention.
     """
     reach = torch.eye(sequence.ids.shape[1], dtype=torch.bool)
-    found: dict[tuple[int, int], Tensor] = {}
+    reaches: dict[tuple[int, int], Tensor] = {}
     for depth, layer in enumerate(stack.depths):
         for number, step in enumerate(layer.steps):
             for branch in step.branches:
                 function = branch.function
                 if isinstance(function, spec.Attention) and function.source == "self":
-                    chained = _chained(seen(function.mask, sequence), reach)
-                    found[depth, number] = found.get((depth, number), reach) | chained
-            reach = found.setdefault((depth, number), reach)
-    return found
+                    chained = _chain(seen(function.mask, sequence), reach)
+                    reaches[depth, number] = reaches.get((depth, number), reach) | chained
+            reach = reaches.setdefault((depth, number), reach)
+    return reaches
 
 
-def _chained(attends: Tensor, reach: Tensor) -> Tensor:
+def _chain(attends: Tensor, reach: Tensor) -> Tensor:
     return (attends.double() @ reach.double()) > 0
 
 
-def measured_reach(reader: Reader, scenario: Scenario, rows_at_once: int) -> dict[Place, Tensor]:
+def measure_reach(reader: Reader, scenario: Scenario, rows_at_once: int) -> dict[TracePoint, Tensor]:
     """Change one token after another and return which outputs change, at the end of every step.
 
     Returns:
@@ -163,23 +163,23 @@ def measured_reach(reader: Reader, scenario: Scenario, rows_at_once: int) -> dic
     rows = sequence.ids.repeat(len(columns) + 1, 1)
     for row, column in enumerate(columns, start=1):
         rows[row, column] = other[column]
-    traces = [_states(reader, sequence, part) for part in rows.split(rows_at_once)]
-    return {place: _changed(torch.cat([trace[place] for trace in traces])) for place in traces[0]}
+    traces = [_states(reader, sequence, chunk) for chunk in rows.split(rows_at_once)]
+    return {point: _find_changes(torch.cat([trace[point] for trace in traces])) for point in traces[0]}
 
 
 def _states(reader: Reader, sequence: Sequence, ids: Tensor) -> Trace:
     """Return the states [B, real tokens, features] at the end of every step, for rows in place of the one there is."""
-    beside = {"mask": sequence.mask, "documents": sequence.documents}
-    batch = Sequence(ids, **{name: None if one is None else one.expand(ids.shape) for name, one in beside.items()})
+    masks = {"mask": sequence.mask, "documents": sequence.documents}
+    batch = Sequence(ids, **{name: None if field is None else field.expand(ids.shape) for name, field in masks.items()})
     if reader.memory is not None and len(reader.memory) != len(ids):
         mask = None if reader.memory_mask is None else reader.memory_mask.expand(len(ids), -1)
         reader = replace(reader, memory=reader.memory.expand(len(ids), -1, -1), memory_mask=mask)
     last = len(reader.stack.order)
     trace = run(reader, batch, head=False)
     return {
-        place: value.unflatten(0, (len(ids), -1))
-        for place, value in trace.items()
-        if place.address.endswith(".after") or place.depth == last
+        point: value.unflatten(0, (len(ids), -1))
+        for point, value in trace.items()
+        if point.address.endswith(".after") or point.depth == last
     }
 
 
@@ -191,7 +191,7 @@ def _other_ids(reader: Reader, ids: Tensor) -> Tensor:
     return candidates.gather(0, differences.argmax(0, keepdim=True))[0]
 
 
-def _changed(values: Tensor) -> Tensor:
+def _find_changes(values: Tensor) -> Tensor:
     """Return which tokens of the first row differ from those of each other row: [tokens, rows - 1]."""
     scale = values[0].abs().amax().clamp(min=1e-300)
     moved = ((values[1:] - values[:1]).abs().amax(-1) / scale).nan_to_num(nan=math.inf)
@@ -207,41 +207,44 @@ class Reach:
         drawn: measured with drawn weights; None: not needed.
     """
 
-    wanted: Mapping[Place, Tensor]
-    measured: Mapping[Place, Tensor]
-    drawn: Mapping[Place, Tensor] | None
+    wanted: Mapping[TracePoint, Tensor]
+    measured: Mapping[TracePoint, Tensor]
+    drawn: Mapping[TracePoint, Tensor] | None
 
-    def leak(self, place: Place) -> Tensor:
+    def leak(self, point: TracePoint) -> Tensor:
         """Return what is read and should not be."""
-        return self.measured[place] & ~self.wanted[place]
+        return self.measured[point] & ~self.wanted[point]
 
-    def gap(self, place: Place) -> Tensor:
+    def gap(self, point: TracePoint) -> Tensor:
         """Return what is not read, neither with the model's weights nor with drawn ones, and may be."""
-        missing = self.wanted[place] & ~self.measured[place]
-        return missing if self.drawn is None else missing & ~self.drawn[place]
+        missing = self.wanted[point] & ~self.measured[point]
+        return missing if self.drawn is None else missing & ~self.drawn[point]
 
-    def first(self, kind: Callable[[Place], Tensor]) -> Place | None:
+    def first(self, kind: Callable[[TracePoint], Tensor]) -> TracePoint | None:
         """Return the first place with a leak or a gap."""
-        return next((place for place in sorted(self.wanted) if bool(kind(place).any())), None)
+        return next((point for point in sorted(self.wanted) if bool(kind(point).any())), None)
 
 
 def _reach(reader: Reader, scenario: Scenario, tokens: list[int], rows_at_once: int) -> Reach | None:
     """Measure and derive what outputs read; None: the stack has no layers."""
     columns = list(scenario.columns)
-    by_step = {step: one[tokens][:, columns] for step, one in expected_reach(reader.spec, scenario.sequence).items()}
+    by_step = {
+        step: step_reach[tokens][:, columns]
+        for step, step_reach in expected_reach(reader.spec, scenario.sequence).items()
+    }
     if not by_step:
         return None
-    measured = measured_reach(reader, scenario, rows_at_once)
+    measured = measure_reach(reader, scenario, rows_at_once)
     last = by_step[max(by_step)]
-    wanted = {place: by_step.get((place.depth, place.step), last) for place in measured}
+    wanted = {point: by_step.get((point.depth, point.step), last) for point in measured}
     drawn = None
-    if any(bool((wanted[place] & ~measured[place]).any()) for place in measured):
+    if any(bool((wanted[point] & ~measured[point]).any()) for point in measured):
         # Saturated or vanished weights hide a dependence; drawn ones in the same modules do not.
-        drawn = measured_reach(replace(reader, module=drawn_twin(reader.module)), scenario, rows_at_once)
+        drawn = measure_reach(replace(reader, module=draw_twin(reader.module)), scenario, rows_at_once)
     return Reach(wanted, measured, drawn)
 
 
-def _check(reader: Reader, scenario: Scenario, rows_at_once: int) -> Iterator[Outcome | Finding]:
+def _check_scenario(reader: Reader, scenario: Scenario, rows_at_once: int) -> Iterator[CheckOutcome | Finding]:
     sequence = scenario.sequence
     real = torch.ones_like(sequence.ids[0], dtype=torch.bool) if sequence.mask is None else sequence.mask[0]
     tokens: list[int] = real.nonzero()[:, 0].tolist()
@@ -252,30 +255,32 @@ def _check(reader: Reader, scenario: Scenario, rows_at_once: int) -> Iterator[Ou
     reads = (reach.wanted[end] | reach.leak(end)) & ~reach.gap(end)
     drawing = Drawing(tuple(tokens), scenario.columns, reach.wanted[end], reads)
     if leak is not None:
-        yield _leak(reader, scenario, leak, tokens, reach)
-        yield Outcome(GROUP, scenario.name, "wrong", "outputs read what the mask hides", drawing=drawing)
+        yield _leak_finding(reader, scenario, leak, tokens, reach)
+        yield CheckOutcome(GROUP, scenario.name, "wrong", "outputs read what the mask hides", drawing=drawing)
     elif gap is not None:
-        yield _gap(reader, scenario, gap, tokens, reach.gap(gap))
-        yield Outcome(GROUP, scenario.name, "wrong", "outputs do not read what they may", drawing=drawing)
+        yield _gap_finding(reader, scenario, gap, tokens, reach.gap(gap))
+        yield CheckOutcome(GROUP, scenario.name, "wrong", "outputs do not read what they may", drawing=drawing)
     else:
         says = f"{int(reads.sum())} of {reads.numel()} pairs read, those that the mask allows"
-        yield Outcome(GROUP, scenario.name, "right", says, drawing=drawing)
+        yield CheckOutcome(GROUP, scenario.name, "right", says, drawing=drawing)
 
 
-def drawn_twin(module: Transformer) -> Transformer:
+def draw_twin(module: Transformer) -> Transformer:
     """Return a replica of a model in double precision with drawn weights, so small that no softmax saturates."""
-    twin = computing_in(module, torch.float64)
-    for number, part in enumerate(twin.modules()):
-        state: dict[str, nn.Parameter | None] = vars(part)["_parameters"]
+    twin = replica_in_dtype(module, torch.float64)
+    for number, submodule in enumerate(twin.modules()):
+        state: dict[str, nn.Parameter | None] = vars(submodule)["_parameters"]
         lazy: tuple[str, ...] = ()
-        if isinstance(part, StoredRows):
+        if isinstance(submodule, StoredRows):
             # Rows are looked up one by one, so the whole table is drawn now.
-            state["weight"] = nn.Parameter(part.weight, requires_grad=False)
-            part.format = plain_format(part.weight)
-        elif isinstance(part, Stored):
+            state["weight"] = nn.Parameter(submodule.weight, requires_grad=False)
+            submodule.format = plain_format(submodule.weight)
+        elif isinstance(submodule, Stored):
             # A second copy of all matrices may not fit into memory: each is drawn whenever it is read.
-            part.format = replace(part.format, widen=partial(_draw_weight, 8 * number, part.weight.shape))
-            lazy = part.format.names
+            submodule.format = replace(
+                submodule.format, widen=partial(_draw_weight, 8 * number, submodule.weight.shape)
+            )
+            lazy = submodule.format.names
         for index, (name, weight) in enumerate(state.items()):
             if weight is not None and name not in lazy:
                 drawn = _draw_weight(8 * number + index, weight.shape, weight)
@@ -290,40 +295,40 @@ def _draw_weight(seed: int, shape: torch.Size, like: Tensor, *_: Tensor) -> Tens
     return 1.0 + 0.3 * values if len(shape) < 2 else 0.5 * values / math.sqrt(shape[-1])
 
 
-def _address(reader: Reader, place: Place) -> str:
+def _address(reader: Reader, point: TracePoint) -> str:
     """Return the self-attention of a step, or the stack where there is none."""
-    if place.depth >= len(reader.stack.order):
+    if point.depth >= len(reader.stack.order):
         return reader.side
-    step = f"{reader.side}.layers.{reader.stack.order[place.depth]}.steps.{place.step}"
-    for number, branch in enumerate(reader.spec.depths[place.depth].steps[place.step].branches):
+    step = f"{reader.side}.layers.{reader.stack.order[point.depth]}.steps.{point.step}"
+    for number, branch in enumerate(reader.spec.depths[point.depth].steps[point.step].branches):
         if isinstance(branch.function, spec.Attention) and branch.function.source == "self":
             return f"{step}.branches.{number}.function"
     return step
 
 
-def _leak(reader: Reader, scenario: Scenario, place: Place, tokens: list[int], reach: Reach) -> Finding:
+def _leak_finding(reader: Reader, scenario: Scenario, point: TracePoint, tokens: list[int], reach: Reach) -> Finding:
     """Return the finding of a mask that hides too little, with the masks that would let the same pairs through."""
-    columns, step = list(scenario.columns), (place.depth, place.step)
-    output, column = reach.leak(place).nonzero()[0].tolist()
+    columns, step = list(scenario.columns), (point.depth, point.step)
+    output, column = reach.leak(point).nonzero()[0].tolist()
     causes = []
     for cause, seen in LOOSER.items():
         looser = expected_reach(reader.spec, scenario.sequence, seen)
-        if step in looser and torch.equal(looser[step][tokens][:, columns], reach.measured[place]):
+        if step in looser and torch.equal(looser[step][tokens][:, columns], reach.measured[point]):
             causes.append(cause)
     return Finding(
-        where=_address(reader, place),
+        where=_address(reader, point),
         says=(
             f"{scenario.name}: the output at token {tokens[output]} changes with token {columns[column]}, which the "
-            f"mask hides; {_likely(causes)}"
+            f"mask hides; {_describe_causes(causes)}"
         ),
         mathematics=_MATHEMATICS,
     )
 
 
-def _gap(reader: Reader, scenario: Scenario, place: Place, tokens: list[int], missing: Tensor) -> Finding:
+def _gap_finding(reader: Reader, scenario: Scenario, point: TracePoint, tokens: list[int], missing: Tensor) -> Finding:
     output, column = missing.nonzero()[0].tolist()
     return Finding(
-        where=_address(reader, place),
+        where=_address(reader, point),
         says=(
             f"{scenario.name}: the output at token {tokens[output]} does not change with token "
             f"{scenario.columns[column]}, which it may attend to, not even with drawn weights; likely cause: the mask "
@@ -333,11 +338,11 @@ def _gap(reader: Reader, scenario: Scenario, place: Place, tokens: list[int], mi
     )
 
 
-def _likely(causes: list[str]) -> str:
+def _describe_causes(causes: list[str]) -> str:
     return f"likely cause: {' or '.join(causes)}" if causes else "no known mistake gives the same pairs"
 
 
-def _mates(reader: Reader, draw: Draw, has_source: bool) -> Iterator[Outcome | Finding]:
+def _check_mates(reader: Reader, draw: Draw, has_source: bool) -> Iterator[CheckOutcome | Finding]:
     """Change one row of a batch whole; no other row may change."""
     length = min(LENGTH, reader.module.max_positions or LENGTH)
     ids = torch.stack([draw(length, reader.vocabulary) for _ in range(3)])
@@ -348,18 +353,18 @@ def _mates(reader: Reader, draw: Draw, has_source: bool) -> Iterator[Outcome | F
         reader = replace(reader, memory=reader.memory.repeat(3, 1, 1))
     pair = [_states(reader, Sequence(ids), rows) for rows in (ids, changed)]
     name = f"{reader.side}: batch mates"
-    for place, before in pair[0].items():
+    for point, before in pair[0].items():
         scale = before.abs().amax().clamp(min=1e-300)
-        moved = ((pair[1][place] - before).abs().amax((1, 2)) / scale).nan_to_num(nan=math.inf) > TOUCHED
+        moved = ((pair[1][point] - before).abs().amax((1, 2)) / scale).nan_to_num(nan=math.inf) > TOUCHED
         if bool(moved[0] or moved[2]):
             says = "batch mates: a row of the batch changes with another row; likely cause: the axes of rows and heads "
-            yield Finding(where=_address(reader, place), says=f"{says}are mixed, or something is shared between rows")
-            yield Outcome(GROUP, name, "wrong", "rows of a batch read each other")
+            yield Finding(where=_address(reader, point), says=f"{says}are mixed, or something is shared between rows")
+            yield CheckOutcome(GROUP, name, "wrong", "rows of a batch read each other")
             return
-    yield Outcome(GROUP, name, "right", "no row of a batch changes with another one")
+    yield CheckOutcome(GROUP, name, "right", "no row of a batch changes with another one")
 
 
-def _memory(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[Outcome | Finding]:
+def _check_memory(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[CheckOutcome | Finding]:
     """Change the tokens of the source one after the other, some of which are padding."""
     assert module.spec.encoder is not None and module.spec.decoder is not None
     length = min(LENGTH, module.max_positions or LENGTH)
@@ -378,13 +383,13 @@ def _memory(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[Outc
     measured = _source_reach(module, source, target, rows_at_once)
     missing = wanted & ~measured
     if bool(missing.any()):
-        missing &= ~_source_reach(drawn_twin(module), source, target, rows_at_once)
+        missing &= ~_source_reach(draw_twin(module), source, target, rows_at_once)
     leaks = measured & ~wanted
     tokens = tuple(range(target.ids.shape[1]))
     drawing = Drawing(tokens, tuple(range(length)), wanted, (wanted | leaks) & ~missing)
     if not bool((leaks | missing).any()):
         says = "every output reads all real tokens of the source, and no padding"
-        yield Outcome(GROUP, "memory", "right", says, drawing=drawing)
+        yield CheckOutcome(GROUP, "memory", "right", says, drawing=drawing)
         return
     output, token = (leaks if bool(leaks.any()) else missing).nonzero()[0].tolist()
     does = "changes with" if bool(leaks.any()) else "does not change with"
@@ -397,7 +402,7 @@ def _memory(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[Outc
         ),
         mathematics="a token of the target attends to all real tokens of the source",
     )  # fmt: skip
-    yield Outcome(GROUP, "memory", "wrong", f"an output {does} a token that is {kind}", drawing=drawing)
+    yield CheckOutcome(GROUP, "memory", "wrong", f"an output {does} a token that is {kind}", drawing=drawing)
 
 
 def _source_reach(module: Transformer, source: Sequence, target: Sequence, rows_at_once: int) -> Tensor:
@@ -407,35 +412,35 @@ def _source_reach(module: Transformer, source: Sequence, target: Sequence, rows_
     rows = source.ids.repeat(length + 1, 1)
     rows[torch.arange(length) + 1, torch.arange(length)] = other
     states = []
-    for part in rows.split(rows_at_once):
+    for chunk in rows.split(rows_at_once):
         assert source.mask is not None
-        mask = source.mask.expand(part.shape)
-        reader = Reader.of(module, "decoder", Sequence(part, mask))
-        trace = _states(reader, target, target.ids.expand(len(part), -1))
+        mask = source.mask.expand(chunk.shape)
+        reader = Reader.of(module, "decoder", Sequence(chunk, mask))
+        trace = _states(reader, target, target.ids.expand(len(chunk), -1))
         states.append(trace[max(trace)])
-    return _changed(torch.cat(states))
+    return _find_changes(torch.cat(states))
 
 
-def _one_later(mask: spec.Mask, sequence: Sequence) -> Tensor:
+def _show_one_later(mask: spec.Mask, sequence: Sequence) -> Tensor:
     """Let every query see one key more."""
-    may = allowed(mask, replace(sequence, mask=None))
+    may = expand_mask(mask, replace(sequence, mask=None))
     wider = may | torch.cat([may[:, :1], may[:, :-1]], 1)
     return wider if sequence.mask is None else wider & sequence.mask[0]
 
 
-def _one_earlier(mask: spec.Mask, sequence: Sequence) -> Tensor:
-    may = allowed(mask, replace(sequence, mask=None))
+def _show_one_earlier(mask: spec.Mask, sequence: Sequence) -> Tensor:
+    may = expand_mask(mask, replace(sequence, mask=None))
     wider = may | torch.cat([may[:, 1:], may[:, -1:]], 1)
     return wider if sequence.mask is None else wider & sequence.mask[0]
 
 
 LOOSER: Mapping[str, Seen] = {
-    "there is no causal mask": lambda mask, sequence: allowed(spec.Full(), sequence),
-    "the mask is off by one: it shows the next token": _one_later,
-    "the window is one token too wide": _one_earlier,
-    "there is no window": lambda mask, sequence: allowed(spec.Causal(), sequence),
-    "padding is not masked": lambda mask, sequence: allowed(mask, replace(sequence, mask=None)),
-    "documents are not masked": lambda mask, sequence: allowed(mask, replace(sequence, documents=None)),
+    "there is no causal mask": lambda mask, sequence: expand_mask(spec.Full(), sequence),
+    "the mask is off by one: it shows the next token": _show_one_later,
+    "the window is one token too wide": _show_one_earlier,
+    "there is no window": lambda mask, sequence: expand_mask(spec.Causal(), sequence),
+    "padding is not masked": lambda mask, sequence: expand_mask(mask, replace(sequence, mask=None)),
+    "documents are not masked": lambda mask, sequence: expand_mask(mask, replace(sequence, documents=None)),
     "nothing is masked": lambda mask, sequence: torch.ones(sequence.ids.shape[1], sequence.ids.shape[1]).bool(),
 }
 """Masks by the mistake that makes them."""

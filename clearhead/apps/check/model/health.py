@@ -17,7 +17,7 @@ from torch import Tensor
 
 from clearhead.apps.check.handwritten.report import Finding
 from clearhead.apps.check.model.flow import Draw
-from clearhead.apps.check.model.report import Outcome
+from clearhead.apps.check.model.report import CheckOutcome
 from clearhead.base.commands import make_command
 from clearhead.core import Attention, Sequence, Transformer
 from clearhead.core.embedding import Embedding
@@ -36,7 +36,7 @@ Severity = Literal["wrong", "warning"]
 
 
 @dataclass(frozen=True)
-class _Found:
+class _HealthFinding:
     where: str
     says: str
     severity: Severity = "warning"
@@ -46,17 +46,17 @@ class _Found:
         return Finding(where=self.where, says=self.says, severity=self.severity, mend=self.mend)
 
 
-def _outcome(name: str, found: list[_Found], fine: str) -> Iterator[Outcome | Finding]:
-    yield from (one.finding() for one in found[:_MOST_SHOWN])
-    if not found:
-        yield Outcome(GROUP, name, "right", fine)
+def _outcome(name: str, findings: list[_HealthFinding], fine: str) -> Iterator[CheckOutcome | Finding]:
+    yield from (finding.finding() for finding in findings[:_MOST_SHOWN])
+    if not findings:
+        yield CheckOutcome(GROUP, name, "right", fine)
         return
-    is_wrong = any(one.severity == "wrong" for one in found)
-    rest = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    yield Outcome(GROUP, name, "wrong" if is_wrong else "warning", f"{found[0].where}{rest}")
+    is_wrong = any(finding.severity == "wrong" for finding in findings)
+    rest = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
+    yield CheckOutcome(GROUP, name, "wrong" if is_wrong else "warning", f"{findings[0].where}{rest}")
 
 
-def check_numbers(module: Transformer) -> Iterator[Outcome | Finding]:
+def check_numbers(module: Transformer) -> Iterator[CheckOutcome | Finding]:
     """Yield weights that are no numbers, or huge; with the former nothing can be computed."""
     bad, huge = [], []
     for address, parameter in itertools.chain(module.named_parameters(), module.named_buffers()):
@@ -66,27 +66,29 @@ def check_numbers(module: Transformer) -> Iterator[Outcome | Finding]:
         count = int((~torch.isfinite(weight)).sum())
         if count:
             bad.append(
-                _Found(address, _not_numbers(weight, count), "wrong", "take an earlier checkpoint, as in RUN@step-N")
+                _HealthFinding(
+                    address, _not_numbers(weight, count), "wrong", "take an earlier checkpoint, as in RUN@step-N"
+                )
             )
             continue
         largest = float(weight.abs().max()) if weight.numel() else 0.0
         if largest > HUGE:
             says = f"its largest weight is {largest:.3g}, where {HUGE:g} is far more than training gives"
-            huge.append(_Found(address, f"{says}; likely cause: a damaged file, or a run that diverges"))
+            huge.append(_HealthFinding(address, f"{says}; likely cause: a damaged file, or a run that diverges"))
     yield from _outcome("weights are numbers", bad, "every weight is a number")
     if not bad:
         yield from _outcome("huge weights", huge, f"none is above {HUGE:g}")
 
 
 def _not_numbers(weight: Tensor, count: int) -> str:
-    place = (~torch.isfinite(weight)).nonzero()[0].tolist()
+    index = (~torch.isfinite(weight)).nonzero()[0].tolist()
     return (
-        f"{count:,} of {weight.numel():,} weights are NaN or infinite, the first at {place}; likely cause: the "
+        f"{count:,} of {weight.numel():,} weights are NaN or infinite, the first at {index}; likely cause: the "
         "training of this model diverged, or the file is damaged"
     )
 
 
-def check_health(module: Transformer, exact: Transformer, draw: Draw) -> Iterator[Outcome | Finding]:
+def check_health(module: Transformer, exact: Transformer, draw: Draw) -> Iterator[CheckOutcome | Finding]:
     """Yield what is unhealthy in a model whose weights are numbers.
 
     Args:
@@ -94,16 +96,16 @@ def check_health(module: Transformer, exact: Transformer, draw: Draw) -> Iterato
         exact: in double precision.
         draw: ids.
     """
-    yield from _outcome("dead heads", list(_dead_heads(exact, draw)), "every head adds something")
-    yield from _outcome("duplicate heads", list(_duplicate_heads(exact)), "no two heads have the same weights")
-    yield from _outcome("collapsed norms", list(_collapsed_norms(module)), "every norm lets its input through")
-    yield from _outcome("rows of the tables", list(_table_rows(module)), "no row is zero or like another one")
-    yield from _outcome("trained", list(_untrained(module)), "no part looks as it was initialized")
+    yield from _outcome("dead heads", list(_find_dead_heads(exact, draw)), "every head adds something")
+    yield from _outcome("duplicate heads", list(_find_duplicate_heads(exact)), "no two heads have the same weights")
+    yield from _outcome("collapsed norms", list(_find_collapsed_norms(module)), "every norm lets its input through")
+    yield from _outcome("rows of the tables", list(_check_table_rows(module)), "no row is zero or like another one")
+    yield from _outcome("trained", list(_find_untrained(module)), "no part looks as it was initialized")
 
 
-def _dead_heads(exact: Transformer, draw: Draw) -> Iterator[_Found]:
+def _find_dead_heads(exact: Transformer, draw: Draw) -> Iterator[_HealthFinding]:
     """Yield heads that add (nearly) nothing: what their part of the output projection makes of their values."""
-    attentions = {path: part for path, part in exact.named_modules() if isinstance(part, Attention)}
+    attentions = {path: submodule for path, submodule in exact.named_modules() if isinstance(submodule, Attention)}
     if not attentions:
         return
     length = min(24, exact.max_positions or 24)
@@ -120,33 +122,35 @@ def _dead_heads(exact: Transformer, draw: Draw) -> Iterator[_Found]:
         out_HDE = attention.out.weight.unflatten(1, (heads, -1)).transpose(0, 1)
         added = torch.einsum("bhte,hde->bhtd", mixed_BHTE, out_HDE)
         sizes[path] = added.norm(dim=-1).mean((0, 2)).tolist()
-    usual = statistics.median(size for found in sizes.values() for size in found)
-    for path, found in sizes.items():
-        for head, size in enumerate(found):
+    usual = statistics.median(size for head_norms in sizes.values() for size in head_norms)
+    for path, head_sizes in sizes.items():
+        for head, size in enumerate(head_sizes):
             if size <= DEAD * usual:
-                yield _Found(f"{path}, head {head}", _dead(attentions[path], head, len(found)))
+                yield _HealthFinding(
+                    f"{path}, head {head}", _describe_dead_head(attentions[path], head, len(head_sizes))
+                )
 
 
-def _dead(attention: Attention, head: int, heads: int) -> str:
+def _describe_dead_head(attention: Attention, head: int, heads: int) -> str:
     value = attention.value.weight.unflatten(0, (attention.spec.num_kv_heads, -1))[
         head * attention.spec.num_kv_heads // heads
     ]
     out = attention.out.weight.unflatten(1, (heads, -1))[:, head]
-    zero = [name for name, part in (("value", value), ("out", out)) if not bool(part.any())]
+    zero = [name for name, weight in (("value", value), ("out", out)) if not bool(weight.any())]
     why = f"its weights of {' and '.join(zero)} are zero" if zero else "its values or its output nearly vanish"
     return f"this head is dead: it adds nothing to the residual stream; {why}"
 
 
-def _duplicate_heads(exact: Transformer) -> Iterator[_Found]:
-    for path, part in exact.named_modules():
-        if not isinstance(part, Attention) or part.spec.num_heads < 2:
+def _find_duplicate_heads(exact: Transformer) -> Iterator[_HealthFinding]:
+    for path, submodule in exact.named_modules():
+        if not isinstance(submodule, Attention) or submodule.spec.num_heads < 2:
             continue
-        heads, groups = part.spec.num_heads, part.spec.num_kv_heads
+        heads, groups = submodule.spec.num_heads, submodule.spec.num_kv_heads
         shared = torch.arange(heads) * groups // heads
         weights = {
-            "query": part.query.weight.unflatten(0, (heads, -1)).flatten(1),
-            "key": part.key.weight.unflatten(0, (groups, -1)).flatten(1)[shared],
-            "value": part.value.weight.unflatten(0, (groups, -1)).flatten(1)[shared],
+            "query": submodule.query.weight.unflatten(0, (heads, -1)).flatten(1),
+            "key": submodule.key.weight.unflatten(0, (groups, -1)).flatten(1)[shared],
+            "value": submodule.value.weight.unflatten(0, (groups, -1)).flatten(1)[shared],
         }
         same = torch.ones(heads, heads, dtype=torch.bool)
         for matrix in weights.values():
@@ -154,51 +158,53 @@ def _duplicate_heads(exact: Transformer) -> Iterator[_Found]:
             apart = torch.cdist(matrix[None], matrix[None], compute_mode="donot_use_mm_for_euclid_dist")[0]
             same &= (apart <= SAME * torch.maximum(scale[:, None], scale)) & bool(matrix.any())
         for first, second in same.triu(1).nonzero().tolist():
-            yield _Found(
+            yield _HealthFinding(
                 f"{path}, heads {first} and {second}",
                 "both heads have the same weights of query, key and value, so one of them adds nothing new; likely "
                 "cause: heads that were copied, or initialized alike",
             )
 
 
-def _collapsed_norms(module: Transformer) -> Iterator[_Found]:
-    for path, part in module.named_modules():
-        if isinstance(part, Norm) and part.weight is not None:
-            weight = part.weight.detach().double() + float(part.has_unit_offset)
+def _find_collapsed_norms(module: Transformer) -> Iterator[_HealthFinding]:
+    for path, submodule in module.named_modules():
+        if isinstance(submodule, Norm) and submodule.weight is not None:
+            weight = submodule.weight.detach().double() + float(submodule.has_unit_offset)
             size = float(weight.square().mean().sqrt())
             if size <= DEAD:
                 says = f"this norm has collapsed: its weights are zero (root of their mean square: {size:.1g})"
-                yield _Found(path, f"{says}, so every token leaves it alike", "wrong")
+                yield _HealthFinding(path, f"{says}, so every token leaves it alike", "wrong")
 
 
-def _table_rows(module: Transformer) -> Iterator[_Found]:
-    for path, part in module.named_modules():
-        if not isinstance(part, Embedding) or part.table is None:
+def _check_table_rows(module: Transformer) -> Iterator[_HealthFinding]:
+    for path, submodule in module.named_modules():
+        if not isinstance(submodule, Embedding) or submodule.table is None:
             continue
-        table = part.table.weight.detach()
+        table = submodule.table.weight.detach()
         zero = (~table.any(1)).nonzero()[:, 0].tolist()
         # Of padding, one row of zeros is usual.
         if len(zero) > 1:
-            yield _Found(f"{path}.table", f"{len(zero):,} rows are zero: those of the ids {_some(zero)}")
+            yield _HealthFinding(f"{path}.table", f"{len(zero):,} rows are zero: those of the ids {_list_ids(zero)}")
         _, group, counts = torch.unique(table, dim=0, return_inverse=True, return_counts=True)
         alike = ((counts[group] > 1) & table.any(1)).nonzero()[:, 0].tolist()
         if alike:
             says = (
                 f"{len(alike):,} rows are equal to another one in every bit, so they are untrained or copied: the ids"
             )
-            yield _Found(f"{path}.table", f"{says} {_some(alike)}")
+            yield _HealthFinding(f"{path}.table", f"{says} {_list_ids(alike)}")
 
 
-def _some(ids: list[int]) -> str:
+def _list_ids(ids: list[int]) -> str:
     return ", ".join(map(str, ids[:8])) + (" ..." if len(ids) > 8 else "")
 
 
-def _untrained(module: Transformer) -> Iterator[_Found]:
+def _find_untrained(module: Transformer) -> Iterator[_HealthFinding]:
     """Yield a head, or a whole model, that is as it was initialized."""
-    norms = [part for part in module.modules() if isinstance(part, Norm) and part.weight is not None]
+    norms = [
+        submodule for submodule in module.modules() if isinstance(submodule, Norm) and submodule.weight is not None
+    ]
     is_fresh = [_is_neutral(norm) for norm in norms]
     if norms and all(is_fresh):
-        yield _Found(
+        yield _HealthFinding(
             "the whole model",
             "every norm is as it was initialized, weights of one and biases of zero: it is untrained, or its norms are",
         )
@@ -206,11 +212,11 @@ def _untrained(module: Transformer) -> Iterator[_Found]:
     if module.head is None or not norms:
         return
     linears = [(number, layer) for number, layer in enumerate(module.head.layers) if isinstance(layer, HeadLinear)]
-    own = [(number, layer) for number, layer in linears if layer.weight is not None]
+    untied = [(number, layer) for number, layer in linears if layer.weight is not None]
     # The layers before it may be those of the checkpoint, such as BERT's pooler.
-    if own and _looks_drawn(own[-1][1]):
-        yield _Found(
-            f"head.layers.{own[-1][0]}",
+    if untied and _looks_drawn(untied[-1][1]):
+        yield _HealthFinding(
+            f"head.layers.{untied[-1][0]}",
             "the head is untrained: its biases are zero and its weights are those of a normal distribution, while the "
             "norms of the model were trained; likely cause: a checkpoint without a head was saved with a new one",
             "wrong",
@@ -241,25 +247,29 @@ def _looks_drawn(layer: HeadLinear) -> bool:
     )
 
 
-def check_tokenizers(module: Transformer, tokenizers: TokenizerPair) -> Iterator[Outcome | Finding]:
+def check_tokenizers(module: Transformer, tokenizers: TokenizerPair) -> Iterator[CheckOutcome | Finding]:
     """Yield what does not fit between the tokenizers and the tables of a model."""
-    found: list[_Found] = []
+    findings: list[_HealthFinding] = []
     sides = [("source", tokenizers.source, module.num_source_ids)]
     if not tokenizers.joint or module.num_target_ids != module.num_source_ids:
         sides.append(("target", tokenizers.target, module.num_target_ids))
     for side, tokenizer, rows in sides:
-        found += _against_table(side if len(sides) > 1 else "tokenizer", tokenizer, rows)
-    yield from _outcome("tokenizer against table", found, "every id has a row, and every row an entry but padding")
+        findings += _compare_with_table(side if len(sides) > 1 else "tokenizer", tokenizer, rows)
+    yield from _outcome("tokenizer against table", findings, "every id has a row, and every row an entry but padding")
 
 
-def _against_table(side: str, tokenizer: Tokenizer, rows: int) -> Iterator[_Found]:
+def _compare_with_table(side: str, tokenizer: Tokenizer, rows: int) -> Iterator[_HealthFinding]:
     size, largest = tokenizer.vocab_size, tokenizer.special_tokens.largest_id
     mend = "restore the tokenizer that the model was trained with"
     if size > rows:
-        yield _Found(side, f"it has {size:,} entries, but the table has {rows:,} rows", "wrong", mend)
+        yield _HealthFinding(side, f"it has {size:,} entries, but the table has {rows:,} rows", "wrong", mend)
     if largest >= rows:
-        yield _Found(side, f"a special token has the id {largest}, but the table has {rows:,} rows", "wrong", mend)
+        yield _HealthFinding(
+            side, f"a special token has the id {largest}, but the table has {rows:,} rows", "wrong", mend
+        )
     spare = rows - size
     # Tables are padded to multiples of up to 256, and hold a few reserved rows.
     if spare > max(256, rows // 8):
-        yield _Found(side, f"the table has {rows:,} rows and the tokenizer {size:,} entries: {spare:,} rows are unused")
+        yield _HealthFinding(
+            side, f"the table has {rows:,} rows and the tokenizer {size:,} entries: {spare:,} rows are unused"
+        )

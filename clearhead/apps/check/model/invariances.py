@@ -19,8 +19,8 @@ from torch import Tensor
 
 from clearhead.apps.check.handwritten.report import Finding
 from clearhead.apps.check.model.flow import Draw
-from clearhead.apps.check.model.readers import Place, Reader, Side, Trace, joined, run
-from clearhead.apps.check.model.report import Outcome
+from clearhead.apps.check.model.readers import Reader, Side, Trace, TracePoint, concat_traces, run
+from clearhead.apps.check.model.report import CheckOutcome
 from clearhead.base.errors import InputError
 from clearhead.base.tensors import relative_error
 from clearhead.core import Attention, Sequence, Transformer
@@ -31,7 +31,7 @@ from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import prefill_prompts
 from clearhead.generate.processors import BannedIds
 from clearhead.generate.results import Sentence
-from clearhead.generate.running import RunningBatch, Started
+from clearhead.generate.running import PrefilledMember, RunningBatch
 from clearhead.generate.search.beam import Search
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ _CAUSES: Final = {
 
 
 @dataclass(frozen=True)
-class Case:
+class InvarianceCase:
     """Two ways to the same values.
 
     Args:
@@ -80,7 +80,7 @@ def is_rounding(single: float, double: float) -> bool:
     return double <= EXACT or double <= FALLS * single
 
 
-def check_invariances(module: Transformer, exact: Transformer, draw: Draw) -> Iterator[Outcome | Finding]:
+def check_invariances(module: Transformer, exact: Transformer, draw: Draw) -> Iterator[CheckOutcome | Finding]:
     """Yield the outcome of each pair of ways.
 
     Args:
@@ -92,48 +92,48 @@ def check_invariances(module: Transformer, exact: Transformer, draw: Draw) -> It
     sides += ["decoder"] if module.decoder is not None else []
     for side in sides:
         prefix = f"{side}: " if len(sides) == 2 else ""
-        for case in _pairs(module, side, draw):
+        for case in _list_cases(module, side, draw):
             named = replace(case, name=prefix + case.name)
             if case.reason:
-                yield Outcome(GROUP, named.name, "not tried", case.reason)
+                yield CheckOutcome(GROUP, named.name, "not tried", case.reason)
             else:
                 yield from _compare(named, module, exact)
-    yield from _search(exact, draw)
+    yield from _check_search(exact, draw)
 
 
-def _compare(case: Case, module: Transformer, exact: Transformer) -> Iterator[Outcome | Finding]:
+def _compare(case: InvarianceCase, module: Transformer, exact: Transformer) -> Iterator[CheckOutcome | Finding]:
     try:
-        singles, doubles = (_differences(*case.run(one)) for one in (module, exact))
+        singles, doubles = (_differences(*case.run(model)) for model in (module, exact))
     except (InputError, RuntimeError, IndexError) as error:
-        yield Outcome(GROUP, case.name, "wrong", "one of the two ways fails")
+        yield CheckOutcome(GROUP, case.name, "wrong", "one of the two ways fails")
         yield Finding(where=case.side, says=f"{case.name}: it cannot be computed: {' '.join(str(error).split())}")
         return
-    ends = [place for place in doubles if place.address == "head" or place.address.endswith(" states")]
-    single, double = (max(found[place] for place in ends) for found in (singles, doubles))
+    ends = [point for point in doubles if point.address == "head" or point.address.endswith(" states")]
+    single, double = (max(errors[point] for point in ends) for errors in (singles, doubles))
     numbers = (("single", single), ("double", double))
-    wrong = [place for place in doubles if not is_rounding(singles[place], doubles[place])]
+    wrong = [point for point in doubles if not is_rounding(singles[point], doubles[point])]
     if not wrong:
-        yield Outcome(GROUP, case.name, "right", "equal up to rounding", numbers)
+        yield CheckOutcome(GROUP, case.name, "right", "equal up to rounding", numbers)
         return
-    place = wrong[0]
-    name = place.address.rpartition(".")[2].rpartition(" ")[2]
-    yield Outcome(GROUP, case.name, "wrong", "a difference that stays in double precision", numbers)
+    first_point = wrong[0]
+    name = first_point.address.rpartition(".")[2].rpartition(" ")[2]
+    yield CheckOutcome(GROUP, case.name, "wrong", "a difference that stays in double precision", numbers)
     yield Finding(
-        where=place.address,
+        where=first_point.address,
         says=(
             f"{case.name}: this is the first place where the two ways differ, also in double precision; likely cause: "
             f"{_CAUSES[name]}"
         ),
-        difference=doubles[place],
+        difference=doubles[first_point],
     )
 
 
-def _differences(found: Trace, expected: Trace) -> dict[Place, float]:
+def _differences(actual: Trace, expected: Trace) -> dict[TracePoint, float]:
     """Return the relative difference at every place."""
-    return {place: relative_error(found[place], expected[place]) for place in sorted(found.keys() & expected.keys())}
+    return {point: relative_error(actual[point], expected[point]) for point in sorted(actual.keys() & expected.keys())}
 
 
-class _Rows:
+class _CaseRows:
     """Rows of unequal lengths, and a source for each where there are two stacks.
 
     Args:
@@ -162,98 +162,100 @@ class _Rows:
         """Return the values of each row by itself; computed once for a model."""
         if module not in self._alone:
             reader = self.reader(module)
-            self._alone[module] = joined(
+            self._alone[module] = concat_traces(
                 [run(reader.row(index), Sequence(row[None])) for index, row in enumerate(self.ids)]
             )
         return self._alone[module]
 
-    def padded(self, side: str, new_tokens: int = 0) -> Sequence:
+    def pad(self, side: str, new_tokens: int = 0) -> Sequence:
         """Return the rows in one batch; the last tokens of each may stand behind the padding."""
         longest = max(map(len, self.ids)) + 2
         ids, mask = self.ids[0].new_zeros(len(self.ids), longest), torch.zeros(len(self.ids), longest, dtype=torch.bool)
         end = longest - new_tokens
         for index, row in enumerate(self.ids):
             first = len(row) - new_tokens
-            place = slice(end - first, end) if side == "left" else slice(0, first)
-            for where, part in ((place, row[:first]), (slice(end, longest), row[first:])):
-                ids[index, where], mask[index, where] = part, True
+            columns = slice(end - first, end) if side == "left" else slice(0, first)
+            for where, tokens in ((columns, row[:first]), (slice(end, longest), row[first:])):
+                ids[index, where], mask[index, where] = tokens, True
         return Sequence(ids, mask)
 
 
-def _pairs(module: Transformer, side: Side, draw: Draw) -> Iterator[Case]:
-    rows = _Rows(module, side, draw, LENGTHS)
-    yield from _batches(module, rows, _Rows(module, side, draw, (9, 9)))
+def _list_cases(module: Transformer, side: Side, draw: Draw) -> Iterator[InvarianceCase]:
+    rows = _CaseRows(module, side, draw, LENGTHS)
+    yield from _batch_cases(module, rows, _CaseRows(module, side, draw, (9, 9)))
     if side == "decoder":
-        yield from _caches(rows)
-    yield _kernels(_Rows(module, side, draw, (SHORT_ON_CPU + 8,)), Reader(module, side))
+        yield from _cache_cases(rows)
+    yield _kernel_case(_CaseRows(module, side, draw, (SHORT_ON_CPU + 8,)), Reader(module, side))
 
 
-def _batches(module: Transformer, rows: _Rows, equal: _Rows) -> Iterator[Case]:
-    def batched(one: Transformer) -> tuple[Trace, Trace]:
-        return run(equal.reader(one), Sequence(torch.stack(equal.ids))), equal.alone(one)
+def _batch_cases(module: Transformer, rows: _CaseRows, equal: _CaseRows) -> Iterator[InvarianceCase]:
+    def run_batched(model: Transformer) -> tuple[Trace, Trace]:
+        return run(equal.reader(model), Sequence(torch.stack(equal.ids))), equal.alone(model)
 
-    def padded(where: str) -> Callable[[Transformer], tuple[Trace, Trace]]:
-        return lambda one: (run(rows.reader(one), rows.padded(where)), rows.alone(one))
+    def run_padded(where: str) -> Callable[[Transformer], tuple[Trace, Trace]]:
+        return lambda model: (run(rows.reader(model), rows.pad(where)), rows.alone(model))
 
-    def packed(one: Transformer) -> tuple[Trace, Trace]:
+    def run_packed(model: Transformer) -> tuple[Trace, Trace]:
         numbers = torch.cat([torch.full((len(row),), 7 - index) for index, row in enumerate(rows.ids)])
         whole = Sequence(torch.cat(rows.ids)[None], documents=numbers[None])
-        return run(Reader(one, rows.side), whole, head=not is_pooled), rows.alone(one)
+        return run(Reader(model, rows.side), whole, head=not is_pooled), rows.alone(model)
 
     is_pooled = module.head is not None and module.head.is_pooled
-    yield Case("batched = single", rows.side, batched)
-    yield Case("left padding = none", rows.side, padded("left"))
-    yield Case("right padding = none", rows.side, padded("right"))
+    yield InvarianceCase("batched = single", rows.side, run_batched)
+    yield InvarianceCase("left padding = none", rows.side, run_padded("left"))
+    yield InvarianceCase("right padding = none", rows.side, run_padded("right"))
     reason = "" if rows.source is None else "a decoder that reads a memory reads one text for each row"
-    yield Case("packed = separate", rows.side, packed, reason)
+    yield InvarianceCase("packed = separate", rows.side, run_packed, reason)
 
 
-def _caches(rows: _Rows) -> Iterator[Case]:
+def _cache_cases(rows: _CaseRows) -> Iterator[InvarianceCase]:
     new = min(3, *(len(row) - 1 for row in rows.ids))
 
-    def cached(sequence: Sequence, first: int, *pieces: int) -> Callable[[Transformer], tuple[Trace, Trace]]:
+    def run_cached(sequence: Sequence, first: int, *pieces: int) -> Callable[[Transformer], tuple[Trace, Trace]]:
         assert sequence.mask is not None
         sequence = replace(sequence, total_length=sequence.mask.sum(1))
         rest = sequence.ids.shape[1] - first - sum(pieces)
         pieces = (first, *pieces, *[1] * rest)
-        return lambda one: (run(rows.reader(one), sequence, pieces=pieces), rows.alone(one))
+        return lambda model: (run(rows.reader(model), sequence, pieces=pieces), rows.alone(model))
 
     for where in ("left", "right"):
-        prompts = rows.padded(where, new)
-        yield Case(f"cache = none, prompts padded {where}", rows.side, cached(prompts, prompts.ids.shape[1] - new))
-    yield Case("cache = none, token by token", rows.side, cached(rows.padded("right"), 1))
-    pieces = rows.padded("left")
-    yield Case("cache = none, in pieces", rows.side, cached(pieces, 3, 1, pieces.ids.shape[1] - 5))
+        prompts = rows.pad(where, new)
+        yield InvarianceCase(
+            f"cache = none, prompts padded {where}", rows.side, run_cached(prompts, prompts.ids.shape[1] - new)
+        )
+    yield InvarianceCase("cache = none, token by token", rows.side, run_cached(rows.pad("right"), 1))
+    pieces = rows.pad("left")
+    yield InvarianceCase("cache = none, in pieces", rows.side, run_cached(pieces, 3, 1, pieces.ids.shape[1] - 5))
 
 
-def _kernels(rows: _Rows, reader: Reader) -> Case:
-    attentions = [part for part in reader.stack.modules() if isinstance(part, Attention)]
-    kernels = [part.kernel() for part in attentions if part.spec.source == "self"]
+def _kernel_case(rows: _CaseRows, reader: Reader) -> InvarianceCase:
+    attentions = [submodule for submodule in reader.stack.modules() if isinstance(submodule, Attention)]
+    kernels = [attention.kernel() for attention in attentions if attention.spec.source == "self"]
     reason = ""
     if all(kernel == "eager" for kernel, _ in kernels):
         reason = kernels[0][1] if kernels else "there is no attention"
     elif len(rows.ids[0]) <= SHORT_ON_CPU:
         reason = f"texts of at most {len(rows.ids[0])} tokens are all read by the eager kernel"
 
-    def both(one: Transformer) -> tuple[Trace, Trace]:
-        reader, text = rows.reader(one), Sequence(rows.ids[0][None])
+    def both(model: Transformer) -> tuple[Trace, Trace]:
+        reader, text = rows.reader(model), Sequence(rows.ids[0][None])
         return run(reader, text), run(reader, text, is_eager=True)
 
-    return Case("fused = eager", rows.side, both, reason)
+    return InvarianceCase("fused = eager", rows.side, both, reason)
 
 
-def _search(exact: Transformer, draw: Draw) -> Iterator[Outcome | Finding]:
+def _check_search(exact: Transformer, draw: Draw) -> Iterator[CheckOutcome | Finding]:
     """Compare greedy search without a cache, greedy search, and beam search with one beam."""
     name = "beam 1 = greedy = no cache"
     predicts = exact.decoder is not None and exact.head is not None and not exact.head.is_pooled
     if not predicts or exact.spec.num_outputs != exact.num_target_ids:
-        yield Outcome(GROUP, name, "not tried", "the model does not predict the next token")
+        yield CheckOutcome(GROUP, name, "not tried", "the model does not predict the next token")
         return
     room = exact.max_positions or 64
     prompt = draw(min(4, room - 1), exact.num_target_ids)
     new = min(NEW_TOKENS, room - len(prompt))
     source = None if exact.encoder is None else draw(min(6, room), exact.num_source_ids)
-    ids, margins = _greedily(exact, prompt, source, new)
+    ids, margins = _search_greedily(exact, prompt, source, new)
     end = next(index for index in range(exact.num_target_ids) if index not in ids)
     sources = None if source is None else [source.tolist()]
     request = GenerateRequest(
@@ -264,54 +266,56 @@ def _search(exact: Transformer, draw: Draw) -> Iterator[Outcome | Finding]:
         banned=[end],
         sources=sources,
     )
-    beam = _by_one_beam(exact, request, new, end)
-    found = {
+    beam = _search_with_one_beam(exact, request, new, end)
+    results = {
         "greedy search with a cache": list(generate_ids(exact, request)[0][0].ids),
         "beam search with one beam": beam,
     }
-    for way, other in found.items():
-        place = next((place for place, pair in enumerate(zip(other, ids, strict=False)) if pair[0] != pair[1]), None)
-        if place is not None and margins[place] > 1e-5:  # of two equal tokens either may be chosen
-            yield Outcome(GROUP, name, "wrong", f"{way} gives {other}, and greedy search without a cache {ids}")
+    for method, other in results.items():
+        step = next((number for number, pair in enumerate(zip(other, ids, strict=False)) if pair[0] != pair[1]), None)
+        if step is not None and margins[step] > 1e-5:  # of two equal tokens either may be chosen
+            yield CheckOutcome(GROUP, name, "wrong", f"{method} gives {other}, and greedy search without a cache {ids}")
             yield Finding(
                 where="decoder",
                 says=(
-                    f"{name}: {way} chooses another token at step {place} than the most probable one without a cache; "
+                    f"{name}: {method} chooses another token at step {step} than the most probable one without a cache; "
                     "likely cause: the cache or the positions of new tokens, if the cases above fail; else the search"
                 ),
             )
             return
-    yield Outcome(GROUP, name, "right", f"the same {len(ids)} tokens by all three")
+    yield CheckOutcome(GROUP, name, "right", f"the same {len(ids)} tokens by all three")
 
 
 @torch.inference_mode()
-def _by_one_beam(exact: Transformer, request: GenerateRequest, new: int, end: int) -> list[int]:
+def _search_with_one_beam(exact: Transformer, request: GenerateRequest, new: int, end: int) -> list[int]:
     """Return what beam search finds with one beam, which no option of a call asks for."""
     prefill = prefill_prompts(exact, request.prompts, request.sources, pad_id=request.pad_id, limits=[new])
     sentence, options = Sentence(0, new), SearchOptions(beam_size=1)
     batch = RunningBatch(exact)
     search = Search([sentence], (end,), options, prefill.ids, chain=[BannedIds((end,))], open_ended=True)
-    batch.join([Started(search, prefill.cache, prefill.logits)])
+    batch.join([PrefilledMember(search, prefill.cache, prefill.logits)])
     while batch.num_rows:
         batch.step()
     return list(sentence.candidates[0].ids)
 
 
 @torch.no_grad()
-def _greedily(exact: Transformer, prompt: Tensor, source: Tensor | None, new: int) -> tuple[list[int], list[float]]:
+def _search_greedily(
+    exact: Transformer, prompt: Tensor, source: Tensor | None, new: int
+) -> tuple[list[int], list[float]]:
     """Return the most probable tokens after a prompt, each by reading everything again, and by how much they lead."""
     reader = Reader.of(exact, "decoder", None if source is None else Sequence(source[None]))
     ids, margins = prompt, []
     for _ in range(new):
         sequence = Sequence(ids[None], total_length=len(prompt) + new)
-        logits = reader.outputs(reader.hidden(sequence), None)[0, -1].float()
+        logits = reader.outputs(reader.hidden_states(sequence), None)[0, -1].float()
         first, second = logits.topk(2).values.tolist()
         margins.append((first - second) / max(1e-30, float(logits.abs().max())))
         ids = torch.cat([ids, logits.argmax()[None]])
     return ids[len(prompt) :].tolist(), margins
 
 
-def check_saving(model: Model) -> Iterator[Outcome | Finding]:
+def check_saving(model: Model) -> Iterator[CheckOutcome | Finding]:
     """Save a model in both formats, load it, and compare every bit.
 
     Args:
@@ -319,12 +323,14 @@ def check_saving(model: Model) -> Iterator[Outcome | Finding]:
     """
     from clearhead.model.loading import load
 
-    needed = sum(one.numel() * one.element_size() for one in model.module.parameters())
+    needed = sum(parameter.numel() * parameter.element_size() for parameter in model.module.parameters())
     for format in ("clearhead", "hf"):
         name = f"save = load, {'our own files' if format == 'clearhead' else 'Hugging Face layout'}"
         with tempfile.TemporaryDirectory(prefix="clearhead-check-") as folder:
             if shutil.disk_usage(folder).free < 2 * needed:
-                yield Outcome(GROUP, name, "not tried", f"less than {2 * needed:,} bytes are free for temporary files")
+                yield CheckOutcome(
+                    GROUP, name, "not tried", f"less than {2 * needed:,} bytes are free for temporary files"
+                )
                 continue
             try:
                 model.save(Path(folder) / "model", format=format)
@@ -332,10 +338,10 @@ def check_saving(model: Model) -> Iterator[Outcome | Finding]:
                 if format == "clearhead":
                     raise
                 reason = "its matrices are quantized" if is_quantized(model.module) else "no family has these parts"
-                yield Outcome(GROUP, name, "not tried", f"no Hugging Face checkpoint can hold the model: {reason}")
+                yield CheckOutcome(GROUP, name, "not tried", f"no Hugging Face checkpoint can hold the model: {reason}")
                 continue
             again = load(Path(folder) / "model", device="cpu", precision=precision_of(model.module))
-            yield from _same_model(name, model, again)
+            yield from _compare_models(name, model, again)
 
 
 def precision_of(module: Transformer) -> str:
@@ -345,7 +351,7 @@ def precision_of(module: Transformer) -> str:
     return "bf16" if next(module.parameters()).dtype == torch.bfloat16 else "fp32"
 
 
-def _same_model(name: str, model: Model, again: Model) -> Iterator[Outcome | Finding]:
+def _compare_models(name: str, model: Model, again: Model) -> Iterator[CheckOutcome | Finding]:
     before, after = model.module.state_dict(), again.module.state_dict()
     wrong = [
         address
@@ -363,8 +369,8 @@ def _same_model(name: str, model: Model, again: Model) -> Iterator[Outcome | Fin
         yield Finding(where="spec.json", says=f"{name}: the spec is another one")
         wrong.append("spec")
     says = f"{len(wrong)} differ" if wrong else f"all {len(before)} weights are equal in every bit"
-    yield Outcome(GROUP, name, "wrong" if wrong else "right", says)
+    yield CheckOutcome(GROUP, name, "wrong" if wrong else "right", says)
 
 
-def _is_bitwise(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+def _is_bitwise(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.dtype == other.dtype and tensor.shape == other.shape and torch.equal(tensor, other)

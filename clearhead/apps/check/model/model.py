@@ -16,12 +16,12 @@ from clearhead.apps.check.handwritten.report import Finding
 from clearhead.apps.check.model.flow import check_flow
 from clearhead.apps.check.model.health import check_health, check_numbers, check_tokenizers
 from clearhead.apps.check.model.invariances import check_invariances, check_saving
-from clearhead.apps.check.model.report import ModelReport, Outcome
+from clearhead.apps.check.model.report import CheckOutcome, ModelReport
 from clearhead.base.errors import InputError
 from clearhead.base.printing import num_parameters
 from clearhead.base.progress import message
 from clearhead.core import Transformer
-from clearhead.fast.computing import computing_in
+from clearhead.fast.computing import replica_in_dtype
 from clearhead.fast.replica import in_evaluation
 from clearhead.text.pair import TokenizerPair
 from clearhead.version import __version__
@@ -68,22 +68,22 @@ def check_module(
     if device.type == "mps":
         raise InputError("a check needs double precision, which mps does not have: use the device cpu")
     start = time.perf_counter()
-    found: list[Outcome | Finding] = []
+    results: list[CheckOutcome | Finding] = []
     # Tensors are made where the model is; on a CPU the context would only cost time.
     with torch.no_grad(), contextlib.nullcontext() if device.type == "cpu" else torch.device(device):
-        found.extend(_experiments(in_evaluation(module), tokenizers, saved, rows_at_once or ROWS_AT_ONCE, seed))
+        results.extend(_experiments(in_evaluation(module), tokenizers, saved, rows_at_once or ROWS_AT_ONCE, seed))
     return ModelReport(
         subject,
         tuple(_facts(module)),
-        tuple(one for one in found if isinstance(one, Outcome)),
-        tuple(one for one in found if isinstance(one, Finding)),
+        tuple(result for result in results if isinstance(result, CheckOutcome)),
+        tuple(result for result in results if isinstance(result, Finding)),
         time.perf_counter() - start,
     )
 
 
 def _experiments(
     module: Transformer, tokenizers: TokenizerPair | None, saved: Model | None, rows_at_once: int, seed: int
-) -> Iterator[Outcome | Finding]:
+) -> Iterator[CheckOutcome | Finding]:
     generator = torch.Generator(device="cpu").manual_seed(seed)
 
     def draw(count: int, vocabulary: int) -> Tensor:
@@ -93,9 +93,9 @@ def _experiments(
     yield from numbers
     if tokenizers is not None:
         yield from check_tokenizers(module, tokenizers)
-    if any(isinstance(one, Finding) and one.severity == "wrong" for one in numbers):
+    if any(isinstance(result, Finding) and result.severity == "wrong" for result in numbers):
         return  # every output would be one more that is not a number
-    single, exact = computing_in(module, torch.float32), computing_in(module, torch.float64)
+    single, exact = replica_in_dtype(module, torch.float32), replica_in_dtype(module, torch.float64)
     message("what reads what")
     yield from check_flow(exact, draw, rows_at_once)
     message("what must not change the results")
@@ -108,7 +108,7 @@ def _experiments(
 
 def _facts(module: Transformer) -> Iterator[str]:
     parameters = list(module.parameters())
-    dtypes = " and ".join(sorted({str(one.dtype).removeprefix("torch.") for one in parameters}))
+    dtypes = " and ".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters}))
     yield f"{num_parameters(module):,} parameters, {dtypes}, on {parameters[0].device}"
     yield (
         f"clearhead {__version__}, torch {torch.__version__}, {platform.system()} {platform.machine()}, "

@@ -25,7 +25,7 @@ _STEP = re.compile(r"steps\.(\d+)")
 _RANKS = {"queries": 0, "keys": 1, "mixed": 2, "after": 3}
 
 
-class Place(NamedTuple):
+class TracePoint(NamedTuple):
     """Where a value is: places in their order are those of the computation.
 
     Args:
@@ -41,7 +41,7 @@ class Place(NamedTuple):
     address: str
 
 
-Trace = dict[Place, Tensor]
+Trace = dict[TracePoint, Tensor]
 """Values by their places, in order; the axes are rows, tokens and features, or tokens of all rows and features."""
 
 
@@ -73,16 +73,16 @@ class Reader:
     @property
     def stack(self) -> Stack:
         """The stack."""
-        found = self.module.encoder if self.side == "encoder" else self.module.decoder
-        assert found is not None
-        return found
+        stack = self.module.encoder if self.side == "encoder" else self.module.decoder
+        assert stack is not None
+        return stack
 
     @property
     def spec(self) -> spec.Stack:
         """What the stack is."""
-        found = self.module.spec.encoder if self.side == "encoder" else self.module.spec.decoder
-        assert found is not None
-        return found
+        stack = self.module.spec.encoder if self.side == "encoder" else self.module.spec.decoder
+        assert stack is not None
+        return stack
 
     @property
     def vocabulary(self) -> int:
@@ -103,7 +103,7 @@ class Reader:
             memory = memory[:, self.memory_mask[index]]
         return replace(self, memory=memory, memory_mask=None)
 
-    def hidden(self, sequence: Sequence, cache: Cache | None = None) -> Tensor:
+    def hidden_states(self, sequence: Sequence, cache: Cache | None = None) -> Tensor:
         """Return the states [B, T, width]."""
         is_first = cache is None or cache.length == 0
         if cache is not None and is_first:
@@ -131,49 +131,49 @@ def run(
         is_eager: attention is computed by the eager kernel.
         head: whether the head runs too.
     """
-    watched = list(_watched(reader))
-    weights = [one for one in addresses(reader.stack) if one.endswith(".weights")] if is_eager else []
+    watched = list(_list_addresses(reader))
+    weights = [name for name in addresses(reader.stack) if name.endswith(".weights")] if is_eager else []
     with capture(reader.stack, [*watched, *weights]) as seen:
-        hidden = reader.hidden(sequence) if pieces is None else _cached(reader, sequence, pieces)
-    found: Trace = {}
+        hidden = reader.hidden_states(sequence) if pieces is None else _run_in_pieces(reader, sequence, pieces)
+    trace: Trace = {}
     for address in watched:
         values: dict[int, list[Tensor]] = {}
         for record in seen[address]:
             values.setdefault(record.depth, []).append(_tokens_first(record.tensor))
         for depth, parts in values.items():
-            found[_place(reader, address, depth)] = torch.cat(parts, 1)
+            trace[_make_point(reader, address, depth)] = torch.cat(parts, 1)
     last = len(reader.stack.order)
-    found[Place(last, 0, 0, f"{reader.side} states")] = hidden
+    trace[TracePoint(last, 0, 0, f"{reader.side} states")] = hidden
     if head and reader.has_head:
         outputs = reader.outputs(hidden, sequence.mask)
         if outputs.shape[:2] == hidden.shape[:2]:
-            found[Place(last, 1, 0, "head")] = outputs
-    return {place: of_real(found[place], sequence.mask) for place in sorted(found)}
+            trace[TracePoint(last, 1, 0, "head")] = outputs
+    return {point: select_real(trace[point], sequence.mask) for point in sorted(trace)}
 
 
-def _watched(reader: Reader) -> Iterator[str]:
+def _list_addresses(reader: Reader) -> Iterator[str]:
     """Yield the addresses within a stack that are compared; keys of a memory are made once for all tokens."""
     for address in addresses(reader.stack):
         owner, _, name = address.rpartition(".")
-        part = reader.stack.get_submodule(owner)
-        is_of_memory = isinstance(part, Attention) and part.spec.source == "memory"
+        submodule = reader.stack.get_submodule(owner)
+        is_of_memory = isinstance(submodule, Attention) and submodule.spec.source == "memory"
         if _WATCHED.fullmatch(address) and not (is_of_memory and name == "keys"):
             yield address
 
 
-def _place(reader: Reader, address: str, depth: int) -> Place:
+def _make_point(reader: Reader, address: str, depth: int) -> TracePoint:
     step, whole = _STEP.search(address), f"{reader.side}.{address}"
     if step is None:
-        return Place(-1, 0, 0, whole)
-    return Place(depth, int(step[1]), _RANKS[address.rpartition(".")[2]], whole)
+        return TracePoint(-1, 0, 0, whole)
+    return TracePoint(depth, int(step[1]), _RANKS[address.rpartition(".")[2]], whole)
 
 
-def _cached(reader: Reader, sequence: Sequence, pieces: Many[int]) -> Tensor:
+def _run_in_pieces(reader: Reader, sequence: Sequence, pieces: Many[int]) -> Tensor:
     cache, start, parts = Cache(total_length=sequence.total_length), 0, []
     for size in pieces:
         of_piece = slice(start, start + size)
         mask = None if sequence.mask is None else sequence.mask[:, of_piece]
-        parts.append(reader.hidden(Sequence(sequence.ids[:, of_piece], mask), cache))
+        parts.append(reader.hidden_states(Sequence(sequence.ids[:, of_piece], mask), cache))
         start += size
     return torch.cat(parts, 1)
 
@@ -183,11 +183,11 @@ def _tokens_first(value: Tensor) -> Tensor:
     return value.transpose(1, 2).flatten(2) if value.dim() == 4 else value
 
 
-def of_real(value: Tensor, mask: Tensor | None) -> Tensor:
+def select_real(value: Tensor, mask: Tensor | None) -> Tensor:
     """Return the values of real tokens [N, features], those of one row after the other."""
     return value.flatten(0, 1) if mask is None else value[mask]
 
 
-def joined(traces: Many[Trace]) -> Trace:
+def concat_traces(traces: Many[Trace]) -> Trace:
     """Return the traces of several rows as one."""
-    return {place: torch.cat([trace[place] for trace in traces]) for place in traces[0]}
+    return {point: torch.cat([trace[point] for trace in traces]) for point in traces[0]}

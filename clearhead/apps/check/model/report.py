@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from clearhead.apps.check.handwritten.report import Finding
-from clearhead.base.errors import visible
+from clearhead.base.errors import escape_unsafe
 from clearhead.base.printing import Printed, block
 
 Group = Literal["information flow", "invariances", "health"]
@@ -42,7 +42,7 @@ class Drawing(Printed):
 
 
 @dataclass(frozen=True, repr=False)
-class Outcome(Printed):
+class CheckOutcome(Printed):
     """What one experiment found.
 
     Args:
@@ -61,7 +61,7 @@ class Outcome(Printed):
     numbers: tuple[tuple[str, float], ...] = ()
     drawing: Drawing | None = None
 
-    def shown_numbers(self) -> str:
+    def numbers_text(self) -> str:
         """Return the differences as text."""
         return ", ".join(f"{name} {value:.1e}" for name, value in self.numbers)
 
@@ -86,7 +86,7 @@ class ModelReport(Printed):
 
     subject: str
     facts: tuple[str, ...]
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CheckOutcome, ...]
     findings: tuple[Finding, ...]
     seconds: float = 0.0
 
@@ -98,12 +98,12 @@ class ModelReport(Printed):
     @property
     def verdict(self) -> str:
         """The result in one sentence."""
-        counts = {one: sum(outcome.verdict == one for outcome in self.outcomes) for one in ("right", "not tried")}
-        wrong = {one.where for one in self.findings if one.severity == "wrong"}
-        warnings = sum(one.severity == "warning" for one in self.findings)
-        parts = [f"wrong at {_counted(len(wrong), 'place')}" if wrong else "nothing is wrong"]
+        counts = {kind: sum(outcome.verdict == kind for outcome in self.outcomes) for kind in ("right", "not tried")}
+        wrong = {finding.where for finding in self.findings if finding.severity == "wrong"}
+        warnings = sum(finding.severity == "warning" for finding in self.findings)
+        parts = [f"wrong at {_count_phrase(len(wrong), 'place')}" if wrong else "nothing is wrong"]
         if warnings:
-            parts.append(_counted(warnings, "warning"))
+            parts.append(_count_phrase(warnings, "warning"))
         parts.append(f"{counts['right']} experiments as they should be")
         if counts["not tried"]:
             parts.append(f"{counts['not tried']} not tried")
@@ -111,13 +111,13 @@ class ModelReport(Printed):
 
     def by_place(self) -> Iterator[tuple[Finding, str]]:
         """Yield the first finding of each place, with the names of the other experiments that show it."""
-        found: dict[tuple[str, str], list[Finding]] = {}
-        for one in self.findings:
-            found.setdefault((one.where, one.severity), []).append(one)
-        for first, *others in found.values():
-            yield first, ", ".join(one.says.partition(": ")[0] for one in others)
+        groups: dict[tuple[str, str], list[Finding]] = {}
+        for finding in self.findings:
+            groups.setdefault((finding.where, finding.severity), []).append(finding)
+        for first, *others in groups.values():
+            yield first, ", ".join(finding.says.partition(": ")[0] for finding in others)
 
-    def of(self, group: Group) -> Sequence[Outcome]:
+    def of(self, group: Group) -> Sequence[CheckOutcome]:
         """Return the outcomes of a kind."""
         return [outcome for outcome in self.outcomes if outcome.group == group]
 
@@ -125,11 +125,11 @@ class ModelReport(Printed):
         """Return the report as JSON values."""
         findings = [
             {
-                "severity": one.severity, "where": one.where, "says": one.says, "mend": one.mend or None,
-                "mathematics": one.mathematics or None,
-                "difference": one.difference if one.difference is None or math.isfinite(one.difference) else None,
+                "severity": finding.severity, "where": finding.where, "says": finding.says, "mend": finding.mend or None,
+                "mathematics": finding.mathematics or None,
+                "difference": finding.difference if finding.difference is None or math.isfinite(finding.difference) else None,
             }
-            for one in self.findings
+            for finding in self.findings
         ]  # fmt: skip
         return {
             "ok": self.ok, "subject": self.subject, "verdict": self.verdict, "facts": list(self.facts),
@@ -157,7 +157,7 @@ class ModelReport(Printed):
             yield group
             width = max(len(outcome.name) for outcome in outcomes)
             for outcome in outcomes:
-                numbers = f" ({outcome.shown_numbers()})" if outcome.numbers else ""
+                numbers = f" ({outcome.numbers_text()})" if outcome.numbers else ""
                 yield f"  {outcome.name:{width}}  {outcome.verdict:9}  {outcome.says}{numbers}"
             yield from _side_by_side(outcomes)
 
@@ -168,7 +168,7 @@ class ModelReport(Printed):
         return block([*self.lines()], more="print() shows all")
 
 
-def _side_by_side(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _side_by_side(outcomes: Sequence[CheckOutcome]) -> Iterator[str]:
     """Yield the small drawings beside each other; rows are outputs, columns inputs."""
     drawn = [
         (outcome.name, list(outcome.drawing.rows()))
@@ -188,7 +188,7 @@ def _side_by_side(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield "  " + "   ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)).rstrip()
 
 
-def _counted(number: int, what: str) -> str:
+def _count_phrase(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -237,7 +237,7 @@ def report_html(report: ModelReport) -> str:
 
 def _text(value: str) -> str:
     """Return a text for a page; what a name or a path contains is shown as it is."""
-    return escape(visible(value))
+    return escape(escape_unsafe(value))
 
 
 def _lines(report: ModelReport) -> Iterator[str]:
@@ -292,13 +292,13 @@ def _finding(finding: Finding, others: str) -> Iterator[str]:
     yield "</div>"
 
 
-def _row(outcome: Outcome) -> str:
+def _row(outcome: CheckOutcome) -> str:
     kind = outcome.verdict.split()[0]
     return (
         f'<tr><th scope="row">{_text(outcome.name)}</th>'
         f'<td class="mark {kind}">{_MARKS[outcome.verdict]} {outcome.verdict}</td>'
         f"<td>{_text(outcome.says)}</td>"
-        f'<td class="numbers">{_text(outcome.shown_numbers())}</td></tr>'
+        f'<td class="numbers">{_text(outcome.numbers_text())}</td></tr>'
     )
 
 

@@ -16,13 +16,13 @@ from clearhead.apps.serve.api.bodies import in_thread
 from clearhead.apps.serve.api.generating import generating_router
 from clearhead.apps.serve.api.inside import inside_router
 from clearhead.apps.serve.api.reading import reading_router
-from clearhead.apps.serve.api.refusals import Busy, Closing, Refusal, refused
+from clearhead.apps.serve.api.refusals import Busy, Closing, Refusal, make_refusal
 from clearhead.apps.serve.api.served import Models, UnknownModel
-from clearhead.apps.serve.api.server import Metrics, limit_time
+from clearhead.apps.serve.api.server import ServerMetrics, limit_time
 from clearhead.apps.serve.api.tasks import tasks_router
 from clearhead.apps.serve.gate import Access, Gate, Traffic
-from clearhead.apps.serve.work import Left, Workers
-from clearhead.base.errors import ContextTooLong, InputError, Reference, RunFailure
+from clearhead.apps.serve.work import ClientDisconnected, Workers
+from clearhead.base.errors import ContextTooLong, InputError, MessageReference, RunFailure
 
 _REFUSALS: Final[dict[int | str, dict[str, Any]]] = {"default": {"model": Refusal, "description": "A refusal."}}
 
@@ -35,7 +35,7 @@ def make_application(models: Models, access: Access, *, openapi: bool = False) -
         access: who may ask.
         openapi: True if /openapi.json is served although requests need a key. It then needs the key, too.
     """
-    workers, metrics = Workers(), Metrics(models)
+    workers, metrics = Workers(), ServerMetrics(models)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -52,15 +52,15 @@ def make_application(models: Models, access: Access, *, openapi: bool = False) -
             app.include_router(make(Models([served], {})), prefix=f"/models/{served.name}")
     app.include_router(inside_router(models, workers))
     app.include_router(metrics.router())
-    app.add_exception_handler(Left, lambda request, error: Response(status_code=499))
+    app.add_exception_handler(ClientDisconnected, lambda request, error: Response(status_code=499))
     for kind, status in _STATUS.items():
         app.add_exception_handler(kind, _answer(status))
-    app.add_exception_handler(Exception, _unexpected)
-    app.add_exception_handler(RequestValidationError, _misread)
-    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _answer_unexpected)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_body)
+    app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_middleware(limit_time)
     app.state.traffic = Traffic()
-    app.add_middleware(Gate, access=access, traffic=app.state.traffic, refuse=refused)
+    app.add_middleware(Gate, access=access, traffic=app.state.traffic, refuse=make_refusal)
     app.add_middleware(metrics.counting)
     if path is not None:
         app.openapi()  # kept: to make it takes longer than a callback of the event loop may
@@ -82,29 +82,29 @@ _CLIENT_NAMES: Final = {"max_new_tokens": "max_tokens", "beyond_positions": "--b
 def _answer(status: int) -> Any:
     def handler(_: Request, error: Exception) -> Response:
         if isinstance(error, InputError):
-            error.lines = tuple(line.renamed(_as_client) for line in error.lines)
+            error.lines = tuple(line.rename_references(_as_client) for line in error.lines)
         code = "context_length_exceeded" if isinstance(error, ContextTooLong) else None
-        return refused(status, f"{error}", code=code)
+        return make_refusal(status, f"{error}", code=code)
 
     return handler
 
 
-def _as_client(reference: Reference) -> str | Reference:
+def _as_client(reference: MessageReference) -> str | MessageReference:
     """Return the name of an argument in OpenAI's protocol, or the server option that sets it."""
     return _CLIENT_NAMES.get(reference.name, reference)
 
 
-def _unexpected(_: Request, error: Exception) -> Response:
-    return refused(500, f"unexpected failure: {type(error).__name__}")
+def _answer_unexpected(_: Request, error: Exception) -> Response:
+    return make_refusal(500, f"unexpected failure: {type(error).__name__}")
 
 
-def _http(_: Request, error: Exception) -> Response:
+def _answer_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     known = {404: "there is nothing at this path: see /v1/models", 405: "this path takes another method"}
-    return refused(error.status_code, known.get(error.status_code, str(error.detail)))
+    return make_refusal(error.status_code, known.get(error.status_code, str(error.detail)))
 
 
-async def _misread(_: Request, error: Exception) -> Response:
+async def _answer_invalid_body(_: Request, error: Exception) -> Response:
     return await in_thread(_name_fault, error)
 
 
@@ -116,18 +116,18 @@ def _name_fault(error: Exception) -> Response:
     # A union tries each of its types; the first name is the field.
     field = path[0] if path else None
     if fault["type"] == "json_invalid":
-        return refused(400, "the body is not JSON")
+        return make_refusal(400, "the body is not JSON")
     if isinstance(fault.get("input"), bytes):
-        return refused(400, "the body is not declared as JSON: send the header Content-Type: application/json")
+        return make_refusal(400, "the body is not declared as JSON: send the header Content-Type: application/json")
     if fault["type"] == "extra_forbidden":
         name = ".".join(name for name in path if not name.startswith(("list[", "function-")))
-        return refused(400, f"{name} is not supported: leave it out", name)
+        return make_refusal(400, f"{name} is not supported: leave it out", name)
     if fault["type"] == "missing":
-        return refused(400, f"{'.'.join(path) or 'the body'} is missing", field)
+        return make_refusal(400, f"{'.'.join(path) or 'the body'} is missing", field)
     sentence = fault["msg"][:1].lower() + fault["msg"][1:]
-    return refused(400, f"{field or 'the body'}: {sentence}, received {_shown(fault.get('input'))}", field)
+    return make_refusal(400, f"{field or 'the body'}: {sentence}, received {_show_value(fault.get('input'))}", field)
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -22,7 +22,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from starlette.requests import ClientDisconnect
 
-from clearhead.apps.serve.work import Left
+from clearhead.apps.serve.work import ClientDisconnected
 from clearhead.text.long_texts import LONGEST_PROMPT
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -110,9 +110,9 @@ class CompletionRequest(GenerationBody):
         """Prompts of the request, each a text or ids; null stands for an empty text."""
         if self.prompt is None or isinstance(self.prompt, str):
             return [self.prompt or ""]
-        if all(isinstance(one, int) for one in self.prompt):
-            return [[one for one in self.prompt if isinstance(one, int)]]
-        return [one for one in self.prompt if not isinstance(one, int)]
+        if all(isinstance(token, int) for token in self.prompt):
+            return [[token for token in self.prompt if isinstance(token, int)]]
+        return [prompt for prompt in self.prompt if not isinstance(prompt, int)]
 
 
 class ChatMessage(Body):
@@ -125,15 +125,15 @@ class ChatMessage(Body):
 
     @field_validator("content", mode="before")
     @classmethod
-    def _joined(cls, value: Any) -> Any:
+    def _join_text_parts(cls, value: Any) -> Any:
         """Join the parts of a text; those of another type remain what they are, and are refused."""
-        texts = [part.get("text") for part in value if _is_text_part(part)] if isinstance(value, list) else []
+        texts = [item.get("text") for item in value if _is_text_part(item)] if isinstance(value, list) else []
         return "".join(texts) if texts and len(texts) == len(value) else value
 
 
-def _is_text_part(part: Any) -> bool:
-    fields = {name for name, value in part.items() if value is not None} if isinstance(part, dict) else set()
-    return fields == {"type", "text"} and part["type"] == "text" and isinstance(part["text"], str)
+def _is_text_part(item: Any) -> bool:
+    fields = {name for name, value in item.items() if value is not None} if isinstance(item, dict) else set()
+    return fields == {"type", "text"} and item["type"] == "text" and isinstance(item["text"], str)
 
 
 class TextFormat(Body):
@@ -258,12 +258,12 @@ class BodyRoute(APIRoute):
             try:
                 body = await request.body()
             except ClientDisconnect:
-                raise Left from None
+                raise ClientDisconnected from None
             _THREADS.set(_LARGE if len(body) >= LARGE_BODY else _SMALL)
             if body:
                 # FastAPI takes this value for the parsed body, and a validated model passes its own validation.
                 request._json = await in_thread(_validate, field, body)
-            return await _unless_left(request, handle(request))
+            return await _cancel_on_disconnect(request, handle(request))
 
         return handler
 
@@ -284,7 +284,7 @@ def _validate(field: Any, body: bytes) -> Any:
     return model
 
 
-async def _unless_left(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+async def _cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """Return the answer to a request, or cancel the work when the client disconnects.
 
     Raises:
@@ -294,7 +294,7 @@ async def _unless_left(request: Request, work: Coroutine[Any, Any, Response]) ->
     try:
         await asyncio.wait({task, message}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Left
+            raise ClientDisconnected
         return task.result()
     finally:
         for pending in (task, message):

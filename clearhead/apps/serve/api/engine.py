@@ -25,16 +25,16 @@ from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import torch
 
-from clearhead.apps.serve.api.refusals import Busy, Closing, named_failure
+from clearhead.apps.serve.api.refusals import Busy, Closing, to_client_error
 from clearhead.base.errors import RunFailure
 from clearhead.base.machine import free_memory
-from clearhead.base.progress import Counted, Display, shown_by
+from clearhead.base.progress import Counted, Display, use_display
 from clearhead.core import Transformer
-from clearhead.generate.continuation import GenerateRequest, PromptReader, checked_limits
+from clearhead.generate.continuation import GenerateRequest, PromptReader, check_limits
 from clearhead.generate.options import GenerateOptions
-from clearhead.generate.prefill import PIECE_TOKENS, Prefixes, can_share
-from clearhead.generate.results import Continuation, Row, Sentence
-from clearhead.generate.running import Generated, Paused, Progress, RunningBatch, Started
+from clearhead.generate.prefill import CHUNK_TOKENS, Prefixes, can_share
+from clearhead.generate.results import Continuation, GeneratedSequence, Sentence
+from clearhead.generate.running import Generated, Paused, PrefilledMember, RunningBatch, SequenceProgress
 
 MOST_WAITING: Final = 256
 """Maximum number of requests that wait; one more is refused. The prompts of a request wait inside it."""
@@ -53,7 +53,7 @@ MOST_SHARED_BYTES: Final = 2**30
 
 
 @dataclass(frozen=True)
-class Step:
+class TokenEvent:
     """One token of a sequence.
 
     Args:
@@ -72,18 +72,18 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndEvent:
     """The end of a sequence."""
 
     number: int
     continuation: Continuation
 
 
-Event = Step | Ended | Exception
+Event = TokenEvent | EndEvent | Exception
 
 
 @runtime_checkable
-class Piecewise(Protocol):
+class ChunkedPrompt(Protocol):
     """A prompt, or a text to be translated, that is read piece by piece, or with others."""
 
     is_done: bool
@@ -97,12 +97,12 @@ class Piecewise(Protocol):
     def kind(self) -> Hashable:
         """What some have in common that may be read together; None: it is read by itself."""
 
-    def step(self, others: Sequence[Any] = ()) -> list[Started] | None:
+    def step(self, others: Sequence[Any] = ()) -> list[PrefilledMember] | None:
         """Read the next piece, and all of others of its kind; return the starts of all, in order, after the last."""
 
 
 @dataclass(eq=False)
-class Job:
+class EngineJob:
     """Generation for one prompt, or translation of one text.
 
     Args:
@@ -116,7 +116,7 @@ class Job:
         deliver: receives every event, in the thread of the engines.
     """
 
-    begin: Callable[[], Piecewise]
+    begin: Callable[[], ChunkedPrompt]
     num_sequences: int
     num_rows: int
     num_read: int
@@ -126,13 +126,13 @@ class Job:
     deliver: Callable[[Event], None] = lambda event: None
     sequences: list[Generated] = field(default_factory=list)
     paused: list[Paused] = field(default_factory=list)
-    has_left: bool = False
+    is_over: bool = False
     is_long: bool = False
 
     @property
     def num_generated(self) -> int:
         """Number of tokens generated in the longest row of the job."""
-        return max((len(row.ids) for row in self.sequences if isinstance(row, Row)), default=0)
+        return max((len(row.ids) for row in self.sequences if isinstance(row, GeneratedSequence)), default=0)
 
     @property
     def cost(self) -> int:
@@ -147,7 +147,7 @@ class Job:
         return not self.is_search and (is_large or self.num_generated >= RESERVED_TOKENS)
 
     @classmethod
-    def of_request(cls, engine: Engine, request: GenerateRequest, alternatives: int = 0) -> Job:
+    def of_request(cls, engine: BatchEngine, request: GenerateRequest, alternatives: int = 0) -> EngineJob:
         """Return the job of one prompt, or of one text to translate.
 
         Args:
@@ -159,7 +159,7 @@ class Job:
             InputError: the prompt cannot be read.
         """
         options = request.options
-        (limit,) = checked_limits(engine.tree, request)
+        (limit,) = check_limits(engine.tree, request)
         num_read = sum(len(ids[0]) for ids in (request.prompts, request.sources) if ids is not None)
         if isinstance(options, GenerateOptions):
             most = (MOST_SEARCH_TOKENS if options.is_search else MOST_JOB_TOKENS) // options.num_rows - num_read
@@ -170,7 +170,7 @@ class Job:
 
 
 @dataclass(eq=False)
-class Call:
+class EngineCall:
     """Inputs that may be computed together with those of other calls of an equal key."""
 
     key: Hashable
@@ -191,18 +191,18 @@ class Call:
             if error is None:
                 self.result.set_result(self.results)
             else:
-                self.result.set_exception(named_failure(error))
+                self.result.set_exception(to_client_error(error))
 
 
-class _Abandoned(Exception):
+class _AllDisconnected(Exception):
     """The clients of all calls that are computed have disconnected."""
 
 
 @dataclass(frozen=True)
-class _Watch(Display):
+class _DisconnectDisplay(Display):
     """End the computation of calls between two batches when all their clients have disconnected."""
 
-    calls: Sequence[Call]
+    calls: Sequence[EngineCall]
 
     def update(self, done: int, total: int, what: Counted) -> None:
         """Check at each count whether any client still waits.
@@ -211,7 +211,7 @@ class _Watch(Display):
             _Abandoned: all clients of the calls have disconnected.
         """
         if all(call.result.cancelled() for call in self.calls):
-            raise _Abandoned
+            raise _AllDisconnected
 
 
 class EngineThread:
@@ -223,11 +223,11 @@ class EngineThread:
 
     def __init__(self) -> None:
         self.changed: threading.Condition = threading.Condition()
-        self._engines: list[Engine] = []
-        self._turning: Engine | None = None
+        self._engines: list[BatchEngine] = []
+        self._turning: BatchEngine | None = None
         self._thread: threading.Thread | None = None
 
-    def add(self, engine: Engine) -> None:
+    def add(self, engine: BatchEngine) -> None:
         """Add an engine; the first one starts the thread."""
         with self.changed:
             self._engines.append(engine)
@@ -235,7 +235,7 @@ class EngineThread:
                 self._thread = threading.Thread(target=self._run, name="engines", daemon=True)
                 self._thread.start()
 
-    def remove(self, engine: Engine) -> None:
+    def remove(self, engine: BatchEngine) -> None:
         """Remove an engine after its turn has ended; the thread ends with the last one."""
         with self.changed:
             if engine in self._engines:
@@ -268,7 +268,7 @@ class EngineThread:
 _THREAD: Final = EngineThread()
 
 
-class Engine:
+class BatchEngine:
     """The running batch of one model, and what waits for it.
 
     Args:
@@ -283,12 +283,12 @@ class Engine:
             self.prefixes = Prefixes(min(MOST_SHARED_BYTES, free_memory() // 8))
         self._batch = RunningBatch(tree)
         self._changed = _THREAD.changed
-        self._waiting: deque[deque[Job]] = deque()  # the jobs of each request that have not begun
-        self._calls: deque[Call] = deque()
-        self._left: list[Job] = []
-        self._present: dict[int, Job] = {}  # the jobs that have begun, the oldest first, by their identity
-        self._reading: deque[tuple[Job, Piecewise]] = deque()
-        self._jobs: dict[int, Job] = {}  # by the identity of a sequence
+        self._waiting: deque[deque[EngineJob]] = deque()  # the jobs of each request that have not begun
+        self._calls: deque[EngineCall] = deque()
+        self._leaving: list[EngineJob] = []
+        self._present: dict[int, EngineJob] = {}  # the jobs that have begun, the oldest first, by their identity
+        self._reading: deque[tuple[EngineJob, ChunkedPrompt]] = deque()
+        self._jobs: dict[int, EngineJob] = {}  # by the identity of a sequence
         self._is_closing = False
         self.num_tokens: int = 0
         self.num_read: int = 0
@@ -307,7 +307,7 @@ class Engine:
         """Number of sequences that are generated, and of prompts that are read, at this moment."""
         return len(self._jobs) + len(self._reading)
 
-    def submit(self, jobs: Sequence[Job]) -> None:
+    def submit(self, jobs: Sequence[EngineJob]) -> None:
         """Queue the jobs of one request; requests take turns, so that a request with many jobs delays no other.
 
         Raises:
@@ -331,7 +331,7 @@ class Engine:
             Busy: too many wait.
             Closing: the server ends.
         """
-        call = Call(key, function, inputs)
+        call = EngineCall(key, function, inputs)
         with self._changed:
             self._refuse_more()
             self._calls.append(call)
@@ -342,13 +342,13 @@ class Engine:
         """Queue an event for a function of an event loop until the turn ends. Call it in the thread of the engines."""
         self._posted.setdefault(loop, []).append((receive, event))
 
-    def leave(self, jobs: Sequence[Job]) -> None:
+    def leave(self, jobs: Sequence[EngineJob]) -> None:
         """End jobs: drop waiting ones before this returns, and others at the next turn."""
         leaving = {id(job) for job in jobs}
         with self._changed:
             waiting = [deque(job for job in request if id(job) not in leaving) for request in self._waiting]
             self._waiting = deque(filter(None, waiting))
-            self._left += jobs
+            self._leaving += jobs
             self._changed.notify_all()
 
     def join(self) -> None:
@@ -368,13 +368,13 @@ class Engine:
     @property
     def is_due(self) -> bool:
         """Whether there is something for a turn."""
-        return bool(self._waiting or self._calls or self._left or self._present)
+        return bool(self._waiting or self._calls or self._leaving or self._present)
 
     def turn(self) -> None:
         """Drop jobs that have left, admit others, read a chunk of a prompt, and let the batch make a step."""
         with self._changed:
-            left, self._left = self._left, []
-        for job in left:
+            leaving, self._leaving = self._leaving, []
+        for job in leaving:
             self._drop(job)
         with self._changed:
             chunk = self._take_chunk()
@@ -385,7 +385,7 @@ class Engine:
                 # Calls that are not done have their next turn after the other calls.
                 self._calls += [call for call, _ in chunk if not call.result.done()]
         for job in starting:
-            self._guarded(job, partial(self._begin, job))
+            self._run_guarded(job, partial(self._begin, job))
         with torch.inference_mode():
             self._share_growth()
         self._read_piece()
@@ -403,11 +403,11 @@ class Engine:
         failed = [job for job in self._present.values() if id(job) not in reading]
         self._jobs, self._batch = {}, RunningBatch(self.tree)
         for job in failed:
-            self._end(job, named_failure(error))
+            self._end(job, to_client_error(error))
 
-    def _end(self, job: Job, error: Exception) -> None:
+    def _end(self, job: EngineJob, error: Exception) -> None:
         """Deliver the failure of a job, and remove the job."""
-        job.has_left = True
+        job.is_over = True
         job.paused.clear()
         self._present.pop(id(job), None)
         job.deliver(error)
@@ -417,12 +417,12 @@ class Engine:
         posted, self._posted = self._posted, {}
         for loop, events in posted.items():
             with contextlib.suppress(RuntimeError):  # it is closed, and nobody waits there
-                loop.call_soon_threadsafe(_received, events)
+                loop.call_soon_threadsafe(_deliver_events, events)
 
-    def _take_chunk(self) -> list[tuple[Call, list[Any]]]:
+    def _take_chunk(self) -> list[tuple[EngineCall, list[Any]]]:
         """Return the next inputs of the call that waits longest, and of other calls with the same key."""
         self._calls = deque(call for call in self._calls if not call.result.cancelled())
-        chunk, room = list[tuple[Call, list[Any]]](), CHUNK_CHARACTERS
+        chunk, room = list[tuple[EngineCall, list[Any]]](), CHUNK_CHARACTERS
         for call in list(self._calls):
             if room > 0 and call.key == self._calls[0].key:
                 inputs = call.next_inputs(room)
@@ -432,9 +432,9 @@ class Engine:
         self._calls = deque(call for call in self._calls if id(call) not in taken)
         return chunk
 
-    def _take_jobs(self) -> list[Job]:
+    def _take_jobs(self) -> list[EngineJob]:
         """Remove and return the jobs that begin now: one of each request in turn, while the budget has room."""
-        taken, skipped, is_full = list[Job](), deque[deque[Job]](), False
+        taken, skipped, is_full = list[EngineJob](), deque[deque[EngineJob]](), False
         while self._waiting and not is_full:
             request = self._waiting.popleft()
             if self._fits(request[0]):
@@ -449,7 +449,7 @@ class Engine:
         self._waiting.extendleft(reversed(skipped))
         return taken
 
-    def _fits(self, job: Job) -> bool:
+    def _fits(self, job: EngineJob) -> bool:
         """Return True if a waiting job has room in its budget. The first job always has room."""
         others = [other for other in self._present.values() if other.is_long == job.needs_growth]
         rows, tokens = sum(other.num_rows for other in others), sum(other.cost for other in others)
@@ -469,7 +469,7 @@ class Engine:
                 running = [row for row in job.sequences if id(row) in self._jobs]
                 job.paused = [row for row in map(self._batch.pause, running) if row is not None]
 
-    def _begin(self, job: Job) -> None:
+    def _begin(self, job: EngineJob) -> None:
         self._reading.append((job, job.begin()))
 
     def _read_piece(self) -> None:
@@ -482,48 +482,48 @@ class Engine:
             # The next chunk of this prompt comes after the chunks of the other prompts.
             self._reading.rotate(-1)
             return
-        self._reading = deque(one for one in self._reading if one not in some)
+        self._reading = deque(entry for entry in self._reading if entry not in some)
         of_jobs = iter([sequence for start in started for sequence in start.member.sequences])
         for job, reading in some:
-            if job.has_left:  # it failed
+            if job.is_over:  # it failed
                 continue
             self.num_read += reading.num_tokens - reading.num_shared
             self.num_shared += reading.num_shared
             job.sequences = list(itertools.islice(of_jobs, 1 if job.is_search else job.num_sequences))
             for sequence in job.sequences:
-                if isinstance(sequence, Row):
+                if isinstance(sequence, GeneratedSequence):
                     sequence.num_alternatives = job.alternatives
                 self._jobs[id(sequence)] = job
         if started:
             self._advance(partial(self._batch.join, started))
 
-    def _next_readings(self) -> list[tuple[Job, Piecewise]]:
+    def _next_readings(self) -> list[tuple[EngineJob, ChunkedPrompt]]:
         """Return the first prompt, with those behind it that may be read together with it."""
-        self._reading = deque(one for one in self._reading if not one[0].has_left)
-        some, tokens = list[tuple[Job, Piecewise]](), 0
+        self._reading = deque(entry for entry in self._reading if not entry[0].is_over)
+        some, tokens = list[tuple[EngineJob, ChunkedPrompt]](), 0
         for job, reading in self._reading:
             is_alike = not some or (reading.kind is not None and reading.kind == some[0][1].kind)
-            if is_alike and (not some or tokens + reading.num_tokens <= PIECE_TOKENS):
+            if is_alike and (not some or tokens + reading.num_tokens <= CHUNK_TOKENS):
                 some.append((job, reading))
                 tokens += reading.num_tokens
         return some
 
-    def _read(self, some: list[tuple[Job, Piecewise]]) -> list[Started] | None:
+    def _read(self, some: list[tuple[EngineJob, ChunkedPrompt]]) -> list[PrefilledMember] | None:
         """Read some prompts together; where that fails, each alone, so that each fails alone."""
         (job, first), others = some[0], [reading for _, reading in some[1:]]
         if not others:
-            return cast("list[Started] | None", self._guarded(job, first.step))
+            return cast("list[PrefilledMember] | None", self._run_guarded(job, first.step))
         try:
             with torch.inference_mode():
                 return first.step(others)
         except Exception:  # noqa: BLE001 - what fails by itself is told to its job
-            return [start for one in some for start in self._read([one]) or ()]
+            return [start for entry in some for start in self._read([entry]) or ()]
 
     def _step(self) -> None:
         if self._batch.members:
             self._advance(self._batch.step)
 
-    def _advance(self, move: Callable[[], list[Progress]]) -> None:
+    def _advance(self, move: Callable[[], list[SequenceProgress]]) -> None:
         """Let the batch move; where that fails, all its requests fail, and the thread goes on with an empty one."""
         begun = time.perf_counter()
         try:
@@ -536,26 +536,26 @@ class Engine:
         self.num_tokens += len(progress)
         self._tell(progress)
 
-    def _tell(self, progress: list[Progress]) -> None:
-        for one in progress:
-            sequence, job = one.sequence, self._jobs.get(id(one.sequence))
+    def _tell(self, progress: list[SequenceProgress]) -> None:
+        for update in progress:
+            sequence, job = update.sequence, self._jobs.get(id(update.sequence))
             if job is None:
                 continue
-            if isinstance(sequence, Row):
+            if isinstance(sequence, GeneratedSequence):
                 if sequence.ids and sequence.failure is None:
-                    job.deliver(_step_of(sequence, one.text))
-                if one.is_done:
-                    job.deliver(sequence.failure or Ended(sequence.number, sequence.continuation()))
-            elif one.is_done:
+                    job.deliver(_step_of(sequence, update.text))
+                if update.is_done:
+                    job.deliver(sequence.failure or EndEvent(sequence.number, sequence.continuation()))
+            elif update.is_done:
                 for event in _of_sentence(sequence):
                     job.deliver(event)
-            if one.is_done:
+            if update.is_done:
                 del self._jobs[id(sequence)]
                 if not any(id(other) in self._jobs for other in job.sequences):
                     self._present.pop(id(job), None)
 
-    def _drop(self, job: Job) -> None:
-        job.has_left = True
+    def _drop(self, job: EngineJob) -> None:
+        job.is_over = True
         self._present.pop(id(job), None)
         job.paused.clear()
         for sequence in job.sequences:
@@ -563,34 +563,34 @@ class Engine:
                 with torch.inference_mode():
                     self._batch.drop(sequence)
 
-    def _guarded(self, job: Job, function: Callable[[], Any]) -> Any:
+    def _run_guarded(self, job: EngineJob, function: Callable[[], Any]) -> Any:
         """Return what a function returns; what it raises is the failure of its job alone."""
         try:
             with torch.inference_mode():
                 return function()
         except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
-            self._end(job, named_failure(error))
+            self._end(job, to_client_error(error))
             return None
 
 
-def _received(events: list[tuple[Callable[[Any], None], Any]]) -> None:
+def _deliver_events(events: list[tuple[Callable[[Any], None], Any]]) -> None:
     for receive, event in events:
         receive(event)
 
 
-def _step_of(row: Row, text: str) -> Step:
+def _step_of(row: GeneratedSequence, text: str) -> TokenEvent:
     alternatives = row.alternatives[-1] if row.num_alternatives else ()
-    return Step(row.number, text, row.ids[-1], row.log_probabilities[-1], tuple(alternatives))
+    return TokenEvent(row.number, text, row.ids[-1], row.log_probabilities[-1], tuple(alternatives))
 
 
 def _of_sentence(sentence: Sentence) -> Iterator[Event]:
     try:
-        continuations = sentence.ranked()
+        continuations = sentence.best_candidates()
     except RunFailure as error:
         yield error
         return
     for number, continuation in enumerate(continuations):
-        yield Ended(number, continuation)
+        yield EndEvent(number, continuation)
 
 
 def _num_characters(value: Any) -> int:
@@ -598,13 +598,13 @@ def _num_characters(value: Any) -> int:
     return len(value) if isinstance(value, str | tuple) else len(f"{value}")
 
 
-def _answer(chunk: list[tuple[Call, list[Any]]]) -> None:
+def _answer(chunk: list[tuple[EngineCall, list[Any]]]) -> None:
     """Compute inputs of calls of one key together; where that fails, each call alone, so that each fails alone."""
     calls = [call for call, _ in chunk]
     try:
-        with shown_by(_Watch(calls)):
+        with use_display(_DisconnectDisplay(calls)):
             results = list(calls[0].function([value for _, inputs in chunk for value in inputs]))
-    except _Abandoned:
+    except _AllDisconnected:
         return
     except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
         if len(chunk) > 1:
@@ -621,7 +621,9 @@ def _answer(chunk: list[tuple[Call, list[Any]]]) -> None:
             call.finish()
 
 
-async def events(engine: Engine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Step | Ended], None]:
+async def events(
+    engine: BatchEngine, jobs: Sequence[EngineJob]
+) -> AsyncGenerator[tuple[int, TokenEvent | EndEvent], None]:
     """Yield the events of the jobs of one request, each with the number of its job, until all sequences have ended.
 
     All jobs end with the first failure, and when the generator is closed.
@@ -647,7 +649,7 @@ async def events(engine: Engine, jobs: Sequence[Job]) -> AsyncGenerator[tuple[in
             number, event = await queue.get()
             if isinstance(event, Exception):
                 raise event
-            missing -= isinstance(event, Ended)
+            missing -= isinstance(event, EndEvent)
             yield number, event
     finally:
         engine.leave(jobs)

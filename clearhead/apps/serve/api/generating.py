@@ -20,14 +20,14 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from clearhead.apps.serve.api.bodies import BodyRoute, ChatRequest, CompletionRequest, GenerationBody, in_thread
-from clearhead.apps.serve.api.engine import Job, Step, events
+from clearhead.apps.serve.api.engine import EngineJob, TokenEvent, events
 from clearhead.apps.serve.api.refusals import Closing
-from clearhead.apps.serve.api.served import Models, Prompt, Scored, Served, given
+from clearhead.apps.serve.api.served import Models, Prompt, ScoredText, ServedModel, drop_none
 from clearhead.apps.serve.api.server import EVENT_STREAM
 from clearhead.apps.serve.gate import Traffic
 from clearhead.apps.serve.work import POLLED, ignore_failure
 from clearhead.base.errors import InputError
-from clearhead.generate.continuation import GenerateRequest, checked_limits
+from clearhead.generate.continuation import GenerateRequest, check_limits
 from clearhead.generate.json_schema import MOST_AT_ONCE, with_schema
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.results import Continuation
@@ -45,7 +45,7 @@ def generating_router(models: Models) -> APIRouter:
 
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest) -> Response:
-        answer = CompletionAnswer(models.named(body.model), body)
+        answer = CompletionAnswer(models.get(body.model), body)
         # Read one prompt at a time: other requests take turns, and the loop ends when the client disconnects.
         for content in body.prompts:
             await in_thread(answer.read, content)
@@ -53,7 +53,7 @@ def generating_router(models: Models) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def chat(request: Request, body: ChatRequest) -> Response:
-        answer = ChatAnswer(models.named(body.model), body)
+        answer = ChatAnswer(models.get(body.model), body)
         await answer.read(request.app.state.traffic)
         return await answer.respond()
 
@@ -77,14 +77,14 @@ class AnsweredPrompt:
     content: Prompt
     request: GenerateRequest
     num_tokens: int
-    choices: list[Choice] = field(default_factory=list)
+    choices: list[AnswerChoice] = field(default_factory=list)
     echo: str = ""
-    scores: Scored | None = None
+    scores: ScoredText | None = None
     tokens: Sequence[WrittenToken] = ()
 
 
 @dataclass(eq=False)
-class Choice:
+class AnswerChoice:
     """One sequence of an answer.
 
     Args:
@@ -97,11 +97,11 @@ class Choice:
 
     index: int
     prompt: AnsweredPrompt
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TokenEvent] = field(default_factory=list)
     continuation: Continuation | None = None
     writer: TokenWriter | None = None
 
-    def write(self, served: Served, step: Step) -> WrittenToken:
+    def write(self, served: ServedModel, step: TokenEvent) -> WrittenToken:
         """Return the token of the next step with its text and offset; an end token has an empty text."""
         if self.writer is None:
             request = self.prompt.request
@@ -146,10 +146,10 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
     """The object of an event of a stream."""
     ID_PREFIX: ClassVar[str]
 
-    def __init__(self, served: Served, body: BodyT, limit: int | None, alternatives: int) -> None:
+    def __init__(self, served: ServedModel, body: BodyT, limit: int | None, alternatives: int) -> None:
         if body.stream_options is not None and not body.stream:
             raise InputError("stream_options needs stream: true")
-        self.served: Served = served
+        self.served: ServedModel = served
         self.body: BodyT = body
         self.alternatives: int = alternatives
         self.options: GenerateOptions = served.model.generate_options(**self._options(limit))
@@ -164,7 +164,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
         """Return the options of generation that the client sent."""
         body = self.body
         stops = [body.stop] if isinstance(body.stop, str) else body.stop
-        return given(
+        return drop_none(
             max_new_tokens=limit,
             temperature=body.temperature,
             top_p=None if body.temperature == 0 else body.top_p,
@@ -175,7 +175,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
         )
 
     @property
-    def choices(self) -> list[Choice]:
+    def choices(self) -> list[AnswerChoice]:
         """The choices of all prompts."""
         return [choice for prompt in self.prompts for choice in prompt.choices]
 
@@ -185,11 +185,11 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
         return True
 
     @abstractmethod
-    def whole(self, choice: Choice) -> dict[str, Any]:
+    def whole(self, choice: AnswerChoice) -> dict[str, Any]:
         """Return a choice in JSON."""
 
     @abstractmethod
-    def piece(self, choice: Choice, step: Step | None, *, is_first: bool) -> dict[str, Any]:
+    def piece(self, choice: AnswerChoice, step: TokenEvent | None, *, is_first: bool) -> dict[str, Any]:
         """Return one token of a choice, or its end, in the JSON of a stream.
 
         Args:
@@ -215,7 +215,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
         """Add a prompt with its choices."""
         prompt = AnsweredPrompt(content, request, len(self.served.prompt_ids(request)))
         first = self.body.n * len(self.prompts)
-        prompt.choices += [Choice(first + number, prompt) for number in range(self.body.n)]
+        prompt.choices += [AnswerChoice(first + number, prompt) for number in range(self.body.n)]
         self.prompts.append(prompt)
 
     async def _echo(self) -> None:
@@ -225,7 +225,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
         choices = [self.whole(choice) for choice in self.choices]
         return JSONResponse({**self.head, "object": self.KIND, "choices": choices, **self._usage()})
 
-    async def _run(self) -> AsyncGenerator[tuple[Choice, Step | None], None]:
+    async def _run(self) -> AsyncGenerator[tuple[AnswerChoice, TokenEvent | None], None]:
         """Yield each step of the choices, and None at the end of each; all end with the first failure."""
         if not self.generates:
             for choice in self.choices:
@@ -237,19 +237,21 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
                 # Greedy search gives one text for all choices.
                 is_greedy = prompt.request.options.num_sequences < len(prompt.choices)
                 for choice in prompt.choices if is_greedy else prompt.choices[event.number : event.number + 1]:
-                    if isinstance(event, Step):
+                    if isinstance(event, TokenEvent):
                         choice.steps.append(event)
                         yield choice, event
                     else:
                         choice.continuation = event.continuation
                         yield choice, None
 
-    def _jobs(self) -> list[Job]:
+    def _jobs(self) -> list[EngineJob]:
         engine = self.served.engine
-        return [Job.of_request(engine, prompt.request, self.alternatives) for prompt in self.prompts]
+        return [EngineJob.of_request(engine, prompt.request, self.alternatives) for prompt in self.prompts]
 
     async def _stream(
-        self, first: tuple[Choice, Step | None] | None, running: AsyncIterator[tuple[Choice, Step | None]]
+        self,
+        first: tuple[AnswerChoice, TokenEvent | None] | None,
+        running: AsyncIterator[tuple[AnswerChoice, TokenEvent | None]],
     ) -> AsyncIterator[str]:
         """Yield the events of a stream."""
         options = self.body.stream_options
@@ -274,7 +276,9 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
             yield _event({**head, "choices": [], **self._usage()})
         yield "data: [DONE]\n\n"
 
-    def _write_piece(self, head: dict[str, Any], choice: Choice, step: Step | None, *, is_first: bool) -> str:
+    def _write_piece(
+        self, head: dict[str, Any], choice: AnswerChoice, step: TokenEvent | None, *, is_first: bool
+    ) -> str:
         return _event({**head, "choices": [self.piece(choice, step, is_first=is_first)]})
 
     def _usage(self) -> dict[str, Any]:
@@ -298,7 +302,7 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
     EVENT_KIND: ClassVar[str] = "text_completion"
     ID_PREFIX: ClassVar[str] = "cmpl"
 
-    def __init__(self, served: Served, body: CompletionRequest) -> None:
+    def __init__(self, served: ServedModel, body: CompletionRequest) -> None:
         self.limit: int = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
         if self.limit == 0 and not body.echo:
             raise InputError("max_tokens is 0, so that nothing is generated: raise it, or ask for the prompt with echo")
@@ -315,10 +319,10 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
         """Read one prompt, and check its length before the next prompt is tokenized."""
         request = self.served.request(content, self.options)
         if self.generates:
-            checked_limits(self.served.engine.tree, request)
+            check_limits(self.served.engine.tree, request)
         self._add(content, request)
 
-    def whole(self, choice: Choice) -> dict[str, Any]:
+    def whole(self, choice: AnswerChoice) -> dict[str, Any]:
         """Return a choice in JSON."""
         return {
             "index": choice.index,
@@ -327,13 +331,13 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
             "finish_reason": choice.finish_reason or "length",
         }
 
-    def piece(self, choice: Choice, step: Step | None, *, is_first: bool) -> dict[str, Any]:
+    def piece(self, choice: AnswerChoice, step: TokenEvent | None, *, is_first: bool) -> dict[str, Any]:
         """Return one token of a choice, or its end, in the JSON of a stream; the first event repeats the prompt."""
         steps = [] if step is None else [step]
         scores = choice.prompt.scores if is_first else None
         return {
             "index": choice.index,
-            "text": (choice.prompt.echo if is_first else "") + "".join(one.text for one in steps),
+            "text": (choice.prompt.echo if is_first else "") + "".join(token_event.text for token_event in steps),
             "logprobs": self._logprobs(choice, steps, scores),
             "finish_reason": None if steps else choice.finish_reason or "length",
         }
@@ -342,7 +346,7 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
         """Put the prompts in front of the choices, with their log-probabilities, if the client requests it."""
         if not self.body.echo:
             return
-        served, k, scores = self.served, self.alternatives, list[Scored | None]([None] * len(self.prompts))
+        served, k, scores = self.served, self.alternatives, list[ScoredText | None]([None] * len(self.prompts))
         has_scores = self.body.logprobs is not None
         if has_scores:
             ids = [tuple(prompt.request.prompts[0]) for prompt in self.prompts]
@@ -354,9 +358,11 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
             prompt.echo = content if isinstance(content, str) else await in_thread(decode, read)
             prompt.scores = prompt_scores
             if has_scores:
-                prompt.tokens = await in_thread(served.written_prompt, content, read)
+                prompt.tokens = await in_thread(served.prompt_tokens, content, read)
 
-    def _logprobs(self, choice: Choice, steps: Sequence[Step], scores: Scored | None) -> dict[str, Any] | None:
+    def _logprobs(
+        self, choice: AnswerChoice, steps: Sequence[TokenEvent], scores: ScoredText | None
+    ) -> dict[str, Any] | None:
         if self.body.logprobs is None:
             return None
         tokens = [choice.write(self.served, step) for step in steps]
@@ -366,13 +372,13 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
             tokens = [*choice.prompt.tokens, *tokens]
             values = [*scores.log_probabilities, *values]
             alternatives = [*scores.alternatives, *alternatives]
-        top, texts = [self._named(some) for some in alternatives], [token.text for token in tokens]
+        top, texts = [self._alternatives_json(some) for some in alternatives], [token.text for token in tokens]
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": choice.offsets(tokens)}
 
-    def _named(self, alternatives: Sequence[tuple[int, float]] | None) -> dict[str, float] | None:
+    def _alternatives_json(self, alternatives: Sequence[tuple[int, float]] | None) -> dict[str, float] | None:
         if alternatives is None:
             return None
-        return {token.text: value for token, value in self.served.known_tokens(alternatives)}
+        return {token.text: value for token, value in self.served.alternative_tokens(alternatives)}
 
 
 class ChatAnswer(GeneratedAnswer[ChatRequest]):
@@ -390,7 +396,7 @@ class ChatAnswer(GeneratedAnswer[ChatRequest]):
     EVENT_KIND: ClassVar[str] = "chat.completion.chunk"
     ID_PREFIX: ClassVar[str] = "chatcmpl"
 
-    def __init__(self, served: Served, body: ChatRequest) -> None:
+    def __init__(self, served: ServedModel, body: ChatRequest) -> None:
         if body.top_logprobs and not body.logprobs:
             raise InputError("top_logprobs needs logprobs: true")
         super().__init__(served, body, body.max_completion_tokens or body.max_tokens, body.top_logprobs or 0)
@@ -445,7 +451,7 @@ class ChatAnswer(GeneratedAnswer[ChatRequest]):
             abandoned.set()
             ignore_failure(future)
 
-    def whole(self, choice: Choice) -> dict[str, Any]:
+    def whole(self, choice: AnswerChoice) -> dict[str, Any]:
         """Return a choice in JSON."""
         return {
             "index": choice.index,
@@ -454,7 +460,7 @@ class ChatAnswer(GeneratedAnswer[ChatRequest]):
             "finish_reason": choice.finish_reason,
         }
 
-    def piece(self, choice: Choice, step: Step | None, *, is_first: bool) -> dict[str, Any]:
+    def piece(self, choice: AnswerChoice, step: TokenEvent | None, *, is_first: bool) -> dict[str, Any]:
         """Return one token of a choice, or its end, in the JSON of a stream; the first event names the role."""
         text = "" if step is None else step.text
         delta = {"role": "assistant"} if is_first else {}
@@ -467,13 +473,13 @@ class ChatAnswer(GeneratedAnswer[ChatRequest]):
             "finish_reason": choice.finish_reason if step is None else None,
         }
 
-    def _logprobs(self, choice: Choice, steps: Sequence[Step]) -> dict[str, Any] | None:
+    def _logprobs(self, choice: AnswerChoice, steps: Sequence[TokenEvent]) -> dict[str, Any] | None:
         if not self.body.logprobs:
             return None
         content = []
         for step in steps:
-            top = [_named(*known) for known in self.served.known_tokens(step.alternatives)]
-            token = _named(choice.write(self.served, step), step.log_probability)
+            top = [_token_json(*known) for known in self.served.alternative_tokens(step.alternatives)]
+            token = _token_json(choice.write(self.served, step), step.log_probability)
             content.append({**token, "top_logprobs": top})
         return {"content": content, "refusal": None}
 
@@ -484,7 +490,7 @@ def _schema_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(MOST_AT_ONCE, thread_name_prefix="schemas")
 
 
-def _named(token: WrittenToken, log_probability: float) -> dict[str, Any]:
+def _token_json(token: WrittenToken, log_probability: float) -> dict[str, Any]:
     return {"token": token.text, "logprob": log_probability, "bytes": list(token.content)}
 
 

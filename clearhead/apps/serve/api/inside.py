@@ -21,15 +21,15 @@ from pydantic import Field
 from torch import Tensor
 
 from clearhead.apps.serve.api.bodies import BodyRoute
-from clearhead.apps.serve.api.refusals import Busy, named_failure
-from clearhead.apps.serve.api.served import Models, Served
+from clearhead.apps.serve.api.refusals import Busy, to_client_error
+from clearhead.apps.serve.api.served import Models, ServedModel
 from clearhead.apps.serve.api.tasks import parameters_of, pipeline_of, translation_json
 from clearhead.apps.serve.interventions import Data, Edits
-from clearhead.apps.serve.runs import Computation, Written, stack_lengths
-from clearhead.apps.serve.work import Left, Work, Workers
+from clearhead.apps.serve.page_computations import Computation, InputText, stack_lengths
+from clearhead.apps.serve.work import ClientDisconnected, Work, Workers
 from clearhead.base.errors import InputError
 from clearhead.interpret.maps.attention_maps import AttentionMaps, arrays_of
-from clearhead.interpret.maps.hook_points import Captured, Place, Record, edit, matching_addresses
+from clearhead.interpret.maps.hook_points import ActivationContext, Captured, Record, edit, matching_addresses
 from clearhead.interpret.maps.page import SampleOptions, explorer_page
 from clearhead.interpret.view.explorer.write import page_html
 from clearhead.model.facade import Model
@@ -37,14 +37,14 @@ from clearhead.tasks.pipelines import PipelineParameters
 
 MOST_NUMBERS: Final = {"json": 2**20, "npz": 2**24}
 """In one answer."""
-MOST_LOOKING: Final = 16
+MOST_INSPECTIONS: Final = 16
 """Requests that wait for this thread; one more is refused."""
 Number = Annotated[int, Field(ge=0, lt=2**31)]
 Numbers = Annotated[tuple[Number, ...], Field(min_length=1, max_length=4096)]
 Address = Annotated[str, Field(min_length=1, max_length=300)]
 
 
-class Look(Data):
+class InspectionRequest(Data):
     """Body of a request that reads a text.
 
     Args:
@@ -55,13 +55,13 @@ class Look(Data):
     """
 
     model: str | None = None
-    text: Written | tuple[Written, Written]
-    target: Written | None = None
+    text: InputText | tuple[InputText, InputText]
+    target: InputText | None = None
     generate: Annotated[int, Field(ge=0, le=1024)] = 0
     edits: Edits = ()
 
 
-class AttentionRequest(Look):
+class AttentionRequest(InspectionRequest):
     """The body of /attention: the layers and heads that are returned, and in which format."""
 
     layers: Numbers | None = None
@@ -69,7 +69,7 @@ class AttentionRequest(Look):
     format: Literal["json", "npz", "html"] = "json"
 
 
-class CaptureRequest(Look):
+class CaptureRequest(InspectionRequest):
     """The body of /capture: addresses of activations, or patterns of them, and the format."""
 
     addresses: Annotated[tuple[Address, ...], Field(min_length=1, max_length=256)]
@@ -85,8 +85,8 @@ class EditRequest(Data):
     edits: Edits
 
 
-RequestT = TypeVar("RequestT", bound=Look | EditRequest)
-LookT = TypeVar("LookT", bound=Look)
+RequestT = TypeVar("RequestT", bound=InspectionRequest | EditRequest)
+InspectionRequestT = TypeVar("InspectionRequestT", bound=InspectionRequest)
 
 
 class GenerationParameters(PipelineParameters):
@@ -113,22 +113,22 @@ def inside_router(models: Models, workers: Workers) -> APIRouter:
     router = APIRouter(route_class=BodyRoute)
 
     async def compute(request: Request, body: RequestT, answer: Callable[[Inspection[RequestT]], Response]) -> Response:
-        served = models.named(body.model)
-        if workers.num_running >= MOST_LOOKING:
+        served = models.get(body.model)
+        if workers.num_running >= MOST_INSPECTIONS:
             raise Busy(f"{workers.num_running} requests wait to look inside already: try again later")
         return await workers.compute(request, lambda work: _answer(answer, Inspection(served, body, work)))
 
     @router.post("/attention")
-    async def attention(request: Request, asked: AttentionRequest) -> Response:
-        return await compute(request, asked, _attention)
+    async def attention(request: Request, body: AttentionRequest) -> Response:
+        return await compute(request, body, _attention)
 
     @router.post("/capture")
-    async def activations(request: Request, asked: CaptureRequest) -> Response:
-        return await compute(request, asked, _capture)
+    async def activations(request: Request, body: CaptureRequest) -> Response:
+        return await compute(request, body, _capture)
 
     @router.post("/edit")
-    async def edited(request: Request, asked: EditRequest) -> Response:
-        return await compute(request, asked, _edit)
+    async def compare_edits(request: Request, body: EditRequest) -> Response:
+        return await compute(request, body, _edit)
 
     return router
 
@@ -143,7 +143,7 @@ class Inspection(Generic[RequestT]):
         work: cancels the computation when the client has disconnected.
     """
 
-    served: Served
+    served: ServedModel
     body: RequestT
     work: Work
 
@@ -167,21 +167,23 @@ def _answer(answer: Callable[[Inspection[RequestT]], Response], inspection: Insp
     try:
         with torch.no_grad():
             return answer(inspection)
-    except Left:
+    except ClientDisconnected:
         raise
     except Exception as error:  # noqa: BLE001 - it is the failure of a request, not of the thread
-        raise named_failure(error) from None
+        raise to_client_error(error) from None
 
 
-def _maps(inspection: Inspection[LookT]) -> AttentionMaps:
+def _maps(inspection: Inspection[InspectionRequestT]) -> AttentionMaps:
     """Return the attention of the unchanged model."""
     body = inspection.body
     with inspection.computation.watching():
         return inspection.model.attention(body.text, body.target, body.generate, precision="auto")
 
 
-def _again(
-    inspection: Inspection[LookT], maps: AttentionMaps, inner: Sequence[AbstractContextManager[object]] = ()
+def _attend_with_edits(
+    inspection: Inspection[InspectionRequestT],
+    maps: AttentionMaps,
+    inner: Sequence[AbstractContextManager[object]] = (),
 ) -> AttentionMaps:
     """Read the same tokens again, with the edits of a request; the inner context managers see what is changed."""
     with ExitStack() as blocks:
@@ -195,13 +197,13 @@ def _again(
 def _attention(inspection: Inspection[AttentionRequest]) -> Response:
     body, name, maps = inspection.body, inspection.served.name, _maps(inspection)
     if body.edits:
-        maps = _again(inspection, maps)
+        maps = _attend_with_edits(inspection, maps)
     if body.format == "html":
         with inspection.computation.watching():
             options = SampleOptions(body.layers, body.heads)
             return HTMLResponse(page_html(explorer_page(name, [("", maps)], options)))
     chosen = maps.choose(body.layers, body.heads)
-    count = sum(len(heads) * one.query_BHTE.shape[2] * one.key_BKSE.shape[2] for one, heads in chosen)
+    count = sum(len(heads) * record.query_BHTE.shape[2] * record.key_BKSE.shape[2] for record, heads in chosen)
     _check_size(count, body.format, "choose layers and heads, send a shorter text")
     if body.format == "json":
         return JSONResponse({"model": name, **maps.to_json(layers=body.layers, heads=body.heads)})
@@ -216,7 +218,7 @@ def _capture(inspection: Inspection[CaptureRequest]) -> Response:
 
     seen = Captured()
 
-    def keep(x: Tensor, at: Place) -> Tensor:
+    def keep(x: Tensor, at: ActivationContext) -> Tensor:
         nonlocal count
         count += x.numel()
         # Before it is kept, so that what is too much never takes memory.
@@ -224,7 +226,7 @@ def _capture(inspection: Inspection[CaptureRequest]) -> Response:
         seen.setdefault(at.address, []).append(Record(x, at.depth, at.step))
         return x
 
-    _again(inspection, maps, [edit(module, dict.fromkeys(addresses, keep))])
+    _attend_with_edits(inspection, maps, [edit(module, dict.fromkeys(addresses, keep))])
     if body.format == "npz":
         return _npz(_arrays(seen), "activations")
     activations = [
@@ -258,7 +260,7 @@ def _edit(inspection: Inspection[EditRequest]) -> Response:
     answer, call = _answering(inspection)
     lengths: dict[str, int] = {}
 
-    def note_length(x: Tensor, at: Place) -> Tensor:
+    def note_length(x: Tensor, at: ActivationContext) -> Tensor:
         if at.positions is not None:
             name = at.address.partition(".")[0]
             lengths[name] = max(lengths.get(name, 0), int(at.positions.max()) + 1)
@@ -292,13 +294,13 @@ def _answering(inspection: Inspection[EditRequest]) -> tuple[Callable[[], Any], 
     if not served.translates:
         options = parameters_of(GenerationParameters, body.parameters).options
         arguments = "".join(f", {name}={value!r}" for name, value in options.items())
-        return partial(_generated, model, inputs, options), f"print(model.generate({inputs!r}{arguments}))"
+        return partial(_generate, model, inputs, options), f"print(model.generate({inputs!r}{arguments}))"
     return _translating(model, inputs, parameters_of(pipeline_of(served).Parameters, body.parameters))
 
 
-def _generated(model: Model, text: str, options: dict[str, Any]) -> dict[str, Any]:
-    (found,) = model.generate(text, **options)
-    return {"generated_text": found.text}
+def _generate(model: Model, text: str, options: dict[str, Any]) -> dict[str, Any]:
+    (continuation,) = model.generate(text, **options)
+    return {"generated_text": continuation.text}
 
 
 def _translating(model: Model, text: str, parameters: Any) -> tuple[Callable[[], Any], str]:
@@ -307,13 +309,13 @@ def _translating(model: Model, text: str, parameters: Any) -> tuple[Callable[[],
     options = {name: value for name, value in options.items() if value is not None}
     if parameters.alignments:
         options["alignments"] = True
-    given = "".join(f", {name}={value!r}" for name, value in options.items())
+    arguments = "".join(f", {name}={value!r}" for name, value in options.items())
 
-    def translated() -> dict[str, Any]:
-        (found,) = model.translate_n_best(text, n=1, **options)
-        return translation_json(found)
+    def translate() -> dict[str, Any]:
+        (best,) = model.translate_n_best(text, n=1, **options)
+        return translation_json(best)
 
-    return translated, f"print(model.translate_n_best({text!r}, n=1{given}))"
+    return translate, f"print(model.translate_n_best({text!r}, n=1{arguments}))"
 
 
 def _check_size(count: int, form: str, advice: str) -> None:

@@ -11,10 +11,10 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from clearhead.apps.serve.api.bodies import BodyRoute, DetokenizeRequest, EmbeddingRequest, TokenizeRequest, in_thread
-from clearhead.apps.serve.api.served import Models, Served, check_ids
+from clearhead.apps.serve.api.served import Models, ServedModel, check_ids
 from clearhead.base.errors import ContextTooLong, InputError, nth_text
 from clearhead.model.facade import Model
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.tasks.outputs import max_input_length
 from clearhead.text.long_texts import encode_start, refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
@@ -25,36 +25,36 @@ def reading_router(models: Models) -> APIRouter:
     router = APIRouter(route_class=BodyRoute)
 
     @router.get("/v1/models")
-    async def listed() -> dict[str, Any]:
-        return {"object": "list", "data": [_card(one) for one in models]}
+    async def list_models() -> dict[str, Any]:
+        return {"object": "list", "data": [_card(served_model) for served_model in models]}
 
     @router.get("/v1/models/{name:path}")
-    async def one(name: str) -> dict[str, Any]:
-        return _card(models.named(name))
+    async def get_model(name: str) -> dict[str, Any]:
+        return _card(models.get(name))
 
     @router.get("/health", response_class=Response)
     async def health() -> Response:
         return Response(status_code=200)
 
     @router.post("/v1/embeddings")
-    async def embeddings(asked: EmbeddingRequest) -> Response:
-        served = models.named(asked.model)
-        texts, tokens = await in_thread(_texts, served, asked)
-        found = served.engine.call("embed", lambda some: list(served.model.embed(some)), texts)
-        return await in_thread(_embeddings, served, asked, await asyncio.wrap_future(found), tokens)
+    async def embeddings(body: EmbeddingRequest) -> Response:
+        served = models.get(body.model)
+        texts, tokens = await in_thread(_texts, served, body)
+        future = served.engine.call("embed", lambda some: list(served.model.embed(some)), texts)
+        return await in_thread(_embeddings, served, body, await asyncio.wrap_future(future), tokens)
 
     @router.post("/tokenize")
-    async def tokenize(asked: TokenizeRequest) -> Response:
-        return await in_thread(_tokenize, models.named(asked.model), asked)
+    async def tokenize(body: TokenizeRequest) -> Response:
+        return await in_thread(_tokenize, models.get(body.model), body)
 
     @router.post("/detokenize")
-    async def detokenize(asked: DetokenizeRequest) -> Response:
-        return await in_thread(_detokenize, models.named(asked.model).tokenizer, asked.tokens)
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        return await in_thread(_detokenize, models.get(body.model).tokenizer, body.tokens)
 
     return router
 
 
-def _embeddings(served: Served, body: EmbeddingRequest, outputs: list[Any], tokens: int) -> Response:
+def _embeddings(served: ServedModel, body: EmbeddingRequest, outputs: list[Any], tokens: int) -> Response:
     """Return the answer with one vector for each text, shortened to the dimensions that the client requests."""
     vectors = np.stack(outputs)
     width = vectors.shape[1]
@@ -64,14 +64,14 @@ def _embeddings(served: Served, body: EmbeddingRequest, outputs: list[Any], toke
         vectors = vectors[:, : body.dimensions]
         vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True).clip(1e-12)
     data = [
-        {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
+        {"object": "embedding", "index": index, "embedding": _encode_vector(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return JSONResponse({"object": "list", "data": data, "model": served.name, "usage": usage})
 
 
-def _tokenize(served: Served, body: TokenizeRequest) -> Response:
+def _tokenize(served: ServedModel, body: TokenizeRequest) -> Response:
     refuse_enormous([body.text], None)
     tokenizer = served.model.tokenizers.source
     if not body.add_special_tokens:
@@ -100,16 +100,16 @@ def _num_tokens(model: Model, texts: list[str]) -> int:
     if any(is_cut):
         name = "input" if len(texts) == 1 else nth_text(is_cut.index(True) + 1)
         raise ContextTooLong(f"{name} has more than the {most:,} tokens that the model reads: split or shorten it")
-    return sum(len(one) + extra for one in ids)
+    return sum(len(text_ids) + extra for text_ids in ids)
 
 
-def _texts(served: Served, body: EmbeddingRequest) -> tuple[list[str], int]:
+def _texts(served: ServedModel, body: EmbeddingRequest) -> tuple[list[str], int]:
     """Return the texts of a request, and their number of tokens with special tokens.
 
     Raises:
         InputError: the model gives no vectors, or a text has more tokens than the model reads.
     """
-    if find(served.model.task.kind).outputs != "vector":
+    if find_task(served.model.task.kind).outputs != "vector":
         raise InputError(f"the model '{served.name}' was trained to '{served.model.task.kind}' and gives no vectors")
     tokenizer = served.model.tokenizers.source
 
@@ -126,13 +126,13 @@ def _texts(served: Served, body: EmbeddingRequest) -> tuple[list[str], int]:
     return texts, _num_tokens(served.model, texts)
 
 
-def _encoded(vector: Any, encoding: str) -> list[float] | str:
+def _encode_vector(vector: Any, encoding: str) -> list[float] | str:
     if encoding == "float":
         return [float(number) for number in vector]
     return base64.b64encode(np.asarray(vector, dtype="<f4").tobytes()).decode("ascii")
 
 
-def _card(served: Served) -> dict[str, Any]:
+def _card(served: ServedModel) -> dict[str, Any]:
     return {
         "id": served.name,
         "object": "model",

@@ -21,7 +21,7 @@ class Closing(Exception):
     """The server ends and takes nothing new."""
 
 
-def named_failure(error: Exception) -> Exception:
+def to_client_error(error: Exception) -> Exception:
     """Return an error for a client: all but wrong input is a failure while running; the log has what happened."""
     if is_out_of_memory(error):
         return RunFailure("there is not enough memory for this request: send a shorter one, or fewer at once")
@@ -41,7 +41,7 @@ class Refusal(BaseModel):
     error: dict[str, str | None]
 
 
-def refused(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
+def make_refusal(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
     """Return a refusal in the shape of OpenAI's protocol.
 
     Args:

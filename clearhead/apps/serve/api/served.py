@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
-from clearhead.apps.serve.api.engine import Engine
-from clearhead.apps.serve.runs import Runs
-from clearhead.base.errors import ContextTooLong, InputError, nearest
-from clearhead.generate.batching import batches_by_cost, pad_ids, read_tokens
+from clearhead.apps.serve.api.engine import BatchEngine
+from clearhead.apps.serve.page_computations import Runs
+from clearhead.base.errors import ContextTooLong, InputError, did_you_mean
+from clearhead.generate.batching import batches_by_cost, default_batch_tokens, pad_ids
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.options import GenerateOptions
-from clearhead.interpret.maps.reading import ReadKwargs
+from clearhead.interpret.maps.map_inputs import ReadKwargs
 from clearhead.interpret.maps.token_texts import TokenWriter, WrittenToken
 from clearhead.model.facade import Model, make_translator, make_writer
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.text.long_texts import refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
 
@@ -31,7 +31,7 @@ LOGITS_TOKENS = 512
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredText:
     """The tokens of a text with their log-probabilities given those before them; the first has none."""
 
     ids: tuple[int, ...]
@@ -40,7 +40,7 @@ class Scored:
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
+class ServedModel:
     """A model that is served.
 
     Args:
@@ -58,9 +58,9 @@ class Served:
     created: int = field(default_factory=lambda: int(time.time()))
 
     @cached_property
-    def engine(self) -> Engine:
+    def engine(self) -> BatchEngine:
         """Its engine; the first use starts it."""
-        return Engine(self.model.tree, shares_prefixes=self.shares_prefixes)
+        return BatchEngine(self.model.tree, shares_prefixes=self.shares_prefixes)
 
     @cached_property
     def runs(self) -> Runs:
@@ -70,7 +70,7 @@ class Served:
     @property
     def writes(self) -> bool:
         """Whether it generates text."""
-        return self.model.module.decoder is not None and find(self.model.task.kind).writes
+        return self.model.module.decoder is not None and find_task(self.model.task.kind).writes
 
     @property
     def position_limit(self) -> int | None:
@@ -83,20 +83,22 @@ class Served:
         """Of the text that it generates."""
         return self.model.tokenizers.target
 
-    def known_tokens(self, scored: Sequence[tuple[int, float]]) -> list[tuple[WrittenToken, float]]:
+    def alternative_tokens(self, scored: Sequence[tuple[int, float]]) -> list[tuple[WrittenToken, float]]:
         """Return written tokens with their log-probabilities; drop ids for which the tokenizer has no entry.
 
         Args:
             scored: token ids with their log-probabilities.
         """
         writer, entries = TokenWriter(self.tokenizer), self._entries
-        return [(writer.alone(index), value) for index, value in scored if index < len(entries) and entries[index]]
+        return [
+            (writer.write_alone(index), value) for index, value in scored if index < len(entries) and entries[index]
+        ]
 
     @cached_property
     def _entries(self) -> list[str]:
         return self.tokenizer.entries()
 
-    def written_prompt(self, prompt: Prompt, ids: Sequence[int]) -> list[WrittenToken]:
+    def prompt_tokens(self, prompt: Prompt, ids: Sequence[int]) -> list[WrittenToken]:
         """Return the tokens of a prompt, with their character offsets in the echoed text.
 
         Args:
@@ -151,7 +153,7 @@ class Served:
     @property
     def translates(self) -> bool:
         """Whether it writes another text than what it reads."""
-        return self.writes and self.model.module.encoder is not None and not find(self.model.task.kind).continues
+        return self.writes and self.model.module.encoder is not None and not find_task(self.model.task.kind).continues
 
     def translation(
         self, text: str, options: dict[str, Any], source: str | None, target: str | None
@@ -174,7 +176,7 @@ class Served:
         """Return the ids that the model reads for a request."""
         return request.prompts[0] if request.sources is None else request.sources[0]
 
-    def score(self, prompts: list[tuple[int, ...]], alternatives: int) -> list[Scored]:
+    def score(self, prompts: list[tuple[int, ...]], alternatives: int) -> list[ScoredText]:
         """Return the log-probabilities of given texts under a decoder-only model, of many short ones in one call.
 
         Args:
@@ -192,21 +194,21 @@ class Served:
         longest = max(map(len, prompts))
         if most is not None and longest > most:
             raise ContextTooLong(f"a prompt has {longest} tokens, but the model has {most} positions: shorten it")
-        found: dict[int, Scored] = {}
+        scored_texts: dict[int, ScoredText] = {}
         with torch.inference_mode():
-            for batch in batches_by_cost([*map(len, prompts)], budget=read_tokens(module), most_rows=None):
+            for batch in batches_by_cost([*map(len, prompts)], budget=default_batch_tokens(module), most_rows=None):
                 some = [prompts[number] for number in batch]
                 ids, mask = pad_ids(some, self.tokenizer.pad_id, torch.device("cpu"))
                 hidden = module(ids, mask=None if bool(mask.all()) else mask, head=False).hidden
                 for row, number in enumerate(batch):
-                    found[number] = self._scored(prompts[number], hidden[row], alternatives)
-        return [found[number] for number in range(len(prompts))]
+                    scored_texts[number] = self._score_text(prompts[number], hidden[row], alternatives)
+        return [scored_texts[number] for number in range(len(prompts))]
 
-    def _scored(self, ids: tuple[int, ...], hidden: torch.Tensor, alternatives: int) -> Scored:
+    def _score_text(self, ids: tuple[int, ...], hidden: torch.Tensor, alternatives: int) -> ScoredText:
         head = self.model.tree.head
         assert head is not None
         log_probabilities: list[float | None] = [None]
-        found: list[tuple[tuple[int, float], ...] | None] = [None]
+        top_ids: list[tuple[tuple[int, float], ...] | None] = [None]
         for start in range(0, len(ids) - 1, LOGITS_TOKENS):
             stop = min(start + LOGITS_TOKENS, len(ids) - 1)
             logits = head(hidden[None, start:stop])[0].float().log_softmax(-1)
@@ -214,8 +216,8 @@ class Served:
             log_probabilities += logits.gather(1, following[:, None])[:, 0].tolist()
             top = logits.topk(min(alternatives, logits.shape[1]), dim=-1)
             for row, places in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-                found.append(tuple(zip(places, row, strict=True)))
-        return Scored(ids, tuple(log_probabilities), tuple(found))
+                top_ids.append(tuple(zip(places, row, strict=True)))
+        return ScoredText(ids, tuple(log_probabilities), tuple(top_ids))
 
 
 class Models:
@@ -226,14 +228,14 @@ class Models:
         failed: why the others do not.
     """
 
-    def __init__(self, served: Sequence[Served], failed: Mapping[str, str]) -> None:
-        self._served = {one.name: one for one in served}
+    def __init__(self, served: Sequence[ServedModel], failed: Mapping[str, str]) -> None:
+        self._served = {served_model.name: served_model for served_model in served}
         self.failed: dict[str, str] = dict(failed)
 
-    def __iter__(self) -> Iterator[Served]:
+    def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._served.values())
 
-    def named(self, name: str | None) -> Served:
+    def get(self, name: str | None) -> ServedModel:
         """Return a model.
 
         Args:
@@ -249,13 +251,13 @@ class Models:
         if name in self.failed:
             raise UnknownModel(f"the model '{name}' could not be loaded: {self.failed[name]}")
         if name not in self._served:
-            raise UnknownModel(f"there is no model '{name}'{nearest(name, self._served)}; see /v1/models")
+            raise UnknownModel(f"there is no model '{name}'{did_you_mean(name, self._served)}; see /v1/models")
         return self._served[name]
 
     def join(self) -> None:
         """End every engine."""
-        for one in self:
-            one.engine.join()
+        for served_model in self:
+            served_model.engine.join()
 
 
 def check_ids(ids: Sequence[int], num_entries: int) -> None:
@@ -276,6 +278,6 @@ class UnknownModel(InputError):
     """A client asks for a model that is not there."""
 
 
-def given(**options: Any) -> dict[str, Any]:
+def drop_none(**options: Any) -> dict[str, Any]:
     """Return the options that a client gave."""
     return {name: value for name, value in options.items() if value is not None}

@@ -28,11 +28,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from clearhead.apps.serve.api.engine import Engine
-from clearhead.apps.serve.api.refusals import refused
+from clearhead.apps.serve.api.engine import BatchEngine
+from clearhead.apps.serve.api.refusals import make_refusal
 from clearhead.apps.serve.api.served import Models
 from clearhead.apps.serve.gate import Traffic
-from clearhead.base.errors import shortened
+from clearhead.base.errors import shorten
 from clearhead.base.machine import give_memory_back
 
 EVENT_STREAM: Final = "text/event-stream"
@@ -128,7 +128,7 @@ class Protocol(H11Protocol):
             # An answer has begun, so that no other one can be given.
             self.transport.abort()
             return
-        answer = refused(status, message)
+        answer = make_refusal(status, message)
         headers = [(name, value) for name, value in answer.raw_headers if name != b"connection"]
         head = h11.Response(
             status_code=status, headers=[*headers, (b"connection", b"close")], reason=http.HTTPStatus(status).phrase
@@ -282,10 +282,10 @@ def hosts_of(host: str, port: int) -> tuple[str, ...] | None:
 def limit_time(app: ASGIApp) -> ASGIApp:
     """Return an application that ends requests that are not answered in time, and streams, with an error."""
 
-    async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer_in_time(scope: Scope, receive: Receive, send: Send) -> None:
         limit, is_stream = asyncio.timeout(SECONDS_TO_ANSWER), False
 
-        async def begun(message: Message) -> None:
+        async def note_start(message: Message) -> None:
             nonlocal is_stream
             if message["type"] == "http.response.start":
                 is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(EVENT_STREAM)
@@ -294,21 +294,21 @@ def limit_time(app: ASGIApp) -> ASGIApp:
 
         try:
             async with limit:
-                await app(scope, receive, begun)
+                await app(scope, receive, note_start)
         except TimeoutError:
             if not limit.expired():
                 raise
             missing = f"no {'end of this stream' if is_stream else 'answer'} within {SECONDS_TO_ANSWER:g} seconds"
-            answer = refused(503, f"{missing}: ask for less, or try again later")
+            answer = make_refusal(503, f"{missing}: ask for less, or try again later")
             if is_stream:
                 await send({"type": "http.response.body", "body": b"data: " + bytes(answer.body) + b"\n\n"})
             else:
                 await answer(scope, receive, send)
 
-    return bounded
+    return answer_in_time
 
 
-_GAUGES: Final[tuple[tuple[str, str, Callable[[Engine], float]], ...]] = (
+_GAUGES: Final[tuple[tuple[str, str, Callable[[BatchEngine], float]], ...]] = (
     ("clearhead_running", "Sequences that are generated.", lambda engine: engine.num_running),
     ("clearhead_waiting", "Requests that wait.", lambda engine: engine.num_waiting),
     ("clearhead_generated_tokens", "Tokens generated since the start.", lambda engine: engine.num_tokens),
@@ -318,7 +318,7 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[Engine], float]], ...]] = (
 )
 
 
-class Metrics:
+class ServerMetrics:
     """The metrics of one application.
 
     Args:
@@ -327,11 +327,13 @@ class Metrics:
 
     def __init__(self, models: Models) -> None:
         self._registry = CollectorRegistry()
-        own = self._registry
-        self._requests = Counter("clearhead_requests", "Requests by path and status.", ["path", "status"], registry=own)
-        self._seconds = Histogram("clearhead_request_seconds", "Seconds until an answer.", ["path"], registry=own)
+        registry = self._registry
+        self._requests = Counter(
+            "clearhead_requests", "Requests by path and status.", ["path", "status"], registry=registry
+        )
+        self._seconds = Histogram("clearhead_request_seconds", "Seconds until an answer.", ["path"], registry=registry)
         for name, what, read in _GAUGES:
-            gauge = Gauge(name, what, ["model"], registry=own)
+            gauge = Gauge(name, what, ["model"], registry=registry)
             for served in models:
                 gauge.labels(served.name).set_function(partial(read, served.engine))
 
@@ -352,21 +354,21 @@ class Metrics:
             app: that answers them.
         """
 
-        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+        async def count_request(scope: Scope, receive: Receive, send: Send) -> None:
             begun = time.perf_counter()
 
-            async def noted(message: Message) -> None:
+            async def note_start(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     self._count(scope, message["status"], time.perf_counter() - begun)
                 await send(message)
 
-            await app(scope, receive, noted)
+            await app(scope, receive, note_start)
 
-        return counted
+        return count_request
 
     def _count(self, scope: Scope, status: int, seconds: float) -> None:
         # The path of a route, so that no text of a client becomes the name of a series.
         path = getattr(scope.get("route"), "path", "unknown")
         self._requests.labels(path, status).inc()
         self._seconds.labels(path).observe(seconds)
-        _LOGGER.info("%s %s %d %.3f s", shortened(scope["method"]), path, status, seconds)
+        _LOGGER.info("%s %s %d %.3f s", shorten(scope["method"]), path, status, seconds)

@@ -13,12 +13,12 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
 
 from clearhead.apps.serve.api.bodies import Body, BodyRoute, in_thread
-from clearhead.apps.serve.api.engine import Ended, Job, events
-from clearhead.apps.serve.api.served import Models, Served
+from clearhead.apps.serve.api.engine import EndEvent, EngineJob, events
+from clearhead.apps.serve.api.served import Models, ServedModel
 from clearhead.base.errors import InputError
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.results import Continuation, Hypothesis, continuation_text
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.tasks import written_text
 from clearhead.tasks.pipelines import PipelineParameters, texts_of
 from clearhead.tasks.written_text import FIELDS
@@ -47,43 +47,43 @@ def tasks_router(models: Models) -> APIRouter:
     router = APIRouter(route_class=BodyRoute)
 
     @router.post("/models/{name}/pipeline/{schema}")
-    async def named(name: str, schema: str, asked: TaskRequest) -> Response:
-        return await _answered(models.named(name), asked, schema)
+    async def run_schema(name: str, schema: str, body: TaskRequest) -> Response:
+        return await _answer(models.get(name), body, schema)
 
     @router.post("/models/{name}")
-    async def own(name: str, asked: TaskRequest) -> Response:
-        return await _answered(models.named(name), asked, None)
+    async def run_task(name: str, body: TaskRequest) -> Response:
+        return await _answer(models.get(name), body, None)
 
     @router.post("/")
-    async def only(asked: TaskRequest) -> Response:
-        return await _answered(models.named(None), asked, None)
+    async def run_only_model(body: TaskRequest) -> Response:
+        return await _answer(models.get(None), body, None)
 
     return router
 
 
-async def _answered(served: Served, asked: TaskRequest, schema: str | None) -> Response:
-    is_many = isinstance(asked.inputs, list)
-    inputs = asked.inputs if is_many else [asked.inputs]
+async def _answer(served: ServedModel, body: TaskRequest, schema: str | None) -> Response:
+    is_many = isinstance(body.inputs, list)
+    inputs = body.inputs if is_many else [body.inputs]
     if not inputs or len(inputs) > MOST_INPUTS:
         raise InputError(f"inputs has {len(inputs)} texts; expected 1 to {MOST_INPUTS:,}")
     if schema is not None and schema in FIELDS and served.writes and served.model.module.encoder is not None:
-        chosen = await in_thread(parameters_of, written_text.Parameters, asked.parameters)
-        return await in_thread(JSONResponse, await _written(served, inputs, chosen, FIELDS[schema]))
+        chosen = await in_thread(parameters_of, written_text.Parameters, body.parameters)
+        return await in_thread(JSONResponse, await _write_texts(served, inputs, chosen, FIELDS[schema]))
     pipeline = pipeline_of(served)
     if schema is not None and schema != pipeline.NAME:
         raise InputError(f"the model '{served.name}' answers {pipeline.NAME}, not {schema}")
-    parameters = await in_thread(parameters_of, pipeline.Parameters, asked.parameters)
+    parameters = await in_thread(parameters_of, pipeline.Parameters, body.parameters)
     if served.translates:
-        return await in_thread(JSONResponse, await _translated(served, inputs, parameters))
+        return await in_thread(JSONResponse, await _translate(served, inputs, parameters))
     key = (pipeline.NAME, repr(parameters))
-    found = await asyncio.wrap_future(
+    results = await asyncio.wrap_future(
         served.engine.call(key, lambda some: pipeline.run(served.model, some, parameters), inputs)
     )
     is_nested = getattr(pipeline, "IS_NESTED", False)  # the schema has a list around the answer to one text, too
-    return await in_thread(JSONResponse, found if is_many or is_nested else found[0])
+    return await in_thread(JSONResponse, results if is_many or is_nested else results[0])
 
 
-def pipeline_of(served: Served) -> Any:
+def pipeline_of(served: ServedModel) -> Any:
     """Return the pipeline of a model's own task.
 
     Args:
@@ -93,7 +93,7 @@ def pipeline_of(served: Served) -> Any:
         InputError: its task has none.
     """
     try:
-        return find(served.model.task.kind).part("pipeline")
+        return find_task(served.model.task.kind).module("pipeline")
     except ModuleNotFoundError:
         raise InputError(
             f"the model '{served.name}' was trained to '{served.model.task.kind}', which has no task schema: send its "
@@ -101,7 +101,7 @@ def pipeline_of(served: Served) -> Any:
         ) from None
 
 
-def parameters_of(kind: type[ParametersT], given: dict[str, Any] | None) -> ParametersT:
+def parameters_of(kind: type[ParametersT], values: dict[str, Any] | None) -> ParametersT:
     """Return the parameters of a pipeline; what a client leaves out it may send as null.
 
     Args:
@@ -112,7 +112,7 @@ def parameters_of(kind: type[ParametersT], given: dict[str, Any] | None) -> Para
         InputError: one is not known or out of range; it is named.
     """
     try:
-        return kind.model_validate({name: value for name, value in (given or {}).items() if value is not None})
+        return kind.model_validate({name: value for name, value in (values or {}).items() if value is not None})
     except ValidationError as error:
         fault = error.errors()[0]
         name = ".".join(map(str, fault["loc"]))
@@ -121,14 +121,14 @@ def parameters_of(kind: type[ParametersT], given: dict[str, Any] | None) -> Para
         raise InputError(f"parameters.{name}: {fault['msg'][:1].lower()}{fault['msg'][1:]}") from None
 
 
-def translation_json(found: Hypothesis) -> dict[str, Any]:
+def translation_json(hypothesis: Hypothesis) -> dict[str, Any]:
     """Return a translation in the schema, with the alignment of its words where it has one."""
-    aligned = {} if found.alignment is None else {"alignments": found.alignment}
-    return {"translation_text": found.text, **aligned}
+    aligned = {} if hypothesis.alignment is None else {"alignments": hypothesis.alignment}
+    return {"translation_text": hypothesis.text, **aligned}
 
 
 async def _first_ends(
-    served: Served, texts: list[Any], make_request: Callable[[str], GenerateRequest]
+    served: ServedModel, texts: list[Any], make_request: Callable[[str], GenerateRequest]
 ) -> dict[int, tuple[GenerateRequest, Continuation]]:
     """Run a request for each text in the running batch; return requests and best sequences by number.
 
@@ -141,23 +141,23 @@ async def _first_ends(
         InputError: an input is no text, or its request is refused.
     """
     requests: dict[int, GenerateRequest] = {}
-    jobs: list[Job] = []
+    jobs: list[EngineJob] = []
     for number, text in enumerate(texts_of(texts)):
         if text.strip():
             # Read one text at a time: other requests take turns, and the loop ends when the client disconnects.
             requests[number] = await in_thread(make_request, text)
-            jobs.append(await in_thread(Job.of_request, served.engine, requests[number]))
+            jobs.append(await in_thread(EngineJob.of_request, served.engine, requests[number]))
     numbers = [*requests]
     ends: dict[int, tuple[GenerateRequest, Continuation]] = {}
     async with aclosing(events(served.engine, jobs)) as running:
         async for number, event in running:
-            if isinstance(event, Ended) and event.number == 0:
+            if isinstance(event, EndEvent) and event.number == 0:
                 ends[numbers[number]] = requests[numbers[number]], event.continuation
     return ends
 
 
-async def _written(
-    served: Served, texts: list[Any], parameters: written_text.Parameters, field: str
+async def _write_texts(
+    served: ServedModel, texts: list[Any], parameters: written_text.Parameters, field: str
 ) -> list[dict[str, Any]]:
     """Return the texts that the decoder writes for texts that the encoder reads."""
     options = parameters.options(has_limit=served.position_limit is not None)
@@ -170,7 +170,7 @@ async def _written(
     return [{field: text} for text in written]
 
 
-async def _translated(served: Served, texts: list[Any], parameters: Any) -> list[dict[str, Any]]:
+async def _translate(served: ServedModel, texts: list[Any], parameters: Any) -> list[dict[str, Any]]:
     """Return the translations of texts, which are searched for in the running batch."""
     options, languages = parameters.generate_parameters.options, (parameters.src_lang, parameters.tgt_lang)
     ends = await _first_ends(served, texts, lambda text: served.translation(text, options, *languages))

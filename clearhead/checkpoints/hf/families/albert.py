@@ -26,7 +26,7 @@ def _model(c: Values) -> spec.Model:
     return model.model_copy(update={"encoder": model.encoder.model_copy(update={"sharing": sharing})})
 
 
-def _masked(c: Values) -> spec.Head:
+def _lm_head(c: Values) -> spec.Head:
     return bert.lm_head(c, c["hidden_act"], size="embedding_size")
 
 
@@ -67,10 +67,10 @@ FAMILIES = (
             module_rule(f"{LAYER}.full_layer_layer_norm", blocks.out("encoder", 1)),
         ),
         variants=(
-            blocks.masked_lm(
-                ("AlbertForMaskedLM", "AlbertForPreTraining"), _masked, "predictions", unused=(*POOLER, ORDER)
+            blocks.mask_filling(
+                ("AlbertForMaskedLM", "AlbertForPreTraining"), _lm_head, "predictions", unused=(*POOLER, ORDER)
             ),
-            blocks.sequence_classification("Albert", bert.TANH, "albert.pooler", "classifier"),
+            blocks.sequence_classification("Albert", bert.TANH_HEAD, "albert.pooler", "classifier"),
             *blocks.token_tasks("Albert", POOLER),
         ),
         fixed=(*bert.FIXED, Fixed("inner_group_num", (1,), "groups of several layers are not supported")),

@@ -26,7 +26,7 @@ SELF = blocks.function("encoder", 0)
 
 
 @dataclass(frozen=True)
-class Kind:
+class StackDesign:
     """How the families differ.
 
     Args:
@@ -89,7 +89,7 @@ def _lm_head(bias: bool) -> blocks.MakeHead:
 
     def head(c: Values) -> spec.Head:
         path = OWN_TABLE if _has_two_tables(c) else TABLE
-        return blocks.lm_head(path, bias=bias)(c.replaced(vocab_size=_rows(c, "decoder")))
+        return blocks.lm_head(path, bias=bias)(c.with_values(vocab_size=_rows(c, "decoder")))
 
     return head
 
@@ -100,20 +100,20 @@ def _attention(c: Values, side: Side, source: Literal["self", "memory"]) -> spec
     return blocks.attention(c["d_model"], heads, source=source, mask=mask, dropout=drop)
 
 
-def _learned(offset: int) -> Callable[[Values], spec.Learned]:
+def _learned_positions(offset: int) -> Callable[[Values], spec.Learned]:
     return lambda c: spec.Learned(rows=c["max_position_embeddings"] + offset, offset=offset)
 
 
-def _halves(c: Values) -> spec.Sinusoidal:
+def _sinusoidal_positions(c: Values) -> spec.Sinusoidal:
     return spec.Sinusoidal(layout="halves")
 
 
-def _after_padding(c: Values) -> spec.Sinusoidal:
+def _positions_after_padding(c: Values) -> spec.Sinusoidal:
     """Positions begin after the padding id."""
     return spec.Sinusoidal(layout="fairseq", offset=c["pad_token_id"] + 1)
 
 
-def _positions(model: spec.Model) -> int | None:
+def _num_positions(model: spec.Model) -> int | None:
     """The number of learned positions, or the declared length of sinusoidal ones."""
     position = model.encoder.embedding.position if model.encoder else None
     return position.rows - position.offset if isinstance(position, spec.Learned) else model.declared_length
@@ -137,7 +137,7 @@ def _keys() -> tuple[Key, ...]:
     return (
         Key("vocab_size", 50265, f"{TABLE}.rows"),
         Key("d_model", 1024, "encoder.width", aliases=("hidden_size",)),
-        Key("max_position_embeddings", 1024, _positions),
+        Key("max_position_embeddings", 1024, _num_positions),
         *sides,
         Key("activation_function", "gelu", f"{blocks.function('encoder', 1)}.activation", names=blocks.ACTIVATIONS),
         Key("dropout", 0.1, "encoder.embedding.dropout"),
@@ -193,13 +193,13 @@ def _sinusoids(model: spec.Model, rows: int) -> Tensor:
 def _family(
     model_type: str,
     name: str,
-    kind: Kind,
+    design: StackDesign,
     keys: tuple[Key, ...],
     *,
     lm_class: str = "ForConditionalGeneration",
     task: str = "denoise",
     bias: bool = True,
-    written: bool | None = None,
+    writes_tables: bool | None = None,
     padding: Mapping[str, int | None] | None = None,
     repeats: Repeats | None = None,
 ) -> Family:
@@ -208,10 +208,10 @@ def _family(
         head.append(OUTPUT_BIAS)
     # The first are settings of the original port, which nothing reads; they must agree with the family.
     fixed = (
-        Fixed("normalize_before", (kind.norm == "pre",), "norms in other places are not supported"),
-        Fixed("normalize_embedding", (kind.embedding_norm,), "norms in other places are not supported"),
-        Fixed("add_final_layer_norm", (kind.final_norm,), "norms in other places are not supported"),
-        Fixed("static_position_embeddings", (written is not None,), "other positions are not supported"),
+        Fixed("normalize_before", (design.norm == "pre",), "norms in other places are not supported"),
+        Fixed("normalize_embedding", (design.embedding_norm,), "norms in other places are not supported"),
+        Fixed("add_final_layer_norm", (design.final_norm,), "norms in other places are not supported"),
+        Fixed("static_position_embeddings", (writes_tables is not None,), "other positions are not supported"),
         Fixed("add_bias_logits", (False,), "a second bias of the output is not supported"),
         Fixed(TWO_TABLES[0].name, (True,), "two token embeddings are not supported"),
         Fixed("is_causal", (False,), "an encoder with causal attention is not supported"),
@@ -222,12 +222,12 @@ def _family(
         else ()
     )
     constants: tuple[Constant, ...] = ()
-    if written is not None:
-        constants = tuple(Constant(f"{side}.embed_positions.weight", _sinusoids, written) for side in SIDES)
+    if writes_tables is not None:
+        constants = tuple(Constant(f"{side}.embed_positions.weight", _sinusoids, writes_tables) for side in SIDES)
     return Family(
         model_type=model_type,
         keys=keys,
-        model=kind.model,
+        model=design.model,
         rules=RULES,
         variants=(
             Variant((f"{name}{lm_class}",), task, _lm_head(bias), tuple(head), output="lm_head.weight"),
@@ -245,11 +245,11 @@ def _family(
         table_copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         ignored=(r"(encoder|decoder)\.version", r"(encoder|decoder)\.embed_positions\.(_float_tensor|weights)"),
         constants=constants,
-        written=padding or {},
+        written_keys=padding or {},
     )  # fmt: skip
 
 
-def _before_first(model: spec.Model) -> int | None:
+def _padding_id(model: spec.Model) -> int | None:
     """The padding id, where positions begin after it."""
     position = model.encoder.embedding.position if model.encoder else None
     return position.offset - 1 if isinstance(position, spec.Sinusoidal) and position.offset else None
@@ -261,9 +261,9 @@ def _own_rows(model: spec.Model) -> int | None:
 
 
 KEYS = _keys()
-PAD = Key("pad_token_id", 1, _before_first)
-MANY = {"vocab_size": 128112, "activation_function": "relu", "scale_embedding": True}
-BLENDERBOT = {
+PADDING_ID = Key("pad_token_id", 1, _padding_id)
+M2M100_DEFAULTS = {"vocab_size": 128112, "activation_function": "relu", "scale_embedding": True}
+BLENDERBOT_DEFAULTS = {
     "vocab_size": 8008,
     "encoder_layers": 2,
     "decoder_layers": 24,
@@ -276,26 +276,33 @@ BLENDERBOT = {
 }
 
 FAMILIES = (
-    _family("bart", "Bart", Kind("out", False, True, _learned(2)), KEYS, repeats="start"),
+    _family("bart", "Bart", StackDesign("out", False, True, _learned_positions(2)), KEYS, repeats="start"),
     # A text ends with its language, with which the decoder begins.
-    _family("mbart", "MBart", Kind("pre", True, True, _learned(2)), KEYS, task="translate", repeats="last"),
-    _family("blenderbot", "Blenderbot", Kind("pre", True, False, _learned(0)), blocks.derive(KEYS, BLENDERBOT)),
-    _family("pegasus", "Pegasus", Kind("pre", True, False, _halves), KEYS, written=True),
+    _family(
+        "mbart", "MBart", StackDesign("pre", True, True, _learned_positions(2)), KEYS, task="translate", repeats="last"
+    ),
+    _family(
+        "blenderbot",
+        "Blenderbot",
+        StackDesign("pre", True, False, _learned_positions(0)),
+        blocks.derive(KEYS, BLENDERBOT_DEFAULTS),
+    ),
+    _family("pegasus", "Pegasus", StackDesign("pre", True, False, _sinusoidal_positions), KEYS, writes_tables=True),
     _family(
         "marian",
         "Marian",
-        Kind("out", False, False, _halves),
+        StackDesign("out", False, False, _sinusoidal_positions),
         blocks.derive(KEYS, {"vocab_size": 58101}, *TWO_TABLES),
         task="translate",
         lm_class="MTModel",
-        written=False,
+        writes_tables=False,
         padding={"pad_token_id": None, "decoder_start_token_id": 0},
     ),
     _family(
         "m2m_100",
         "M2M100",
-        Kind("pre", True, False, _after_padding),
-        blocks.derive(KEYS, MANY, PAD),
+        StackDesign("pre", True, False, _positions_after_padding),
+        blocks.derive(KEYS, M2M100_DEFAULTS, PADDING_ID),
         task="translate",
         bias=False,
     ),

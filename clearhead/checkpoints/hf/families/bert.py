@@ -21,8 +21,8 @@ def layer(
 ) -> spec.Layer:
     """Attention and a feed-forward network, each with a norm after the residual sum."""
     drop, norm = c["hidden_dropout_prob"], spec.LayerNorm(eps=c["layer_norm_eps"])
-    width, heads, own_drop = c["hidden_size"], c["num_attention_heads"], c["attention_probs_dropout_prob"]
-    attention = blocks.attention(width, heads, score_bias=score_bias, scale=scale, dropout=own_drop)
+    width, heads, attention_dropout = c["hidden_size"], c["num_attention_heads"], c["attention_probs_dropout_prob"]
+    attention = blocks.attention(width, heads, score_bias=score_bias, scale=scale, dropout=attention_dropout)
     network = spec.FeedForward(size=c["intermediate_size"], activation=c["hidden_act"])
     after = blocks.after(norm, network, drop if network_dropout else 0.0)
     return spec.Layer(steps=(blocks.after(norm, attention, drop), after))
@@ -49,7 +49,7 @@ def model(
         has_positions: whether the embedding has a table of positions.
         score_table: the table of its score biases.
     """
-    found = blocks.one_stack(
+    encoder_model = blocks.one_stack(
         "encoder",
         c["hidden_size"],
         c["vocab_size"],
@@ -61,11 +61,13 @@ def model(
         norm=spec.LayerNorm(eps=c["layer_norm_eps"]),
         dropout=c["hidden_dropout_prob"],
     )
-    assert found.encoder is not None
-    return found.model_copy(update={"encoder": found.encoder.model_copy(update={"score_table": score_table})})
+    assert encoder_model.encoder is not None
+    return encoder_model.model_copy(
+        update={"encoder": encoder_model.encoder.model_copy(update={"score_table": score_table})}
+    )
 
 
-def _after_padding(c: Values) -> spec.Model:
+def _roberta_model(c: Values) -> spec.Model:
     """Positions begin after the padding id; no token reads the rows up to it."""
     return model(c, offset=c["pad_token_id"] + 1)
 
@@ -90,15 +92,15 @@ def lm_head(c: Values, activation: str, *, size: str = "hidden_size", is_tied: b
     return spec.Head(layers=(*inner, spec.Linear(size=c["vocab_size"], weight=weight)))
 
 
-TANH = blocks.mlp_head("first", "hidden_size", "tanh")
+TANH_HEAD = blocks.mlp_head("first", "hidden_size", "tanh")
 
 
-def _masked(c: Values) -> spec.Head:
+def _bert_lm_head(c: Values) -> spec.Head:
     """The inner activation of this head is that of the layers."""
     return lm_head(c, c["hidden_act"])
 
 
-def masked_gelu(c: Values) -> spec.Head:
+def roberta_lm_head(c: Values) -> spec.Head:
     """The inner activation of this head is exact GELU, whatever that of the layers."""
     return lm_head(c, "gelu")
 
@@ -119,12 +121,12 @@ KEYS = (
 )
 
 
-def _pad(model: spec.Model) -> int | None:
+def _padding_id(model: spec.Model) -> int | None:
     position = model.encoder.embedding.position if model.encoder else None
     return position.offset - 1 if isinstance(position, spec.Sinusoidal | spec.Learned) else None
 
 
-PAD = Key("pad_token_id", 1, _pad)
+PADDING_ID = Key("pad_token_id", 1, _padding_id)
 
 RULES: tuple[Rule, ...] = (
     module_rule("embeddings.word_embeddings", TABLE),
@@ -151,8 +153,8 @@ NEXT_SENTENCE = r"cls\.seq_relationship\.(weight|bias)"
 def roberta_variants(name: str, unused: tuple[str, ...]) -> tuple[Variant, ...]:
     """The classes of RoBERTa and those that have its heads."""
     return (
-        blocks.masked_lm((f"{name}ForMaskedLM",), masked_gelu, "lm_head", norm="layer_norm", unused=unused),
-        blocks.sequence_classification(name, TANH, unused=unused),
+        blocks.mask_filling((f"{name}ForMaskedLM",), roberta_lm_head, "lm_head", norm="layer_norm", unused=unused),
+        blocks.sequence_classification(name, TANH_HEAD, unused=unused),
         *blocks.token_tasks(name, unused),
     )
 
@@ -160,8 +162,8 @@ def roberta_variants(name: str, unused: tuple[str, ...]) -> tuple[Variant, ...]:
 def _roberta(model_type: str, name: str, vocabulary: int) -> Family:
     return Family(
         model_type=model_type,
-        keys=blocks.derive(KEYS, {"vocab_size": vocabulary}, PAD),
-        model=_after_padding,
+        keys=blocks.derive(KEYS, {"vocab_size": vocabulary}, PADDING_ID),
+        model=_roberta_model,
         rules=RULES,
         variants=roberta_variants(name, POOLER),
         fixed=FIXED,
@@ -179,15 +181,15 @@ FAMILIES = (
         model=model,
         rules=RULES,
         variants=(
-            blocks.masked_lm(
+            blocks.mask_filling(
                 ("BertForMaskedLM", "BertForPreTraining"),
-                _masked,
+                _bert_lm_head,
                 "cls.predictions",
                 dense="transform.dense",
                 norm="transform.LayerNorm",
                 unused=(*POOLER, NEXT_SENTENCE),
             ),
-            blocks.sequence_classification("Bert", TANH, "bert.pooler.dense", "classifier"),
+            blocks.sequence_classification("Bert", TANH_HEAD, "bert.pooler.dense", "classifier"),
             blocks.token_classification("Bert", unused=(*POOLER, NEXT_SENTENCE)),
             blocks.question_answering("Bert", unused=(*POOLER, NEXT_SENTENCE)),
             blocks.base_model("BertModel", unused=POOLER),

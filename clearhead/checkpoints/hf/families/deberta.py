@@ -24,8 +24,8 @@ TERMS: dict[str, Literal["content_to_position", "position_to_content"]] = {
 
 def _terms(c: Values) -> list[str]:
     """The terms that the config names, in our order."""
-    given = c["pos_att_type"] or []
-    names = [name.strip() for name in given.lower().split("|")] if isinstance(given, str) else given
+    setting = c["pos_att_type"] or []
+    names = [name.strip() for name in setting.lower().split("|")] if isinstance(setting, str) else setting
     unknown = sorted(set(names) - TERMS.keys())
     if unknown:
         raise InputError(f"config.json: pos_att_type {', '.join(unknown)} is not supported; only c2p and p2c are")
@@ -59,7 +59,7 @@ def _check(c: Values, names: list[str]) -> None:
 def _model(c: Values) -> spec.Model:
     names = _terms(c)
     _check(c, names)
-    width, own = c["hidden_size"], c["embedding_size"] or c["hidden_size"]
+    width, table_width = c["hidden_size"], c["embedding_size"] or c["hidden_size"]
     scores = None
     if c["relative_attention"]:
         scores = spec.Disentangled(
@@ -72,23 +72,23 @@ def _model(c: Values) -> spec.Model:
     return bert.model(
         c,
         [bert.layer(c, score_bias=scores, scale=scale)] * c["num_hidden_layers"],
-        width=None if own == width else own,
+        width=None if table_width == width else table_width,
         projection=spec.Projection(place="before_norm", bias=False),
         has_positions=c["position_biased_input"],
         score_table=_table(c) if c["relative_attention"] else None,
     )
 
 
-def _early(c: Values) -> spec.Head:
-    return bert.lm_head(c.replaced(width=c["embedding_size"] or c["hidden_size"]), c["hidden_act"], size="width")
+def _early_lm_head(c: Values) -> spec.Head:
+    return bert.lm_head(c.with_values(width=c["embedding_size"] or c["hidden_size"]), c["hidden_act"], size="width")
 
 
-def _later(c: Values) -> spec.Head:
+def _late_lm_head(c: Values) -> spec.Head:
     """The later form has the width of the layers inside and is always tied to the token embedding."""
     return bert.lm_head(c, c["hidden_act"], is_tied=True)
 
 
-def _sequence(c: Values) -> spec.Head:
+def _sequence_head(c: Values) -> spec.Head:
     return blocks.mlp_head("first", "hidden_size", c["pooler_hidden_act"])(c)
 
 
@@ -96,11 +96,11 @@ def _sequence(c: Values) -> spec.Head:
 
 
 def _scores(model: spec.Model) -> spec.Disentangled | None:
-    found = value_at(model, f"{SELF}.score_bias")
-    return found if isinstance(found, spec.Disentangled) else None
+    score_bias = value_at(model, f"{SELF}.score_bias")
+    return score_bias if isinstance(score_bias, spec.Disentangled) else None
 
 
-def _named_terms(model: spec.Model) -> list[str]:
+def _score_terms(model: spec.Model) -> list[str]:
     scores, attention = _scores(model), value_at(model, SELF)
     if scores is not None:
         return [name for name, term in TERMS.items() if term in scores.terms]
@@ -109,8 +109,8 @@ def _named_terms(model: spec.Model) -> list[str]:
 
 
 def _distances(model: spec.Model) -> spec.DistanceTable | None:
-    found = model.encoder.score_table if model.encoder else None
-    return found if isinstance(found, spec.DistanceTable) else None
+    table = model.encoder.score_table if model.encoder else None
+    return table if isinstance(table, spec.DistanceTable) else None
 
 
 def _longest(model: spec.Model) -> int:
@@ -137,10 +137,10 @@ def _has_positions(model: spec.Model) -> bool:
     return model.encoder is not None and model.encoder.embedding.position is not None
 
 
-def _pooled_activation(model: spec.Model) -> str | None:
+def _pooler_activation(model: spec.Model) -> str | None:
     is_pooled = value_at(model, blocks.in_head(spec.Pool, "by")) is not None
-    found: str | None = value_at(model, blocks.in_head(spec.Activation, "function")) if is_pooled else None
-    return found
+    activation: str | None = value_at(model, blocks.in_head(spec.Activation, "function")) if is_pooled else None
+    return activation
 
 
 DEFAULTS = {
@@ -152,11 +152,11 @@ DEFAULTS = {
     "type_vocab_size": 0,
     "layer_norm_eps": 1e-7,
 }
-ATTENTION, OWN = "encoder.layer.{layer}.attention", f"{SELF}.score_bias"
+ATTENTION, SCORE_BIAS = "encoder.layer.{layer}.attention", f"{SELF}.score_bias"
 POSITIONS = r"(deberta\.)?embeddings\.position_embeddings\..*"
-OTHERS = (POSITIONS, r"(deberta\.)?encoder\.LayerNorm\.(weight|bias)", r"mask_predictions\..*")
-UNUSED = (*OTHERS, r"lm_predictions\..*", r"cls\.predictions\..*")
-LATER = "lm_predictions.lm_head"
+UNUSED_BY_LM = (POSITIONS, r"(deberta\.)?encoder\.LayerNorm\.(weight|bias)", r"mask_predictions\..*")
+UNUSED = (*UNUSED_BY_LM, r"lm_predictions\..*", r"cls\.predictions\..*")
+LATE_LM_HEAD = "lm_predictions.lm_head"
 
 FAMILIES = (
     Family(
@@ -167,46 +167,46 @@ FAMILIES = (
             Key("embedding_size", None, "encoder.table_width", kind=int),
             Key("attention_head_size", None, kind=int),
             Key("relative_attention", False, lambda model: _distances(model) is not None),
-            Key("pos_att_type", None, _named_terms, kind=str | list[str]),
+            Key("pos_att_type", None, _score_terms, kind=str | list[str]),
             Key("max_relative_positions", -1, _longest),
             Key("position_buckets", -1, _buckets),
             Key("norm_rel_ebd", "none", _table_norm),
             Key("share_att_key", False, _is_shared),
             Key("position_biased_input", True, _has_positions),
             Key("pooler_hidden_size", None, kind=int),
-            Key("pooler_hidden_act", "gelu", _pooled_activation, names=blocks.ACTIVATIONS),
+            Key("pooler_hidden_act", "gelu", _pooler_activation, names=blocks.ACTIVATIONS),
         ),
         model=_model,
         rules=(
             *(rule for rule in bert.RULES if f"{ATTENTION}.self." not in rule.theirs[0]),
             *attention_rules(f"{ATTENTION}.self", SELF, "query_proj key_proj value_proj out_proj")[:3],
             module_rule("embeddings.embed_proj", "encoder.embedding.projection"),
-            module_rule(f"{ATTENTION}.self.pos_key_proj", f"{OWN}.position_key"),
-            module_rule(f"{ATTENTION}.self.pos_query_proj", f"{OWN}.position_query"),
+            module_rule(f"{ATTENTION}.self.pos_key_proj", f"{SCORE_BIAS}.position_key"),
+            module_rule(f"{ATTENTION}.self.pos_query_proj", f"{SCORE_BIAS}.position_query"),
             module_rule("encoder.rel_embeddings", "encoder.score_table"),
             module_rule("encoder.LayerNorm", "encoder.score_table.norm"),
         ),
         variants=(
-            blocks.masked_lm(
+            blocks.mask_filling(
                 ("DebertaV2ForMaskedLM",),
-                _early,
+                _early_lm_head,
                 "cls.predictions",
                 dense="transform.dense",
                 norm="transform.LayerNorm",
-                unused=OTHERS,
+                unused=UNUSED_BY_LM,
             ),
             Variant(
                 ("DebertaV2ForMaskedLM",),
                 "fill",
-                _later,
+                _late_lm_head,
                 (
-                    module_rule(f"{LATER}.dense", "head.layers.0"),
-                    module_rule(f"{LATER}.LayerNorm", "head.layers.2"),
-                    tensor_rule(f"{LATER}.bias", "head.layers.3.bias"),
+                    module_rule(f"{LATE_LM_HEAD}.dense", "head.layers.0"),
+                    module_rule(f"{LATE_LM_HEAD}.LayerNorm", "head.layers.2"),
+                    tensor_rule(f"{LATE_LM_HEAD}.bias", "head.layers.3.bias"),
                 ),
-                unused=OTHERS,
+                unused=UNUSED_BY_LM,
             ),
-            blocks.sequence_classification("DebertaV2", _sequence, "pooler.dense", "classifier", unused=UNUSED),
+            blocks.sequence_classification("DebertaV2", _sequence_head, "pooler.dense", "classifier", unused=UNUSED),
             *blocks.token_tasks("DebertaV2", UNUSED),
         ),
         fixed=(

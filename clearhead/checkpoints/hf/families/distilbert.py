@@ -25,8 +25,8 @@ def _model(c: Values) -> spec.Model:
     return blocks.one_stack("encoder", c["dim"], c["vocab_size"], layers, position=position, norm=NORM, dropout=drop)
 
 
-def _masked(c: Values) -> spec.Head:
-    return bert.lm_head(c.replaced(layer_norm_eps=NORM.eps), c["activation"], size="dim")
+def _lm_head(c: Values) -> spec.Head:
+    return bert.lm_head(c.with_values(layer_norm_eps=NORM.eps), c["activation"], size="dim")
 
 
 LAYER = "transformer.layer.{layer}"
@@ -61,7 +61,7 @@ FAMILIES = (
             Variant(
                 ("DistilBertForMaskedLM",),
                 "fill",
-                _masked,
+                _lm_head,
                 (
                     module_rule("vocab_transform", "head.layers.0"),
                     module_rule("vocab_layer_norm", "head.layers.2"),

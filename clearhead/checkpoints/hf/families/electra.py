@@ -17,12 +17,12 @@ def _model(c: Values) -> spec.Model:
     return bert.model(c, width=None if c["embedding_size"] == c["hidden_size"] else c["embedding_size"])
 
 
-def _masked(c: Values) -> spec.Head:
+def _generator_head(c: Values) -> spec.Head:
     """The inner activation of this head is exact GELU, whatever that of the layers."""
     return bert.lm_head(c, "gelu", size="embedding_size")
 
 
-def _discriminator(c: Values) -> spec.Head:
+def _discriminator_head(c: Values) -> spec.Head:
     """One score for each token: whether another model has replaced it."""
     activation = spec.Activation(function=c["hidden_act"])
     return spec.Head(layers=(spec.Linear(size=c["hidden_size"]), activation, spec.Linear(size=1)))
@@ -40,7 +40,7 @@ FAMILIES = (
             Variant(
                 ("ElectraForMaskedLM",),
                 "fill",
-                _masked,
+                _generator_head,
                 (
                     module_rule("generator_predictions.dense", "head.layers.0"),
                     module_rule("generator_predictions.LayerNorm", "head.layers.2"),
@@ -51,7 +51,7 @@ FAMILIES = (
             Variant(
                 ("ElectraForPreTraining",),
                 "tag",
-                _discriminator,
+                _discriminator_head,
                 (
                     module_rule("discriminator_predictions.dense", "head.layers.0"),
                     module_rule("discriminator_predictions.dense_prediction", "head.layers.2"),

@@ -21,12 +21,12 @@ def _model(c: Values) -> spec.Model:
     return blocks.one_stack("encoder", c["hidden_size"], c["vocab_size"], layers, norm)
 
 
-def _masked(c: Values) -> spec.Head:
+def _lm_head(c: Values) -> spec.Head:
     """The key of the feed-forward networks' biases is also that of the output."""
     return blocks.lm_head(TABLE, bias=c["mlp_bias"])(c)
 
 
-def _sequence(c: Values) -> spec.Head:
+def _sequence_head(c: Values) -> spec.Head:
     """Scores from a pooled state; or, "late", from every state and pooled afterwards."""
     inner = (spec.Linear(size=c["hidden_size"]), spec.Activation(function="gelu"), spec.Linear(size=c.num_labels))
     if c["classifier_pooling"] == "late":
@@ -76,14 +76,14 @@ FAMILIES = (
             Variant(
                 ("EuroBertForMaskedLM",),
                 "fill",
-                _masked,
+                _lm_head,
                 (module_rule("lm_head", "head.layers.0"),),
                 output="lm_head.weight",
             ),
             Variant(
                 ("EuroBertForSequenceClassification",),
                 "classify",
-                _sequence,
+                _sequence_head,
                 (
                     module_rule("dense", "head.layers.0"),
                     module_rule("classifier", "head.layers.2"),
@@ -101,6 +101,6 @@ FAMILIES = (
         prefix="model.",
         table="embed_tokens.weight",
         ignored=llama_like.IGNORED,
-        written={"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "mask_token_id": 0},
+        written_keys={"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "mask_token_id": 0},
     ),
 )  # fmt: skip

@@ -24,16 +24,16 @@ def _kv_heads(c: Values) -> int:
         InputError: choices that no form of layer has.
     """
     heads = c["num_attention_heads"]
-    given = c["num_kv_heads"] or heads
+    kv_heads = c["num_kv_heads"] or heads
     num_norms = c["num_ln_in_parallel_attn"]
     if c["new_decoder_architecture"]:
         if not c["parallel_attn"] or num_norms not in (None, 1, 2):
             raise InputError("config.json: new_decoder_architecture needs parallel_attn = true and one norm or two")
-        return int(given)
+        return int(kv_heads)
     if num_norms not in (None, 1):
         raise InputError(f"config.json: num_ln_in_parallel_attn = {num_norms} needs new_decoder_architecture = true")
-    if not c["multi_query"] and given != heads:
-        raise InputError(f"config.json: {heads} queries without multi_query need as many num_kv_heads, got {given}")
+    if not c["multi_query"] and kv_heads != heads:
+        raise InputError(f"config.json: {heads} queries without multi_query need as many num_kv_heads, got {kv_heads}")
     return 1 if c["multi_query"] else heads
 
 

@@ -20,8 +20,8 @@ def _model(c: Values) -> spec.Model:
     network = spec.FeedForward(size=c["n_inner"] or 4 * width, activation=c["activation_function"])
 
     def layer(index: int) -> spec.Layer:
-        own = scale / (index + 1) if c["scale_attn_by_inverse_layer_idx"] else scale
-        attention = blocks.attention(width, heads, mask=spec.Causal(), scale=own, dropout=c["attn_pdrop"])
+        layer_scale = scale / (index + 1) if c["scale_attn_by_inverse_layer_idx"] else scale
+        attention = blocks.attention(width, heads, mask=spec.Causal(), scale=layer_scale, dropout=c["attn_pdrop"])
         return blocks.layer(norm, attention, network, dropout=c["resid_pdrop"])
 
     layers = [layer(index) for index in range(c["n_layer"])]
@@ -83,6 +83,6 @@ FAMILIES = (
         fixed=(blocks.CAUSAL,),
         ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
         # The class's default ids are those of the released vocabulary, which another need not have.
-        written={"bos_token_id": None, "eos_token_id": None},
+        written_keys={"bos_token_id": None, "eos_token_id": None},
     ),
 )  # fmt: skip

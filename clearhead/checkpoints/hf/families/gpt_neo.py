@@ -14,20 +14,20 @@ from clearhead.base.errors import InputError
 from clearhead.checkpoints.hf.mapping import blocks, layer_types, llama_like
 from clearhead.checkpoints.hf.mapping.family import Family, Key, Values
 from clearhead.checkpoints.hf.mapping.tensor_rules import attention_rules, module_rule
-from clearhead.spec.base import MOST_LAYERS
+from clearhead.spec.base import MAX_LAYERS
 
 SELF, FEED = blocks.function("decoder", 0), blocks.function("decoder", 1)
 
-Pattern = tuple[list[Literal["global", "local"]], Annotated[int, Field(ge=0, le=MOST_LAYERS)]]
+Pattern = tuple[list[Literal["global", "local"]], Annotated[int, Field(ge=0, le=MAX_LAYERS)]]
 
 
 def _types(c: Values) -> list[str]:
     """The type of each layer, from a list of patterns and of how often each is repeated."""
-    given = c["attention_types"] or [[["global", "local"], 12]]
-    count = sum(len(pattern) * times for pattern, times in given)
+    patterns = c["attention_types"] or [[["global", "local"], 12]]
+    count = sum(len(pattern) * times for pattern, times in patterns)
     if count != c["num_layers"]:
         raise InputError(f"config.json: attention_types is for {count} layers, but num_layers is {c['num_layers']}")
-    return [kind for pattern, times in given for kind in pattern * times]
+    return [kind for pattern, times in patterns for kind in pattern * times]
 
 
 def _model(c: Values) -> spec.Model:

@@ -16,9 +16,9 @@ SELF, FEED = blocks.function("decoder", 0), blocks.FEED_FORWARD
 def _model(c: Values) -> spec.Model:
     width, heads, drop = c["hidden_size"], c["num_attention_heads"], c["hidden_dropout"]
     norm = spec.LayerNorm(eps=c["layer_norm_eps"])
-    given, share = c["rope_scaling"] or c["rope_parameters"] or {}, c["rotary_pct"]
+    rope_config, share = c["rope_scaling"] or c["rope_parameters"] or {}, c["rotary_pct"]
     position = rope.rotary(
-        given, c, theta=c["rotary_emb_base"], head_size=width // heads, partial=share, is_partial=True
+        rope_config, c, theta=c["rotary_emb_base"], head_size=width // heads, partial=share, is_partial=True
     )
     attention = blocks.attention(
         width,
@@ -50,7 +50,7 @@ KEYS = (
     Key("use_parallel_residual", True, blocks.is_parallel),
     Key("attention_bias", True, f"{SELF}.bias.query"),
     Key("rotary_emb_base", 10000.0, f"{SELF}.position.theta"),
-    Key("rotary_pct", 0.25, rope.rotated_share(SELF)),
+    Key("rotary_pct", 0.25, rope.rotary_share(SELF)),
     *blocks.derive(rope.keys(10000.0, SELF, 2048), {}, without=("rope_theta",)),
     blocks.tying(False),
 )

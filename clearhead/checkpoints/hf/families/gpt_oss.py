@@ -28,8 +28,8 @@ DEFAULT_SCALING = {
 def _model(c: Values) -> spec.Model:
     norm = spec.RMSNorm(eps=c["rms_norm_eps"])
     # An empty object means rotary positions without scaling.
-    given = c["rope_scaling"] or (DEFAULT_SCALING if c["rope_parameters"] is None else c["rope_parameters"])
-    position = rope.rotary(given, c, theta=c["rope_theta"], head_size=llama_like.head_size(c))
+    rope_config = c["rope_scaling"] or (DEFAULT_SCALING if c["rope_parameters"] is None else c["rope_parameters"])
+    position = rope.rotary(rope_config, c, theta=c["rope_theta"], head_size=llama_like.head_size(c))
     gate = spec.ClampedGate(alpha=c["swiglu_alpha"], limit=c["swiglu_limit"])
     mixture = spec.MixtureOfExperts(
         count=c["num_local_experts"],
@@ -60,7 +60,7 @@ DEFAULTS = {
 KEYS = llama_like.keys(
     DEFAULTS,
     Key("intermediate_size", 2880, f"{FEED}.expert.size"),
-    Key("rope_scaling", None, _scaling, kind=rope.Rotation),
+    Key("rope_scaling", None, _scaling, kind=rope.RopeConfig),
     Key("attention_bias", True, f"{SELF}.bias.query"),
     Key("sliding_window", 128, llama_like.window, is_nullable=True),
     llama_like.LAYER_TYPES,

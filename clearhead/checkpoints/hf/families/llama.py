@@ -26,12 +26,14 @@ def _mistral(c: Values) -> spec.Model:
 
 def _qwen2(c: Values) -> spec.Model:
     bias = spec.Biases(query=True, key=True, value=True, out=False)
-    return _model(c, [llama_like.attention(c, mask=mask, bias=bias) for mask in llama_like.switched_masks(c)])
+    return _model(c, [llama_like.attention(c, mask=mask, bias=bias) for mask in llama_like.masks_if_enabled(c)])
 
 
 def _qwen3(c: Values) -> spec.Model:
     both = spec.QueryKeyNorm(norm=spec.RMSNorm(eps=c["rms_norm_eps"]))
-    return _model(c, [llama_like.attention(c, mask=mask, query_key_norm=both) for mask in llama_like.switched_masks(c)])
+    return _model(
+        c, [llama_like.attention(c, mask=mask, query_key_norm=both) for mask in llama_like.masks_if_enabled(c)]
+    )
 
 
 QWEN = {

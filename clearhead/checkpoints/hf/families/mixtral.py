@@ -16,7 +16,7 @@ from clearhead.checkpoints.hf.mapping.config import value_at
 from clearhead.checkpoints.hf.mapping.family import Fixed, Key, Values
 from clearhead.checkpoints.hf.mapping.llama_like import FEED
 from clearhead.checkpoints.hf.mapping.tensor_rules import Rule, SplitRows, StackNumbered, tensor_rule
-from clearhead.spec.base import MOST_LAYERS
+from clearhead.spec.base import MAX_LAYERS
 
 
 def _decoder(c: Values, attentions: list[spec.Attention], networks: list[blocks.AnyFunction]) -> spec.Model:
@@ -46,7 +46,7 @@ def _qwen3_moe(c: Values) -> spec.Model:
     has_mixture = [index not in dense and (index + 1) % c["decoder_sparse_step"] == 0 for index in range(depth)]
     networks: list[blocks.AnyFunction] = [mixture if has else network for has in has_mixture]
     both = spec.QueryKeyNorm(norm=spec.RMSNorm(eps=c["rms_norm_eps"]))
-    masks = llama_like.switched_masks(c)
+    masks = llama_like.masks_if_enabled(c)
     return _decoder(c, [llama_like.attention(c, mask=mask, query_key_norm=both) for mask in masks], networks)
 
 
@@ -142,7 +142,7 @@ FAMILIES = tuple(
                     Key("norm_topk_prob", False, f"{FEED}.router.normalize"),
                 ),
                 Key("decoder_sparse_step", 1),
-                Key("mlp_only_layers", None, _dense_layers, kind=list[Annotated[int, Field(ge=0, lt=MOST_LAYERS)]]),
+                Key("mlp_only_layers", None, _dense_layers, kind=list[Annotated[int, Field(ge=0, lt=MAX_LAYERS)]]),
             ),
             _qwen3_moe,
             rules=(

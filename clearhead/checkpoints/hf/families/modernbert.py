@@ -70,19 +70,19 @@ def _head(c: Values, *last: spec.HeadLayer, pool: tuple[spec.HeadLayer, ...] = (
     return spec.Head(layers=(*pool, *inner, *last))
 
 
-def _masked(c: Values) -> spec.Head:
+def _lm_head(c: Values) -> spec.Head:
     return _head(c, *blocks.lm_head(TABLE, bias=c["decoder_bias"])(c).layers)
 
 
-def _sequence(c: Values) -> spec.Head:
+def _sequence_head(c: Values) -> spec.Head:
     return _head(c, spec.Linear(size=c.num_labels), pool=(spec.Pool(by=c["classifier_pooling"]),))
 
 
-def _token(c: Values) -> spec.Head:
+def _token_head(c: Values) -> spec.Head:
     return _head(c, spec.Linear(size=c.num_labels))
 
 
-def _span(c: Values) -> spec.Head:
+def _span_head(c: Values) -> spec.Head:
     return _head(c, spec.Linear(size=2))
 
 
@@ -121,11 +121,11 @@ FAMILIES = (
             Key("embedding_dropout", 0.0, "encoder.embedding.dropout"),
             Key("mlp_bias", False, f"{FEED}.bias_in"),
             Key("mlp_dropout", 0.0, f"{FEED}.dropout"),
-            Key("layer_types", None, layer_types.of_model("encoder"), kind=list[str]),
+            Key("layer_types", None, layer_types.types_of("encoder"), kind=list[str]),
             Key("global_attn_every_n_layers", 3),
             Key("local_attention", 128, _window),
             Key("rope_parameters", None, _rope_parameters, kind=layer_types.Rotations),
-            Key("rope_scaling", None, kind=rope.Rotation),
+            Key("rope_scaling", None, kind=rope.RopeConfig),
             *(Key(name, theta) for name, theta in THETAS.items()),
             Key("max_position_embeddings", 8192, "declared_length"),
             Key("original_max_position_embeddings", None, kind=int),
@@ -151,22 +151,22 @@ FAMILIES = (
             Variant(
                 ("ModernBertForMaskedLM",),
                 "fill",
-                _masked,
+                _lm_head,
                 (*HEAD, module_rule("decoder", "head.layers.3")),
                 output="decoder.weight",
             ),
             Variant(
                 ("ModernBertForSequenceClassification",),
                 "classify",
-                _sequence,
+                _sequence_head,
                 (
                     module_rule("head.dense", "head.layers.1"),
                     module_rule("head.norm", "head.layers.3"),
                     module_rule("classifier", "head.layers.4"),
                 ),
             ),
-            Variant(("ModernBertForTokenClassification",), "tag", _token, CLASSIFIER),
-            Variant(("ModernBertForQuestionAnswering",), "answer", _span, CLASSIFIER),
+            Variant(("ModernBertForTokenClassification",), "tag", _token_head, CLASSIFIER),
+            Variant(("ModernBertForQuestionAnswering",), "answer", _span_head, CLASSIFIER),
             blocks.base_model("ModernBertModel"),
         ),
         inert=(
@@ -177,6 +177,6 @@ FAMILIES = (
         prefix="model.",
         table="embeddings.tok_embeddings.weight",
         ignored=(r"rotary_emb\..*inv_freq",),
-        written=dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_token_id")),
+        written_keys=dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id", "pad_token_id", "sep_token_id")),
     ),
 )  # fmt: skip

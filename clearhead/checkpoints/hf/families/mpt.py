@@ -29,7 +29,7 @@ ATTENTION_FIXED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class Numbers(BaseModel):
+class AttentionNumbers(BaseModel):
     """The numbers in attn_config; 0 stands for an absent one."""
 
     attn_pdrop: Rate | None = None
@@ -37,33 +37,33 @@ class Numbers(BaseModel):
     softmax_scale: Annotated[float, Field(ge=0)] | None = None
 
 
-def _settings(c: Values) -> dict[str, float]:
+def _read_numbers(c: Values) -> dict[str, float]:
     """Account for every key of attn_config, and return the numbers in it."""
-    given = c["attn_config"] or {}
+    config = c["attn_config"] or {}
     faults = [
         f"config.json: attn_config.{name} = {value} is not supported; only {ATTENTION_FIXED[name][0]} is"
-        for name, value in given.items()
+        for name, value in config.items()
         if name in ATTENTION_FIXED and value not in ATTENTION_FIXED[name]
     ]
-    known = {*Numbers.model_fields, "attn_impl", *ATTENTION_FIXED, *INERT}
-    faults += [f"config.json: mpt has no key attn_config.{name}" for name in given if name not in known]
+    known = {*AttentionNumbers.model_fields, "attn_impl", *ATTENTION_FIXED, *INERT}
+    faults += [f"config.json: mpt has no key attn_config.{name}" for name in config if name not in known]
     if faults:
         raise InputError.from_faults(faults, subject="config.json")
-    return {name: float(value) for name in Numbers.model_fields if (value := given.get(name))}
+    return {name: float(value) for name in AttentionNumbers.model_fields if (value := config.get(name))}
 
 
 def _model(c: Values) -> spec.Model:
-    width, given = c["d_model"], _settings(c)
-    drop = given.get("attn_pdrop", 0.0)
+    width, numbers = c["d_model"], _read_numbers(c)
+    drop = numbers.get("attn_pdrop", 0.0)
     norm = spec.LayerNorm(eps=c["layer_norm_epsilon"], bias=False)
     attention = blocks.attention(
         width,
         c["n_heads"],
         mask=spec.Causal(),
         score_bias=spec.Alibi(),
-        scale=given.get("softmax_scale"),
+        scale=numbers.get("softmax_scale"),
         bias=blocks.biases(False),
-        clip=given.get("clip_qkv"),
+        clip=numbers.get("clip_qkv"),
         dropout=drop,
     )
     network = spec.FeedForward(size=4 * width, activation="gelu", bias_in=False, bias_out=False)
@@ -82,7 +82,7 @@ KEYS = (
     Key("n_layers", 24, blocks.count_layers("decoder"), aliases=("num_hidden_layers",)),
     Key("vocab_size", 50368, "decoder.embedding.table.rows"),
     Key("layer_norm_epsilon", 1e-5, "decoder.final_norm.eps"),
-    Key("attn_config", None, _attention, kind=Numbers),
+    Key("attn_config", None, _attention, kind=AttentionNumbers),
     blocks.tying(True),
 )
 

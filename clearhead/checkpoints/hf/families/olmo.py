@@ -53,7 +53,7 @@ RULES = (
 LATER = (
     # The nested object holds what the older keys do, and what only it can.
     Key("rope_theta", THETA),
-    Key("rope_scaling", None, kind=rope.Rotation),
+    Key("rope_scaling", None, kind=rope.RopeConfig),
     Key("rope_parameters", None, layer_types.rotation_config, kind=layer_types.Rotations),
     *layer_types.only_in(
         layer_types.is_full, *(key for key in rope.keys(THETA, SELF, 2048) if key.name == "max_position_embeddings")

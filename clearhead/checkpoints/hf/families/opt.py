@@ -61,7 +61,7 @@ def _lacks_final_norm(model: spec.Model) -> bool:
     return _is_pre(model) and model.decoder is not None and model.decoder.final_norm is None
 
 
-def _positions(model: spec.Model) -> int:
+def _num_positions(model: spec.Model) -> int:
     assert model.decoder is not None and isinstance(model.decoder.embedding.position, spec.Learned)
     return model.decoder.embedding.position.rows - 2
 
@@ -71,7 +71,7 @@ KEYS = (
     Key("hidden_size", 768, "decoder.width"),
     Key("num_hidden_layers", 12, blocks.count_layers("decoder")),
     Key("ffn_dim", 3072, f"{FEED}.size"),
-    Key("max_position_embeddings", 2048, _positions),
+    Key("max_position_embeddings", 2048, _num_positions),
     Key("do_layer_norm_before", True, _is_pre),
     Key("_remove_final_layer_norm", False, _lacks_final_norm),
     Key("word_embed_proj_dim", None, "decoder.table_width", kind=int),

@@ -32,7 +32,7 @@ KEYS = llama_like.keys(
     Key("intermediate_size", 8192, f"{FEED}.size"),
     Key("hidden_act", "gelu_new", f"{FEED}.activation", names=blocks.ACTIVATIONS),
     Key("layer_norm_eps", 1e-5, "decoder.final_norm.eps"),
-    Key("partial_rotary_factor", 0.5, rope.rotated_share(SELF)),
+    Key("partial_rotary_factor", 0.5, rope.rotary_share(SELF)),
     Key("qk_layernorm", False, llama_like.has_query_key_norm),
     Key("resid_pdrop", 0.0, f"{blocks.branch('decoder', 0)}.dropout"),
     Key("embd_pdrop", 0.0, "decoder.embedding.dropout"),

@@ -38,7 +38,7 @@ KEYS = llama_like.keys(
     DEFAULTS,
     # It has a default here, which takes precedence over the length in the object of the scaling.
     Key("original_max_position_embeddings", 4096, f"{SELF}.position.scaling.original_length"),
-    Key("partial_rotary_factor", 1.0, rope.rotated_share(SELF)),
+    Key("partial_rotary_factor", 1.0, rope.rotary_share(SELF)),
     Key("sliding_window", None, llama_like.window, kind=int),
     Key("resid_pdrop", 0.0, f"{blocks.branch('decoder', 0)}.dropout"),
 )
@@ -67,6 +67,6 @@ FAMILIES = (
                 Fixed("interpolate_factor", (1,), "interpolated positions are not supported"),
             ),
         ),
-        written={"pad_token_id": None},
+        written_keys={"pad_token_id": None},
     ),
 )

@@ -42,7 +42,7 @@ def _is_rotated(layer: spec.Layer) -> bool:
     return layer_types.attention(layer).position is not None
 
 
-def _rotated_layers(model: spec.Model) -> list[int]:
+def _rotary_flags(model: spec.Model) -> list[int]:
     return [int(node.position is not None) for node in layer_types.attentions(model)]
 
 
@@ -56,7 +56,7 @@ DEFAULTS = {
     "max_position_embeddings": 32768,
     "tie_word_embeddings": True,
 }
-USUAL = llama_like.keys(DEFAULTS)
+SHARED_KEYS = llama_like.keys(DEFAULTS)
 
 # The class's default padding id is that of the released vocabulary, which another need not have.
 FAMILIES = (
@@ -65,21 +65,21 @@ FAMILIES = (
             "smollm3",
             "SmolLM3",
             blocks.derive(
-                USUAL,
+                SHARED_KEYS,
                 {},
-                *layer_types.only_in(_is_rotated, *(key for key in USUAL if key.name in ROPE_KEYS)),
+                *layer_types.only_in(_is_rotated, *(key for key in SHARED_KEYS if key.name in ROPE_KEYS)),
                 llama_like.ATTENTION_BIAS,
                 llama_like.MLP_BIAS,
                 llama_like.USE_WINDOW,
                 Key("sliding_window", None, llama_like.window, kind=int),
                 llama_like.LAYER_TYPES,
-                Key("no_rope_layers", None, _rotated_layers, kind=list[Annotated[int, Field(ge=0, le=1)]]),
+                Key("no_rope_layers", None, _rotary_flags, kind=list[Annotated[int, Field(ge=0, le=1)]]),
                 Key("no_rope_layer_interval", 4),
             ),
             _model,
             inert=("max_window_layers", "pretraining_tp"),
             answer_prefix="transformer.",
         ),
-        written={"pad_token_id": None},
+        written_keys={"pad_token_id": None},
     ),
 )

@@ -19,7 +19,7 @@ def _model(c: Values) -> spec.Model:
     size, has_bias = c["hidden_size"] // c["num_attention_heads"], c["use_qkv_bias"]
     each = spec.QueryKeyNorm(norm=spec.LayerNorm(eps=c["layer_norm_eps"], bias=False), per_head=True)
     attention = llama_like.attention(
-        c.replaced(head_dim=None),
+        c.with_values(head_dim=None),
         position=rope.read(c, head_size=size, partial=c["partial_rotary_factor"], is_partial=True),
         bias=spec.Biases(query=has_bias, key=has_bias, value=has_bias, out=False),
         query_key_norm=each if c["qk_layernorm"] else None,
@@ -44,7 +44,7 @@ KEYS = llama_like.keys(
     Key("intermediate_size", 6912, f"{FEED}.size"),
     Key("hidden_act", "silu", f"{FEED}.activation", names=blocks.ACTIVATIONS),
     Key("layer_norm_eps", 1e-5, "decoder.final_norm.eps"),
-    Key("partial_rotary_factor", 0.25, rope.rotated_share(SELF)),
+    Key("partial_rotary_factor", 0.25, rope.rotary_share(SELF)),
     Key("use_qkv_bias", False, f"{SELF}.bias.query"),
     Key("qk_layernorm", False, llama_like.has_query_key_norm),
     Key("use_parallel_residual", False, blocks.is_parallel),

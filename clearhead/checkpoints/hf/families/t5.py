@@ -62,8 +62,8 @@ def _stack(c: Values, side: Literal["encoder", "decoder"], layers: int, *, is_sh
     )
     memory = (attention("memory"),) if side == "decoder" else ()
     layer = blocks.layer(norm, attention("self"), *memory, network, dropout=drop)
-    own = spec.Table(rows=c["vocab_size"])
-    table = own if side == "encoder" else spec.Reference(path="encoder.embedding.table")
+    token_table = spec.Table(rows=c["vocab_size"])
+    table = token_table if side == "encoder" else spec.Reference(path="encoder.embedding.table")
     return spec.Stack(
         width=c["d_model"],
         embedding=spec.Embedding(table=table, dropout=drop),
@@ -83,12 +83,12 @@ def _model(c: Values, *, is_shared: bool = True) -> spec.Model:
     )
 
 
-def _separate(c: Values) -> spec.Model:
+def _umt5_model(c: Values) -> spec.Model:
     """Every layer has a bucket table of its own."""
     return _model(c, is_shared=False)
 
 
-def _scaled(c: Values) -> float:
+def _output_scale(c: Values) -> float:
     """The first release scales the input of the output layer; a config of a later one only differs in its tying."""
     is_scaled = c.get("scale_decoder_outputs")
     if is_scaled is None:
@@ -107,11 +107,11 @@ def _network(model: spec.Model) -> tuple[object, bool]:
 
 
 def _buckets(model: spec.Model) -> spec.RelativeBuckets:
-    own = value_at(model, f"{SELF}.score_bias")
-    found = own if isinstance(own, spec.RelativeBuckets) else value_at(model, "encoder.score_table")
-    if not isinstance(found, spec.RelativeBuckets):
+    score_bias = value_at(model, f"{SELF}.score_bias")
+    buckets = score_bias if isinstance(score_bias, spec.RelativeBuckets) else value_at(model, "encoder.score_table")
+    if not isinstance(buckets, spec.RelativeBuckets):
         raise LookupError("no bucket table")
-    return found
+    return buckets
 
 
 KEYS = (
@@ -131,7 +131,7 @@ KEYS = (
     Key("is_gated_act", None, kind=bool),
     blocks.tying(True),
 )
-SCALED = Key("scale_decoder_outputs", None, _has_scale, kind=bool)
+OUTPUT_SCALE_KEY = Key("scale_decoder_outputs", None, _has_scale, kind=bool)
 
 
 def _attention(stack: str, step: int, name: str) -> tuple[Rule, ...]:
@@ -154,7 +154,7 @@ def _feed_forward(stack: str, step: int) -> tuple[Rule, ...]:
 
 # The bucket table is stored in the first layer and used by all.
 SCORES = "{0}.block.0.layer.0.SelfAttention.relative_attention_bias"
-OWN_SCORES = "{0}.block.{{layer}}.layer.0.SelfAttention.relative_attention_bias"
+LAYER_SCORES = "{0}.block.{{layer}}.layer.0.SelfAttention.relative_attention_bias"
 RULES = (
     module_rule("shared", "encoder.embedding.table"),
     *_attention("encoder", 0, "SelfAttention"),
@@ -163,7 +163,7 @@ RULES = (
     *_attention("decoder", 1, "EncDecAttention"),
     *_feed_forward("decoder", 2),
     *(module_rule(SCORES.format(stack), f"{stack}.score_table") for stack in STACKS),
-    *(module_rule(OWN_SCORES.format(stack), f"{blocks.function(stack, 0)}.score_bias") for stack in STACKS),
+    *(module_rule(LAYER_SCORES.format(stack), f"{blocks.function(stack, 0)}.score_bias") for stack in STACKS),
     *(module_rule(f"{stack}.final_layer_norm", f"{stack}.final_norm") for stack in STACKS),
 )
 
@@ -203,8 +203,8 @@ def _family(
 MT5 = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
 
 FAMILIES = (
-    _family("t5", "T5", _scaled, (*KEYS, SCALED)),
+    _family("t5", "T5", _output_scale, (*KEYS, OUTPUT_SCALE_KEY)),
     _family("mt5", "MT5", lambda c: 1.0, blocks.derive(KEYS, MT5)),
     # Whether the output layer's input is scaled follows from the config's tying, as in the first release of T5.
-    _family("umt5", "UMT5", _scaled, blocks.derive(KEYS, MT5), _separate),
+    _family("umt5", "UMT5", _output_scale, blocks.derive(KEYS, MT5), _umt5_model),
 )

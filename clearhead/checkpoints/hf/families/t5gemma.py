@@ -68,69 +68,69 @@ def _values(c: Values, side: Side) -> Values:
     parsed = configs.parse(STACKS[side], c[side] or {})
     if parsed.faults:
         raise InputError.from_faults(parsed.faults, subject=f"config.json: {side}")
-    return parsed.values.replaced(dropout_rate=c["dropout_rate"], attention_dropout=c["attention_dropout"])
+    return parsed.values.with_values(dropout_rate=c["dropout_rate"], attention_dropout=c["attention_dropout"])
 
 
 def _model(c: Values) -> spec.Model:
     values = [_values(c, side) for side in SIDES]
-    encoder, decoder = (_stack(some, side) for some, side in zip(values, SIDES, strict=True))
-    length = min(some["max_position_embeddings"] for some in values)
+    encoder, decoder = (_stack(side_values, side) for side_values, side in zip(values, SIDES, strict=True))
+    length = min(side_values["max_position_embeddings"] for side_values in values)
     return spec.Model(encoder=encoder, decoder=decoder, initialization=blocks.INITIALIZATION, declared_length=length)
 
 
 def _lm_head(c: Values) -> spec.Head:
-    own = _values(c, "decoder").replaced(tie_word_embeddings=c["tie_word_embeddings"])
-    return blocks.lm_head("decoder.embedding.table")(own)
+    decoder_values = _values(c, "decoder").with_values(tie_word_embeddings=c["tie_word_embeddings"])
+    return blocks.lm_head("decoder.embedding.table")(decoder_values)
 
 
 # --- from a spec to a config ----------------------------------------------------------------------------------
 
 
 def _window(side: Side) -> Callable[[spec.Model], int | None]:
-    def found(model: spec.Model) -> int | None:
+    def read_window(model: spec.Model) -> int | None:
         reach = layer_types.window(model, side)
         return None if reach is None else reach + (side == "decoder")
 
-    return found
+    return read_window
 
 
 def _scalar(side: Side) -> Callable[[spec.Model], int]:
-    def found(model: spec.Model) -> int:
+    def read_scalar(model: spec.Model) -> int:
         first = layer_types.attentions(model, side)[0]
         return first.head_size if first.scale is None else round(first.scale**-2)
 
-    return found
+    return read_scalar
 
 
 def _config(side: Side) -> Callable[[spec.Model], dict[str, Any]]:
     """The config of one stack."""
 
-    def found(model: spec.Model) -> dict[str, Any]:
+    def read_config(model: spec.Model) -> dict[str, Any]:
         kind = {"model_type": "t5_gemma_module", "is_decoder": side == "decoder"}
         return kind | configs.config_values(STACKS[side].keys, model)
 
-    return found
+    return read_config
 
 
 def _keys(side: Side) -> tuple[Key, ...]:
-    own, feed = blocks.function(side, 0), blocks.function(side, _last(side))
+    self_attention, feed = blocks.function(side, 0), blocks.function(side, _last(side))
     return (
         Key("vocab_size", 256000, f"{side}.embedding.table.rows"),
         Key("hidden_size", 2304, f"{side}.width"),
         Key("intermediate_size", 9216, f"{feed}.size"),
         Key("num_hidden_layers", 26, blocks.count_layers(side)),
-        Key("num_attention_heads", 8, f"{own}.num_heads"),
-        Key("num_key_value_heads", 4, f"{own}.num_kv_heads"),
-        Key("head_dim", 256, f"{own}.head_size"),
+        Key("num_attention_heads", 8, f"{self_attention}.num_heads"),
+        Key("num_key_value_heads", 4, f"{self_attention}.num_kv_heads"),
+        Key("head_dim", 256, f"{self_attention}.head_size"),
         Key("hidden_activation", "gelu_pytorch_tanh", f"{feed}.activation", names=blocks.ACTIVATIONS),
         Key("rms_norm_eps", 1e-6, f"{side}.final_norm.eps"),
-        Key("attention_bias", False, f"{own}.bias.query"),
+        Key("attention_bias", False, f"{self_attention}.bias.query"),
         Key("query_pre_attn_scalar", 256, _scalar(side)),
         Key("sliding_window", 4096, _window(side), is_nullable=True),
-        Key("layer_types", None, layer_types.of_model(side), kind=list[str]),
-        Key("attn_logit_softcapping", 50.0, f"{own}.soft_cap", is_nullable=True),
+        Key("layer_types", None, layer_types.types_of(side), kind=list[str]),
+        Key("attn_logit_softcapping", 50.0, f"{self_attention}.soft_cap", is_nullable=True),
         Key("final_logit_softcapping", 30.0, blocks.in_head(spec.SoftCap, "value"), is_nullable=True),
-        *rope.keys(10000.0, own, 8192),
+        *rope.keys(10000.0, self_attention, 8192),
     )
 
 
@@ -157,9 +157,9 @@ def _rules(side: Side) -> tuple[Rule, ...]:
         module_rule(f"{side}.embed_tokens", f"{side}.embedding.table"),
         module_rule(f"{side}.norm", f"{side}.final_norm"),
         *(
-            module_rule(f"{theirs}.{place}_{name}_layernorm", f"{blocks.branch(side, step)}.{place}")
+            module_rule(f"{theirs}.{norm_place}_{name}_layernorm", f"{blocks.branch(side, step)}.{norm_place}")
             for name, step in (attentions | {"feedforward": last}).items()
-            for place in ("pre", "post")
+            for norm_place in ("pre", "post")
         ),
         *(
             rule

@@ -32,7 +32,7 @@ OLDER = "files from before its classes are not supported; save it again with tra
 def _model(c: Values) -> spec.Model:
     # The older object of scalings belongs to no kind of layer.
     rotations = layer_types.rotations(
-        c.replaced(rope_scaling=None), head_size=llama_like.head_size(c), full=THETAS[FULL], sliding=THETAS[SLIDING]
+        c.with_values(rope_scaling=None), head_size=llama_like.head_size(c), full=THETAS[FULL], sliding=THETAS[SLIDING]
     )
     norm, network = spec.RMSNorm(eps=c["rms_norm_eps"]), llama_like.feed_forward(c, bias=c["mlp_bias"])
     reach = c["sliding_window"]
@@ -44,7 +44,7 @@ def _model(c: Values) -> spec.Model:
     return blocks.one_stack("encoder", c["hidden_size"], c["vocab_size"], layers, norm)
 
 
-def _masked(c: Values) -> spec.Head:
+def _lm_head(c: Values) -> spec.Head:
     """Two linear layers, each with an activation, in front of the output."""
     activation = spec.Activation(function="gelu_tanh")
     inner = (spec.Linear(size=c["prediction_head_size"], bias=False), activation)
@@ -61,7 +61,7 @@ def _rope_parameters(model: spec.Model) -> dict[str, Any]:
     return layer_types.rotation_config(model, "encoder", THETAS)
 
 
-def _sequence(c: Values) -> spec.Head:
+def _sequence_head(c: Values) -> spec.Head:
     return spec.Head(layers=(spec.Pool(by=c["classifier_pooling"]), spec.Linear(size=c.num_labels)))
 
 
@@ -72,7 +72,7 @@ FAMILIES = (
             KEYS,
             DEFAULTS,
             Key("sliding_window", 128, functools.partial(layer_types.window, side="encoder")),
-            Key("layer_types", None, layer_types.of_model("encoder"), kind=list[str]),
+            Key("layer_types", None, layer_types.types_of("encoder"), kind=list[str]),
             Key("rope_parameters", None, _rope_parameters, kind=layer_types.Rotations),
             Key("prediction_head_size", 768, _prediction_size),
             Key("classifier_pooling", "cls", blocks.in_head(spec.Pool, "by"), names={"cls": "first", "mean": "mean"}),
@@ -84,7 +84,7 @@ FAMILIES = (
             Variant(
                 ("UltrabertForMaskedLM",),
                 "fill",
-                _masked,
+                _lm_head,
                 (
                     module_rule("head.linear1", "head.layers.0"),
                     module_rule("head.linear2", "head.layers.2"),
@@ -95,7 +95,7 @@ FAMILIES = (
             Variant(
                 ("UltrabertForSequenceClassification",),
                 "classify",
-                _sequence,
+                _sequence_head,
                 (module_rule("classifier", "head.layers.1"),),
             ),
             *blocks.token_tasks("Ultrabert"),

@@ -84,7 +84,7 @@ def _weight_map(folder: Path) -> dict[str, str] | None:
     return {str(tensor): str(name) for tensor, name in weight_map.items()}
 
 
-def _entries(path: Path) -> list[zipfile.ZipInfo]:
+def _list_entries(path: Path) -> list[zipfile.ZipInfo]:
     try:
         with zipfile.ZipFile(path) as archive:
             return archive.infolist()
@@ -95,7 +95,7 @@ def _entries(path: Path) -> list[zipfile.ZipInfo]:
 def _read(path: Path) -> dict[str, Tensor]:
     # Files from before PyTorch 1.6 are not zip archives, and only those can be mapped.
     is_archive = zipfile.is_zipfile(path)
-    entries = _entries(path) if is_archive else []
+    entries = _list_entries(path) if is_archive else []
     if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
         raise InputError(f"{path} is a compressed archive, whose weights PyTorch would misread; ask for safetensors")
     if any(entry.file_size > LARGEST_PICKLE for entry in entries if entry.filename.endswith(_PICKLE)):
@@ -122,7 +122,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 def _check_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
     """Refuse what no weights are, and tensors that are larger than their file."""
-    checked = ((name, _fault(name, value)) for name, value in tensors.items())
+    checked = ((name, _find_fault(name, value)) for name, value in tensors.items())
     faults = [f"{path}: '{name}' {fault}" for name, fault in checked if fault is not None]
     if faults:
         raise InputError.from_faults(faults, subject=str(path))
@@ -133,7 +133,7 @@ def _check_tensors(path: Path, tensors: Mapping[str, Any]) -> None:
         raise InputError(f"{path}: its tensors have {size} bytes, far more than the file")
 
 
-def _fault(name: str, value: object) -> str | None:
+def _find_fault(name: str, value: object) -> str | None:
     """Return why safetensors cannot hold an entry, or no model reads it; None: nothing is wrong."""
     if not isinstance(value, Tensor):
         return f"is a {type(value).__name__}, not a tensor"

@@ -22,7 +22,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from clearhead.base.errors import InputError
-from clearhead.checkpoints.hf.files.tensor_files import FLOATS, Header, TensorFiles
+from clearhead.checkpoints.hf.files.tensor_files import FLOATS, TensorFiles, TensorHeader
 
 METHOD = "mxfp4"
 _BLOCKS, _SCALES = "_blocks", "_scales"
@@ -67,16 +67,16 @@ class PackedFiles(TensorFiles):
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory)
-        self._packed: dict[str, tuple[Header, Header]] = {}
+        self._packed: dict[str, tuple[TensorHeader, TensorHeader]] = {}
         faults: list[str] = []
         for name in [name for name in self.headers if name.endswith(_BLOCKS)]:
-            self._unite(name.removesuffix(_BLOCKS), faults)
+            self._pair_scales(name.removesuffix(_BLOCKS), faults)
         if not self._packed and not faults:
             faults.append(f"{directory}: config.json says that weights are quantized as MXFP4, but no tensor is")
         if faults:
             raise InputError.from_faults(faults, subject=str(directory))
 
-    def _unite(self, stem: str, faults: list[str]) -> None:
+    def _pair_scales(self, stem: str, faults: list[str]) -> None:
         """Replace blocks and scales by the tensor that they encode."""
         blocks = self.headers.pop(stem + _BLOCKS)
         scales = self.headers.pop(stem + _SCALES, None)
@@ -103,17 +103,17 @@ class PackedFiles(TensorFiles):
         """Return a tensor that will be copied; a quantized one is dequantized expert by expert."""
         if name not in self._packed:
             return super().read(name)
-        blocks, scales = (self._mapped(header, torch.uint8).view(header.shape) for header in self._packed[name])
-        made = torch.empty(self.headers[name].shape, dtype=torch.bfloat16)
-        for place, packed, exponents in zip(made, blocks, scales, strict=True):
-            place.copy_(dequantize(packed, exponents).T)
-        return made
+        blocks, scales = (self._map_numbers(header, torch.uint8).view(header.shape) for header in self._packed[name])
+        result = torch.empty(self.headers[name].shape, dtype=torch.bfloat16)
+        for matrix, packed, exponents in zip(result, blocks, scales, strict=True):
+            matrix.copy_(dequantize(packed, exponents).T)
+        return result
 
-    def same(self, first: str, second: str) -> bool:
+    def is_same(self, first: str, second: str) -> bool:
         """Whether two tensors are equal bit by bit."""
         if {first, second} & self._packed.keys():
             return self._packed.get(first) == self._packed.get(second)
-        return super().same(first, second)
+        return super().is_same(first, second)
 
 
 def dequantize(
@@ -130,7 +130,7 @@ def dequantize(
     return torch.ldexp(numbers[pairs.int()], (exponents.int() - _BIAS)[..., None]).flatten(1)
 
 
-def quantization_of(config: Mapping[str, Any], dtypes: Mapping[str, str]) -> str | None:
+def find_quantization(config: Mapping[str, Any], dtypes: Mapping[str, str]) -> str | None:
     """Return the format of quantized weights; None: they are not quantized.
 
     Args:
@@ -143,5 +143,5 @@ def quantization_of(config: Mapping[str, Any], dtypes: Mapping[str, str]) -> str
         return _METHODS.get(method, method)
     names = [name for name, dtype in dtypes.items() if dtype not in FLOATS]
     is_fp8 = any(dtype.startswith("F8") for dtype in dtypes.values())
-    found = (kind for pattern, kind in _TENSORS if any(re.fullmatch(pattern, name) for name in names))
-    return next(found, "FP8" if is_fp8 else None)
+    matches = (kind for pattern, kind in _TENSORS if any(re.fullmatch(pattern, name) for name in names))
+    return next(matches, "FP8" if is_fp8 else None)

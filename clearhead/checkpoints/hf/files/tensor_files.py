@@ -20,7 +20,7 @@ from torch import Tensor
 
 from clearhead.base.commands import make_command, quote
 from clearhead.base.errors import InputError
-from clearhead.base.files import LARGEST_VOCABULARY, file_inside, parse_json, read_json_object, typed
+from clearhead.base.files import LARGEST_VOCABULARY, convert_json, file_inside, parse_json, read_json_object
 from clearhead.base.printing import human_bytes
 from clearhead.checkpoints.reference import CONFIG
 from clearhead.checkpoints.weights.files import MOST_TENSORS
@@ -34,13 +34,13 @@ BLOCK = 2**22
 MOST_SHARDS = 1024
 
 
-class _Task(BaseModel):
+class _TaskSettings(BaseModel):
     """Generation settings that replace those of the checkpoint, and what stands in front of a prompt."""
 
     prefix: str | None = None
 
 
-class _Config(BaseModel):
+class _SharedConfig(BaseModel):
     """The keys of config.json that every family shares; those of its own are in the family's table."""
 
     model_type: str | None = None
@@ -49,7 +49,7 @@ class _Config(BaseModel):
     num_labels: Annotated[int, Field(ge=0, lt=2**26)] | None = None
     problem_type: str | None = None
     tokenizer_class: str | None = None
-    task_specific_params: dict[str, _Task] | None = None
+    task_specific_params: dict[str, _TaskSettings] | None = None
     quantization_config: dict[str, Any] | None = None
 
 
@@ -62,14 +62,16 @@ def read_config(directory: Path, name: str = CONFIG) -> dict[str, Any]:
     """
     content = read_json_object(file_inside(directory, name), what=f"a {name}")
     if name == CONFIG:
-        typed(
-            {key: content[key] for key in _Config.model_fields if key in content}, _Config, name=str(directory / name)
+        convert_json(
+            {key: content[key] for key in _SharedConfig.model_fields if key in content},
+            _SharedConfig,
+            name=str(directory / name),
         )
     return content
 
 
 @dataclass(frozen=True)
-class Header:
+class TensorHeader:
     """What a file's header says of a tensor: its bytes are those from `start` to `end` of the file."""
 
     file: str
@@ -79,7 +81,7 @@ class Header:
     end: int
 
 
-def stored_dtype(directory: Path) -> torch.dtype:
+def widest_dtype(directory: Path) -> torch.dtype:
     """Return the dtype of a checkpoint's floating-point tensors; of several, the one that can represent all.
 
     Args:
@@ -89,8 +91,8 @@ def stored_dtype(directory: Path) -> torch.dtype:
         InputError: the files cannot be read.
     """
     headers = TensorFiles(directory).headers.values()
-    found = sorted({FLOATS[header.dtype] for header in headers if header.dtype in FLOATS}, key=str)
-    return functools.reduce(torch.promote_types, found) if found else torch.float32
+    dtypes = sorted({FLOATS[header.dtype] for header in headers if header.dtype in FLOATS}, key=str)
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
 
 class TensorFiles(Mapping[str, Tensor]):
@@ -105,7 +107,7 @@ class TensorFiles(Mapping[str, Tensor]):
         self.directory = directory
         self._single: str = single
         self._files: dict[str, Any] = {}
-        self.headers: dict[str, Header] = {}
+        self.headers: dict[str, TensorHeader] = {}
         faults: list[str] = []
         index = self._index()
         for name in dict.fromkeys(index.values()) if index is not None else [single]:
@@ -132,7 +134,7 @@ class TensorFiles(Mapping[str, Tensor]):
         copy would take the memory twice. A mapping of its own ends with the tensor.
         """
         header = self.headers[name]
-        return self._mapped(header, FLOATS[header.dtype]).view(header.shape)
+        return self._map_numbers(header, FLOATS[header.dtype]).view(header.shape)
 
     def read_rows(self, name: str, rows: range) -> Shaped[Tensor, "rows *columns"]:
         """Return some rows of a tensor in its stored dtype; a stack of matrices has the rows of all of them.
@@ -146,23 +148,28 @@ class TensorFiles(Mapping[str, Tensor]):
             raise InputError(f"{self.directory / header.file}: '{name}' holds {header.dtype}, not weights")
         columns = header.shape[-1:] if len(header.shape) > 1 else ()
         width = math.prod(columns)
-        return self._mapped(header, dtype, rows.start * width, len(rows) * width).view(len(rows), *columns)
+        return self._map_numbers(header, dtype, rows.start * width, len(rows) * width).view(len(rows), *columns)
 
-    def same(self, first: str, second: str) -> bool:
+    def is_same(self, first: str, second: str) -> bool:
         """Whether two tensors are equal bit by bit; neither stays in memory."""
-        one, other = self.headers[first], self.headers[second]
-        if (one.dtype, one.shape) != (other.dtype, other.shape):
+        first_header, second_header = self.headers[first], self.headers[second]
+        if (first_header.dtype, first_header.shape) != (second_header.dtype, second_header.shape):
             return False
-        length = one.end - one.start
-        blocks = ((place, min(BLOCK, length - place)) for place in range(0, length, BLOCK))
+        length = first_header.end - first_header.start
+        blocks = ((offset, min(BLOCK, length - offset)) for offset in range(0, length, BLOCK))
         return all(
-            torch.equal(self._mapped(one, torch.uint8, *block), self._mapped(other, torch.uint8, *block))
+            torch.equal(
+                self._map_numbers(first_header, torch.uint8, *block),
+                self._map_numbers(second_header, torch.uint8, *block),
+            )
             for block in blocks
         )
 
-    def _mapped(self, header: Header, dtype: torch.dtype, place: int = 0, count: int | None = None) -> Tensor:
+    def _map_numbers(
+        self, header: TensorHeader, dtype: torch.dtype, offset: int = 0, count: int | None = None
+    ) -> Tensor:
         """Map a part of a tensor: `count` numbers from `place` on; None: all of them."""
-        start = header.start + place * dtype.itemsize
+        start = header.start + offset * dtype.itemsize
         end = header.end if count is None else start + count * dtype.itemsize
         first = start - start % mmap.ALLOCATIONGRANULARITY
         if start == end:
@@ -209,7 +216,7 @@ class TensorFiles(Mapping[str, Tensor]):
         try:
             # Not a context manager here: the file stays mapped as long as a tensor of it lives.
             file: Any = safe_open(path, framework="pt")
-            for tensor, header in _headers(path):
+            for tensor, header in _read_header(path):
                 if tensor in self.headers:
                     faults.append(f"'{tensor}' is in both {self.headers[tensor].file} and {name}")
                 self.headers[tensor] = header
@@ -239,7 +246,7 @@ def check_shards(names: Collection[str], index: Path) -> None:
         )
 
 
-def _headers(path: Path) -> Iterator[tuple[str, Header]]:
+def _read_header(path: Path) -> Iterator[tuple[str, TensorHeader]]:
     """Read the header of a file that the library has opened, and thereby validated."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -247,4 +254,4 @@ def _headers(path: Path) -> Iterator[tuple[str, Header]]:
     for name, entry in content.items():
         if name != "__metadata__":
             start, end = (8 + length + offset for offset in entry["data_offsets"])
-            yield name, Header(path.name, entry["dtype"], tuple(entry["shape"]), start, end)
+            yield name, TensorHeader(path.name, entry["dtype"], tuple(entry["shape"]), start, end)

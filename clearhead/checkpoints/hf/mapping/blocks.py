@@ -162,9 +162,9 @@ def layer(norm: AnyNorm | None, *nodes: AnyFunction, dropout: float = 0.0, post:
 
 def parallel(norm: AnyNorm, *nodes: AnyFunction, dropout: float = 0.0, is_shared: bool = True) -> spec.Layer:
     """A layer of parallel branches, which share one norm or have one each."""
-    own, shared = (None, norm) if is_shared else (norm, None)
-    branches = tuple(spec.Branch(function=node, pre=own, dropout=dropout) for node in nodes)
-    return spec.Layer(steps=(spec.Step(branches=branches, pre=shared),))
+    branch_norm, shared_norm = (None, norm) if is_shared else (norm, None)
+    branches = tuple(spec.Branch(function=node, pre=branch_norm, dropout=dropout) for node in nodes)
+    return spec.Layer(steps=(spec.Step(branches=branches, pre=shared_norm),))
 
 
 def biases(has: bool) -> spec.Biases:
@@ -215,7 +215,7 @@ def lm_head(
     return head
 
 
-def pooled_head(by: Literal["first", "last"], *inner: spec.HeadLayer, bias: bool = True) -> MakeHead:
+def pooling_head(by: Literal["first", "last"], *inner: spec.HeadLayer, bias: bool = True) -> MakeHead:
     """Scores of labels for a sequence, by one linear layer on one state."""
 
     def head(values: Values) -> spec.Head:
@@ -229,7 +229,7 @@ def mlp_head(by: Literal["first", "last"], width: str, activation: str) -> MakeH
 
     def head(values: Values) -> spec.Head:
         inner = spec.Activation.model_validate({"function": activation})
-        return pooled_head(by, spec.Linear(size=values[width]), inner)(values)
+        return pooling_head(by, spec.Linear(size=values[width]), inner)(values)
 
     return head
 
@@ -252,7 +252,7 @@ def base_model(name: str, *, unused: tuple[str, ...] = ()) -> Variant:
     return Variant((name,), "embed", no_head, is_bare=True, unused=unused)
 
 
-def masked_lm(
+def mask_filling(
     classes: tuple[str, ...],
     head: MakeHead,
     prefix: str,
@@ -349,7 +349,7 @@ def decoder_variants(
     vocabulary = head or lm_head("decoder.embedding.table", bias=bias)
     lm_rules = (module_rule(output, "head.layers.0"),)
     score_rules = (module_rule("score", "head.layers.1"),)
-    labels = pooled_head("last", bias=False)
+    labels = pooling_head("last", bias=False)
     every = {
         "generate": Variant((f"{name}{causal_lm}",), "generate", vocabulary, lm_rules, output=f"{output}.weight"),
         "classify": Variant((f"{name}ForSequenceClassification",), "classify", labels, score_rules),

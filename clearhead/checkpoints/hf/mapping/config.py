@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from clearhead import spec
-from clearhead.base.errors import InputError, nearest
-from clearhead.base.files import typed
+from clearhead.base.errors import InputError, did_you_mean
+from clearhead.base.files import convert_json
 from clearhead.checkpoints.hf.mapping.family import Address, Family, Fixed, Key, Values, Variant
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 
 # Keys of every class that change nothing here: they name files, configure generation (which is read elsewhere) or
 # memory use, or describe how the model was trained.
@@ -81,15 +81,17 @@ def parse(family: Family, config: Mapping[str, Any]) -> ParsedConfig:
     for key in family.keys:
         known |= {key.name, *key.aliases}
         values[key.name] = _value(key, config, faults)
-    fixed = {one.name: one for one in (*FIXED_EVERYWHERE, *family.fixed)}
+    fixed = {entry.name: entry for entry in (*FIXED_EVERYWHERE, *family.fixed)}
     for name in (name for name in config if name not in known):
-        one = fixed.get(name)
-        if one is None:
-            hint = nearest(name, known | set(fixed))
+        fixed_key = fixed.get(name)
+        if fixed_key is None:
+            hint = did_you_mean(name, known | set(fixed))
             faults.append(f"config.json: {family.model_type} has no key '{name}', so it is not supported{hint}")
-        elif config[name] not in one.values:
-            expected = " or ".join(map(shown, one.values))
-            faults.append(f"config.json: {name} = {shown(config[name])} ({one.reason}); expected {expected}")
+        elif config[name] not in fixed_key.values:
+            expected = " or ".join(map(format_value, fixed_key.values))
+            faults.append(
+                f"config.json: {name} = {format_value(config[name])} ({fixed_key.reason}); expected {expected}"
+            )
     return ParsedConfig(Values(values, num_labels(config)), tuple(faults))
 
 
@@ -108,25 +110,25 @@ def num_labels(config: Mapping[str, Any]) -> int:
     return count if isinstance(count, int) and count > 0 else 2
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as JSON writes it, shortened."""
     text = {None: "null", True: "true", False: "false"}.get(value) if isinstance(value, bool | None) else None
     return text or (str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}...")
 
 
 def _value(key: Key, config: Mapping[str, Any], faults: list[str]) -> Any:
-    given = [config[name] for name in (key.name, *key.aliases) if name in config]
-    if not given:
+    present = [config[name] for name in (key.name, *key.aliases) if name in config]
+    if not present:
         return key.names[key.default] if key.names and key.default is not None else key.default
-    value = given[0]
-    if any(other != value for other in given[1:]):
-        faults.append(f"config.json: {key.name} is given twice, as {' and '.join(map(shown, given))}")
+    value = present[0]
+    if any(other != value for other in present[1:]):
+        faults.append(f"config.json: {key.name} is given twice, as {' and '.join(map(format_value, present))}")
     kind = type(key.default) if key.kind is None else key.kind
     if value is None and (key.default is None or key.is_nullable):
         return None
     if kind not in _KINDS:
         try:
-            typed(value, kind, name=f"config.json: {key.name}")
+            convert_json(value, kind, name=f"config.json: {key.name}")
         except InputError as error:
             first, *rest = f"{error}".split("\n")
             faults += [line.removeprefix("  - ") for line in rest] or [first]
@@ -135,15 +137,17 @@ def _value(key: Key, config: Mapping[str, Any], faults: list[str]) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        faults.append(f"config.json: {key.name} must be {_KINDS[kind]}, got {shown(value)}")
+        faults.append(f"config.json: {key.name} must be {_KINDS[kind]}, got {format_value(value)}")
         return key.default
     if kind is int and isinstance(value, int) and not key.least <= value <= key.most:
-        faults.append(f"config.json: {key.name} = {shown(value)} is out of range; expected {key.least} to {key.most}")
+        faults.append(
+            f"config.json: {key.name} = {format_value(value)} is out of range; expected {key.least} to {key.most}"
+        )
         return key.default
     if key.names is not None:
         name = str(value)
         if name not in key.names:
-            known, hint = ", ".join(key.names), nearest(name, key.names)
+            known, hint = ", ".join(key.names), did_you_mean(name, key.names)
             faults.append(f"config.json: {key.name} = '{name}' is not supported; expected one of {known}{hint}")
         return key.names.get(name)
     return value
@@ -159,8 +163,8 @@ def value_at(model: spec.Model, address: Address) -> Any:
         if callable(address):
             return address(model)
         value: Any = model
-        for part in address.replace("{layer}", "0").split("."):
-            value = value[int(part)] if part.lstrip("-").isdigit() else getattr(value, part)
+        for segment in address.replace("{layer}", "0").split("."):
+            value = value[int(segment)] if segment.lstrip("-").isdigit() else getattr(value, segment)
         return value
     except (AssertionError, AttributeError, IndexError, TypeError) as error:
         raise LookupError(str(error)) from None
@@ -168,7 +172,7 @@ def value_at(model: spec.Model, address: Address) -> Any:
 
 def config_values(keys: Sequence[Key], model: spec.Model) -> dict[str, Any]:
     """Return the values of keys as a config has them, without those that a spec says nothing of."""
-    found = {}
+    values = {}
     for key in keys:
         try:
             value = value_at(model, key.address) if key.address is not None else None
@@ -177,8 +181,8 @@ def config_values(keys: Sequence[Key], model: spec.Model) -> dict[str, Any]:
         if key.names is not None:
             value = next((theirs for theirs, ours in key.names.items() if ours == value), None)
         if value is not None or (key.address is not None and (key.default is None or key.is_nullable)):
-            found[key.name] = value
-    return found
+            values[key.name] = value
+    return values
 
 
 def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, Any]:
@@ -187,8 +191,12 @@ def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, 
     Raises:
         InputError: the family cannot express the spec; the report names the differences.
     """
-    config: dict[str, Any] = {"architectures": [variant.classes[0]], "model_type": family.model_type, **family.written}
-    if find(variant.task).has_labels and model.num_outputs is not None:
+    config: dict[str, Any] = {
+        "architectures": [variant.classes[0]],
+        "model_type": family.model_type,
+        **family.written_keys,
+    }
+    if find_task(variant.task).has_labels and model.num_outputs is not None:
         config |= label_names([f"LABEL_{index}" for index in range(model.num_outputs)])
     # Only outputs that score the vocabulary can be tied.
     left_out = () if variant.output else ("tie_word_embeddings",)
@@ -197,9 +205,9 @@ def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, 
     subject = f"saving as {family.model_type}"
     if parsed.faults:
         raise NotExpressible.of(parsed.faults, subject)
-    expressed = family.unvalidated_spec(parsed.values, variant)
+    expressed = family.build_unvalidated_spec(parsed.values, variant)
     for name in ("encoder", "decoder"):
-        has, can = (getattr(one, name) is not None for one in (model, expressed))
+        has, can = (getattr(spec_model, name) is not None for spec_model in (model, expressed))
         if has != can:
             # Other stacks differ everywhere, which need not be listed.
             raise DifferentStacks.of([f"{name}: this model has {'one' if has else 'none'}"], subject)
@@ -212,15 +220,18 @@ def to_config(family: Family, variant: Variant, model: spec.Model) -> dict[str, 
 def differences(expressed: spec.Model, meant: spec.Model) -> list[str]:
     """List where two specs differ in what they compute, in sentences; initialization does not count."""
     return [
-        f"{path}: this model has {shown(ours)}, the format can only express {shown(theirs)}"
+        f"{path}: this model has {format_value(ours)}, the format can only express {format_value(theirs)}"
         for path, (theirs, ours) in differing_fields(expressed, meant).items()
     ]
 
 
 def differing_fields(first: spec.Model, second: spec.Model) -> dict[str, tuple[Any, Any]]:
     """Return the fields in which two specs compute something else, by their paths, with the values of both."""
-    one, other = _flat(first), _flat(second)
-    pairs = {path: (one.get(path), other.get(path)) for path in sorted(one.keys() | other.keys())}
+    first_fields, second_fields = _flat(first), _flat(second)
+    pairs = {
+        path: (first_fields.get(path), second_fields.get(path))
+        for path in sorted(first_fields.keys() | second_fields.keys())
+    }
     return {path: pair for path, pair in pairs.items() if not _is_same(*pair)}
 
 
@@ -231,13 +242,13 @@ def _is_same(first: Any, second: Any) -> bool:
 
 
 def _flat(model: spec.Model) -> dict[str, Any]:
-    found = {}
+    fields = {}
     for path, node in spec.walk(model):
         for name, value in node:
             if name in ("initialization", "declared_length") or path == "initialization":
                 continue
             if isinstance(node, spec.Attention) and name == "scale" and value is None:
                 value = node.head_size**-0.5
-            if not any(isinstance(one, spec.Node) for one in (value if isinstance(value, tuple) else (value,))):
-                found[f"{path}.{name}" if path else name] = value
-    return found
+            if not any(isinstance(item, spec.Node) for item in (value if isinstance(value, tuple) else (value,))):
+                fields[f"{path}.{name}" if path else name] = value
+    return fields

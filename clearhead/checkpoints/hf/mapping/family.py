@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.checkpoints.hf.mapping.tensor_rules import Rule
-from clearhead.spec.base import LARGEST_SIZE, MOST_LAYERS
+from clearhead.spec.base import MAX_LAYERS, MAX_SIZE
 from clearhead.spec.tasks.record import Repeats
 
 Address = str | Callable[[spec.Model], Any]
@@ -52,7 +52,7 @@ class Key:
     @property
     def most(self) -> int:
         """The greatest whole number: what no model exceeds."""
-        return MOST_LAYERS if "layer" in self.name else LARGEST_SIZE
+        return MAX_LAYERS if "layer" in self.name else MAX_SIZE
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Values(dict[str, Any]):
         self.num_labels = num_labels
         self.original: Mapping[str, Any] = values if original is None else original
 
-    def replaced(self, **changes: Any) -> Values:
+    def with_values(self, **changes: Any) -> Values:
         """Return the same with other values; `original` still holds those of the config."""
         return Values(self | changes, self.num_labels, self.original)
 
@@ -176,20 +176,20 @@ class Family:
     ignored: tuple[str, ...] = ()
     is_tied_by_file: bool = False
     constants: tuple[Constant, ...] = ()
-    written: Mapping[str, Any] = field(default_factory=dict)
+    written_keys: Mapping[str, Any] = field(default_factory=dict)
     rows_key: str = "max_position_embeddings"
     layouts: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
 
     def with_layout(self, names: Iterable[str]) -> Family:
         """Return the family with the rules of a file's layout, recognised by the names of its tensors."""
-        found = [rules for pattern, rules in self.layouts.items() if any(re.search(pattern, name) for name in names)]
-        return replace(self, rules=found[0], layouts={}) if found else self
+        matching = [rules for pattern, rules in self.layouts.items() if any(re.search(pattern, name) for name in names)]
+        return replace(self, rules=matching[0], layouts={}) if matching else self
 
     def prefix_of(self, variant: Variant) -> str:
         """Return the prefix of the stacks' tensors in files of a variant."""
         return self.prefix if variant.prefix is None else variant.prefix
 
-    def saved_prefix(self, variant: Variant) -> str:
+    def prefix_to_save(self, variant: Variant) -> str:
         """Return the prefix of the stacks' tensors in a new file of a variant."""
         return "" if variant.is_bare else self.prefix_of(variant)
 
@@ -199,9 +199,9 @@ class Family:
         Raises:
             InputError: values that do not fit together; every fault is named.
         """
-        return spec.validate(self.unvalidated_spec(values, variant))
+        return spec.validate(self.build_unvalidated_spec(values, variant))
 
-    def unvalidated_spec(self, values: Values, variant: Variant) -> spec.Model:
+    def build_unvalidated_spec(self, values: Values, variant: Variant) -> spec.Model:
         """Return the spec of a variant, whose parts may not fit together."""
         model = self.model(values)
         if not variant.has_decoder:

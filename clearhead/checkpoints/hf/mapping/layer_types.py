@@ -15,7 +15,7 @@ from clearhead.checkpoints.hf.mapping.family import Address, Key, Values
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 Side = Literal["encoder", "decoder"]
-Rotations = dict[Literal["full_attention", "sliding_attention"], rope.Rotation | None]
+Rotations = dict[Literal["full_attention", "sliding_attention"], rope.RopeConfig | None]
 """The object with the rotary position of each type of layer."""
 
 
@@ -43,7 +43,7 @@ def is_full(layer: spec.Layer) -> bool:
     return not is_sliding(layer)
 
 
-def of_model(side: Side = "decoder") -> Callable[[spec.Model], list[str]]:
+def types_of(side: Side = "decoder") -> Callable[[spec.Model], list[str]]:
     """The `layer_types` of a stack."""
     return lambda model: [SLIDING if isinstance(a.mask, spec.Window) else FULL for a in attentions(model, side)]
 
@@ -73,8 +73,8 @@ def read(c: Values, pattern: Sequence[bool]) -> list[bool]:
 def only_in(is_chosen: Callable[[spec.Layer], bool], *keys: Key) -> tuple[Key, ...]:
     """The same keys, read off the first layer of a type; where there is none, they are not written."""
 
-    def first_chosen(address: Address) -> Address:
-        def found(model: spec.Model) -> Any:
+    def read_from_chosen(address: Address) -> Address:
+        def read_value(model: spec.Model) -> Any:
             assert model.decoder is not None
             layers = tuple(layer for layer in model.decoder.layers if is_chosen(layer))
             if not layers:
@@ -82,9 +82,9 @@ def only_in(is_chosen: Callable[[spec.Layer], bool], *keys: Key) -> tuple[Key, .
             decoder = model.decoder.model_copy(update={"layers": layers})
             return value_at(model.model_copy(update={"decoder": decoder}), address)
 
-        return found
+        return read_value
 
-    return tuple(key if key.address is None else replace(key, address=first_chosen(key.address)) for key in keys)
+    return tuple(key if key.address is None else replace(key, address=read_from_chosen(key.address)) for key in keys)
 
 
 def rotations(
@@ -102,12 +102,12 @@ def rotations(
         InputError: as for `rope.rotary`.
     """
     nested = c["rope_parameters"] or {}
-    found = {}
+    rotary_by_window = {}
     for kind, theta in ((FULL, full), (SLIDING, sliding)):
-        given: Mapping[str, Any] = nested.get(kind) or {"rope_type": "default"}
-        given = {**given, **(c["rope_scaling"] or {})} if kind in scaled else given
-        found[kind == SLIDING] = rope.rotary(given, c, theta=theta, head_size=head_size)
-    return found
+        settings: Mapping[str, Any] = nested.get(kind) or {"rope_type": "default"}
+        settings = {**settings, **(c["rope_scaling"] or {})} if kind in scaled else settings
+        rotary_by_window[kind == SLIDING] = rope.rotary(settings, c, theta=theta, head_size=head_size)
+    return rotary_by_window
 
 
 def rotation_config(
@@ -120,10 +120,10 @@ def rotation_config(
         side: its stack.
         thetas: of plain rotations, for types that must be in the object even where no layer is of this type.
     """
-    found: dict[str, Any] = {}
+    config: dict[str, Any] = {}
     for node in attentions(model, side):
         if node.position is not None:
             scaling = rope.scaling_config(node.position) or {"rope_type": "default"}
             kind = SLIDING if isinstance(node.mask, spec.Window) else FULL
-            found.setdefault(kind, scaling | {"rope_theta": node.position.theta})
-    return {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()} | found
+            config.setdefault(kind, scaling | {"rope_theta": node.position.theta})
+    return {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in thetas.items()} | config

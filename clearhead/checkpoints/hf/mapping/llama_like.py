@@ -33,7 +33,7 @@ ROPE_KEYS = ("rope_theta", "rope_scaling", "max_position_embeddings")
 """Those that are read off a layer with rotary positions."""
 ATTENTION_BIAS = Key("attention_bias", False, f"{SELF}.bias.query")
 MLP_BIAS = Key("mlp_bias", False, f"{FEED}.bias_in")
-LAYER_TYPES = Key("layer_types", None, layer_types.of_model(), kind=list[str])
+LAYER_TYPES = Key("layer_types", None, layer_types.types_of(), kind=list[str])
 
 RULES: tuple[Rule, ...] = (
     module_rule("embed_tokens", "decoder.embedding.table"),
@@ -53,16 +53,16 @@ def keys(defaults: Mapping[str, Any], *others: Key, without: Sequence[str] = ())
     return blocks.derive(KEYS, defaults, *others, without=without)
 
 
-def rules_without(*parts: str) -> tuple[Rule, ...]:
+def rules_without(*fragments: str) -> tuple[Rule, ...]:
     """The shared rules but for those with one of some parts in their name."""
-    return tuple(rule for rule in RULES if not any(part in rule.theirs[0] for part in parts))
+    return tuple(rule for rule in RULES if not any(fragment in rule.theirs[0] for fragment in fragments))
 
 
 def first_attention(model: spec.Model) -> spec.Attention:
     """The self-attention of the first layer."""
-    found = value_at(model, SELF)
-    assert isinstance(found, spec.Attention)
-    return found
+    node = value_at(model, SELF)
+    assert isinstance(node, spec.Attention)
+    return node
 
 
 def has_query_key_norm(model: spec.Model) -> bool:
@@ -85,7 +85,7 @@ def head_size(c: Values) -> int:
 def attention(c: Values, **fields: Unpack[blocks.AttentionFields]) -> spec.Attention:
     """Self-attention as the shared keys describe it, causal by default; `fields` are those of the node."""
     heads = c["num_attention_heads"]
-    usual: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "num_heads": heads,
         "num_kv_heads": c["num_key_value_heads"] or heads,
         "head_size": head_size(c),
@@ -93,10 +93,10 @@ def attention(c: Values, **fields: Unpack[blocks.AttentionFields]) -> spec.Atten
         "dropout": c["attention_dropout"],
     }
     if "position" not in fields:
-        usual["position"] = rope.read(c, head_size=head_size(c))
+        defaults["position"] = rope.read(c, head_size=head_size(c))
     if "bias" not in fields and "attention_bias" in c:
-        usual["bias"] = blocks.biases(c["attention_bias"])
-    return spec.Attention(**(usual | dict(fields)))
+        defaults["bias"] = blocks.biases(c["attention_bias"])
+    return spec.Attention(**(defaults | dict(fields)))
 
 
 def feed_forward(
@@ -134,7 +134,7 @@ def window(model: spec.Model) -> int | None:
     return None if before is None else before + 1
 
 
-def switched_masks(c: Values) -> list[Mask]:
+def masks_if_enabled(c: Values) -> list[Mask]:
     """The masks where windows are off unless switched on, and then begin at some layer."""
     is_on = c["use_sliding_window"] and c["sliding_window"] is not None
     first = c.get("max_window_layers", 0)
@@ -171,15 +171,15 @@ def family(
         answer_prefix: of the class that finds answers; None: there is none.
     """
     tasks: tuple[blocks.DecoderTask, ...] = ("generate", "classify", "tag", "embed")
-    own = blocks.decoder_variants(name, *tasks, tag_output="score") if variants is None else variants
+    all_variants = blocks.decoder_variants(name, *tasks, tag_output="score") if variants is None else variants
     if answer_prefix is not None:
-        own = (*own, blocks.question_answering(name, prefix=answer_prefix))
+        all_variants = (*all_variants, blocks.question_answering(name, prefix=answer_prefix))
     return Family(
         model_type=model_type,
         keys=keys,
         model=model,
         rules=rules,
-        variants=own,
+        variants=all_variants,
         fixed=(blocks.CAUSAL, *fixed),
         inert=inert,
         prefix="model.",

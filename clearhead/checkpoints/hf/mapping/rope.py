@@ -44,7 +44,7 @@ _WRITTEN = {
 }
 
 
-class Rotation(BaseModel):
+class RopeConfig(BaseModel):
     """The object that describes rotary positions; null stands for an absent value."""
 
     type: str | None = None
@@ -76,23 +76,23 @@ def keys(theta: float, attention: str, length: int) -> tuple[Key, ...]:
     position = f"{attention}.position"
     return (
         Key("rope_theta", theta, f"{position}.theta"),
-        Key("rope_scaling", None, lambda model: scaling_config(value_at(model, position)), kind=Rotation),
-        Key("rope_parameters", None, kind=Rotation),
+        Key("rope_scaling", None, lambda model: scaling_config(value_at(model, position)), kind=RopeConfig),
+        Key("rope_parameters", None, kind=RopeConfig),
         Key("max_position_embeddings", length, lambda model: _max_length(model, position)),
         Key("original_max_position_embeddings", None, kind=int),
     )
 
 
-def rotated_share(attention: str) -> Callable[[spec.Model], float]:
+def rotary_share(attention: str) -> Callable[[spec.Model], float]:
     """The share of a head that is rotated."""
 
-    def found(model: spec.Model) -> float:
+    def read_share(model: spec.Model) -> float:
         node = value_at(model, attention)
         rotated, size = node.position.size or node.head_size, node.head_size
         # Readers truncate the product, so that a quotient just below would lose a dimension.
         return float(rotated / size if int(size * (rotated / size)) == rotated else (rotated + 0.5) / size)
 
-    return found
+    return read_share
 
 
 def read(c: Values, *, head_size: int, partial: float = 1.0, is_partial: bool = False) -> spec.Rotary:
@@ -107,49 +107,55 @@ def read(c: Values, *, head_size: int, partial: float = 1.0, is_partial: bool = 
     Raises:
         InputError: an unknown kind, or keys that are missing or unknown.
     """
-    given = c["rope_scaling"] or c["rope_parameters"] or {}
-    return rotary(given, c, theta=c["rope_theta"], head_size=head_size, partial=partial, is_partial=is_partial)
+    settings = c["rope_scaling"] or c["rope_parameters"] or {}
+    return rotary(settings, c, theta=c["rope_theta"], head_size=head_size, partial=partial, is_partial=is_partial)
 
 
 def rotary(
-    given: Mapping[str, Any], c: Values, *, theta: float, head_size: int, partial: float = 1.0, is_partial: bool = False
+    settings: Mapping[str, Any],
+    c: Values,
+    *,
+    theta: float,
+    head_size: int,
+    partial: float = 1.0,
+    is_partial: bool = False,
 ) -> spec.Rotary:
     """Return the rotary position that one object of a config describes; what it lacks is taken from the arguments."""
-    given = {name: value for name, value in given.items() if value is not None}
-    kind = given.get("rope_type", given.get("type", "default"))
+    settings = {name: value for name, value in settings.items() if value is not None}
+    kind = settings.get("rope_type", settings.get("type", "default"))
     if kind != "default" and kind not in _SCALINGS:
         known = ", ".join(["default", *_SCALINGS])
         raise InputError(f"config.json: rope_type '{kind}' is not supported; expected one of {known}")
     needed = _SCALINGS[kind][1].keys() if kind in _SCALINGS else set()
-    missing = sorted(needed - given.keys())
-    unknown = sorted(given.keys() - needed - _OPTIONAL.get(kind, set()) - _COMMON)
+    missing = sorted(needed - settings.keys())
+    unknown = sorted(settings.keys() - needed - _OPTIONAL.get(kind, set()) - _COMMON)
     if missing or unknown:
         problems = [
             f"{word} {', '.join(names)}" for word, names in (("lacks", missing), ("has unknown", unknown)) if names
         ]
         raise InputError(f"config.json: rope scaling of the type '{kind}' {' and '.join(problems)}")
     if is_partial:
-        partial = given.get("partial_rotary_factor", partial)
-    elif given.get("partial_rotary_factor", 1.0) != 1.0:
+        partial = settings.get("partial_rotary_factor", partial)
+    elif settings.get("partial_rotary_factor", 1.0) != 1.0:
         raise InputError("config.json: partial_rotary_factor has no effect in this family; only 1.0 is supported")
     size = int(head_size * partial)
-    scaling: Any = _scaling(kind, given, c) if kind in _SCALINGS else None
-    theta = float(given.get("rope_theta", theta))
+    scaling: Any = _scaling(kind, settings, c) if kind in _SCALINGS else None
+    theta = float(settings.get("rope_theta", theta))
     return spec.Rotary(theta=theta, size=None if size == head_size else size, scaling=scaling)
 
 
-def _scaling(kind: str, given: Mapping[str, Any], c: Values) -> spec.Node:
+def _scaling(kind: str, settings: Mapping[str, Any], c: Values) -> spec.Node:
     longest = c["max_position_embeddings"]
     # A length beside the object takes precedence over the one in it.
-    original = c["original_max_position_embeddings"] or given.get("original_max_position_embeddings") or longest
+    original = c["original_max_position_embeddings"] or settings.get("original_max_position_embeddings") or longest
     cls, names = _SCALINGS[kind]
-    fields: dict[str, Any] = {ours: _number(given[theirs]) for theirs, ours in names.items()}
+    fields: dict[str, Any] = {ours: _number(settings[theirs]) for theirs, ours in names.items()}
     fields["original_length"] = longest if cls is spec.DynamicScaling else original
     if cls is spec.YarnScaling:
-        fields |= {name: float(given.get(name, default)) for name, default in (("beta_fast", 32), ("beta_slow", 1))}
-        fields |= {"truncate": given.get("truncate", True), "magnitude": _yarn_magnitude(given, fields["factor"])}
+        fields |= {name: float(settings.get(name, default)) for name, default in (("beta_fast", 32), ("beta_slow", 1))}
+        fields |= {"truncate": settings.get("truncate", True), "magnitude": _yarn_magnitude(settings, fields["factor"])}
     elif cls is spec.LongRopeScaling:
-        fields["magnitude"] = _longrope_magnitude(given, longest, original)
+        fields["magnitude"] = _longrope_magnitude(settings, longest, original)
     return cls(**{name: value for name, value in fields.items() if name in cls.model_fields})
 
 
@@ -157,24 +163,24 @@ def _number(value: Any) -> Any:
     return tuple(map(float, value)) if isinstance(value, list) else float(value)
 
 
-def _yarn_magnitude(given: Mapping[str, Any], factor: float) -> float:
+def _yarn_magnitude(settings: Mapping[str, Any], factor: float) -> float:
     """Source: arXiv 2309.00071, eq. 22; the two multipliers are those of arXiv 2412.19437's released code."""
 
     def magnitude(multiplier: float) -> float:
         return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
 
-    if "attention_factor" in given:
-        return float(given["attention_factor"])
-    if given.get("mscale") and given.get("mscale_all_dim"):
-        return magnitude(given["mscale"]) / magnitude(given["mscale_all_dim"])
+    if "attention_factor" in settings:
+        return float(settings["attention_factor"])
+    if settings.get("mscale") and settings.get("mscale_all_dim"):
+        return magnitude(settings["mscale"]) / magnitude(settings["mscale_all_dim"])
     return magnitude(1.0)
 
 
-def _longrope_magnitude(given: Mapping[str, Any], longest: int, original: int) -> float:
+def _longrope_magnitude(settings: Mapping[str, Any], longest: int, original: int) -> float:
     """Source: arXiv 2404.14219, the released code."""
-    if "attention_factor" in given:
-        return float(given["attention_factor"])
-    factor = given["factor"] if "factor" in given else longest / original
+    if "attention_factor" in settings:
+        return float(settings["attention_factor"])
+    factor = settings["factor"] if "factor" in settings else longest / original
     return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(original))
 
 
@@ -184,11 +190,11 @@ def scaling_config(position: spec.Rotary) -> dict[str, Any] | None:
     if scaling is None:
         return None
     kind = next(name for name, (cls, _) in _SCALINGS.items() if isinstance(scaling, cls))
-    found: dict[str, Any] = {"rope_type": kind} | ({"factor": 2.0} if kind == "longrope" else {})
+    config: dict[str, Any] = {"rope_type": kind} | ({"factor": 2.0} if kind == "longrope" else {})
     for name, value in scaling:
         if name != "kind" and (kind, name) != ("dynamic", "original_length"):
-            found[_WRITTEN.get(name, name)] = list(value) if isinstance(value, tuple) else value
-    return found
+            config[_WRITTEN.get(name, name)] = list(value) if isinstance(value, tuple) else value
+    return config
 
 
 def _max_length(model: spec.Model, position: str) -> int | None:

@@ -86,7 +86,7 @@ class GroupedQKV:
         if tensor.shape[0] != kv_heads * (queries + 2) * size:
             raise ValueError(f"{kv_heads * (queries + 2) * size} rows are needed")
         groups = tensor.unflatten(0, (kv_heads, queries + 2, size))
-        return [part.flatten(0, 2) for part in groups.split([queries, 1, 1], dim=1)]
+        return [block.flatten(0, 2) for block in groups.split([queries, 1, 1], dim=1)]
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
         """Put them back into their groups."""
@@ -270,14 +270,14 @@ def bind(rules: Sequence[Rule], tensors: Mapping[str, Tensor], model: spec.Model
             for address in tensors:
                 match = first.fullmatch(address)
                 if match is not None and address not in by_address:
-                    bound = _bound(rule, suffix, match.groupdict(), tensors, nodes)
+                    bound = _bind_rule(rule, suffix, match.groupdict(), tensors, nodes)
                     if bound is not None:
                         by_address |= dict.fromkeys(bound.ours, bound)
     bounds = list({id(bound): bound for bound in by_address.values()}.values())
     return bounds, [address for address in tensors if address not in by_address]
 
 
-def _bound(
+def _bind_rule(
     rule: Rule, suffix: str, numbers: dict[str, str], tensors: Mapping[str, Tensor], nodes: Mapping[str, spec.Attention]
 ) -> BoundRule | None:
     """Return a rule for the slots with some numbers in their addresses; None: the module lacks one of them."""
@@ -291,8 +291,8 @@ def _bound(
 
 
 def _pattern(address: str) -> re.Pattern[str]:
-    parts = _PLACEHOLDER.split(address)
-    return re.compile("".join(rf"(?P<{part}>\d+)" if i % 2 else re.escape(part) for i, part in enumerate(parts)))
+    pieces = _PLACEHOLDER.split(address)
+    return re.compile("".join(rf"(?P<{piece}>\d+)" if i % 2 else re.escape(piece) for i, piece in enumerate(pieces)))
 
 
 def _names(patterns: list[str], numbers: dict[str, str], slots: Slots) -> tuple[tuple[str, ...], ...]:

@@ -121,7 +121,7 @@ class StackAttention:
 
 
 @dataclass(frozen=True)
-class Column:
+class HeadColumn:
     """A number that every head has: a statistic, an effect or a contribution.
 
     Args:
@@ -138,7 +138,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Lens:
+class PageLens:
     """What a stack would predict if it ended after each layer.
 
     Args:
@@ -208,8 +208,8 @@ class Sample:
     label: str
     rows: Mapping[RowName, TokenRow]
     attentions: tuple[StackAttention, ...]
-    columns: tuple[Column, ...] = ()
-    lens: Lens | None = None
+    columns: tuple[HeadColumn, ...] = ()
+    lens: PageLens | None = None
     beams: tuple[BeamNode, ...] = ()
     facts: tuple[tuple[str, str], ...] = ()
     texts: tuple[tuple[str, str], ...] = ()

@@ -19,11 +19,11 @@ from jaxtyping import Bool, Float, Num, UInt
 from clearhead.base.errors import InputError
 from clearhead.interpret.view.explorer.data import (
     BeamNode,
-    Column,
     ExactHead,
+    HeadColumn,
     LayerAttention,
-    Lens,
     Page,
+    PageLens,
     Sample,
     StackAttention,
     TokenRow,
@@ -51,21 +51,21 @@ class Encoder:
     num_blobs: int = 0
     spans: list[list[int]] = field(default_factory=list)
 
-    def blobs(self, count: int, make: Callable[[], list[Num[np.ndarray, "..."]]]) -> int:
+    def add_arrays(self, count: int, make: Callable[[], list[Num[np.ndarray, "..."]]]) -> int:
         """Return the number of the first of `count` arrays, which are made when the page is written."""
         self.makers.append(make)
         self.starts.append(self.num_blobs)
         self.num_blobs += count
         return self.num_blobs - count
 
-    def blob(self, array: Num[np.ndarray, "..."]) -> int:
+    def add_array(self, array: Num[np.ndarray, "..."]) -> int:
         """Return the number of an array."""
-        return self.blobs(1, lambda: [array])
+        return self.add_arrays(1, lambda: [array])
 
     def texts(self) -> Iterator[str]:
         """Give the compressed arrays in the order of their numbers."""
         for make in self.makers:
-            yield from map(compressed, make())
+            yield from map(compress_array, make())
 
     def page(self, page: Page) -> Json:
         """Return the JSON of a page."""
@@ -107,7 +107,7 @@ class Encoder:
         exact = {}
         if weights is not None:
             allowed = _allowed_pairs(spans, size)
-            first = self.blobs(1 + len(chosen), lambda: _layer_arrays(layer, weights(), allowed))
+            first = self.add_arrays(1 + len(chosen), lambda: _layer_arrays(layer, weights(), allowed))
             exact = {str(head): _exact_head(layer.exact[head], first + 1 + at) for at, head in enumerate(chosen)}
         effects = layer.key_effects
         return {
@@ -116,21 +116,21 @@ class Encoder:
             "sink": layer.has_sink, "bias": layer.score_bias, "weights": first, "exact": exact,
             "values": {name: _numbers(values) for name, values in layer.values.items()},
             "patterns": list(layer.patterns),
-            "keyEffects": None if effects is None else self.blob(effects.astype(np.float32)),
+            "keyEffects": None if effects is None else self.add_array(effects.astype(np.float32)),
             "feedForward": {name: _number_or_none(value) for name, value in layer.feed_forward.items()},
         }  # fmt: skip
 
-    def lens(self, lens: Lens) -> Json:
+    def lens(self, lens: PageLens) -> Json:
         """Return the JSON of the predictions after each layer."""
         targets, probabilities, followed = lens.targets, lens.target_probabilities, lens.followed
         return {
             "row": lens.row, "layers": list(lens.layers), "vocabulary": list(lens.vocabulary),
             "top": lens.entries.shape[2],
-            "entries": self.blob(lens.entries.astype(np.int32)),
-            "probabilities": self.blob(lens.probabilities.astype(np.float32)),
+            "entries": self.add_array(lens.entries.astype(np.int32)),
+            "probabilities": self.add_array(lens.probabilities.astype(np.float32)),
             "targets": None if targets is None else targets.tolist(),
-            "targetProbabilities": None if probabilities is None else self.blob(probabilities.astype(np.float32)),
-            "followed": None if followed is None else self.blob(followed.astype(np.float32)),
+            "targetProbabilities": None if probabilities is None else self.add_array(probabilities.astype(np.float32)),
+            "followed": None if followed is None else self.add_array(followed.astype(np.float32)),
             "followedName": lens.followed_name,
         }  # fmt: skip
 
@@ -145,7 +145,7 @@ def _token_row(row: TokenRow) -> Json:
     }  # fmt: skip
 
 
-def _column(item: Column) -> Json:
+def _column(item: HeadColumn) -> Json:
     return {"name": item.name, "title": item.title, "description": item.description, "kind": item.kind}
 
 
@@ -233,7 +233,7 @@ def _exact_numbers(
     return np.concatenate(parts).astype(np.float32)
 
 
-def compressed(array: Num[np.ndarray, "..."]) -> str:
+def compress_array(array: Num[np.ndarray, "..."]) -> str:
     """Return the bytes of an array, deflated, in base64: all lowest bytes first, then all second ones, and so on."""
     little = np.ascontiguousarray(array.ravel().astype(array.dtype.newbyteorder("<")))
     planes = little.view(np.uint8).reshape(-1, array.dtype.itemsize).T
@@ -242,7 +242,7 @@ def compressed(array: Num[np.ndarray, "..."]) -> str:
 
 def refuse_too_large(page: Page) -> None:
     """Raise InputError where a page would hold more numbers than a browser opens with ease."""
-    refuse_too_many(sum(_stored(layer, sizes) for sample in page.samples for layer, sizes in _layers_of(sample)))
+    refuse_too_many(sum(_stored_size(layer, sizes) for sample in page.samples for layer, sizes in _layers_of(sample)))
 
 
 def refuse_too_many(count: int) -> None:
@@ -261,7 +261,7 @@ def _layers_of(sample: Sample) -> Iterator[tuple[LayerAttention, tuple[int, int]
             yield layer, (len(rows[stack.queries].tokens), len(rows[stack.keys].tokens))
 
 
-def _stored(layer: LayerAttention, size: tuple[int, int]) -> int:
+def _stored_size(layer: LayerAttention, size: tuple[int, int]) -> int:
     """Return how many numbers a layer takes; a float32 that hardly compresses counts as three."""
     pairs = size[0] * size[1] if layer.mask is None else int(layer.mask.sum())
     exact = sum(

@@ -18,12 +18,12 @@ import pytest
 
 from clearhead.apps.check.job import forecast
 from clearhead.apps.check.job import job as job_check
-from clearhead.apps.check.job.differences import Difference
+from clearhead.apps.check.job.differences import RunDifference
 from clearhead.apps.check.job.forecast import examine
-from clearhead.apps.check.job.job import Kill, KilledRun, compare_divisions, faults_of, without_dropout
+from clearhead.apps.check.job.job import Kill, KilledRun, compare_divisions, find_faults, without_dropout
 from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError, RunFailure
-from clearhead.training.parallel.engines import Sums
+from clearhead.training.parallel.engines import StepSums
 from clearhead.training.preflight import Preflight
 from clearhead.training.runfile.read import load_run_file
 from tests.apps.cli.tiny_run import SIZES, write_run_file
@@ -55,13 +55,13 @@ def test_a_job_passes_and_its_certificate_says_for_what(
     file = write_run_file(tmp_path, train=f"{LENGTH}early_stop = {{ metric = 'loss', patience = 1 }}\naverage = 2\n")
     assert main(["check", str(file), "--steps", "8", "--kills", "2", "--seed", "3", "--json"]) == 0
     out, err = capfd.readouterr()
-    found = json.loads(out.splitlines()[-1])
-    assert found["ok"] and not found["faults"] and not found["missed_kills"]
-    assert (found["steps"], found["planned_steps"], found["validate_every"], found["seed"]) == (8, 40, 4, 3)
-    assert {kill["moment"] for kill in found["kills"]} == {"saving", "validation"}
-    assert 0.0 <= found["accumulated"]["distance"] < found["tolerance"]
-    assert 0.0 <= found["two_processes"]["distance"] < found["tolerance"]
-    assert set(found["certificate"]) == {"versions", "machine", "run file", "data", "weights"}
+    record = json.loads(out.splitlines()[-1])
+    assert record["ok"] and not record["faults"] and not record["missed_kills"]
+    assert (record["steps"], record["planned_steps"], record["validate_every"], record["seed"]) == (8, 40, 4, 3)
+    assert {kill["moment"] for kill in record["kills"]} == {"saving", "validation"}
+    assert 0.0 <= record["accumulated"]["distance"] < record["tolerance"]
+    assert 0.0 <= record["two_processes"]["distance"] < record["tolerance"]
+    assert set(record["certificate"]) == {"versions", "machine", "run file", "data", "weights"}
     assert "the first 8 steps of 40" in err and "validated every 4 instead of 50" in err and "about" in err
     assert not (tmp_path / "run").exists()
 
@@ -84,21 +84,21 @@ def test_a_resume_that_forgets_the_order_of_the_data_is_found(
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "place"),
-    [(signal.SIGINT, 130, "job.job.undisturbed_run"), (signal.SIGTERM, 143, "job.job._reach_the_end")],
+    ("number", "code", "function"),
+    [(signal.SIGINT, 130, "job.job.train_undisturbed"), (signal.SIGTERM, 143, "job.job._reach_the_end")],
 )
 def test_a_check_that_is_stopped_leaves_nothing_behind(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, place: str
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int, function: str
 ) -> None:
     def stop(*arguments: object) -> None:
-        assert list(temporary.iterdir()) and ("reach" not in place or psutil.Process().children())
+        assert list(temporary.iterdir()) and ("reach" not in function or psutil.Process().children())
         os.kill(os.getpid(), number)
         raise AssertionError("the signal did not arrive")
 
     # On a busy machine the check may take longer to end, and the process that would be ended is that of the tests.
     monkeypatch.setattr("clearhead.apps.cli.stopping.GRACE", 60)
     monkeypatch.setattr("clearhead.apps.check.job.job.compare_divisions", lambda job: (None, None))
-    monkeypatch.setattr(f"clearhead.check.{place}", stop)
+    monkeypatch.setattr(f"clearhead.check.{function}", stop)
     before = signal.signal(number, signal.default_int_handler)
     try:
         assert main(["check", str(write_run_file(tmp_path, train=LENGTH))]) == code
@@ -112,10 +112,10 @@ def test_gradients_that_forget_the_labels_of_earlier_batches_are_found(
     job = examine(write_run_file(tmp_path, train=LENGTH), tmp_path / "folder", steps=8, kills=1)
     job = replace(job, one_process="one process is enough here")
 
-    def add(self: Sums, loss: float, num_labels: int, num_tokens: int, number: int) -> None:
+    def add(self: StepSums, loss: float, num_labels: int, num_tokens: int, number: int) -> None:
         self.loss, self.num_labels, self.num_tokens = self.loss + loss, num_labels, self.num_tokens + num_tokens
 
-    monkeypatch.setattr(Sums, "add", add)
+    monkeypatch.setattr(StepSums, "add", add)
     halves, processes = compare_divisions(job)
     assert halves.is_wrong and halves.distance is not None and halves.distance > 0.5
     assert str(processes) == "not checked: one process is enough here"
@@ -153,34 +153,36 @@ def test_a_job_that_cannot_go_on_is_a_fault_and_one_that_never_began_a_failure(
 ) -> None:
     came = [Kill("random", 2)]
 
-    def killed(job: object, run: KilledRun, *others: object) -> bool:
+    def kill(job: object, run: KilledRun, *others: object) -> bool:
         run.kills += came
         return True
 
     def reach(job: object, process: object) -> None:
         raise RunFailure("the checkpoint is gone")
 
-    monkeypatch.setattr(forecast.Job, "train", lambda *arguments, **options: contextlib.nullcontext())
+    monkeypatch.setattr(forecast.CheckedJob, "train", lambda *arguments, **options: contextlib.nullcontext())
     monkeypatch.setattr(job_check, "_reach_the_end", reach)
-    monkeypatch.setattr(job_check, "_killed", killed)
+    monkeypatch.setattr(job_check, "_kill_at_moment", kill)
     job = examine(write_run_file(tmp_path, train=LENGTH), tmp_path, steps=4, kills=1)
-    (run,) = job_check.killed_runs(job, 1, random.Random(1), 1.0)
-    assert faults_of(job, tmp_path, run) == [
+    (run,) = job_check.train_with_kills(job, 1, random.Random(1), 1.0)
+    assert find_faults(job, tmp_path, run) == [
         "after the kill at a random moment after step 2, --resume: the checkpoint is gone"
     ]
     came.clear()
     with pytest.raises(RunFailure, match="the checkpoint is gone"):
-        job_check.killed_runs(job, 1, random.Random(1), 1.0)
+        job_check.train_with_kills(job, 1, random.Random(1), 1.0)
 
 
 def test_what_differs_before_the_first_kill_is_not_blamed_on_resuming(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = examine(write_run_file(tmp_path, train=LENGTH), tmp_path, steps=4, kills=1)
-    monkeypatch.setattr("clearhead.apps.check.job.job.differences", lambda *arguments: [Difference(2, "weights of a")])
+    monkeypatch.setattr(
+        "clearhead.apps.check.job.job.find_differences", lambda *arguments: [RunDifference(2, "weights of a")]
+    )
     run = KilledRun(tmp_path, [Kill("saving", 2)])
-    assert "step 2: weights of a; before the first kill, so the training itself" in faults_of(job, tmp_path, run)[0]
-    assert faults_of(job, tmp_path, KilledRun(tmp_path, [Kill("saving", 1)])) == ["step 2: weights of a"]
+    assert "step 2: weights of a; before the first kill, so the training itself" in find_faults(job, tmp_path, run)[0]
+    assert find_faults(job, tmp_path, KilledRun(tmp_path, [Kill("saving", 1)])) == ["step 2: weights of a"]
 
 
 @pytest.mark.parametrize(

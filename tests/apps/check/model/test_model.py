@@ -19,7 +19,7 @@ from clearhead.apps.check.model.report import report_html
 from clearhead.apps.cli.main import main
 from clearhead.checkpoints.hf import saving
 from clearhead.checkpoints.hf.loading import load_module
-from tests import hf_models as made
+from tests import hf_models
 from tests.laws.tiny import tiny
 from tests.parity.architectures.harness import all_cases, theirs_of
 
@@ -42,7 +42,7 @@ def test_a_sound_model_is_accused_of_nothing(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made.language_model(tmp_path_factory.mktemp("check") / "model")
+    return hf_models.language_model(tmp_path_factory.mktemp("check") / "model")
 
 
 def test_the_command_reports_and_writes_a_page(
@@ -51,11 +51,11 @@ def test_the_command_reports_and_writes_a_page(
     page = tmp_path / "report.html"
     assert main(["check", str(folder), "--json", "--html", str(page)]) == 0
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert record["ok"] and all(one["severity"] == "warning" for one in record["findings"])
-    assert {one["verdict"] for one in record["information_flow"]} == {"right"}
+    assert record["ok"] and all(result["severity"] == "warning" for result in record["findings"])
+    assert {result["verdict"] for result in record["information_flow"]} == {"right"}
     assert record.keys() >= {"information_flow", "invariances", "health"}
     assert "kernels_and_precisions" not in record
-    assert [one["verdict"] for one in record["invariances"][-2:]] == ["right", "right"], "saved and loaded"
+    assert [result["verdict"] for result in record["invariances"][-2:]] == ["right", "right"], "saved and loaded"
     text = page.read_text("utf-8")
     assert (
         text.count("<svg") == 3
@@ -106,25 +106,25 @@ def test_an_option_without_effect_is_refused(
 def test_a_file_that_is_read_otherwise_than_written_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted: what is written in Hugging Face's layout has two of its rows exchanged."""
     model = load(folder)
-    assert not [one for one in check_saving(model) if isinstance(one, Finding)]
+    assert not [result for result in check_saving(model) if isinstance(result, Finding)]
     right = saving.module_to_hf_tensors
     name = "transformer.h.1.mlp.c_fc.weight"
 
-    def exchanged(*args: Any, **options: Any) -> Any:
+    def exchange(*args: Any, **options: Any) -> Any:
         tensors = right(*args, **options)
         return {**tensors, name: tensors[name].roll(1, 1)}
 
-    monkeypatch.setattr(saving, "module_to_hf_tensors", exchanged)
-    (found,) = (one for one in check_saving(model) if isinstance(one, Finding))
-    assert found.where == "decoder.layers.1.steps.1.branches.0.function.up.weight"
-    assert found.says.startswith("save = load, Hugging Face layout: 1 of ")
+    monkeypatch.setattr(saving, "module_to_hf_tensors", exchange)
+    (finding,) = (result for result in check_saving(model) if isinstance(result, Finding))
+    assert finding.where == "decoder.layers.1.steps.1.branches.0.function.up.weight"
+    assert finding.says.startswith("save = load, Hugging Face layout: 1 of ")
 
 
 def test_a_tokenizer_of_another_model_is_named(folder: Path) -> None:
     model = load(folder)
     smaller = tiny("decoder/post/learned")
     assert smaller.num_source_ids < model.tokenizers.source.vocab_size
-    assert not [one for one in check_tokenizers(model.module, model.tokenizers) if isinstance(one, Finding)]
-    found = [one for one in check_tokenizers(smaller, model.tokenizers) if isinstance(one, Finding)]
-    assert found and found[0].severity == "wrong"
-    assert f"but the table has {smaller.num_source_ids:,} rows" in found[0].says
+    assert not [result for result in check_tokenizers(model.module, model.tokenizers) if isinstance(result, Finding)]
+    findings = [result for result in check_tokenizers(smaller, model.tokenizers) if isinstance(result, Finding)]
+    assert findings and findings[0].severity == "wrong"
+    assert f"but the table has {smaller.num_source_ids:,} rows" in findings[0].says

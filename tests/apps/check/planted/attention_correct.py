@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from tests.apps.check.planted.entry import Planted, fused, per_head, separate, stacked
+from tests.apps.check.planted.entry import Planted, per_head, read_fused, read_stacked, separate
 
 
 class Annotated(nn.Module):
@@ -30,11 +30,11 @@ class Annotated(nn.Module):
         return self.linears[-1](torch.matmul(p, v).transpose(1, 2).contiguous().view(n, -1, self.h * self.d_k)), p
 
 
-def annotated(part):
-    found = {}
-    for letter, layer in zip("qkvo", part.linears, strict=True):
-        found |= {letter: layer.weight, letter + "b": layer.bias}
-    return found
+def read_annotated(candidate):
+    weights = {}
+    for letter, layer in zip("qkvo", candidate.linears, strict=True):
+        weights |= {letter: layer.weight, letter + "b": layer.bias}
+    return weights
 
 
 class CausalSelfAttention(nn.Module):
@@ -158,11 +158,11 @@ class TimeFirst(nn.Module):
         return self.out_proj(torch.bmm(a.softmax(-1), v).transpose(0, 1).reshape(t, b, d))
 
 
-def in_proj(part):
-    found = {"o": part.out_proj.weight, "ob": part.out_proj.bias}
+def in_proj(candidate):
+    weights = {"o": candidate.out_proj.weight, "ob": candidate.out_proj.bias}
     for i, letter in enumerate("qkv"):
-        found |= {letter: part.in_proj_weight.chunk(3)[i], letter + "b": part.in_proj_bias.chunk(3)[i]}
-    return found
+        weights |= {letter: candidate.in_proj_weight.chunk(3)[i], letter + "b": candidate.in_proj_bias.chunk(3)[i]}
+    return weights
 
 
 class ToQ(nn.Module):
@@ -232,11 +232,13 @@ class ScaledWeights(nn.Module):
 
 
 CORRECT: list[Planted] = [
-    Planted("annotated", Annotated, None, "q k v mask", "ones", annotated),
-    Planted("gpt", CausalSelfAttention, None, "x", "causal", fused("c_attn", "c_proj")),
-    Planted("interleaved", Interleaved, None, "x mask", "additive", fused("qkv_layer", "linear_layer", "num_heads")),
+    Planted("annotated", Annotated, None, "q k v mask", "ones", read_annotated),
+    Planted("gpt", CausalSelfAttention, None, "x", "causal", read_fused("c_attn", "c_proj")),
+    Planted(
+        "interleaved", Interleaved, None, "x mask", "additive", read_fused("qkv_layer", "linear_layer", "num_heads")
+    ),
     Planted("list_of_heads", ListOfHeads, None, "x", "none", per_head),
-    Planted("einsum", Einsum, None, "x", "causal", stacked),
+    Planted("einsum", Einsum, None, "x", "causal", read_stacked),
     Planted("function", lambda width, heads: multihead, None, "x"),
     Planted("bmm", Bmm, None, "x", "none", separate("toqueries", "tokeys", "tovalues", "unifyheads")),
     Planted("time_first", TimeFirst, None, "x", "none", in_proj, time_first=True),

@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from tests.apps.check.planted.entry import Planted, fused, separate
+from tests.apps.check.planted.entry import Planted, read_fused, separate
 
 
 class Cross(nn.Module):
@@ -222,7 +222,7 @@ class MaskOfQueries(Cross):
 
 
 CROSS = separate("to_q", "to_k", "to_v", "to_out")
-FUSED = fused("c_attn", "c_proj")
+FUSED = read_fused("c_attn", "c_proj")
 QKV = "q k v mask"
 WRONG: list[Planted] = [
     Planted("ignored", Ignored, "mask_ignored", QKV, "attend", CROSS),

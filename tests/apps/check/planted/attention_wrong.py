@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from tests.apps.check.planted.entry import Planted, fused, per_head, separate, stacked
+from tests.apps.check.planted.entry import Planted, per_head, read_fused, read_stacked, separate
 
 
 class Linears(nn.Module):
@@ -307,7 +307,7 @@ class HalfPromoted(Linears):
 
 
 LINEARS = separate("W_q", "W_k", "W_v", "W_o")
-FUSED = fused("c_attn", "c_proj")
+FUSED = read_fused("c_attn", "c_proj")
 WRONG: list[Planted] = [
     Planted("no_scaling", NoScaling, "no_scaling", weights=LINEARS),
     Planted("no_scaling_fused", NoScalingFused, "no_scaling", mask="causal", weights=FUSED),
@@ -335,9 +335,9 @@ WRONG: list[Planted] = [
         weights=separate("toqueries", "tokeys", "tovalues", "unifyheads"),
         shows="long",
     ),
-    Planted("values_heads_reversed", TwoGroupings, "heads_mismatched", weights=fused("qkv", "out", "heads")),
+    Planted("values_heads_reversed", TwoGroupings, "heads_mismatched", weights=read_fused("qkv", "out", "heads")),
     Planted("no_output", NoOutput, "output_projection_missing", weights=FUSED),
-    Planted("no_output_einsum", OutputPerHead, "output_projection_missing", weights=stacked),
+    Planted("no_output_einsum", OutputPerHead, "output_projection_missing", weights=read_stacked),
     Planted("bias_missing", BiasMissing, "bias_missing", weights=separate("query", "key", "value", "dense")),
     Planted("scores_transposed", ScoresTransposed, "scores_transposed", weights=LINEARS),
     Planted("weights_transposed", WeightsTransposed, "weights_transposed", weights=separate("Wq", "Wk", "Wv", "Wo")),

@@ -38,46 +38,48 @@ class Planted:
 def separate(*names: str) -> Callable[[nn.Module], Weights]:
     """Weights of four linear layers by their names: query, key, value and perhaps the output."""
 
-    def read(part: nn.Module) -> Weights:
-        found: Weights = {}
+    def read(candidate: nn.Module) -> Weights:
+        weights: Weights = {}
         for letter, name in zip("qkvo", names, strict=False):
-            layer = getattr(part, name)
-            found |= {letter: layer.weight, letter + "b": layer.bias}
-        return found
+            layer = getattr(candidate, name)
+            weights |= {letter: layer.weight, letter + "b": layer.bias}
+        return weights
 
     return read
 
 
-def fused(name: str, out: str, heads: str | None = None) -> Callable[[nn.Module], Weights]:
+def read_fused(name: str, out: str, heads: str | None = None) -> Callable[[nn.Module], Weights]:
     """Weights of one linear layer [q|k|v], or [h][q, k, v] where `heads` names the number of heads."""
 
-    def read(part: nn.Module) -> Weights:
-        layer, last = getattr(part, name), getattr(part, out)
-        found: Weights = {"o": last.weight, "ob": last.bias}
+    def read(candidate: nn.Module) -> Weights:
+        layer, last = getattr(candidate, name), getattr(candidate, out)
+        weights: Weights = {"o": last.weight, "ob": last.bias}
         for suffix, tensor in (("", layer.weight), ("b", layer.bias)):
             if tensor is None:
                 continue
             if heads is None:
                 thirds = tensor.chunk(3)
             else:
-                grouped = tensor.unflatten(0, (getattr(part, heads), 3, -1))
+                grouped = tensor.unflatten(0, (getattr(candidate, heads), 3, -1))
                 thirds = [grouped[:, i].flatten(0, 1) for i in range(3)]
-            found |= {letter + suffix: third for letter, third in zip("qkv", thirds, strict=True)}
-        return found
+            weights |= {letter + suffix: third for letter, third in zip("qkv", thirds, strict=True)}
+        return weights
 
     return read
 
 
-def stacked(part: nn.Module) -> Weights:
+def read_stacked(candidate: nn.Module) -> Weights:
     """Weights of raw parameters (heads, width, head) and (heads, head, width)."""
-    found: Weights = {a: getattr(part, "W_" + a.upper()).transpose(1, 2).flatten(0, 1) for a in "qkv"}
-    return {**found, "o": part.W_O.flatten(0, 1).T}
+    weights: Weights = {a: getattr(candidate, "W_" + a.upper()).transpose(1, 2).flatten(0, 1) for a in "qkv"}
+    return {**weights, "o": candidate.W_O.flatten(0, 1).T}
 
 
-def per_head(part: nn.Module) -> Weights:
+def per_head(candidate: nn.Module) -> Weights:
     """Weights of lists of one linear layer a head."""
-    found: Weights = {a: torch.cat([m.weight for m in getattr(part, n)]) for a, n in zip("qkv", NAMES, strict=True)}
-    return {**found, "o": part.proj.weight, "ob": part.proj.bias}
+    weights: Weights = {
+        a: torch.cat([m.weight for m in getattr(candidate, n)]) for a, n in zip("qkv", NAMES, strict=True)
+    }
+    return {**weights, "o": candidate.proj.weight, "ob": candidate.proj.bias}
 
 
 NAMES = ("queries", "keys", "values")

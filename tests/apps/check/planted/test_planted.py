@@ -40,7 +40,7 @@ def reference(w: dict, q: Tensor, k: Tensor, v: Tensor, attend: Tensor | None) -
 def run(entry: Planted, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, bool]:
     """Output of a part, of the reference, and whether the caller's mask was changed."""
     torch.manual_seed(3)
-    part = entry.make(WIDTH, HEADS)
+    candidate = entry.make(WIDTH, HEADS)
     heads = 1 if entry.shows == "long" else HEADS
     time = 2 * WIDTH if entry.shows == "long" else TIME
     cross = "q" in entry.inputs.split()
@@ -52,27 +52,27 @@ def run(entry: Planted, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
         attend = attend[:, :, :1] | (torch.arange(time) == 0)
     if entry.shows == "empty_row":
         attend[0, :, 1] = False
-    given = inverse(attend, entry.mask)
+    mask = inverse(attend, entry.mask)
     allowed = None if entry.mask == "none" else attend
     if "causal" in entry.mask:
         causal = torch.ones(time, time, dtype=torch.bool).tril()
         allowed = causal if entry.mask == "causal" else causal & attend
     inputs = [x, other, other] if cross else [x.transpose(0, 1) if entry.time_first else x]
-    if given is not None:
-        inputs.append(given.clone())
+    if mask is not None:
+        inputs.append(mask.clone())
     if entry.weights is None:
         raw = [torch.randn(WIDTH, WIDTH) * 0.4 for _ in range(4)]
         weights = {a: m.T for a, m in zip("qkvo", raw, strict=True)}
-        out = part(x, *raw, heads)
+        out = candidate(x, *raw, heads)
     else:
-        part = part.eval().to(dtype)
+        candidate = candidate.eval().to(dtype)
         inputs = [i.to(dtype) if i.is_floating_point() else i for i in inputs]
         with torch.no_grad():
-            out = part(*inputs)
-        weights = entry.weights(part)
+            out = candidate(*inputs)
+        weights = entry.weights(candidate)
     out = out[0] if isinstance(out, tuple) else out
     out = out.transpose(0, 1) if entry.time_first else out
-    changed = given is not None and not torch.equal(inputs[-1], given.to(inputs[-1].dtype))
+    changed = mask is not None and not torch.equal(inputs[-1], mask.to(inputs[-1].dtype))
     wanted = reference({**weights, "heads": heads}, x.to(dtype), other.to(dtype), other.to(dtype), allowed)
     return out, wanted.detach(), changed
 
@@ -97,6 +97,6 @@ def test_attention(entry: Planted) -> None:
 def test_names_and_sentences() -> None:
     assert len({e.name for e in ATTENTION}) == len(ATTENTION)
     for module in (attention_wrong, attention_masks):
-        for _, made in inspect.getmembers(module, inspect.isclass):
-            if made.__module__ == module.__name__ and made.__name__ not in ("Linears",):
-                assert made.__doc__
+        for _, planted in inspect.getmembers(module, inspect.isclass):
+            if planted.__module__ == module.__name__ and planted.__name__ not in ("Linears",):
+                assert planted.__doc__

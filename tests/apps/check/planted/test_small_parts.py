@@ -26,13 +26,13 @@ def test_positions(entry) -> None:
 @pytest.mark.parametrize("entry", [*planted.NORM, *planted.RMS_NORM], ids=lambda e: e[0])
 def test_norm(entry) -> None:
     torch.manual_seed(0)
-    part, x = entry[1](8), torch.randn(2, 5, 8)
+    candidate, x = entry[1](8), torch.randn(2, 5, 8)
     x[0] *= 0.01
     if entry in planted.NORM:
-        wanted = F.layer_norm(x, (8,), part.gamma, part.beta, part.eps)
+        wanted = F.layer_norm(x, (8,), candidate.gamma, candidate.beta, candidate.eps)
     else:
-        wanted = F.rms_norm(x, (8,), part.gamma, part.eps)
-    agree(part(x), wanted, entry[2])
+        wanted = F.rms_norm(x, (8,), candidate.gamma, candidate.eps)
+    agree(candidate(x), wanted, entry[2])
 
 
 @pytest.mark.parametrize("entry", planted.LOSS, ids=lambda e: e[0])

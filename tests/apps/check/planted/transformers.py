@@ -22,8 +22,8 @@ class Attention(nn.Module):
 
     def forward(self, query, key, value, mask=None):
         q, k, v = (
-            one(x).view(x.shape[0], -1, HEADS, WIDTH // HEADS).transpose(1, 2)
-            for one, x in ((self.q, query), (self.k, key), (self.v, value))
+            projection(x).view(x.shape[0], -1, HEADS, WIDTH // HEADS).transpose(1, 2)
+            for projection, x in ((self.q, query), (self.k, key), (self.v, value))
         )
         scores = q @ k.transpose(-2, -1) / self.scale
         if mask is not None:

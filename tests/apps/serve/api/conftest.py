@@ -10,7 +10,7 @@ import pytest
 
 import clearhead as ch
 from clearhead.apps.serve.api.application import make_application
-from clearhead.apps.serve.api.served import Models, Served
+from clearhead.apps.serve.api.served import Models, ServedModel
 from clearhead.apps.serve.api.server import Server, hosts_of
 from clearhead.apps.serve.explorer import listen
 from clearhead.apps.serve.gate import Access
@@ -33,7 +33,7 @@ MAKERS = {
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     folder = tmp_path_factory.mktemp("served")
-    served = [Served(name, ch.load(make(folder / name), precision="fp32")) for name, make in MAKERS.items()]
+    served = [ServedModel(name, ch.load(make(folder / name), precision="fp32")) for name, make in MAKERS.items()]
     return Models(served, {"broken": "its folder is empty"})
 
 
@@ -44,7 +44,7 @@ def address(models: Models) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def locked(models: Models) -> Iterator[str]:
+def hold_lock(models: Models) -> Iterator[str]:
     """The address of a server that needs a key."""
     yield from running(models, ("first-key", "second-key"))
 

@@ -24,7 +24,7 @@ from clearhead.apps.cli.main import main
 from clearhead.apps.serve import gate
 from clearhead.apps.serve.api import server
 from clearhead.apps.serve.api.bodies import ChatRequest, CompletionRequest, DetokenizeRequest, EmbeddingRequest
-from clearhead.apps.serve.api.reading import _encoded
+from clearhead.apps.serve.api.reading import _encode_vector
 from clearhead.apps.serve.api.served import Models
 from clearhead.generate.running import RunningBatch
 
@@ -34,14 +34,14 @@ def client(address: str) -> openai.OpenAI:
 
 
 def test_text_is_that_of_the_library(address: str, models: Models) -> None:
-    model = models.named("lm").model
-    asked = client(address).completions.create(model="lm", prompt="a m", max_tokens=9, temperature=0, logprobs=2)
+    model = models.get("lm").model
+    answer = client(address).completions.create(model="lm", prompt="a m", max_tokens=9, temperature=0, logprobs=2)
     (expected,) = model.generate("a m", max_new_tokens=9, temperature=0)
-    assert asked.choices[0].text == expected.text
-    found = asked.choices[0].logprobs
-    assert len(found.tokens) == len(expected.tokens) == asked.usage.completion_tokens
-    assert all(len(one) <= 2 for one in found.top_logprobs)
-    assert sum(found.token_logprobs) / len(found.tokens) == pytest.approx(expected.score, abs=1e-4)
+    assert answer.choices[0].text == expected.text
+    logprobs = answer.choices[0].logprobs
+    assert len(logprobs.tokens) == len(expected.tokens) == answer.usage.completion_tokens
+    assert all(len(top) <= 2 for top in logprobs.top_logprobs)
+    assert sum(logprobs.token_logprobs) / len(logprobs.tokens) == pytest.approx(expected.score, abs=1e-4)
 
 
 def test_streams_seeds_and_choices(address: str, models: Models) -> None:
@@ -49,36 +49,36 @@ def test_streams_seeds_and_choices(address: str, models: Models) -> None:
     options = {"model": "lm", "prompt": "a m", "max_tokens": 7, "seed": 5, "temperature": 1.1}
     whole = api.completions.create(**options, n=2)
     again = api.completions.create(**options, n=2)
-    assert [one.text for one in whole.choices] == [one.text for one in again.choices]
-    assert len({one.index for one in whole.choices}) == 2
+    assert [choice.text for choice in whole.choices] == [choice.text for choice in again.choices]
+    assert len({choice.index for choice in whole.choices}) == 2
     events = list(api.completions.create(**options, n=2, stream=True, stream_options={"include_usage": True}))
     texts = {0: "", 1: ""}
     for event in events[:-1]:
         texts[event.choices[0].index] += event.choices[0].text
-    assert [texts[0], texts[1]] == [one.text for one in whole.choices]
+    assert [texts[0], texts[1]] == [choice.text for choice in whole.choices]
     assert events[-1].usage.total_tokens == whole.usage.total_tokens
 
 
 def test_a_chat_is_formatted_by_its_template(address: str, models: Models) -> None:
-    served = models.named("lm")
+    served = models.get("lm")
     messages = [{"role": "user", "content": "a m"}, {"role": "assistant", "content": "u"}]
     api = client(address)
-    asked = api.chat.completions.create(model="lm", messages=messages, max_tokens=5, temperature=0, logprobs=True)
+    answer = api.chat.completions.create(model="lm", messages=messages, max_tokens=5, temperature=0, logprobs=True)
     text = served.model.hf_checkpoint.tokenizers.chat.render(messages)
     ids = served.tokenizer.encode_with_special(text)
     plain = api.completions.create(model="lm", prompt=ids, max_tokens=5, temperature=0)
-    assert asked.choices[0].message.content == plain.choices[0].text
-    assert asked.usage.prompt_tokens == len(ids) and len(asked.choices[0].logprobs.content) == 5
+    assert answer.choices[0].message.content == plain.choices[0].text
+    assert answer.usage.prompt_tokens == len(ids) and len(answer.choices[0].logprobs.content) == 5
 
 
 def test_echo_scores_a_given_text(address: str, models: Models) -> None:
-    served = models.named("lm")
+    served = models.get("lm")
     ids = served.tokenizer.encode("a m u e")
-    asked = client(address).completions.create(model="lm", prompt=[ids, ids[:3]], max_tokens=0, echo=True, logprobs=1)
-    for choice, given in zip(asked.choices, (ids, ids[:3]), strict=True):
+    answer = client(address).completions.create(model="lm", prompt=[ids, ids[:3]], max_tokens=0, echo=True, logprobs=1)
+    for choice, prompt_ids in zip(answer.choices, (ids, ids[:3]), strict=True):
         with torch.no_grad():
-            expected = served.model.module(torch.tensor([given])).logits[0].log_softmax(-1)
-        values = [None, *(float(expected[place, index]) for place, index in enumerate(given[1:]))]
+            expected = served.model.module(torch.tensor([prompt_ids])).logits[0].log_softmax(-1)
+        values = [None, *(float(expected[position, index]) for position, index in enumerate(prompt_ids[1:]))]
         assert choice.logprobs.token_logprobs[0] is None
         assert choice.logprobs.token_logprobs[1:] == pytest.approx(values[1:], abs=1e-4)
 
@@ -87,8 +87,8 @@ def test_requests_that_share_a_batch_have_their_own_results(address: str) -> Non
     api = client(address)
 
     def ask(number: int) -> str:
-        asked = {"model": "lm", "prompt": "a m u"[: 1 + number % 5], "max_tokens": 5 + number, "temperature": 0}
-        return api.completions.create(**asked).choices[0].text
+        request = {"model": "lm", "prompt": "a m u"[: 1 + number % 5], "max_tokens": 5 + number, "temperature": 0}
+        return api.completions.create(**request).choices[0].text
 
     alone = [ask(number) for number in range(12)]
     with concurrent.futures.ThreadPoolExecutor(12) as pool:
@@ -103,19 +103,19 @@ def test_tasks_have_the_schema_of_hugging_face(address: str, models: Models, mon
         return InferenceClient(model=f"{address}/models/{name}")
 
     text = "the cat sat"
-    blank = f"the {models.named('mlm').model.tokenizer.entries()[models.named('mlm').model.tokenizer.mask_id]} sat"
+    blank = f"the {models.get('mlm').model.tokenizer.entries()[models.get('mlm').model.tokenizer.mask_id]} sat"
     filled = at("mlm").fill_mask(blank, top_k=3)
-    (expected,) = models.named("mlm").model.fill(blank, top_k=3)
-    assert [one.token_str for one in filled] == [one.text for one in expected]
+    (expected,) = models.get("mlm").model.fill(blank, top_k=3)
+    assert [candidate.token_str for candidate in filled] == [filled_blank.text for filled_blank in expected]
     labels = at("labels").text_classification(text)
-    assert labels[0].label == models.named("labels").model.classify(text).label
-    assert [one.word for one in at("tags").token_classification(text)] == [
-        one.text for one in models.named("tags").model.tag(text)
+    assert labels[0].label == models.get("labels").model.classify(text).label
+    assert [entity.word for entity in at("tags").token_classification(text)] == [
+        label.text for label in models.get("tags").model.tag(text)
     ]
     answer = at("spans").question_answering("the cat", text)
-    assert answer.answer == models.named("spans").model.answer("the cat", text)[0].text
+    assert answer.answer == models.get("spans").model.answer("the cat", text)[0].text
     translated = at("mt").translation("a m u")
-    model = models.named("mt").model
+    model = models.get("mt").model
     assert translated.translation_text == model.translate("a m u")
     options = {"num_beams": 2, "max_new_tokens": 7, "no_repeat_ngram_size": 2}
     (expected,) = model.generate("a m u", beam_size=2, max_new_tokens=7, no_repeat_ngram_size=2)
@@ -130,10 +130,12 @@ def test_text_from_text_is_that_of_generate(address: str, models: Models) -> Non
     texts = ["a m u", "", "the cat sat", "a m u " * 60]
     parameters = {"generate_parameters": {"max_new_tokens": 9, "temperature": 0.0}}
     body = {"inputs": texts, "parameters": parameters}
-    answers = [one["generated_text"] for one in httpx.post(path, json=body, timeout=60).json()]
-    model = models.named("mt").model
+    answers = [item["generated_text"] for item in httpx.post(path, json=body, timeout=60).json()]
+    model = models.get("mt").model
     expected = model.generate(texts, max_new_tokens=9, temperature=0, truncate=True)
-    assert answers == ["" if not text else one.text for text, (one,) in zip(texts, expected, strict=True)]
+    assert answers == [
+        "" if not text else continuation.text for text, (continuation,) in zip(texts, expected, strict=True)
+    ]
     parameters["truncation"] = "do_not_truncate"
     refused = httpx.post(path, json=body, timeout=60)
     assert refused.status_code == 400 and "positions" in refused.json()["error"]["message"]
@@ -183,24 +185,26 @@ def test_a_wrong_request_has_a_status_and_a_sentence(
     path: str, body: object, status: int, sentence: str, address: str
 ) -> None:
     content = body if isinstance(body, str) else json.dumps(body)
-    found = httpx.post(f"{address}{path}", content=content, headers={"content-type": "application/json"}, timeout=60)
-    assert found.status_code == status, found.text
-    assert len(found.text) < 3000 and sentence in found.json()["error"]["message"] and "Traceback" not in found.text
+    answer = httpx.post(f"{address}{path}", content=content, headers={"content-type": "application/json"}, timeout=60)
+    assert answer.status_code == status, answer.text
+    assert len(answer.text) < 3000 and sentence in answer.json()["error"]["message"] and "Traceback" not in answer.text
 
 
 def test_a_parameter_that_is_half_a_character_is_no_failure(address: str) -> None:
     body = {"inputs": "the cat", "parameters": {"ignore_labels": ["\ud800"]}}
-    found = httpx.post(f"{address}/models/tags", content=json.dumps(body), headers={"content-type": "application/json"})
-    assert found.status_code == 200 and found.json()
+    answer = httpx.post(
+        f"{address}/models/tags", content=json.dumps(body), headers={"content-type": "application/json"}
+    )
+    assert answer.status_code == 200 and answer.json()
 
 
 def test_roles_out_of_order_are_refused_by_the_template(
     address: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chat = models.named("lm").model.hf_checkpoint.tokenizers.chat
+    chat = models.get("lm").model.hf_checkpoint.tokenizers.chat
     asks = "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    told = "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}"
-    template = "{% for message in messages %}" + asks + told + "{{ message['content'] }}{% endfor %}"
+    raising = "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}"
+    template = "{% for message in messages %}" + asks + raising + "{{ message['content'] }}{% endfor %}"
     monkeypatch.setitem(chat.templates, "default", template)
     api, right = client(address), [{"role": "user", "content": "a"}]
     assert api.chat.completions.create(model="lm", messages=right, max_tokens=2).choices
@@ -233,7 +237,7 @@ def test_strangers_are_refused(locked: str, address: str) -> None:
 
 
 def test_a_client_that_leaves_takes_its_request_along(address: str, models: Models) -> None:
-    engine = models.named("lm").engine
+    engine = models.get("lm").engine
     body = {"model": "lm", "prompt": "a", "max_tokens": 60, "temperature": 0, "stream": True, "n": 1}
     with httpx.stream("POST", f"{address}/v1/completions", json=body, timeout=60) as stream:
         next(stream.iter_lines())
@@ -245,12 +249,12 @@ def test_a_client_that_leaves_takes_its_request_along(address: str, models: Mode
 
 
 def test_vectors_are_those_of_the_library(address: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    texts, model, api = ["the cat sat", "on mat"], models.named("sent").model, client(address)
+    texts, model, api = ["the cat sat", "on mat"], models.get("sent").model, client(address)
     expected = model.embed(texts)
     for encoding in (openai.omit, "float"):  # its client asks for base64 by itself
-        found = api.embeddings.create(model="sent", input=texts, encoding_format=encoding)
-        assert np.array_equal(np.array([one.embedding for one in found.data], dtype=np.float32), expected)
-    assert found.usage.prompt_tokens == sum(len(model.tokenizer.encode(text)) + 2 for text in texts)
+        embeddings = api.embeddings.create(model="sent", input=texts, encoding_format=encoding)
+        assert np.array_equal(np.array([item.embedding for item in embeddings.data], dtype=np.float32), expected)
+    assert embeddings.usage.prompt_tokens == sum(len(model.tokenizer.encode(text)) + 2 for text in texts)
     (short,) = api.embeddings.create(model="sent", input=texts[0], dimensions=5).data
     np.testing.assert_allclose(short.embedding, expected[0, :5] / np.linalg.norm(expected[0, :5]), atol=1e-6)
     with pytest.raises(openai.BadRequestError, match=r"text 2 has more than the .* tokens that the model reads"):
@@ -277,8 +281,8 @@ def test_of_many_wrong_items_one_is_told() -> None:
 
 def test_vectors_in_both_encodings() -> None:
     vector = np.array([0.5, -1.25, 3.0], dtype=np.float32)
-    assert np.array_equal(np.frombuffer(base64.b64decode(_encoded(vector, "base64")), dtype="<f4"), vector)
-    assert _encoded(vector, "float") == [0.5, -1.25, 3.0]
+    assert np.array_equal(np.frombuffer(base64.b64decode(_encode_vector(vector, "base64")), dtype="<f4"), vector)
+    assert _encode_vector(vector, "float") == [0.5, -1.25, 3.0]
 
 
 def test_the_path_of_a_model_has_the_protocol_of_openai_too(
@@ -289,23 +293,25 @@ def test_the_path_of_a_model_has_the_protocol_of_openai_too(
     expected = client(address).chat.completions.create(model="lm", messages=messages, max_tokens=5, temperature=0)
     text = expected.choices[0].message.content
     # It names every model behind an address alike.
-    asked = InferenceClient(model=f"{address}/models/lm").chat_completion(messages, max_tokens=5, temperature=0)
-    assert asked.choices[0].message.content == text
-    own = openai.OpenAI(base_url=f"{address}/models/lm/v1", api_key="none", max_retries=0)
+    chat = InferenceClient(model=f"{address}/models/lm").chat_completion(messages, max_tokens=5, temperature=0)
+    assert chat.choices[0].message.content == text
+    model_client = openai.OpenAI(base_url=f"{address}/models/lm/v1", api_key="none", max_retries=0)
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": " m"}]}]
-    found = own.chat.completions.create(model="lm", messages=parts, max_tokens=5, temperature=0)
-    assert found.choices[0].message.content == text and found.model == "lm"
+    completion = model_client.chat.completions.create(model="lm", messages=parts, max_tokens=5, temperature=0)
+    assert completion.choices[0].message.content == text and completion.model == "lm"
     with pytest.raises(openai.NotFoundError, match="there is no model 'mt'"):
-        own.chat.completions.create(model="mt", messages=parts, max_tokens=5)
-    assert [one.id for one in own.models.list().data] == ["lm"]
+        model_client.chat.completions.create(model="mt", messages=parts, max_tokens=5)
+    assert [model.id for model in model_client.models.list().data] == ["lm"]
     with pytest.raises(openai.BadRequestError, match="valid string"):
-        own.chat.completions.create(model="lm", messages=[{"role": "user", "content": [{"type": "image_url"}]}])
+        model_client.chat.completions.create(
+            model="lm", messages=[{"role": "user", "content": [{"type": "image_url"}]}]
+        )
 
 
 def test_what_is_not_answered_in_time_is_given_up(
     address: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, body = models.named("lm").engine, {"model": "lm", "prompt": "a", "max_tokens": 50}
+    engine, body = models.get("lm").engine, {"model": "lm", "prompt": "a", "max_tokens": 50}
     with monkeypatch.context() as patch:
         patch.setattr(server, "SECONDS_TO_ANSWER", 0.0)
         late = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
@@ -340,18 +346,18 @@ def test_a_batch_that_fails_does_not_end_the_server(
         with pytest.raises(openai.InternalServerError):
             api.completions.create(**body, timeout=30)
     assert api.completions.create(**body).choices[0].text
-    assert models.named("lm").engine.num_running == 0
+    assert models.get("lm").engine.num_running == 0
 
 
 def test_a_chat_follows_a_json_schema(address: str) -> None:
     schema = {"enum": ["a", 1]}
-    asked = {"model": "lm", "messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "temperature": 0}
+    request = {"model": "lm", "messages": [{"role": "user", "content": "a"}], "max_tokens": 9, "temperature": 0}
     formats = {"type": "json_schema", "json_schema": {"name": "one", "schema": schema}}
-    found = client(address).chat.completions.create(**asked, response_format=formats).choices[0]
-    assert found.finish_reason == "stop" and json.loads(found.message.content) in schema["enum"]
+    choice = client(address).chat.completions.create(**request, response_format=formats).choices[0]
+    assert choice.finish_reason == "stop" and json.loads(choice.message.content) in schema["enum"]
     formats["json_schema"]["schema"] = {"not": {}}
     with pytest.raises(openai.BadRequestError, match="Unimplemented keys"):
-        client(address).chat.completions.create(**asked, response_format=formats)
+        client(address).chat.completions.create(**request, response_format=formats)
 
 
 def test_a_body_that_never_ends_is_given_up(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +373,7 @@ def test_a_server_that_loads_ends_at_once_when_it_is_interrupted() -> None:
     waits = "_in_own_thread(lambda: (print('loading', flush=True), time.sleep(60)))"
     with subprocess.Popen(
         [sys.executable, "-c", f"{loads}; {waits}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as one:
-        assert one.stdout is not None and one.stdout.readline() == b"loading\n"
-        one.send_signal(signal.SIGINT)
-        assert b"KeyboardInterrupt" in one.communicate(timeout=20)[1]
+    ) as response:
+        assert response.stdout is not None and response.stdout.readline() == b"loading\n"
+        response.send_signal(signal.SIGINT)
+        assert b"KeyboardInterrupt" in response.communicate(timeout=20)[1]

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from clearhead.apps.serve.api import served as served_module
-from clearhead.apps.serve.api.engine import Ended, Engine, Event, Job, events
-from clearhead.apps.serve.api.served import Models, Served
+from clearhead.apps.serve.api.engine import BatchEngine, EndEvent, EngineJob, Event, events
+from clearhead.apps.serve.api.served import Models, ServedModel
 from clearhead.generate import prefill
 from clearhead.interpret.maps.token_texts import token_texts
 
 PROMPTS = ["a m", "u", "a m u e a", "e e", "m a"]
 
 
-def held(engine: Engine) -> threading.Event:
+def block_engine(engine: BatchEngine) -> threading.Event:
     """Keep the engine busy until the event that is returned is set, so that requests come together."""
     released = threading.Event()
     engine.call("hold", lambda some: [released.wait(20) for _ in some], [None])
@@ -31,60 +31,62 @@ def held(engine: Engine) -> threading.Event:
     return released
 
 
-def asked(served: Served, prompt: str, deliver: Callable[[Event], None], count: int = 7) -> Job:
+def make_job(served: ServedModel, prompt: str, deliver: Callable[[Event], None], count: int = 7) -> EngineJob:
     options = served.model.generate_options(max_new_tokens=count, temperature=0)
-    job = Job.of_request(served.engine, served.request(prompt, options))
+    job = EngineJob.of_request(served.engine, served.request(prompt, options))
     job.deliver = deliver
     return job
 
 
-def together(engine: Engine, jobs: Callable[[Callable[[Event], None]], list[Job]]) -> list[Event]:
+def together(engine: BatchEngine, jobs: Callable[[Callable[[Event], None]], list[EngineJob]]) -> list[Event]:
     """The events of jobs that come at once, in the order of the engine."""
-    found: list[Event] = []
-    released = held(engine)
-    some = jobs(found.append)
+    delivered: list[Event] = []
+    released = block_engine(engine)
+    some = jobs(delivered.append)
     for job in some:
         engine.submit([job])
     released.set()
     for _ in range(2000):
-        if sum(isinstance(one, Ended | Exception) for one in found) == len(some):
+        if sum(isinstance(event, EndEvent | Exception) for event in delivered) == len(some):
             break
         time.sleep(0.005)
-    return found
+    return delivered
 
 
 def test_prompts_that_come_together_are_read_in_one_call(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = models.named("lm")
+    served = models.get("lm")
     alone = [served.model.generate(prompt, max_new_tokens=7, temperature=0)[0].text for prompt in PROMPTS]
     read = []
     plain = served.engine.tree.decoder.forward
 
-    def counted(sequence: Any, *rest: Any) -> Any:
+    def count_reads(sequence: Any, *rest: Any) -> Any:
         read.append(sequence.ids.shape)
         return plain(sequence, *rest)
 
-    monkeypatch.setattr(served.engine.tree.decoder, "forward", counted)
-    found = together(served.engine, lambda deliver: [asked(served, prompt, deliver) for prompt in PROMPTS])
-    assert {one.continuation.text for one in found if isinstance(one, Ended)} == set(alone)
+    monkeypatch.setattr(served.engine.tree.decoder, "forward", count_reads)
+    delivered = together(served.engine, lambda deliver: [make_job(served, prompt, deliver) for prompt in PROMPTS])
+    assert {event.continuation.text for event in delivered if isinstance(event, EndEvent)} == set(alone)
     assert read[0][0] == len(PROMPTS) and len(read) == 7
 
 
 def test_translations_that_come_together_are_read_in_one_call(models: Models) -> None:
-    served = models.named("mt")
+    served = models.get("mt")
 
-    def jobs(deliver: Callable[[Event], None]) -> list[Job]:
-        found = [Job.of_request(served.engine, served.translation(text, {}, None, None)) for text in PROMPTS]
-        for job in found:
+    def jobs(deliver: Callable[[Event], None]) -> list[EngineJob]:
+        jobs_of_texts = [
+            EngineJob.of_request(served.engine, served.translation(text, {}, None, None)) for text in PROMPTS
+        ]
+        for job in jobs_of_texts:
             job.deliver = deliver
-        return found
+        return jobs_of_texts
 
-    found = together(served.engine, jobs)
-    texts = [served.tokenizer.decode(one.continuation.ids) for one in found if isinstance(one, Ended)]
+    delivered = together(served.engine, jobs)
+    texts = [served.tokenizer.decode(event.continuation.ids) for event in delivered if isinstance(event, EndEvent)]
     assert sorted(texts) == sorted(served.model.translate(PROMPTS))
 
 
 def test_a_step_wakes_an_event_loop_once(models: Models) -> None:
-    served, woken, received = models.named("lm"), [], []
+    served, woken, received = models.get("lm"), [], []
 
     class Loop(asyncio.SelectorEventLoop):
         def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
@@ -92,7 +94,7 @@ def test_a_step_wakes_an_event_loop_once(models: Models) -> None:
             return super().call_soon_threadsafe(callback, *args, context=context)
 
     async def ask(prompt: str) -> None:
-        async for _, event in events(served.engine, [asked(served, prompt, print)]):
+        async for _, event in events(served.engine, [make_job(served, prompt, print)]):
             received.append(event)
 
     async def ask_all() -> None:
@@ -101,46 +103,46 @@ def test_a_step_wakes_an_event_loop_once(models: Models) -> None:
         released.set()
         await asyncio.gather(*tasks)
 
-    released = held(served.engine)
+    released = block_engine(served.engine)
     with asyncio.Runner(loop_factory=Loop) as runner:
         runner.run(ask_all())
     assert len(received) >= 7 * len(PROMPTS) and len(woken) <= 9
 
 
 def test_many_texts_are_scored_in_bounded_batches(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = models.named("lm")
+    served = models.get("lm")
     prompts = [tuple(served.tokenizer.encode(prompt)) for prompt in PROMPTS]
     whole = served.score(prompts, 2)
-    assert [one.ids for one in whole] == prompts
+    assert [scored.ids for scored in whole] == prompts
     sizes, states = [], served.model.tree.forward
 
-    def counted(ids: Any, **options: Any) -> Any:
+    def count_scores(ids: Any, **options: Any) -> Any:
         sizes.append(ids.numel())
         return states(ids, **options)
 
-    monkeypatch.setattr(served_module, "read_tokens", lambda module: 12)
-    monkeypatch.setattr(served.model.tree, "forward", counted)
+    monkeypatch.setattr(served_module, "default_batch_tokens", lambda module: 12)
+    monkeypatch.setattr(served.model.tree, "forward", count_scores)
     again = served.score(prompts, 2)
     assert len(sizes) > 1 and max(sizes) <= 12
-    for one, other in zip(again, whole, strict=True):
-        assert one.ids == other.ids
-        assert one.log_probabilities[1:] == pytest.approx(other.log_probabilities[1:], abs=1e-5)
+    for scored, other in zip(again, whole, strict=True):
+        assert scored.ids == other.ids
+        assert scored.log_probabilities[1:] == pytest.approx(other.log_probabilities[1:], abs=1e-5)
 
 
 def test_echo_gives_the_offsets_and_scores_of_the_text(address: str, models: Models) -> None:
-    served, text = models.named("lm"), "a m u e"
+    served, text = models.get("lm"), "a m u e"
     body = {"model": "lm", "prompt": text, "max_tokens": 3, "temperature": 0, "echo": True, "logprobs": 2}
     choice = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"][0]
-    found, ids = choice["logprobs"], served.prompt_ids(served.request(text, served.model.generate_options()))
+    logprobs, ids = choice["logprobs"], served.prompt_ids(served.request(text, served.model.generate_options()))
     with torch.no_grad():
         expected = served.model.module(torch.tensor([ids])).logits[0].log_softmax(-1)
-    assert choice["text"].startswith(text) and found["tokens"][: len(ids)] == token_texts(served.tokenizer, ids)
-    assert found["text_offset"] == [len("".join(found["tokens"][:place])) for place in range(len(ids) + 3)]
-    assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
-    values = [float(expected[place, index]) for place, index in enumerate(ids[1:])]
-    assert found["token_logprobs"][1 : len(ids)] == pytest.approx(values, abs=1e-4)
-    for place, top in enumerate(found["top_logprobs"][1 : len(ids)]):
-        best = expected[place].topk(2)
+    assert choice["text"].startswith(text) and logprobs["tokens"][: len(ids)] == token_texts(served.tokenizer, ids)
+    assert logprobs["text_offset"] == [len("".join(logprobs["tokens"][:position])) for position in range(len(ids) + 3)]
+    assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+    values = [float(expected[position, index]) for position, index in enumerate(ids[1:])]
+    assert logprobs["token_logprobs"][1 : len(ids)] == pytest.approx(values, abs=1e-4)
+    for position, top in enumerate(logprobs["top_logprobs"][1 : len(ids)]):
+        best = expected[position].topk(2)
         # Tokens of one text have one entry.
         assert max(top.values()) == pytest.approx(float(best.values[0]), abs=1e-4)
         assert set(top) == set(token_texts(served.tokenizer, best.indices.tolist()))
@@ -148,25 +150,25 @@ def test_echo_gives_the_offsets_and_scores_of_the_text(address: str, models: Mod
 
 def test_equal_beginnings_are_read_once(address: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill, "BLOCK_TOKENS", 8)
-    served, system = models.named("lm"), "the cat sat on the mat and "
-    apart = Served("apart", served.model, shares_prefixes=False)
+    served, system = models.get("lm"), "the cat sat on the mat and "
+    apart = ServedModel("apart", served.model, shares_prefixes=False)
     body = {"model": "lm", "max_tokens": 5, "temperature": 0}
 
     def counts() -> tuple[int, int]:
-        found = dict(line.rsplit(" ", 1) for line in httpx.get(f"{address}/metrics").text.splitlines())
-        read, shared = (float(found[f'clearhead_{name}_tokens{{model="lm"}}']) for name in ("read", "shared"))
+        metrics = dict(line.rsplit(" ", 1) for line in httpx.get(f"{address}/metrics").text.splitlines())
+        read, shared = (float(metrics[f'clearhead_{name}_tokens{{model="lm"}}']) for name in ("read", "shared"))
         return int(read), int(shared)
 
-    def jobs_apart(prompt: str, deliver: Callable[[Event], None]) -> list[Job]:
-        return [asked(apart, prompt, deliver, 5)]
+    def jobs_apart(prompt: str, deliver: Callable[[Event], None]) -> list[EngineJob]:
+        return [make_job(apart, prompt, deliver, 5)]
 
     before, tokens = counts(), 0
     for prompt in ("a", "e m", "a", "u u"):
-        found = httpx.post(f"{address}/v1/completions", json={**body, "prompt": system + prompt}, timeout=60).json()
+        answer = httpx.post(f"{address}/v1/completions", json={**body, "prompt": system + prompt}, timeout=60).json()
         events_apart = together(apart.engine, partial(jobs_apart, system + prompt))
-        (ended,) = (one for one in events_apart if isinstance(one, Ended))
-        assert found["choices"][0]["text"] == ended.continuation.text
-        tokens += found["usage"]["prompt_tokens"]
+        (ended,) = (event for event in events_apart if isinstance(event, EndEvent))
+        assert answer["choices"][0]["text"] == ended.continuation.text
+        tokens += answer["usage"]["prompt_tokens"]
     read, shared = (after - first for after, first in zip(counts(), before, strict=True))
     assert shared >= 3 * 8 and read + shared == tokens
     assert apart.engine.prefixes is None and apart.engine.num_shared == 0
@@ -187,10 +189,10 @@ def test_engines_of_all_models_take_turns_in_one_thread(models: Models) -> None:
 
 
 def test_a_turn_that_fails_is_told_to_its_clients_alone(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = models.named("lm")
+    served = models.get("lm")
     with monkeypatch.context() as broken:
         broken.setattr(served.engine, "_read", lambda some: 1 / 0)
-        (failure,) = together(served.engine, lambda deliver: [asked(served, "a", deliver)])
+        (failure,) = together(served.engine, lambda deliver: [make_job(served, "a", deliver)])
         assert isinstance(failure, Exception) and "ZeroDivisionError" in f"{failure}"
-    found = together(served.engine, lambda deliver: [asked(served, "a", deliver)])
-    assert isinstance(found[-1], Ended)
+    delivered = together(served.engine, lambda deliver: [make_job(served, "a", deliver)])
+    assert isinstance(delivered[-1], EndEvent)

@@ -66,7 +66,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, str]]
 
     Collections of garbage are left out: they pass over the objects that other tests have left in this process.
     """
-    found: list[tuple[float, str]] = []
+    callbacks: list[tuple[float, str]] = []
     run = asyncio.Handle._run
     begun_at: dict[int, float] = {}
     collecting: defaultdict[int, float] = defaultdict(float)
@@ -81,14 +81,14 @@ def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, str]]
     def clock() -> float:
         return time.thread_time() - collecting[threading.get_ident()]
 
-    def timed(self: asyncio.Handle) -> None:
+    def run_timed(self: asyncio.Handle) -> None:
         begun = clock()
         run(self)
-        found.append((clock() - begun, f"{self}"[:300]))
+        callbacks.append((clock() - begun, f"{self}"[:300]))
 
-    monkeypatch.setattr(asyncio.Handle, "_run", timed)
+    monkeypatch.setattr(asyncio.Handle, "_run", run_timed)
     gc.callbacks.append(collect)
-    yield found
+    yield callbacks
     gc.callbacks.remove(collect)
 
 

@@ -16,10 +16,10 @@ import pytest
 
 from clearhead.apps.serve import work
 from clearhead.apps.serve.api import engine, server
-from clearhead.apps.serve.api.engine import Ended, Engine, Job, events
-from clearhead.apps.serve.api.served import Models, Served
+from clearhead.apps.serve.api.engine import BatchEngine, EndEvent, EngineJob, events
+from clearhead.apps.serve.api.served import Models, ServedModel
 from clearhead.generate import running
-from tests.apps.serve.api.test_engine import held
+from tests.apps.serve.api.test_engine import block_engine
 
 ENDLESS = {"model": "rope", "prompt": "a m", "max_tokens": 1_048_575, "temperature": 0, "stream": True}
 
@@ -32,7 +32,7 @@ def wait_until(is_true: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen within a minute")
 
 
-def is_idle(served: Served) -> bool:
+def is_idle(served: ServedModel) -> bool:
     return served.engine.num_running == served.engine.num_waiting == 0
 
 
@@ -51,31 +51,31 @@ def test_later_chats_end_while_an_endless_stream_runs(address: str, models: Mode
         next(lines)
         with concurrent.futures.ThreadPoolExecutor(20) as pool:
             assert list(pool.map(lambda number: chat(address, number), range(20))) == alone
-        assert models.named("rope").engine.num_running >= 1
+        assert models.get("rope").engine.num_running >= 1
         assert next(line for line in lines if line).startswith("data: {")
-    wait_until(lambda: is_idle(models.named("rope")))
+    wait_until(lambda: is_idle(models.get("rope")))
 
 
-def job_of(served: Served, prompt: str, count: int, rows: int = 1) -> Job:
+def job_of(served: ServedModel, prompt: str, count: int, rows: int = 1) -> EngineJob:
     options = {"max_new_tokens": count, "temperature": 1.0, "seed": 3, "num_return_sequences": rows}
-    return Job.of_request(served.engine, served.request(prompt, served.model.generate_options(**options)))
+    return EngineJob.of_request(served.engine, served.request(prompt, served.model.generate_options(**options)))
 
 
-async def texts_of(served: Served, jobs: list[Job]) -> list[dict[int, str]]:
-    found: list[dict[int, str]] = [{} for _ in jobs]
+async def texts_of(served: ServedModel, jobs: list[EngineJob]) -> list[dict[int, str]]:
+    texts: list[dict[int, str]] = [{} for _ in jobs]
     async for number, event in events(served.engine, jobs):
-        if isinstance(event, Ended):
-            found[number][event.number] = str(event.continuation.text)
-    return found
+        if isinstance(event, EndEvent):
+            texts[number][event.number] = str(event.continuation.text)
+    return texts
 
 
 @pytest.mark.parametrize("name", ["rope", "lm"])
 def test_pauses_and_moves_to_another_cache_change_no_text(
     name: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = models.named(name)
-    asked = [("a m", 50, 1), ("u", 45, 2), ("a m u e a", 40, 1), ("e", 30, 1), ("m a", 3, 1), ("e e", 50, 1)]
-    alone = [asyncio.run(texts_of(served, [job_of(served, *one)]))[0] for one in asked]
+    served = models.get(name)
+    specs = [("a m", 50, 1), ("u", 45, 2), ("a m u e a", 40, 1), ("e", 30, 1), ("m a", 3, 1), ("e e", 50, 1)]
+    alone = [asyncio.run(texts_of(served, [job_of(served, *job_spec)]))[0] for job_spec in specs]
     for module, limits in (
         (engine, {"RESERVED_TOKENS": 8, "MOST_TOKENS": 110, "MOST_PROMPT_TOKENS": 20}),
         (running, {"LANE_TOKENS": 16, "CHECKED_TOKENS": 2}),
@@ -83,27 +83,27 @@ def test_pauses_and_moves_to_another_cache_change_no_text(
         for limit, value in limits.items():
             monkeypatch.setattr(module, limit, value)
     pauses, lanes = [], set()
-    pause, step, share = running.RunningBatch.pause, running.RunningBatch.step, Engine._share_growth
+    pause, step, share = running.RunningBatch.pause, running.RunningBatch.step, BatchEngine._share_growth
 
-    def counted(self: running.RunningBatch, sequence: Any) -> Any:
+    def count_rows(self: running.RunningBatch, sequence: Any) -> Any:
         pauses.append(pause(self, sequence))
         return pauses[-1]
 
-    def watched(self: running.RunningBatch) -> Any:
-        lanes.update(self._lanes)
+    def watch_step(self: running.RunningBatch) -> Any:
+        lanes.update(self._groups)
         return step(self)
 
-    def shared(self: Engine) -> None:
+    def shared(self: BatchEngine) -> None:
         share(self)
         long = [job for job in self._present.values() if job.needs_growth and not job.paused]
         assert len(long) <= 1 or sum(job.cost for job in long) <= engine.MOST_TOKENS
 
-    monkeypatch.setattr(running.RunningBatch, "pause", counted)
-    monkeypatch.setattr(running.RunningBatch, "step", watched)
-    monkeypatch.setattr(Engine, "_share_growth", shared)
-    released = held(served.engine)
+    monkeypatch.setattr(running.RunningBatch, "pause", count_rows)
+    monkeypatch.setattr(running.RunningBatch, "step", watch_step)
+    monkeypatch.setattr(BatchEngine, "_share_growth", shared)
+    released = block_engine(served.engine)
     threading.Timer(0.2, released.set).start()
-    together = asyncio.run(texts_of(served, [job_of(served, *one) for one in asked]))
+    together = asyncio.run(texts_of(served, [job_of(served, *job_spec) for job_spec in specs]))
     assert together == alone
     assert any(pauses) and len(lanes) > 1
     assert not served.engine._present and is_idle(served)
@@ -112,7 +112,7 @@ def test_pauses_and_moves_to_another_cache_change_no_text(
 def test_a_job_ends_at_the_tokens_that_one_may_hold(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MOST_JOB_TOKENS", 30)
     monkeypatch.setattr(engine, "RESERVED_TOKENS", 10)
-    served = models.named("rope")
+    served = models.get("rope")
     job = job_of(served, "a m", 1_048_575)
     assert job.limit == 30 - job.num_read
     assert job_of(served, "a m", 1_048_575, rows=3).limit == 10
@@ -121,8 +121,8 @@ def test_a_job_ends_at_the_tokens_that_one_may_hold(models: Models, monkeypatch:
 def test_many_prompts_of_one_request_wait_inside_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MOST_WAITING", 1)
     api = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
-    found = api.completions.create(model="rope", prompt=["a m", "u"] * 1024, max_tokens=1, temperature=0)
-    assert len({choice.text for choice in found.choices[::2]}) == 1 and len(found.choices) == 2048
+    completion = api.completions.create(model="rope", prompt=["a m", "u"] * 1024, max_tokens=1, temperature=0)
+    assert len({choice.text for choice in completion.choices[::2]}) == 1 and len(completion.choices) == 2048
     options = {"parameters": {"generate_parameters": {"max_length": 3}}}
     answer = httpx.post(f"{address}/models/mt", json={"inputs": ["a m u"] * 300, **options}, timeout=120)
     assert answer.status_code == 200 and len(answer.json()) == 300
@@ -130,8 +130,8 @@ def test_many_prompts_of_one_request_wait_inside_it(address: str, monkeypatch: p
 
 def test_a_refused_request_leaves_nothing_behind(address: str, models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "MOST_WAITING", 2)
-    served = models.named("mt")
-    released = held(served.engine)
+    served = models.get("mt")
+    released = block_engine(served.engine)
     body = {"inputs": ["a m u"] * 300}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(httpx.post, f"{address}/models/mt", json=body, timeout=120) for _ in range(2)]
@@ -139,7 +139,7 @@ def test_a_refused_request_leaves_nothing_behind(address: str, models: Models, m
         refused = httpx.post(f"{address}/models/mt", json=body, timeout=120)
         assert refused.status_code == 429 and served.engine.num_waiting == 2
         released.set()
-        assert [one.result().status_code for one in waiting] == [200, 200]
+        assert [request.result().status_code for request in waiting] == [200, 200]
     assert is_idle(served)
 
 
@@ -160,16 +160,16 @@ def test_a_client_that_leaves_ends_what_runs_and_what_waits(
     name: str, address: str, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, body = ABANDONED[name]
-    served = models.named(str(body.get("model") or path.rpartition("/")[2]))
-    turns, turn = [], Engine.turn
+    served = models.get(str(body.get("model") or path.rpartition("/")[2]))
+    turns, turn = [], BatchEngine.turn
 
-    def slow(self: Engine) -> None:
+    def slow(self: BatchEngine) -> None:
         if self is served.engine:
             turns.append(self.num_running + self.num_waiting)
             time.sleep(0.05)
         turn(self)
 
-    monkeypatch.setattr(Engine, "turn", slow)
+    monkeypatch.setattr(BatchEngine, "turn", slow)
     monkeypatch.setattr(engine, "CHUNK_CHARACTERS", 100)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{address}{path}", json=body, timeout=httpx.Timeout(60, read=1.5))
@@ -188,7 +188,7 @@ def test_a_stream_ends_with_an_error_after_the_same_seconds(
     assert len(lines) > 1 and stream.status_code == 200
     error = json.loads(lines[-1].removeprefix("data: "))["error"]
     assert "no end of this stream within 2 seconds" in error["message"] and error["type"] == "server_error"
-    wait_until(lambda: is_idle(models.named("rope")))
+    wait_until(lambda: is_idle(models.get("rope")))
 
 
 def test_what_looks_inside_for_too_long_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,26 +200,26 @@ def test_what_looks_inside_for_too_long_is_refused(address: str, monkeypatch: py
 
 
 def test_a_long_prompt_delays_no_short_one(models: Models) -> None:
-    served = models.named("rope")
+    served = models.get("rope")
     options = served.model.generate_options(max_new_tokens=3, temperature=0)
     prompts: list[list[int]] = [[5] * 8000, [5, 6]]
 
     async def first_to_end() -> int:
-        jobs = [Job.of_request(served.engine, served.request(prompt, options)) for prompt in prompts]
-        ended = [number async for number, event in events(served.engine, jobs) if isinstance(event, Ended)]
+        jobs = [EngineJob.of_request(served.engine, served.request(prompt, options)) for prompt in prompts]
+        ended = [number async for number, event in events(served.engine, jobs) if isinstance(event, EndEvent)]
         return ended[0]
 
     assert asyncio.run(first_to_end()) == 1
 
 
 def test_prompts_after_one_that_is_too_long_are_not_tokenized(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenized, request = [], Served.request
+    tokenized, request = [], ServedModel.request
 
-    def counted(self: Served, prompt: Any, *rest: Any, **options: Any) -> Any:
+    def count_requests(self: ServedModel, prompt: Any, *rest: Any, **options: Any) -> Any:
         tokenized.append(prompt)
         return request(self, prompt, *rest, **options)
 
-    monkeypatch.setattr(Served, "request", counted)
+    monkeypatch.setattr(ServedModel, "request", count_requests)
     body = {"model": "lm", "prompt": ["a m", "a m u e " * 100, "a", "a"]}
     assert httpx.post(f"{address}/v1/completions", json=body, timeout=60).status_code == 400
     assert len(tokenized) == 2

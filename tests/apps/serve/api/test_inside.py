@@ -23,7 +23,7 @@ def ask(address: str, path: str, model: str, **body: Any) -> httpx.Response:
     return httpx.post(f"{address}/{path}", json={"model": model, **body}, timeout=60)
 
 
-def told(answer: httpx.Response) -> Any:
+def json_of(answer: httpx.Response) -> Any:
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -34,19 +34,21 @@ def arrays(answer: httpx.Response) -> Any:
 
 
 def first_mixed(models: Models, name: str) -> str:
-    stack = "encoder" if models.named(name).model.module.encoder is not None else "decoder"
+    stack = "encoder" if models.get(name).model.module.encoder is not None else "decoder"
     return f"{stack}.layers.0.steps.0.branches.0.function.mixed"
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_maps_are_those_of_the_library(name: str, address: str, models: Models) -> None:
-    maps = models.named(name).model.attention(TEXTS[name])
-    found = told(ask(address, "attention", name, text=TEXTS[name], layers=[0], heads=[1]))
+    maps = models.get(name).model.attention(TEXTS[name])
+    answer = json_of(ask(address, "attention", name, text=TEXTS[name], layers=[0], heads=[1]))
     expected = maps.to_json(layers=[0], heads=[1])
-    assert {name: found[name] for name in maps.token_lists()} == maps.token_lists()
-    for one, other in zip(found["attention"], expected["attention"], strict=True):
-        assert [one[key] for key in ("stack", "layer", "head")] == [other[key] for key in ("stack", "layer", "head")]
-        np.testing.assert_allclose(one["weights"], other["weights"], atol=1e-6)
+    assert {name: answer[name] for name in maps.token_lists()} == maps.token_lists()
+    for head_map, other in zip(answer["attention"], expected["attention"], strict=True):
+        assert [head_map[key] for key in ("stack", "layer", "head")] == [
+            other[key] for key in ("stack", "layer", "head")
+        ]
+        np.testing.assert_allclose(head_map["weights"], other["weights"], atol=1e-6)
     packed = arrays(ask(address, "attention", name, text=TEXTS[name], format="npz"))
     for stack in maps.stacks:
         np.testing.assert_allclose(packed[stack][0, 0], maps.weights(stack, 0, 0).numpy(), atol=1e-6)
@@ -58,19 +60,21 @@ def test_maps_come_as_a_page(address: str) -> None:
 
 
 def test_activations_are_those_of_capture_with_changes_too(address: str, models: Models) -> None:
-    model, text = models.named("mt").model, "a m u"
+    model, text = models.get("mt").model, "a m u"
     names = ["encoder.layers.*.after", "decoder.layers.0.steps.1.branches.0.function.scores"]
     mixed = first_mixed(models, "mt")
-    asked = {"text": text, "target": "a m", "addresses": names}
-    plain = told(ask(address, "capture", "mt", **asked))["activations"]
+    request = {"text": text, "target": "a m", "addresses": names}
+    plain = json_of(ask(address, "capture", "mt", **request))["activations"]
     edits = [{"address": mixed, "head": 1}]
-    changed = arrays(ask(address, "capture", "mt", **asked, edits=edits, format="npz"))
+    changed = arrays(ask(address, "capture", "mt", **request, edits=edits, format="npz"))
     with model.capture(names) as seen:
         model.attention(text, "a m")
-    assert [one["address"] for one in plain] == list(seen)
-    for one in plain:
+    assert [activation["address"] for activation in plain] == list(seen)
+    for activation in plain:
         np.testing.assert_allclose(
-            np.array(one["values"], dtype=np.float32), seen.tensor(one["address"]).detach().numpy(), atol=1e-6
+            np.array(activation["values"], dtype=np.float32),
+            seen.tensor(activation["address"]).detach().numpy(),
+            atol=1e-6,
         )
 
     def without(x: Any) -> Any:
@@ -80,14 +84,16 @@ def test_activations_are_those_of_capture_with_changes_too(address: str, models:
 
     with model.edit({mixed: without}), model.capture(names) as seen:
         model.attention(text, "a m")
-    for one in plain:
-        np.testing.assert_allclose(changed[one["address"]], seen.tensor(one["address"]).detach().numpy(), atol=1e-6)
+    for activation in plain:
+        np.testing.assert_allclose(
+            changed[activation["address"]], seen.tensor(activation["address"]).detach().numpy(), atol=1e-6
+        )
     last = plain[-2]["address"]
     assert np.abs(changed[last] - np.array(plain[-2]["values"], dtype=np.float32)).max() > 1e-4
 
 
 def body_of(models: Models, name: str) -> dict[str, Any]:
-    tokenizer = models.named(name).model.tokenizer
+    tokenizer = models.get(name).model.tokenizer
     inputs: dict[str, Any] = {
         "mlm": f"the {tokenizer.entries()[tokenizer.mask_id or 0]} sat",
         "spans": {"question": "the cat", "context": "the cat sat"},
@@ -100,24 +106,24 @@ def test_an_edit_is_that_of_the_library(name: str, address: str, models: Models)
     """The lines of Python in the answer give the changed answer."""
     stack = "decoder" if name in ("lm", "mt") else "encoder"
     edits = [{"address": f"{stack}.layers.0.steps.*.branches.*", "factor": -3.0}]
-    body, model = body_of(models, name), models.named(name).model
-    found = told(ask(address, "edit", name, **body, edits=edits))
-    assert found["changed"] != found["unchanged"]
+    body, model = body_of(models, name), models.get(name).model
+    answer = json_of(ask(address, "edit", name, **body, edits=edits))
+    assert answer["changed"] != answer["unchanged"]
     printed: list[Any] = []
-    exec("\n".join(found["python"]), {"model": model, "print": printed.append})
-    assert first_text(printed[0]) == first_text(found["changed"])
-    exec(found["python"][-1].strip(), {"model": model, "print": printed.append})
-    assert first_text(printed[1]) == first_text(found["unchanged"]), "nothing stays on the model"
+    exec("\n".join(answer["python"]), {"model": model, "print": printed.append})
+    assert first_text(printed[0]) == first_text(answer["changed"])
+    exec(answer["python"][-1].strip(), {"model": model, "print": printed.append})
+    assert first_text(printed[1]) == first_text(answer["unchanged"]), "nothing stays on the model"
 
 
-def first_text(found: Any) -> Any:
+def first_text(answer: Any) -> Any:
     """The text or label of a prediction, as the library and the schema have it."""
-    while isinstance(found, list) and found:
-        found = found[0]
-    if isinstance(found, dict):
+    while isinstance(answer, list) and answer:
+        answer = answer[0]
+    if isinstance(answer, dict):
         names = ("generated_text", "translation_text", "token_str", "label", "entity_group", "answer")
-        return next(found[name] for name in names if name in found)
-    return getattr(found, "label", None) or getattr(found, "text", found)
+        return next(answer[name] for name in names if name in answer)
+    return getattr(answer, "label", None) or getattr(answer, "text", answer)
 
 
 def test_nobody_else_sees_an_edit(address: str, models: Models) -> None:
@@ -125,17 +131,17 @@ def test_nobody_else_sees_an_edit(address: str, models: Models) -> None:
     body = {"model": "lm", "prompt": "a m", "max_tokens": 40, "temperature": 0}
     edits = [{"address": "decoder.layers.0.steps.*.branches.*", "factor": -3.0}]
 
-    def generated(_: int) -> str:
+    def ask_generate(_: int) -> str:
         return str(httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"])
 
-    def edited(_: int) -> str:
-        given = {"inputs": "a m", "parameters": {"max_new_tokens": 40}, "edits": edits}
-        return str(told(ask(address, "edit", "lm", **given))["changed"]["generated_text"])
+    def ask_edit(_: int) -> str:
+        request = {"inputs": "a m", "parameters": {"max_new_tokens": 40}, "edits": edits}
+        return str(json_of(ask(address, "edit", "lm", **request))["changed"]["generated_text"])
 
-    alone, changed = generated(0), edited(0)
+    alone, changed = ask_generate(0), ask_edit(0)
     assert alone != changed
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        texts, others = pool.map(generated, range(8)), pool.map(edited, range(4))
+        texts, others = pool.map(ask_generate, range(8)), pool.map(ask_edit, range(4))
         assert set(texts) == {alone} and set(others) == {changed}
 
 
@@ -204,9 +210,9 @@ def test_an_edit_that_makes_numbers_infinite_is_named(name: str, address: str, m
 
 def test_an_answer_is_bounded(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clearhead.apps.serve.api.inside.MOST_NUMBERS", {"json": 4, "npz": 4})
-    asked = {"text": "a m u", "addresses": ["decoder.**"]}
+    request = {"text": "a m u", "addresses": ["decoder.**"]}
     for path, advice in (("attention", "choose layers and heads"), ("capture", "name fewer addresses")):
-        answer = ask(address, path, "lm", **(asked if path == "capture" else {"text": "a m u"}))
+        answer = ask(address, path, "lm", **(request if path == "capture" else {"text": "a m u"}))
         assert answer.status_code == 400 and advice in answer.json()["error"]["message"]
 
 
@@ -222,12 +228,14 @@ def test_a_body_that_is_not_declared_as_json_is_said(address: str) -> None:
 
 
 def test_translations_have_their_words_aligned(address: str, models: Models) -> None:
-    texts, model = ["a m u", "", "u e"], models.named("mt").model
+    texts, model = ["a m u", "", "u e"], models.get("mt").model
     body = {"inputs": texts, "parameters": {"alignments": True}}
-    found = told(httpx.post(f"{address}/models/mt/pipeline/translation", json=body, timeout=60))
+    answer = json_of(httpx.post(f"{address}/models/mt/pipeline/translation", json=body, timeout=60))
     expected = model.translate_n_best(texts, n=1, alignments=True)
-    assert found == [{"translation_text": one.text, "alignments": one.alignment} for (one,) in expected]
-    (plain,) = told(httpx.post(f"{address}/models/mt", json={"inputs": texts[:1]}, timeout=60))
+    assert answer == [
+        {"translation_text": hypothesis.text, "alignments": hypothesis.alignment} for (hypothesis,) in expected
+    ]
+    (plain,) = json_of(httpx.post(f"{address}/models/mt", json={"inputs": texts[:1]}, timeout=60))
     assert plain == {"translation_text": expected[0][0].text}
 
 

@@ -26,7 +26,7 @@ from openai.types.chat import completion_create_params as chat_create_params
 import clearhead as ch
 from clearhead.apps.serve.api.bodies import Body, ChatMessage, ChatRequest, CompletionRequest, EmbeddingRequest
 from clearhead.apps.serve.api.bodies import StreamOptions as OurStreamOptions
-from clearhead.apps.serve.api.served import Models, Served
+from clearhead.apps.serve.api.served import Models, ServedModel
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -55,14 +55,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     stack = Hyperparameters(family="decoder", layers=1, width=14, heads=2, head_size=8, positions="rotary")
     module = ch.build(build_spec(stack, source_vocab=7, target_vocab=7)).eval()
     trained = ch.Model(module, TokenizerPair(words, words, True), TaskRecord(kind="generate"))
-    made = [
-        Served("words", trained),
-        Served("lm", load(language_model(folder / "lm"))),
-        Served("rotary", load(rotary)),
-        Served("beyond", load(rotary), beyond_positions=True),
-        Served("grade", load(grade)),
+    calls = [
+        ServedModel("words", trained),
+        ServedModel("lm", load(language_model(folder / "lm"))),
+        ServedModel("rotary", load(rotary)),
+        ServedModel("beyond", load(rotary), beyond_positions=True),
+        ServedModel("grade", load(grade)),
     ]
-    return Models(made, {})
+    return Models(calls, {})
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +174,8 @@ def test_answers_can_be_given_back(api: openai.OpenAI) -> None:
     plain = {"role": "assistant", "content": message.content}
     dumped = {**message.model_dump(), "refusal": None, "annotations": [], "tool_calls": None}
     followed = [
-        api.chat.completions.create(messages=[*MESSAGES, given, *MESSAGES], **ask).choices[0].message.content
-        for given in (plain, message, message.model_dump(), dumped, {"role": "assistant", "content": parts})
+        api.chat.completions.create(messages=[*MESSAGES, value, *MESSAGES], **ask).choices[0].message.content
+        for value in (plain, message, message.model_dump(), dumped, {"role": "assistant", "content": parts})
     ]
     assert len(set(followed)) == 1
     with pytest.raises(openai.BadRequestError, match=r"messages\.1\.tool_calls is not supported"):
@@ -192,7 +192,7 @@ def chunks(api: openai.OpenAI, **body: Any) -> list[Any]:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_bytes_of_tokens_are_those_of_the_text(seed: int, api: openai.OpenAI, models: Models) -> None:
     """Byte-level tokens are parts of characters; whole or in a stream, they have the bytes of their entries."""
-    tokenizer, real = models.named("lm").tokenizer, token_bytes(models.named("lm").tokenizer)
+    tokenizer, real = models.get("lm").tokenizer, token_bytes(models.get("lm").tokenizer)
     known = {}
     for index, entry in enumerate(tokenizer.entries()):
         text = tokenizer.decode([index, index])
@@ -201,19 +201,19 @@ def test_the_bytes_of_tokens_are_those_of_the_text(seed: int, api: openai.OpenAI
     body |= {"logprobs": True, "top_logprobs": 3}
     whole = api.chat.completions.create(**body).choices[0]
     content = whole.logprobs.content
-    assert b"".join(bytes(one.bytes) for one in content).decode("utf-8", "replace") == whole.message.content
-    for one in content:
-        for alternative in one.top_logprobs:
+    assert b"".join(bytes(token.bytes) for token in content).decode("utf-8", "replace") == whole.message.content
+    for token in content:
+        for alternative in token.top_logprobs:
             assert bytes(alternative.bytes) == known[alternative.token]
     streamed = [chunk.choices[0] for chunk in api.chat.completions.create(**body, stream=True)]
-    assert [one for chunk in streamed if chunk.logprobs for one in chunk.logprobs.content] == content
+    assert [token for chunk in streamed if chunk.logprobs for token in chunk.logprobs.content] == content
     assert [chunk.finish_reason for chunk in streamed] == [None] * (len(streamed) - 1) + [whole.finish_reason]
 
 
 def test_a_byte_is_itself(models: Models) -> None:
-    served = models.named("lm")
+    served = models.get("lm")
     index = served.tokenizer.entries().index("Ü")  # how byte-level vocabularies print 0xDC
-    ((token, _),) = served.known_tokens([(index, -1.0)])
+    ((token, _),) = served.alternative_tokens([(index, -1.0)])
     assert list(token.content) == [220]
 
 
@@ -221,7 +221,7 @@ def test_a_byte_is_itself(models: Models) -> None:
 @pytest.mark.parametrize("echo", [False, True])
 def test_text_offsets_fit_the_text(echo: bool, seed: int, api: openai.OpenAI, models: Models) -> None:
     """A token that is text stands at its offset; a stream goes on where it was."""
-    tokenizer = models.named("lm").tokenizer
+    tokenizer = models.get("lm").tokenizer
     parts = {entry for index, entry in enumerate(tokenizer.entries()) if "\ufffd" in tokenizer.decode([index])}
     body = {"model": "lm", "prompt": "a ü  m", "max_tokens": 30, "temperature": 1.5, "seed": seed, "logprobs": 1}
     whole = api.completions.create(**body, echo=echo).choices[0]
@@ -248,7 +248,7 @@ def test_tokens_of_a_stop_text_have_their_offsets_at_its_end(api: openai.OpenAI)
 
 def test_rows_beyond_the_tokenizer_are_no_alternatives(api: openai.OpenAI, models: Models) -> None:
     """A padded embedding has outputs without an entry; the untrained ones here are often among the best."""
-    served = models.named("rotary")
+    served = models.get("rotary")
     count, outputs = served.tokenizer.vocab_size, served.model.spec.num_outputs
     assert outputs == count + 7
     body = {"model": "rotary", "prompt": "a m", "max_tokens": 0, "echo": True, "logprobs": 20}
@@ -265,10 +265,10 @@ def test_an_echo_is_streamed_as_the_prompt_was_sent(api: openai.OpenAI, models: 
     whole = api.completions.create(**body)
     assert [choice.text for choice in whole.choices] == body["prompt"]
     events = [chunk.choices[0] for chunk in chunks(api, **body)]
-    assert [(one.text, one.finish_reason) for one in events] == [(text, "length") for text in body["prompt"]]
-    assert [one.logprobs for one in events] == [one.logprobs for one in whole.choices]
+    assert [(choice.text, choice.finish_reason) for choice in events] == [(text, "length") for text in body["prompt"]]
+    assert [choice.logprobs for choice in events] == [choice.logprobs for choice in whole.choices]
     # The entries of an id that no text has are not written.
-    ids = models.named("lm").tokenizer.encode("a m")
+    ids = models.get("lm").tokenizer.encode("a m")
     assert api.completions.create(**{**body, "prompt": [0, *ids]}).choices[0].text == "a m"
 
 
@@ -328,5 +328,5 @@ def test_a_server_beyond_positions_reads_and_scores_longer_texts(api: openai.Ope
 
 def test_the_label_of_one_output_is_its_name(address: str, models: Models) -> None:
     answer = httpx.post(f"{address}/models/grade", json={"inputs": "the cat sat"}, timeout=60).json()
-    value = models.named("grade").model.classify("the cat sat").value
+    value = models.get("grade").model.classify("the cat sat").value
     assert answer == [[{"label": "quality", "score": pytest.approx(value, abs=1e-5)}]]

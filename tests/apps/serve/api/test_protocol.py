@@ -18,7 +18,7 @@ from clearhead.apps.serve.api.served import Models
 from tests.apps.serve.api.conftest import running
 
 
-def connected(address: str, room: int | None = None) -> socket.socket:
+def connect(address: str, room: int | None = None) -> socket.socket:
     """Return a connection; `room` is what the system keeps of an answer that is not read."""
     client = socket.socket()
     client.settimeout(30)
@@ -28,7 +28,7 @@ def connected(address: str, room: int | None = None) -> socket.socket:
     return client
 
 
-def answered(client: socket.socket) -> bytes:
+def read_answer(client: socket.socket) -> bytes:
     """Return what comes until the server closes."""
     received = b""
     while piece := client.recv(2**16):
@@ -54,20 +54,20 @@ def refusal_of(answer: bytes) -> tuple[int, dict[str, Any]]:
     ],
 )
 def test_what_is_no_request_is_refused(content: bytes, status: int, sentence: str, address: str) -> None:
-    with connected(address) as client:
+    with connect(address) as client:
         client.sendall(content)
-        found, error = refusal_of(answered(client))
-    assert found == status and sentence in error["message"] and error["type"] == "invalid_request_error"
+        answer_status, error = refusal_of(read_answer(client))
+    assert answer_status == status and sentence in error["message"] and error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("head", [b"", b"GET /health HTTP/1.1\r\nX-Slow: "])
 def test_a_connection_without_a_request_ends(head: bytes, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "SECONDS_TO_ASK", 0.3)
-    with connected(address) as client:
+    with connect(address) as client:
         for index in range(len(head)):
             client.sendall(head[index : index + 1])
             time.sleep(0.005)
-        status, error = refusal_of(answered(client))
+        status, error = refusal_of(read_answer(client))
     assert status == 408 and "no request came within" in error["message"]
 
 
@@ -80,14 +80,14 @@ def narrow(models: Models, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_idle_connections_make_room_for_others(narrow: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), contextlib.ExitStack() as stack:
-        waiting = [stack.enter_context(connected(narrow)) for _ in range(30)]
+        waiting = [stack.enter_context(connect(narrow)) for _ in range(30)]
         waiting[-1].sendall(b"GET /health HTTP/1.1\r\n")
         for _ in range(3):
             assert httpx.get(f"{narrow}/health").status_code == 200
-        assert answered(waiting[0]) == b"", "the oldest was closed"
+        assert read_answer(waiting[0]) == b"", "the oldest was closed"
         host = narrow.removeprefix("http://").encode()
         waiting[-1].sendall(b"Host: %s\r\nConnection: close\r\n\r\n" % host)
-        assert answered(waiting[-1]).startswith(b"HTTP/1.1 200")
+        assert read_answer(waiting[-1]).startswith(b"HTTP/1.1 200")
     assert [record.getMessage()[:23] for record in caplog.records] == ["8 connections are open:"]
 
 
@@ -96,25 +96,25 @@ def test_while_all_connections_are_busy_others_wait(narrow: str) -> None:
     head = b"POST /tokenize HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n" % host
     body = b'{"model": "lm", "text": "a"}'
     with contextlib.ExitStack() as stack:
-        busy = [stack.enter_context(connected(narrow)) for _ in range(8)]
+        busy = [stack.enter_context(connect(narrow)) for _ in range(8)]
         for client in busy:
             client.sendall(head + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body))
         time.sleep(0.5)
         with pytest.raises(httpx.ReadTimeout):
             httpx.get(f"{narrow}/health", timeout=1)
         busy[0].sendall(body)
-        assert answered(busy[0]).startswith(b"HTTP/1.1 200")
+        assert read_answer(busy[0]).startswith(b"HTTP/1.1 200")
         assert httpx.get(f"{narrow}/health", timeout=30).status_code == 200
         for client in busy[1:]:
             client.sendall(body)
-            assert answered(client).startswith(b"HTTP/1.1 200")
+            assert read_answer(client).startswith(b"HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("line", [b"OPTIONS *", b"GET foo", b"GET http:", b"CONNECT a:80"])
 def test_a_target_that_is_no_path_is_refused(line: bytes, address: str) -> None:
-    with connected(address) as client:
+    with connect(address) as client:
         client.sendall(line + b" HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % address[7:].encode())
-        answer = answered(client)
+        answer = read_answer(client)
     assert answer.startswith(b"HTTP/1.1 400") and b"must be a path" in answer
 
 
@@ -133,33 +133,33 @@ def test_a_client_that_never_reads_is_hung_up_on(address: str, monkeypatch: pyte
     head = b"POST /tokenize HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n" % host
     aborted = []
     monkeypatch.setattr(server.Protocol, "pause_writing", _counting(server.Protocol.pause_writing, aborted))
-    with connected(address, 4096) as client:
+    with connect(address, 4096) as client:
         client.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         for _ in range(400):
             if aborted and aborted[0].is_closing():
                 break
             time.sleep(0.05)
         assert aborted and aborted[0].is_closing()
-        head, _, received = answered(client).partition(b"\r\n\r\n")
+        head, _, received = read_answer(client).partition(b"\r\n\r\n")
         assert len(received) < int(head.lower().partition(b"content-length: ")[2].split()[0])
     assert httpx.get(f"{address}/health").status_code == 200
 
 
 def _counting(pause: Any, seen: list[Any]) -> Any:
-    def counted(self: server.Protocol) -> None:
+    def count_closed(self: server.Protocol) -> None:
         seen.append(self.transport)
         pause(self)
 
-    return counted
+    return count_closed
 
 
 def test_garbage_behind_a_refused_head_is_no_failure(address: str, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.ERROR), connected(address) as client:
+    with caplog.at_level(logging.ERROR), connect(address) as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: evil.example\r\nTransfer-Encoding: chunked\r\n\r\n")
         assert client.recv(2**16).startswith(b"HTTP/1.1 400")
         client.sendall(b"no chunk\r\n\r\n")
         with contextlib.suppress(ConnectionResetError):
-            answered(client)
+            read_answer(client)
     assert not caplog.records
 
 
@@ -169,7 +169,7 @@ def test_a_client_that_hangs_up_within_its_body_leaves_no_traceback(
     head = b"POST /v1/completions HTTP/1.1\r\nHost: %b\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
     with caplog.at_level(logging.ERROR, "uvicorn.error"):
         for _ in range(3):
-            with connected(address) as client:
+            with connect(address) as client:
                 client.sendall(head % address.partition("//")[2].encode() + b'{"model":')
                 time.sleep(0.1)
         for _ in range(3):  # the server has seen the end of the connections before it

@@ -49,7 +49,7 @@ def half_sent(port: int) -> socket.socket:
     return connection
 
 
-def answered(connection: socket.socket) -> str:
+def read_answer(connection: socket.socket) -> str:
     received = b""
     while piece := connection.recv(2**16):
         received += piece
@@ -57,19 +57,19 @@ def answered(connection: socket.socket) -> str:
 
 
 def test_running_requests_end_and_new_ones_are_refused(tmp_path: Path) -> None:
-    with process(tmp_path) as (server, port), half_sent(port) as connection, httpx.Client() as kept:
+    with process(tmp_path) as (server, port), half_sent(port) as connection, httpx.Client() as idle_client:
         address = f"http://127.0.0.1:{port}"
-        assert kept.get(f"{address}/health").status_code == 200
+        assert idle_client.get(f"{address}/health").status_code == 200
         os.kill(server.pid, signal.SIGTERM)
         time.sleep(0.5)
-        for get in (kept.get, httpx.get):
+        for get in (idle_client.get, httpx.get):
             refused = get(f"{address}/health", timeout=20)
             assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
             assert refused.headers["connection"] == "close"
             assert refused.json()["error"]["message"] == "the server ends: try again later"
         assert server.poll() is None, "it waits for the request that runs"
         connection.sendall(BODY[10:])
-        text = answered(connection)
+        text = read_answer(connection)
         assert text.startswith("HTTP/1.1 200") and '"completion_tokens":' in text
         _, messages = server.communicate(timeout=20)
         assert server.returncode == 143 and "Traceback" not in messages

@@ -28,7 +28,7 @@ def _json(content: object) -> tuple[int, dict[str, str], bytes]:
     return 200, {"Content-Type": "application/json"}, json.dumps(content).encode()
 
 
-def _described(name: str, content: bytes) -> dict[str, object]:
+def _describe_file(name: str, content: bytes) -> dict[str, object]:
     return {
         "type": "file",
         "path": name,
@@ -43,7 +43,7 @@ class Hub:
 
     files: dict[tuple[str, str], dict[str, bytes]]
     refused: dict[str, tuple[int, str]]
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
 
     def take(self, path: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -52,12 +52,12 @@ class Hub:
         if parts[4:5] == ["paths-info"]:
             files = self.files["/".join(parts[1:4]), COMMITS.get(parts[-1], parts[-1])]
             wanted = parse_qs(body.decode())["paths"] if b"=" in body else json.loads(body)["paths"]
-            return _json([_described(name, files[name]) for name in wanted if name in files])
+            return _json([_describe_file(name, files[name]) for name in wanted if name in files])
         if parts[1] == "validate-yaml":
             return _json({"errors": [], "warnings": []})
         if parts[1:] == ["repos", "create"]:
-            asked = json.loads(body)
-            name = f"{asked.get('organization') or 'someone'}/{asked['name']}"
+            request = json.loads(body)
+            name = f"{request.get('organization') or 'someone'}/{request['name']}"
             if name in self.refused:
                 status, code = self.refused[name]
                 return status, {"X-Error-Code": code} if code else {}, b"{}"
@@ -66,7 +66,7 @@ class Hub:
         name, action = "/".join(parts[2:4]), parts[4]
         if action == "preupload":
             answer = {"uploadMode": "regular", "shouldIgnore": False}
-            return _json({"files": [{"path": one["path"], **answer} for one in json.loads(body)["files"]]})
+            return _json({"files": [{"path": entry["path"], **answer} for entry in json.loads(body)["files"]]})
         assert action == "commit", path
         for line in map(json.loads, body.splitlines()):
             if line["key"] == "file":
@@ -75,12 +75,14 @@ class Hub:
         return _json({"commitUrl": f"/{name}/commit/{COMMITS['main']}", "commitOid": COMMITS["main"]})
 
     def reply(self, path: str) -> tuple[int, dict[str, str], bytes]:
-        parts = [unquote(part) for part in path.partition("?")[0].strip("/").split("/")]
+        parts = [unquote(segment) for segment in path.partition("?")[0].strip("/").split("/")]
         is_api = parts[0] == "api"
         # Data sets stand under their own prefix, models under none.
         parts = parts[2 if parts[1] == "models" else 1 :] if is_api else parts
         # An old name has no owner.
-        length = next((at for at, part in enumerate(parts) if part in ("resolve", "revision", "tree")), len(parts))
+        length = next(
+            (at for at, segment in enumerate(parts) if segment in ("resolve", "revision", "tree")), len(parts)
+        )
         repository, (action, *parts) = "/".join(parts[:length]), parts[length:] or [""]
         if repository in self.refused:
             status, code = self.refused[repository]
@@ -93,15 +95,15 @@ class Hub:
             return 404, {"X-Error-Code": "RevisionNotFound" if known else "RepoNotFound"}, b"{}"
         if is_api:
             siblings = [{"rfilename": name, "size": len(content)} for name, content in files.items()]
-            found = {"id": repository, "sha": commit, "siblings": siblings, "private": False, "tags": []}
-            under = "".join(f"{part}/" for part in parts[1:])
-            listing = [_described(name, content) for name, content in files.items() if name.startswith(under)]
+            info = {"id": repository, "sha": commit, "siblings": siblings, "private": False, "tags": []}
+            under = "".join(f"{segment}/" for segment in parts[1:])
+            listing = [_describe_file(name, content) for name, content in files.items() if name.startswith(under)]
             if "recursive=true" not in path.lower():
-                inner = {str(one["path"])[len(under) :].partition("/") for one in listing}
+                inner = {str(entry["path"])[len(under) :].partition("/") for entry in listing}
                 folders = {f"{under}{name}" for name, sign, _ in inner if sign}
-                listing = [one for one in listing if "/" not in str(one["path"])[len(under) :]]
+                listing = [entry for entry in listing if "/" not in str(entry["path"])[len(under) :]]
                 listing += [{"type": "directory", "path": name, "size": 0, "oid": "0"} for name in sorted(folders)]
-            content = json.dumps(listing if action == "tree" else found).encode()
+            content = json.dumps(listing if action == "tree" else info).encode()
             return 200, {"Content-Type": "application/json"}, content
         content = files.get("/".join(parts[1:]))
         if content is None:
@@ -116,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def do_GET(self) -> None:
-        self.hub.asked.append(f"{self.command} {self.path}")
+        self.hub.requests.append(f"{self.command} {self.path}")
         self.hub.tokens.add(self.headers.get("Authorization", ""))
         status, headers, content = self.hub.reply(self.path)
         self.send_response(status)
@@ -129,7 +131,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        self.hub.asked.append(f"{self.command} {self.path}")
+        self.hub.requests.append(f"{self.command} {self.path}")
         self.hub.tokens.add(self.headers.get("Authorization", ""))
         length = self.headers["Content-Length"]
         body = self._chunks() if length is None else self.rfile.read(int(length))
@@ -141,12 +143,12 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def _chunks(self) -> bytes:
-        found = b""
+        content = b""
         while size := int(self.rfile.readline(), 16):
-            found += self.rfile.read(size)
+            content += self.rfile.read(size)
             self.rfile.readline()
         self.rfile.readline()
-        return found
+        return content
 
     def log_message(self, *arguments: Any) -> None:
         pass

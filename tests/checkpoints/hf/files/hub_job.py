@@ -11,13 +11,13 @@ from clearhead.checkpoints.hf.loading import load_module
 from clearhead.checkpoints.reference import ModelReference, fetch
 
 
-def located(reference: str) -> Path | None:
+def locate(reference: str) -> Path | None:
     return ModelReference.locate(reference).checkpoint_folder()
 
 
 def answer(reference: str) -> dict[str, object]:
     try:
-        folder = fetch(reference[1:], with_bin=True) if reference.startswith("+") else located(reference)
+        folder = fetch(reference[1:], with_bin=True) if reference.startswith("+") else locate(reference)
         assert folder is not None
         names = sorted(path.name for path in folder.iterdir())
         rows = None if "model.safetensors" not in names else load_module(folder).module.num_source_ids
@@ -27,5 +27,5 @@ def answer(reference: str) -> dict[str, object]:
 
 
 if __name__ == "__main__":
-    for asked in sys.argv[1:]:
-        print(json.dumps({"asked": asked, **answer(asked)}), flush=True)
+    for argument in sys.argv[1:]:
+        print(json.dumps({"asked": argument, **answer(argument)}), flush=True)

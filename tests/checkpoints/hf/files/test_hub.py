@@ -51,19 +51,21 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Hub, str]]:
 def run(endpoint: str, home: Path, *references: str, offline: bool = False) -> dict[str, dict[str, Any]]:
     done = job(endpoint, home, "tests.checkpoints.hf.files.hub_job", *references, offline=offline)
     assert done.returncode == 0, done.stderr
-    return {one["asked"]: one for one in map(json.loads, done.stdout.splitlines())}
+    return {answer["asked"]: answer for answer in map(json.loads, done.stdout.splitlines())}
 
 
 def test_what_the_hub_has_is_found_and_what_it_refuses_is_said(hub: tuple[Hub, str], tmp_path: Path) -> None:
     server, endpoint = hub
-    found = run(
+    answers = run(
         endpoint, tmp_path, "someone/model", "someone/model@v2", "someone/model@v9", "someone/nothing",
         "someone/gated", "someone/gated-too", "someone/private", "someone/broken", "someone/pickled",
         "+someone/pickled", "old",
     )  # fmt: skip
-    assert found["someone/model"]["names"] == ["config.json", "model.safetensors"], "what is not wanted is not fetched"
-    assert (found["someone/model"]["rows"], found["someone/model@v2"]["rows"]) == (23, 29)
-    assert found["old"]["rows"] == 29, "a name without an owner"
+    assert answers["someone/model"]["names"] == ["config.json", "model.safetensors"], (
+        "what is not wanted is not fetched"
+    )
+    assert (answers["someone/model"]["rows"], answers["someone/model@v2"]["rows"]) == (23, 29)
+    assert answers["old"]["rows"] == 29, "a name without an owner"
     words = {
         "someone/model@v9": "the Hugging Face hub has no revision 'v9' of someone/model",
         "someone/nothing": "the Hugging Face hub has no repository of that name; a private one needs HF_TOKEN",
@@ -74,11 +76,11 @@ def test_what_the_hub_has_is_found_and_what_it_refuses_is_said(hub: tuple[Hub, s
         "someone/pickled": "clearhead convert someone/pickled OUT --from-bin",
     }
     for reference, sentence in words.items():
-        assert sentence in found[reference]["error"] and "\n" not in found[reference]["error"], found[reference]
-    assert "pytorch_model.bin" in found["+someone/pickled"]["names"], "a conversion asks for it by name"
+        assert sentence in answers[reference]["error"] and "\n" not in answers[reference]["error"], answers[reference]
+    assert "pytorch_model.bin" in answers["+someone/pickled"]["names"], "a conversion asks for it by name"
     assert "Bearer hf_of_a_test" in server.tokens
 
-    asked = len(server.asked)
+    num_requests = len(server.requests)
     cached = run(
         endpoint, tmp_path, "someone/model", "someone/model@v2", "someone/nothing", "modle", "old", offline=True
     )
@@ -86,7 +88,7 @@ def test_what_the_hub_has_is_found_and_what_it_refuses_is_said(hub: tuple[Hub, s
     assert cached["old"]["rows"] == 29
     assert "is switched off by HF_HUB_OFFLINE, and its cache lacks it: unset that" in cached["someone/nothing"]["error"]
     assert f"{ROOT} has no 'modle' (did you mean 'someone/model'?)" in cached["modle"]["error"]
-    assert len(server.asked) == asked, "offline nothing is asked"
+    assert len(server.requests) == num_requests, "offline nothing is asked"
 
     nowhere = run("http://127.0.0.1:9", tmp_path, "someone/model", "someone/nothing")
     assert nowhere["someone/model"]["rows"] == 23, "without a network the cache answers"
@@ -115,7 +117,7 @@ class Strange(Hub):
 def test_answers_that_no_hub_gives_are_refused_in_a_sentence(tmp_path: Path) -> None:
     names = [f"someone/{name}" for name in ("circling", "list", "keys", "number", "commit", "page")]
     with serving(Strange({}, {})) as (_, endpoint):
-        found = run(endpoint, tmp_path, *names)
+        answers = run(endpoint, tmp_path, *names)
     for name in names:
-        assert "the Hugging Face hub answers as no hub does" in found[name]["error"], found[name]
-        assert "\n" not in found[name]["error"] and len(found[name]["error"]) < 600
+        assert "the Hugging Face hub answers as no hub does" in answers[name]["error"], answers[name]
+        assert "\n" not in answers[name]["error"] and len(answers[name]["error"]) < 600

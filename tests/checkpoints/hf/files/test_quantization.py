@@ -57,7 +57,7 @@ def rewrite(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def changed(folder: Path, copy: Path, name: str, tensor: Tensor | None) -> Path:
+def copy_with_tensor(folder: Path, copy: Path, name: str, tensor: Tensor | None) -> Path:
     shutil.copytree(folder, copy)
     tensors = load_file(copy / "model.safetensors")
     del tensors[name]
@@ -67,9 +67,9 @@ def changed(folder: Path, copy: Path, name: str, tensor: Tensor | None) -> Path:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_number_is_what_transformers_unpacks(folders: tuple[Path, Path], dtype: torch.dtype) -> None:
-    one, other = (load_module(folder, form=WeightForm(dtype)).module.state_dict() for folder in folders)
-    assert one.keys() == other.keys()
-    assert not [name for name in one if not torch.equal(one[name], other[name])]
+    first, other = (load_module(folder, form=WeightForm(dtype)).module.state_dict() for folder in folders)
+    assert first.keys() == other.keys()
+    assert not [name for name in first if not torch.equal(first[name], other[name])]
 
 
 def test_it_computes_what_transformers_computes(folders: tuple[Path, Path]) -> None:
@@ -94,14 +94,14 @@ def test_all_numbers_of_four_bits() -> None:
     size = torch.where(exponent > 0, torch.ldexp(1 + fraction / 2, exponent - 1), fraction / 2)
     pairs = (codes[0::2] | (codes[1::2] << 4)).repeat(2)[None, None]
     for power in (0, 7, 127, 200):
-        found = dequantize(pairs, torch.tensor([[power]], dtype=torch.uint8))[0, :16]
-        assert torch.equal(found, torch.ldexp(sign * size, torch.tensor(power - 127)))
+        values = dequantize(pairs, torch.tensor([[power]], dtype=torch.uint8))[0, :16]
+        assert torch.equal(values, torch.ldexp(sign * size, torch.tensor(power - 127)))
 
 
 def test_what_cannot_be_dequantized_is_named(folders: tuple[Path, Path], tmp_path: Path) -> None:
     name = "model.layers.1.mlp.experts.down_proj"
     scales = torch.zeros(EXPERTS, WIDTH, 2, dtype=torch.uint8)
-    for number, (place, tensor, words) in enumerate(
+    for number, (tensor_name, tensor, words) in enumerate(
         [
             (f"{name}_scales", None, f"'{name}_blocks' has no '{name}_scales'"),
             (f"{name}_scales", scales, "expected [E, O, G, 16] and [E, O, G]"),
@@ -109,5 +109,5 @@ def test_what_cannot_be_dequantized_is_named(folders: tuple[Path, Path], tmp_pat
         ]
     ):
         with pytest.raises(InputError) as report:
-            load_module(changed(folders[1], tmp_path / str(number), place, tensor))
+            load_module(copy_with_tensor(folders[1], tmp_path / str(number), tensor_name, tensor))
         assert words in str(report.value)

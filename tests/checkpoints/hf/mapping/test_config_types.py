@@ -28,10 +28,10 @@ ROTATION = ("rope_scaling", "rope_parameters")
 
 @cache
 def first_cases() -> dict[str, Case]:
-    found: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     for case in all_cases():
-        found.setdefault(case.model_type, case)
-    return found
+        cases.setdefault(case.model_type, case)
+    return cases
 
 
 def outcome(family: Family, config: dict[str, Any]) -> str:
@@ -81,6 +81,6 @@ def test_the_objects_of_rotary_positions_are_typed(kind: str) -> None:
     numbers = ("factor", "low_freq_factor", "high_freq_factor", "beta_fast", "attention_factor", "rope_theta")
     for name in (*numbers, "short_factor", "original_max_position_embeddings"):
         for value in NO_NUMBERS:
-            for place in ROTATION:
-                report = outcome(family, honest | {place: {"rope_type": kind, name: value}})
+            for key in ROTATION:
+                report = outcome(family, honest | {key: {"rope_type": kind, name: value}})
                 assert name in report or (name == "short_factor" and value == []), (name, value, report)

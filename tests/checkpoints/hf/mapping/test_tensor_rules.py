@@ -40,12 +40,12 @@ CASES = {
 
 @pytest.mark.parametrize(("change", "theirs", "shapes"), CASES.values(), ids=CASES)
 def test_a_change_is_undone_bit_by_bit(change: Transform, theirs: list[Tensor], shapes: list[torch.Size]) -> None:
-    place = Slots(tuple(shapes), ATTENTION)
-    ours = change.load(theirs, place)
-    assert [one.shape for one in ours] == shapes
-    again = change.save(ours, place)
+    slots = Slots(tuple(shapes), ATTENTION)
+    ours = change.load(theirs, slots)
+    assert [tensor.shape for tensor in ours] == shapes
+    again = change.save(ours, slots)
     assert len(again) == len(theirs)
-    assert all(torch.equal(found, expected) for found, expected in zip(again, theirs, strict=True))
+    assert all(torch.equal(actual, expected) for actual, expected in zip(again, theirs, strict=True))
 
 
 def test_grouped_puts_each_group_where_its_heads_are() -> None:
@@ -56,8 +56,8 @@ def test_grouped_puts_each_group_where_its_heads_are() -> None:
 
 
 def test_halves_puts_even_before_odd_and_leaves_the_rest() -> None:
-    (found,) = RotaryHalves().load([torch.arange(20)], Slots((torch.Size([20]),), ATTENTION))
-    assert found.tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 9, 10, 12, 11, 13, 14, 15, 16, 17, 18, 19]
+    (tensor,) = RotaryHalves().load([torch.arange(20)], Slots((torch.Size([20]),), ATTENTION))
+    assert tensor.tolist() == [0, 2, 1, 3, 4, 5, 6, 7, 8, 9, 10, 12, 11, 13, 14, 15, 16, 17, 18, 19]
 
 
 @pytest.mark.parametrize(

@@ -51,9 +51,9 @@ class Tab:
     def go(self, state: str) -> Any:
         """Show the state of a link, and return the tab when it is drawn."""
         self.tab.evaluate(GO, state)
-        return self.drawn()
+        return self.wait_until_drawn()
 
-    def drawn(self) -> Any:
+    def wait_until_drawn(self) -> Any:
         """Return the tab when it shows its state."""
         self.tab.wait_for_function(DRAWN)
         assert not self.errors, self.errors
@@ -61,8 +61,8 @@ class Tab:
 
     def texts(self, selector: str) -> list[str]:
         """The text of every element that a selector finds."""
-        found: list[str] = self.tab.locator(selector).all_inner_texts()
-        return found
+        contents: list[str] = self.tab.locator(selector).all_inner_texts()
+        return contents
 
     def numbers(self, selector: str) -> list[float]:
         return [float(text.replace("−", "-")) for text in self.texts(selector)]

@@ -10,11 +10,11 @@ import numpy as np
 
 from clearhead.interpret.view.explorer.data import (
     BeamNode,
-    Column,
     ExactHead,
+    HeadColumn,
     LayerAttention,
-    Lens,
     Page,
+    PageLens,
     RowName,
     Sample,
     StackAttention,
@@ -22,11 +22,11 @@ from clearhead.interpret.view.explorer.data import (
 )
 
 COLUMNS = (
-    Column("entropy", "entropy", "Entropy of the weights, in nats: low where a head looks at few tokens."),
-    Column("distance", "mean distance", "How many tokens lie between a query and what it looks at, on average."),
-    Column("first", "first token", "The share of the attention on the first token."),
-    Column("previous", "previous token", "The share of the attention on the token before."),
-    Column(
+    HeadColumn("entropy", "entropy", "Entropy of the weights, in nats: low where a head looks at few tokens."),
+    HeadColumn("distance", "mean distance", "How many tokens lie between a query and what it looks at, on average."),
+    HeadColumn("first", "first token", "The share of the attention on the first token."),
+    HeadColumn("previous", "previous token", "The share of the attention on the token before."),
+    HeadColumn(
         "effect",
         "effect",
         "How much the log-probability of the output changes when the head is switched off.",
@@ -38,15 +38,15 @@ TEXT = "The cat sat on the mat because it was tired ; the dog , un believ ably l
 
 def token_row(words: Sequence[str], *, generated: int = 0) -> TokenRow:
     """One token per part; a part that starts with a space starts a word."""
-    starts = [index == 0 or part[:1] in " \n" for index, part in enumerate(words)]
+    starts = [index == 0 or word[:1] in " \n" for index, word in enumerate(words)]
     is_generated = np.arange(len(words)) >= len(words) - generated if generated else None
-    return TokenRow(tuple(part.replace(" ", "Ġ") for part in words), tuple(words), np.cumsum(starts) - 1, is_generated)
+    return TokenRow(tuple(word.replace(" ", "Ġ") for word in words), tuple(words), np.cumsum(starts) - 1, is_generated)
 
 
 def example_row(size: int) -> TokenRow:
     """A text of that many tokens, with subwords and a line break."""
     parts = TEXT.replace("un believ ably", "un|believ|ably").split(" ")
-    parts = [piece for part in parts for piece in [" " + part.split("|")[0], *part.split("|")[1:]]]
+    parts = [piece for word in parts for piece in [" " + word.split("|")[0], *word.split("|")[1:]]]
     parts[0] = parts[0][1:]
     return token_row([["\n", *parts][index % (len(parts) + 1)] if index else parts[0] for index in range(size)])
 
@@ -115,14 +115,14 @@ def layer_attention(
 def statistics(weights: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
     heads, queries, keys = weights.shape
     distance = np.abs(np.arange(queries)[:, None] - np.arange(keys)[None])
-    found = {
+    statistics_by_name = {
         "entropy": -(weights * np.log(np.maximum(weights, 1e-30))).sum(axis=2).mean(axis=1),
         "distance": (weights * distance).sum(axis=2).mean(axis=1),
         "first": weights[:, :, 0].mean(axis=1),
         "previous": np.array([np.diagonal(head, -1).mean() for head in weights]),
         "effect": rng.normal(size=heads) ** 3,
     }
-    return {name: values.astype(np.float32) for name, values in found.items()}
+    return {name: values.astype(np.float32) for name, values in statistics_by_name.items()}
 
 
 def pattern(head: np.ndarray) -> str:
@@ -148,14 +148,14 @@ def decoder_sample(
 ) -> Sample:
     rng = np.random.default_rng(seed)
     row = example_row(size)
-    made = tuple(
+    layer_attentions = tuple(
         layer_attention(
             rng, layer, (size, size), heads=heads, kv_heads=heads, mask="window" if layer == layers - 1 else "causal",
             has_sink=layer == layers - 1, exact=exact if layer == 1 else (),
         )
         for layer in range(layers)
     )  # fmt: skip
-    stack = StackAttention("decoder.self", "decoder", "decoder", made)
+    stack = StackAttention("decoder.self", "decoder", "decoder", layer_attentions)
     return Sample(
         label, {"decoder": row}, (stack,), COLUMNS, lens=example_lens(rng, row, layers), facts=(("step", str(seed)),)
     )
@@ -188,7 +188,7 @@ def translation_page() -> Page:
     return Page("a small translator", (sample,))
 
 
-def example_lens(rng: np.random.Generator, row: TokenRow, layers: int) -> Lens:
+def example_lens(rng: np.random.Generator, row: TokenRow, layers: int) -> PageLens:
     """Predictions that come nearer to the next token from layer to layer."""
     vocabulary = (*dict.fromkeys([*row.texts, " a", " of", " in", " who"]),)
     size, top = len(row.texts), 5
@@ -198,7 +198,7 @@ def example_lens(rng: np.random.Generator, row: TokenRow, layers: int) -> Lens:
         scores[depth, np.arange(size - 1), targets[:-1]] += 6 * depth / layers * rng.uniform(size=size - 1)
     chances = softmax(scores, None)
     entries = np.argsort(-chances, axis=2)[:, :, :top]
-    return Lens(
+    return PageLens(
         "decoder", ("embedding", *map(str, range(layers))), vocabulary, entries,
         np.take_along_axis(chances, entries, axis=2).astype(np.float32), targets,
         np.where(targets >= 0, chances[:, np.arange(size), targets], np.nan).astype(np.float32),

@@ -108,33 +108,33 @@ class Architecture:
         weights: by stack and layer, [heads, queries, keys], of one run with the eager kernel.
     """
 
-    place: int
+    number: int
     maps: AttentionMaps
     weights: dict[tuple[str, int], np.ndarray]
 
     def link(self, view: str, **state: object) -> str:
-        given = {"view": view, "sample": self.place, **state}
-        return "&".join(f"{name}={value}" for name, value in given.items())
+        settings = {"view": view, "sample": self.number, **state}
+        return "&".join(f"{name}={value}" for name, value in settings.items())
 
     def heads(self, most: int) -> list[tuple[str, int, int, int]]:
         """Stack, layer, head and a query of so many heads of each layer, the last among them; queries in turn."""
         places = [
             (stack, layer, head)
-            for (stack, layer), found in self.weights.items()
-            for head in sorted({len(found) - 1 - place * len(found) // most for place in range(most)})
+            for (stack, layer), weights in self.weights.items()
+            for head in sorted({len(weights) - 1 - step * len(weights) // most for step in range(most)})
         ]
-        sizes = {stack: found.shape[1] for (stack, _), found in self.weights.items()}
+        sizes = {stack: weights.shape[1] for (stack, _), weights in self.weights.items()}
         return [(stack, layer, head, -(at + 1) % sizes[stack]) for at, (stack, layer, head) in enumerate(places)]
 
 
 def first_cases() -> dict[str, Case]:
-    found: dict[str, Case] = {}
+    cases: dict[str, Case] = {}
     for case in all_cases():
-        found.setdefault(case.model_type, case)
-    return found
+        cases.setdefault(case.model_type, case)
+    return cases
 
 
-def peaked(case: Case) -> Transformer:
+def build_peaked(case: Case) -> Transformer:
     """A model whose attention is far from even, and in which no norm is one and no bias is zero."""
     torch.manual_seed(7)
     module = build(hf_specs()[case.name]).eval()
@@ -150,38 +150,40 @@ def peaked(case: Case) -> Transformer:
 
 def eager_weights(maps: AttentionMaps) -> dict[tuple[str, int], np.ndarray]:
     with torch.no_grad(), capture(maps.module, "**.weights") as seen:
-        maps.module(maps.reading.source, maps.reading.target, head=False)
-    found = {}
+        maps.module(maps.inputs.source, maps.inputs.target, head=False)
+    weights_by_layer = {}
     for (stack, layer), record in maps.records.items():
-        (weights,) = [one.tensor for one in seen[f"{record.address}.weights"] if one.depth == layer]
-        found[stack, layer] = weights[0].numpy()
-    return found
+        (weights,) = [
+            seen_record.tensor for seen_record in seen[f"{record.address}.weights"] if seen_record.depth == layer
+        ]
+        weights_by_layer[stack, layer] = weights[0].numpy()
+    return weights_by_layer
 
 
 def read_by(case: Case, tokenizer: Tokenizer) -> AttentionMaps:
     """The maps of a text: with the mask that an encoder fills, or with what beam search writes."""
-    model = Model(peaked(case), TokenizerPair(tokenizer, tokenizer, True), TaskRecord(kind=case.variant.task))
+    model = Model(build_peaked(case), TokenizerPair(tokenizer, tokenizer, True), TaskRecord(kind=case.variant.task))
     return model.attention(BLANK) if case.variant.task == "fill" else model.attention(TEXT, generate=NEW, beam_size=2)
 
 
 @pytest.fixture(scope="module")
 def architectures() -> dict[str, Architecture]:
     tokenizer = train_tokenizer("character", ["abcdefghijklmnopqrstuvwxyz .,_'-"], vocab_size=37, mask=True)
-    found = {}
+    samples = {}
     for name, case in sorted(first_cases().items()):
         maps = read_by(case, tokenizer)
         assert tokenizer.vocab_size == maps.module.num_target_ids
-        found[name] = Architecture(len(found), maps, eager_weights(maps))
-    assert list(found) == ARCHITECTURES
-    return found
+        samples[name] = Architecture(len(samples), maps, eager_weights(maps))
+    assert list(samples) == ARCHITECTURES
+    return samples
 
 
 @pytest.fixture(scope="module")
 def page(architectures: dict[str, Architecture]) -> Page:
-    return explorer_page("all", [(name, one.maps) for name, one in architectures.items()])
+    return explorer_page("all", [(name, architecture.maps) for name, architecture in architectures.items()])
 
 
-def rounded(page: Page) -> Page:
+def round_page(page: Page) -> Page:
     """The page as it is for long texts: no head has exact numbers."""
     samples = []
     for sample in page.samples:
@@ -195,8 +197,8 @@ def rounded(page: Page) -> Page:
 
 @pytest.fixture(scope="module")
 def running(chromium: str) -> Iterator[Any]:
-    with browser(chromium) as found:
-        yield found
+    with browser(chromium) as chromium_browser:
+        yield chromium_browser
 
 
 @pytest.fixture(scope="module")
@@ -206,51 +208,51 @@ def exact_tab(running: Any, page: Page, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="module")
 def rounded_tab(running: Any, page: Page, tmp_path_factory: pytest.TempPathFactory) -> Tab:
-    return Tab(running, rounded(page), tmp_path_factory.mktemp("rounded"))
+    return Tab(running, round_page(page), tmp_path_factory.mktemp("rounded"))
 
 
 @pytest.fixture(params=ARCHITECTURES)
-def one(request: pytest.FixtureRequest, architectures: dict[str, Architecture]) -> Architecture:
+def architecture(request: pytest.FixtureRequest, architectures: dict[str, Architecture]) -> Architecture:
     return architectures[request.param]
 
 
 def visit(tab: Tab, links: list[str], read: str) -> list[Any]:
     """Go to each link in turn, and return what is read there; every error that the page reports fails."""
-    found: list[Any] = tab.tab.evaluate(VISIT, [links, read])
+    results: list[Any] = tab.tab.evaluate(VISIT, [links, read])
     assert not tab.errors, tab.errors
-    return found
+    return results
 
 
 def check_weights(
-    tab: Tab, one: Architecture, places: list[tuple[str, int, int, int]], listed: float, cell: float
+    tab: Tab, architecture: Architecture, places: list[tuple[str, int, int, int]], listed: float, cell: float
 ) -> list[dict[str, Any]]:
     """Hold what the matrix lists of some queries, and one cell of each, against the eager kernel."""
-    keys = [int(one.weights[stack, layer][head, query].argmax()) for stack, layer, head, query in places]
+    keys = [int(architecture.weights[stack, layer][head, query].argmax()) for stack, layer, head, query in places]
     links = [
-        one.link("matrix", stack=stack, layer=layer, head=head, query=query, key=key)
+        architecture.link("matrix", stack=stack, layer=layer, head=head, query=query, key=key)
         for (stack, layer, head, query), key in zip(places, keys, strict=True)
     ]
-    found = visit(tab, links, "matrix")
-    for (stack, layer, head, query), key, seen in zip(places, keys, found, strict=True):
-        weights = one.weights[stack, layer][head, query]
+    results = visit(tab, links, "matrix")
+    for (stack, layer, head, query), key, seen in zip(places, keys, results, strict=True):
+        weights = architecture.weights[stack, layer][head, query]
         assert weights.size <= LISTED
         shown = np.zeros_like(weights)
         shown[list(map(int, seen["rows"]))] = list(seen["rows"].values())
         np.testing.assert_allclose(shown, weights, rtol=0, atol=listed, err_msg=f"{stack} {layer} {head} {query}")
         assert set(map(int, seen["rows"])) == set(np.nonzero(weights)[0].tolist())
         assert seen["cell"] == pytest.approx(weights[key], rel=0, abs=cell)
-        if one.maps.record(stack, layer).attention.sink is None:
+        if architecture.maps.record(stack, layer).attention.sink is None:
             assert seen["sink"] == []
         else:
             assert seen["sink"] == [pytest.approx(1 - weights.sum(), rel=0, abs=1e-3)]
-    return found
+    return results
 
 
-def test_exact_weights_are_those_of_the_eager_kernel(exact_tab: Tab, one: Architecture) -> None:
-    places = one.heads(4)
-    found = check_weights(exact_tab, one, places, 1e-6, 1e-6)
-    for (stack, layer, *_), seen in zip(places, found, strict=True):
-        described, facts = one.maps.record(stack, layer).attention.spec, seen["facts"]
+def test_exact_weights_are_those_of_the_eager_kernel(exact_tab: Tab, architecture: Architecture) -> None:
+    places = architecture.heads(4)
+    results = check_weights(exact_tab, architecture, places, 1e-6, 1e-6)
+    for (stack, layer, *_), seen in zip(places, results, strict=True):
+        described, facts = architecture.maps.record(stack, layer).attention.spec, seen["facts"]
         assert "exact (float32)" in facts
         if isinstance(described.mask, spec.Window):
             assert f"window: {described.mask.before} before, {described.mask.after} after" in facts
@@ -259,21 +261,24 @@ def test_exact_weights_are_those_of_the_eager_kernel(exact_tab: Tab, one: Archit
         assert ("score bias" in facts) == (described.score_bias is not None)
 
 
-def test_rounded_weights_are_those_of_the_eager_kernel(rounded_tab: Tab, one: Architecture) -> None:
+def test_rounded_weights_are_those_of_the_eager_kernel(rounded_tab: Tab, architecture: Architecture) -> None:
     # The list rounds to three digits what is within 0.0005; the cell gives the number itself.
-    found = check_weights(rounded_tab, one, one.heads(3), 1e-3, 5e-4)
-    assert all("within 0.0005" in seen["facts"] for seen in found)
+    results = check_weights(rounded_tab, architecture, architecture.heads(3), 1e-3, 5e-4)
+    assert all("within 0.0005" in seen["facts"] for seen in results)
 
 
-def test_the_neuron_view_computes_the_weights(exact_tab: Tab, one: Architecture) -> None:
-    places = one.heads(1)
-    keys = [int(one.weights[stack, layer][head, query].argmax()) for stack, layer, head, query in places]
+def test_the_neuron_view_computes_the_weights(exact_tab: Tab, architecture: Architecture) -> None:
+    places = architecture.heads(1)
+    keys = [int(architecture.weights[stack, layer][head, query].argmax()) for stack, layer, head, query in places]
     links = [
-        one.link("neuron", stack=stack, layer=layer, head=head, query=query, key=key)
+        architecture.link("neuron", stack=stack, layer=layer, head=head, query=query, key=key)
         for (stack, layer, head, query), key in zip(places, keys, strict=True)
     ]
     for (stack, layer, head, query), key, seen in zip(places, keys, visit(exact_tab, links, "neuron"), strict=True):
-        weights, described = one.weights[stack, layer][head, query], one.maps.record(stack, layer).attention.spec
+        weights, described = (
+            architecture.weights[stack, layer][head, query],
+            architecture.maps.record(stack, layer).attention.spec,
+        )
         assert seen["steps"]["softmax"] == pytest.approx(weights[key], rel=0, abs=2e-6)
         shares = np.zeros_like(weights)
         shares[list(map(int, seen["rows"]))] = list(seen["rows"].values())
@@ -283,37 +288,41 @@ def test_the_neuron_view_computes_the_weights(exact_tab: Tab, one: Architecture)
         assert ("sink" in seen["steps"]) == described.sink
 
 
-def test_means_of_heads_are_those_of_the_eager_kernel(rounded_tab: Tab, one: Architecture) -> None:
-    (stack, _), some = next(iter(one.weights.items()))
+def test_means_of_heads_are_those_of_the_eager_kernel(rounded_tab: Tab, architecture: Architecture) -> None:
+    (stack, _), some = next(iter(architecture.weights.items()))
     query = some.shape[1] // 2
-    means = [found[:, query].mean(axis=0).max() for (name, _), found in one.weights.items() if name == stack]
-    if not one.maps.record(stack, 0).attention.spec.sink:  # a sink comes before the keys
-        (shown,) = visit(rounded_tab, [one.link("token", stack=stack, query=query)], "token")
+    means = [
+        weights_HQK[:, query].mean(axis=0).max()
+        for (name, _), weights_HQK in architecture.weights.items()
+        if name == stack
+    ]
+    if not architecture.maps.record(stack, 0).attention.spec.sink:  # a sink comes before the keys
+        (shown,) = visit(rounded_tab, [architecture.link("token", stack=stack, query=query)], "token")
         assert shown == pytest.approx(means, rel=0, abs=1e-3)
-    layers = [layer for name, layer in one.weights if name == "decoder.memory"]
-    links = [one.link("alignment", layer=layer, average="layer") for layer in layers]
+    layers = [layer for name, layer in architecture.weights if name == "decoder.memory"]
+    links = [architecture.link("alignment", layer=layer, average="layer") for layer in layers]
     for layer, shown in zip(layers, visit(rounded_tab, links, "alignment"), strict=True):
-        expected = one.weights["decoder.memory", layer].mean(axis=0).max(axis=1)
+        expected = architecture.weights["decoder.memory", layer].mean(axis=0).max(axis=1)
         assert shown == pytest.approx(expected, rel=0, abs=1e-3)
 
 
-def test_each_view_draws(exact_tab: Tab, one: Architecture) -> None:
+def test_each_view_draws(exact_tab: Tab, architecture: Architecture) -> None:
     views = ["overview", "matrix", "lines", "token", "neuron", "alignment", "lens", "beams"]
     missing = set()
-    if one.maps.target_tokens is None:
+    if architecture.maps.target_tokens is None:
         missing.add("alignment")
-    if one.maps.module.decoder is None:
+    if architecture.maps.module.decoder is None:
         missing.add("beams")
-    stack = one.maps.stacks[0]
-    links = [one.link(view, stack=stack) for view in views]
-    found = {seen["view"]: seen for seen in visit(exact_tab, links, "painted")}
-    assert list(found) == views and {view for view in views if found[view]["notes"]} == missing
-    first = [weights for (name, _), weights in one.weights.items() if name == stack]
-    assert found["overview"]["heads"] == sum(map(len, first)) == found["overview"]["canvases"] - 1
+    stack = architecture.maps.stacks[0]
+    links = [architecture.link(view, stack=stack) for view in views]
+    results = {seen["view"]: seen for seen in visit(exact_tab, links, "painted")}
+    assert list(results) == views and {view for view in views if results[view]["notes"]} == missing
+    first = [weights for (name, _), weights in architecture.weights.items() if name == stack]
+    assert results["overview"]["heads"] == sum(map(len, first)) == results["overview"]["canvases"] - 1
     for view in {"matrix", "lines", "alignment"} - missing:
-        assert found[view]["canvases"] == 1, view
-    assert found["token"]["canvases"] == len(first)
-    assert found["neuron"]["steps"] >= 4
-    depths = len(one.maps.layers(one.maps.stacks[-1])) + 1
-    assert found["lens"]["cells"] == depths * len(one.maps.target_tokens or one.maps.tokens)
-    assert (found["beams"]["nodes"] > NEW) == ("beams" not in missing)
+        assert results[view]["canvases"] == 1, view
+    assert results["token"]["canvases"] == len(first)
+    assert results["neuron"]["steps"] >= 4
+    depths = len(architecture.maps.layers(architecture.maps.stacks[-1])) + 1
+    assert results["lens"]["cells"] == depths * len(architecture.maps.target_tokens or architecture.maps.tokens)
+    assert (results["beams"]["nodes"] > NEW) == ("beams" not in missing)

@@ -70,8 +70,8 @@ def test_a_head_that_is_switched_off(model: ch.Model, page: Path, chromium: str)
         tab.click('[title="decoder.memory.1.2"]')
         assert tab.get_attribute('[title="decoder.memory.1.2"]', "aria-pressed") == "false"
         read = "([source, target]) => clearhead.translator.read(source, target, clearhead.off).logits"
-        found = torch.tensor(tab.evaluate(f"(ids) => ({read})(ids).map((row) => [...row])", [source, target]))
-        assert (found - wanted).abs().max() < 1e-4
+        weights_read = torch.tensor(tab.evaluate(f"(ids) => ({read})(ids).map((row) => [...row])", [source, target]))
+        assert (weights_read - wanted).abs().max() < 1e-4
         assert "without 1 head" in tab.inner_text("main")
         tab.fill("input.date", "")
         assert tab.inner_text(".written-date").startswith("Type a date")

@@ -17,7 +17,7 @@ from clearhead.interpret.view.explorer.encode import LEVELS, Encoder, spans_of
 from tests.interpret.view.explorer import examples
 
 
-def decoded(text: str, dtype: str) -> np.ndarray:
+def decode(text: str, dtype: str) -> np.ndarray:
     """An array of the file, read independently of the page."""
     planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
     size = np.dtype(dtype).itemsize
@@ -37,14 +37,14 @@ def test_weights_come_back_within_the_promised_error(mask: str, has_sink: bool, 
     content = encoder.page(dataclasses.replace(page, samples=(sample,)))
     codes, exact = encoder.texts()
     allowed = np.ones((13, 13), bool) if layer.mask is None else layer.mask
-    stored = (decoded(codes, "<u2") / LEVELS) ** 2
+    stored = (decode(codes, "<u2") / LEVELS) ** 2
     truth = layer.weights()
     weights = stored[: 3 * allowed.sum()].reshape(3, -1)
     assert np.abs(weights - truth[:, allowed]).max() <= 5e-4
     assert stored.size == 3 * (allowed.sum() + 13 * has_sink)
     if has_sink:
         assert np.abs(stored[3 * allowed.sum() :].reshape(3, 13) - (1 - truth.sum(axis=2))).max() <= 5e-4
-    numbers = decoded(exact, "<f4")
+    numbers = decode(exact, "<f4")
     assert (numbers[: allowed.sum()] == truth[1][allowed]).all()
     assert content["samples"][0]["attentions"][0]["layers"][0]["exact"].keys() == {"1"}
 
@@ -52,21 +52,21 @@ def test_weights_come_back_within_the_promised_error(mask: str, has_sink: bool, 
 def test_one_layer_is_in_memory_at_a_time() -> None:
     page = examples.decoder_page(13, layers=5, heads=3)
     (stack,) = page.samples[0].attentions
-    made: list[int] = []
+    computed: list[int] = []
 
-    def counted(layer: LayerAttention) -> LayerAttention:
-        return dataclasses.replace(layer, weights=lambda: made.append(layer.layer) or layer.weights())
+    def count_calls(layer: LayerAttention) -> LayerAttention:
+        return dataclasses.replace(layer, weights=lambda: computed.append(layer.layer) or layer.weights())
 
-    layers = tuple(map(counted, stack.layers))
+    layers = tuple(map(count_calls, stack.layers))
     sample = dataclasses.replace(page.samples[0], attentions=(dataclasses.replace(stack, layers=layers),))
     encoder = Encoder()
     encoder.page(dataclasses.replace(page, samples=(sample,)))
     texts = encoder.texts()
-    assert made == []
+    assert computed == []
     next(texts)
-    assert made == [0]
+    assert computed == [0]
     list(texts)
-    assert made == [0, 1, 2, 3, 4], "each layer is computed once, its exact heads included"
+    assert computed == [0, 1, 2, 3, 4], "each layer is computed once, its exact heads included"
 
 
 def test_numbers_of_heads_come_back_to_the_last_digit() -> None:

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from clearhead.interpret.view.explorer.data import Column, Page
+from clearhead.interpret.view.explorer.data import HeadColumn, Page
 from tests.interpret.view.explorer import examples
 from tests.interpret.view.explorer.browser import Tab, browser
 
 WORST = replace(examples.COLUMNS[0], name="nowhere", title="measured nowhere")
-ALIGNMENT = Column("alignment", "alignment", "The share of links that are best in both directions.")
+ALIGNMENT = HeadColumn("alignment", "alignment", "The share of links that are best in both directions.")
 
 
 TEXTS = (("reads", "Monday, 5 January"), ("writes", "Montag, der 5."))
@@ -25,7 +25,7 @@ CHOSEN = {
 }
 
 
-def opened_page() -> Page:
+def build_page() -> Page:
     """A translator with its texts, its special tokens, and a head of which the alignment is known."""
     page = examples.translation_page()
     (sample,) = page.samples
@@ -52,17 +52,17 @@ def opened_page() -> Page:
 
 @pytest.fixture(scope="module")
 def running(chromium: str) -> Iterator[Any]:
-    with browser(chromium) as found:
-        yield found
+    with browser(chromium) as chromium_browser:
+        yield chromium_browser
 
 
 @pytest.fixture(scope="module")
 def desk(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Tab:
-    return Tab(running, opened_page(), tmp_path_factory.mktemp("desk"))
+    return Tab(running, build_page(), tmp_path_factory.mktemp("desk"))
 
 
 def test_two_stacks_open_on_what_they_linked(desk: Tab) -> None:
-    tab = desk.drawn()
+    tab = desk.wait_until_drawn()
     assert tab.locator("nav [aria-current]").inner_text() == "Alignment"
     assert tab.locator(".panel .tag").inner_text() == "layer 1 · head 3, whose links agree most (0.90)"
 
@@ -101,7 +101,7 @@ FOLLOW = """() => new Promise(done => {
 
 def test_a_link_is_followed_while_the_address_of_a_choice_waits(desk: Tab) -> None:
     desk.go("view=lens&layer=1&query=2").evaluate(FOLLOW)
-    tab = desk.drawn()
+    tab = desk.wait_until_drawn()
     assert tab.evaluate("location.hash") == "#view=overview"
     assert tab.locator(".head").count() > 3
 
@@ -118,7 +118,7 @@ def test_the_overview_uses_the_width_and_explains_its_numbers(desk: Tab) -> None
 
 
 def test_a_phone_shows_data_before_a_third_row_of_controls(running: Any, tmp_path: Any) -> None:
-    tab = Tab(running, opened_page(), tmp_path, width=390).go("view=overview")
+    tab = Tab(running, build_page(), tmp_path, width=390).go("view=overview")
     assert tab.locator(".controls").bounding_box()["height"] < 60
     assert tab.locator(".head").first.bounding_box()["y"] < 400
     nav = tab.locator("nav.views")

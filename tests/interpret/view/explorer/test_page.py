@@ -18,8 +18,8 @@ from tests.interpret.view.explorer.browser import DRAWN, Tab, browser
 
 @pytest.fixture(scope="module")
 def running(chromium: str) -> Iterator[Any]:
-    with browser(chromium) as found:
-        yield found
+    with browser(chromium) as chromium_browser:
+        yield chromium_browser
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def test_the_last_of_two_states_is_shown(running: Any, tmp_path: Path) -> None:
     tab = Tab(running, examples.decoder_page(), tmp_path)
     for key in (3, 11):
         tab.tab.evaluate(f"location.hash = '#view=matrix&layer=2&head=1&query=12&key={key}'")
-    tab.drawn()
+    tab.wait_until_drawn()
     tab.tab.wait_for_timeout(300)
     assert float(tab.tab.locator(".cell").get_attribute("data-value")) == pytest.approx(
         DECODER_LAYERS[2].weights()[1, 12, 11], abs=5e-4
@@ -99,7 +99,7 @@ def only(page: Page) -> Sample:
 
 
 def layers_of(page: Page, stack: str) -> tuple[LayerAttention, ...]:
-    return next(one for one in only(page).attentions if one.stack == stack).layers
+    return next(attention for attention in only(page).attentions if attention.stack == stack).layers
 
 
 DECODER_LAYERS = layers_of(examples.decoder_page(), "decoder.self")
@@ -258,10 +258,10 @@ def test_views_without_data_are_not_offered(decoder: Tab, translator: Tab) -> No
 def test_two_checkpoints_stand_side_by_side_with_their_difference(timeline: Tab) -> None:
     first, last = (sample.attentions[0].layers[0].weights()[0] for sample in examples.timeline_page().samples[::2])
     query, key = np.unravel_index(np.abs(last - first).argmax(), first.shape)
-    one, two = first[query, key], last[query, key]
+    first_weight, last_weight = first[query, key], last[query, key]
     tab = timeline.go(f"view=matrix&layer=0&head=0&query={query}&key={key}&sample=0&other=2&difference=1")
     values = tab.locator(".cell").evaluate_all("all => all.map(one => Number(one.dataset.value))")
-    assert values == pytest.approx([one, two, two - one], abs=1e-3)
+    assert values == pytest.approx([first_weight, last_weight, last_weight - first_weight], abs=1e-3)
 
 
 def test_checkpoints_are_played(timeline: Tab) -> None:
@@ -278,7 +278,7 @@ def test_a_link_leads_back_to_what_it_shows(decoder: Tab) -> None:
     tab = decoder.go("view=matrix&layer=1&head=2&query=20&key=3&scale=linear&join=0")
     before = tab.locator(".panel").inner_text()
     tab.reload()
-    assert decoder.drawn().locator(".panel").inner_text() == before
+    assert decoder.wait_until_drawn().locator(".panel").inner_text() == before
     assert tab.locator("nav [aria-current]").inner_text() == "Matrix"
 
 
@@ -286,7 +286,7 @@ def test_every_view_is_reached_by_the_keyboard(decoder: Tab) -> None:
     tab = decoder.go("view=overview")
     for number, name in enumerate(decoder.texts("nav button"), 1):
         tab.keyboard.press(str(number))
-        decoder.drawn()
+        decoder.wait_until_drawn()
         assert tab.locator("nav [aria-current]").inner_text() == name
     tab.keyboard.press("?")
     assert tab.locator("dialog[open]").count() == 1
@@ -294,7 +294,7 @@ def test_every_view_is_reached_by_the_keyboard(decoder: Tab) -> None:
     tab.locator("dialog[open]").wait_for(state="detached")
     tab.keyboard.press("2")
     tab.keyboard.press("]")
-    decoder.drawn()
+    decoder.wait_until_drawn()
     assert "Layer 1" in tab.locator(".panel h3").inner_text()
 
 
@@ -302,7 +302,7 @@ def test_arrow_keys_walk_through_the_matrix_and_say_the_weight(decoder: Tab) -> 
     tab = decoder.go("view=matrix&layer=0&head=1&query=8&key=6")
     tab.locator(".heat").focus()
     tab.keyboard.press("ArrowRight")
-    decoder.drawn()
+    decoder.wait_until_drawn()
     texts = only(examples.decoder_page()).rows["decoder"].texts
     weight = DECODER_LAYERS[0].weights()[1, 8, 7]
     assert tab.locator("#live").inner_text() == f"{texts[8]} looks at{texts[7]}: {weight:.3f}".strip()

@@ -33,8 +33,8 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def running(chromium: str) -> Iterator[Any]:
-    with browser(chromium) as found:
-        yield found
+    with browser(chromium) as chromium_browser:
+        yield chromium_browser
 
 
 @pytest.fixture(scope="module")
@@ -44,47 +44,51 @@ def translator(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Tab:
 
 def hostile_page(texts: list[str]) -> Page:
     """A page whose every text is one of those given."""
-    given = iter(texts * 1000)
+    next_text = iter(texts * 1000)
     page = examples.translation_page()
     (sample,) = page.samples
     rows = {}
     for name, row in sample.rows.items():
         size = len(row.texts)
         rows[name] = TokenRow(
-            tuple(next(given) for _ in range(size)),
-            tuple(next(given) for _ in range(size)),
+            tuple(next(next_text) for _ in range(size)),
+            tuple(next(next_text) for _ in range(size)),
             row.words,
             row.is_generated,
         )
     attentions = tuple(
         dataclasses.replace(
             stack,
-            measure=next(given),
+            measure=next(next_text),
             layers=tuple(
                 dataclasses.replace(
                     layer,
-                    mask_name=next(given),
-                    score_bias=next(given),
-                    patterns=tuple(next(given) for _ in layer.heads),
+                    mask_name=next(next_text),
+                    score_bias=next(next_text),
+                    patterns=tuple(next(next_text) for _ in layer.heads),
                 )
                 for layer in stack.layers
             ),
         )
         for stack in sample.attentions
     )
-    columns = tuple(dataclasses.replace(one, title=next(given), description=next(given)) for one in sample.columns)
+    columns = tuple(
+        dataclasses.replace(column, title=next(next_text), description=next(next_text)) for column in sample.columns
+    )
     assert sample.lens is not None
     lens = dataclasses.replace(
-        sample.lens, vocabulary=tuple(next(given) for _ in sample.lens.vocabulary),
-        layers=tuple(next(given) for _ in sample.lens.layers),
+        sample.lens, vocabulary=tuple(next(next_text) for _ in sample.lens.vocabulary),
+        layers=tuple(next(next_text) for _ in sample.lens.layers),
     )  # fmt: skip
-    beams = tuple(dataclasses.replace(node, token=next(given), reason=next(given)) for node in sample.beams)
+    beams = tuple(dataclasses.replace(node, token=next(next_text), reason=next(next_text)) for node in sample.beams)
     changed = dataclasses.replace(
-        sample, label=next(given), rows=rows, attentions=attentions, columns=columns, lens=lens, beams=beams,
-        facts=((next(given), next(given)),),
+        sample, label=next(next_text), rows=rows, attentions=attentions, columns=columns, lens=lens, beams=beams,
+        facts=((next(next_text), next(next_text)),),
     )  # fmt: skip
     return Page(
-        texts[0], (changed, dataclasses.replace(changed, label=next(given))), facts=((next(given), next(given)),)
+        texts[0],
+        (changed, dataclasses.replace(changed, label=next(next_text))),
+        facts=((next(next_text), next(next_text)),),
     )
 
 
@@ -128,8 +132,8 @@ def test_the_policy_admits_nothing_but_the_own_script_and_style() -> None:
 def test_the_same_input_makes_the_same_file(tmp_path: Path) -> None:
     for name in ("one.html", "two.html"):
         write_page(examples.decoder_page(13), tmp_path / "new" / name)
-    one, two = ((tmp_path / "new" / name).read_bytes() for name in ("one.html", "two.html"))
-    assert one == two == page_html(examples.decoder_page(13)).encode("utf-8")
+    first_bytes, second_bytes = ((tmp_path / "new" / name).read_bytes() for name in ("one.html", "two.html"))
+    assert first_bytes == second_bytes == page_html(examples.decoder_page(13)).encode("utf-8")
 
 
 def test_a_page_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ from pydantic import Field
 
 from clearhead.base.errors import InputError, json_text
 from clearhead.data.sources.examples import ListedExamples
-from clearhead.data.sources.run_file_tables import Filled, Form, Section, has_ending, user_path
-from clearhead.data.sources.tables import WHOLE, DelimitedFile, JsonLinesFile, Share, Table, TableSource, read_table
+from clearhead.data.sources.run_file_tables import Filled, Form, RunFileSection, has_ending, user_path
+from clearhead.data.sources.tables import WHOLE, DataTable, DelimitedFile, JsonLinesFile, Share, TableSource, read_table
 from clearhead.data.task_tables import DataSection, LabelledExamples, PooledSection, TaskData
 
 
-class Bounds(Section):
+class Bounds(RunFileSection):
     """The least and the greatest number that a text can have; None: any."""
 
     least: float | None = None
@@ -70,7 +70,7 @@ class RatedText(Form):
         raise InputError(f"{path}: expected a name that ends in .tsv or .jsonl")
 
 
-def read_rated(source: TableSource, share: Share = WHOLE, bounds: Bounds = ANY) -> Table:
+def read_rated(source: TableSource, share: Share = WHOLE, bounds: Bounds = ANY) -> DataTable:
     """Read texts, and their numbers as floats.
 
     Args:
@@ -81,9 +81,9 @@ def read_rated(source: TableSource, share: Share = WHOLE, bounds: Bounds = ANY) 
     Raises:
         InputError: a number is none, or out of bounds.
     """
-    rows = read_table(source, share, what="rated text", alike=lambda table: (_keys(table["text"]), None))
+    rows = read_table(source, share, what="rated text", row_keys=lambda table: (_keys(table["text"]), None))
     numbers = [_number(value, rows.location(index), bounds) for index, value in enumerate(rows["number"])]
-    return Table({"text": rows["text"], "number": numbers}, rows.numbers, rows.where)
+    return DataTable({"text": rows["text"], "number": numbers}, rows.numbers, rows.where)
 
 
 def _keys(texts: Sequence[str]) -> list[list[str]]:
@@ -91,20 +91,20 @@ def _keys(texts: Sequence[str]) -> list[list[str]]:
     return [[text.strip()] if text.strip() else [] for text in texts]
 
 
-def _number(value: object, place: str, bounds: Bounds) -> float:
+def _number(value: object, location: str, bounds: Bounds) -> float:
     try:
         number = float(value) if isinstance(value, str | int | float) else math.nan
     except ValueError:
         number = math.nan
     if not math.isfinite(number):
-        raise InputError(f"{place}: the number is {json_text(value)}; expected a finite number")
+        raise InputError(f"{location}: the number is {json_text(value)}; expected a finite number")
     least, most = bounds.limits
     if not least <= number <= most:
-        raise InputError(f"{place}: the number is {number:g}; expected {least:g} to {most:g}, as [data] says")
+        raise InputError(f"{location}: the number is {number:g}; expected {least:g} to {most:g}, as [data] says")
     return number
 
 
-def _labelled(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
+def _read_labelled_examples(options: Mapping[str, Any], train: LabelledExamples | None) -> LabelledExamples:
     """Read what the options of `clearhead new` name."""
     table = {name: str(options[name]) for name in ("text", "number") if options[name] is not None}
     rows = read_rated(DATA.source(table))
@@ -124,6 +124,6 @@ DATA: Final = TaskData(
     forms=(RatedText,),
     examples=ListedExamples(({"text": "text", "number": "number"},), raw=("number",)),
     data=RateData,
-    labelled=_labelled,
+    labelled=_read_labelled_examples,
     read=lambda source, share, task: read_rated(source, share),
 )

@@ -15,7 +15,7 @@ from numpy import ndarray
 from clearhead.base.errors import InputError
 from clearhead.data.arrays import Indices, encode_texts
 from clearhead.data.sources.tables import Share, TableSource
-from clearhead.data.stores.store import Encoded, Store, StoreKind, counted, prepare_store, read_together
+from clearhead.data.stores.store import Encoded, Store, StoreKind, format_counts, joint_lengths, prepare_store
 from clearhead.text.tokenizer import Tokenizer
 from clearhead_rate.data import Bounds, read_rated
 
@@ -30,10 +30,10 @@ class Units:
 
 def _report(store: Store) -> str:
     words = {"cut": "cut to the longest that is read", "empty": "empty and left out"}
-    return ", ".join([f"{len(store):,} rated texts", *counted(store.facts["report"], words)])
+    return ", ".join([f"{len(store):,} rated texts", *format_counts(store.facts["report"], words)])
 
 
-RATED: Final = StoreKind("rated", "rated texts", ("text",), _report, read_together)
+RATED: Final = StoreKind("rated", "rated texts", ("text",), _report, joint_lengths)
 """Stores of rated texts: the ids of each text, and in the array "number" its number."""
 
 

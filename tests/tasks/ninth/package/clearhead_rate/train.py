@@ -19,7 +19,7 @@ from clearhead.data.batches.inputs import Ids, InputCollator
 from clearhead.data.sources.tables import Share, TableSource
 from clearhead.data.stores.store import Store
 from clearhead.generate.scoring.result import Validation
-from clearhead.spec.presets.task_heads import usual_pool, with_head
+from clearhead.spec.presets.task_heads import default_pool, with_head
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.outputs import run_batch
 from clearhead.tasks.train import LabelledTraining, Stores
@@ -63,7 +63,7 @@ class Training(LabelledTraining):
         """Return the spec of the model: of the states of a text one vector, and of the vector one number."""
         linear = spec.Linear(size=1)
         model = self.setup.build_spec(source_vocab=tokenizer.vocab_size, head=spec.Head(layers=(linear,)))
-        pool = self.task_table(RateTask).pool or usual_pool(model)
+        pool = self.task_table(RateTask).pool or default_pool(model)
         return with_head(model, spec.Head(layers=(spec.Pool(by=pool), linear)))
 
     def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:

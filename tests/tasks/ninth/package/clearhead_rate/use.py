@@ -13,14 +13,14 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from clearhead.base.files import typed
+from clearhead.base.files import convert_json
 from clearhead.base.progress import message
 from clearhead.core import Transformer
 from clearhead.data.batches.inputs import InputCollator
-from clearhead.generate.scoring.result import Measures, aligned
+from clearhead.generate.scoring.result import Measures, align_columns
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.evaluate.metrics import pearson
-from clearhead.tasks.evaluate.options import Evaluated, EvaluateOptions
+from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 from clearhead.tasks.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
 from clearhead.tasks.use import refuse_pair
 from clearhead.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def numbers_of(
     outputs_N1 = pooled_outputs(module, InputCollator.of(module.spec, tokenizer), texts, width=1, **sizes)
     check_finite(outputs_N1)
     numbers_N = outputs_N1[:, 0].double().numpy() * record.number_scale + record.number_mean
-    bounds = typed(record.facts, Bounds, name="the facts in the task record of the model")
+    bounds = convert_json(record.facts, Bounds, name="the facts in the task record of the model")
     bounded_N: Float64[ndarray, " texts"] = np.clip(numbers_N, *bounds.limits)
     return bounded_N
 
@@ -72,7 +72,7 @@ class RateMeasures(Measures):
     def lines(self) -> list[str]:
         """Return the numbers for a person."""
         error = f"{self.mean_absolute_error:.4g} on average, of {self.texts} texts"
-        return aligned({"error": error, "correlation": f"{self.correlation:.4f}"})
+        return align_columns({"error": error, "correlation": f"{self.correlation:.4f}"})
 
 
 def compare(predicted_N: Float64[ndarray, " texts"], expected_N: Float64[ndarray, " texts"]) -> RateMeasures:
@@ -81,7 +81,7 @@ def compare(predicted_N: Float64[ndarray, " texts"], expected_N: Float64[ndarray
     return RateMeasures(len(expected_N), error, pearson(predicted_N, expected_N))
 
 
-def measure(model: Evaluated, data: object, options: EvaluateOptions) -> RateMeasures:
+def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> RateMeasures:
     """Measure a model; this is what `Model.evaluate` and `clearhead evaluate` call."""
     rows = read_rated(DATA.source(data))
     message(f"{len(rows)} rated texts")

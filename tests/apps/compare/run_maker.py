@@ -14,7 +14,7 @@ import torch
 from clearhead.base.formats import FORMAT_FILE
 from clearhead.checkpoints.runs.checkpoint import Checkpoint, Tally, save_checkpoint, write_best
 from clearhead.checkpoints.runs.directory import RUN_FORMAT
-from clearhead.checkpoints.runs.metrics import Metrics, MetricsLog
+from clearhead.checkpoints.runs.metrics import MetricsLog, MetricsRow
 from clearhead.spec import Model
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.token_counts import TokenCounts
@@ -50,7 +50,7 @@ TINY = Hyperparameters(layers=1, width=14, heads=2, feedforward=22)
 
 
 @dataclass
-class Made:
+class RunMaker:
     """What a run directory should say; every field may be changed.
 
     Attributes:
@@ -94,7 +94,9 @@ class Made:
         log = MetricsLog(run)
         for step, loss, score in self.validations:
             speed = self.step_tokens / self.step_seconds
-            log.append(Metrics(step, step * self.step_tokens, step * self.step_seconds, 4.0, 1e-3, speed, loss, score))
+            log.append(
+                MetricsRow(step, step * self.step_tokens, step * self.step_seconds, 4.0, 1e-3, speed, loss, score)
+            )
         self.checkpoint(run, seed)
         return run
 

@@ -16,9 +16,9 @@ from clearhead.generate.batching import device_of
 from clearhead.generate.continuation import generate_ids
 from clearhead.generate.decoder import Decoder
 from clearhead.generate.options import DecodingOptions, GenerateOptions, SearchOptions
-from clearhead.generate.search.recorder import BeamRecorder, Considered
+from clearhead.generate.search.recorder import BeamRecorder, ConsideredToken
 from clearhead.spec.tasks.record import TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.tasks.outputs import LONGEST_INPUT
 from clearhead.tasks.use import collate_texts
 from clearhead.text.long_texts import LONGEST_PROMPT, refuse_enormous
@@ -28,7 +28,7 @@ from clearhead.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Reading:
+class MapInputs:
     """What the stacks of a model read for one text.
 
     Args:
@@ -46,7 +46,7 @@ class Reading:
     labels: tuple[int, ...] = ()
     num_given: int | None = None
     affixes: tuple[PrefixSuffix, ...] = ()
-    considered: tuple[Considered, ...] = ()
+    considered: tuple[ConsideredToken, ...] = ()
 
     @property
     def last(self) -> core.Sequence:
@@ -109,7 +109,9 @@ class ReadOptions:
         return {"beam_size": self.beam_size, **limit}
 
 
-def check_read_options(module: Transformer, task: TaskRecord, text: str | tuple[str, str], given: ReadOptions) -> None:
+def check_read_options(
+    module: Transformer, task: TaskRecord, text: str | tuple[str, str], options: ReadOptions
+) -> None:
     """Refuse options that have no effect for a model.
 
     Raises:
@@ -118,27 +120,27 @@ def check_read_options(module: Transformer, task: TaskRecord, text: str | tuple[
     writes, is_two = predicts_text(module, task), module.encoder is not None and module.decoder is not None
     faults = []
     generate = argument("generate")
-    if given.target is not None and module.decoder is None:
+    if options.target is not None and module.decoder is None:
         faults.append("a target is read by a decoder, and this model has only an encoder: leave the target out.")
-    elif given.target is not None and not (is_two and writes):
+    elif options.target is not None and not (is_two and writes):
         faults.append(
             "a target is for a model with encoder and decoder that writes text; this one reads the text alone: leave "
             "the target out."
         )
-    if given.generate and not writes:
+    if options.generate and not writes:
         faults.append(f"this model was trained to '{task.kind}' and generates no text: leave " + generate + " out.")
-    if module.max_positions is None and given.generate > LONGEST_INPUT:
+    if module.max_positions is None and options.generate > LONGEST_INPUT:
         # A model with a table of positions stops at its last one.
-        faults.append(generate + f" is {given.generate:,}, and at most {LONGEST_INPUT:,} tokens can be looked at.")
-    if given.generate and given.target is not None:
+        faults.append(generate + f" is {options.generate:,}, and at most {LONGEST_INPUT:,} tokens can be looked at.")
+    if options.generate and options.target is not None:
         either = argument("target") + " or " + generate
         faults.append("the target is given, so that nothing is generated: leave " + either + " out.")
-    generates = writes and given.target is None and (is_two or given.generate > 0)
-    if given.beam_size > 1 and not generates:
-        faults.append(argument("beam_size") + f" is {given.beam_size}, but nothing is generated: leave it out.")
-    if given.chat and (is_two or not writes):
+    generates = writes and options.target is None and (is_two or options.generate > 0)
+    if options.beam_size > 1 and not generates:
+        faults.append(argument("beam_size") + f" is {options.beam_size}, but nothing is generated: leave it out.")
+    if options.chat and (is_two or not writes):
         faults.append("chat is for a decoder-only model that generates text: leave it out.")
-    if (given.from_language or given.to_language) and not (is_two and writes):
+    if (options.from_language or options.to_language) and not (is_two and writes):
         faults.append("languages are for a model with encoder and decoder that writes text: leave them out.")
     if writes and not isinstance(text, str):
         faults.append("this model reads single texts, but received a pair: give one text.")
@@ -148,10 +150,10 @@ def check_read_options(module: Transformer, task: TaskRecord, text: str | tuple[
 
 def predicts_text(module: Transformer, task: TaskRecord) -> bool:
     """Return whether a model writes text token by token, rather than labels, vectors or the words of blanks."""
-    return module.decoder is not None and find(task.kind).writes
+    return module.decoder is not None and find_task(task.kind).writes
 
 
-def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text: str | tuple[str, str]) -> Reading:
+def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text: str | tuple[str, str]) -> MapInputs:
     """Read a text, or a pair of texts, for a model that predicts labels, vectors or the words of blanks.
 
     Args:
@@ -167,7 +169,7 @@ def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text
     _check_texts(module, *columns)
     columns[0] = task.prompt + columns[0]
     collator = InputCollator.of(module.spec, tokenizer, task.repeats)
-    read_texts = getattr(find(task.kind).part("use"), "read_texts", collate_texts)
+    read_texts = getattr(find_task(task.kind).module("use"), "read_texts", collate_texts)
     inputs: ModelInputs = read_texts(columns, collator, tokenizer, task).to(device_of(module))
     ids = inputs.ids
     _check_length(ids[0].tolist(), module, "text")
@@ -175,10 +177,10 @@ def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text
     affixes = [tokenizer.special_tokens.for_text]
     if target is not None:
         affixes.append(PrefixSuffix(() if collator.start is None else (collator.start,)))
-    return Reading(core.Sequence(ids, segments=inputs.segments), target, affixes=tuple(affixes))
+    return MapInputs(core.Sequence(ids, segments=inputs.segments), target, affixes=tuple(affixes))
 
 
-def read_prompt(decoder: Decoder, text: str, options: GenerateOptions | None) -> Reading:
+def read_prompt(decoder: Decoder, text: str, options: GenerateOptions | None) -> MapInputs:
     """Read a text and its continuation by a decoder-only model.
 
     Args:
@@ -204,20 +206,20 @@ def read_prompt(decoder: Decoder, text: str, options: GenerateOptions | None) ->
     # The last token that the positions leave room for is generated, and not read.
     read = [*ids, *written][: module.max_positions]
     ids_1T = torch.tensor([read], device=device_of(module))
-    own = tokenizers.target.special_tokens.for_text
-    affixes = PrefixSuffix((tokenizers.target.bos_id,)) if decoder.config is None else own
-    return Reading(
+    text_affixes = tokenizers.target.special_tokens.for_text
+    affixes = PrefixSuffix((tokenizers.target.bos_id,)) if decoder.config is None else text_affixes
+    return MapInputs(
         # A rotation that depends on the length is that of the generation.
         core.Sequence(ids_1T, total_length=len(ids) + options.max_new_tokens if options else None),
         None,
         labels=(*ids, *written)[1:],
         num_given=len(ids),
         affixes=(affixes,),
-        considered=recorder.considered([written]) if recorder else (),
+        considered=recorder.list_candidates([written]) if recorder else (),
     )
 
 
-def read_translation(decoder: Decoder, text: str, target: str | SearchOptions) -> Reading:
+def read_translation(decoder: Decoder, text: str, target: str | SearchOptions) -> MapInputs:
     """Read a text with the encoder, and a given or generated target with the decoder.
 
     Args:
@@ -233,7 +235,7 @@ def read_translation(decoder: Decoder, text: str, target: str | SearchOptions) -
     affixes = special_tokens.for_target
     source = special_tokens.for_source(tokenizers.source.encode(text))
     _check_length(source, module, "text")
-    considered: tuple[Considered, ...] = ()
+    considered: tuple[ConsideredToken, ...] = ()
     if isinstance(target, str):
         _check_texts(module, target, what="target")
         written = affixes(tokenizers.target.encode(target))
@@ -243,9 +245,9 @@ def read_translation(decoder: Decoder, text: str, target: str | SearchOptions) -
         recorder = _recorder(target, tokenizers)
         (candidates,) = generate_ids(module, decoder.translation_request([text], target, recorder))
         written, num_given = [affixes.prefix[0], *candidates[0].ids], 1
-        considered = recorder.considered([candidates[0].ids]) if target.beam_size > 1 else ()
+        considered = recorder.list_candidates([candidates[0].ids]) if target.beam_size > 1 else ()
     device = device_of(module)
-    return Reading(
+    return MapInputs(
         core.Sequence(torch.tensor([source], device=device)),
         core.Sequence(torch.tensor([written[:-1]], device=device)),
         labels=tuple(written[1:]),

@@ -17,7 +17,7 @@ TEMPORARY: Final = re.compile(r"\..+\.writing-([0-9]+)(?:-([0-9a-f]{8}))?(?:\.re
 _STALE_SECONDS: Final = 24 * 3600
 
 
-def temporary_beside(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return the temporary name of a file or folder that is written; leftovers in its folder are removed."""
     with contextlib.suppress(OSError):
         for name in os.listdir(path.parent):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from clearhead.base.machine import keep_freed_memory
-from clearhead.core.attention import Attention, MemoryAttention, normed, repeat_heads
+from clearhead.core.attention import Attention, MemoryAttention, norm_heads, repeat_heads
 from clearhead.core.context import Context
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.kernels.positions import rotate
@@ -48,52 +48,52 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
     tree = replica(module, is_training=True)
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
     if device.type == "cpu":
-        for part in tree.modules():
-            if plain_type(part) is nn.Dropout:
-                override(part, RandomBitDropout)
+        for submodule in tree.modules():
+            if plain_type(submodule) is nn.Dropout:
+                override(submodule, RandomBitDropout)
         if uses_kernels():
             keep_freed_memory()
             _fuse(tree, precision, recomputes_layers)
-    for part in tree.modules():
-        if recomputes_layers and isinstance(part, Layer):
-            override(part, RecomputedLayer)
+    for submodule in tree.modules():
+        if recomputes_layers and isinstance(submodule, Layer):
+            override(submodule, RecomputedLayer)
     return tree
 
 
 def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
-    parts = [part for part in tree.modules() if not is_altered(part)]
-    for part in parts:
-        if isinstance(part, RMSNorm):
-            override(part, FusedRMSNorm)
-        if precision == "fp32" and plain_type(part) is nn.Linear and has_faster_products():
-            override(part, FloatLinear)
+    modules = [module for module in tree.modules() if not is_altered(module)]
+    for module in modules:
+        if isinstance(module, RMSNorm):
+            override(module, FusedRMSNorm)
+        if precision == "fp32" and plain_type(module) is nn.Linear and has_faster_products():
+            override(module, FloatLinear)
     if precision != "bf16" or not has_fast_bf16(torch.device("cpu")):
         return
-    for part in parts:
+    for module in modules:
         # Without a norm the stream itself is rounded, in front of a branch alone.
-        if isinstance(part, Branch | Step) and (isinstance(part, Branch) or isinstance(part.pre, Norm)):
-            override(part.pre, RoundedOutput)
+        if isinstance(module, Branch | Step) and (isinstance(module, Branch) or isinstance(module.pre, Norm)):
+            override(module.pre, RoundedOutput)
     stacks: list[Stack | None] = [getattr(tree, name, None) for name in ("encoder", "decoder")]
     encoder, decoder = stacks
     if has_products():
-        for part in parts:
-            if isinstance(part, MemoryAttention):
-                override(part, FusedMemoryAttention)
-            elif isinstance(part, Attention):
-                has_own_forward = plain_type(part).forward is not Attention.forward
-                override(part, FusedAttention if has_own_forward else FusedSelfAttention)
-            elif plain_type(part) is nn.Linear:
-                override(part, FusedLinear)
-            elif plain_type(part) is FeedForward:
-                override(part, FusedFeedForward)
-            elif plain_type(part) is nn.Dropout:
-                override(part, FusedDropout)
+        for module in modules:
+            if isinstance(module, MemoryAttention):
+                override(module, FusedMemoryAttention)
+            elif isinstance(module, Attention):
+                has_own_forward = plain_type(module).forward is not Attention.forward
+                override(module, FusedAttention if has_own_forward else FusedSelfAttention)
+            elif plain_type(module) is nn.Linear:
+                override(module, FusedLinear)
+            elif plain_type(module) is FeedForward:
+                override(module, FusedFeedForward)
+            elif plain_type(module) is nn.Dropout:
+                override(module, FusedDropout)
         for stack in stacks:
             branches = None if stack is None or recomputes_layers else stream_branches(stack)
             if stack is not None and branches is not None:
                 fused = override(stack, FusedStream)
                 fused.branches, fused.is_memory = branches, stack is encoder and decoder is not None
-                fused.parts = *stack.layers.modules(), stack.final_norm
+                fused.watched_modules = *stack.layers.modules(), stack.final_norm
     if encoder is not None and decoder is not None:
         override(encoder.final_norm, RoundedOutput)
 
@@ -167,11 +167,11 @@ class FusedAttention(Attention):
             return super().prepare(query, key, context)
         is_late = choice is not None and choice.after_rotation
         if not is_late:
-            query, key = normed(self.query_norm, query, choice), normed(self.key_norm, key, choice)
+            query, key = norm_heads(self.query_norm, query, choice), norm_heads(self.key_norm, key, choice)
         cos, sin = self.angles(rotary, context)
         query, key = ((rotation if x.dtype == torch.bfloat16 else rotate)(x, cos, sin) for x in (query, key))
         if is_late:
-            query, key = normed(self.query_norm, query, choice), normed(self.key_norm, key, choice)
+            query, key = norm_heads(self.query_norm, query, choice), norm_heads(self.key_norm, key, choice)
         return query, key
 
     def attend(self, query: Queries, key: Keys, value: Keys, context: Context) -> Queries:
@@ -209,9 +209,9 @@ class FusedMemoryAttention(FusedAttention, MemoryAttention):
         """Return the keys and values of the memory."""
         layers, memory = (self.key, self.value), context.memory
         if context.cache is not None or memory is None or not _is_trained(memory) or not all(map(is_served, layers)):
-            return super().remembered(context)
+            return super().memory_keys_values(context)
         key, value = map(self.split, linears(memory, layers))
-        return self.point("keys", normed(self.key_norm, key, self.spec.query_key_norm)), self.point("values", value)
+        return self.point("keys", norm_heads(self.key_norm, key, self.spec.query_key_norm)), self.point("values", value)
 
 
 class RecomputedLayer(Layer):
@@ -223,5 +223,5 @@ class RecomputedLayer(Layer):
         """Compute as the plain layer does."""
         if not self.recomputes:
             return super().forward(x_BTD, context)
-        found: Tensor = checkpoint(super().forward, x_BTD, context, use_reentrant=False)
-        return found
+        y_BTD: Tensor = checkpoint(super().forward, x_BTD, context, use_reentrant=False)
+        return y_BTD

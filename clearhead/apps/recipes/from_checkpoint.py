@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from clearhead.apps.recipes.fit import Fitted, Fitting, lacks_memory, write
-from clearhead.apps.recipes.run_file import Choice, DataPlan, Start
+from clearhead.apps.recipes.fit import FittedRunFile, RunFileFitter, lacks_memory, write_run_file
+from clearhead.apps.recipes.run_file import DataPlan, RunFileChoice, StartCheckpoint
 from clearhead.apps.recipes.survey import TextSurvey
 from clearhead.base.errors import InputError
 from clearhead.base.machine import free_memory
@@ -15,10 +15,10 @@ from clearhead.base.progress import message
 from clearhead.core import build
 from clearhead.spec.cost import TRAINING_BYTES
 from clearhead.spec.tasks.base import Architecture, Recipe
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.training.init_from import InitialModel, find_initial_model
 from clearhead.training.progress.reports import duration
-from clearhead.training.random_state import preserved_random_state
+from clearhead.training.random_state import preserve_random_state
 from clearhead.training.record import STARTUP_SECONDS
 
 # Activations take half as much again as weights, gradients and moments.
@@ -40,7 +40,7 @@ _PASSES: tuple[tuple[int | None, int], ...] = ((1_500, 10), (100_000, 4), (None,
 
 
 @dataclass(frozen=True)
-class Way:
+class FineTuneMode:
     """A way to train a checkpoint, measured.
 
     Attributes:
@@ -51,10 +51,10 @@ class Way:
 
     step_seconds: float
     steps_per_epoch: int
-    write: Callable[[], Fitted]
+    write: Callable[[], FittedRunFile]
 
 
-def started(plan: DataPlan, reference: str, minutes: float) -> Fitted:
+def fit_to_checkpoint(plan: DataPlan, reference: str, minutes: float) -> FittedRunFile:
     """Return the run file that starts from a checkpoint.
 
     Args:
@@ -75,27 +75,29 @@ def started(plan: DataPlan, reference: str, minutes: float) -> Fitted:
     most = _BLOCK if isinstance(plan.survey, TextSurvey) else _LONGEST
     most = min(most, initial.spec.position_limit or most)
 
-    def tried(rank: int | None, why: str) -> Way:
-        recipe = start_recipe(
+    def try_rank(rank: int | None, why: str) -> FineTuneMode:
+        recipe = recipe_for_checkpoint(
             plan.task, plan.amount, num_parameters=count, max_length=most, is_low_rank=rank is not None
         )
-        fitting = Fitting(plan, recipe, initial)
-        choice = fitting.with_length(Choice(None, most, start=Start(reference, rank, why, saved_as)))
-        candidate = fitting.candidate(choice)
+        fitting = RunFileFitter(plan, recipe, initial)
+        choice = fitting.with_max_length(
+            RunFileChoice(None, most, start=StartCheckpoint(reference, rank, why, saved_as))
+        )
+        candidate = fitting.measure_candidate(choice)
         what = "all weights" if rank is None else f"matrices of rank {rank}"
         message(f"training {what}: {duration(candidate.step_seconds)} a step")
-        return Way(
+        return FineTuneMode(
             candidate.step_seconds,
             candidate.parts.batches.batches_per_epoch,
-            lambda: write(plan, recipe, choice, candidate, minutes),
+            lambda: write_run_file(plan, recipe, choice, candidate, minutes),
         )
 
-    with preserved_random_state():
-        return choose_way(tried, count, minutes).write()
+    with preserve_random_state():
+        return choose_mode(try_rank, count, minutes).write()
 
 
 def _check_family(initial: InitialModel, task: str, reference: str) -> None:
-    families = find(task).families
+    families = find_task(task).families
     if initial.spec.family not in families:
         raise InputError(
             f"--init: {reference} is a model with {' and '.join(initial.spec.stacks)}, and the task '{task}' needs the "
@@ -103,7 +105,7 @@ def _check_family(initial: InitialModel, task: str, reference: str) -> None:
         )
 
 
-def choose_way(tried: Callable[[int | None, str], Way], count: int, minutes: float) -> Way:
+def choose_mode(tried: Callable[[int | None, str], FineTuneMode], count: int, minutes: float) -> FineTuneMode:
     """Return the way to train: all weights, or low-rank matrices if memory or time is too short for that.
 
     Args:
@@ -128,7 +130,7 @@ def choose_way(tried: Callable[[int | None, str], Way], count: int, minutes: flo
     return low_rank if low_rank.step_seconds * _FASTER < whole.step_seconds else whole
 
 
-def start_recipe(task: str, amount: int, *, num_parameters: int, max_length: int, is_low_rank: bool) -> Recipe:
+def recipe_for_checkpoint(task: str, amount: int, *, num_parameters: int, max_length: int, is_low_rank: bool) -> Recipe:
     """Return the values for starting from a checkpoint, with the model and the tokenizer that it has.
 
     Args:
@@ -138,11 +140,13 @@ def start_recipe(task: str, amount: int, *, num_parameters: int, max_length: int
         max_length: as in a recipe, within the positions of the checkpoint.
         is_low_rank: whether only low-rank matrices are trained (LoRA).
     """
-    scratch = find(task).recipe(amount)
+    scratch = find_task(task).recipe(amount)
     rate = next(rate for most, rate in _RATES if most is None or num_parameters <= most)
-    kept = {key: scratch.train[key] for key in ("metric", "bleu_sentences", "batch_tokens") if key in scratch.train}
+    copied_settings = {
+        key: scratch.train[key] for key in ("metric", "bleu_sentences", "batch_tokens") if key in scratch.train
+    }
     train = {
-        **kept, "optimizer": "adamw", "learning_rate": LORA_RATE if is_low_rank else rate, "weight_decay": 0.01,
+        **copied_settings, "optimizer": "adamw", "learning_rate": LORA_RATE if is_low_rank else rate, "weight_decay": 0.01,
         "schedule": "linear", "warmup": 0.06, "clip": 1.0,
     }  # fmt: skip
     return Recipe(

@@ -30,18 +30,18 @@ from clearhead.base.errors import InputError
 from clearhead.base.printing import num_parameters
 from clearhead.interpret.maps.attention_maps import AttentionMaps, attend_first_layer, in_precision
 from clearhead.interpret.maps.hook_points import capture
-from clearhead.interpret.maps.outcome import Chosen, Outcome, OutputNames
+from clearhead.interpret.maps.map_inputs import ReadKwargs, predicts_text
+from clearhead.interpret.maps.outcome import ModelOutcome, OutcomeChoice, OutputNames
 from clearhead.interpret.maps.page import SampleOptions, run_sample
-from clearhead.interpret.maps.reading import ReadKwargs, predicts_text
 from clearhead.interpret.view.explorer.data import Sample
-from clearhead.interpret.view.explorer.encode import Encoder, compressed
+from clearhead.interpret.view.explorer.encode import Encoder, compress_array
 from clearhead.model.facade import Model
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 
 MOST_NUMBERS = 2**23
 """Probabilities of one run that are kept."""
-LISTED = 6
-LEAST = 1e-45
+NUM_CANDIDATES = 6
+SMALLEST_PROBABILITY = 1e-45
 """The smallest probability in float32."""
 
 
@@ -81,26 +81,26 @@ def outputs_of(maps: AttentionMaps, hidden_1TD: Float[Tensor, "1 tokens width"],
         return Outputs((), (), None, state, written)
     assert head is not None
     if head.is_pooled:
-        logits = head(hidden_1TD, (maps.reading.target or maps.reading.source).mask)
+        logits = head(hidden_1TD, (maps.inputs.target or maps.inputs.source).mask)
         return Outputs((None,), (-1,), names.probabilities(logits.float()).cpu(), state, written)
     positions = _positions(maps, names)
     logits = head(hidden_1TD[:, positions])[0, :, : len(names.names)].float()
-    known = maps.reading.labels if names.tokenizer is not None and maps.module.decoder is not None else ()
-    labels = tuple(known[place] if place < len(known) else -1 for place in positions)
+    known = maps.inputs.labels if names.tokenizer is not None and maps.module.decoder is not None else ()
+    labels = tuple(known[position] if position < len(known) else -1 for position in positions)
     return Outputs(tuple(positions), labels, names.probabilities(logits).cpu(), state, written)
 
 
 def _positions(maps: AttentionMaps, names: OutputNames) -> list[int]:
     """Return the positions that are shown: the masks, or as many of the last ones as can be kept."""
-    ids = (maps.reading.target or maps.reading.source).ids[0].tolist()
+    ids = (maps.inputs.target or maps.inputs.source).ids[0].tolist()
     mask_id = None if names.tokenizer is None or maps.module.decoder is not None else names.tokenizer.mask_id
-    masks = [place for place, index in enumerate(ids) if index == mask_id]
+    masks = [position for position, index in enumerate(ids) if index == mask_id]
     most = min(512, max(1, MOST_NUMBERS // len(names.names)))
     return masks[:most] or list(range(max(0, len(ids) - most), len(ids)))
 
 
 @dataclass(frozen=True)
-class Comparison:
+class OutputComparison:
     """Outputs of an unchanged run beside those of the changed one, at the same positions.
 
     Args:
@@ -113,7 +113,7 @@ class Comparison:
     before: Outputs
     after: Outputs | None
 
-    def to_json(self, of: Chosen) -> dict[str, Any]:
+    def to_json(self, of: OutcomeChoice) -> dict[str, Any]:
         """Return both outputs as JSON.
 
         Args:
@@ -133,7 +133,7 @@ class Comparison:
         difference = None if of is None else self._difference(self.maps.outcome(of))
         return {"written": written, "rows": rows, "end": end, "difference": difference}
 
-    def _difference(self, outcome: Outcome) -> dict[str, Any] | None:
+    def _difference(self, outcome: ModelOutcome) -> dict[str, Any] | None:
         """Return how much larger the log-probability of one output is than that of another, before and after."""
         position = outcome.logits_position
         if position not in self.before.positions:
@@ -141,7 +141,7 @@ class Comparison:
         row = self.before.positions.index(position)
         values = [
             sum(
-                sign * math.log(max(float(run.probabilities[row, index]), LEAST))
+                sign * math.log(max(float(run.probabilities[row, index]), SMALLEST_PROBABILITY))
                 for index, sign in outcome.signs.items()
             )
             for run in (self.before, self.after or self.before)
@@ -152,7 +152,9 @@ class Comparison:
 
     def _row(self, position: int | None, label: int, pair: tuple[Tensor, Tensor]) -> dict[str, Any]:
         """Return the outputs at a position: the token that is read, the next token, and the most probable outputs."""
-        likely = chain.from_iterable(one.topk(min(LISTED, len(one))).indices.tolist() for one in pair)
+        likely = chain.from_iterable(
+            probabilities.topk(min(NUM_CANDIDATES, len(probabilities))).indices.tolist() for probabilities in pair
+        )
         tokens = self.maps.target_tokens or self.maps.tokens
         return {
             "position": position,
@@ -163,16 +165,20 @@ class Comparison:
 
     def _candidate(self, index: int, pair: tuple[Tensor, Tensor]) -> list[Any]:
         """Return an output as it is written, its index, and its probability before and after."""
-        return [self.maps.output_names.written(index), index, *(float(one[index]) for one in pair)]
+        return [
+            self.maps.output_names.display_name(index),
+            index,
+            *(float(probabilities[index]) for probabilities in pair),
+        ]
 
 
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
-Written = Annotated[str, Field(max_length=1_000_000)]
+InputText = Annotated[str, Field(max_length=1_000_000)]
 Name = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class Asked(Data):
+class PageRequest(Data):
     """What a run depends on.
 
     Args:
@@ -183,8 +189,8 @@ class Asked(Data):
         is_beginning: only the first layer is wanted, and only of a long text, whose other layers take long.
     """
 
-    text: Written
-    target: Written | None = None
+    text: InputText
+    target: InputText | None = None
     generate: Annotated[int, Field(ge=0, le=1024)] = 0
     edits: Edits = ()
     of: tuple[Name, Name] | None = None
@@ -192,12 +198,12 @@ class Asked(Data):
     is_beginning: bool = False
 
     @property
-    def unchanged(self) -> Asked:
+    def unchanged(self) -> PageRequest:
         """The same texts, without changes."""
         return self.model_copy(update={"edits": ()})
 
     @property
-    def texts(self) -> Asked:
+    def texts(self) -> PageRequest:
         """The same texts alone."""
         return self.model_copy(update={"edits": (), "of": None, "position": None})
 
@@ -207,7 +213,7 @@ class Asked(Data):
         return hashlib.sha256(self.model_dump_json().encode("utf-8", "replace")).hexdigest()[:24]
 
 
-class Recent(Generic[KeyT, ValueT]):
+class RecentValues(Generic[KeyT, ValueT]):
     """The last few values that were asked for.
 
     Args:
@@ -233,7 +239,7 @@ class Recent(Generic[KeyT, ValueT]):
 
 
 @dataclass
-class Shown:
+class ShownRun:
     """A run as its page shows it.
 
     Args:
@@ -244,7 +250,7 @@ class Shown:
         python: the lines that do the same.
     """
 
-    asked: Asked
+    request: PageRequest
     runs: list[AttentionMaps]
     page: dict[str, Any]
     outputs: dict[str, Any]
@@ -264,7 +270,7 @@ class Shown:
         maker = bisect_right(self.encoder.starts, number) - 1
         with self._lock:
             if maker not in self._made:
-                self._made[maker] = list(map(compressed, self.encoder.makers[maker]()))
+                self._made[maker] = list(map(compress_array, self.encoder.makers[maker]()))
             return self._made[maker][number - self.encoder.starts[maker]]
 
 
@@ -284,13 +290,13 @@ class Runs:
     """
 
     def __init__(self, model: Model, title: str, reading: ReadKwargs) -> None:
-        self.model: Model = model.replaced(in_precision(model.module, "fp32"))
+        self.model: Model = model.with_module(in_precision(model.module, "fp32"))
         self.title = title
         self.reading = reading
-        self.bases: Recent[Asked, tuple[AttentionMaps, Outputs]] = Recent(4)
-        self.samples: Recent[Asked, Sample] = Recent(4)
-        self.shown: Recent[str, Shown] = Recent(6)
-        self.requests: Recent[str, Asked] = Recent(1024)
+        self.bases: RecentValues[PageRequest, tuple[AttentionMaps, Outputs]] = RecentValues(4)
+        self.samples: RecentValues[PageRequest, Sample] = RecentValues(4)
+        self.shown: RecentValues[str, ShownRun] = RecentValues(6)
+        self.requests: RecentValues[str, PageRequest] = RecentValues(1024)
 
     @property
     def has_two_stacks(self) -> bool:
@@ -305,7 +311,7 @@ class Runs:
     @property
     def predicts(self) -> bool:
         """Whether the model has probabilities of tokens or labels."""
-        task = find(self.model.task.kind)
+        task = find_task(self.model.task.kind)
         return self.model.module.head is not None and task.outputs not in ("vector", "span")
 
     def page(self, encoder: Encoder, samples: Sequence[Sample]) -> dict[str, Any]:
@@ -314,35 +320,35 @@ class Runs:
         encoded = [encoder.sample(sample) for sample in samples]
         return {"title": self.title, "facts": facts, "timeline": False, "samples": encoded, "spans": encoder.spans}
 
-    def writes(self, asked: Asked) -> bool:
+    def writes(self, request: PageRequest) -> bool:
         """Return whether the model writes text for a request."""
-        return self.predicts_text and asked.target is None and (self.has_two_stacks or asked.generate > 0)
+        return self.predicts_text and request.target is None and (self.has_two_stacks or request.generate > 0)
 
-    def written(self, asked: Asked, maps: AttentionMaps) -> str | None:
+    def decode_written(self, request: PageRequest, maps: AttentionMaps) -> str | None:
         """Return the text that a model wrote."""
-        reading = maps.reading
-        if not self.writes(asked) or reading.num_given is None:
+        reading = maps.inputs
+        if not self.writes(request) or reading.num_given is None:
             return None
         return maps.tokenizers.target.decode(list(reading.labels[reading.num_given - 1 :]))
 
-    def python_of_request(self, asked: Asked, of: Chosen) -> list[str]:
+    def python_of_request(self, request: PageRequest, of: OutcomeChoice) -> list[str]:
         """Return the lines of Python that do the same as a request; `of` are the outputs that it compares."""
         module = self.model.module
-        given = repr(asked.text) if asked.target is None else f"{asked.text!r}, {asked.target!r}"
-        call = f"maps = model.attention({given})"
+        texts = repr(request.text) if request.target is None else f"{request.text!r}, {request.target!r}"
+        call = f"maps = model.attention({texts})"
         if of is not None:
-            call = f"print(model.attention({given}).effects(of={of!r}))"
-        elif self.writes(asked) and module.encoder is not None:
-            call = f"print(model.translate({given}, beam_size={self.reading.get('beam_size') or 1}))"
-        elif self.writes(asked):
-            call = f"print(model.generate({given}, max_new_tokens={asked.generate}, temperature=0))"
+            call = f"print(model.attention({texts}).effects(of={of!r}))"
+        elif self.writes(request) and module.encoder is not None:
+            call = f"print(model.translate({texts}, beam_size={self.reading.get('beam_size') or 1}))"
+        elif self.writes(request):
+            call = f"print(model.generate({texts}, max_new_tokens={request.generate}, temperature=0))"
         elif not self.predicts_text:
-            call = f"print(model.predict({asked.text!r}))"
-        return self.python(asked.edits, call)
+            call = f"print(model.predict({request.text!r}))"
+        return self.python(request.edits, call)
 
     def python(self, edits: Sequence[Intervention], call: str) -> list[str]:
         """Return the lines of Python that make changes around a call; see `python_lines`."""
-        return python_lines(edits, [_sharing(self.model.module, one) for one in edits], call)
+        return python_lines(edits, [_sharing(self.model.module, intervention) for intervention in edits], call)
 
 
 @dataclass(frozen=True)
@@ -361,7 +367,7 @@ class Computation:
         """Return a context manager in which the model checks before each layer whether the client still waits."""
         return self.work.watching(self.runs.model)
 
-    def show(self, asked: Asked) -> Shown:
+    def show(self, request: PageRequest) -> ShownRun:
         """Return a run as its page shows it.
 
         Args:
@@ -370,24 +376,24 @@ class Computation:
         Raises:
             InputError: the text cannot be read, or a change cannot be made.
         """
-        self.runs.requests.get(asked.name, lambda: asked)
-        return self.runs.shown.get(asked.name, partial(self._show, asked))
+        self.runs.requests.get(request.name, lambda: request)
+        return self.runs.shown.get(request.name, partial(self._show, request))
 
-    def show_named(self, name: str) -> Shown:
+    def show_named(self, name: str) -> ShownRun:
         """Return a run by the name of its request; it runs again if it is no longer kept.
 
         Raises:
             InputError: no page requested it.
         """
 
-        def refuse() -> Asked:
+        def refuse() -> PageRequest:
             raise InputError("this run is forgotten: reload the page")
 
         return self.show(self.runs.requests.get(name, refuse))
 
-    def base(self, asked: Asked) -> tuple[AttentionMaps, Outputs]:
+    def base(self, request: PageRequest) -> tuple[AttentionMaps, Outputs]:
         """Return the unchanged run of texts, with its outputs."""
-        return self.runs.bases.get(asked.texts, partial(self._run, asked))
+        return self.runs.bases.get(request.texts, partial(self._run, request))
 
     def changing(self, edits: Sequence[Intervention], lengths: Mapping[str, int]) -> AbstractContextManager[object]:
         """Return a context manager in which the model runs with the edits.
@@ -400,91 +406,91 @@ class Computation:
             InputError: an edit is not possible.
         """
         module = self.runs.model.module
-        for one in edits:
-            check(one, module, lengths)
-        others = [self._activation(one) if one.kind == "patch" else None for one in edits]
+        for intervention in edits:
+            check(intervention, module, lengths)
+        others = [self._activation(intervention) if intervention.kind == "patch" else None for intervention in edits]
         return editing(module, edits, others)
 
-    def _activation(self, one: Intervention) -> Tensor:
+    def _activation(self, intervention: Intervention) -> Tensor:
         """Return the activation of the other text of a patch.
 
         Raises:
             InputError: the text cannot be read.
         """
-        other, _ = self.base(Asked(text=one.text, target=one.target))
-        with self.watching(), capture(self.runs.model.module, one.address) as seen:
+        other, _ = self.base(PageRequest(text=intervention.text, target=intervention.target))
+        with self.watching(), capture(self.runs.model.module, intervention.address) as seen:
             other.with_module(other.module)
-        records = [record for record in seen[one.address] if one.depth in (None, record.depth)]
+        records = [record for record in seen[intervention.address] if intervention.depth in (None, record.depth)]
         if not records:
-            raise InputError(f"'{one.address}' is not computed at depth {one.depth}")
+            raise InputError(f"'{intervention.address}' is not computed at depth {intervention.depth}")
         return records[-1].tensor.detach()
 
-    def _run(self, asked: Asked) -> tuple[AttentionMaps, Outputs]:
+    def _run(self, request: PageRequest) -> tuple[AttentionMaps, Outputs]:
         with self.watching(), capture(self.runs.model.module, "hidden") as seen:
-            maps = self._attention(asked)
-        return maps, outputs_of(maps, seen["hidden"][-1].tensor, self.runs.written(asked, maps))
+            maps = self._attention(request)
+        return maps, outputs_of(maps, seen["hidden"][-1].tensor, self.runs.decode_written(request, maps))
 
-    def _attention(self, asked: Asked) -> AttentionMaps:
+    def _attention(self, request: PageRequest) -> AttentionMaps:
         runs = self.runs
-        return runs.model.attention(asked.text, asked.target, asked.generate, precision="auto", **runs.reading)
+        return runs.model.attention(request.text, request.target, request.generate, precision="auto", **runs.reading)
 
-    def _show_beginning(self, asked: Asked) -> Shown:
+    def _show_beginning(self, request: PageRequest) -> ShownRun:
         """Return the first layer of a long text as its page shows it; nothing of a short or generated text."""
         model = self.runs.model
         stacks = [model.module.encoder, model.module.decoder]
         depth = max(len(stack.order) for stack in stacks if stack is not None)
-        nothing = Shown(asked, [], {}, {}, [], Encoder())
-        if asked.edits or self.runs.writes(asked) or depth == 1:
+        nothing = ShownRun(request, [], {}, {}, [], Encoder())
+        if request.edits or self.runs.writes(request) or depth == 1:
             return nothing
-        reading = model.read(asked.text, asked.target, asked.generate, **self.runs.reading)
+        reading = model.read(request.text, request.target, request.generate, **self.runs.reading)
         maps = attend_first_layer(model.module, model.tokenizers, model.task, reading)
         if not is_long(maps, depth):
             return nothing
         page = self.runs.page(nothing.encoder, [long_sample(maps, "unchanged", lambda: None)])
         return replace(nothing, runs=[maps], page=page)
 
-    def _show(self, asked: Asked) -> Shown:
-        if asked.is_beginning:
+    def _show(self, request: PageRequest) -> ShownRun:
+        if request.is_beginning:
             with self.watching():
-                return self._show_beginning(asked)
-        base, before = self.base(asked)
-        of = outputs_asked(base, asked)
-        first = self.runs.samples.get(asked.unchanged, partial(self._sample, base, "unchanged", of))
+                return self._show_beginning(request)
+        base, before = self.base(request)
+        of = outputs_to_compare(base, request)
+        first = self.runs.samples.get(request.unchanged, partial(self._sample, base, "unchanged", of))
         samples, runs, after = [first], [base], None
-        if asked.edits:
-            with self.watching(), self.changing(asked.edits, stack_lengths(base)):
+        if request.edits:
+            with self.watching(), self.changing(request.edits, stack_lengths(base)):
                 with capture(self.runs.model.module, "hidden") as seen:
                     changed = base.with_module(base.module)
-                again = self._attention(asked) if self.runs.writes(asked) else changed
-                after = outputs_of(changed, seen["hidden"][-1].tensor, self.runs.written(asked, again))
+                again = self._attention(request) if self.runs.writes(request) else changed
+                after = outputs_of(changed, seen["hidden"][-1].tensor, self.runs.decode_written(request, again))
                 samples.append(self._sample(changed, "changed", of))
                 runs.append(changed)
         encoder = Encoder()
         page = self.runs.page(encoder, samples)
-        outputs = Comparison(base, before, after).to_json(of)
-        return Shown(asked, runs, page, outputs, self.runs.python_of_request(asked, of), encoder)
+        outputs = OutputComparison(base, before, after).to_json(of)
+        return ShownRun(request, runs, page, outputs, self.runs.python_of_request(request, of), encoder)
 
-    def _sample(self, maps: AttentionMaps, label: str, of: Chosen) -> Sample:
+    def _sample(self, maps: AttentionMaps, label: str, of: OutcomeChoice) -> Sample:
         if is_long(maps):
             return long_sample(maps, label, self.work.check)
         with self.watching():
             return run_sample(maps, label, SampleOptions(of=of, effects=of is not None))
 
 
-def outputs_asked(maps: AttentionMaps, asked: Asked) -> Chosen:
+def outputs_to_compare(maps: AttentionMaps, request: PageRequest) -> OutcomeChoice:
     """Return the two outputs of a request as `AttentionRun.outcome` takes them; None: it has none.
 
     Raises:
         InputError: there is no such position or output.
     """
-    if asked.of is None:
+    if request.of is None:
         return None
-    place = position_of(maps, asked.position)
-    labels, tokenizer = maps.reading.labels, maps.output_names.tokenizer
-    if asked.position is None and tokenizer is not None and labels and labels[-1] == tokenizer.eos_id:
+    position = position_of(maps, request.position)
+    labels, tokenizer = maps.inputs.labels, maps.output_names.tokenizer
+    if request.position is None and tokenizer is not None and labels and labels[-1] == tokenizer.eos_id:
         # A text that has ended: its last token, and not one behind the end.
-        place = maps.outcome(None).position
-    of = asked.of if place is None else (place, *asked.of)
+        position = maps.outcome(None).position
+    of = request.of if position is None else (position, *request.of)
     maps.outcome(of)
     return of
 
@@ -507,9 +513,9 @@ def stack_lengths(maps: AttentionMaps) -> dict[str, int]:
     return {stack.partition(".")[0]: len(maps.query_tokens(stack)) for stack in maps.stacks}
 
 
-def _sharing(module: Any, one: Intervention) -> int:
+def _sharing(module: Any, intervention: Intervention) -> int:
     """Return how many depths the layer of an address runs at."""
-    parts = one.address.split(".")
-    if one.depth is None or parts[1] != "layers":
+    parts = intervention.address.split(".")
+    if intervention.depth is None or parts[1] != "layers":
         return 1
     return len(getattr(module, parts[0]).order)

@@ -10,10 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from clearhead.base import leftovers
+from clearhead.base import temporary_files
 from clearhead.base.errors import RunFailure
 from clearhead.base.files import replacing, write_json
-from clearhead.checkpoints.runs.checkpoint import writing_folder
+from clearhead.checkpoints.runs.checkpoint import write_folder
 
 
 @pytest.fixture(scope="module")
@@ -30,33 +30,33 @@ def names_in(folder: Path) -> set[str]:
 
 def test_the_next_file_removes_what_killed_processes_left(tmp_path: Path, gone: int) -> None:
     (tmp_path / f".page.html.writing-{gone}").write_text("half")
-    (tmp_path / f".other.writing-{gone}-{leftovers._machine()}").mkdir()
-    (tmp_path / f".other.writing-{gone}-{leftovers._machine()}" / "weights").write_text("half")
+    (tmp_path / f".other.writing-{gone}-{temporary_files._machine()}").mkdir()
+    (tmp_path / f".other.writing-{gone}-{temporary_files._machine()}" / "weights").write_text("half")
     (tmp_path / f".model.writing-{gone}.removing").mkdir()
     (tmp_path / f".link.writing-{gone}").symlink_to(tmp_path)
-    kept = {"page.html", ".page.html", f"page.html.writing-{gone}", f".writing-{gone}", ".page.html.writing-x"}
-    for name in kept:
+    remaining = {"page.html", ".page.html", f"page.html.writing-{gone}", f".writing-{gone}", ".page.html.writing-x"}
+    for name in remaining:
         (tmp_path / name).touch()
     write_json(tmp_path / "settings.json", {})
-    assert names_in(tmp_path) == {*kept, "settings.json"}
+    assert names_in(tmp_path) == {*remaining, "settings.json"}
 
 
 def test_the_next_folder_removes_what_killed_processes_left(tmp_path: Path, gone: int) -> None:
     (tmp_path / f".model.writing-{gone}").mkdir()
-    with writing_folder(tmp_path / "model") as temporary:
+    with write_folder(tmp_path / "model") as temporary:
         assert names_in(tmp_path) == {temporary.name}
     assert names_in(tmp_path) == {"model"}
 
 
 def test_what_is_being_written_is_left_alone(tmp_path: Path) -> None:
-    own, parent = tmp_path / f".a.writing-{os.getpid()}", tmp_path / f".b.writing-{os.getppid()}"
-    for path in (own, parent):
+    writing, parent = tmp_path / f".a.writing-{os.getpid()}", tmp_path / f".b.writing-{os.getppid()}"
+    for path in (writing, parent):
         path.touch()
     with replacing(tmp_path / "one") as first:
         first.touch()
         write_json(tmp_path / "two", {})
-        assert names_in(tmp_path) == {own.name, parent.name, first.name, "two"}
-    assert names_in(tmp_path) == {own.name, parent.name, "one", "two"}
+        assert names_in(tmp_path) == {writing.name, parent.name, first.name, "two"}
+    assert names_in(tmp_path) == {writing.name, parent.name, "one", "two"}
 
 
 def test_what_another_machine_writes_is_left_alone_for_a_day(
@@ -65,7 +65,7 @@ def test_what_another_machine_writes_is_left_alone_for_a_day(
     with monkeypatch.context() as patch:
         patch.setattr("platform.node", lambda: "another machine")
         patch.setattr("os.getpid", lambda: gone)
-        theirs = leftovers.temporary_beside(tmp_path / "model")
+        theirs = temporary_files.temporary_path(tmp_path / "model")
     theirs.touch()
     write_json(tmp_path / "one", {})
     assert theirs.exists()
@@ -85,5 +85,5 @@ def test_a_process_that_ended_without_a_wait_is_gone(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RunFailure, match="could not be saved"), writing_folder(tmp_path / "file" / "model"):
+    with pytest.raises(RunFailure, match="could not be saved"), write_folder(tmp_path / "file" / "model"):
         pass

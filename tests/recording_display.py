@@ -5,7 +5,7 @@ from __future__ import annotations
 from clearhead.base.progress import Counted, Display
 
 
-class Told(Display):
+class RecordingDisplay(Display):
     def __init__(self, what: Counted = "examples") -> None:
         self.messages: list[str] = []
         self.counts: list[tuple[int, int]] = []

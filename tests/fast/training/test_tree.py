@@ -15,21 +15,21 @@ from clearhead.core.attention import Attention, MemoryAttention
 from clearhead.core.feedforward import FeedForward
 from clearhead.core.norm import RMSNorm, build_norm
 from clearhead.core.stack import Layer
-from clearhead.fast.training import parts
+from clearhead.fast.training import tree as tree_module
 from clearhead.fast.training.dropout import SeededDropout
 from clearhead.fast.training.linear import has_products, linears
-from clearhead.fast.training.parts import FusedAttention, FusedRMSNorm, training_tree
 from clearhead.fast.training.stream import FusedStream
+from clearhead.fast.training.tree import FusedAttention, FusedRMSNorm, training_tree
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 
 @pytest.fixture(params=[("pre", "rotary"), ("post", "buckets")])
 def model(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Transformer:
-    monkeypatch.setattr(parts, "has_fast_bf16", lambda device: True)
+    monkeypatch.setattr(tree_module, "has_fast_bf16", lambda device: True)
     torch.manual_seed(2)
-    place, positions = request.param
+    norm_position, positions = request.param
     hparams = Hyperparameters(
-        layers=2, width=32, heads=2, norm="rms", dropout=0.0, tie="none", norm_place=place, positions=positions
+        layers=2, width=32, heads=2, norm="rms", dropout=0.0, tie="none", norm_place=norm_position, positions=positions
     )
     return build(build_spec(hparams, source_vocab=11, target_vocab=13)).train()
 
@@ -52,20 +52,20 @@ def test_a_model_has_the_same_loss_and_the_same_gradients_up_to_rounding(
     loss, ours = gradients(training_tree(model, precision), precision)
     assert float((loss - plain_loss).abs() / plain_loss) < bound
     assert any(not torch.equal(*pair) for pair in zip(ours, theirs, strict=True))
-    one, other = (torch.cat([part.flatten() for part in found]) for found in (ours, theirs))
-    assert float((one - other).norm() / other.norm()) < bound
+    first, other = (torch.cat([tensor.flatten() for tensor in tensors]) for tensors in (ours, theirs))
+    assert float((first - other).norm() / other.norm()) < bound
 
 
 def test_the_plain_tree_is_not_changed_and_parts_are_fused_by_precision(model: Transformer) -> None:
-    own = [(type(part), dict(vars(part))) for part in model.modules()]
+    states = [(type(submodule), dict(vars(submodule))) for submodule in model.modules()]
     tree = training_tree(model, "bf16")
     gradients(tree, "bf16")
-    fused = [isinstance(part, FusedAttention) for part in tree.modules() if isinstance(part, Attention)]
+    fused = [isinstance(submodule, FusedAttention) for submodule in tree.modules() if isinstance(submodule, Attention)]
     assert set(fused) == {has_products()}
     assert all(has_products() == isinstance(stack, FusedStream) for stack in (tree.encoder, tree.decoder))
-    assert all(isinstance(part, FusedRMSNorm) for part in tree.modules() if isinstance(part, RMSNorm))
-    assert [(type(part), dict(vars(part))) for part in model.modules()] == own
-    assert not any(isinstance(part, FusedAttention) for part in training_tree(model, "fp32").modules())
+    assert all(isinstance(submodule, FusedRMSNorm) for submodule in tree.modules() if isinstance(submodule, RMSNorm))
+    assert [(type(submodule), dict(vars(submodule))) for submodule in model.modules()] == states
+    assert not any(isinstance(submodule, FusedAttention) for submodule in training_tree(model, "fp32").modules())
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0, 1e4])
@@ -79,23 +79,23 @@ def test_the_norm_is_that_of_the_plain_computation(size: float) -> None:
     exact, weight = x.detach().double().requires_grad_(), norm.weight.detach().double().requires_grad_()
     expected = exact / (exact.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weight
     gradient = torch.randn(3, 5, 17)
-    found = training_tree(norm, "fp32")(x)
-    assert type(found.grad_fn).__name__ == "_RMSNormBackward"
-    ours = [found, *torch.autograd.grad(found, (x, norm.weight), gradient)]
+    actual = training_tree(norm, "fp32")(x)
+    assert type(actual.grad_fn).__name__ == "_RMSNormBackward"
+    ours = [actual, *torch.autograd.grad(actual, (x, norm.weight), gradient)]
     theirs = [expected, *torch.autograd.grad(expected, (exact, weight), gradient.double())]
-    for one, other in zip(ours, theirs, strict=True):
-        assert float(((one - other).abs().max() / other.abs().max()).detach()) < 1e-5
+    for first, other in zip(ours, theirs, strict=True):
+        assert float(((first - other).abs().max() / other.abs().max()).detach()) < 1e-5
 
 
 def test_watched_layers_are_computed_by_themselves(model: Transformer) -> None:
     seen = []
-    feed_forwards = [part for part in model.modules() if isinstance(part, FeedForward)]
-    for part in feed_forwards:
-        part.up.register_forward_hook(lambda *_: seen.append(None))
-    attentions = [part for part in model.modules() if isinstance(part, Attention)]
+    feed_forwards = [submodule for submodule in model.modules() if isinstance(submodule, FeedForward)]
+    for network in feed_forwards:
+        network.up.register_forward_hook(lambda *_: seen.append(None))
+    attentions = [submodule for submodule in model.modules() if isinstance(submodule, Attention)]
     for attention in attentions:
         attention.key.register_forward_hook(lambda *_: seen.append(None))
-    layers = [part for part in model.modules() if isinstance(part, Layer)]
+    layers = [submodule for submodule in model.modules() if isinstance(submodule, Layer)]
     tree = training_tree(model, "bf16")
     with watching({(layer.identity, "after"): [lambda x: seen.append(None) or x] for layer in layers}):
         gradients(tree, "bf16")
@@ -107,15 +107,15 @@ def test_keys_and_values_of_a_memory_are_projected_together(
 ) -> None:
     together: list[tuple[nn.Linear, ...]] = []
 
-    def recorded(x: Tensor, layers: tuple[nn.Linear, ...]) -> tuple[Tensor, ...]:
+    def record_call(x: Tensor, layers: tuple[nn.Linear, ...]) -> tuple[Tensor, ...]:
         together.append(layers)
         return linears(x, layers)
 
-    monkeypatch.setattr(parts, "linears", recorded)
+    monkeypatch.setattr(tree_module, "linears", record_call)
     tree = training_tree(model, "bf16")
     gradients(tree, "bf16")
-    memory_attentions = [part for part in tree.modules() if isinstance(part, MemoryAttention)]
-    assert all(((part.key, part.value) in together) == has_products() for part in memory_attentions)
+    memory_attentions = [submodule for submodule in tree.modules() if isinstance(submodule, MemoryAttention)]
+    assert all(((submodule.key, submodule.value) in together) == has_products() for submodule in memory_attentions)
 
 
 @pytest.mark.usefixtures("bf16_kernels")
@@ -127,13 +127,13 @@ def test_attention_dropout_is_computed_by_the_kernel_from_the_seed(
         layers=2, width=128, heads=4, kv_heads=kv_heads, dropout=0.0, attention_dropout=0.3, tie="none"
     )
     model = build(build_spec(hparams, source_vocab=11, target_vocab=13)).train()
-    tree, rates, attend = training_tree(model, "bf16"), list[float](), parts.attention
+    tree, rates, attend = training_tree(model, "bf16"), list[float](), tree_module.attention
 
-    def counted(*arguments: Any, dropout: SeededDropout, **named: Any) -> Tensor:
+    def count_call(*arguments: Any, dropout: SeededDropout, **named: Any) -> Tensor:
         rates.append(dropout.dropped / 2**32)
         return attend(*arguments, dropout=dropout, **named)
 
-    monkeypatch.setattr(parts, "attention", counted)
+    monkeypatch.setattr(tree_module, "attention", count_call)
 
     def results(seed: int) -> tuple[Tensor, list[Tensor]]:
         torch.manual_seed(seed)
@@ -151,7 +151,7 @@ def test_a_tree_on_a_cpu_keeps_the_memory_that_its_steps_free(
     model: Transformer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[None] = []
-    monkeypatch.setattr(parts, "keep_freed_memory", lambda: calls.append(None))
+    monkeypatch.setattr(tree_module, "keep_freed_memory", lambda: calls.append(None))
     training_tree(model, "fp32")
     assert len(calls) == 1
     monkeypatch.setenv("CLEARHEAD_KERNELS", "plain")

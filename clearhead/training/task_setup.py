@@ -23,16 +23,16 @@ from clearhead.core import Transformer
 from clearhead.data.arrays import Ragged
 from clearhead.data.batches.base import BatchT
 from clearhead.data.batches.plans import EpochBatches
-from clearhead.data.sources.run_file_tables import reading_of
+from clearhead.data.sources.run_file_tables import describe_data_format
 from clearhead.generate.scoring.result import Validation
 from clearhead.spec.presets.task_heads import with_head
 from clearhead.spec.tasks.record import Repeats, TaskRecord
-from clearhead.spec.tasks.registry import find
+from clearhead.spec.tasks.registry import find_task
 from clearhead.text.pair import TokenizerPair
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.training.init_from import InitialModel
 from clearhead.training.preflight import Workload
-from clearhead.training.progress.reports import Progress
+from clearhead.training.progress.reports import TrainingProgress
 from clearhead.training.record import Metric
 from clearhead.training.runfile.model_table import resolve_spec, with_dropout
 from clearhead.training.runfile.sections import RunFile
@@ -54,7 +54,7 @@ class TaskSetup:
     run_file: RunFile
     find_tokenizers: Callable[[Callable[[], TokenizerPair]], TokenizerPair]
     initial: InitialModel | None
-    progress: Progress
+    progress: TrainingProgress
     device: torch.device
 
     def find_tokenizer(self, train: Callable[[], Tokenizer]) -> Tokenizer:
@@ -116,7 +116,7 @@ class TaskSetup:
             )
         return with_head(base, head)
 
-    def known_head(self, record: TaskRecord) -> tuple[spec.Head, Repeats | None] | None:
+    def find_head(self, record: TaskRecord) -> tuple[spec.Head, Repeats | None] | None:
         """Return the head for these labels that the initial model or its family has, and its decoder's input.
 
         Args:
@@ -203,7 +203,7 @@ def _more_positions(init: str, longest: int) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskParts(Workload[BatchT]):
+class PreparedTask(Workload[BatchT]):
     """The parts that a task contributes to a training run: its workload, model and data.
 
     Attributes:
@@ -234,16 +234,16 @@ class TaskParts(Workload[BatchT]):
     compares_rows: bool = False
 
 
-def parts_of(setup: TaskSetup) -> TaskParts[Any]:
+def prepare_task(setup: TaskSetup) -> PreparedTask[Any]:
     """Prepare the data, tokenizers and model of a run by the `Training` of its task.
 
     Raises:
         InputError: the data, the tokenizers or the sizes cannot be used.
     """
-    task = find(setup.run_file.task.kind)
-    parts: TaskParts[Any] = task.part("train").Training(setup).parts()
+    task = find_task(setup.run_file.task.kind)
+    parts: PreparedTask[Any] = task.module("train").Training(setup).parts()
     table = setup.run_file.data.train.model_dump(exclude_none=True)
-    record = parts.record.model_copy(update={"reading": reading_of(table)})
+    record = parts.record.model_copy(update={"reading": describe_data_format(table)})
     num_sizes = parts.batches.plan.num_sizes()
     return replace(parts, record=record, score_name=parts.score_name or task.score, num_sizes=num_sizes)
 
