@@ -24,7 +24,7 @@ from clearhead.checkpoints.hf.tokenizers import load_tokenizers
 from tests import hf_models
 from tests.parity.architectures.harness import Case, all_cases, theirs_of
 
-# Small models whose class names an end of its own that their vocabulary lacks.
+# Small models whose class names another end token, which their vocabulary lacks.
 pytestmark = pytest.mark.filterwarnings("ignore:.* beyond the vocabulary of:UserWarning")
 
 CASES = {case.name: case for case in all_cases()}
@@ -68,7 +68,7 @@ def tensors_of(folder: Path, suffixes: tuple[str, ...], change: Callable[[Tensor
 
 
 def neighbours(size: int) -> Callable[[Tensor], Tensor]:
-    """Rows of pairs that lie halves apart, put side by side."""
+    """Reorder rows from pairs half a head apart to neighbouring pairs."""
     order = torch.arange(size).view(2, -1).T.flatten()
     return lambda tensor: tensor.unflatten(0, (-1, size))[:, order].flatten(0, 1)
 
@@ -164,7 +164,7 @@ def test_the_tokenizer_is_compared(tmp_path: Path, capfd: pytest.CaptureFixture[
     code = main(["check", str(tampered), "--against", "transformers", "--reference", str(original)])
     out = capfd.readouterr().out
     assert code == 1
-    assert "likely cause      the tokenizer: here a text is read with a space in front" in out
+    assert "likely cause      the tokenizer: clearhead reads a text with a space in front" in out
     assert "verdict           not the same" in out
 
 

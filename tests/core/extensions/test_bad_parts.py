@@ -1,4 +1,4 @@
-"""What is wrong with a user's own part is one sentence, before anything runs."""
+"""Faults of custom modules are reported in one sentence, before anything runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own part is a part like ours: in the spec, in cost, in every way a model runs, and in what is made of it."""
+"""Custom modules work like built-in ones: in the spec, in cost, in every mode of a model, and in all exports."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_what_it_keeps_is_kept_where_others_join_and_leave(name: str) -> None:
         ]
 
     together, alone = run(prompts), [result for prompt in prompts for result in run([prompt])]
-    assert len({len(result.ids) for result in alone}) > 2, "all end together, so that nobody joins the others"
+    assert len({len(result.ids) for result in alone}) > 2, "all end together, so that no sequence joins later"
     assert [result.ids for result in together] == [result.ids for result in alone]
     sums = [result.log_probability for result in alone]
     assert [result.log_probability for result in together] == pytest.approx(sums, abs=1e-9)

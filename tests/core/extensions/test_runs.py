@@ -1,4 +1,4 @@
-"""A run with a user's own part: trained, resumed exactly, loaded with its file alone, saved, and used."""
+"""A run with a custom module: trained, resumed exactly, loaded with its file, saved, and used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that resumes exactly passes; planted defects are found, and a check that is stopped leaves nothing behind."""
+"""A job that resumes exactly passes; planted defects are found, and a stopped check leaves no files."""
 
 from __future__ import annotations
 
