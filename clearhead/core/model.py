@@ -147,7 +147,7 @@ class Transformer(HookPoints):
         assert self.decoder is not None
         check_tensor("memory_mask", memory_mask, "mask", ["sentences tokens"], {})
         if memory is not None and len(sequence.ids) % max(1, len(memory)):
-            raise InputError(f"{len(sequence.ids)} target rows are no multiple of the {len(memory)} rows of memory")
+            raise InputError(f"{len(sequence.ids)} target rows must be a multiple of the {len(memory)} rows of memory")
         if cache is not None and memory is not None:
             cache.memory_mask = memory_mask
         elif cache is not None and cache.memory_attention:

@@ -331,7 +331,7 @@ def _find_tokenizer_cause(
             return f"transformers reads a text with {name}, clearhead without"
         if all(ours(text) == plain[text] for text in plain if change(text) == text):
             return f"clearhead reads a text with {name}, transformers without"
-    return f"tokens differ, first those of {next(text for text in differing if ours(text) != plain[text])!r}"
+    return f"tokens differ, first in {next(text for text in differing if ours(text) != plain[text])!r}"
 
 
 def text_inputs(text: CheckpointTokenizers, limit: int, rows: int) -> Iterator[TraceInputs]:
@@ -470,7 +470,7 @@ def _field_changes(module: Transformer, config: Mapping[str, Any]) -> Iterator[t
                 if is_other and (now, after) not in tried:
                     tried.add((now, after))
                     yield (
-                        f"{label}: {_format_value(now)} here, {_format_value(after)} there",
+                        f"{label}: {_format_value(now)} in clearhead, {_format_value(after)} in transformers",
                         _setter(kinds, name, before, after),
                     )
 
@@ -517,7 +517,9 @@ def _order_experiments(module: Transformer, trace: Trace, expected: Trace, toler
                 orders[role] = order
         if orders:
             order = next(iter(orders.values()))
-            description = f"the order of heads: the {' and '.join(orders)} heads there are heads {order} here"
+            description = (
+                f"the order of heads: the {' and '.join(orders)} heads of transformers are heads {order} in clearhead"
+            )
             yield Experiment(f"{description}, in {path}", partial(_reorder_heads, module, {path: orders}))
             everywhere = dict.fromkeys(_attentions(module), orders)
             yield Experiment(f"{description}, in every layer", partial(_reorder_heads, module, everywhere))
@@ -558,4 +560,4 @@ def _describe_tensors(sides: ModelPair, module: Transformer) -> str:
     if not differing:
         return "not found by any experiment; all tensors that can be compared are equal"
     more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-    return f"the weights: '{differing[0]}'{more} have other values there"
+    return f"the weights: '{differing[0]}'{more} have other values in transformers"

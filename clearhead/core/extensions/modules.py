@@ -82,8 +82,7 @@ def recomputed_parts(module: nn.Module) -> list[str]:
         {type(inner).__name__ for inner in decoder.modules() if isinstance(inner, RecomputedModule)} if decoder else ()
     )
     return [
-        f"{name} keeps nothing between tokens, so that each step of generation computes it for all tokens again"
-        for name in sorted(names)
+        f"{name} caches nothing, so each step of generation computes it for all tokens again" for name in sorted(names)
     ]
 
 
@@ -103,9 +102,9 @@ def part_lines(module: Transformer) -> list[str]:
 
 def _describe_cache(module: nn.Module) -> str:
     if isinstance(module, RecomputedModule):
-        return "keeps nothing while decoding, and is computed again for all tokens"
+        return "caches nothing while decoding, and is computed again for all tokens"
     keeps = getattr(module, "keeps", ("keys", "values"))
-    return f"keeps {' and '.join(keeps)} while decoding" if keeps else "each token is by itself"
+    return f"keeps {' and '.join(keeps)} while decoding" if keeps else "each token is computed by itself"
 
 
 def _built_type(module_type: type[nn.Module], role: Role) -> type[nn.Module]:

@@ -49,7 +49,7 @@ def _try_part(kind: PartKind, node: spec.Part, size: int, memory: Tensor | None)
     with _explain_errors("it cannot be built", kind.name, f" for the size {size}"):
         module: nn.Module = build_part(node, size)
     x = sample_input(kind.role, size, TOKENS, batch=BATCH)
-    arguments = f" of x {list(x.shape)}"
+    arguments = f" for x {list(x.shape)}"
 
     def call() -> Any:
         with _explain_errors("its forward fails", kind.name, arguments), torch.no_grad():

@@ -36,7 +36,7 @@ def choose_kernel(
     if eager_reason:
         return "eager", eager_reason
     if is_watched:
-        return "eager", "scores or weights are being watched"
+        return "eager", "scores or weights are captured"
     if attention.soft_cap is not None or attention.sink:
         return "eager", f"the fused kernel has no {'sink' if attention.sink else 'soft cap'}"
     if attention.score_step is not None or attention.weight_step is not None:

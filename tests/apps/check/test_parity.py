@@ -85,7 +85,7 @@ def test_another_epsilon_is_named(tmp_path: Path) -> None:
     card = check("bert", tmp_path, lambda folder: config_of(folder, layer_norm_eps=0.03125))
     assert card.divergence is not None and card.divergence.startswith("encoder.embedding.norm (bert.embeddings.LayerN")
     (cause,) = card.causes
-    assert cause.startswith("the epsilon of norms: 0.03125 here, ")
+    assert cause.startswith("the epsilon of norms: 0.03125 in clearhead, ")
 
 
 def test_another_activation_is_named(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_another_order_of_heads_is_named(tmp_path: Path) -> None:
     card = check("bert", tmp_path, tamper)
     assert card.divergence is not None and "function.query" in card.divergence
     (cause,) = card.causes
-    assert cause.startswith("the order of heads: the query heads there are heads [") and cause.endswith(
+    assert cause.startswith("the order of heads: the query heads of transformers are heads [") and cause.endswith(
         "in every layer"
     )
 
@@ -129,12 +129,12 @@ def test_another_offset_of_positions_is_named(tmp_path: Path) -> None:
     pad = CASES["roberta"].config["pad_token_id"]
     card = check("roberta", tmp_path, lambda folder: config_of(folder, pad_token_id=pad - 1))
     assert card.divergence is not None and "embedding.position" in card.divergence
-    assert card.causes == (f"the offset of positions: {pad} here, {pad + 1} there",)
+    assert card.causes == (f"the offset of positions: {pad} in clearhead, {pad + 1} in transformers",)
 
 
 def test_another_scale_is_named(tmp_path: Path) -> None:
     card = check("gpt2", tmp_path, lambda folder: config_of(folder, scale_attn_weights=False))
-    assert len(card.causes) == 1 and card.causes[0].startswith("the scale of attention scores: 1 here, ")
+    assert len(card.causes) == 1 and card.causes[0].startswith("the scale of attention scores: 1 in clearhead, ")
 
 
 def test_two_causes_are_both_named(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_weights_that_differ_are_named(tmp_path: Path) -> None:
         "gpt2", tmp_path, lambda folder: tensors_of(folder, ("h.1.mlp.c_fc.weight",), lambda tensor: tensor * 1.5)
     )
     assert card.divergence is not None and "(transformer.h.1.mlp.c_fc)" in card.divergence
-    assert card.causes == ("the weights: 'transformer.h.1.mlp.c_fc.weight' have other values there",)
+    assert card.causes == ("the weights: 'transformer.h.1.mlp.c_fc.weight' have other values in transformers",)
 
 
 def test_the_tokenizer_is_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

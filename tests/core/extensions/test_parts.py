@@ -145,7 +145,7 @@ def test_what_it_keeps_is_kept_where_others_join_and_leave(name: str) -> None:
 
 def test_what_keeps_nothing_is_said() -> None:
     assert recomputed_parts(module("recurrent")) == []
-    assert "MeanOfLastTokens keeps nothing between tokens" in recomputed_parts(module("recomputed"))[0]
+    assert "MeanOfLastTokens caches nothing" in recomputed_parts(module("recomputed"))[0]
 
 
 def test_documents_of_one_block_do_not_see_each_other() -> None:

@@ -65,7 +65,7 @@ def test_it_trains_resumes_exactly_loads_and_generates(tmp_path: Path, monkeypat
     messages: list[str] = []
     with use_display(Heard(messages)):
         model = ch.load(halves.run, parts=tmp_path / "mine.py")
-    assert ["MeanOfNewestTokens keeps nothing" in line for line in messages] == [True]
+    assert ["MeanOfNewestTokens caches nothing" in line for line in messages] == [True]
     (generation,) = model.generate("a te", max_new_tokens=5, temperature=0)
     text = generation.text
     model.save(tmp_path / "saved")

@@ -217,7 +217,7 @@ def _compare(candidate: Any, name: str, kind: str, settings: Mapping[str, Any]) 
             return ADAPTERS[name](candidate, width, heads)
         if inspect.isclass(candidate):
             if not issubclass(candidate, nn.Module):
-                raise CannotCompare("it is a class, but not an nn.Module")
+                raise CannotCompare("it is a class, but no subclass of nn.Module")
             candidate = build(candidate, width, heads)
         return CHECKS[kind][1](candidate, **_arguments(kind, settings))
     except NotImplementedError:

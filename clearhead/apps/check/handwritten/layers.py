@@ -75,7 +75,7 @@ def attentions_of(candidate: nn.Module, width: int, heads: int) -> dict[str, Lin
 def _find_parts(candidate: nn.Module, width: int, heads: int) -> _LayerParts:
     attentions = attentions_of(candidate, width, heads)
     if not attentions:
-        raise CannotCompare("it has no submodule that is an attention by name and weights (such as self_attn)")
+        raise CannotCompare("it has no submodule with the name and the weights of an attention (such as self_attn)")
     outside = [module for path, module in candidate.named_modules() if path and not path.startswith(tuple(attentions))]
     linears = [module for module in outside if isinstance(module, nn.Linear)]
     feed_forward = tuple(LinearMap(linear.weight, linear.bias) for linear in linears)
@@ -224,7 +224,7 @@ def layer(
             report = compare_outputs(
                 subject, measured, partial(compute, base), _changes(parts, base), runner,
                 [case.name for case in probes],
-                where="how the parts are joined", mathematics=_mathematics(base), notes=_notes(base, meaning),
+                where="the wiring of the layer", mathematics=_mathematics(base), notes=_notes(base, meaning),
             )  # fmt: skip
     except CannotCompare as reason:
         return Report.refuse(subject, reason)

@@ -76,7 +76,7 @@ def read_arguments(candidate: Callable[..., Any]) -> ModelArguments:
         parameter.name: parameter.default is parameter.empty for parameter in parameters if parameter.name not in masks
     }
     if not others:
-        raise CannotCompare("it takes no argument that could be the ids")
+        raise CannotCompare("it takes no argument that could be the ids: call one ids or x")
     passed = [name for name, is_required in others.items() if is_required] or list(others)[:1]
     if "decoder_input_ids" in others and "decoder_input_ids" not in passed:
         passed.append("decoder_input_ids")
@@ -525,6 +525,6 @@ def _padding(model: HandwrittenModel, ids: Tensor, bound: float, of_source: bool
 
 
 def _drawing_lines(reads: Tensor) -> Iterator[str]:
-    yield "what reads what (rows: outputs, columns: inputs):"
+    yield "dependencies (rows: outputs, columns: inputs):"
     for row in reads:
         yield "  " + " ".join("x" if is_read else "." for is_read in row.tolist())

@@ -158,7 +158,7 @@ def _steps(requested_steps: int | None, report: Preflight) -> tuple[int, int]:
     # A job with fewer steps is trained completely.
     number = SAVES * save_every or report.steps or SAVES
     if requested_steps is not None and number != requested_steps:
-        message(f"{number} steps and not {requested_steps}: a multiple of {SAVES}, and no more than the job has")
+        message(f"{number} steps instead of {requested_steps}: a multiple of {SAVES}, and at most the steps of the job")
     return number, max(1, save_every)
 
 

@@ -450,7 +450,7 @@ def _check(file: Path, folder: Path, steps: int | None, kills: int, seed: int) -
     job = examine(file, folder, steps=steps, kills=kills)
     message(f"{job.describe()}; seed {seed}")
     halves, processes = compare_divisions(job)
-    message("trained undisturbed, then killed and resumed")
+    message("training undisturbed, then with kills and resumes")
     whole, seconds = train_undisturbed(job)
     runs = train_with_kills(job, kills, random.Random(seed), seconds)
     faults = [fault for run in runs for fault in find_faults(job, whole, run)]
@@ -475,7 +475,7 @@ def read_certificate(file: Path) -> tuple[dict[str, Any], list[str]]:
     CERTIFICATE.check(content, file)
     record = convert_json(content, _Record, name=str(file))
     run_file = Path(record.run_file)
-    state = "is not there any more"
+    state = "no longer exists"
     if run_file.is_file():
         is_same = f"sha256 {sha256_of(run_file)}" == record.certificate.get("run file")
         state = "is the same" if is_same else "has changed since: check it again"

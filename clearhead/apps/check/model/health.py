@@ -67,13 +67,13 @@ def check_numbers(module: Transformer) -> Iterator[CheckOutcome | Finding]:
         if count:
             bad.append(
                 _HealthFinding(
-                    address, _not_numbers(weight, count), "wrong", "take an earlier checkpoint, as in RUN@step-N"
+                    address, _not_numbers(weight, count), "wrong", "load an earlier checkpoint, such as RUN@step-N"
                 )
             )
             continue
         largest = float(weight.abs().max()) if weight.numel() else 0.0
         if largest > HUGE:
-            says = f"its largest weight is {largest:.3g}, where {HUGE:g} is far more than training gives"
+            says = f"its largest weight is {largest:.3g}; trained weights stay far below {HUGE:g}"
             huge.append(_HealthFinding(address, f"{says}; likely cause: a damaged file, or a run that diverges"))
     yield from _outcome("weights are numbers", bad, "every weight is a number")
     if not bad:
@@ -99,8 +99,8 @@ def check_health(module: Transformer, exact: Transformer, draw: Draw) -> Iterato
     yield from _outcome("dead heads", list(_find_dead_heads(exact, draw)), "every head adds something")
     yield from _outcome("duplicate heads", list(_find_duplicate_heads(exact)), "no two heads have the same weights")
     yield from _outcome("collapsed norms", list(_find_collapsed_norms(module)), "every norm lets its input through")
-    yield from _outcome("rows of the tables", list(_check_table_rows(module)), "no row is zero or like another one")
-    yield from _outcome("trained", list(_find_untrained(module)), "no part looks as it was initialized")
+    yield from _outcome("rows of the tables", list(_check_table_rows(module)), "no row is zero or equal to another row")
+    yield from _outcome("trained", list(_find_untrained(module)), "no norm or head has its initial weights")
 
 
 def _find_dead_heads(exact: Transformer, draw: Draw) -> Iterator[_HealthFinding]:
@@ -137,7 +137,7 @@ def _describe_dead_head(attention: Attention, head: int, heads: int) -> str:
     ]
     out = attention.out.weight.unflatten(1, (heads, -1))[:, head]
     zero = [name for name, weight in (("value", value), ("out", out)) if not bool(weight.any())]
-    why = f"its weights of {' and '.join(zero)} are zero" if zero else "its values or its output nearly vanish"
+    why = f"its weights of {' and '.join(zero)} are zero" if zero else "its values or its output are nearly zero"
     return f"this head is dead: it adds nothing to the residual stream; {why}"
 
 
@@ -172,7 +172,7 @@ def _find_collapsed_norms(module: Transformer) -> Iterator[_HealthFinding]:
             size = float(weight.square().mean().sqrt())
             if size <= DEAD:
                 says = f"this norm has collapsed: its weights are zero (root of their mean square: {size:.1g})"
-                yield _HealthFinding(path, f"{says}, so every token leaves it alike", "wrong")
+                yield _HealthFinding(path, f"{says}, so its output is the same for every token", "wrong")
 
 
 def _check_table_rows(module: Transformer) -> Iterator[_HealthFinding]:
@@ -187,9 +187,7 @@ def _check_table_rows(module: Transformer) -> Iterator[_HealthFinding]:
         _, group, counts = torch.unique(table, dim=0, return_inverse=True, return_counts=True)
         alike = ((counts[group] > 1) & table.any(1)).nonzero()[:, 0].tolist()
         if alike:
-            says = (
-                f"{len(alike):,} rows are equal to another one in every bit, so they are untrained or copied: the ids"
-            )
+            says = f"{len(alike):,} rows equal another row bit for bit, so they are untrained or copied: the ids"
             yield _HealthFinding(f"{path}.table", f"{says} {_list_ids(alike)}")
 
 
@@ -206,7 +204,7 @@ def _find_untrained(module: Transformer) -> Iterator[_HealthFinding]:
     if norms and all(is_fresh):
         yield _HealthFinding(
             "the whole model",
-            "every norm is as it was initialized, weights of one and biases of zero: it is untrained, or its norms are",
+            "every norm has its initial weights of one and biases of zero: the model is untrained, or its norms are",
         )
         return
     if module.head is None or not norms:
@@ -255,7 +253,7 @@ def check_tokenizers(module: Transformer, tokenizers: TokenizerPair) -> Iterator
         sides.append(("target", tokenizers.target, module.num_target_ids))
     for side, tokenizer, rows in sides:
         findings += _compare_with_table(side if len(sides) > 1 else "tokenizer", tokenizer, rows)
-    yield from _outcome("tokenizer against table", findings, "every id has a row, and every row an entry but padding")
+    yield from _outcome("tokenizer against table", findings, "every id has a row, and only padding rows have no entry")
 
 
 def _compare_with_table(side: str, tokenizer: Tokenizer, rows: int) -> Iterator[_HealthFinding]:

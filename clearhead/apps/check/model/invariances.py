@@ -204,7 +204,7 @@ def _batch_cases(module: Transformer, rows: _CaseRows, equal: _CaseRows) -> Iter
     yield InvarianceCase("batched = single", rows.side, run_batched)
     yield InvarianceCase("left padding = none", rows.side, run_padded("left"))
     yield InvarianceCase("right padding = none", rows.side, run_padded("right"))
-    reason = "" if rows.source is None else "a decoder that reads a memory reads one text for each row"
+    reason = "" if rows.source is None else "a decoder with a memory reads one text per row"
     yield InvarianceCase("packed = separate", rows.side, run_packed, reason)
 
 
@@ -337,7 +337,7 @@ def check_saving(model: Model) -> Iterator[CheckOutcome | Finding]:
             except InputError:
                 if format == "clearhead":
                     raise
-                reason = "its matrices are quantized" if is_quantized(model.module) else "no family has these parts"
+                reason = "its matrices are quantized" if is_quantized(model.module) else "no family has these modules"
                 yield CheckOutcome(GROUP, name, "not tried", f"no Hugging Face checkpoint can hold the model: {reason}")
                 continue
             again = load(Path(folder) / "model", device="cpu", precision=precision_of(model.module))
@@ -363,12 +363,12 @@ def _compare_models(name: str, model: Model, again: Model) -> Iterator[CheckOutc
         yield Finding(where=wrong[0], says=f"{says}transposes, splits or permutes is not undone when it is loaded")
     tokenizers = model.tokenizers.fingerprint == again.tokenizers.fingerprint
     if not tokenizers and model.tokenizers.source.vocab_size != again.tokenizers.source.vocab_size:
-        yield Finding(where="tokenizer", says=f"{name}: the tokenizer is another one")
+        yield Finding(where="tokenizer", says=f"{name}: the tokenizer differs")
         wrong.append("tokenizer")
     if model.spec != again.spec and model.hf_checkpoint is None and "own" in name:
-        yield Finding(where="spec.json", says=f"{name}: the spec is another one")
+        yield Finding(where="spec.json", says=f"{name}: the spec differs")
         wrong.append("spec")
-    says = f"{len(wrong)} differ" if wrong else f"all {len(before)} weights are equal in every bit"
+    says = f"{len(wrong)} differ" if wrong else f"all {len(before)} weights are equal bit for bit"
     yield CheckOutcome(GROUP, name, "wrong" if wrong else "right", says)
 
 

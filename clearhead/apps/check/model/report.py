@@ -104,7 +104,7 @@ class ModelReport(Printed):
         parts = [f"wrong at {_count_phrase(len(wrong), 'place')}" if wrong else "nothing is wrong"]
         if warnings:
             parts.append(_count_phrase(warnings, "warning"))
-        parts.append(f"{counts['right']} experiments as they should be")
+        parts.append(f"{counts['right']} experiments passed")
         if counts["not tried"]:
             parts.append(f"{counts['not tried']} not tried")
         return ", ".join(parts)
@@ -312,7 +312,7 @@ def _drawing(drawing: Drawing) -> str:
     left, top = 22, 14
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + side * width}" height="{top + cell * height}" '
-        f'viewBox="0 0 {left + side * width} {top + cell * height}" role="img" aria-label="what reads what">'
+        f'viewBox="0 0 {left + side * width} {top + cell * height}" role="img" aria-label="table of dependencies">'
     ]
     every = math.ceil(12 / cell)
     for row, output in enumerate(drawing.outputs):
