@@ -47,7 +47,7 @@ class Attention(HookPoints):
         self.scale: float = size**-0.5 if attention.scale is None else attention.scale
         self.mask_number: int = hash(attention.mask)  # equal numbers share a mask; numbers also compile
         self.rotation_number: int = hash((attention.position, size))
-        self.eager_reason: str = ""  # why this device must not use the fused kernel; empty: it may
+        self.eager_reason: str = ""  # reason against the fused kernel on this device; empty: it may run
 
     def forward(self, x_BTD: States, context: Context) -> States:
         query, key, value = (self.split(layer(x_BTD)) for layer in (self.query, self.key, self.value))

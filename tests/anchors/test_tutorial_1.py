@@ -171,7 +171,7 @@ def test_layer_norm_by_hand() -> None:
     assert by_hand.shape == (4, 10, 6)
     torch.testing.assert_close(ours(x), by_hand)
     torch.testing.assert_close(ours(x), nn.LayerNorm(WIDTH)(x))
-    # As written, the version by hand left the residual out, and was called the same.
+    # The tutorial's version by hand omits the residual, although the text calls it equal.
     assert (ours(branch) - by_hand).abs().max() > 0.1
 
 
@@ -252,7 +252,7 @@ def test_logits_and_probabilities() -> None:
     logits = module(ids, ids).logits
     assert logits.shape == (4, 10, VOCABULARY)
     torch.testing.assert_close(logits.softmax(dim=-1).sum(dim=-1), torch.ones(4, 10))
-    # As written, the softmax came before the loss, which takes it again: the loss can then hardly move.
+    # The tutorial applies softmax before the loss, which applies it again: the loss then hardly moves.
     confident = torch.full((1, 5), -20.0)
     confident[0, 3] = 20.0
     label = torch.tensor([3])

@@ -116,7 +116,7 @@ def test_any_batch_and_length(batch: int, length: int) -> None:
 
 def test_scale_keeps_the_dtype() -> None:
     half = torch.randn(2, 5, 12, dtype=torch.float16)
-    # As written, the root was a float32 tensor on a fixed device.
+    # The tutorial's root is a float32 tensor on a fixed device.
     assert (half / torch.sqrt(torch.FloatTensor([12]))).dtype == torch.float32
     with pytest.raises(RuntimeError, match="device"):
         half.to("meta") / torch.sqrt(torch.FloatTensor([12]))

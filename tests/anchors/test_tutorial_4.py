@@ -240,7 +240,7 @@ def test_loss_goes_down() -> None:
 
 
 def test_odd_width_is_refused() -> None:
-    with pytest.raises(RuntimeError):  # as written: 3 sines and 3 cosines for 2 odd columns
+    with pytest.raises(RuntimeError):  # the tutorial has 3 sines and 3 cosines for 2 odd columns
         torch.zeros(1, 5)[:, 1::2].copy_(torch.zeros(1, 3))
     with pytest.raises(InputError, match="even"):
         sinusoidal_table(10, 5, spec.Sinusoidal())

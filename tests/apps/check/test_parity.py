@@ -1,4 +1,4 @@
-"""A healthy checkpoint agrees with transformers; of a tampered one the card names the part and the cause."""
+"""A healthy checkpoint agrees with transformers; for a tampered one, the report names submodule and cause."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_wrong_transformers() -> None:
 
 @pytest.mark.parametrize("cls", whole_models.RAISING)
 def test_an_error_is_named_with_its_line(cls: type[nn.Module]) -> None:
-    """The line that raised it is the user's last one, whatever library it was called from."""
+    """An error is shown at the user's last line, even if a library raised it."""
     report = transformer(cls("raises"))
     assert not report.ok
     lines = Path(whole_models.__file__).read_text().splitlines()

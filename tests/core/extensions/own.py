@@ -23,7 +23,7 @@ class LastTokens:
 
 @ch.register(LastTokens)
 class MeanOfLastTokens(ch.HookPoints):
-    """Keeps nothing: it reads all tokens again."""
+    """Caches nothing, so it reads all tokens again."""
 
     points = ("mean",)
 

@@ -125,7 +125,7 @@ def test_cached_padded_and_served_calls_are_those_of_the_whole_text(name: str, f
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_it_keeps_is_kept_where_others_join_and_leave(name: str) -> None:
-    """Prompts that wait until others end have the results that they have alone."""
+    """Prompts that join a batch after others end get the same results as alone."""
     custom = module(name).double()
     prompts = [row[: 2 + number % 4].tolist() for number, row in enumerate(ids(rows=8))]
     sampled = GenerateOptions(max_new_tokens=9, batch_size=3, temperature=1.5, seed=4)

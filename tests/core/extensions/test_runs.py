@@ -86,7 +86,7 @@ def test_it_trains_resumes_exactly_loads_and_generates(tmp_path: Path, monkeypat
 
 
 def forget_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget all files of parts, as a new process has not imported any."""
+    """Forget all imported files of custom modules, like a new process."""
     kinds: dict[str, registry.PartKind] = {}
     monkeypatch.setattr(registry, "_kinds", lambda: kinds)
     for name in [name for name in sys.modules if name.startswith("clearhead_parts_")]:

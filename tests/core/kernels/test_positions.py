@@ -94,7 +94,7 @@ def published_bucket(relative: int, count: int, max_distance: int, bidirectional
     if distance < exact:
         return offset + distance
     steps = math.log(distance / exact) / math.log(max_distance / exact) * (count - exact)
-    # The code works in float32; a hair is added where the quotient should be a whole number.
+    # The code works in float32; a tiny number is added where the quotient should be a whole number.
     return offset + min(count - 1, exact + math.floor(steps + 1e-6))
 
 

@@ -75,7 +75,7 @@ def read_stacked(candidate: nn.Module) -> Weights:
 
 
 def per_head(candidate: nn.Module) -> Weights:
-    """Weights of lists of one linear layer a head."""
+    """Weights of lists with one linear layer per head."""
     weights: Weights = {
         a: torch.cat([m.weight for m in getattr(candidate, n)]) for a, n in zip("qkv", NAMES, strict=True)
     }
