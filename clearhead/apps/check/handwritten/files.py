@@ -78,7 +78,7 @@ def compare_file(
 
 @dataclass(frozen=True)
 class _Answer:
-    """A line that the child writes."""
+    """One line of output from the child process."""
 
     fault: str | None = None
     parts: tuple[str, ...] = ()
@@ -142,7 +142,7 @@ class _Child:
                 self.printed = (self.printed + chunk)[-_OUTPUT_KEPT:]
 
     def answer(self, end: float, path: Path, late: str) -> _Answer:
-        """Return the next answer.
+        """Wait for the next answer of the child and return it.
 
         Args:
             end: the time limit, as `time.monotonic` counts.

@@ -341,7 +341,7 @@ def _judge(model: HandwrittenModel, subject: str, flow: Flow | None, length: int
 
 
 def with_masks(model: HandwrittenModel, ids: Tensor, flow: Flow | None) -> tuple[HandwrittenModel, Exception | None]:
-    """Return a model with the form of its masks that runs and hides most of what they should, or the error it raises.
+    """Find the form of masks with which the model runs and that hides most; return the model with it, or the error.
 
     Raises:
         CannotCompare: the module raises an error that the passed masks may have caused.

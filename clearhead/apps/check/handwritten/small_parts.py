@@ -190,7 +190,7 @@ def norm(
         candidate: module of [batch, tokens, width] with a weight and perhaps a bias; or function of x, then perhaps
             weight, bias and eps.
         width: number of features.
-        kind: "layer" or "rms". None means "rms" if a name contains "rms", "layer" if there is a bias, else the kind
+        kind: "layer" or "rms". None means "rms" if its name contains "rms", "layer" if there is a bias, else the kind
             that fits better.
         eps: number added to the variance; None means its attribute of that name, or any usual value.
 

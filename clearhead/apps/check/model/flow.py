@@ -256,12 +256,14 @@ def _check_scenario(reader: Reader, scenario: Scenario, rows_at_once: int) -> It
     drawing = Drawing(tuple(tokens), scenario.columns, reach.wanted[end], reads)
     if leak is not None:
         yield _leak_finding(reader, scenario, leak, tokens, reach)
-        yield CheckOutcome(GROUP, scenario.name, "wrong", "outputs read what the mask hides", drawing=drawing)
+        yield CheckOutcome(GROUP, scenario.name, "wrong", "outputs read tokens that the mask hides", drawing=drawing)
     elif gap is not None:
         yield _gap_finding(reader, scenario, gap, tokens, reach.gap(gap))
-        yield CheckOutcome(GROUP, scenario.name, "wrong", "outputs do not read what they may", drawing=drawing)
+        yield CheckOutcome(
+            GROUP, scenario.name, "wrong", "outputs do not read tokens that the mask allows", drawing=drawing
+        )
     else:
-        says = f"{int(reads.sum())} of {reads.numel()} pairs read, those that the mask allows"
+        says = f"{int(reads.sum())} of {reads.numel()} pairs are read: those that the mask allows"
         yield CheckOutcome(GROUP, scenario.name, "right", says, drawing=drawing)
 
 

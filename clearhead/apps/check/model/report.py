@@ -36,7 +36,7 @@ class Drawing(Printed):
     reads: Tensor
 
     def rows(self) -> Iterator[str]:
-        """Yield a row of the drawing: # reads, . does not, ! reads what is hidden, ? does not read what it may."""
+        """Yield the rows of the drawing: # reads, . does not read, ! reads a hidden token, ? misses an allowed token."""
         for allowed, reads in zip(self.allowed.tolist(), self.reads.tolist(), strict=True):
             yield "".join(_SIGNS[may, does] for may, does in zip(allowed, reads, strict=True))
 
@@ -180,7 +180,7 @@ def _side_by_side(outcomes: Sequence[CheckOutcome]) -> Iterator[str]:
     if not drawn:
         return
     yield ""
-    yield "  rows: outputs, columns: inputs; # reads, . does not, ! reads what is hidden, ? does not read what it may"
+    yield "  rows: outputs, columns: inputs; # reads, . does not read, ! reads a hidden token, ? misses an allowed token"
     for start in range(0, len(drawn), 4):
         group = drawn[start : start + 4]
         widths = [max(len(name), len(rows[0])) for name, rows in group]
@@ -274,8 +274,8 @@ def _lines(report: ModelReport) -> Iterator[str]:
                 '<p class="faint legend" style="margin-top: 12px"><span>rows: outputs, columns: inputs</span>'
                 '<span><i style="background: var(--read)"></i>reads</span>'
                 '<span><i style="background: var(--may)"></i>hidden by the mask</span>'
-                '<span><i style="background: var(--wrong)"></i>reads what is hidden</span>'
-                '<span><i style="border: 2px solid var(--warning)"></i>does not read what it may</span></p>'
+                '<span><i style="background: var(--wrong)"></i>reads a hidden token</span>'
+                '<span><i style="border: 2px solid var(--warning)"></i>misses an allowed token</span></p>'
             )
     yield "</main>\n</body>\n</html>"
 
