@@ -259,9 +259,7 @@ def _check_scenario(reader: Reader, scenario: Scenario, rows_at_once: int) -> It
         yield CheckOutcome(GROUP, scenario.name, "wrong", "outputs read tokens that the mask hides", drawing=drawing)
     elif gap is not None:
         yield _gap_finding(reader, scenario, gap, tokens, reach.gap(gap))
-        yield CheckOutcome(
-            GROUP, scenario.name, "wrong", "outputs do not read tokens that the mask allows", drawing=drawing
-        )
+        yield CheckOutcome(GROUP, scenario.name, "wrong", "outputs miss tokens that the mask allows", drawing=drawing)
     else:
         says = f"{int(reads.sum())} of {reads.numel()} pairs are read: those that the mask allows"
         yield CheckOutcome(GROUP, scenario.name, "right", says, drawing=drawing)

@@ -36,7 +36,7 @@ class Drawing(Printed):
     reads: Tensor
 
     def rows(self) -> Iterator[str]:
-        """Yield the rows of the drawing: # reads, . does not read, ! reads a hidden token, ? misses an allowed token."""
+        """Yield the rows of the drawing; # reads, . does not, ! reads a hidden token, ? misses an allowed token."""
         for allowed, reads in zip(self.allowed.tolist(), self.reads.tolist(), strict=True):
             yield "".join(_SIGNS[may, does] for may, does in zip(allowed, reads, strict=True))
 
@@ -180,7 +180,7 @@ def _side_by_side(outcomes: Sequence[CheckOutcome]) -> Iterator[str]:
     if not drawn:
         return
     yield ""
-    yield "  rows: outputs, columns: inputs; # reads, . does not read, ! reads a hidden token, ? misses an allowed token"
+    yield "  rows: outputs, columns: inputs; # reads, . does not, ! reads a hidden token, ? misses an allowed token"
     for start in range(0, len(drawn), 4):
         group = drawn[start : start + 4]
         widths = [max(len(name), len(rows[0])) for name, rows in group]
