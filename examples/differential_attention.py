@@ -1,9 +1,9 @@
-"""Differential attention: the weights of a head are those of one softmax minus a share of those of another.
+"""Differential attention: the weights of one softmax minus a share of the weights of another.
 
     weights = softmax(scores_1) - share * softmax(scores_2),  share = exp(a . b) - exp(c . d) + first_share
 
-Two neighbouring heads make one: both mix their values by the difference, so that together they are the head of twice
-the size of the paper. Its norm of each head is left out. Source: arXiv 2410.05258, eq. 1 to 3.
+Two neighbouring heads form a pair. Both mix their values by the difference, so together they are one head of the paper
+with twice the size. The paper's norm of each head is left out. Source: arXiv 2410.05258, eq. 1 to 3.
 
 Legend: B batch, H heads or pairs, Q queries, K keys, R rank.
 """
@@ -21,7 +21,7 @@ from clearhead.core.context import Context
 
 @dataclass(frozen=True)
 class Differential:
-    """The share of the second weights that is taken away at the start, and the size of the vectors that change it."""
+    """Spec: initial share of the second weights that is subtracted, and size of the vectors that change it."""
 
     first_share: float = 0.5
     rank: int = 16
@@ -29,7 +29,7 @@ class Differential:
 
 @ch.register(Differential, role="weights")
 class DifferentialWeights(ch.HookPoints):
-    """Makes the weights of pairs of heads."""
+    """Computes the weights of pairs of heads from their scores."""
 
     points = ("share",)
 

@@ -21,20 +21,20 @@ CHUNK = 16
 
 @dataclass(frozen=True)
 class GatedRecurrence:
-    """The numbers of its state, and the least share of it that stays from one token to the next."""
+    """Spec: size of the state, and the least share of the state that each step keeps."""
 
     size: int
     least_decay: float = 0.5
 
     def __post_init__(self) -> None:
-        """Refuse what is not a share."""
+        """Refuse a least_decay outside of 0 to 1."""
         if not 0.0 < self.least_decay < 1.0:
             raise ValueError(f"least_decay must lie between 0 and 1, got {self.least_decay}")
 
 
 @ch.register(GatedRecurrence)
 class GatedRecurrenceLayer(ch.HookPoints):
-    """The recurrence; padding leaves the state as it is, and a new document begins with an empty one."""
+    """The recurrence; padding does not change the state, and a new document starts with an empty state."""
 
     points = ("decay", "state")
     keeps = ("state",)
@@ -46,8 +46,8 @@ class GatedRecurrenceLayer(ch.HookPoints):
         self.out = nn.Linear(part.size, width)
 
     def forward(self, x_BTD: Tensor, context: Context) -> Tensor:
-        """Return the outputs for the tokens of this call, after those of the calls before."""
-        exact = torch.promote_types(x_BTD.dtype, torch.float32)  # what is rounded here stays in the state
+        """Return the outputs for the tokens of this call; the cache holds the state of earlier calls."""
+        exact = torch.promote_types(x_BTD.dtype, torch.float32)  # rounding errors here would stay in the state
         decay = self.least_decay + (1 - self.least_decay) * torch.sigmoid(self.decay(x_BTD).to(exact))
         decay = self.point("decay", decay)
         added = (1 - decay) * self.value(x_BTD).to(exact)
@@ -70,7 +70,7 @@ def scan(decay_BTN: Tensor, added_BTN: Tensor, state_BN: Tensor) -> Tensor:
     states = []
     for decay, added in zip(decay_BTN.split(CHUNK, 1), added_BTN.split(CHUNK, 1), strict=True):
         total_BLN = decay.log().cumsum(1)
-        # share[t, s]: what is left of token s at token t; above the diagonal nothing.
+        # share[t, s]: the share of token s that is left at token t; zero above the diagonal.
         hidden = torch.ones(decay.shape[1], decay.shape[1], dtype=torch.bool, device=decay.device).triu(1)
         share_BLLN = (total_BLN[:, :, None] - total_BLN[:, None]).masked_fill(hidden[..., None], -torch.inf).exp()
         inside_BLN = torch.einsum("btsn,bsn->btn", share_BLLN, added)

@@ -1,10 +1,10 @@
-"""The model: tensors in, tensors out.
+"""The model: tensors in, tensors out. The equation that all files serve is at the top of `stack`.
 
 Read in this order (lines of code): model 113, stack 87, attention 145, feedforward 37, norm 40, embedding 83, head 93,
-context 114. The equation that they all serve stands at the top of `stack`.
+context 114.
 """
 
 import lazy_loader
 
-# The public names stand in __init__.pyi. Each is imported when it is first used: importing torch takes seconds.
+# The public names are in __init__.pyi. Each is imported when it is first used: importing torch takes seconds.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

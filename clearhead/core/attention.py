@@ -25,7 +25,7 @@ Heads = Float[Tensor, "batch any_heads tokens head_size"]
 
 
 class Attention(HookPoints):
-    """Multi-head attention; a source width of None is that of the stream. Source: arXiv 1706.03762, section 3.2."""
+    """Multi-head attention; `source_width` None means the stream's width. Source: arXiv 1706.03762, section 3.2."""
 
     points: tuple[str, ...] = ("queries", "keys", "values", "scores", "weights", "mixed")
 
@@ -45,9 +45,9 @@ class Attention(HookPoints):
         self.weight_step: nn.Module | None = None if weigh is None else build_part(weigh, attention.num_heads)
         self.dropout: nn.Dropout = nn.Dropout(attention.dropout)
         self.scale: float = size**-0.5 if attention.scale is None else attention.scale
-        self.mask_number: int = hash(attention.mask)  # attentions with one number share a mask; numbers also compile
+        self.mask_number: int = hash(attention.mask)  # equal numbers share a mask; numbers also compile
         self.rotation_number: int = hash((attention.position, size))
-        self.eager_reason: str = ""  # why this device must not use the fused kernel; empty: it may
+        self.eager_reason: str = ""  # reason against the fused kernel on this device; empty: it may run
 
     def forward(self, x_BTD: States, context: Context) -> States:
         query, key, value = (self.split(layer(x_BTD)) for layer in (self.query, self.key, self.value))
@@ -124,7 +124,7 @@ class Attention(HookPoints):
         return cos, sin
 
     def kernel(self) -> Kernel:
-        """Return the kernel of the current mode for all but short sequences, and the reason."""
+        """Return the kernel that runs in the current mode on all but short sequences, and the reason."""
         is_watched = self.is_watched("scores", "weights") or is_seen(self.dropout)
         return choose_kernel(self.spec, self.dropout.p, self.training, is_watched, self.eager_reason)
 
@@ -136,7 +136,7 @@ class MemoryAttention(Attention):
         query = norm_heads(self.query_norm, self.split(self.query(x_BTD)), self.spec.query_key_norm)
         query, (key, value) = self.point("queries", query), self.memory_keys_values(context)
         beams = len(query) // len(key)
-        if beams > 1 and self.is_watched("scores", "weights"):  # a watcher sees each row by itself
+        if beams > 1 and self.is_watched("scores", "weights"):  # captured scores and weights have one row per beam
             key, value = key.repeat_interleave(beams, 0), value.repeat_interleave(beams, 0)
             mask = context.memory_mask
             context = replace(context, memory_mask=None if mask is None else mask.repeat_interleave(beams, 0))
@@ -146,7 +146,7 @@ class MemoryAttention(Attention):
         return self.merge(mixed.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1))
 
     def memory_keys_values(self, context: Context) -> tuple[Keys, Keys]:
-        """Return keys and values of the memory: those of the cache, or new ones that the cache keeps."""
+        """Return keys and values of the memory, from the cache or computed and added to the cache."""
         name, cached = (self, context.depth), {} if context.cache is None else context.cache.memory_attention
         if name not in cached:
             assert context.memory is not None
@@ -163,8 +163,8 @@ def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor
     """Return weights that sum to one over the keys that the mask allows; a query with none gets zeros.
 
     Args:
-        scores: -inf where the mask is False.
-        sink: one more score for each head; its weight is left out, so that the others sum to less than one.
+        scores, mask: scores, which are -inf where the mask is False; None means no mask.
+        sink: one more score per head; its weight is left out, so the others sum to less than one. None means no sink.
 
     Source: arXiv 1706.03762, eq. 1; the sink: arXiv 2309.17453, section 3.2.
     """
@@ -193,7 +193,7 @@ def repeat_heads(x: Keys, num_heads: int) -> Float[Tensor, "batch heads keys hea
 
 
 def norm_heads(norm: nn.Module, x_BHTE: Heads, choice: spec.QueryKeyNorm | None) -> Heads:
-    """Return queries or keys normed over each head, or over all heads of a token together."""
+    """Normalize queries or keys over each head, or over all heads of a token together."""
     x_BTHE = x_BHTE.transpose(1, 2)
     if choice is None or choice.over == "head":
         return norm(x_BTHE).transpose(1, 2)

@@ -30,15 +30,15 @@ class Sequence(Printed):
     ids: Ids
     mask: Real | None = None  # None: all tokens are real
     segments: Ids | None = None
-    positions: Ids | None = None  # in place of the count of real tokens
-    documents: Ids | None = None  # their numbers; a token sees its own document only, and positions restart there
-    embeddings: States | None = None  # in place of the rows that the ids name
-    total_length: int | Int[Tensor, " batch"] | None = None  # in the end, for RoPE scaling that depends on the length
+    positions: Ids | None = None  # None: the count of real tokens before
+    documents: Ids | None = None  # numbers of packed documents; a token sees only its own
+    embeddings: States | None = None  # replace the table rows of the ids
+    total_length: int | Int[Tensor, " batch"] | None = None  # final length, for RoPE scaling that depends on it
 
 
 @dataclass(frozen=True)
 class Masking:
-    """What one call masks, beside the structure of each attention's own mask. None hides nothing."""
+    """Padding, documents and the caller's mask in one call, besides each attention's own mask. None hides nothing."""
 
     num_queries: int  # tokens of this call; they are the last ones of the keys
     num_keys: int  # all tokens, cached ones included
@@ -48,21 +48,21 @@ class Masking:
     rows: slice | None = None  # the queries that a mask is built for; None: all
 
     def is_only_causal(self, mask: spec.Mask) -> bool:
-        """True where the causal triangle is the whole mask, so that a kernel can skip the hidden half."""
+        """Return whether the causal triangle is the whole mask, so that a kernel can skip the hidden half."""
         hides_nothing_else = self.key_mask is None and self.documents is None and self.allowed is None
         return isinstance(mask, spec.Causal) and hides_nothing_else and self.num_queries == self.num_keys > 1
 
     def build(self, mask: spec.Mask, device: torch.device) -> MayAttend | None:
-        """Join structure, padding, documents and the caller's mask into one, or None where nothing is hidden."""
+        """Combine the attention's mask, padding, documents and the caller's mask; None if nothing is hidden."""
         first, rows = max(0, self.num_keys - self.num_queries), self.rows or slice(None)
         index = torch.arange(max(self.num_keys, self.num_queries), device=device)[None]
         if isinstance(mask, spec.Window) and self.key_mask is not None:
-            index = self.key_mask.cumsum(dim=1)  # padding between two tokens is no distance
+            index = self.key_mask.cumsum(dim=1)  # padding between two tokens adds no distance
         query, key = index[:, first : first + self.num_queries][:, rows, None], index[:, None, : self.num_keys]
         masks: list[Tensor] = []
         if isinstance(mask, spec.Window):
             masks.append((query - key <= mask.before) & (key - query <= mask.after))
-        elif isinstance(mask, spec.Causal) and self.num_queries > 1:  # the newest token attends to all that are there
+        elif isinstance(mask, spec.Causal) and self.num_queries > 1:  # a single new token attends to all keys
             masks.append(key <= query)
         if self.key_mask is not None:
             masks.append(self.key_mask[:, None, :])
@@ -74,28 +74,28 @@ class Masking:
 
 @explain_types
 class Cache(Printed):
-    """What a decoder keeps between calls; it grows by the tokens of each call.
+    """KV cache of a decoder; it grows by the tokens of each call.
 
-    Keys and values of the memory are kept once for each sentence, however many rows (beams) decode it; the rows of a
-    sentence lie side by side. A cache belongs to one sequence of calls of one model and holds no gradients.
+    Keys and values of the memory are stored once per sentence and shared by its rows (beams), which are adjacent.
+    A cache belongs to one sequence of calls of one model and holds no gradients.
 
     Args:
-        total_length: how many tokens a sequence will have in the end, for all rows or for each; RoPE scaling that
-            depends on the length needs it beyond its original length, for cached keys cannot be rotated again.
+        total_length: final number of tokens, for all rows or per row. RoPE scaling that depends on the length needs
+            it beyond the original length, because cached keys cannot be rotated again. None means not known.
     """
 
     def __init__(self, total_length: int | Int[Tensor, " rows"] | None = None) -> None:
         self.total_length = total_length
-        # By the attention and the depth it runs at: layers that share their weights still see different states.
+        # Keys are (attention, depth): layers that share their weights still see different states.
         self.self_attention: defaultdict[tuple[nn.Module, int], KeyValues] = defaultdict(KeyValues)
         self.memory_attention: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
-        self.states: defaultdict[tuple[nn.Module, int], dict[str, Tensor]] = defaultdict(dict)  # of own parts, by name
+        self.states: defaultdict[tuple[nn.Module, int], dict[str, Tensor]] = defaultdict(dict)  # of custom modules
         self.length: int = 0
         self.mask: Bool[Tensor, "rows keys"] | None = None
         self.memory_mask: Bool[Tensor, "sentences keys"] | None = None
 
     def extend(self, ids: Ids, mask: Real | None) -> Bool[Tensor, "batch keys"] | None:
-        """Count the tokens of a call and return the mask of all; called once, before the attentions."""
+        """Count the tokens of a call and return the mask of all tokens; called once, before the attentions."""
         if mask is not None or self.mask is not None:
             old = ids.new_ones(len(ids), self.length, dtype=torch.bool) if self.mask is None else self.mask
             new = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
@@ -104,7 +104,7 @@ class Cache(Printed):
         return self.mask
 
     def select(self, rows: Int[Tensor, " new_rows"], memory_rows: Int[Tensor, " new_sentences"] | None = None) -> None:
-        """Reorder, drop or repeat rows, and sentences if given: each new one is named by the old one it continues."""
+        """Reorder, drop or repeat rows (and sentences by `memory_rows`): new row i continues old row `rows[i]`."""
         for entry in self.self_attention.values():
             entry.select(rows)
         for tensors in self.states.values():
@@ -122,7 +122,7 @@ class Cache(Printed):
 
 @dataclass
 class Context:
-    """The context that the attentions of one call of a stack share."""
+    """Positions, masks and cache that the attentions of one call of a stack share."""
 
     masking: Masking
     query_position: Int[Tensor, "batch queries"]
@@ -131,8 +131,8 @@ class Context:
     memory_mask: RealMemory | None = None
     cache: Cache | None = None
     total_length: int | Int[Tensor, " rows"] | None = None
-    depth: int = 0  # how many layers ran before
-    masks: dict[int, MayAttend | None] = field(default_factory=dict)  # by the number of their spec
+    depth: int = 0  # number of layers that ran before
+    masks: dict[int, MayAttend | None] = field(default_factory=dict)  # by `mask_number` of the attention
     shared: dict[object, Any] = field(default_factory=dict)  # other values that several attentions need
 
     @classmethod
@@ -147,7 +147,7 @@ class Context:
         keys, total_length = ids.shape[1], sequence.total_length
         if cache is not None:
             if documents is not None or positions is not None:
-                raise InputError("a cache counts positions by itself; positions and documents cannot be given with it")
+                raise InputError("a cache counts positions itself: leave positions and documents out")
             if total_length is not None:
                 raise InputError("the total length of a cached sequence belongs to its cache: Cache(total_length=...)")
             mask = cache.extend(ids, mask)
@@ -159,5 +159,5 @@ class Context:
         return cls(masking, positions[:, first:], positions, memory, memory_mask, cache, total_length)
 
     def cached_tensors(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return the tensors [batch, ...] that a module keeps for the next call; it replaces them."""
+        """Return the tensors [batch, ...] that a module has cached for its next call; the module replaces them."""
         return {} if self.cache is None else self.cache.states[module, self.depth]

@@ -1,6 +1,6 @@
-"""The first x of the equation in `stack`: rows of a table, and positions. Legend: B batch, T tokens, D width.
+"""The first x of the equation in `stack`: table rows plus positions. Legend: B batch, T tokens, D width.
 
-Positions as rotations are in `attention`, positions on the scores in `rare.score_bias`.
+Rotary positions are in `attention`, position biases on the scores in `rare.score_bias`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SinusoidalPosition(PrintedModule, nn.Module):
         needed, table = limit + self.position.offset, self.table
         if len(table) < needed or table.device != position_BT.device:
             table = sinusoidal_table(max(needed, 2 * len(table)), table.shape[1], self.position).to(position_BT.device)
-            self.table = table  # which another thread may replace by one that is shorter
+            self.table = table  # another thread may replace it by a shorter one
         return F.embedding(position_BT + self.position.offset, table)
 
 
@@ -67,7 +67,7 @@ class LearnedPosition(PrintedModule, nn.Module):
 
 
 def build_position(width: int, position: spec.EmbeddingPosition | None) -> nn.Module | None:
-    """Build the positions that an embedding adds; None without them."""
+    """Build the positions that an embedding adds; None if the spec has none."""
     if position is None:
         return None
     if isinstance(position, spec.Sinusoidal):
@@ -100,14 +100,14 @@ class Embedding(PrintedModule, nn.Module):
 
     @property
     def rows(self) -> Table:
-        """The table in use: its own, or a tied one."""
+        """The embedding table: this module's table, or a tied one."""
         return self.tied.module if self.table is None else self.table
 
     def forward(
         self, ids_BT: Ids, position_BT: Int[Tensor, "#batch tokens"], limit: int, segments_BT: Ids | None = None,
         embeddings_BTD: Float[Tensor, "batch tokens rows_width"] | None = None,
     ) -> States:  # fmt: skip
-        """Embed ids, or vectors in place of their rows; the limit is an upper bound of the positions."""
+        """Embed ids, or vectors that replace their table rows; `limit` is an upper bound of the positions."""
         x_BTD = self.rows(ids_BT) if embeddings_BTD is None else embeddings_BTD
         if self.scale != 1.0:
             # A Python number is applied in float32; a tensor is rounded to the dtype of the weights first.
@@ -116,7 +116,7 @@ class Embedding(PrintedModule, nn.Module):
         if self.segments is not None:
             x_BTD = x_BTD + self.segments(torch.zeros_like(ids_BT) if segments_BT is None else segments_BT)
         elif segments_BT is not None:
-            raise InputError("segments were given, but this model has no table of segments (num_segments is 0)")
+            raise InputError("segments need a segment table; this model has num_segments 0: leave segments out")
         if self.position is not None:
             x_BTD = x_BTD + self.position(position_BT, limit).to(x_BTD.dtype)
         x_BTD = self.norm(self.projection(x_BTD) if self.project_at == "before_norm" else x_BTD)

@@ -1,4 +1,4 @@
-"""From the last x of the equation in `stack` to outputs. Legend: B batch, T tokens, D width, V outputs."""
+"""Heads: from the last x of the equation in `stack` to outputs. Legend: B batch, T tokens, D width, V outputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 
 class Linear(PrintedModule, nn.Module):
-    """A projection whose weight is its own or a table that it is tied to. Source: arXiv 1608.05859 (tying)."""
+    """A projection with its own weight, or with a tied embedding table. Source: arXiv 1608.05859 (tying)."""
 
     tied: Tied[Table]
 
@@ -70,7 +70,7 @@ class Pointwise(nn.Module):
 
 
 class Pool(PrintedModule, nn.Module):
-    """One state for each sequence. Source: arXiv 1908.10084, section 3 (mean and max); 2202.08904 (weighted)."""
+    """Pooling to one state per sequence. Source: arXiv 1908.10084, section 3 (mean and max); 2202.08904 (weighted)."""
 
     def __init__(self, pool: spec.Pool) -> None:
         super().__init__()
@@ -87,14 +87,14 @@ def _pool(mode: str, x_BTD: States, mask_BT: Real) -> Float[Tensor, "batch width
     if mode in ("mean", "root", "weighted"):
         weights_BT = (mask_BT * mask_BT.cumsum(1)).float() if mode == "weighted" else mask_BT
         total_B1 = weights_BT.sum(1, keepdim=True).clamp(min=1) ** (0.5 if mode == "root" else 1)
-        blocks_BTD = F.pad(x_BTD * weights_BT[..., None], (0, -x_BTD.shape[-1] % 64))  # else bits depend on T
+        blocks_BTD = F.pad(x_BTD * weights_BT[..., None], (0, -x_BTD.shape[-1] % 64))  # else rounding depends on T
         return (blocks_BTD.sum(1)[:, : x_BTD.shape[-1]] / total_B1).to(x_BTD.dtype)
-    place_B = (mask_BT if mode == "first" else mask_BT.cumsum(1)).int().argmax(1)  # the first of equal sums
+    place_B = (mask_BT if mode == "first" else mask_BT.cumsum(1)).int().argmax(1)  # argmax finds the first maximum
     return x_BTD[torch.arange(len(x_BTD), device=x_BTD.device), place_B]
 
 
 class Head(nn.Module):
-    """Layers in order; a pool among them reduces the states of a sequence to one."""
+    """Output layers, run in order; a pool reduces the states of a sequence to one."""
 
     def __init__(self, width: int, head: spec.Head) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class Head(nn.Module):
                 case spec.L2Normalize():
                     self.layers.append(Pointwise(partial(F.normalize, dim=-1)))
         self.is_pooled: bool = any(isinstance(layer, Pool) for layer in self.layers)
-        self.soft_cap: float | None = layer.value if isinstance(layer, spec.SoftCap) else None  # the last one
+        self.soft_cap: float | None = layer.value if isinstance(layer, spec.SoftCap) else None  # cap of the last layer
 
     def forward(self, x_BTD: States, mask_BT: Real | None = None) -> Float[Tensor, "batch *tokens outputs"]:
         for layer in self.layers:
@@ -122,7 +122,7 @@ class Head(nn.Module):
         return x_BTD
 
     def prepare(self, x_D: Vectors) -> Float[Tensor, "*axes last_width"]:
-        """Run the layers before the projection, for callers that need few outputs, or never all at once."""
+        """Run the layers before the projection, for callers that need few outputs or never all at once."""
         for layer in self.layers[: -1 if self.soft_cap is None else -2]:
             x_D = layer(x_D)
         return x_D

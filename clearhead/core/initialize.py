@@ -22,7 +22,7 @@ def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> N
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])
         if getattr(parameter, "is_made", False):
-            continue  # by an own part, beside its linear layers
+            continue  # a custom module has initialized it
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
         elif parameter.dim() < 2 or isinstance(owner, Norm):
@@ -39,6 +39,6 @@ def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> N
 
 
 def _num_branches(model: nn.Module, name: str) -> int:
-    """Count the branches of the stack that a weight belongs to, at each depth they run at."""
+    """Count the branches of a weight's stack, once for each depth at which they run."""
     stack: Any = model.get_submodule(name.split(".")[0])
     return sum(len(step.branches) for index in stack.order for step in stack.layers[index].steps)

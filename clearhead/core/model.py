@@ -28,14 +28,14 @@ RealTarget = Bool[Tensor, "targets target_tokens"]
 class Output(Printed):
     """The output of a model."""
 
-    hidden: States  # of the last stack
-    logits: Float[Tensor, "batch *tokens outputs"] | None = None  # without tokens if the head pools; None: no head ran
+    hidden: States  # output of the last stack
+    logits: Float[Tensor, "batch *tokens outputs"] | None = None  # no token axis if the head pools; None: no head ran
     memory: Memory | None = None  # the output of the encoder, for the decoder
 
 
 @explain_types
 class Transformer(HookPoints):
-    """A Transformer of any of the three families, as its spec describes it; see `build`."""
+    """An encoder, a decoder or an encoder-decoder, built from its spec; see `build`."""
 
     def __init__(self, model: spec.Model) -> None:
         super().__init__()
@@ -61,21 +61,21 @@ class Transformer(HookPoints):
         """Run the whole model.
 
         Args:
-            ids: input of the first stack, with segments, positions, documents and embeddings; or a `Sequence` of all.
-            target_ids: input of the decoder of a two-stack model, already shifted; or a `Sequence`.
-            mask, target_mask: True = a real token of ids, of target_ids.
-            cache: of the decoder; it grows by the tokens of this call.
-            head: False leaves the logits out, for losses that never build all of them.
+            ids, segments, positions, documents, embeddings: input of the first stack; a `Sequence` as ids holds all.
+            target_ids: input of the decoder of an encoder-decoder, already shifted right; or a `Sequence`.
+            mask, target_mask: masks of ids and of target_ids, True = a real token.
+            cache: KV cache of the decoder; it grows by the tokens of this call.
+            head: False skips the head, for losses that never build all logits.
 
         Raises:
-            InputError: target_ids are missing or not wanted, or a sequence is longer than the model's positions.
+            InputError: target_ids are missing or not allowed, or a sequence is longer than the model's positions.
         """
         if target_ids is None and target_mask is not None:
-            raise InputError("target_mask belongs to target_ids, and this call reads ids alone")
+            raise InputError("target_mask needs target_ids; the mask of ids is the argument mask")
         if target_ids is not None and len(self._stacks) == 1:
-            raise InputError("target_ids are for a model with both stacks; this one reads ids alone")
+            raise InputError("target_ids need a model with encoder and decoder; this one has one stack: pass ids alone")
         if target_ids is None and len(self._stacks) == 2:
-            raise InputError("a model with encoder and decoder needs target_ids: what the decoder reads, shifted")
+            raise InputError("a model with encoder and decoder needs target_ids: the decoder's input, shifted right")
         source = ids if isinstance(ids, Sequence) else Sequence(ids, mask, segments, positions, documents, embeddings)
         if self.encoder is None:
             return self._decode(source, None, None, cache, head)
@@ -83,20 +83,20 @@ class Transformer(HookPoints):
             target = target_ids if isinstance(target_ids, Sequence) else Sequence(target_ids, target_mask)
             return self._decode(target, self.encoder(source), source.mask, cache, head)
         if cache is not None:
-            raise InputError("a cache is for a decoder; this model has only an encoder")
+            raise InputError("a cache needs a decoder; this model has only an encoder: leave cache out")
         return self._finish(Output(self.point("hidden", self.encoder(source))), source.mask, head)
 
     def encode(
         self, ids: Ids, *, mask: Real | None = None, segments: Ids | None = None, positions: Ids | None = None,
         documents: Ids | None = None, embeddings: States | None = None,
     ) -> Output:  # fmt: skip
-        """Run the encoder; `memory` and `hidden` are its last states.
+        """Run the encoder; `memory` and `hidden` of the output are its last states.
 
         Raises:
             InputError: the model has no encoder.
         """
         if self.encoder is None:
-            raise InputError("encode() needs a model with an encoder; this one has only a decoder")
+            raise InputError("encode() needs a model with an encoder; this one has only a decoder: use decode()")
         memory = self.encoder(Sequence(ids, mask, segments, positions, documents, embeddings))
         return Output(memory, memory=memory)
 
@@ -107,34 +107,34 @@ class Transformer(HookPoints):
         """Run the decoder and the head.
 
         Args:
-            target_ids: already shifted, as many rows for each sentence; with a cache, only tokens it has not read.
-            memory: what `encode` returned; with a cache it is needed in the first call only, as is its mask.
-            memory_mask, target_mask: True = a real token of the memory, of target_ids.
-            cache: grows by the tokens of this call.
+            target_ids: input, shifted right, with equally many rows per sentence; with a cache, only new tokens.
+            memory: memory returned by `encode`; with a cache, it and its mask are needed in the first call only.
+            memory_mask, target_mask: masks of the memory and of target_ids, True = a real token.
+            cache: KV cache; it grows by the tokens of this call.
 
         Raises:
-            InputError: the model has no decoder, or the memory is missing or not wanted.
+            InputError: the model has no decoder, or the memory is missing or not allowed.
         """
         if self.decoder is None:
-            raise InputError("decode() needs a model with a decoder; this one has only an encoder")
+            raise InputError("decode() needs a model with a decoder; this one has only an encoder: use encode()")
         if memory is not None and self.encoder is None:
-            raise InputError("this model has no encoder, so nothing in it attends to a memory")
+            raise InputError("memory needs a model with an encoder; this one has only a decoder: leave memory out")
         return self._decode(Sequence(target_ids, target_mask), memory, memory_mask, cache, head=True)
 
     @property
     def max_positions(self) -> int | None:
-        """The longest sequence that every stack has positions for; None: no limit."""
+        """Maximum sequence length for which every stack has positions; None means no limit."""
         positions = [stack.embedding.position for stack in (self.spec.encoder, self.spec.decoder) if stack]
         return min((table.rows - table.offset for table in positions if isinstance(table, spec.Learned)), default=None)
 
     @property
     def num_source_ids(self) -> int:
-        """Rows of the table that the first stack reads."""
+        """Number of rows of the first stack's embedding table."""
         return self._stacks[0].embedding.rows.num_rows
 
     @property
     def num_target_ids(self) -> int:
-        """Rows of the table that the last stack reads."""
+        """Number of rows of the last stack's embedding table."""
         return self._stacks[-1].embedding.rows.num_rows
 
     @property
@@ -147,7 +147,7 @@ class Transformer(HookPoints):
         assert self.decoder is not None
         check_tensor("memory_mask", memory_mask, "mask", ["sentences tokens"], {})
         if memory is not None and len(sequence.ids) % max(1, len(memory)):
-            raise InputError(f"{len(sequence.ids)} target rows are no multiple of the {len(memory)} rows of memory")
+            raise InputError(f"{len(sequence.ids)} target rows must be a multiple of the {len(memory)} rows of memory")
         if cache is not None and memory is not None:
             cache.memory_mask = memory_mask
         elif cache is not None and cache.memory_attention:
@@ -165,7 +165,7 @@ class Transformer(HookPoints):
 
 @check_types
 def build(model: spec.Model, *, device: torch.device | str = "cpu") -> Transformer:
-    """Build a model with weights from torch's global generator; on "meta" nothing is allocated and nothing drawn.
+    """Build a model and draw its weights from torch's global generator; on "meta", no weights are allocated or drawn.
 
     Raises:
         InputError: the spec is inconsistent; every fault is named.

@@ -15,11 +15,11 @@ Vectors = Float[Tensor, "*axes width"]
 
 
 class Norm(PrintedModule, nn.Module):
-    """What LayerNorm and RMSNorm share: normalize(x) * weight + bias.
+    """Base class of LayerNorm and RMSNorm: normalize(x) * weight + bias.
 
     Args:
-        shape: of the weight; its last axis is normalized, and one before it (heads) has weights of its own.
-        norm: epsilon, and whether there are a weight and a bias.
+        shape: shape of the weight: width, or (heads, width) if each head has its own weight.
+        norm: spec of the norm: epsilon, and whether there are a weight and a bias.
     """
 
     def __init__(self, shape: int | tuple[int, ...], norm: spec.LayerNorm | spec.RMSNorm) -> None:
@@ -58,7 +58,7 @@ class RMSNorm(Norm):
 
 
 def build_norm(width: int | tuple[int, int], norm: spec.LayerNorm | spec.RMSNorm | spec.Part | None) -> nn.Module:
-    """Build the norm of a spec; an absent one is the identity. The width has an axis of heads if each has a weight."""
+    """Build the norm of a spec; None gives the identity. `width` is (heads, size) if each head has its own weight."""
     if norm is None:
         return nn.Identity()
     if isinstance(norm, spec.LayerNorm | spec.RMSNorm):

@@ -1,4 +1,4 @@
-"""Shapes that signatures share. Within one call an axis has one size, wherever its name appears."""
+"""Tensor shapes for signatures. Within one call, every axis of one name has the same size."""
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

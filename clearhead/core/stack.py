@@ -1,8 +1,8 @@
-"""The one equation of every Transformer, and the stacks that repeat it. Legend: B batch, T tokens, D width.
+"""The equation that every Transformer repeats, and stacks of it. Legend: B batch, T tokens, D width.
 
     x <- out( x + sum_b scale_b * dropout( post_b( f_b( pre_b( pre(x) ) ) ) ) )
 
-An absent norm is the identity. `out` alone is the original Transformer, `pre` of a branch alone its pre-norm form.
+An absent norm is the identity. The original Transformer has `out` alone, its pre-norm form `pre_b` alone.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Step(HookPoints):
 
 
 class Layer(HookPoints):
-    """Residual steps, one after the other."""
+    """Residual steps, run one after the other."""
 
     points: tuple[str, ...] = ("before", "after")
 
@@ -95,7 +95,7 @@ class Layer(HookPoints):
 class Stack(HookPoints):
     """final_norm(layers(embedding(ids))).
 
-    Layers that share their weights are there once and run at several depths. Source: arXiv 1909.11942, section 3.1.
+    Layers that share their weights exist once and run at several depths. Source: arXiv 1909.11942, section 3.1.
     """
 
     points: tuple[str, ...] = ("embedded",)
@@ -122,7 +122,7 @@ class Stack(HookPoints):
         return self.point("embedded", x_BTD)
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
-        """Run the layers from a depth on, and what follows them."""
+        """Run the layers from a depth on, then the final norm."""
         for context.depth in range(depth, len(self.order)):
             x_BTD = self.layers[self.order[context.depth]](x_BTD, context)
         return self.final_norm(x_BTD)

@@ -171,7 +171,7 @@ def test_layer_norm_by_hand() -> None:
     assert by_hand.shape == (4, 10, 6)
     torch.testing.assert_close(ours(x), by_hand)
     torch.testing.assert_close(ours(x), nn.LayerNorm(WIDTH)(x))
-    # As written, the version by hand left the residual out, and was called the same.
+    # The tutorial's version by hand omits the residual, although the text calls it equal.
     assert (ours(branch) - by_hand).abs().max() > 0.1
 
 
@@ -252,7 +252,7 @@ def test_logits_and_probabilities() -> None:
     logits = module(ids, ids).logits
     assert logits.shape == (4, 10, VOCABULARY)
     torch.testing.assert_close(logits.softmax(dim=-1).sum(dim=-1), torch.ones(4, 10))
-    # As written, the softmax came before the loss, which takes it again: the loss can then hardly move.
+    # The tutorial applies softmax before the loss, which applies it again: the loss then hardly moves.
     confident = torch.full((1, 5), -20.0)
     confident[0, 3] = 20.0
     label = torch.tensor([3])
@@ -289,7 +289,7 @@ def test_positions_and_masks_are_no_weights() -> None:
 
 
 class TutorialPositions(nn.Module):
-    """As written: the whole table is added, whatever the length of the input."""
+    """The tutorial adds the whole table, for inputs of any length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -335,7 +335,7 @@ def test_scale_is_the_root_of_the_head_size() -> None:
 
 
 class TutorialDropout(nn.Module):
-    """As written: the rate is accepted and ignored."""
+    """The tutorial accepts the rate and ignores it."""
 
     def __init__(self, drop_prop: float) -> None:
         super().__init__()
@@ -347,7 +347,7 @@ def test_dropout_rate_arrives() -> None:
     module = ch.build(builders.transformer(dropout=0.1))
     rates = {submodule.p for submodule in module.modules() if isinstance(submodule, nn.Dropout)}
     assert rates == {0.1}
-    # Attention weights may drop inside a fused kernel, without a module of their own.
+    # Attention weights may drop inside a fused kernel, without a separate module.
     model = module.spec
     functions = [node for _, node in spec.walk(model) if isinstance(node, spec.Attention | spec.FeedForward)]
     assert {function.dropout for function in functions} == {0.1}
@@ -359,7 +359,7 @@ def test_dropout_rate_arrives() -> None:
 
 
 def tutorial_cross_attention(decoder: Tensor, encoder: Tensor, attention: nn.MultiheadAttention) -> Tensor:
-    """As written: the query comes from the encoder, key and value from the decoder, without a mask."""
+    """The tutorial takes the query from the encoder, key and value from the decoder, and no mask."""
     return decoder + attention(encoder, decoder, decoder, need_weights=False)[0]
 
 
@@ -378,7 +378,7 @@ def test_cross_attention_direction() -> None:
     future = target.clone()
     future[:, -1] = (future[:, -1] + 1) % 19
     ours, after = module(source, target).logits, module(source, future).logits
-    assert ours.shape == (BATCH, 7, 19), "source and target have lengths of their own"
+    assert ours.shape == (BATCH, 7, 19), "source and target have different lengths"
     torch.testing.assert_close(ours[:, :-1], after[:, :-1], atol=1e-6, rtol=0)
     assert (ours[:, -1] - after[:, -1]).abs().max() > 1e-4
 

@@ -153,7 +153,7 @@ def test_next_tokens_are_hidden_from_a_decoder_only() -> None:
 
 
 def test_scores_compare_queries_with_keys() -> None:
-    """As printed, the score was q.x over the root of the width; it is q.k over the root of the head's size."""
+    """The tutorial prints the score as q.x over the root of the width; it is q.k over the root of the head size."""
     attention = builders.multi_head(16, 1, bias=False)
     x = torch.randn(3, 7, 16)
     query, key = (attention.get_submodule(name)(x) for name in ("query", "key"))
@@ -163,7 +163,7 @@ def test_scores_compare_queries_with_keys() -> None:
 
 
 def tutorial_slices(projected_BTD: Tensor, num_heads: int) -> list[Tensor]:
-    """As written: the slice runs over axis 1, which is time, and not over the width."""
+    """The tutorial slices axis 1, which is time, instead of the width."""
     size = projected_BTD.shape[-1] // num_heads
     return [projected_BTD[:, start : start + size] for start in range(0, projected_BTD.shape[-1], size)]
 

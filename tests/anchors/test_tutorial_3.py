@@ -73,7 +73,7 @@ def test_splitting_copies_nothing() -> None:
 
 
 def tutorial_split_heads(x_TD: Tensor, num_heads: int) -> Tensor:
-    """As written: torch.split takes a chunk size, but got the number of heads."""
+    """The tutorial passes the number of heads to torch.split, which takes a chunk size."""
     return torch.stack(x_TD.split(num_heads, dim=-1))
 
 
@@ -92,7 +92,7 @@ def test_heads_by_count_and_not_by_size() -> None:
 
 
 def tutorial_multi_head(x_BTD: Tensor, num_heads: int) -> Tensor:
-    """As written: heads are stacked before the batch axis, but merged as if after it."""
+    """The tutorial stacks heads before the batch axis, but merges them as if they were after it."""
     heads_HBTE = torch.stack(x_BTD.chunk(num_heads, dim=-1))
     weights = (heads_HBTE @ heads_HBTE.mT / math.sqrt(heads_HBTE.shape[-1])).softmax(dim=-1)
     return (weights @ heads_HBTE).permute(0, 2, 1, 3).reshape(x_BTD.shape)
@@ -116,7 +116,7 @@ def test_any_batch_and_length(batch: int, length: int) -> None:
 
 def test_scale_keeps_the_dtype() -> None:
     half = torch.randn(2, 5, 12, dtype=torch.float16)
-    # As written, the root was a float32 tensor on a fixed device.
+    # The tutorial's root is a float32 tensor on a fixed device.
     assert (half / torch.sqrt(torch.FloatTensor([12]))).dtype == torch.float32
     with pytest.raises(RuntimeError, match="device"):
         half.to("meta") / torch.sqrt(torch.FloatTensor([12]))

@@ -73,7 +73,7 @@ def test_size_of_a_large_table() -> None:
 
 
 def tutorial_position(position: int, width: int) -> Tensor:
-    """As written in the worked example: the index already counts in twos, but is doubled again."""
+    """The index in the tutorial's worked example already counts in twos, but is doubled again."""
     row = torch.zeros(width)
     for index in range(0, width, 2):
         angle = position / 10000 ** (2 * index / width)
@@ -169,7 +169,7 @@ def test_feed_forward_shape() -> None:
 
 
 def tutorial_layer_norm(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """As written: the standard deviation divides by n - 1, and epsilon is outside the root."""
+    """The tutorial's standard deviation divides by n - 1, and its epsilon is outside the root."""
     return (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + eps)
 
 
@@ -240,14 +240,14 @@ def test_loss_goes_down() -> None:
 
 
 def test_odd_width_is_refused() -> None:
-    with pytest.raises(RuntimeError):  # as written: 3 sines and 3 cosines for 2 odd columns
+    with pytest.raises(RuntimeError):  # the tutorial has 3 sines and 3 cosines for 2 odd columns
         torch.zeros(1, 5)[:, 1::2].copy_(torch.zeros(1, 3))
     with pytest.raises(InputError, match="even"):
         sinusoidal_table(10, 5, spec.Sinusoidal())
 
 
 def tutorial_weights(scores: Tensor, blocked: Tensor) -> Tensor:
-    """As written: a large negative number is added, in place."""
+    """The tutorial adds a large negative number, in place."""
     scores += blocked * -1e9
     return scores.softmax(dim=-1)
 
@@ -275,7 +275,7 @@ def test_fully_masked_row_is_zero() -> None:
 
 
 def test_one_polarity() -> None:
-    """As written: 1 means padding in one mask and keep in the other, and both are combined by a maximum."""
+    """The tutorial uses 1 for padding in one mask and for visible in the other; a maximum combines both."""
     padding = (TARGET[:1] == 0)[:, None, None, :].long()
     look_ahead = torch.ones(5, 5, dtype=torch.long).tril()
     blocked = torch.maximum(padding, look_ahead[None, None])
@@ -289,12 +289,12 @@ def test_one_polarity() -> None:
         other = target.clone()
         other[0, changed] = 9
         moved = (module(source, other, target_mask=target != 0).logits - base)[0].abs().amax(dim=-1) > 1e-6
-        # Position i changes if and only if it may attend to the changed token; padding's own row is not asked.
+        # Position i changes if and only if it may attend to the changed token; rows of padding are not compared.
         assert moved[:4].tolist() == [changed <= index < 4 and changed < 4 for index in range(4)]
 
 
 def tutorial_train_step(target: Tensor) -> Tensor:
-    """As written: the masks are made from the whole target, the decoder input is all but its last token."""
+    """The tutorial makes the masks from the whole target, but the decoder reads all but its last token."""
     mask = (target != 0)[:, None, :] & torch.ones(target.shape[1], target.shape[1], dtype=torch.bool).tril()
     states = F.embedding(target[:, :-1], torch.randn(19, 6))
     scores = states @ states.mT
@@ -315,7 +315,7 @@ def test_masks_belong_to_the_shifted_input() -> None:
 
 
 def test_source_padding_is_never_attended() -> None:
-    """As written, the decoder attended to source padding: no mask was passed to its cross-attention."""
+    """The tutorial's decoder attends to source padding: no mask is passed to its cross-attention."""
     module = ch.build(builders.transformer(12, 3, layers=2)).eval()
     source, target = torch.randint(1, 17, (2, 5)), torch.randint(1, 19, (2, 7))
     padded = torch.cat([source, torch.zeros(2, 3, dtype=torch.long)], dim=1)

@@ -30,7 +30,7 @@ def test_the_kernel_depends_on_the_present_mode() -> None:
     assert all(layer.kernel()[0] == "fused" for layer in attentions(buckets))
     assert all("trainable score bias" in layer.kernel()[1] for layer in attentions(buckets.train()))
     with watching({(plain.identity, "weights"): [lambda weights: weights]}):
-        assert plain.kernel() == ("eager", "scores or weights are being watched")
+        assert plain.kernel() == ("eager", "scores or weights are captured")
     assert plain.kernel()[0] == "fused"
 
 

@@ -22,18 +22,18 @@ IDS, TARGET = torch.zeros(2, 7, dtype=torch.long), torch.ones(2, 5, dtype=torch.
 LONG = torch.zeros(1, MAX_POSITIONS + 1, dtype=torch.long)
 PAIR, ENCODER, DECODER = "encoder-decoder/post/sinusoidal", "encoder/post/learned", "decoder/post/learned"
 REFUSED: list[tuple[str, str, Callable[[Transformer], object]]] = [
-    (PAIR, "needs target_ids: what the decoder reads", lambda m: m(IDS)),
-    (ENCODER, "this one reads ids alone", lambda m: m(IDS, TARGET)),
-    (DECODER, "this call reads ids alone", lambda m: m(IDS, target_mask=TARGET > 0)),
-    (ENCODER, "a cache is for a decoder", lambda m: m(IDS, cache=Cache())),
+    (PAIR, "needs target_ids: the decoder's input", lambda m: m(IDS)),
+    (ENCODER, "this one has one stack: pass ids alone", lambda m: m(IDS, TARGET)),
+    (DECODER, "target_mask needs target_ids", lambda m: m(IDS, target_mask=TARGET > 0)),
+    (ENCODER, "a cache needs a decoder", lambda m: m(IDS, cache=Cache())),
     (ENCODER, r"decode\(\) needs a model with a decoder", lambda m: m.decode(IDS)),
     (DECODER, r"encode\(\) needs a model with an encoder", lambda m: m.encode(IDS)),
     (PAIR, "needs the memory that encode", lambda m: m.decode(TARGET)),
     (PAIR, "needs the memory that encode", lambda m: m.decode(TARGET, cache=Cache())),
     (ENCODER, "18 tokens is longer than the model's 17 positions; shorten or split it", lambda m: m(LONG)),
-    (PAIR, "no table of segments", lambda m: m(IDS, TARGET, segments=IDS)),
-    (DECODER, "a cache counts positions by itself", lambda m: m(IDS, cache=Cache(), positions=IDS)),
-    (DECODER, "a cache counts positions by itself", lambda m: m(IDS, cache=Cache(), documents=IDS)),
+    (PAIR, "segments need a segment table", lambda m: m(IDS, TARGET, segments=IDS)),
+    (DECODER, "a cache counts positions itself", lambda m: m(IDS, cache=Cache(), positions=IDS)),
+    (DECODER, "a cache counts positions itself", lambda m: m(IDS, cache=Cache(), documents=IDS)),
 ]
 
 

@@ -1,4 +1,4 @@
-"""The parity report: the differences between a checkpoint here and in transformers, and their likely causes."""
+"""Parity report: differences between a checkpoint loaded here and in transformers, and their likely causes."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ TOKENS, TARGETS, LENGTHS = 13, 7, (13, 5, 8)
 
 @dataclass(frozen=True, repr=False)
 class ParityReport(Printed):
-    """The result of a comparison.
+    """Result of comparing a checkpoint here and in transformers.
 
     Args:
-        folder, reference: the folders loaded here and by transformers.
-        cls: the class in transformers.
-        version: of transformers.
-        tolerance: the largest relative difference that counts as equal.
-        layers: the largest relative difference of each layer, on random tokens.
-        logits: of the outputs, on random tokens.
-        padded: of the outputs of a padded batch; None: not compared.
-        real: of the outputs on real text; None: there is no tokenizer.
-        text: the comparison of the tokenizers; None: there are none.
-        divergence: the first submodule that differs; None: none does.
-        causes: the likely causes, by experiment.
+        folder, reference: folders loaded here and by transformers.
+        cls: class in transformers.
+        version: version of transformers.
+        tolerance: largest relative difference that counts as equal.
+        layers: largest relative difference of each layer, on random tokens.
+        logits: relative difference of the outputs on random tokens; None if transformers returns none.
+        padded: relative difference of the outputs of a padded batch; None if not compared.
+        real: relative difference of the outputs on real text; None if there is no tokenizer.
+        text: comparison of the tokenizers; None if there are none.
+        divergence: first submodule that differs; None if none does.
+        causes: likely causes, found by experiments.
     """
 
     folder: str
@@ -74,12 +74,12 @@ class ParityReport(Printed):
 
     @property
     def is_same(self) -> bool:
-        """Whether everything that was compared agrees."""
+        """True if everything that was compared agrees."""
         return self.largest <= self.tolerance and (self.text is None or self.text.is_same)
 
     @property
     def largest(self) -> float:
-        """The largest difference of all."""
+        """The largest of all relative differences."""
         return max(
             error for error in (*self.layers.values(), self.logits, self.padded, self.real, 0.0) if error is not None
         )
@@ -111,19 +111,19 @@ class ParityReport(Printed):
 
 
 def _finite(value: Any) -> Any:
-    """Replace infinity, which JSON does not have, by None."""
+    """Replace infinity, which JSON cannot hold, by None."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     return None if isinstance(value, float) and value == float("inf") else value
 
 
 def compare_with_transformers(folder: Path, *, reference: Path | None = None, tolerance: float = 1e-4) -> ParityReport:
-    """Compare a checkpoint's folder with transformers.
+    """Compare a checkpoint loaded here with the same checkpoint loaded by transformers.
 
     Args:
-        folder: the folder loaded here.
-        reference: the folder that transformers loads; None: the same.
-        tolerance: the largest relative difference that counts as equal.
+        folder: folder loaded here.
+        reference: folder that transformers loads; None means the same folder.
+        tolerance: largest relative difference that counts as equal.
 
     Raises:
         InputError: transformers is missing, or one of the two cannot load its folder, or their shapes differ.
@@ -131,9 +131,7 @@ def compare_with_transformers(folder: Path, *, reference: Path | None = None, to
     version = import_transformers().__version__
     other = folder if reference is None else reference
     pretrained = load_module(folder)
-    read_generation_config(
-        folder, pretrained.config, pretrained.module
-    )  # refused and warned of as where the model is loaded
+    read_generation_config(folder, pretrained.config, pretrained.module)  # refuses and warns as `load` does
     sides = ModelPair(pretrained, load_with_transformers(other, pretrained))
     inputs = _random_inputs(sides)
     try:
@@ -169,7 +167,7 @@ def _describe_point(sides: ModelPair, point: PointComparison | None) -> str | No
 
 
 def _output_error(sides: ModelPair, inputs: TraceInputs) -> float:
-    """Return the difference of the outputs at real tokens."""
+    """Return the relative difference of the outputs at real tokens."""
     ours, theirs, mask = sides.run_ours(sides.ours, inputs), sides.run_theirs(inputs), inputs.mask
     if ours.outputs is None or theirs.outputs is None:
         return 0.0
@@ -188,7 +186,7 @@ def _pad(sides: ModelPair) -> int | None:
 
 
 def _random_ids(sides: ModelPair, shape: tuple[int, int], *, seed: int, limit: int) -> Tensor:
-    """Draw ids other than padding, because some classes derive positions from it."""
+    """Draw ids without padding, because some transformers classes derive positions from the padding id."""
     ids, pad = torch.randint(limit - 1, shape, generator=torch.Generator().manual_seed(seed)), _pad(sides)
     return ids if pad is None else ids + (ids >= pad)
 
@@ -205,7 +203,7 @@ def _random_inputs(sides: ModelPair, rows: int = 1) -> TraceInputs:
 
 
 def _with_target(sides: ModelPair, inputs: TraceInputs) -> TraceInputs:
-    """Add the input of the decoder of two stacks."""
+    """Add target ids if the model has two stacks."""
     if not sides.has_two_stacks:
         return inputs
     shape = (len(inputs.ids), min(TARGETS, _limit(sides)))
@@ -222,7 +220,7 @@ def _padded_inputs(sides: ModelPair) -> TraceInputs | None:
 
 
 def _with_end_tokens(sides: ModelPair, ids: Tensor, lengths: Tensor) -> Tensor:
-    """End texts that the decoder reads again with the end token, by which some classes find the position to pool."""
+    """Put end tokens at the ends of texts that the decoder repeats: some classes pool at that position."""
     end = getattr(sides.theirs.config, "eos_token_id", None)
     if sides.pretrained.task.repeats is None or not isinstance(end, int):
         return ids
@@ -232,7 +230,7 @@ def _with_end_tokens(sides: ModelPair, ids: Tensor, lengths: Tensor) -> Tensor:
     return ids
 
 
-# Hard cases for tokenizers; none contains a special token, which is plain text here and not in transformers.
+# Hard cases for tokenizers, without special tokens: here these are plain text, in transformers they are not.
 HARD = (
     "The quick brown fox jumps over the lazy dog.",
     "Ein kleiner Hund läuft über die grüne Straße, nicht wahr?",
@@ -253,7 +251,7 @@ HARD = (
     "don't I'LL we'Ve; 3.14 (50%) in 1998!",
     "\u00a0non\u2003breaking\u200bspaces\ufeff",
 )
-# Normalizations that one side may apply and the other not.
+# Normalizations that only one of the two tokenizers may apply.
 _CHANGES: dict[str, Callable[[str], str]] = {
     "lower case": str.lower,
     "a space in front": lambda text: f" {text}",
@@ -269,13 +267,13 @@ _CHANGES: dict[str, Callable[[str], str]] = {
 
 @dataclass(frozen=True, repr=False)
 class TokenizerParity(Printed):
-    """The result of comparing two tokenizers.
+    """Result of comparing two tokenizers.
 
     Args:
-        fingerprint: of the tokenizer here.
-        count: how many texts were compared; 0: transformers could not load a tokenizer.
-        differing: the texts with other ids.
-        cause: the likely reason.
+        fingerprint: fingerprint of the tokenizer here.
+        count: number of compared texts; 0 if transformers could not load a tokenizer.
+        differing: texts with different ids.
+        cause: likely cause; None if the ids are equal.
     """
 
     fingerprint: str
@@ -285,11 +283,11 @@ class TokenizerParity(Printed):
 
     @property
     def is_same(self) -> bool:
-        """Whether all ids are the same."""
+        """True if all ids are the same."""
         return not self.differing
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of a card."""
+        """Yield the comparison as lines of text."""
         if not self.count:
             yield f"tokenizer         not compared: {self.cause}"
             return
@@ -302,10 +300,10 @@ class TokenizerParity(Printed):
 
 
 def compare_tokenizers(text: CheckpointTokenizers, reference: Path) -> TokenizerParity:
-    """Compare a checkpoint's tokenizer with that of a folder in transformers, on hard strings."""
+    """Compare a checkpoint's tokenizer with the one that transformers loads from a folder, on hard strings."""
     source = text.pair.source
     try:
-        # Said, for without an answer the library asks on the terminal whether to run the folder's code.
+        # Explicit, because otherwise the library asks on the terminal whether to run the folder's code.
         theirs: Any = import_transformers().AutoTokenizer.from_pretrained(
             reference, local_files_only=True, trust_remote_code=False
         )
@@ -325,19 +323,19 @@ def compare_tokenizers(text: CheckpointTokenizers, reference: Path) -> Tokenizer
 def _find_tokenizer_cause(
     ours: Callable[[str], list[int]], plain: dict[str, list[int]], differing: tuple[str, ...]
 ) -> str:
-    """Return the likely cause of a difference."""
+    """Return the likely cause of different token ids."""
     if all(ours(text) == plain[text] for text in differing):
         return "the tokens are equal, but not the special tokens around a text"
     for name, change in _CHANGES.items():
         if all(ours(change(text)) == plain[text] for text in plain):
-            return f"there a text is read with {name}, here without"
+            return f"transformers reads a text with {name}, clearhead without"
         if all(ours(text) == plain[text] for text in plain if change(text) == text):
-            return f"here a text is read with {name}, there without"
-    return f"tokens differ, first those of {next(text for text in differing if ours(text) != plain[text])!r}"
+            return f"clearhead reads a text with {name}, transformers without"
+    return f"tokens differ, first in {next(text for text in differing if ours(text) != plain[text])!r}"
 
 
 def text_inputs(text: CheckpointTokenizers, limit: int, rows: int) -> Iterator[TraceInputs]:
-    """Yield texts with their special tokens, as far as they fit."""
+    """Yield model inputs of the hard strings with special tokens, if they fit the model."""
     source = text.pair.source
     for hard in HARD:
         ids, segments = source.special_tokens.add_to(source.encode(hard))
@@ -367,7 +365,7 @@ Change = Callable[[spec.Node], spec.Node]
 
 @dataclass(frozen=True)
 class Experiment:
-    """One change: its description, and a function that builds the changed module."""
+    """A changed model: description of the change, and a function that builds the module."""
 
     description: str
     make: Callable[[], Transformer]
@@ -378,9 +376,9 @@ def find_causes(sides: ModelPair, inputs: TraceInputs, expected: Trace, toleranc
 
     Args:
         sides: both models.
-        inputs: their inputs.
-        expected: the trace of the other model.
-        tolerance: the largest relative difference that counts as equal.
+        inputs: inputs of both models.
+        expected: trace of transformers.
+        tolerance: largest relative difference that counts as equal.
     """
     module = sides.ours
     for _ in range(MOST_CAUSES):
@@ -398,7 +396,7 @@ def find_causes(sides: ModelPair, inputs: TraceInputs, expected: Trace, toleranc
             if new_agreement is None:
                 yield experiment.description
                 return
-            # Of experiments that agree equally far, the one with the smallest difference there.
+            # Among experiments that agree equally far, keep the one with the smallest difference.
             if new_agreement[0] > agreement[0] and new_agreement > best_agreement:
                 best, best_agreement = (experiment, changed), new_agreement
         if best is None:
@@ -409,7 +407,7 @@ def find_causes(sides: ModelPair, inputs: TraceInputs, expected: Trace, toleranc
 
 
 def _measure_agreement(points: list[PointComparison], tolerance: float) -> tuple[int, float] | None:
-    """Return how far two models agree: the larger the better; None: to the end."""
+    """Return how far two models agree (larger is better); None if they agree everywhere."""
     first = first_divergence(points, tolerance)
     return None if first is None else (points.index(first), -first.error)
 
@@ -436,7 +434,7 @@ def _setter(kinds: tuple[type[spec.Node], ...], name: str, before: Any, after: A
 
 
 def _candidates(node: spec.Node, name: str, width: int, epsilons: Collection[float]) -> Iterable[Any]:
-    """Return the values that a field of a node may have in another implementation."""
+    """Return the values that a spec field may have in another implementation."""
     match node, name:
         case _, "eps":
             return sorted({*_EPSILONS, *epsilons})
@@ -456,7 +454,7 @@ def _candidates(node: spec.Node, name: str, width: int, epsilons: Collection[flo
 
 
 def _field_changes(module: Transformer, config: Mapping[str, Any]) -> Iterator[tuple[str, Change]]:
-    """Yield other values of the fields that are most often wrong, each with a description."""
+    """Yield changes to the spec fields that are most often wrong, each with a description."""
     known = {value for key, value in config.items() if "eps" in key and isinstance(value, float) and value > 0}
     stack = module.spec.encoder or module.spec.decoder
     assert stack is not None, "a validated model has a stack"
@@ -472,7 +470,7 @@ def _field_changes(module: Transformer, config: Mapping[str, Any]) -> Iterator[t
                 if is_other and (now, after) not in tried:
                     tried.add((now, after))
                     yield (
-                        f"{label}: {_format_value(now)} here, {_format_value(after)} there",
+                        f"{label}: {_format_value(now)} in clearhead, {_format_value(after)} in transformers",
                         _setter(kinds, name, before, after),
                     )
 
@@ -486,7 +484,7 @@ def _attentions(module: Transformer) -> dict[str, spec.Attention]:
 
 
 def _layout_experiments(module: Transformer) -> Iterator[Experiment]:
-    """Try the other layout of RoPE: pairs are interleaved on one side and half a head apart on the other."""
+    """Yield experiments with the other RoPE layout: interleaved pairs instead of half a head apart, or the reverse."""
     rotating = {path: node for path, node in _attentions(module).items() if node.position is not None}
     if not rotating:
         return
@@ -506,7 +504,7 @@ def _change_layout(module: Transformer, rotating: Mapping[str, spec.Attention], 
 
 
 def _order_experiments(module: Transformer, trace: Trace, expected: Trace, tolerance: float) -> Iterator[Experiment]:
-    """Find the heads of the first diverging attention in another order on the other side."""
+    """Yield experiments that reorder heads, if an attention has the heads of transformers in another order."""
     for path, node in _attentions(module).items():
         orders: dict[str, list[int]] = {}
         for role in ("query", "key", "value"):
@@ -519,7 +517,9 @@ def _order_experiments(module: Transformer, trace: Trace, expected: Trace, toler
                 orders[role] = order
         if orders:
             order = next(iter(orders.values()))
-            description = f"the order of heads: the {' and '.join(orders)} heads there are heads {order} here"
+            description = (
+                f"the order of heads: the {' and '.join(orders)} heads of transformers are heads {order} in clearhead"
+            )
             yield Experiment(f"{description}, in {path}", partial(_reorder_heads, module, {path: orders}))
             everywhere = dict.fromkeys(_attentions(module), orders)
             yield Experiment(f"{description}, in every layer", partial(_reorder_heads, module, everywhere))
@@ -527,7 +527,7 @@ def _order_experiments(module: Transformer, trace: Trace, expected: Trace, toler
 
 
 def _match_heads(actual: Tensor, wanted: Tensor, tolerance: float) -> list[int] | None:
-    """Return for each head of theirs the equal head of ours; None: some have no equal."""
+    """Return, for each head of transformers, the equal head here; None if some have none."""
     heads = range(actual.shape[-2])
     order = [
         next((i for i in heads if relative_error(actual[..., i, :], wanted[..., j, :]) <= tolerance), -1) for j in heads
@@ -547,7 +547,7 @@ def _reorder_heads(module: Transformer, places: Mapping[str, Mapping[str, list[i
 
 
 def _describe_tensors(sides: ModelPair, module: Transformer) -> str:
-    """Name the tensors that differ, where no experiment explains the divergence."""
+    """Describe the tensors that differ, if no experiment explains the divergence."""
     loaded = sides.pretrained
     mine = module_to_hf_tensors(module, loaded.family, loaded.variant, loaded.prefix, module.state_dict())
     base, theirs = f"{getattr(sides.theirs, 'base_model_prefix', '')}.", sides.theirs.state_dict()
@@ -560,4 +560,4 @@ def _describe_tensors(sides: ModelPair, module: Transformer) -> str:
     if not differing:
         return "not found by any experiment; all tensors that can be compared are equal"
     more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-    return f"the weights: '{differing[0]}'{more} have other values there"
+    return f"the weights: '{differing[0]}'{more} have other values in transformers"

@@ -1,4 +1,4 @@
-"""A checkpoint and its counterpart in transformers on the same inputs: outputs of submodules and their differences.
+"""Traces of a checkpoint here and in transformers on the same inputs, and the differences of their submodules.
 
 Legend: B rows, T tokens of the first stack, U tokens of the decoder.
 """
@@ -37,10 +37,10 @@ class TraceInputs:
     """Inputs of both models.
 
     Args:
-        ids: [B, T], of the first stack.
-        mask: [B, T], True = a real token; None: all are real.
-        target_ids: [B, U], of the decoder of two stacks.
-        segments: [B, T], the segment of each token.
+        ids: ids of the first stack [B, T].
+        mask: mask of the ids [B, T], True = a real token; None means that all are real.
+        target_ids: ids of the decoder [B, U]; None for a model with one stack.
+        segments: segment of each token [B, T]; None means no segments.
     """
 
     ids: Tensor
@@ -51,14 +51,14 @@ class TraceInputs:
 
 @dataclass
 class Trace:
-    """Outputs of the submodules of a model in the order in which they ran, by path and number of the call."""
+    """Outputs of a model's submodules by path and number of the call, in the order of the calls."""
 
     parts: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     layers: dict[str, Tensor] = field(default_factory=dict)
     outputs: Tensor | None = None
 
     def keep(self, path: str, value: Tensor) -> None:
-        """Keep the output of a submodule."""
+        """Record the output of one call of a submodule."""
         count = sum(1 for name, _ in self.parts if name == path)
         self.parts[path, count] = value.detach()
 
@@ -82,10 +82,10 @@ def import_transformers() -> Any:
 
 
 def load_with_transformers(folder: Path, pretrained: LoadedModule) -> nn.Module:
-    """Load a folder with transformers, as the same class in float32, with eager attention.
+    """Load a folder with transformers in float32 with eager attention, as the class that config.json names.
 
     Raises:
-        InputError: the library cannot load it.
+        InputError: transformers cannot load the folder.
     """
     classes = pretrained.variant.classes
     named = (pretrained.config.get("architectures") or [classes[0]])[0]
@@ -95,7 +95,7 @@ def load_with_transformers(folder: Path, pretrained: LoadedModule) -> nn.Module:
         model: nn.Module = model_class.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, trust_remote_code=False
         )
-    except Exception as error:  # noqa: BLE001 - whatever another library makes of a folder
+    except Exception as error:  # noqa: BLE001 - another library may raise anything
         raise InputError(f"{folder}: transformers cannot load it as {name}: {first_line(error)}") from None
     return model.eval()
 
@@ -106,7 +106,7 @@ def first_line(error: Exception) -> str:
 
 
 class ModelPair:
-    """A checkpoint here and in transformers, and the pairs of submodules whose outputs should agree."""
+    """A checkpoint loaded here and in transformers, and the pairs of submodules whose outputs should agree."""
 
     def __init__(self, pretrained: LoadedModule, theirs: Any) -> None:
         self.pretrained = pretrained
@@ -115,27 +115,27 @@ class ModelPair:
 
     @property
     def ours(self) -> Transformer:
-        """The module as it was loaded."""
+        """The module loaded here."""
         return self.pretrained.module
 
     @property
     def has_two_stacks(self) -> bool:
-        """Whether there is an encoder and a decoder."""
+        """True if the model has an encoder and a decoder."""
         return self.ours.encoder is not None and self.ours.decoder is not None
 
     def run_ours(self, module: Transformer, inputs: TraceInputs) -> Trace:
-        """Run a module of ours, possibly a changed one, and record the outputs of its submodules."""
+        """Run a clearhead module, possibly a changed one, and record the outputs of its submodules."""
         trace, order = Trace(), [(path, submodule) for path, submodule in module.named_modules() if path in self.pairs]
         with torch.no_grad(), _recording(trace, order), _recording_layers(trace, module):
             target, mask = self._targets(inputs)
             out = module(inputs.ids, target, mask=inputs.mask, target_mask=mask, segments=inputs.segments)
-        # The outputs of an embedding model are its states, as in transformers.
+        # An embedding model returns its states, as in transformers.
         has_logits = find_task(self.pretrained.task.kind).outputs != "vector" and out.logits is not None
         trace.outputs = out.logits if has_logits else out.hidden
         return trace
 
     def run_theirs(self, inputs: TraceInputs) -> Trace:
-        """Run their module, and record the outputs of its submodules, in our order of rows and under our paths."""
+        """Run the transformers module, and record the outputs of its submodules under our paths and row order."""
         trace, raw = Trace(), Trace()
         modules = {their: self.theirs.get_submodule(their) for their, _ in self.pairs.values()}
         with torch.no_grad(), _recording(raw, modules.items()):
@@ -180,7 +180,7 @@ class ModelPair:
 
 
 def _pair_submodules(pretrained: LoadedModule, theirs: nn.Module) -> dict[str, tuple[str, BoundRule]]:
-    """Find their counterpart of each of our submodules by the rules for tensors."""
+    """Pair each of our submodules with that of transformers, by the family's tensor rules."""
     bounds, _ = bind_rules(pretrained.family, pretrained.variant, pretrained.prefix, pretrained.module)
     parts, known = dict(pretrained.module.named_modules()), dict(theirs.named_modules())
     base = str(getattr(theirs, "base_model_prefix", ""))
@@ -201,7 +201,7 @@ def _paths(bound: BoundRule) -> list[str]:
 
 
 def _in_our_order(bound: BoundRule, value: Tensor) -> list[Tensor]:
-    """Reorder the output of their module as the rows of its weight; a transposed weight keeps the order."""
+    """Split and reorder an output of transformers like the rows of its weight; transposes keep the order."""
     parts = [value.movedim(-1, 0)]
     for change in bound.transforms:
         parts = parts if isinstance(change, Transpose) else change.load(parts, bound.slots)
@@ -223,7 +223,7 @@ def _record(trace: Trace, path: str, _module: nn.Module, _inputs: Any, output: A
 
 @contextmanager
 def _recording_layers(trace: Trace, module: Transformer) -> Iterator[None]:
-    """Record the outputs of the embedding, of each layer and of the whole of each stack."""
+    """Record the outputs of the embedding, of each layer, and of each whole stack."""
     seen, watched = Trace(), list[tuple[str, nn.Module]]()
     for name in ("encoder", "decoder"):
         stack = getattr(module, name)
@@ -237,13 +237,13 @@ def _recording_layers(trace: Trace, module: Transformer) -> Iterator[None]:
 
 @dataclass(frozen=True, repr=False)
 class PointComparison(Printed):
-    """The difference of two models at one place.
+    """Difference of two models at one submodule or layer.
 
     Args:
-        name: for display.
-        path: of our submodule, or of the layer.
-        error: the relative difference.
-        is_layer: whether this is the output of a layer.
+        name: name for display.
+        path: path of our submodule, or name of the layer.
+        error: relative difference.
+        is_layer: True for the output of a layer.
     """
 
     name: str
@@ -258,7 +258,7 @@ def compare_layouts(actual: Tensor, expected: Tensor) -> float:
 
 
 def compare_traces(ours: Trace, theirs: Trace) -> list[PointComparison]:
-    """Compare the submodules, layers and outputs that both traces have."""
+    """Return the differences of all submodules, layers and outputs that both traces have."""
     points = [
         PointComparison(
             path if count == 0 else f"{path} (run {count + 1})",
@@ -272,7 +272,7 @@ def compare_traces(ours: Trace, theirs: Trace) -> list[PointComparison]:
         if name not in theirs.layers:
             continue
         side = name.split()[0]
-        # Their last state is the output of the stack, or in a few classes its input to the final norm.
+        # The last state in transformers is the output of the stack, or in a few classes the input of the final norm.
         is_last = f"{side} {int(name.split()[1]) + 1}" not in theirs.layers
         ends = [value, ours.layers[f"{side} end"]] if is_last and f"{side} end" in ours.layers else [value]
         points.append(
@@ -290,7 +290,7 @@ def compare_traces(ours: Trace, theirs: Trace) -> list[PointComparison]:
 
 
 def first_divergence(points: Sequence[PointComparison], tolerance: float) -> PointComparison | None:
-    """Return the first place where two models differ; None: they agree."""
+    """Return the first point where two models differ; None if they agree."""
     return next((point for point in points if not point.error <= tolerance), None)
 
 
@@ -300,12 +300,12 @@ def _layer(name: str) -> str:
 
 
 def _drop_score_axis(actual: Tensor, expected: Tensor) -> Tensor:
-    """Drop the last axis of a single score per token, which some classes do not have."""
+    """Drop the last axis if it has size 1 and transformers lacks it (one score per token)."""
     return actual[..., 0] if actual.dim() == expected.dim() + 1 and actual.shape[-1] == 1 else actual
 
 
 def _match_layout(value: Tensor, like: Tensor) -> Tensor:
-    """Undo differences of layout: heads before tokens, flattened rows, one row for all."""
+    """Give a value the layout of `like`: heads before tokens, flattened rows, or one row for all."""
     if value.dim() == 4 and value.transpose(1, 2).shape == like.shape != value.shape:
         return value.transpose(1, 2)
     if value.dim() == 2 and value.numel() == like.numel() and value.shape[-1] == like.shape[-1]:

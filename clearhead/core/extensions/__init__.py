@@ -1,1 +1,1 @@
-"""Parts of a user's own: their files, what is built from them, their trial before anything runs, and their cost."""
+"""Custom modules: their files, registration, cost, and a trial call before anything runs."""

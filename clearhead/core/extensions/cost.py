@@ -1,4 +1,4 @@
-"""The cost of own parts: their own estimate, or measured by a run without numbers."""
+"""Cost of custom modules: estimated by their dataclass, or measured by a run on the meta device."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LENGTHS: Final = (16, 32)
 
 
 def sample_input(role: Role, size: int, length: int, device: torch.device | str = "cpu", batch: int = 1) -> Tensor:
-    """Return an input of a part, of values that are not random but all different.
+    """Return a deterministic input for a custom module.
 
     Args:
-        role: of the part.
-        size: that it is built for.
-        length: of the sequence, in tokens.
-        device: of the input.
-        batch: sequences.
+        role: role of the module.
+        size: size that the module is built for.
+        length: sequence length in tokens.
+        device: device of the input.
+        batch: number of sequences.
     """
     if role == "position":
         return torch.arange(length, device=device).expand(batch, length)
@@ -36,19 +36,19 @@ def sample_input(role: Role, size: int, length: int, device: torch.device | str 
 
 
 def context_for(x: Tensor, length: int, memory: Tensor | None = None, cache: Cache | None = None) -> Context:
-    """Return the context of a call of a stack with as many sequences as x has, without padding."""
+    """Return the context of a call without padding, with the batch size of x."""
     ids = torch.zeros(len(x), length, dtype=torch.long, device=x.device)
     return Context.of(Sequence(ids), memory, None, cache)
 
 
 def flops(build: Build, role: Role, node: Part, size: int) -> tuple[int, int]:
-    """Return the FLOPs of the forward pass of a part for a token, and for a pair of a query and a key.
+    """Return the FLOPs of a custom module's forward pass, per token and per pair of query and key.
 
     Args:
-        build: makes the module from a size and a dataclass.
-        role: of the part.
-        node: its spec; where its dataclass has a method `flops`, that is asked.
-        size: that it is built for.
+        build: function that builds the module from a size and a dataclass.
+        role: role of the module.
+        node: spec of the module; if its dataclass has a method `flops`, that method is used.
+        size: size that the module is built for.
     """
     values = node.as_dataclass()
     if hasattr(values, "flops"):
@@ -61,7 +61,7 @@ def flops(build: Build, role: Role, node: Part, size: int) -> tuple[int, int]:
 def _measure_flops(build: Build, role: Role, node: Part, size: int) -> tuple[int, int]:
     short, long = _LENGTHS
     counts = [_count_flops(build, role, node, size, length) for length in _LENGTHS]
-    # A count is the sum of what grows with the length and what grows with its square.
+    # A count is the sum of a term linear in the length and a quadratic one.
     for_pair = (counts[1] * short - counts[0] * long) / (short * long * (long - short))
     for_token = counts[0] / short - for_pair * short
     return max(0, round(for_token)), max(0, round(for_pair))
@@ -70,7 +70,7 @@ def _measure_flops(build: Build, role: Role, node: Part, size: int) -> tuple[int
 def _count_flops(build: Build, role: Role, node: Part, size: int, length: int) -> int:
     try:
         return _count_flops_on(build, role, node, size, length, "meta")
-    except (NotImplementedError, RuntimeError):  # it asks for values
+    except (NotImplementedError, RuntimeError):  # the module needs values
         return _count_flops_on(build, role, node, size, length, "cpu")
 
 
@@ -86,9 +86,10 @@ def _count_flops_on(build: Build, role: Role, node: Part, size: int, length: int
 
 
 def cache_numbers(build: Build, role: Role, node: Part, size: int) -> int:
-    """Return how many numbers a part keeps for each token while decoding, beside what does not grow.
+    """Return how many numbers a custom module caches per token while decoding.
 
-    Arguments as of `flops`; where the dataclass has a method `cache_numbers`, that is asked.
+    The arguments are those of `flops`. If the dataclass has a method `cache_numbers`, that method is used. State whose
+    size does not grow with the tokens is not counted.
     """
     values = node.as_dataclass()
     if hasattr(values, "cache_numbers"):

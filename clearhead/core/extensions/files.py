@@ -1,4 +1,4 @@
-"""Files with a user's own parts: imported when the user names them, and never from the folder of a model."""
+"""Files with custom modules: imported only when the user names them, never from the folder of a model."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MODULE: Final = "clearhead_parts_"
 
 
 def load_parts(files: str | Path | Sequence[str | Path]) -> None:
-    """Import files whose classes register parts; one that is imported already and has not changed is left as it is.
+    """Import files that register custom modules; imported files that have not changed are skipped.
 
     Args:
-        files: Python files of the user's own.
+        files: Python files with custom modules.
 
     Raises:
-        InputError: a file is missing, lies in the folder of a model, fails, or registers nothing.
+        InputError: a file is missing, lies in the folder of a model, cannot be imported, or registers nothing.
     """
     for file in [files] if isinstance(files, str | Path) else files:
         _load(Path(file).expanduser())
@@ -33,7 +33,7 @@ def load_parts(files: str | Path | Sequence[str | Path]) -> None:
 
 
 def parts_options() -> list[str]:
-    """Return the options of a command that imports the same files of parts as this process has imported."""
+    """Return the `--parts` options that make a command import the same files as this process has imported."""
     files = dict.fromkeys(str(module.__file__) for name, module in sys.modules.items() if name.startswith(_MODULE))
     return [word for file in files for word in ("--parts", file)]
 
@@ -60,7 +60,7 @@ def _load(path: Path) -> None:
 
 
 def _refuse_folder_of_model(path: Path) -> None:
-    """Refuse a file that came with weights, whoever wrote it: loading a model runs no code of its folder."""
+    """Refuse a file from the folder of a model: loading a model must not run code of its folder."""
     for folder in {*path.absolute().parents, *path.resolve().parents}:
         if any(folder.glob("checkpoints/step-*")) or any(folder.glob("*.safetensors")):
             raise InputError(
@@ -84,7 +84,7 @@ def _import(path: Path, name: str) -> None:
 
 
 def _line_of(error: BaseException, path: Path) -> str:
-    """Return " (line N)" of the file where an error was raised."""
+    """Return " (line N)" for the line of the file that raised an error, or an empty text."""
     line, trace = getattr(error, "lineno", None), error.__traceback__
     while trace is not None:
         if Path(trace.tb_frame.f_code.co_filename) == path:

@@ -1,4 +1,4 @@
-"""The modules of own parts, and the decorator that registers their classes. Legend: B batch, T tokens, D width."""
+"""Custom modules and the decorator that registers their classes. Legend: B batch, T tokens, D width."""
 
 from __future__ import annotations
 
@@ -26,29 +26,30 @@ ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 @check_types
 def register(described_by: type, role: Role = "function") -> Callable[[type[ModuleT]], type[ModuleT]]:
-    """Return a decorator for the module of a part of your own.
+    """Return a decorator that registers the class of a custom module.
 
-    The module is made from a size and the dataclass, and its forward takes (x, context), a `core.context.Context`, and
-    returns a tensor of the shape of x:
+    The constructor takes a size and the dataclass. The size is the width, or for scores and weights the number of
+    heads. `forward` takes x and a `core.context.Context`, and returns a tensor of the shape of x:
 
-        function   x [batch, tokens, width], the width of the stack
-        norm       x [..., width]; the context is None
-        position   x [batch, tokens], positions; returns [batch, tokens, width]; the context is None
-        scores     x [batch, heads, queries, keys], before a mask hides any; the size is the number of heads
-        weights    x [batch, heads, queries, keys], -inf where a mask hides; the size is the number of heads
+        function   x [batch, tokens, width], the width of the stack.
+        norm       x [..., width]; the context is None.
+        position   x [batch, tokens], positions; returns [batch, tokens, width]; the context is None.
+        scores     x [batch, heads, queries, keys], before masking.
+        weights    x [batch, heads, queries, keys], -inf where a mask hides; returns the attention weights.
 
-    A function names in `keeps` the tensors that it keeps in `context.kept(self)` between calls with a cache, and is
-    called with new tokens alone; () where each token is by itself. Without it, it is called with all tokens again.
-    Linear layers are initialized as those of the model are, and other weights stay as the constructor made them.
+    A function lists in `keeps` the names of the tensors that it stores in `context.cached_tensors(self)` between calls
+    with a cache. It is then called with new tokens only. `keeps = ()` means that each token is computed by itself.
+    Without `keeps`, each call gets all tokens again. Linear layers are initialized like those of the model; other
+    weights keep the values that the constructor gave them.
 
     Args:
-        described_by: a frozen dataclass of numbers, text, truth values and tuples: its spec. Its kind is its name in
-            lower case. Methods: flops(size), of a token, or of a token and of a pair of query and key;
-            cache_numbers(size), kept for each token.
-        role: where the part stands.
+        described_by: spec of the module: a frozen dataclass of numbers, text, booleans and tuples. Its name in snake
+            case is the kind. Optional methods: `flops(size)` per token, or per token and per pair of query and key;
+            `cache_numbers(size)` per token.
+        role: place of the module in the model, see above.
 
     Raises:
-        InputError: the dataclass is not frozen, cannot be written as JSON, or its name is taken.
+        InputError: the dataclass is not frozen, cannot be written as JSON, or its name is already registered.
     """
 
     def add(module_type: type[ModuleT]) -> type[ModuleT]:
@@ -62,32 +63,31 @@ def register(described_by: type, role: Role = "function") -> Callable[[type[Modu
 
 
 class WithoutContext(nn.Module):
-    """A norm or the positions of an embedding, which the plain core calls without a context."""
+    """Mixin for norms and embedding positions, which the core calls without a context."""
 
     def forward(self, x: Tensor, limit: int | None = None) -> Any:
-        """Compute what the part does."""
+        """Call the custom module with None as context."""
         return super().forward(x, None)
 
 
 def keeps_nothing(module_type: type[nn.Module]) -> bool:
-    """Return whether the function of a branch keeps nothing of its own between calls with a cache."""
+    """Return whether the class of a branch function caches nothing between calls."""
     return not issubclass(module_type, Attention) and getattr(module_type, "keeps", None) is None
 
 
 def recomputed_parts(module: nn.Module) -> list[str]:
-    """Return a sentence about each kind of part of a decoder that keeps nothing while text is generated."""
+    """Return a sentence for each class of a decoder that caches nothing during generation."""
     decoder = getattr(module, "decoder", None)
     names = (
         {type(inner).__name__ for inner in decoder.modules() if isinstance(inner, RecomputedModule)} if decoder else ()
     )
     return [
-        f"{name} keeps nothing between tokens, so that each step of generation computes it for all tokens again"
-        for name in sorted(names)
+        f"{name} caches nothing, so each step of generation computes it for all tokens again" for name in sorted(names)
     ]
 
 
 def part_lines(module: Transformer) -> list[str]:
-    """Return a line about each kind of part in a model: its file, how often it is there, and what it keeps."""
+    """Return a line for each kind of custom module in a model: its file, how often it occurs, what it caches."""
     modules: dict[str, list[nn.Module]] = {}
     for path, node in own_parts(module.spec):
         modules.setdefault(node.kind, []).append(module.get_submodule(path))
@@ -102,9 +102,9 @@ def part_lines(module: Transformer) -> list[str]:
 
 def _describe_cache(module: nn.Module) -> str:
     if isinstance(module, RecomputedModule):
-        return "keeps nothing while decoding, and is computed again for all tokens"
+        return "caches nothing while decoding, and is computed again for all tokens"
     keeps = getattr(module, "keeps", ("keys", "values"))
-    return f"keeps {' and '.join(keeps)} while decoding" if keeps else "each token is by itself"
+    return f"keeps {' and '.join(keeps)} while decoding" if keeps else "each token is computed by itself"
 
 
 def _built_type(module_type: type[nn.Module], role: Role) -> type[nn.Module]:
@@ -117,7 +117,7 @@ def _built_type(module_type: type[nn.Module], role: Role) -> type[nn.Module]:
 
 
 def _build(module_type: type[nn.Module], size: int, values: Any) -> nn.Module:
-    """Build a part; on the meta device, what no file holds is computed nevertheless."""
+    """Build a custom module; on the meta device, buffers that no file saves are computed on the CPU."""
     extension = module_type(size, values)
     lost = [path for path, buffer in _unsaved_buffers(extension) if buffer.is_meta]
     if lost:
@@ -140,7 +140,7 @@ def _unsaved_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _origin(module_type: type[nn.Module]) -> tuple[PartSource, str]:
-    """Return the file that a class is from, and its path; without one, as in a notebook, both are empty."""
+    """Return the source file of a class and its path; in a notebook, an empty source and the name of the module."""
     try:
         path = Path(inspect.getfile(module_type)).resolve()
         content = path.read_bytes()

@@ -1,4 +1,4 @@
-"""Own parts that keep nothing between calls with a cache. Legend: B batch, T tokens, D width."""
+"""Custom modules that cache nothing between calls. Legend: B batch, T tokens, D width."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from clearhead.core.shapes import States
 
 
 class RecomputedModule(nn.Module):
-    """The function of a branch that reads all tokens again in each call with a cache, which keeps its inputs."""
+    """Mixin for branch functions that read all tokens again in each call; the cache stores their inputs."""
 
     def forward(self, x_BTD: States, context: Context) -> Any:
-        """Compute what the part does for the tokens of this call."""
+        """Return the outputs for the tokens of this call."""
         if context.cache is None:
             return super().forward(x_BTD, context)
         cached, count = context.cached_tensors(self), x_BTD.shape[1]

@@ -1,4 +1,4 @@
-"""The trial of own parts before anything runs: a call of each, with few tokens."""
+"""Trial calls of custom modules with few tokens, before anything runs."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _SEEDS = (1, 2)
 
 
 def try_parts(model: spec.Model) -> None:
-    """Build each own part of a model and call it with few tokens.
+    """Build each custom module of a model and call it with few tokens.
 
     Raises:
-        InputError: one cannot be built or called, returns something else than a tensor of the shape that its role
-            needs, or draws random numbers from which a resumed run would not continue exactly.
+        InputError: a module cannot be built or called, returns a wrong shape, or draws random numbers that would make
+            a resumed run inexact.
     """
     nodes = list(spec.own_parts(model))
     if not nodes:
@@ -49,7 +49,7 @@ def _try_part(kind: PartKind, node: spec.Part, size: int, memory: Tensor | None)
     with _explain_errors("it cannot be built", kind.name, f" for the size {size}"):
         module: nn.Module = build_part(node, size)
     x = sample_input(kind.role, size, TOKENS, batch=BATCH)
-    arguments = f" of x {list(x.shape)}"
+    arguments = f" for x {list(x.shape)}"
 
     def call() -> Any:
         with _explain_errors("its forward fails", kind.name, arguments), torch.no_grad():
@@ -67,8 +67,8 @@ def _try_part(kind: PartKind, node: spec.Part, size: int, memory: Tensor | None)
     module.train()
     if not _same(*_call_seeded(call)):
         raise InputError(
-            f"the part '{kind.name}' draws its own random numbers in training, so that a resumed run would not be "
-            "exact: draw by nn.Dropout or from torch's global generator, whose state a checkpoint holds"
+            f"the part '{kind.name}' draws its own random numbers in training, so a resumed run would not be exact: "
+            "use nn.Dropout or torch's global generator"
         )
 
 
@@ -102,7 +102,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 
 def _call_seeded(call: Callable[[], Tensor]) -> Iterator[Tensor]:
-    """Give the result of two calls from the same states of the generators that a checkpoint holds."""
+    """Yield the results of two calls that start from the same state of the generators that a checkpoint saves."""
     for _ in _SEEDS:
         torch.manual_seed(1)
         random.seed(1)
@@ -112,7 +112,7 @@ def _call_seeded(call: Callable[[], Tensor]) -> Iterator[Tensor]:
 
 def _states() -> tuple[object, ...]:
     numpy = np.random.get_state(legacy=False)
-    # Python's own is left out: what checks types at runtime draws from it.
+    # Python's generator is left out: runtime type checks draw from it.
     return bytes(torch.get_rng_state().numpy()), repr(numpy)
 
 
@@ -129,7 +129,7 @@ def _preserve_random_state() -> Iterator[None]:
 
 @contextmanager
 def _explain_errors(what: str, name: str, where: str = "") -> Iterator[None]:
-    """Turn what the code of a part raises into a sentence about it."""
+    """Convert errors that a custom module raises to `InputError`."""
     try:
         yield
     except InputError:

@@ -1,1 +1,1 @@
-"""Functions on tensors below the core: the same results, faster."""
+"""Tensor functions of the core: fused attention, positions, cross-entropy, and the buffer of a KV cache."""

@@ -1,4 +1,4 @@
-"""The fused kernel of attention, and when the eager one is chosen instead.
+"""Fused attention kernel, and the choice between it and the eager kernel.
 
 Legend: B batch, T queries, S keys, H heads, K key/value heads, E head size.
 """
@@ -18,12 +18,12 @@ Keys = Float[Tensor, "batch kv_heads keys head_size"]
 Bias = Float[Tensor, "#batch heads queries keys"]
 Kernel = tuple[Literal["eager", "fused"], str]  # and the reason
 
-# Up to here a batch of small matrix products beats the fused kernel of a CPU, forward and backward.
+# Up to this many tokens, a batch of small matrix products beats a CPU's fused kernel, forward and backward.
 SHORT_ON_CPU = 64
 
 
 def eager_is_better(query_BHTE: Queries, key_BKSE: Keys, bias: Bias | None) -> bool:
-    """Say whether the eager kernel is faster, or the only one with a gradient for the bias, for these tensors."""
+    """Return whether the eager kernel is faster for these tensors, or needed for the gradient of the bias."""
     num_queries = query_BHTE.shape[2]
     is_short = max(num_queries, key_BKSE.shape[2]) <= SHORT_ON_CPU and num_queries > 1
     return (is_short and query_BHTE.device.type == "cpu") or (bias is not None and bias.requires_grad)
@@ -36,11 +36,11 @@ def choose_kernel(
     if eager_reason:
         return "eager", eager_reason
     if is_watched:
-        return "eager", "scores or weights are being watched"
+        return "eager", "scores or weights are captured"
     if attention.soft_cap is not None or attention.sink:
         return "eager", f"the fused kernel has no {'sink' if attention.sink else 'soft cap'}"
     if attention.score_step is not None or attention.weight_step is not None:
-        return "eager", "a step of its own computes its scores or weights"
+        return "eager", "a custom step computes its scores or weights"
     if is_training and dropout > 0.0:
         return "eager", "the fused kernel has no attention dropout on a CPU"
     if is_training and not isinstance(attention.score_bias, spec.Alibi | None):
@@ -55,11 +55,11 @@ def fused_attention(
     """Attend with PyTorch's fused kernel, which never builds the weights.
 
     Args:
-        query_BHTE, key_BKSE, value_BKSE: a group of query heads may share each key/value head.
-        mask: True = may attend.
-        bias: added to the scores.
-        scale: multiplies the products of queries and keys.
-        is_causal: hides the keys behind each query, in place of a mask; half the work is skipped.
+        query_BHTE, key_BKSE, value_BKSE: queries, keys and values; several query heads may share a key/value head.
+        mask: True = may attend; None hides nothing.
+        bias: bias added to the scores; None means no bias.
+        scale: factor on the products of queries and keys.
+        is_causal: True hides the keys after each query without a mask, which skips half the work.
 
     Source: arXiv 2205.14135, algorithm 1.
     """

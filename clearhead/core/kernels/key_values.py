@@ -10,20 +10,20 @@ AllKeys = Float[Tensor, "rows heads keys head_size"]
 
 
 class KeyValues:
-    """The keys and values of one attention, in a buffer that doubles when it is full."""
+    """Cached keys and values of one attention, in a buffer that doubles when it is full."""
 
     def __init__(self) -> None:
         self.length: int = 0
         self.buffer: Float[Tensor, "2 rows heads capacity head_size"] | None = None
 
     def append(self, key_RKSE: NewKeys, value_RKSE: NewKeys) -> tuple[AllKeys, AllKeys]:
-        """Add the newest tokens and return views of all of them."""
+        """Append the keys and values of new tokens and return views of all keys and values."""
         start, filled = self.length, self.extend(key_RKSE.shape, key_RKSE)[:, :, :, : self.length]
         filled[0, :, :, start:], filled[1, :, :, start:] = key_RKSE, value_RKSE
         return filled[0], filled[1]
 
     def extend(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Make room for tokens [rows, heads, new, head_size] of the dtype of a tensor, and return the buffer."""
+        """Make room for new tokens of a shape [rows, heads, new, head_size], and return the buffer."""
         start, self.length = self.length, self.length + shape[2]
         if self.buffer is None or self.length > self.buffer.shape[3]:
             grown = like.new_empty(2, *shape[:2], max(16, 2 * self.length), shape[3])

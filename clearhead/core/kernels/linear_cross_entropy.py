@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear layer, group by group of rows: logits never exist for all of them at a time.
+"""Cross-entropy of a linear layer, computed in groups of rows: the logits of all rows never exist at once.
 
 Shape suffixes: N rows (tokens), D width, V vocabulary, G rows of one group, C rows of one chunk of it.
 """
@@ -18,15 +18,15 @@ from clearhead.base.errors import InputError
 NO_LABEL = -100
 """The label of a position that carries no loss."""
 
-# The passes over a few rows of logits find them in the last cache of a CPU.
+# A chunk of logits fits into a CPU's last-level cache, which speeds up the passes over it.
 _CHUNK_BYTES = 16 << 20
 _CHUNK_BYTES_GPU = 256 << 20
-# Products are made for more rows at a time where the vocabulary matrix is larger than these logits, because each of
-# them reads the matrix or adds to its gradient: for so many that logits are as large as the matrix, up to a bound.
+# Each matrix product reads the vocabulary matrix or adds to its gradient. If the matrix is larger than a chunk of
+# logits, products take more rows. Their logits then become as large as the matrix, up to this bound.
 _GROUP_BYTES = 128 << 20
 
-# oneDNN makes a kernel for each number of rows of a 16-bit product, which costs milliseconds and megabytes. At most so
-# many numbers of rows come between one power of two and the next.
+# oneDNN makes a kernel for each row count of a 16-bit product, which costs milliseconds and megabytes. So row counts
+# are rounded: at most this many lie between one power of two and the next.
 _STEPS = 16
 
 # exp of plus or minus this is a normal float32, and so is a sum of millions of them.
@@ -45,19 +45,19 @@ def linear_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Sum the cross-entropy of scale * hidden @ weight.T + bias over the rows that have a label.
 
-    The gradients are made with the loss, so the forward pass does the work of both where a gradient is needed.
+    If a gradient is needed, the forward pass computes it together with the loss.
 
     Args:
-        hidden_ND: what the vocabulary matrix is applied to.
-        weight_VD: the vocabulary matrix; it may be used elsewhere in the model as well.
-        bias_V: one number per vocabulary entry, or None.
-        labels_N: vocabulary ids, NO_LABEL where a row carries no loss.
-        label_smoothing: share of the target that is spread evenly over the vocabulary, from 0 up to but not 1.
-        scale: factor on the hidden state.
-        soft_cap: bound on the logits, cap * tanh(logits / cap); these are then built as a whole.
+        hidden_ND: hidden states.
+        weight_VD: vocabulary matrix; it may be used elsewhere in the model as well.
+        bias_V: one number per vocabulary entry; None means no bias.
+        labels_N: vocabulary ids; NO_LABEL for rows without a loss.
+        label_smoothing: share of the target that is spread evenly over the vocabulary, at least 0 and below 1.
+        scale: factor on the hidden states.
+        soft_cap: bound on the logits, cap * tanh(logits / cap). With a cap, all logits are built at once.
 
     Returns:
-        the sum in nats, a scalar; float32 for inputs of 16 bits. Divide by the number of labels for the mean.
+        The sum in nats, a scalar; float32 for 16-bit inputs. Divide by the number of labels for the mean.
 
     Raises:
         InputError: label_smoothing lies outside its range.
@@ -85,14 +85,14 @@ def linear_cross_entropy(
 
 
 def select_rows(values_ND: Float[Tensor, "all_rows width"], rows: Int[Tensor, " rows"]) -> Float[Tensor, "rows width"]:
-    """Take rows, each at most once; the gradient is copied back, where indexing would add row by row.
+    """Select rows, each at most once; the gradient is copied back, while indexing would add it row by row.
 
     Args:
-        values_ND: the rows to choose from.
-        rows: indices without repetition.
+        values_ND: rows to select from.
+        rows: row indices without repetition.
 
     Returns:
-        the chosen rows in the order of the indices.
+        The selected rows in the order of the indices.
     """
     selected: Tensor = _SelectRows.apply(values_ND, rows)  # type: ignore[no-untyped-call]
     return selected
@@ -113,13 +113,13 @@ class _SelectRows(torch.autograd.Function):
 
 
 def product_rows(num_rows: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Return how many rows the products of so many rows have: on a CPU, few different numbers in 16 bits."""
+    """Return the padded row count of a matrix product; it differs from `num_rows` only on a CPU in 16 bits."""
     is_rounded = device.type == "cpu" and dtype.itemsize <= 2 and num_rows > 0
     return -(-num_rows // shape_step(num_rows)) * shape_step(num_rows) if is_rounded else num_rows
 
 
 def shape_step(number: int) -> int:
-    """Return the distance of rounded numbers near a number, at least 1."""
+    """Return the rounding step for numbers near `number`, at least 1."""
     return max(1, (1 << (number.bit_length() - 1)) // _STEPS)
 
 
@@ -149,7 +149,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 class _Sums:
-    """The loss and the gradients of a linear cross-entropy as they grow from chunk to chunk of rows."""
+    """Loss and gradients of a linear cross-entropy, accumulated over chunks of rows."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Sums:
         self.setting = setting
         self.dtype = torch.promote_types(setting.product_dtype, torch.float32)
         self.num_rows = hidden_ND.shape[0]
-        # Behind the rows come some of zeros, whose rate is 0.
+        # Rows of zeros pad the end; their rate is 0.
         extra = product_rows(self.num_rows, setting.product_dtype, hidden_ND.device) - self.num_rows
         self.hidden_ND = (hidden_ND * setting.scale if setting.scale != 1.0 else hidden_ND).to(setting.product_dtype)
         self.labels_N = setting.labels_N
@@ -177,7 +177,7 @@ class _Sums:
         self.bias_gradient_V = weight_VD.new_zeros(weight_VD.shape[0], dtype=self.dtype) if needed[2] else None
 
     def _logits_are_bounded(self) -> bool:
-        """True where no logit can be so large or small that its exponential leaves the range of float32.
+        """Return whether the exponentials of all logits stay in the range of float32.
 
         The inequality of Cauchy and Schwarz bounds all logits at once, and saves two passes over each chunk.
         """
@@ -193,7 +193,7 @@ class _Sums:
         return bool(bound < _SAFE_EXPONENT)
 
     def run(self) -> Tensor:
-        """Go over all rows; return the summed loss."""
+        """Process all rows and return the summed loss."""
         num_rows, num_entries = self.losses_N.shape[0], self.weight_VD.shape[0]
         product = self.setting.product_dtype
         least = _CHUNK_BYTES if self.hidden_ND.device.type == "cpu" else _CHUNK_BYTES_GPU
@@ -224,7 +224,7 @@ class _Sums:
         ]
 
     def _add_group(self, rows: slice, operand_GV: Tensor, buffer_CV: Tensor) -> None:
-        """Add the part that label smoothing leaves to the label; there is room for the logits of group and chunk."""
+        """Add loss and gradients of a group of rows, without the uniform share of label smoothing."""
         hidden_GD, weight_DV = self.hidden_ND[rows], self.weight_VD.t()
         if self.bias_V is not None and operand_GV.dtype == self.dtype:
             torch.addmm(self.bias_V, hidden_GD, weight_DV, out=operand_GV)
@@ -252,7 +252,7 @@ class _Sums:
                 self.weight_gradient_VD.add_(torch.mm(operand_GV.t(), scaled_GD))
 
     def _add_chunk(self, start: int, logits_CV: Tensor) -> Tensor:
-        """Turn the logits of a few rows into their gradient, less a factor for each row, which is returned."""
+        """Turn the logits of a chunk into their gradient up to one factor per row, and return these factors."""
         label_share = 1.0 - self.setting.label_smoothing
         labels_C1 = self.labels_N[start : start + len(logits_CV)].unsqueeze(1)
         label_logits_C1 = logits_CV.gather(1, labels_C1)
@@ -275,7 +275,7 @@ class _Sums:
         return rate_C1
 
     def _spread_evenly(self) -> Tensor:
-        """Return the smoothed share of the logits' mean, and take its constant gradients off.
+        """Return the label smoothing term (a share of the mean logits), and subtract its constant gradients.
 
         The mean over the vocabulary is linear in the hidden state, so it needs no pass over the logits.
         """

@@ -1,4 +1,4 @@
-"""Functions of positions: tables for the embedding, rotations of query and key, distances on the scores.
+"""Position functions: sinusoidal tables, rotations of queries and keys, score biases by distance.
 
 Legend: B batch, T queries, S keys, P pairs of dimensions, H heads, E head size.
 A position is the number of real tokens before a token, so padding on either side changes nothing.
@@ -26,7 +26,7 @@ Cosines = Float[Tensor, "#batch 1 queries half"]
 def token_positions(
     mask: Bool[Tensor, "batch keys"] | None, documents: KeyPosition | None, num_keys: int, device: torch.device
 ) -> KeyPosition:
-    """Count the real tokens before each token of the same document; padding needs no position of its own."""
+    """Count the real tokens before each token in its document; padding gets position 0."""
     count = torch.arange(num_keys, device=device)[None] if mask is None else mask.cumsum(dim=1) - mask.long()
     if documents is not None:
         count = count.expand(documents.shape)
@@ -36,7 +36,7 @@ def token_positions(
 
 
 def sequence_lengths(position_BS: KeyPosition, documents_BS: KeyPosition | None) -> KeyPosition:
-    """Count the tokens of the sequence that each token belongs to: one more than its last position."""
+    """Return the length of each token's sequence: its last position plus one."""
     if documents_BS is None:
         return position_BS.amax(dim=1, keepdim=True).expand_as(position_BS) + 1
     number_BS = F.pad(documents_BS[:, 1:] != documents_BS[:, :-1], (1, 0)).cumsum(dim=1)
@@ -47,7 +47,7 @@ def sequence_lengths(position_BS: KeyPosition, documents_BS: KeyPosition | None)
 def sinusoidal_table(rows: int, width: int, position: spec.Sinusoidal) -> Float[Tensor, "{rows} {width}"]:
     """Tabulate sin(p / theta^(2i/width)) and cos of the same angle, for the positions p = 0 .. rows - 1.
 
-    The layout interleaves sines and cosines, or puts all sines before all cosines; "fairseq" does the latter, with
+    The layout interleaves sines and cosines, or puts all sines before all cosines. "fairseq" does the latter, with
     frequencies from 1 to 1 / theta, both included.
 
     Raises:
@@ -63,7 +63,7 @@ def sinusoidal_table(rows: int, width: int, position: spec.Sinusoidal) -> Float[
         rate = torch.exp(torch.arange(half).float() * -(math.log(position.theta) / (half - 1)))
         angle = torch.arange(rows).float()[:, None] * rate
         return torch.cat([angle.sin(), angle.cos()], dim=1)
-    # float64, for a float32 angle is off by 1e-4 a thousand positions away from the start.
+    # float64, because a float32 angle is off by 1e-4 after a thousand positions.
     frequency = position.theta ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(rows, dtype=torch.float64)[:, None] * frequency
     join = torch.stack if position.layout == "interleaved" else torch.cat
@@ -87,7 +87,7 @@ def rotary_angles(
 def rotary_frequencies(
     rotary: spec.Rotary, size: int, length_BT: Int[Tensor, "#batch #queries"] | None, device: torch.device
 ) -> tuple[Float[Tensor, "*batch_and_queries pairs"], float]:
-    """Return the angle of each pair of the rotated dimensions between neighbours, and the factor of cosines and sines.
+    """Return the rotation angle per position of each pair of dimensions, and a factor on cosines and sines.
 
     Source: arXiv 2104.09864, section 3.2.2; for the scalings see the nodes of the spec.
     """
@@ -153,8 +153,8 @@ def alibi_bias(
 ) -> Float[Tensor, "batch {num_heads} queries keys"]:
     """Return minus slope times distance; in a bidirectional stack the distance counts both ways.
 
-    Rounded, it is slope times the key's position, which in a softmax is the same but for the rounding; slope, position
-    and product are rounded, since the models that do so were trained with it.
+    With rounding, the bias is slope times key position, which a softmax treats alike up to rounding. Slope, position
+    and product are rounded, because models with rounding were trained so.
     """
     slope = torch.tensor(alibi.head_slopes(num_heads)).to(key_position.device)
     if alibi.rounding == "bfloat16":
@@ -165,7 +165,7 @@ def alibi_bias(
 
 
 def relative_bucket(relative: Distances, count: int, max_distance: int, bidirectional: bool) -> Distances:
-    """Number the bucket of key position minus query position: exact when near, logarithmic when far.
+    """Return the bucket number of key position minus query position: exact when near, logarithmic when far.
 
     Source: arXiv 1910.10683, section 2.1; the numbering is that of its released code.
     """

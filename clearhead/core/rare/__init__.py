@@ -1,1 +1,1 @@
-"""Parts that few models need: each overrides or replaces one part of the plain Transformer."""
+"""Modules that few models need; each extends or replaces a module of the plain Transformer."""

@@ -36,7 +36,7 @@ class DistanceTable(nn.Module):
 
 
 class PositionProjections(nn.Module):
-    """The projections of the distance table that are not those of keys and queries, and the table that they read."""
+    """Separate key and query projections of the distance table (None if shared with the tokens), and the table."""
 
     tied: Tied[DistanceTable]
 
@@ -49,7 +49,7 @@ class PositionProjections(nn.Module):
 
 
 class DisentangledAttention(Attention):
-    """scores + (query . key_map(row) + key . query_map(row)) * scale, row the table's for query and key position.
+    """scores + (query . key_map(row) + key . query_map(row)) * scale, with a table row for each query-key distance.
 
     The maps are the key and query projections of the attention, or separate ones. Source: arXiv 2006.03654, eq. 4.
     """

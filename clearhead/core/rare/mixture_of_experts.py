@@ -1,4 +1,4 @@
-"""A mixture of experts. Legend: B batch, T tokens, N tokens of all rows, D width, X experts, K chosen ones."""
+"""A mixture of experts. Legend: B batch, T tokens, N tokens of all rows, D width, X experts, K chosen experts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class ExpertMaps(nn.Module):
         self.bias: nn.Parameter | None = nn.Parameter(torch.zeros(count, outputs)) if bias else None
 
     def split(self) -> list[Map]:
-        """Return the weight and the bias of each expert; taken all at once, their gradients are stacked once."""
+        """Return the weight and the bias of each expert; one unbind for all stacks their gradients once."""
         weights = self.weight.unbind()
         return list(zip(weights, [None] * len(weights) if self.bias is None else self.bias.unbind(), strict=True))
 
 
 class Experts(nn.Module):
-    """Feed-forward networks of one form, their weights stacked."""
+    """Feed-forward networks of one shape, with stacked weights."""
 
     def __init__(self, count: int, width: int, expert: spec.FeedForward) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """The sum over the top k experts of a token of weight * expert(x), the weights by softmax over all experts.
+    """Sum of weight * expert(x) over the top k experts of each token; the weights are a softmax over all experts.
 
     Source: arXiv 2401.04088, section 2.1; arXiv 1701.06538, section 2.1.
     """
@@ -72,9 +72,9 @@ class MixtureOfExperts(nn.Module):
         share_NK = share_NK.to(x_ND.dtype)
         mixed_ND = torch.zeros_like(x_ND)
         for index, maps in enumerate(self.expert.split()):
-            # An expert reads only the tokens that chose it, so that work grows with k and not with the experts.
+            # An expert reads only the tokens that chose it: work grows with k, not with the number of experts.
             token_M, place_M = (chosen_NK == index).nonzero(as_tuple=True)
             if len(token_M):
                 given_MD = self.expert.run(x_ND[token_M], maps) * share_NK[token_M, place_M, None]
-                mixed_ND = mixed_ND.index_add(0, token_M, given_MD.to(x_ND.dtype))  # autocast maps in fewer bits
+                mixed_ND = mixed_ND.index_add(0, token_M, given_MD.to(x_ND.dtype))  # autocast computes in fewer bits
         return mixed_ND.view_as(x_BTD)

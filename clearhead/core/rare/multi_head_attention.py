@@ -27,14 +27,14 @@ class MultiHeadAttention(PrintedModule, nn.Module):
     """Multi-head attention with fresh weights.
 
     Args:
-        width: of queries and memory.
-        num_heads: of the queries.
-        num_kv_heads: of keys and values; None: as many as of the queries.
-        head_size: None: width / num_heads.
-        bias: whether the four projections have one.
-        dropout: probability of dropping a weight, in training.
-        mask: the structure of every call.
-        position: rotation of queries and keys, or a bias on the scores.
+        width: number of features of queries and memory.
+        num_heads: number of query heads.
+        num_kv_heads: number of key/value heads; None means num_heads.
+        head_size: features per head; None means width / num_heads.
+        bias: True gives the four projections biases.
+        dropout: probability of dropping an attention weight in training.
+        mask: mask of every call, such as `Causal()`.
+        position: rotation of queries and keys, or a bias on the scores; None means no positions.
 
     Raises:
         InputError: sizes that do not fit together.
@@ -70,7 +70,7 @@ class MultiHeadAttention(PrintedModule, nn.Module):
 
     @property
     def attention(self) -> Attention:
-        """The attention as it is in a model, with its hook points."""
+        """The attention module that a model would have, with its hook points."""
         return self._attention.module
 
     def train(self, mode: bool = True) -> MultiHeadAttention:
@@ -85,10 +85,10 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         """Attend from query to memory, or to query itself.
 
         Args:
-            memory: what keys and values are made of; None: the query.
+            query, memory: inputs of queries, and of keys and values; memory None means query.
             mask: True = may attend; [queries, keys], [batch, queries, keys] or [batch, heads, queries, keys].
-            key_mask: True = a real token of the memory. Both are joined with the mask of the constructor.
-            return_weights: also return the weights [batch, heads, queries, keys], before dropout.
+            key_mask: True = a real token of the memory; both masks apply in addition to the constructor's mask.
+            return_weights: True also returns the weights [batch, heads, queries, keys], before dropout.
 
         Raises:
             InputError: an argument has another shape, or a mask is not boolean.

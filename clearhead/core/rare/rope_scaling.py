@@ -13,11 +13,11 @@ from clearhead.core.kernels.positions import sequence_lengths
 
 
 def total_lengths(rotary: spec.Rotary, context: Context) -> Int[Tensor, "batch queries"] | None:
-    """Return the total length of the sequence of each token of a call; None where the rotation does not depend on it.
+    """Return the total sequence length of each token in a call; None if the rotation does not depend on it.
 
     Raises:
-        InputError: a cached sequence is longer than the original length, so that cached keys are rotated for another
-            length; or a sequence is longer than its total length.
+        InputError: a cached sequence exceeds the original length, for which its keys were rotated; or a sequence
+            exceeds its total length.
     """
     if not isinstance(rotary.scaling, spec.DynamicScaling | spec.LongRopeScaling):
         return None
@@ -26,7 +26,7 @@ def total_lengths(rotary: spec.Rotary, context: Context) -> Int[Tensor, "batch q
     if context.total_length is not None:
         total_B1 = torch.as_tensor(context.total_length, device=length_BS.device).reshape(-1, 1)
         if bool((length_BS > total_B1).any()):
-            raise InputError(f"a sequence of {longest} tokens is longer than its total length")
+            raise InputError(f"a sequence of {longest} tokens is longer than its total length: raise total_length")
         length_BS = total_B1.expand(max(len(total_B1), len(length_BS)), length_BS.shape[1])
     elif context.cache is not None and longest > original:
         raise InputError(

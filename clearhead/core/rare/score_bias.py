@@ -1,4 +1,4 @@
-"""Scores with a bias by distance: ALiBi, and trained tables of buckets. Legend: B batch, T queries, S keys."""
+"""Score biases by distance: ALiBi and trained bucket tables. Legend: B batch, T queries, S keys."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from clearhead.core.shapes import Keys, Queries, Scores
 
 
 class RelativeBuckets(nn.Module):
-    """A trained score bias [buckets, heads], read by the bucket of the distance between key and query."""
+    """A trained score bias [buckets, heads], looked up by the bucket of the key-query distance."""
 
     def __init__(self, buckets: spec.RelativeBuckets) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class RelativeBuckets(nn.Module):
 
 
 class BiasedAttention(Attention):
-    """Attention with ALiBi, or with a table of buckets: its own, or one that it is tied to."""
+    """Attention with ALiBi, or with a bucket table (its own table or a tied one)."""
 
     tied: Tied[RelativeBuckets]
 

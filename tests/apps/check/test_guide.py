@@ -1,4 +1,4 @@
-"""The code of the guide to a user's own Transformer runs, and shows what the guide says."""
+"""The code of the guide to hand-written Transformers runs, and prints the output that the guide shows."""
 
 from __future__ import annotations
 

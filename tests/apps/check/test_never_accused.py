@@ -1,4 +1,4 @@
-"""Right attentions are never accused: those of libraries, and drawn ones of every size, layout and mask."""
+"""Correct attentions are never called wrong: those of libraries, and random ones of every size, layout and mask."""
 
 from __future__ import annotations
 

@@ -75,9 +75,9 @@ FORGED = "import os\nfor number in range(3, 30):\n  try: os.{}\n  except OSError
         ("import time\ntime.sleep(60)", "did not end .*put it below `if __name__ == '__main__':`"),
         ("import os\nos._exit(3)", "exit code 3"),
         # In the pipe of the answers: junk, an answer of other types, and a line without an end.
-        (FORGED.format("write(number, b'{]\\n')"), "leave open file descriptors"),
-        (FORGED.format("write(number, b'{\"parts\": 1}\\n')"), "leave open file descriptors"),
-        (FORGED.format("write(number, b'[' * 2**22)"), "leave open file descriptors"),
+        (FORGED.format("write(number, b'{]\\n')"), "write only to file descriptors"),
+        (FORGED.format("write(number, b'{\"parts\": 1}\\n')"), "write only to file descriptors"),
+        (FORGED.format("write(number, b'[' * 2**22)"), "write only to file descriptors"),
         (FORGED.format("close(number)") + "os._exit(4)", "exit code 4"),
     ],
 )

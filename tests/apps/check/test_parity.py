@@ -1,4 +1,4 @@
-"""A healthy checkpoint agrees with transformers; of a tampered one the card names the part and the cause."""
+"""A healthy checkpoint agrees with transformers; for a tampered one, the report names submodule and cause."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from clearhead.checkpoints.hf.tokenizers import load_tokenizers
 from tests import hf_models
 from tests.parity.architectures.harness import Case, all_cases, theirs_of
 
-# Small models whose class names an end of its own that their vocabulary lacks.
+# Small models whose class names another end token, which their vocabulary lacks.
 pytestmark = pytest.mark.filterwarnings("ignore:.* beyond the vocabulary of:UserWarning")
 
 CASES = {case.name: case for case in all_cases()}
@@ -68,7 +68,7 @@ def tensors_of(folder: Path, suffixes: tuple[str, ...], change: Callable[[Tensor
 
 
 def neighbours(size: int) -> Callable[[Tensor], Tensor]:
-    """Rows of pairs that lie halves apart, put side by side."""
+    """Reorder rows from pairs half a head apart to neighbouring pairs."""
     order = torch.arange(size).view(2, -1).T.flatten()
     return lambda tensor: tensor.unflatten(0, (-1, size))[:, order].flatten(0, 1)
 
@@ -85,7 +85,7 @@ def test_another_epsilon_is_named(tmp_path: Path) -> None:
     card = check("bert", tmp_path, lambda folder: config_of(folder, layer_norm_eps=0.03125))
     assert card.divergence is not None and card.divergence.startswith("encoder.embedding.norm (bert.embeddings.LayerN")
     (cause,) = card.causes
-    assert cause.startswith("the epsilon of norms: 0.03125 here, ")
+    assert cause.startswith("the epsilon of norms: 0.03125 in clearhead, ")
 
 
 def test_another_activation_is_named(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_another_order_of_heads_is_named(tmp_path: Path) -> None:
     card = check("bert", tmp_path, tamper)
     assert card.divergence is not None and "function.query" in card.divergence
     (cause,) = card.causes
-    assert cause.startswith("the order of heads: the query heads there are heads [") and cause.endswith(
+    assert cause.startswith("the order of heads: the query heads of transformers are heads [") and cause.endswith(
         "in every layer"
     )
 
@@ -129,12 +129,12 @@ def test_another_offset_of_positions_is_named(tmp_path: Path) -> None:
     pad = CASES["roberta"].config["pad_token_id"]
     card = check("roberta", tmp_path, lambda folder: config_of(folder, pad_token_id=pad - 1))
     assert card.divergence is not None and "embedding.position" in card.divergence
-    assert card.causes == (f"the offset of positions: {pad} here, {pad + 1} there",)
+    assert card.causes == (f"the offset of positions: {pad} in clearhead, {pad + 1} in transformers",)
 
 
 def test_another_scale_is_named(tmp_path: Path) -> None:
     card = check("gpt2", tmp_path, lambda folder: config_of(folder, scale_attn_weights=False))
-    assert len(card.causes) == 1 and card.causes[0].startswith("the scale of attention scores: 1 here, ")
+    assert len(card.causes) == 1 and card.causes[0].startswith("the scale of attention scores: 1 in clearhead, ")
 
 
 def test_two_causes_are_both_named(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_weights_that_differ_are_named(tmp_path: Path) -> None:
         "gpt2", tmp_path, lambda folder: tensors_of(folder, ("h.1.mlp.c_fc.weight",), lambda tensor: tensor * 1.5)
     )
     assert card.divergence is not None and "(transformer.h.1.mlp.c_fc)" in card.divergence
-    assert card.causes == ("the weights: 'transformer.h.1.mlp.c_fc.weight' have other values there",)
+    assert card.causes == ("the weights: 'transformer.h.1.mlp.c_fc.weight' have other values in transformers",)
 
 
 def test_the_tokenizer_is_compared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_the_tokenizer_is_compared(tmp_path: Path, capfd: pytest.CaptureFixture[
     code = main(["check", str(tampered), "--against", "transformers", "--reference", str(original)])
     out = capfd.readouterr().out
     assert code == 1
-    assert "likely cause      the tokenizer: here a text is read with a space in front" in out
+    assert "likely cause      the tokenizer: clearhead reads a text with a space in front" in out
     assert "verdict           not the same" in out
 
 

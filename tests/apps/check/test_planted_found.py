@@ -1,4 +1,4 @@
-"""The planted mistakes are found, the right parts beside them are not accused, and the causes have their names."""
+"""Planted mistakes are found under their names, and correct parts are not called wrong."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LEAST_NAMED = 0.95
 MEANINGS = {"attend": "attend", "block": "block", "additive": "additive", "ones": "ones", "float ones": "ones",
             "causal attend": "attend"}  # fmt: skip
 SAME = {"second_residual_missing": "residual_missing"}
-# What no run of this module alone can show: another scale of the embedding is another model, and a mean over the text
-# reads the future as a missing mask does.
+# Mistakes that no run of the module alone can name. Another scale of the embedding is another model, and a mean over
+# the text reads the future, like a missing mask.
 NOT_NAMED = {"embedding_scale_missing", "future_by_mean"}
 
 
@@ -135,7 +135,7 @@ def test_wrong_transformers() -> None:
 
 @pytest.mark.parametrize("cls", whole_models.RAISING)
 def test_an_error_is_named_with_its_line(cls: type[nn.Module]) -> None:
-    """The line that raised it is the user's last one, whatever library it was called from."""
+    """An error is shown at the user's last line, even if a library raised it."""
     report = transformer(cls("raises"))
     assert not report.ok
     lines = Path(whole_models.__file__).read_text().splitlines()
@@ -176,7 +176,7 @@ def test_no_report_contradicts_itself() -> None:
 
 
 def test_more_positions_than_ids() -> None:
-    """A model of characters has more positions than ids; what its second argument is does not show."""
+    """A model of characters has more positions than ids; the meaning of its second argument is not clear."""
 
     class Characters(nn.Module):
         def __init__(self) -> None:

@@ -31,7 +31,7 @@ def test_its_norms_are_never_called_wrong() -> None:
 
 
 def test_a_module_of_a_user_is_not_spared() -> None:
-    """Neither a class of one's own over a library's, nor parts of a library that one has put in an order."""
+    """A user's subclass of a library class, and library modules that a user arranged, do not count as a library's."""
 
     class Own(nn.RMSNorm):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""One small part for each role, as a user's file has them."""
+"""One small custom module for each role, as in a user's file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LastTokens:
 
 @ch.register(LastTokens)
 class MeanOfLastTokens(ch.HookPoints):
-    """Keeps nothing: it reads all tokens again."""
+    """Caches nothing, so it reads all tokens again."""
 
     points = ("mean",)
 
@@ -78,7 +78,7 @@ class Tilt:
 
 @ch.register(Tilt, role="scores")
 class TiltScores(nn.Module):
-    """A bias by distance, of a learned slope for each head."""
+    """A bias by distance with a learned slope for each head."""
 
     def __init__(self, num_heads: int, settings: Tilt) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class TiltScores(nn.Module):
 
 @dataclass(frozen=True)
 class Offbeat:
-    """Softmax with a constant more in its denominator."""
+    """Softmax with an additional constant in its denominator."""
 
 
 @ch.register(Offbeat, role="weights")

@@ -1,4 +1,4 @@
-"""What is wrong with a user's own part is one sentence, before anything runs."""
+"""Faults of custom modules are reported in one sentence, before anything runs."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ FORWARDS = {
     "noisy": ("x + torch.randn_like(x)", "draws random numbers in evaluation, or remembers its last call"),
     "drawing": (
         "x + torch.rand(1, generator=self.generator) if self.training else x",
-        "draws its own random numbers in training, so that a resumed run would not be exact",
+        "draws its own random numbers in training, so a resumed run would not be exact",
     ),
-    "failing": ("x @ torch.ones(3, 3)", r"the part 'failing': its forward fails of x \[2, 5, 14\] \(RuntimeError: "),
+    "failing": ("x @ torch.ones(3, 3)", r"the part 'failing': its forward fails for x \[2, 5, 14\] \(RuntimeError: "),
 }
 FILES = {
     "nothing": ("a = 1\n", "nothing.py: it registers no part; put @clearhead.register"),

@@ -1,4 +1,4 @@
-"""The page "Add a part" shows the code of the examples, which are short."""
+"""The page "Add a custom module" shows the code of the examples, which are short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own part is a part like ours: in the spec, in cost, in every way a model runs, and in what is made of it."""
+"""Custom modules work like built-in ones: in the spec, in cost, in every mode of a model, and in all exports."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_cached_padded_and_served_calls_are_those_of_the_whole_text(name: str, f
 
 @pytest.mark.parametrize("name", MODELS)
 def test_what_it_keeps_is_kept_where_others_join_and_leave(name: str) -> None:
-    """Prompts that wait until others end have the results that they have alone."""
+    """Prompts that join a batch after others end get the same results as alone."""
     custom = module(name).double()
     prompts = [row[: 2 + number % 4].tolist() for number, row in enumerate(ids(rows=8))]
     sampled = GenerateOptions(max_new_tokens=9, batch_size=3, temperature=1.5, seed=4)
@@ -137,7 +137,7 @@ def test_what_it_keeps_is_kept_where_others_join_and_leave(name: str) -> None:
         ]
 
     together, alone = run(prompts), [result for prompt in prompts for result in run([prompt])]
-    assert len({len(result.ids) for result in alone}) > 2, "all end together, so that nobody joins the others"
+    assert len({len(result.ids) for result in alone}) > 2, "all end together, so that no sequence joins later"
     assert [result.ids for result in together] == [result.ids for result in alone]
     sums = [result.log_probability for result in alone]
     assert [result.log_probability for result in together] == pytest.approx(sums, abs=1e-9)
@@ -145,7 +145,7 @@ def test_what_it_keeps_is_kept_where_others_join_and_leave(name: str) -> None:
 
 def test_what_keeps_nothing_is_said() -> None:
     assert recomputed_parts(module("recurrent")) == []
-    assert "MeanOfLastTokens keeps nothing between tokens" in recomputed_parts(module("recomputed"))[0]
+    assert "MeanOfLastTokens caches nothing" in recomputed_parts(module("recomputed"))[0]
 
 
 def test_documents_of_one_block_do_not_see_each_other() -> None:

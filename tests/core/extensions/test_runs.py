@@ -1,4 +1,4 @@
-"""A run with a user's own part: trained, resumed exactly, loaded with its file alone, saved, and used."""
+"""A run with a custom module: trained, resumed exactly, loaded with its file, saved, and used."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_it_trains_resumes_exactly_loads_and_generates(tmp_path: Path, monkeypat
     messages: list[str] = []
     with use_display(Heard(messages)):
         model = ch.load(halves.run, parts=tmp_path / "mine.py")
-    assert ["MeanOfNewestTokens keeps nothing" in line for line in messages] == [True]
+    assert ["MeanOfNewestTokens caches nothing" in line for line in messages] == [True]
     (generation,) = model.generate("a te", max_new_tokens=5, temperature=0)
     text = generation.text
     model.save(tmp_path / "saved")
@@ -86,7 +86,7 @@ def test_it_trains_resumes_exactly_loads_and_generates(tmp_path: Path, monkeypat
 
 
 def forget_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget all files of parts, as a new process has not imported any."""
+    """Forget all imported files of custom modules, like a new process."""
     kinds: dict[str, registry.PartKind] = {}
     monkeypatch.setattr(registry, "_kinds", lambda: kinds)
     for name in [name for name in sys.modules if name.startswith("clearhead_parts_")]:

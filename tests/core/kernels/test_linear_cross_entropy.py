@@ -252,7 +252,7 @@ def test_the_loss_of_a_projection_is_that_of_its_outputs(cap: float | None) -> N
 
 @pytest.mark.parametrize("rows", [37, 64])
 def test_rows_of_zeros_that_fill_a_sixteen_bit_product_cannot_be_seen(rows: int) -> None:
-    """Against each row alone, which needs no filling; with a bias, which rows of zeros would still reach."""
+    """Compare with each row alone, which needs no padding rows; with a bias, padding rows could count."""
     torch.manual_seed(0)
     leaves = [torch.randn(*shape).bfloat16().requires_grad_() for shape in ((rows, WIDTH), (VOCABULARY, WIDTH))]
     bias = torch.randn(VOCABULARY, requires_grad=True)

@@ -71,7 +71,7 @@ def test_alibi_is_minus_slope_times_distance() -> None:
 
 
 def test_rounded_alibi_is_slope_times_position_in_bfloat16() -> None:
-    """As in models trained in bfloat16: the position itself is rounded too."""
+    """Models trained in bfloat16 round the position itself, too."""
     query, key = torch.arange(2040, 2043)[None], torch.arange(2043)[None]
     bias = alibi_bias(query, key, 12, spec.Alibi(rounding="bfloat16"))
     expected = slopes_of(12)[..., None].bfloat16() * torch.arange(2043)
@@ -94,7 +94,7 @@ def published_bucket(relative: int, count: int, max_distance: int, bidirectional
     if distance < exact:
         return offset + distance
     steps = math.log(distance / exact) / math.log(max_distance / exact) * (count - exact)
-    # The code works in float32; a hair is added where the quotient should be a whole number.
+    # The code works in float32; a tiny number is added where the quotient should be a whole number.
     return offset + min(count - 1, exact + math.floor(steps + 1e-6))
 
 

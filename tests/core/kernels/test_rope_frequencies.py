@@ -1,4 +1,4 @@
-"""RoPE scaling: bitwise the frequencies of transformers, and one length for each sequence."""
+"""RoPE scaling: the frequencies equal those of transformers bit for bit, with one length per sequence."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A hand-written part of a Transformer compared with the mathematics, and the mistake that explains a difference."""
+"""Checks of hand-written parts of a Transformer: compare with the mathematics, and name the mistake."""

@@ -1,4 +1,4 @@
-"""Functions under the names of a course's assignment (CS336, tests/adapters.py) compared with the mathematics.
+"""Checks of the functions of a course assignment (CS336, tests/adapters.py), by their names.
 
 Legend: B batch, T tokens, D width.
 """
@@ -122,7 +122,7 @@ def _compare_once(
     candidate: Callable[..., Any], call: tuple[Any, ...], compute: Callable[[Settings], Tensor],
     changes: tuple[tuple[str, Settings], ...], where: str, mathematics: str,
 ) -> Report:  # fmt: skip
-    """Run a function once, and compare it."""
+    """Call a function once, and compare its output."""
     subject, runner = candidate.__name__, CandidateRunner(candidate)
     wanted = compute({})
     try:
@@ -131,8 +131,8 @@ def _compare_once(
     except CannotCompare as reason:
         return Report.refuse(subject, reason)
     return compare_outputs(
-        subject, outputs, lambda settings: [compute(settings)], changes, runner, [f"output {list(wanted.shape)}"], where=where,
-        mathematics=mathematics,
+        subject, outputs, lambda settings: [compute(settings)], changes, runner, [f"output {list(wanted.shape)}"],
+        where=where, mathematics=mathematics,
     )  # fmt: skip
 
 
@@ -148,8 +148,10 @@ def _check_rope_attention(candidate: Callable[..., Any], width: int, heads: int)
     weights = {name: weight for name, weight in _block_weights(width, "", 41).items() if name.startswith("attn.")}
     x, positions = _draw(2, 7, width), torch.arange(7)
     call = (width, heads, _MOST_TOKENS, _THETA, *weights.values(), x, positions)
-    return _compare_once(candidate, call, lambda settings: _attention(settings, weights, "attn.", x, heads), _ATTENTION_CHANGES,
-                "the attention with RoPE", "softmax(rope(q) rope(k)ᵀ / √d_head) v, causal")  # fmt: skip
+    return _compare_once(
+        candidate, call, lambda settings: _attention(settings, weights, "attn.", x, heads), _ATTENTION_CHANGES,
+        "the attention with RoPE", "softmax(rope(q) rope(k)ᵀ / √d_head) v, causal"
+    )  # fmt: skip
 
 
 def _check_rope(candidate: Callable[..., Any], width: int, heads: int) -> Report:
@@ -167,16 +169,20 @@ def _check_rms_norm(candidate: Callable[..., Any], width: int, heads: int) -> Re
                ("eps_outside_root", {"root": "outside"}), ("eps_missing", {"root": "bare"}),
                ("weight_missing", {"has_weight": False}),
                ("root_missing", {"root": "missing"}))  # fmt: skip
-    return _compare_once(candidate, (width, _EPS, weight, x), lambda settings: _normalize({**base, **settings}, x, weight, None), changes,
-                "the RMS norm", "x / √(mean(x²) + eps) · weight")  # fmt: skip
+    return _compare_once(
+        candidate, (width, _EPS, weight, x), lambda settings: _normalize({**base, **settings}, x, weight, None),
+        changes, "the RMS norm", "x / √(mean(x²) + eps) · weight"
+    )  # fmt: skip
 
 
 def _check_swiglu(candidate: Callable[..., Any], width: int, heads: int) -> Report:
     inner = 2 * width
     w1, w2, w3 = _draw(inner, width), _draw(width, inner, seed=32), _draw(inner, width, seed=33)
     x = _draw(2, 5, width, seed=34)
-    return _compare_once(candidate, (width, inner, w1, w2, w3, x), lambda settings: _swiglu(settings, w1, w2, w3, x), _GATE_CHANGES,
-                "the feed-forward", "W2 (silu(W1 x) * W3 x)")  # fmt: skip
+    return _compare_once(
+        candidate, (width, inner, w1, w2, w3, x), lambda settings: _swiglu(settings, w1, w2, w3, x), _GATE_CHANGES,
+        "the feed-forward", "W2 (silu(W1 x) * W3 x)"
+    )  # fmt: skip
 
 
 def _check_block(candidate: Callable[..., Any], width: int, heads: int) -> Report:
@@ -256,4 +262,4 @@ ADAPTERS: Mapping[str, Callable[[Callable[..., Any], int, int], Report]] = {
     "run_transformer_block": _check_block,
     "run_transformer_lm": _check_language_model,
 }
-"""What each function of the assignment is compared by; others, such as tokenizers and optimizers, are left aside."""
+"""The check of each function of the assignment; others, such as tokenizers and optimizers, are not checked."""

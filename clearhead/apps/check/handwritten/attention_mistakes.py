@@ -20,13 +20,13 @@ Split = Callable[[Tensor, int], Tensor]
 
 @dataclass(frozen=True)
 class Probe:
-    """One input of an attention.
+    """One test input of an attention.
 
     Args:
-        name: what it shows, in words.
-        query: [B, T, D].
-        memory: [B, S, D]; None: the query.
-        allowed: [B or 1, 1, T or 1, S], True = may attend; None: no mask.
+        name: description for the report.
+        query: source of the queries [B, T, D].
+        memory: source of keys and values [B, S, D]; None means the query.
+        allowed: mask [B or 1, 1, T or 1, S], True = may attend; None means no mask.
     """
 
     name: str
@@ -74,7 +74,7 @@ MERGES: dict[str, Callable[[Tensor], Tensor]] = {
     ),
 }
 Scale = Callable[[int, int, int, int], float]
-SCALES: dict[str, Scale] = {  # of head size, heads, keys and width
+SCALES: dict[str, Scale] = {  # arguments: head size, heads, keys and width
     "root": lambda e, h, s, d: e**-0.5,
     "no_scaling": lambda e, h, s, d: 1.0,
     "scaled_by_width": lambda e, h, s, d: d**-0.5,
@@ -94,22 +94,22 @@ _MORE_SCALES: dict[str, tuple[Scale, ...]] = {
 
 @dataclass(frozen=True)
 class Steps:
-    """How an attention is computed; the defaults are right.
+    """Steps of an attention; the defaults are the correct computation.
 
     Args:
-        scale: of the scores.
-        softmax: its axis.
-        query_split, key_split, value_split, merge: how heads are split and merged.
-        without: biases that are missing, by role, and "output projection".
+        scale: function that returns the factor on the scores.
+        softmax: axis of the softmax.
+        query_split, key_split, value_split, merge: ways to split and merge the heads.
+        without: roles whose bias is missing, and "output projection" if that is missing.
         transposed: roles whose weight is transposed.
-        roles: which projection makes queries, keys and values.
-        inputs: which input queries, keys and values are made of: 0 the query, 1 the memory.
-        is_flipped: scores are k q^T.
-        mask: how it is applied.
-        value: of hidden scores, where `mask` uses one.
-        is_causal: the part masks by itself.
-        diagonal: of the causal mask: 0 is right, 1 shows the next token.
-        slices: of tokens in place of features: "" none, "first", or "blocks".
+        roles: projections that make queries, keys and values.
+        inputs: sources of queries, keys and values: 0 the query, 1 the memory.
+        is_flipped: True computes the scores as k q^T.
+        mask: way to apply the mask.
+        value: score of hidden keys, if `mask` uses one.
+        is_causal: True hides the future without a mask of the caller.
+        diagonal: diagonal of the causal mask: 0 is right, 1 shows the next token.
+        slices: slices of tokens instead of features: "" (none), "first" or "blocks".
     """
 
     scale: Scale = SCALES["root"]
@@ -131,7 +131,7 @@ class Steps:
 
 
 def attend(steps: Steps, weights: LinearMaps, probe: Probe, heads: int) -> Tensor:
-    """Return the output of the steps."""
+    """Compute an attention by these steps and return its output [B, T, D]."""
     sources = probe.query, probe.query if probe.memory is None else probe.memory
     q, k, v = (
         _project(steps, weights, role, sources[which]) for role, which in zip(steps.roles, steps.inputs, strict=True)
@@ -174,7 +174,7 @@ def _attend_over_slices(steps: Steps, q: Tensor, k: Tensor, v: Tensor, heads: in
 
 
 def _build_mask(steps: Steps, probe: Probe, queries: int, keys: int) -> Tensor | None:
-    """Return what the steps' mask allows; None: everything."""
+    """Return the mask of these steps, True = may attend; None hides nothing."""
     causal = torch.ones(queries, keys, dtype=torch.bool).tril(steps.diagonal) if steps.is_causal else None
     passed = probe.allowed
     if passed is not None and steps.mask == "ignored":
@@ -251,11 +251,11 @@ CONVENTIONS: tuple[dict[str, Any], ...] = tuple(
     for split in ("heads", "interleaved")
     for value in ("heads", "interleaved")
 )
-"""How heads may lie among the features: any order, if queries agree with keys, and values with the result."""
+"""Layouts of heads among the features: any order is right if queries match keys, and values match the result."""
 
 
 def list_mistakes(steps: Steps, weights: LinearMaps, has_mask: bool, has_memory: bool) -> Iterator[tuple[str, Steps]]:
-    """Yield the steps with each known mistake."""
+    """Yield each known mistake by name, with the changed steps."""
     for cause, change in _list_changes(weights, has_mask or steps.is_causal, has_memory, steps.is_causal):
         yield cause, replace(steps, **change)
 

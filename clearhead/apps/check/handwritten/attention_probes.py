@@ -1,4 +1,4 @@
-"""The inputs on which attentions are compared, and the ways in which a hand-written one can be called.
+"""Test inputs for attentions, and the conventions by which a hand-written attention can be called.
 
 Legend: B batch, T queries, S keys, D width.
 """
@@ -34,7 +34,7 @@ BATCH = 2
 
 @dataclass(frozen=True)
 class CallConvention:
-    """One way to call a part: what its mask means and which shape it has, and whether the batch comes first."""
+    """Convention of a call: meaning, shape and argument name of the mask, and the position of the batch axis."""
 
     meaning: str = "attend"
     shape: str = SHAPES[0]
@@ -45,7 +45,7 @@ class CallConvention:
 
 @dataclass
 class Session:
-    """A part while it is compared."""
+    """State of one comparison: the part, its arguments, possible weight assignments, findings and notes."""
 
     runner: CandidateRunner
     arguments: list[Argument]
@@ -60,7 +60,7 @@ class Session:
 
     @property
     def is_library(self) -> bool:
-        """Whether the part is of a library, which leaves out a step on purpose."""
+        """True if the part comes from a library, which may leave out a step on purpose."""
         return type(self.runner.candidate).__module__.split(".")[0] in LIBRARIES
 
     @property
@@ -70,11 +70,11 @@ class Session:
 
     @property
     def has_memory(self) -> bool:
-        """Whether keys and values can be made of something else than the queries."""
+        """True if the part takes a separate input for keys and values."""
         return any(argument.role in ("memory", "key") for argument in self.arguments)
 
     def run(self, probe: Probe, convention: CallConvention) -> tuple[Probe, Tensor] | None:
-        """Return a probe, with a mask where the part needs one, and its output; None: the part does not take it."""
+        """Run a probe, with an all-True mask if the part needs one; return probe and output, or None if it fails."""
         output = self.output(probe, convention)
         if output is None and probe.allowed is None and convention.argument is not None:
             keys = (probe.query if probe.memory is None else probe.memory).shape[1]
@@ -87,7 +87,7 @@ class Session:
         return None if output is None else (probe, output)
 
     def output(self, probe: Probe, convention: CallConvention) -> Tensor | None:
-        """Return the output [B, T, D] of a probe; None: the part does not take it."""
+        """Return the output [B, T, D] of a probe; None if the call fails."""
         turned = [None if x is None else self.to_layout(x, convention) for x in (probe.query, probe.memory)]
         assert turned[0] is not None
         mask = None if probe.allowed is None else convert_mask(probe.allowed, convention, turned[0].dtype)
@@ -102,7 +102,7 @@ class Session:
         return None
 
     def _mask_name(self, probe: Probe, convention: CallConvention) -> str | None:
-        """Return the argument for a mask: padding of a memory may have one of its own."""
+        """Return the name of the mask argument; padding of the memory may have a separate one."""
         if probe.memory is None or convention.shape not in KEY_SHAPES:
             return convention.argument
         return next((name for name in self.mask_arguments if _OF_MEMORY.fullmatch(name)), convention.argument)
@@ -112,7 +112,7 @@ class Session:
         return self.runner.attempt(*args, named=named)
 
     def to_layout(self, x: Tensor, convention: CallConvention) -> Tensor:
-        """Return [B, T, D] as the part reads it."""
+        """Convert [B, T, D] to the layout that the part reads."""
         if self.is_split:
             return SPLITS["heads"](x, self.heads)
         return x if convention.is_batch_first else x.transpose(0, 1)
@@ -124,7 +124,7 @@ class Session:
 
 
 def convert_mask(allowed: Tensor, convention: CallConvention, dtype: torch.dtype) -> Tensor:
-    """Return a mask [B or 1, 1, T or 1, S] as a part wants it."""
+    """Convert a mask [B or 1, 1, T or 1, S] to the shape and meaning of a convention."""
     match convention.shape:
         case "[batch, queries, keys]":
             allowed = allowed[:, 0]
@@ -145,14 +145,14 @@ def convert_mask(allowed: Tensor, convention: CallConvention, dtype: torch.dtype
 
 
 def _sizes(width: int, heads: int) -> tuple[int, int]:
-    """Return numbers of queries and of keys that no other size equals."""
+    """Return numbers of queries and keys that differ from all other axis sizes."""
     taken = {BATCH, heads, width // heads, width, 3 * width}
     free = [size for size in (5, 7, 11, 13, 17, 19, 23) if size not in taken]
     return free[0], free[1]
 
 
 def probes(session: Session, convention: CallConvention) -> Iterator[Probe]:
-    """Give the inputs on which a part is compared, all sizes different."""
+    """Yield the test inputs of a convention; all their axis sizes differ."""
     generator = torch.Generator().manual_seed(23)
     width, (queries, keys) = session.width, _sizes(session.width, session.heads)
 

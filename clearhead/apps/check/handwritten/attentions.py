@@ -1,4 +1,4 @@
-"""A hand-written attention compared with the mathematics on the same weights. Legend: B batch, T queries, S keys."""
+"""Check of a hand-written attention: compare it with the mathematics. Legend: B batch, T queries, S keys, D width."""
 
 from __future__ import annotations
 
@@ -43,30 +43,31 @@ def attention(
     candidate: Callable[..., Any], *, width: int, heads: int, parameters: Mapping[str, Any] | None = None,
     mask: MaskMeaning | None = None, causal: bool | None = None, batch_first: bool | None = None,
 ) -> Report:  # fmt: skip
-    """Compare a hand-written attention with the mathematics, and find which known mistake explains a difference.
+    """Compare a hand-written attention with the mathematics, and find the known mistake that explains a difference.
 
-    Both compute in float64 on the same drawn weights; the part gets its own weights back. Where its output differs, one
-    step of the right computation after another is changed until the numbers agree.
+    Both compute in float64 on the same random weights; the candidate's weights are restored afterwards. If the outputs
+    differ, each known mistake is put into the correct computation, until the numbers agree.
 
     Args:
-        part: a module called as part(query, memory=None, mask=None) or part(query, key, value, mask), with
-            [batch, tokens, width]; or a function that is handed its weights; or one of queries, keys and values
-            [batch, heads, tokens, head size] alone. Extra results behind the output are left aside.
-        width: of the input and the output.
-        heads: how many.
-        parameters: its projections by role: query, key, value, out, or qkv for one weight [q|k|v]; linear layers, or
-            tensors [out, in] or [in, out]; None: by names and shapes.
-        mask: the meaning of its mask: True = may attend, True = blocked, 0 and -inf that are added, 1 = may attend, or
-            any of these; None: True = may attend, or the meaning that PyTorch's names of arguments have.
-        causal: whether it hides the future by itself; None: either is right.
-        batch_first: False where it reads [tokens, batch, width]; None: as its attribute of that name says, or True.
+        candidate: the attention, in one of three forms. A module called as candidate(query, memory=None, mask=None)
+            or candidate(query, key, value, mask), with inputs [batch, tokens, width]. A function that also takes its
+            weights. A function of queries, keys and values [batch, heads, tokens, head size] alone. Results after the
+            first one are ignored.
+        width: number of features of input and output.
+        heads: number of heads.
+        parameters: projections by role: query, key, value, out, or qkv for one weight [q|k|v]. Each is a linear layer
+            or a tensor [out, in] or [in, out]. None means that names and shapes decide.
+        mask: meaning of the mask: "attend" (True = may attend), "block" (True = hidden), "additive" (0 and -inf),
+            "ones" (1 = may attend), or "any" of these. None means "attend", or PyTorch's meaning of a known name.
+        causal: True if the candidate hides the future itself; None accepts both.
+        batch_first: False if it reads [tokens, batch, width]; None means its attribute of that name, or True.
 
     Returns:
-        The report; `ok` says whether the part is right, and printing it says what is wrong.
+        The report: `ok` is True if the candidate is right; printing it shows the mistakes.
 
     Raises:
         InputError: sizes that do not fit together, or parameters that are not weights.
-        NotImplementedError: the part is not written yet.
+        NotImplementedError: raised by the candidate if it is not written yet.
 
     Source: arXiv 1706.03762, section 3.2.
     """
@@ -114,7 +115,7 @@ def _open_session(
 
 
 def _draw_weights(roles: Sequence[str], numbers: dict[str, Any], width: int) -> list[WeightAssignment]:
-    """Draw the weights that a function is handed; the readings are [out, in] and [in, out]."""
+    """Draw the weights that a function takes as arguments, and return their readings as [out, in] and [in, out]."""
     generator = torch.Generator().manual_seed(17)
     for role in roles:
         rows = width * {"qkv": 3, "kv": 2}.get(role.split()[1], 1)
@@ -130,7 +131,7 @@ def _draw_weights(roles: Sequence[str], numbers: dict[str, Any], width: int) -> 
 
 
 def _mask_meanings(session: Session, name: str, mask: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what a mask may mean, and what it could mean by mistake."""
+    """Return the accepted meanings of a mask, and the meanings that it may have by mistake."""
     if mask not in (None, "any"):
         return (("ones", "float ones") if mask == "ones" else (mask,)), ()
     if session.is_library or mask == "any":
@@ -139,7 +140,7 @@ def _mask_meanings(session: Session, name: str, mask: str | None) -> tuple[tuple
 
 
 def _list_conventions(session: Session, mask: str | None, batch_first: bool | None) -> list[CallConvention]:
-    """Return the ways to call a part, those that it should be called in first."""
+    """Return the conventions by which a part can be called, the expected ones first."""
     candidate = session.runner.candidate
     first = getattr(candidate, "batch_first", True) if batch_first is None else batch_first
     conventions = []
@@ -167,14 +168,14 @@ _Match = tuple[CallConvention, WeightAssignment, Steps, float]
 
 
 class _AttentionComparison:
-    """The search for the right computation, or for the mistake that explains the output."""
+    """Search for the computation that reproduces the output: the correct one, or one with a known mistake."""
 
     def __init__(self, session: Session, conventions: Sequence[CallConvention], subject: str) -> None:
         self.session, self.conventions, self.subject = session, conventions, subject
         self.runs: list[tuple[CallConvention, Outputs]] = []
 
     def report(self) -> Report:
-        """Compare, in float32 where the part does not take float64."""
+        """Compare in float64, or in float32 if no call works in float64, and return the report."""
         session, runner = self.session, self.session.runner
         match = self._find_match()
         if not self.runs:
@@ -194,7 +195,7 @@ class _AttentionComparison:
             return self._judge(match)
 
     def _find_match(self) -> _Match | None:
-        """Run the part in one way after another until it is right in one, and return that one."""
+        """Call the part by each convention until its output is right; return that match, or None."""
         with self.session.runner.borrow():
             for convention in self.conventions:
                 outputs = self._outputs(convention)
@@ -244,7 +245,7 @@ class _AttentionComparison:
         return (Steps(is_causal=causal) for causal in wanted)
 
     def _match_output(self, convention: CallConvention, outputs: Outputs) -> _Match | None:
-        """Return the reading and the layout in which the part is right."""
+        """Return the weight assignment and the head layout for which the output is right, or None."""
         for assignment in self.session.assignments:
             for base in self._base_steps(assignment):
                 for layout in CONVENTIONS:
@@ -257,7 +258,7 @@ class _AttentionComparison:
     def _error(
         self, steps: Steps, assignment: WeightAssignment, outputs: Outputs, *, limit: float | None = None
     ) -> float:
-        """Return the largest difference; infinite where the steps do not run."""
+        """Return the largest difference from the output of these steps; infinite if the steps fail."""
         largest, compared = 0.0, 0
         projections = {
             role: LinearMap(projection.weight.double(), None if projection.bias is None else projection.bias.double())
@@ -274,7 +275,7 @@ class _AttentionComparison:
             except (RuntimeError, IndexError):
                 return float("inf")
             if not wanted.isfinite().any() and output.isfinite().any():
-                continue  # every query sees nothing, which is computed in several ways
+                continue  # no query has a visible key, for which several results are usual
             compared += 1
             largest = max(largest, output_error(output, wanted))
             if largest > (self.session.runner.bound if limit is None else limit):
@@ -292,7 +293,7 @@ class _AttentionComparison:
         )
 
     def _explain_difference(self) -> tuple[float, tuple[str, ...]]:
-        """Add the finding of the mistake that explains the output, or of where it differs."""
+        """Add the finding of the mistake that explains the output; return error and names of the compared inputs."""
         session = self.session
         outputs = self.runs[0][1]
         assignment = session.assignments[0]
@@ -311,7 +312,7 @@ class _AttentionComparison:
         return error, tuple(outputs)
 
     def _explain(self) -> list[tuple[str, list[str]]]:
-        """Return the known mistakes that together reproduce the output, each with those that give the same numbers."""
+        """Return the known mistakes that together reproduce the output, each with equivalent other mistakes."""
         session = self.session
         expected = [(convention, outputs) for convention, outputs in self.runs if convention.is_expected]
         for convention, outputs in expected or self.runs:
@@ -350,7 +351,7 @@ class _AttentionComparison:
     def _find_mistake_pair(
         self, base: Steps, assignment: WeightAssignment, outputs: Outputs, convention: CallConvention
     ) -> tuple[str, ...]:
-        """Return two mistakes that together reproduce the output, each in its most usual form."""
+        """Return two mistakes that together reproduce the output, each in its first form, or ()."""
         known = convention.argument is not None, self.session.has_memory
         for first, steps in _first_form_of_each(list_mistakes(base, assignment.projections, *known)):
             for second, both in _first_form_of_each(list_mistakes(steps, assignment.projections, *known)):
@@ -359,7 +360,7 @@ class _AttentionComparison:
         return ()
 
     def _describe_unexplained(self, assignment: WeightAssignment, outputs: Outputs, error: float) -> Finding:
-        """Say on which inputs the part differs, where no known mistake explains it."""
+        """Return a finding that lists the inputs on which the part differs, if no known mistake explains it."""
         differ: list[str] = []
         agree: list[str] = []
         for name, output in outputs.items():
@@ -400,7 +401,7 @@ class _AttentionComparison:
                 session.findings.append(Finding.of("output_projection_missing"))
 
     def _check_special_cases(self, convention: CallConvention, assignment: WeightAssignment, steps: Steps) -> None:
-        """Look at what a usual run does not show: the caller's mask, rows that see nothing, half precision."""
+        """Check special cases: changes to the caller's mask, fully masked rows, and half precision."""
         session = self.session
         probe = next(iter(probes(session, convention)))
         masked = dict(self.runs)[convention].get("with a mask")
@@ -439,7 +440,7 @@ class _AttentionComparison:
         return not torch.equal(inputs.mask if inputs.mask is not None else mask, mask)
 
     def _check_half_precision(self, convention: CallConvention, probe: Probe) -> Iterator[Finding]:
-        """Run in float16, whose output must be float16."""
+        """Yield a finding if a run in float16 fails, or returns another dtype."""
         session, runner = self.session, self.session.runner
         half = torch.float16
         inputs = CallInputs(session.to_layout(probe.query, convention).to(half), None, None, None)
@@ -451,7 +452,7 @@ class _AttentionComparison:
             torch.set_default_dtype(torch.float32)
             try:
                 tensors = tensors_of(runner.candidate(*args, **named))
-            except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+            except Exception as error:  # noqa: BLE001 user code may raise anything
                 if ("dtype" in str(error) and "Half" in str(error)) or "same dtype" in str(error):
                     yield Finding.of(
                         "fp16_promoted", says=f"half precision fails: {describe_error(error)}", severity="warning"
@@ -462,7 +463,7 @@ class _AttentionComparison:
 
 
 def _likely_assignments(assignments: Sequence[WeightAssignment]) -> list[WeightAssignment]:
-    """Return the readings in which mistakes are looked for: the orders of a fused weight that are in use."""
+    """Return the weight assignments to search for mistakes; for fused weights, only the usual orders."""
     usual = [
         assignment
         for assignment in assignments
@@ -472,7 +473,7 @@ def _likely_assignments(assignments: Sequence[WeightAssignment]) -> list[WeightA
 
 
 def _first_form_of_each(steps_by_cause: Iterator[tuple[str, Steps]]) -> Iterator[tuple[str, Steps]]:
-    """Return the first form of each mistake."""
+    """Yield only the first form of each mistake."""
     seen: set[str] = set()
     for cause, steps in steps_by_cause:
         if cause not in seen:

@@ -1,4 +1,4 @@
-"""How a hand-written part is called: what each of its arguments is, by its name and its place."""
+"""Arguments of a hand-written part: the role of each one, derived from its name and position."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MASK_NAMES: Mapping[str, tuple[str, ...]] = {
     "attn_mask": ("attend", "block", "additive"), "key_padding_mask": ("block", "attend"),
     "attention_mask": ("attend", "ones", "additive"), "attn_bias": ADDED, "attention_bias": ADDED,
 }  # fmt: skip
-"""What masks of known names may mean, the names being those of PyTorch and of checkpoints."""
+"""Meanings of masks by argument name, as in PyTorch and transformers."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Argument:
     """An argument of a part.
 
     Args:
-        name: in its signature.
+        name: name in the signature.
         role: query, key, value, memory, mask, heads, width, rotation, or a weight such as "weight query".
-        is_required: whether it has no default.
+        is_required: True if it has no default.
     """
 
     name: str
@@ -51,25 +51,25 @@ def function_of(candidate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def parameters_of(candidate: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters of a call that have a name.
+    """Return the named parameters of a part.
 
     Raises:
-        CannotCompare: it has no signature.
+        CannotCompare: the part has no signature.
     """
     try:
         parameters = list(inspect.signature(function_of(candidate)).parameters.values())
     except (TypeError, ValueError):
-        raise CannotCompare("its arguments cannot be read") from None
+        raise CannotCompare("its signature cannot be read") from None
     return [
         parameter for parameter in parameters if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
 
 
 def attention_arguments(candidate: Callable[..., Any]) -> list[Argument]:
-    """Return the arguments of an attention.
+    """Return the arguments of an attention with their roles.
 
     Raises:
-        CannotCompare: it needs an argument that no attention has.
+        CannotCompare: a required argument has no known role.
     """
     parameters = parameters_of(candidate)
     weights = (
@@ -82,17 +82,17 @@ def attention_arguments(candidate: Callable[..., Any]) -> list[Argument]:
         if isinstance(parameter.default, bool | float):
             role = None  # a switch, such as need_weights or is_causal
         if role is None and required:
-            raise CannotCompare(f"what to pass for its argument '{parameter.name}' is not known; give it a default")
+            raise CannotCompare(f"no known value fits its argument '{parameter.name}'; give it a default")
         if role is not None:
             arguments.append(Argument(parameter.name, role, required))
     roles = [entry.role for entry in arguments]
     if "query" not in roles:
-        raise CannotCompare("it takes no argument that could be the input")
+        raise CannotCompare("it takes no argument that could be the input: call one x or query")
     return arguments
 
 
 def _weight_names(names: Sequence[str]) -> dict[str, str]:
-    """Return the arguments of a function that are weights: those that name a role and are not the inputs themselves."""
+    """Return the weight arguments of a function: those whose name contains a role and that are not inputs."""
     roles = {}
     for name in names:
         role = role_of(name)
@@ -130,7 +130,7 @@ def _role(name: str, before: Sequence[str], required: bool) -> str | None:
 
 @dataclass(frozen=True)
 class CallInputs:
-    """What a call passes, by role; None is passed only where an argument has no default."""
+    """Inputs of one call; None is passed only for arguments without a default."""
 
     query: Tensor
     memory: Tensor | None = None
@@ -141,13 +141,13 @@ class CallInputs:
 def call_arguments(
     candidate: Callable[..., Any], arguments: Sequence[Argument], inputs: CallInputs, numbers: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return positional and named arguments of a call.
+    """Return the positional and the named arguments of a call.
 
     Args:
-        part: the part.
-        arguments: of it.
-        given: the inputs.
-        numbers: heads, width, and weights by their role.
+        candidate: the module or function.
+        arguments: its arguments with their roles.
+        inputs: inputs of the call.
+        numbers: number of heads, width, and weights by role.
     """
     source = inputs.query if inputs.memory is None else inputs.memory
     values: dict[str, Any] = {}

@@ -119,7 +119,7 @@ CHECKS: Final[Mapping[str, tuple[str, Check]]] = {
     "transformer": ("transformer|lm$|language|model|decoder|encoder", transformer),
     "module": ("$^", module),
 }
-"""The kinds of parts: the names that say so, and their comparison."""
+"""Kinds of parts: a pattern for their names, and the comparison function."""
 _SIZES: Mapping[str, str] = {
     "width": r"^(width|d_model|dim|embed_dim|hidden(_size|_dim)?|n_embd|embed(_size)?|emb(_dim|_size)?|model_dim|d|c|"
     r"features|normalized_shape|size)$",
@@ -135,10 +135,10 @@ _SIZES: Mapping[str, str] = {
 
 
 def build(cls: type[Any], width: int, heads: int) -> Any:
-    """Return a module of a user's class, its sizes known by the names of the constructor.
+    """Build a module of a user's class; the names of the constructor's arguments decide their values.
 
     Raises:
-        CannotCompare: an argument is not known.
+        CannotCompare: a required argument has an unknown name.
     """
     values = {"width": width, "heads": heads, "head_size": width // heads, "inner": 2 * width, "vocabulary": 29,
               "length": 64, "layers": 2, "dropout": 0.1, "theta": 10000.0}  # fmt: skip
@@ -151,13 +151,13 @@ def build(cls: type[Any], width: int, heads: int) -> Any:
             arguments[parameter.name] = values[role]
         elif parameter.default is parameter.empty:
             raise CannotCompare(
-                f"what to pass for '{parameter.name}' of its constructor is not known; give it a default"
+                f"no known value fits the argument '{parameter.name}' of its constructor; give it a default"
             )
     return cls(**arguments)
 
 
 def kind_of(name: str) -> str | None:
-    """Return the kind of a part by its name."""
+    """Return the kind of a part, derived from its name; None if no kind fits."""
     low = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     return next((kind for kind, (names, _) in CHECKS.items() if re.search(names, low)), None)
 
@@ -166,7 +166,7 @@ def _find_parts(user_module: ModuleType, name: str, kind: str) -> dict[str, str]
     """Return the parts to compare by their names, each with its kind.
 
     Raises:
-        InputError: there is none, or what it is does not show.
+        InputError: there is no such part, or its name does not show its kind.
     """
     members = {
         each: value
@@ -180,7 +180,7 @@ def _find_parts(user_module: ModuleType, name: str, kind: str) -> dict[str, str]
             raise InputError(f"there is no class or function '{name}' in it{did_you_mean(name, members)}")
         known = kind or ("adapter" if name in ADAPTERS else kind_of(name))
         if known is None:
-            raise InputError(f"what '{name}' is does not show in its name: say it by --as, one of {', '.join(CHECKS)}")
+            raise InputError(f"the name '{name}' does not show its kind: pass --as and one of {', '.join(CHECKS)}")
         return {name: known}
     adapters = dict.fromkeys((each for each in members if each in ADAPTERS), "adapter")
     if adapters:
@@ -189,7 +189,7 @@ def _find_parts(user_module: ModuleType, name: str, kind: str) -> dict[str, str]
     usual = {each: known for each, known in parts.items() if known is not None}
     if not usual:
         raise InputError(
-            "it has no class or function whose name says what it is (such as MyAttention): name one, FILE.py:NAME"
+            "it has no class or function whose name shows its kind (such as MyAttention): name one, FILE.py:NAME"
         )
     return usual
 
@@ -207,7 +207,7 @@ def _refuse_unused(settings: Mapping[str, Any], kinds: Mapping[str, str]) -> Non
     }
     for name in settings.keys() - taken - {"width", "heads"}:
         known = ", ".join(sorted(taken - {"candidate", "width", "heads", "head_size", "parameters"})) or "no setting"
-        raise InputError(f"no part in it is compared with '{name}'{did_you_mean(name, taken)}; they take {known}")
+        raise InputError(f"no part in it takes the setting '{name}'{did_you_mean(name, taken)}; available: {known}")
 
 
 def _compare(candidate: Any, name: str, kind: str, settings: Mapping[str, Any]) -> Report:
@@ -217,14 +217,14 @@ def _compare(candidate: Any, name: str, kind: str, settings: Mapping[str, Any]) 
             return ADAPTERS[name](candidate, width, heads)
         if inspect.isclass(candidate):
             if not issubclass(candidate, nn.Module):
-                raise CannotCompare("it is a class, but not an nn.Module")
+                raise CannotCompare("it is a class, but no subclass of nn.Module")
             candidate = build(candidate, width, heads)
         return CHECKS[kind][1](candidate, **_arguments(kind, settings))
     except NotImplementedError:
         return Report(name, "not written yet")
     except (CannotCompare, InputError) as reason:
         return Report(name, "cannot compare", reason=f"{reason}")
-    except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+    except Exception as error:  # noqa: BLE001 user code may raise anything
         return Report(name, "cannot compare", reason=f"it raises {describe_error(error)}")
 
 
@@ -237,7 +237,7 @@ def answers(path: Path, name: str, kind: str, settings: Mapping[str, Any]) -> It
     except InputError as error:
         yield {"fault": f"{error}"}
         return
-    except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+    except Exception as error:  # noqa: BLE001 user code may raise anything
         yield {"fault": f"importing it raises {describe_error(error)}"}
         return
     yield {"parts": list(parts)}

@@ -1,4 +1,4 @@
-"""Which known mistakes, alone or in pairs, reproduce the output of a hand-written part."""
+"""Search for known mistakes that reproduce the output of a hand-written part, alone or in pairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Compute = Callable[[Settings], Sequence[Tensor]]
 
 
 def largest_difference(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """Return the largest relative difference of outputs in the same order."""
+    """Return the largest relative difference between two lists of outputs."""
     return max((output_error(output, other) for output, other in zip(outputs, wanted, strict=True)), default=math.inf)
 
 
@@ -30,19 +30,19 @@ def _error(outputs: Sequence[Tensor], compute: Compute, settings: Settings) -> f
 
 
 def single_mistakes(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[str]:
-    """Return the mistakes that reproduce an output by themselves; the arguments are those of `explain`."""
+    """Return the mistakes that alone reproduce the outputs; the arguments are those of `explain`."""
     causes = [cause for cause, settings in changes if _error(outputs, compute, settings) <= bound]
     return list(dict.fromkeys(causes))
 
 
 def explain(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[list[str]]:
-    """Return the mistakes that together reproduce an output, each with others of the same numbers; empty: none do.
+    """Return the mistakes that together reproduce the outputs, each with equivalent other mistakes; empty if none do.
 
     Args:
-        found: the outputs.
-        compute: the right computation, with settings in place of its own.
-        changes: what the known mistakes set.
-        bound: the largest difference that counts as rounding.
+        outputs: outputs of the part.
+        compute: the correct computation; its settings override the defaults.
+        changes: known mistakes, each with the settings that cause it.
+        bound: largest difference that counts as rounding.
     """
     if single := single_mistakes(outputs, compute, changes, bound):
         return [single]
@@ -53,22 +53,23 @@ def explain(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound
 
 
 def compare_outputs(
-    subject: str, outputs: Sequence[Tensor], compute: Compute, changes: Changes, runner: CandidateRunner, names: Sequence[str],
-    *, where: str, mathematics: str, loose: float = 0.0, notes: Sequence[str] = (), findings: Sequence[Finding] = (),
+    subject: str, outputs: Sequence[Tensor], compute: Compute, changes: Changes, runner: CandidateRunner,
+    names: Sequence[str], *, where: str, mathematics: str, loose: float = 0.0, notes: Sequence[str] = (),
+    findings: Sequence[Finding] = (),
 ) -> Report:  # fmt: skip
-    """Return the report of a part whose right computation and known mistakes are one function with settings.
+    """Compare the outputs of a part with the correct computation and with known mistakes, and return the report.
 
     Args:
-        subject: what is compared.
-        found: its outputs.
-        compute: the right computation.
-        changes: what the known mistakes set.
-        runner: that ran it.
-        names: of the outputs.
-        place: where the difference is if no known mistake explains it.
-        mathematics: what it should compute.
-        loose: the bound of a mistake that rounds worse than the right computation.
-        notes, findings: to add.
+        subject: name and sizes of the part.
+        outputs: outputs of the part.
+        compute: the correct computation; its settings override the defaults.
+        changes: known mistakes, each with the settings that cause it.
+        runner: the runner that called the part.
+        names: names of the outputs.
+        where: place of the difference, for the report.
+        mathematics: formula that the part should compute.
+        loose: bound for mistakes that round worse than the correct computation.
+        notes, findings: notes and findings to add to the report.
     """
     findings = [*findings, *([Finding.of("dropout_in_evaluation")] if runner.is_random else [])]
     if runner.changes_weights:

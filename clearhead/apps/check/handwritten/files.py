@@ -1,4 +1,4 @@
-"""A user's Python file or notebook, compared in a child process with a time limit. Nothing else is ever imported."""
+"""Check of a user's Python file or notebook: a child process imports and compares it, with a time limit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MAIN: Final = "`if __name__ == '__main__':`"
 
 
 def python_file(ref: str) -> tuple[Path, str] | None:
-    """Return path and name of FILE.py, FILE.ipynb, FILE.py:NAME or FILE.ipynb:NAME; None: it is something else."""
+    """Return path and name of FILE.py, FILE.ipynb, FILE.py:NAME or FILE.ipynb:NAME; None for anything else."""
     match = _FILE.fullmatch(ref)
     return None if match is None else (Path(match[1]), match[2] or "")
 
@@ -48,8 +48,8 @@ def compare_file(
 
     Args:
         path: the file, which is run.
-        name: the class or function to compare; empty: all whose name says their kind.
-        kind: the kind of the named class or function; None: by its name.
+        name: the class or function to compare; empty means all whose name shows their kind.
+        kind: the kind of the named class or function; None means that its name decides.
         settings: arguments of the comparison: the width, the heads, and others, such as the mask of `attention`.
         seconds: the time limit, which begins when PyTorch is loaded.
         threads: the number of CPU threads.
@@ -78,7 +78,7 @@ def compare_file(
 
 @dataclass(frozen=True)
 class _Answer:
-    """A line that the child writes."""
+    """One line of output from the child process."""
 
     fault: str | None = None
     parts: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class _Answer:
 
 
 def _misuse_failure(path: Path) -> RunFailure:
-    return RunFailure(f"{path} wrote to the pipe in which the reports are expected: leave open file descriptors alone")
+    return RunFailure(f"{path} wrote to the pipe of the reports: write only to file descriptors that it opens itself")
 
 
 class _Child:
@@ -98,7 +98,7 @@ class _Child:
     """
 
     def __init__(self, words: Sequence[str], threads: int) -> None:
-        # Threads that wait busily would take the time of other programs.
+        # Threads that spin while waiting would slow other programs down.
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "passive"}
         self.process: psutil.Popen = psutil.Popen(
             [sys.executable, "-P", "-m", _CHILD, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -142,7 +142,7 @@ class _Child:
                 self.printed = (self.printed + chunk)[-_OUTPUT_KEPT:]
 
     def answer(self, end: float, path: Path, late: str) -> _Answer:
-        """Return the next answer.
+        """Wait for the next answer of the child and return it.
 
         Args:
             end: the time limit, as `time.monotonic` counts.
@@ -150,7 +150,7 @@ class _Child:
             late: the message when the time limit has passed.
 
         Raises:
-            RunFailure: the time limit has passed, the process has ended, or the answer is not of the child.
+            RunFailure: the time limit has passed, the process has ended, or the line is no answer of the child.
         """
         line: bytes | None = None
         while line is None:
@@ -171,7 +171,7 @@ class _Child:
             raise _misuse_failure(path) from None
 
     def _end_message(self, path: Path) -> str:
-        """Return the message of a process that has ended too early."""
+        """Return the error message for a process that ended too early."""
         code = self.process.wait()
         self.readers[1].join(_READING_SECONDS)
         printed = self.printed.decode("utf-8", "replace").strip().splitlines()[-1:]

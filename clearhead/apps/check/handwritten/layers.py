@@ -1,4 +1,4 @@
-"""A hand-written layer or whole Transformer compared from the whole to the first part that differs.
+"""Check of a hand-written layer: compare the whole, then its parts up to the first that differs.
 
 Legend: B batch, T tokens of the layer's input, S tokens of the memory, D width.
 """
@@ -48,7 +48,7 @@ _OF_MEMORY = re.compile("mem|src|source|enc|cross")
 
 @dataclass(frozen=True)
 class _LayerParts:
-    """What a layer is made of: its attentions, norms and feed-forward, by the names of its submodules."""
+    """Parts of a layer: attentions by submodule path, norms, feed-forward weights, and the path of cross-attention."""
 
     attentions: Mapping[str, LinearMaps]
     norms: Sequence[nn.Module]
@@ -75,7 +75,7 @@ def attentions_of(candidate: nn.Module, width: int, heads: int) -> dict[str, Lin
 def _find_parts(candidate: nn.Module, width: int, heads: int) -> _LayerParts:
     attentions = attentions_of(candidate, width, heads)
     if not attentions:
-        raise CannotCompare("it has no submodule that is an attention by name and weights (such as self_attn)")
+        raise CannotCompare("it has no submodule with the name and the weights of an attention (such as self_attn)")
     outside = [module for path, module in candidate.named_modules() if path and not path.startswith(tuple(attentions))]
     linears = [module for module in outside if isinstance(module, nn.Linear)]
     feed_forward = tuple(LinearMap(linear.weight, linear.bias) for linear in linears)
@@ -86,7 +86,7 @@ def _find_parts(candidate: nn.Module, width: int, heads: int) -> _LayerParts:
 
 
 def is_layer(candidate: nn.Module, width: int, heads: int) -> bool:
-    """Whether a module has the parts of a layer: attentions, a feed-forward and norms, and no table."""
+    """Return whether a module has attentions, a feed-forward and norms, and no embedding table."""
     if any(isinstance(module, nn.Embedding) for module in candidate.modules()):
         return False
     try:
@@ -97,7 +97,7 @@ def is_layer(candidate: nn.Module, width: int, heads: int) -> bool:
 
 
 def _find_cross_attention(candidate: nn.Module, attentions: list[str]) -> str | None:
-    """Return the name of the attention over the memory: by its name, or the second of a part that takes a memory."""
+    """Return the path of the cross-attention, by its name, or the second attention of a layer that takes a memory."""
     for path in attentions:
         if re.search(r"cross|memory|enc|src|inter", path.lower()):
             return path
@@ -112,7 +112,7 @@ def _is_norm(module: nn.Module, width: int) -> bool:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The right computation of a layer, with settings for its mistakes."""
+    """The correct computation of a layer, with settings for its mistakes."""
 
     parts: _LayerParts
     heads: int
@@ -132,7 +132,7 @@ class _Layer:
         return x
 
     def _apply_sublayer(self, settings: Settings, index: int, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return x after one sub-layer, with its norm and its residual."""
+        """Return x after one sub-layer with its norm and residual."""
         norms = self.parts.norms
         apply: nn.Module = nn.Identity()
         if index < len(norms) and index not in settings.get("no_norm", ()):
@@ -180,25 +180,26 @@ def layer(
     candidate: Callable[..., Any], *, width: int, heads: int, norm_place: NormPlace | None = None,
     activation: ActivationName | None = None, causal: bool | None = None, mask: MaskMeaning | None = None,
 ) -> Report:  # fmt: skip
-    """Compare a hand-written layer with the mathematics: the whole first, then its parts, then how they are joined.
+    """Compare a hand-written layer with the mathematics: the whole first, then its parts and their order.
 
     Args:
-        part: a module called as part(x, mask=None) or part(x, memory, mask=None), with [batch, tokens, width]; its
-            attentions, norms and linear layers are submodules.
-        width: of the input.
-        heads: of its attentions.
-        norm_place: behind the residual sum ("post") or in front of each sub-layer ("pre"); None: either is right.
-        activation: of the feed-forward; None: any usual one.
-        causal: whether its self-attention hides the future by itself; None: it does where there is a memory and no
-            mask of its own tokens, and either is right elsewhere.
-        mask: the meaning of its mask, as for an attention; None: any meaning.
+        candidate: module called as candidate(x, mask=None) or candidate(x, memory, mask=None), with inputs
+            [batch, tokens, width]; its attentions, norms and linear layers are submodules.
+        width: number of features of the input.
+        heads: number of heads of its attentions.
+        norm_place: place of the norms: "post" (after the residual sum) or "pre" (before each sub-layer); None accepts
+            both.
+        activation: activation of the feed-forward; None accepts any usual one.
+        causal: True if its self-attention hides the future itself. None means True for a layer with a memory but no
+            mask of its tokens, and accepts both otherwise.
+        mask: meaning of its mask, as in `attention`; None accepts any meaning.
 
     Returns:
         The report.
 
     Raises:
         InputError: not a module, or sizes that do not fit together.
-        NotImplementedError: the part is not written yet.
+        NotImplementedError: raised by the candidate if it is not written yet.
 
     Source: arXiv 1706.03762, section 3.1.
     """
@@ -221,8 +222,9 @@ def layer(
 
             base = _nearest_base(bases, compute, measured, parts, runner.bound)
             report = compare_outputs(
-                subject, measured, partial(compute, base), _changes(parts, base), runner, [case.name for case in probes],
-                where="how the parts are joined", mathematics=_mathematics(base), notes=_notes(base, meaning),
+                subject, measured, partial(compute, base), _changes(parts, base), runner,
+                [case.name for case in probes],
+                where="the wiring of the layer", mathematics=_mathematics(base), notes=_notes(base, meaning),
             )  # fmt: skip
     except CannotCompare as reason:
         return Report.refuse(subject, reason)
@@ -239,7 +241,7 @@ def _nearest_base(
     parts: _LayerParts,
     bound: float,
 ) -> Settings:
-    """Return the usual layer that is nearest, or which a single known mistake turns into the one that was found."""
+    """Return the settings of a usual layer that match exactly, or with one known mistake, or else most closely."""
     nearest = min(bases, key=lambda settings: largest_difference(outputs, compute(settings, {})))
     if largest_difference(outputs, compute(nearest, {})) <= bound:
         return nearest
@@ -260,7 +262,7 @@ def _notes(base: Settings, meaning: str | None) -> list[str]:
 
 
 def _takes_causal(candidate: nn.Module) -> bool:
-    """Whether a layer is handed a mask of its own tokens beside that of the memory, which may hide the future."""
+    """Return whether a layer takes a mask of its tokens besides that of the memory; it may hide the future."""
     masks = [argument.name for argument in attention_arguments(candidate) if argument.role == "mask"]
     return len(masks) > 1 and not all(_OF_MEMORY.search(name) for name in masks)
 
@@ -303,7 +305,7 @@ def _changes(parts: _LayerParts, base: Settings) -> list[tuple[str, Settings]]:
 def _run(
     runner: CandidateRunner, parts: _LayerParts, width: int, heads: int, mask: str | None
 ) -> tuple[list[tuple[Probe, Tensor]], str, str | None]:
-    """Return the outputs of a layer without and with a mask, whose mask it is, and what it means."""
+    """Return the outputs of a layer without and with a mask, the masked input ("self" or "memory"), and its meaning."""
     arguments = attention_arguments(runner.candidate)
     numbers = {"width": width, "heads": heads}
     generator = torch.Generator().manual_seed(29)
@@ -334,7 +336,7 @@ def _run_with_masks(
     numbers: Mapping[str, Any],
     mask: str | None,
 ) -> list[tuple[Tensor, Tensor, str, str, bool]]:
-    """Return for each mask that runs: what it allows, the output, whose it is, what it means, and whether it hides."""
+    """Return for each mask that works: allowed tokens, output, masked input, meaning, and whether it hides padding."""
     results = []
     names = [argument.name for argument in arguments if argument.role == "mask"]
     for name in sorted(names, key=lambda argument_name: "padding" not in argument_name):
@@ -352,10 +354,11 @@ def _run_with_masks(
 
 
 def _run_mask_forms(
-    runner: CandidateRunner, arguments: Sequence[Any], inputs: CallInputs, numbers: Mapping[str, Any], name: str, real: Tensor,
+    runner: CandidateRunner, arguments: Sequence[Any], inputs: CallInputs, numbers: Mapping[str, Any], name: str,
+    real: Tensor,
     kind: tuple[str | None, bool],
 ) -> Iterator[tuple[Tensor, str, bool]]:  # fmt: skip
-    """Yield outputs with a mask in each form that runs, its meaning, and whether it hides what it should."""
+    """Yield for each working form of a mask: the output, its meaning, and whether it hides padding."""
     mask, is_memory = kind
     meanings = ("attend", "block", "additive", "ones") if mask in (None, "any") else (mask,)
     for meaning, shape in itertools.product(meanings, ("row", "broadcast", "square")):
@@ -380,7 +383,7 @@ def _hides(
     output: Tensor,
     is_memory: bool,
 ) -> bool:
-    """Whether outputs at real tokens stay when what is hidden changes."""
+    """Return whether outputs at real tokens stay the same when hidden tokens change."""
     hidden = ~real[:, 0, 0]
     if is_memory and inputs.memory is not None:
         inputs = replace(inputs, memory=torch.where(hidden[..., None], inputs.memory.flip(-1), inputs.memory))
@@ -405,7 +408,7 @@ def _output(
 
 
 def _first_wrong_part(candidate: nn.Module, parts: _LayerParts, width: int, heads: int) -> tuple[Finding, ...] | None:
-    """Return the findings of the first part that is wrong by itself; None: all that can be compared are right."""
+    """Return the findings of the first part that is wrong by itself; None if all comparable parts are right."""
     for path, report in part_reports(candidate, list(parts.attentions), width, heads):
         if report.verdict == "wrong":
             return tuple(replace(finding, where=f"{path}: {finding.where}") for finding in report.findings)
@@ -415,7 +418,7 @@ def _first_wrong_part(candidate: nn.Module, parts: _LayerParts, width: int, head
 def part_reports(
     candidate: nn.Module, attentions: Sequence[str], width: int, heads: int
 ) -> Iterator[tuple[str, Report]]:
-    """Yield the paths of attentions and norms of one's own, each with its report."""
+    """Yield the path and the report of each attention and each hand-written norm."""
     for path, module in candidate.named_modules():
         if path in attentions:
             yield path, attention(module, width=width, heads=heads, mask="any")

@@ -11,13 +11,13 @@ from torch import nn
 from clearhead.apps.check.handwritten.report import Report
 
 LIBRARIES: Final = ("torch", "transformers", "x_transformers")
-# What stands in them, and in which order, a user has chosen.
+# The user chose the modules in these containers and their order.
 _CONTAINERS: Final = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 CheckT = TypeVar("CheckT", bound=Callable[..., Report])
 
 
 def library_of(candidate: Callable[..., Any]) -> str | None:
-    """Return the library whose own module a part is, with all modules in it; None: it is somebody else's."""
+    """Return the library that a module and all its submodules come from; None if any comes from elsewhere."""
     if not isinstance(candidate, nn.Module) or type(candidate) in _CONTAINERS:
         return None
     names = {type(module).__module__.split(".")[0] for module in candidate.modules()}
@@ -25,7 +25,7 @@ def library_of(candidate: Callable[..., Any]) -> str | None:
 
 
 def spares_libraries(check: CheckT) -> CheckT:
-    """Let a comparison say that a library's own module cannot be compared, where it would call it wrong."""
+    """Decorate a comparison so that a library's module is reported as not comparable instead of wrong."""
 
     @functools.wraps(check)
     def call(candidate: Callable[..., Any], **options: Any) -> Report:

@@ -1,4 +1,4 @@
-"""The known mistakes of hand-written Transformers: where each is, what it does, the mathematics and the mend."""
+"""Known mistakes in hand-written Transformers: place, correct formula, symptom and fix of each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 
 class Mistake(NamedTuple):
-    """A known mistake; each part is for one of the hints."""
+    """A known mistake: its place, the correct formula, the symptom and the fix; hints reveal them step by step."""
 
     where: str
     math: str
@@ -63,7 +63,7 @@ _HEADS = _table(
     ),
     heads_mismatched=(
         "queries, keys, values or the merged result have their heads in different orders",
-        "split queries, keys and values in one way, and merge in the same order",
+        "split queries, keys and values alike, and merge in the same order",
     ),
 )
 _WEIGHTS = _table(
@@ -73,12 +73,12 @@ _WEIGHTS = _table(
     bias_missing=("a bias is not added", "add the bias: x @ weight.T + bias, or call the nn.Linear itself"),
     weights_transposed=("a weight is used transposed", "nn.Linear stores [out, in]: x @ weight.T"),
     query_and_key_swapped=(
-        "queries and keys have changed places",
-        "queries are made of what asks (the decoder), keys and values of what is read (the memory)",
+        "queries and keys are swapped",
+        "queries come from the attending sequence (the decoder), keys and values from the memory",
     ),
     key_and_value_swapped=(
-        "keys and values have changed places",
-        "keys are compared with the queries; values are what is averaged",
+        "keys and values are swapped",
+        "keys are compared with the queries; values are averaged",
     ),
 )
 _MASK = _table(
@@ -86,8 +86,8 @@ _MASK = _table(
     "weights = softmax(scores, with -inf where a query may not attend)",
     mask_ignored=("the mask has no effect", "scores = scores.masked_fill(~mask, float('-inf')) before the softmax"),
     mask_polarity=(
-        "the mask is read the other way round: what may be attended to is hidden",
-        "True = may attend: masked_fill(~mask, ...); if yours shall mean True = hidden, check it with mask='block'",
+        "the mask is inverted: it hides the tokens that may be attended to",
+        "True = may attend: masked_fill(~mask, ...); if True means hidden, check it with mask='block'",
     ),
     mask_added_where_boolean=(
         "the mask is added to the scores as numbers, although it is boolean: True adds 1",
@@ -149,7 +149,7 @@ _POSITIONS = _table(
     double_step=("the index i is already 2i and is doubled again", "torch.arange(0, width, 2) / width, not times 2"),
     half_step=("the exponent is i/width in place of 2i/width", "torch.arange(0, width, 2) / width"),
     sin_cos_halves=(
-        "sines stand in the first half and cosines in the second",
+        "sines are in the first half and cosines in the second",
         "table[:, 0::2] = sin, table[:, 1::2] = cos",
     ),
     position_off_by_one=("positions begin at 1, not at 0", "torch.arange(length)"),
@@ -158,12 +158,12 @@ _POSITIONS = _table(
         "the exponent has the wrong sign: frequencies grow",
         "torch.exp(-math.log(10000.0) * i / width)",
     ),
-    sin_cos_swapped=("sine and cosine have changed places", "even features are sines, odd ones cosines"),
+    sin_cos_swapped=("sine and cosine are swapped", "even features are sines, odd ones cosines"),
     cosine_exponent_of_odd_column=(
-        "the cosines have an exponent of their own: (2i + 1)/width",
+        "the cosines use another exponent: (2i + 1)/width",
         "sine and cosine of a pair share one frequency: 10000^(2i/width)",
     ),
-    length_ignored=("the table has another length than asked for, or is repeated", "return table[:length]"),
+    length_ignored=("the table has another length than requested, or is repeated", "return table[:length]"),
 )
 _NORM = _table(
     "the norm",
@@ -179,7 +179,7 @@ _NORM = _table(
 _RMS = _table(
     "the RMS norm",
     "x / √(mean(x²) + eps) · weight, over the features",
-    mean_subtracted=("the mean is subtracted", "an RMS norm leaves the mean: x * torch.rsqrt(x.pow(2).mean(-1) + eps)"),
+    mean_subtracted=("the mean is subtracted", "an RMS norm keeps the mean: x * torch.rsqrt(x.pow(2).mean(-1) + eps)"),
     sum_for_mean=("a sum is taken in place of the mean", ".mean(), not .sum()"),
 )
 _LOSS = _table(
@@ -188,18 +188,18 @@ _LOSS = _table(
     targets_not_shifted=("each position predicts its own token", "cross_entropy(logits[:, :-1], ids[:, 1:])"),
     shifted_twice=("each position predicts the token after the next", "shift once: logits[:, :-1] and ids[:, 1:]"),
     shifted_backwards=("each position predicts the token before it", "logits[:, :-1] and ids[:, 1:]"),
-    padding_counted=("padding counts", "F.cross_entropy(..., ignore_index=pad)"),
+    padding_counted=("padding counts in the loss", "F.cross_entropy(..., ignore_index=pad)"),
     double_softmax=("softmax is taken before a loss that takes it again", "pass logits to cross_entropy"),
     axes_reshaped=(
         "axes are swapped by reshaping",
         "logits.reshape(-1, vocab), or logits.transpose(1, 2): [B, vocab, T]",
     ),
-    mean_of_rows=("a mean of the means of sentences", "one mean over all real tokens"),
+    mean_of_rows=("the loss averages the means of the sentences", "one mean over all real tokens"),
 )
 _HANDED_LOSS = _table(
     "the loss",
     "mean over real tokens t of -log softmax(logits[:, t])[targets[:, t]]",
-    targets_shifted=("targets that come shifted are shifted again", "cross_entropy(logits, targets), as they come"),
+    targets_shifted=("already shifted targets are shifted again", "cross_entropy(logits, targets), without a shift"),
 )
 _ROPE = _table(
     "the rotation of queries and keys",
@@ -212,13 +212,13 @@ _ROPE = _table(
         "the angles are laid out for one pairing and the features are paired by the other",
         "neighbours: angles.repeat_interleave(2, -1); halves: torch.cat([angles, angles], -1)",
     ),
-    wrong_sign=("it turns the other way", "(x cos - y sin, x sin + y cos)"),
-    wrong_theta=("θ is another number", "theta = 10000.0, or the one of the checkpoint"),
+    wrong_sign=("it rotates in the other direction", "(x cos - y sin, x sin + y cos)"),
+    wrong_theta=("θ has another value", "theta = 10000.0, or that of the checkpoint"),
     position_of_wrong_axis=(
         "positions are counted along the heads, not along the tokens",
         "[batch, heads, tokens, head_size]: positions are axis 2; if tokens come first, check it with token_axis=1",
     ),
-    not_rotated=("nothing is turned", "apply it to queries and keys"),
+    not_rotated=("nothing is rotated", "rotate queries and keys"),
 )
 _LAYER = _table(
     "the layer",
@@ -232,25 +232,25 @@ _LAYER = _table(
         "x + sublayer(norm(x)); if post-norm is meant, check it with norm_place='post'",
     ),
     residual_missing=("a residual is not added", "x + dropout(sublayer(x))"),
-    norm_used_twice=("one norm serves two sub-layers", "each sub-layer has a norm of its own"),
+    norm_used_twice=("one norm serves two sub-layers", "give each sub-layer its own norm"),
     norm_missing=("a norm is not applied", "norm(x + sublayer(x))"),
     gate_swapped=("the activation is on the wrong one of the two gated weights", "w2(silu(w1(x)) * w3(x))"),
     gate_missing=("the gate is not multiplied", "w2(silu(w1(x)) * w3(x))"),
     activation_missing=("the feed-forward has no activation", "fc2(relu(fc1(x)))"),
     wrong_activation=("the feed-forward has another activation", "relu, as in the paper"),
     padding_attended=("padding is attended to", "pass the padding mask to the attention"),
-    no_causal_mask_in_decoder=("a target sees the targets after it", "pass the causal mask to the self-attention"),
+    no_causal_mask_in_decoder=("a target token sees later target tokens", "pass the causal mask to the self-attention"),
     query_from_encoder=(
-        "the queries of the cross-attention are made of the memory",
+        "the queries of the cross-attention come from the memory",
         "cross(query=decoder_state, key=memory, value=memory)",
     ),
     source_padding_attended=("padding of the source is attended to", "pass the source's mask to the cross-attention"),
 )
 _FLOW = _table(
     "the flow of information from inputs to outputs",
-    "the output at position t depends on inputs up to t of its own row, and on nothing else",
+    "the output at position t depends on inputs up to t of the same row, and on nothing else",
     future_by_one=("the output at t reads the input at t + 1", "the mask is one too wide: tril(), or triu(1) to block"),
-    no_causal_mask=("every output reads the whole text, also what follows", "a causal mask in every self-attention"),
+    no_causal_mask=("every output reads the whole text, also later tokens", "a causal mask in every self-attention"),
     future_read=("outputs read inputs of the future", "a causal mask in every self-attention"),
     batch_mates_read=("one row of the batch reads another", "no operation may cross the batch axis"),
     padding_read=("outputs at real tokens read padding", "hide padding from every attention, and from pools and norms"),
@@ -258,27 +258,27 @@ _FLOW = _table(
     nothing_read=("the output does not depend on the input", "use the ids"),
     mask_one_short=(
         "the mask has another length than the input",
-        "make the mask of the very ids that are read, after they are shifted",
+        "make the mask from the ids that the model reads, after the shift",
     ),
 )
 _WIRING = _table(
-    "how the layers are joined",
-    "x = embedding + positions; each layer reads the output of the one before; logits = head(x)",
+    "the wiring of the layers",
+    "x = embedding + positions; each layer reads the output of the layer before; logits = head(x)",
     positions_missing=(
-        "the same tokens in another order give the same outputs: nothing says where a token stands",
+        "the same tokens in another order give the same outputs: positions are missing",
         "x = embedding(ids) + positions[:length]",
     ),
     source_not_read=(
         "an output does not depend on a token of the source",
-        "cross(query=decoder_state, key=memory, value=memory), memory being what the last encoder layer returns",
+        "cross(query=decoder_state, key=memory, value=memory), where memory is the output of the last encoder layer",
     ),
     layer_unread=(
         "the output does not depend on the weights of this layer",
-        "for layer in self.layers: x = layer(x): each reads what the one before returned, and the head the last",
+        "for layer in self.layers: x = layer(x): each layer reads the output of the layer before",
     ),
-    weights_unread=("the output does not depend on these weights", "apply it where it belongs, or delete it"),
+    weights_unread=("the output does not depend on these weights", "use these weights, or delete them"),
     layers_shared=(
-        "layers are one and the same module, with one set of weights",
+        "several layers are the same module, with one set of weights",
         "nn.ModuleList(Layer() for _ in range(n)), or copy.deepcopy: [layer] * n repeats one layer",
     ),
 )

@@ -1,4 +1,4 @@
-"""Calls of any module, and the inputs on which its outputs depend, measured by changing the inputs.
+"""Check of any module: the inputs on which its outputs depend, measured by changing the inputs.
 
 Legend: B batch, T tokens, V vocabulary.
 """
@@ -41,12 +41,12 @@ _OF_VECTORS = re.compile("^enc(oder|oded)?(_|$)(?!.*(id|tok|inp))|mem|hidden|sta
 
 @dataclass(frozen=True)
 class ModelArguments:
-    """The arguments of a model.
+    """Names of a model's arguments.
 
     Args:
-        ids: the name of the text's ids, or of the target's.
-        source: the name of the source's ids; None: one stack.
-        masks: the names of its masks, with whether each is required.
+        ids: argument with the ids of the text, or of the target.
+        source: argument with the ids of the source; None for a model with one stack.
+        masks: mask arguments; True if an argument is required.
     """
 
     ids: str
@@ -54,17 +54,17 @@ class ModelArguments:
     masks: dict[str, bool]
 
     def is_of_source(self, mask: str) -> bool:
-        """Whether a mask hides tokens of the source."""
+        """Return whether a mask hides tokens of the source."""
         if self.source is None or _OF_TARGET.search(mask.lower()):
             return False
         return _OF_SOURCE.search(mask.lower()) is not None or mask == next(iter(self.masks))
 
 
 def read_arguments(candidate: Callable[..., Any]) -> ModelArguments:
-    """Return the arguments of a model.
+    """Return the names of a model's arguments.
 
     Raises:
-        CannotCompare: what one of them is does not show.
+        CannotCompare: the meaning of an argument is not clear.
     """
     parameters = parameters_of(candidate)
     masks = {
@@ -76,7 +76,7 @@ def read_arguments(candidate: Callable[..., Any]) -> ModelArguments:
         parameter.name: parameter.default is parameter.empty for parameter in parameters if parameter.name not in masks
     }
     if not others:
-        raise CannotCompare("it takes no argument that could be the ids")
+        raise CannotCompare("it takes no argument that could be the ids: call one ids or x")
     passed = [name for name, is_required in others.items() if is_required] or list(others)[:1]
     if "decoder_input_ids" in others and "decoder_input_ids" not in passed:
         passed.append("decoder_input_ids")
@@ -87,10 +87,10 @@ def read_arguments(candidate: Callable[..., Any]) -> ModelArguments:
 
 
 def _target_and_source(names: list[str]) -> tuple[str, str]:
-    """Return which of two arguments or more are the ids of the target and of the source.
+    """Return the names of the target ids and of the source ids.
 
     Raises:
-        CannotCompare: what one of them is does not show.
+        CannotCompare: the meaning of an argument is not clear.
     """
     first, second, *more = names
     first_is_target, second_is_target = (_OF_TARGET.search(name.lower()) is not None for name in (first, second))
@@ -98,12 +98,12 @@ def _target_and_source(names: list[str]) -> tuple[str, str]:
         raise CannotCompare(f"its argument '{second}' is a memory of vectors: compare the whole model, or its layers")
     if more or not (first_is_target or second_is_target):
         unknown = more[0] if more else second
-        raise CannotCompare(f"what to pass for its argument '{unknown}' is not known; give it a default")
+        raise CannotCompare(f"no known value fits its argument '{unknown}'; give it a default")
     return (first, second) if first_is_target and not second_is_target else (second, first)
 
 
 def _usual_masks(masks: dict[str, bool]) -> dict[str, bool]:
-    """Return the masks of one stack: those that it requires, or the one that hides padding."""
+    """Return the masks to pass to one stack: the required ones, or the one that hides padding."""
     required = {name: True for name, is_required in masks.items() if is_required}
     usual = next((name for name in masks if "attn" not in name), next(iter(masks), None))
     return required or ({} if usual is None else {usual: False})
@@ -111,12 +111,12 @@ def _usual_masks(masks: dict[str, bool]) -> dict[str, bool]:
 
 @dataclass(frozen=True)
 class MaskForm:
-    """The shape and the meaning of masks.
+    """Shape and meaning of masks.
 
     Args:
         shape: "row" [B, T], "query" [B, T or 1, T], "head" [B, 1, T or 1, T], or "square" [T, T] without padding.
-        meaning: True = may attend, True = hidden, or 0 and -inf.
-        is_causal: whether masks of the text or target, except rows, hide the future as well.
+        meaning: "attend" (True = may attend), "block" (True = hidden), or "additive" (0 and -inf).
+        is_causal: True if masks of the text or target, except rows, also hide the future.
     """
 
     shape: Shape = "row"
@@ -124,11 +124,11 @@ class MaskForm:
     is_causal: bool = False
 
     def hides_padding(self, name: str) -> bool:
-        """Whether a mask of this name can hide padding."""
+        """Return whether a mask of this name can hide padding."""
         return self.shape != "square" or "pad" in name
 
     def mask(self, name: str, real: Tensor, is_causal: bool) -> Tensor:
-        """Return a mask of tokens [B, T], True = real."""
+        """Build the mask of an argument from `real` [B, T], True = a real token."""
         length = real.shape[1]
         allowed = real
         future = torch.ones(length, length, dtype=torch.bool)
@@ -149,7 +149,7 @@ class MaskForm:
 
 
 def mask_forms(is_causal: bool) -> Iterator[MaskForm]:
-    """Yield forms of masks, the usual ones first; rows mean what they mean in most files."""
+    """Yield the forms of masks to try, the most usual first."""
     shapes: tuple[Shape, ...] = ("row", "query", "head", "square")
     meanings: tuple[Meaning, ...] = ("attend", "block", "additive")
     for meaning, shape in itertools.product(meanings, shapes):
@@ -162,14 +162,14 @@ _BATCH, _LENGTH, _SOURCE_LENGTH, _PADDED = 2, 6, 7, 2
 
 @dataclass
 class HandwrittenModel:
-    """A module that maps ids to logits, with the source that it reads beside them and the form of its masks.
+    """A module that maps ids to logits, with its source ids and the form of its masks.
 
     Args:
-        runner: runs the module.
-        vocabulary: ids are below it.
-        inputs: the arguments of the module.
-        masks: the form of its masks; None: none is passed.
-        source: ids [B, S]; None: one stack.
+        runner: runner of the module.
+        vocabulary: number of ids.
+        inputs: names of the module's arguments.
+        masks: form of its masks; None means that no mask is passed.
+        source: source ids [B, S]; None for a model with one stack.
     """
 
     runner: CandidateRunner
@@ -181,7 +181,7 @@ class HandwrittenModel:
     def __call__(
         self, ids: Tensor, real: Tensor | None = None, source: Tensor | None = None, real_source: Tensor | None = None
     ) -> Tensor:
-        """Return the logits [B, T, V] or another tensor [B, T, ...]; all tokens are real where nothing else is said."""
+        """Return the logits [B, T, V] or another tensor [B, T, ...]; None as `real` means that all tokens are real."""
         source = self.source if source is None else source
         named: dict[str, Any] = {} if self.inputs.source is None else {self.inputs.source: source, self.inputs.ids: ids}
         for name, is_required in self.inputs.masks.items():
@@ -204,7 +204,7 @@ class HandwrittenModel:
         raise CannotCompare(f"it returns {describe_result(result)}, not logits {[*ids.shape, 'vocabulary']}")
 
     def can_hide_padding(self, *, of_source: bool) -> bool:
-        """Whether a mask can say which tokens of the source, or of a text, are padding; a target's future is hidden."""
+        """Return whether a mask argument can mark padding: of the source, or of the text of a one-stack model."""
         if self.masks is None or (self.source is not None and not of_source):
             return False
         return any(
@@ -213,7 +213,7 @@ class HandwrittenModel:
 
 
 def draw_ids(model: HandwrittenModel, length: int, seed: int) -> Tensor:
-    """Return ids [B, length] without the first ones, which many models hide as padding."""
+    """Draw ids [B, length], without the lowest ids, which many models hide as padding."""
     return torch.randint(
         _lowest(model), model.vocabulary, (_BATCH, length), generator=torch.Generator().manual_seed(seed)
     )
@@ -226,16 +226,16 @@ def _lowest(model: HandwrittenModel) -> int:
 def _vocabulary(candidate: nn.Module, vocab_size: int | None) -> int:
     sizes = [submodule.num_embeddings for submodule in candidate.modules() if isinstance(submodule, nn.Embedding)]
     if vocab_size is None and not sizes:
-        raise InputError("the module has no nn.Embedding: say how many ids it reads, as vocab_size=N")
+        raise InputError("the module has no nn.Embedding: pass the number of its ids as vocab_size=N")
     # A table of positions may have more rows than that of ids, and a table of segments has few.
     return vocab_size or min((size for size in sizes if size >= 8), default=max(sizes))
 
 
 def read_model(candidate: nn.Module, vocab_size: int | None) -> HandwrittenModel:
-    """Return a module with its arguments read.
+    """Return a module with the names of its arguments and the size of its vocabulary.
 
     Raises:
-        CannotCompare: what one of them is does not show.
+        CannotCompare: the meaning of an argument is not clear.
         InputError: the size of the vocabulary is not known.
     """
     model = HandwrittenModel(
@@ -251,25 +251,27 @@ def read_model(candidate: nn.Module, vocab_size: int | None) -> HandwrittenModel
 def module(
     candidate: Callable[..., Any], *, vocab_size: int | None = None, flow: Flow | None = None, length: int = _LENGTH
 ) -> Report:
-    """Find what each output of a module depends on, and whether batches and padding change its results.
+    """Find the inputs on which each output of a module depends, and whether batches and padding change its results.
 
-    One input after another is changed, and the outputs that change with it are those that read it.
+    One input after another is changed; the outputs that change depend on it.
 
     Args:
-        part: maps ids [batch, tokens] and perhaps a mask to logits [batch, tokens, vocabulary]; or the ids of a source
-            and of a target, and perhaps their masks, to the logits of the target. A mask [batch, tokens] is True or 1
-            at a real token; where it takes other shapes, and for two stacks, the form that works best is taken.
-        vocab_size: ids are below it; None: the rows of its smallest table of at least 8.
-        flow: "causal" where no output may read a later input, "full" where each may read all; None: "causal" for a
-            target or where the name says so, else "full" if the first output reads the last input, else "causal".
-        length: of the texts it is run on, at least 4.
+        candidate: module that maps ids [batch, tokens], perhaps with a mask, to logits [batch, tokens, vocabulary]. Or
+            it maps the ids of a source and of a target, perhaps with masks, to the logits of the target. A mask
+            [batch, tokens] is True or 1 at real tokens. For other shapes and for two stacks, the check takes the form
+            of mask that works best.
+        vocab_size: number of ids; None means the rows of its smallest embedding table of at least 8.
+        flow: "causal" if no output may read a later input, "full" if each may read all. None means "causal" for a
+            target or a name that contains "causal". Otherwise it means "full" if the first output reads the last
+            input, else "causal".
+        length: length of the test texts, at least 4.
 
     Returns:
-        The report; its notes draw what reads what.
+        The report; its notes draw the dependencies.
 
     Raises:
         InputError: not a module, or the size of the vocabulary is not known.
-        NotImplementedError: the part is not written yet.
+        NotImplementedError: raised by the candidate if it is not written yet.
     """
     if not isinstance(candidate, nn.Module):
         raise InputError(f"expected an nn.Module; got {type(candidate).__name__}")
@@ -292,7 +294,7 @@ def _reversed_mask_findings(model: HandwrittenModel, ids: Tensor, flow: Flow | N
     lengths = [sequences.shape[1] for sequences in (ids, model.source) if sequences is not None]
     paths = find_reversed_masks(network, lambda: model(ids), lengths, is_causal=is_causal)
     says = "the mask has the wrong polarity: it hides what should be seen, and shows what should be hidden"
-    mend = "pass ~mask, or read the mask so in the attention; nn.MultiheadAttention hides where its mask is True"
+    mend = "pass ~mask, or invert it in the attention; nn.MultiheadAttention hides where its mask is True"
     more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
     where = f"{', '.join(paths[:4])}{more}: the mask"
     return [Finding.of("mask_polarity", where=where, says=says, mend=mend)] if paths else []
@@ -304,7 +306,7 @@ def _is_decoder(model: HandwrittenModel) -> bool:
 
 
 def expected_flow(model: HandwrittenModel, flow: Flow | None) -> Flow | None:
-    """Return the flow that the caller, the two stacks or the name of a module say; None: nothing says it."""
+    """Return the flow set by the caller, or implied by two stacks or by the module's name; None if unknown."""
     name = type(model.runner.candidate).__name__.lower()
     return flow or ("causal" if model.inputs.source is not None or "causal" in name else None)
 
@@ -339,10 +341,10 @@ def _judge(model: HandwrittenModel, subject: str, flow: Flow | None, length: int
 
 
 def with_masks(model: HandwrittenModel, ids: Tensor, flow: Flow | None) -> tuple[HandwrittenModel, Exception | None]:
-    """Return a model with the form of its masks that runs and hides most of what they should, or the error it raises.
+    """Find the form of masks with which the model runs and that hides most; return the model with it, or the error.
 
     Raises:
-        CannotCompare: it raises an error that may be about what it was passed.
+        CannotCompare: the module raises an error that the passed masks may have caused.
     """
     inputs = model.inputs
     is_simple = inputs.source is None and not any(inputs.masks.values())
@@ -358,7 +360,7 @@ def with_masks(model: HandwrittenModel, ids: Tensor, flow: Flow | None) -> tuple
                 return trial, None
         except (CannotCompare, NotImplementedError):
             raise
-        except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+        except Exception as error:  # noqa: BLE001 user code may raise anything
             # Keep the error of the mask form with which the model computed the most operations: that form is right.
             num_operations = model.runner.watch.num_operations
             if latest is None or num_operations > latest[0]:
@@ -375,7 +377,7 @@ def with_masks(model: HandwrittenModel, ids: Tensor, flow: Flow | None) -> tuple
 
 
 def _hiding_score(model: HandwrittenModel, ids: Tensor, output: Tensor, is_causal: bool) -> int:
-    """Return how much of what masks should hide is hidden: the future, and padding of the text or the source."""
+    """Return how many of these the masks hide: the future, padding of the text, padding of the source."""
     score, other = 0, _other_ids(model, ids)
     if is_causal:
         later = torch.cat([ids[:, :-1], other[:, -1:]], 1)
@@ -388,7 +390,7 @@ def _hiding_score(model: HandwrittenModel, ids: Tensor, output: Tensor, is_causa
 
 
 def _error_finding(model: HandwrittenModel, error: Exception, length: int) -> Finding:
-    """Return the finding of an error, which may be about a mask of one token less than the input."""
+    """Return the finding for an error; a mask one token shorter than the input is recognized by the sizes."""
     sizes = {int(number) for number in re.findall(r"\d+", str(error))}
     short = {length - 1, (length - 1) ** 2} & sizes and {length, length**2} & sizes
     says = describe_call_error(model.runner.candidate, error)
@@ -398,7 +400,7 @@ def _error_finding(model: HandwrittenModel, error: Exception, length: int) -> Fi
 
 
 def _other_ids(model: HandwrittenModel, ids: Tensor) -> Tensor:
-    """Return other ids at every place, none of the first ones."""
+    """Return ids that differ at every position, without the lowest ids."""
     low = _lowest(model)
     count = model.vocabulary - low
     step = 1 + torch.arange(ids.numel()).view(ids.shape) % max(count - 1, 1)
@@ -408,7 +410,7 @@ def _other_ids(model: HandwrittenModel, ids: Tensor) -> Tensor:
 def _dependencies(
     model: HandwrittenModel, run: Callable[[Tensor], Tensor], ids: Tensor, outputs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return which outputs [T] of a row read which of its inputs, and of those of another row."""
+    """Return two tables [outputs, inputs]: the dependencies within a row, and those on another row."""
     size, other = (outputs.shape[1], ids.shape[1]), _other_ids(model, ids)
     reads, mates = torch.zeros(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool)
     if not outputs.isfinite().all():
@@ -423,7 +425,7 @@ def _dependencies(
 
 
 def _flow_findings(reads: Tensor, mates: Tensor, flow: Flow | None) -> tuple[list[Finding], Flow]:
-    """Return what reads what it should not, and the expected flow."""
+    """Return the findings about forbidden dependencies, and the expected flow."""
     expected: Flow = flow or ("full" if bool(reads[0, -1]) else "causal")
     findings = []
     if bool(mates.any()):
@@ -442,10 +444,10 @@ def _flow_findings(reads: Tensor, mates: Tensor, flow: Flow | None) -> tuple[lis
 
 
 def _source_findings(model: HandwrittenModel, ids: Tensor, outputs: Tensor, target_reads: Tensor) -> Iterator[Finding]:
-    """Yield what is wrong with how the outputs read the source; each should read all of it, in its order.
+    """Yield findings about the source: each output should depend on all its tokens and on their order.
 
     Raises:
-        CannotCompare: the outputs read the source alone, so the second argument is no target.
+        CannotCompare: no output reads the target, so the second argument is no target.
     """
     source = model.source
     if source is None:
@@ -494,12 +496,12 @@ def _invariances(
                 yield from _padding(model, ids, bound, of_source, sides=not of_source and model.source is None)
     except (CannotCompare, NotImplementedError):
         raise
-    except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+    except Exception as error:  # noqa: BLE001 user code may raise anything
         yield _error_finding(model, error, ids.shape[1])
 
 
 def _padding(model: HandwrittenModel, ids: Tensor, bound: float, of_source: bool, *, sides: bool) -> Iterator[Finding]:
-    """Compare two kinds of padding, with other ids and none at all, and perhaps padding on the other side."""
+    """Compare a padded batch with other padding ids, with no padding, and if `sides` with padding on the left."""
     tokens = model.source if of_source else ids
     assert tokens is not None
     real_tokens = slice(None) if of_source else slice(None, -_PADDED)
@@ -523,6 +525,6 @@ def _padding(model: HandwrittenModel, ids: Tensor, bound: float, of_source: bool
 
 
 def _drawing_lines(reads: Tensor) -> Iterator[str]:
-    yield "what reads what (rows: outputs, columns: inputs):"
+    yield "dependencies (rows: outputs, columns: inputs):"
     for row in reads:
         yield "  " + " ".join("x" if is_read else "." for is_read in row.tolist())

@@ -93,7 +93,7 @@ def _measure_reads(module: nn.Module, call: Call, length: int) -> tuple[Tensor, 
         try:
             with NoDropout():
                 result = module(*map(pass_on, args), **{name: pass_on(value) for name, value in kwargs.items()})
-        except Exception as error:  # a stranger's code raises anything
+        except Exception as error:  # user code may raise anything
             raise CannotCompare(describe_error(error)) from error
         for tensor in tensors_of(result):
             if tensor.dim() == 3 and tensor.shape[:2] == vectors.shape[:2]:

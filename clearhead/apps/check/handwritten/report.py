@@ -1,4 +1,4 @@
-"""What is wrong with a hand-written part, for whoever wrote it: where, by how much, the mathematics and the mend."""
+"""Report on a hand-written part: where it differs, by how much, the correct formula, and the fix."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ FULL_HINT = 3
 
 
 class CannotCompare(Exception):
-    """A part cannot be compared, with the reason."""
+    """Raised if a part cannot be compared; the message is the reason."""
 
 
 class NotSteady(CannotCompare):
-    """Two runs on the same input differ, and not by dropout."""
+    """Raised if two runs on the same input differ for another reason than dropout."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -27,14 +27,14 @@ class Finding(Printed):
     """One difference between a part and the mathematics.
 
     Args:
-        where: the place in the computation.
-        says: what differs, in a sentence.
-        cause: the known mistake that reproduces the output; None: no known mistake does.
-        mathematics: the line that the part should compute; empty: not known.
-        mend: how to mend it; empty: not known.
-        difference: max|a-b| / max|b| between the output and the right one; None: not a matter of numbers.
-        alternatives: other known mistakes with the very same output.
-        severity: a warning is right by the paper and a trap in practice.
+        where: place in the computation, or address in the model.
+        says: description of the difference, in one sentence.
+        cause: known mistake that reproduces the output; None if no known mistake does.
+        mathematics: formula that the part should compute; empty if not known.
+        mend: fix for the mistake; empty if not known.
+        difference: max|a-b| / max|b| between the output and the correct one; None if no numbers were compared.
+        alternatives: other known mistakes with exactly the same output.
+        severity: "wrong", or "warning" for code that is right by the paper but a trap in practice.
     """
 
     where: str
@@ -48,13 +48,13 @@ class Finding(Printed):
 
     @classmethod
     def of(cls, cause: str, difference: float | None = None, **fields: Any) -> Finding:
-        """Return the finding of a known mistake; fields replace those of its description."""
+        """Return the finding of a known mistake; `fields` override its description."""
         mistake = MISTAKES[cause]
         known = {"where": mistake.where, "says": mistake.says, "mathematics": mistake.math, "mend": mistake.mend}
         return cls(cause=cause, difference=difference, **{**known, **fields})
 
     def lines(self, hint: int = FULL_HINT) -> Iterator[str]:
-        """Yield the finding as lines: where (1), also the line of mathematics (2), also mistake and mend (3)."""
+        """Yield the finding as lines of text: where (hint 1), also the formula (2), also mistake and fix (3)."""
         yield f"  {'warning' if self.severity == 'warning' else 'where'}       {self.where}"
         if self.difference is not None:
             yield f"  differs by  {_amount(self.difference)}"
@@ -78,17 +78,17 @@ def _amount(difference: float) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """What the comparison of a hand-written part with the mathematics found.
+    """Result of comparing a hand-written part with the mathematics.
 
     Args:
-        subject: what was compared.
-        verdict: right, wrong, cannot compare, or not written yet.
-        findings: what is wrong, and warnings.
-        compared: what was compared, such as "without a mask".
-        largest: the largest difference from the right output; None: nothing was compared.
-        bound: the largest difference that counts as rounding.
-        notes: how the part was read: its weights, its mask, its layout.
-        reason: why it cannot be compared; empty otherwise.
+        subject: name and sizes of the part.
+        verdict: "right", "wrong", "cannot compare" or "not written yet".
+        findings: mistakes and warnings.
+        compared: names of the compared inputs, such as "with a mask".
+        largest: largest difference from the correct output; None if no numbers were compared.
+        bound: largest difference that counts as rounding; None if no numbers were compared.
+        notes: interpretation of the part: its weights, mask and layout.
+        reason: explanation if the part cannot be compared; empty otherwise.
     """
 
     subject: str
@@ -109,11 +109,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether the part computes what it should."""
+        """True if the part computes the correct result."""
         return self.verdict == "right"
 
     def record(self, hint: int = FULL_HINT) -> dict[str, Any]:
-        """Return the report as JSON values, as much of it as `lines` tells."""
+        """Return the report as JSON values; `hint` limits the details as in `lines`."""
         findings = []
         for finding in self.findings:
             shown = finding if hint >= FULL_HINT else replace(finding, cause=None, says="", mend="", alternatives=())
@@ -125,11 +125,11 @@ class Report:
         """Yield the report as lines of text.
 
         Args:
-            hint: how much is told: 1 where, 2 the line of mathematics, 3 the mistake and its mend.
+            hint: level of detail: 1 shows where, 2 also the formula, 3 also the mistake and its fix.
         """
         yield f"{self.subject}: {self.verdict}{f': {self.reason}' if self.reason else ''}"
         if self.compared:
-            # Some mistakes, such as dropout in evaluation, are no matter of numbers.
+            # Some mistakes, such as dropout in evaluation, do not change the compared numbers.
             is_equal = self.verdict == "wrong" and (self.largest or 0.0) <= (self.bound or 0.0)
             apart = "apart from the findings, the " if is_equal else ""
             amount = "" if self.largest is None else f"; {apart}largest difference {_amount(self.largest)}"
@@ -151,7 +151,7 @@ def make_report(
     subject: str, findings: Sequence[Finding], *, compared: Sequence[str] = (), largest: float | None = None,
     bound: float | None = None, notes: Sequence[str] = (),
 ) -> Report:  # fmt: skip
-    """Return a report that is right where nothing was found but warnings; the arguments are those of `Report`."""
+    """Make a report whose verdict is "right" if all findings are warnings; the arguments are those of `Report`."""
     is_wrong = any(finding.severity == "wrong" for finding in findings)
     verdict: Verdict = "wrong" if is_wrong else "right"
     return Report(subject, verdict, tuple(findings), tuple(compared), largest, bound, tuple(notes))

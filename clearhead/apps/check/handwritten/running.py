@@ -1,4 +1,4 @@
-"""A hand-written part run on drawn weights in double precision, left as it was, and watched while it runs."""
+"""Runner of a hand-written part: random weights, double precision, and its old state restored afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ _DROPOUTS = (
 
 
 def output_error(output: Tensor, expected: Tensor) -> float:
-    """Return the relative error over the finite expected values; if none is finite, no output may be."""
+    """Return the relative error over the finite expected values; infinite for another shape.
+
+    If no expected value is finite, the error is infinite if any output is finite.
+    """
     is_finite = expected.isfinite()
     if output.shape != expected.shape or (not is_finite.any() and output.isfinite().any()):
         return math.inf
@@ -40,7 +43,7 @@ def output_error(output: Tensor, expected: Tensor) -> float:
 
 
 class NoDropout(TorchFunctionMode):
-    """Dropout by a function does nothing while this is open, so that what remains can be compared."""
+    """Context manager in which functional dropout does nothing, so that the rest can be compared."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return the input of a dropout."""
@@ -85,13 +88,13 @@ def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def borrow_weights(
     owners: Sequence[nn.Module], tensors: Sequence[Tensor], dtype: torch.dtype, *, draw: bool = True
 ) -> Iterator[None]:
-    """Give weights other values, their type and evaluation mode while this is open.
+    """Context manager that sets weights to random values and modules to evaluation, and restores both.
 
     Args:
-        owners: modules whose weights and buffers these are.
+        owners: modules that own the weights and buffers.
         tensors: further weights.
-        dtype: of weights and floating-point buffers; on the CPU.
-        draw: weights are drawn, so that a bias of zero or a weight of twos hides nothing.
+        dtype: dtype of weights and floating-point buffers, which move to the CPU.
+        draw: True draws random weights, so that a bias of zero or a weight of ones hides nothing.
     """
     whole = nn.ModuleList(owners)
     weights = {id(weight): weight for weight in (*whole.parameters(), *tensors)}
@@ -127,12 +130,20 @@ def _draw_weight(weight: Tensor, generator: torch.Generator, dtype: torch.dtype)
 
 @dataclass
 class CandidateRunner:
-    """Runs a part and notes what it should not do.
+    """Runs a hand-written part and records forbidden effects, such as dropout in evaluation.
 
     Args:
-        part: the module or function.
+        candidate: the module or function.
         owners: modules whose weights it uses.
         weights: further weights.
+        dtype: dtype of the weights during a run.
+        bound: largest difference that counts as rounding.
+        is_random: True if two runs on the same input differed.
+        changes_weights: True if a run changed weights or buffers.
+        error: error of the failed call that computed the most operations.
+        num_before_error: number of operations before that error.
+        watch: counter of the operations of the latest run.
+        notes: notes for the report.
     """
 
     candidate: Callable[..., Any]
@@ -149,12 +160,12 @@ class CandidateRunner:
 
     @contextlib.contextmanager
     def borrow(self, dtype: torch.dtype | None = None, *, draw: bool = True) -> Iterator[None]:
-        """Borrow the weights."""
+        """Enter `borrow_weights` for the weights of the part."""
         with borrow_weights(self.owners, self.weights, dtype or self.dtype, draw=draw):
             yield
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the part; where dropout or drawing makes two runs differ, dropout is switched off."""
+        """Run the part twice and return the first output; if the two differ, run it again without dropout."""
         watch = self.watch = _OperationWatch()
         state = [tensor.detach().clone() for tensor in self._state()]
         with watch if self.dtype == torch.float64 else contextlib.nullcontext():
@@ -178,13 +189,13 @@ class CandidateRunner:
             return self(*args, **(named or {}))
         except (CannotCompare, NotImplementedError):
             raise
-        except Exception as error:  # noqa: BLE001 a stranger's code raises anything
+        except Exception as error:  # noqa: BLE001 user code may raise anything
             if self.error is None or self.watch.num_operations > self.num_before_error:
                 self.error, self.num_before_error = error, self.watch.num_operations
             return None
 
     def _put_back(self, state: Sequence[Tensor]) -> None:
-        """Undo what a run did to the weights, and note it."""
+        """Restore weights that a run changed, and record the change."""
         for before, now in zip(state, self._state(), strict=False):
             if not _equal(before, now):
                 self.changes_weights = True
@@ -216,7 +227,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """Return the tensors of what a part returns, in order."""
+    """Return all tensors in the result of a part, in order."""
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, Mapping):
@@ -225,7 +236,7 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 def describe_result(result: Any) -> str:
-    """Return what a part returned, for a sentence."""
+    """Describe the result of a part in words, for messages."""
     tensors = tensors_of(result)
     if not tensors:
         return f"{type(result).__name__}"

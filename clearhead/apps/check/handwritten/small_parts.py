@@ -1,4 +1,4 @@
-"""Hand-written positions, norms, losses and rotations compared with the mathematics."""
+"""Checks of hand-written positions, norms, losses and rotations: compare them with the mathematics."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def _runner(candidate: Callable[..., Any]) -> CandidateRunner:
 def _first_output(
     runner: CandidateRunner, calls: Sequence[tuple[Any, ...]], shapes: Sequence[tuple[int, ...]]
 ) -> Tensor:
-    """Return the first output of one of these shapes, of the first call that gives one.
+    """Try calls in order, and return the first output that has one of these shapes.
 
     Raises:
-        CannotCompare: no call does.
+        CannotCompare: no call returns such an output.
     """
     result: Any = None
     for call in calls:
@@ -61,7 +61,7 @@ def _first_output(
 
 
 def _table(settings: Settings, length: int, width: int) -> Tensor:
-    """Return sinusoids. Source: arXiv 1706.03762, section 3.5."""
+    """Return the table of sinusoidal positions [length, width]. Source: arXiv 1706.03762, section 3.5."""
     step = torch.arange(0, width, 2, dtype=torch.float64) / width * settings.get("step", 1.0)
     position = torch.arange(length, dtype=torch.float64)[:, None] + settings.get("offset", 0)
     base, sign = float(settings.get("base", 10000.0)), settings.get("sign", -1.0)
@@ -87,17 +87,17 @@ def positions(candidate: Callable[..., Any], *, width: int = 10, length: int = _
     """Compare hand-written sinusoidal positions with the mathematics.
 
     Args:
-        part: a function of length and width that returns the table [length, width]; or a module that adds it to
-            [batch, length, width].
-        width: of the table.
-        length: how many positions.
+        candidate: function of length and width that returns the table [length, width]; or module that adds the table
+            to an input [batch, length, width].
+        width: number of features.
+        length: number of positions.
 
     Returns:
         The report.
 
     Raises:
         InputError: a width or a length below 2.
-        NotImplementedError: the part is not written yet.
+        NotImplementedError: raised by the candidate if it is not written yet.
 
     Source: arXiv 1706.03762, section 3.5.
     """
@@ -187,17 +187,18 @@ def norm(
     """Compare a hand-written layer norm or RMS norm with the mathematics.
 
     Args:
-        part: a module of [batch, tokens, width] with a weight and perhaps a bias; or a function of x, then perhaps
+        candidate: module of [batch, tokens, width] with a weight and perhaps a bias; or function of x, then perhaps
             weight, bias and eps.
-        width: of the features.
-        kind: which norm it is; None: an RMS norm where its name says so or there is a weight and no bias and it agrees.
-        eps: added to the variance; None: its attribute of that name, or any usual one.
+        width: number of features.
+        kind: "layer" or "rms". None means "rms" if its name contains "rms", "layer" if there is a bias, else the kind
+            that fits better.
+        eps: number added to the variance; None means its attribute of that name, or any usual value.
 
     Returns:
         The report.
 
     Raises:
-        NotImplementedError: the part is not written yet.
+        NotImplementedError: raised by the candidate if it is not written yet.
 
     Sources: arXiv 1607.06450, eq. 3; arXiv 1910.07467, eq. 4.
     """
@@ -229,7 +230,7 @@ def norm(
 
 
 def _norm_bases(kinds: Sequence[str], candidates: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the right computations of the norms that a part may be; an RMS norm need not use its bias."""
+    """Return the settings of the correct norms that a part may be; an RMS norm may ignore its bias."""
     bases = []
     for kind, eps, has_bias in itertools.product(kinds, candidates, (True, False)):
         if kind == "rms" or has_bias:
@@ -246,7 +247,7 @@ def _norm_changes(base: Settings, candidates: Sequence[float]) -> list[tuple[str
 
 
 def _epsilons(candidate: Any, eps: float | None) -> tuple[float, ...]:
-    """Return what a norm says that it adds, or what is usual."""
+    """Return the epsilon that a norm has as attribute, else `eps`, else all usual values."""
     for name in ("eps", "epsilon", "variance_epsilon"):
         if isinstance(getattr(candidate, name, None), float):
             return (float(getattr(candidate, name)),)
@@ -254,7 +255,7 @@ def _epsilons(candidate: Any, eps: float | None) -> tuple[float, ...]:
 
 
 def _kinds(candidate: Any, kind: str | None, has_bias: bool) -> tuple[str, ...]:
-    """Return which norms a part may be, by its name and its weights."""
+    """Return the kinds of norm that a part may be, by its name and its weights."""
     if kind is not None:
         return (kind,)
     if "rms" in f"{_name(candidate)} {' '.join(_norm_arguments(candidate))}".lower():
@@ -280,7 +281,7 @@ def _gains(candidate: Any, width: int) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _norm_arguments(candidate: Any) -> list[str]:
-    """Return what a function takes behind x: weight, bias, eps."""
+    """Return the roles of a function's arguments after x: weight, bias, eps."""
     if isinstance(candidate, nn.Module):
         return []
     roles = []
@@ -294,7 +295,7 @@ def _norm_arguments(candidate: Any) -> list[str]:
 
 
 def _loss(settings: Settings, logits: Tensor, ids: Tensor, pad: int) -> Tensor:
-    """Return the loss of predicting the next token."""
+    """Return the loss of the next token, computed with the mistakes in `settings`."""
     vocab, shift = logits.shape[-1], settings.get("shift", 1)
     match settings.get("shape", "usual"):
         case "transposed":
@@ -346,7 +347,7 @@ _LOSS_CHANGES: Changes = (
 
 
 def _loss_changes(shifts: bool) -> Changes:
-    """Return the known mistakes of a loss that shifts the ids itself, or is handed the targets."""
+    """Return the known mistakes of a loss that shifts the ids itself, or that takes shifted targets."""
     if shifts:
         return _LOSS_CHANGES
     handed = []
@@ -361,20 +362,20 @@ def loss(candidate: Callable[..., Any], *, vocab_size: int = 9, pad: int = 0, sh
     """Compare a hand-written loss of the next token with the mathematics.
 
     Args:
-        part: a function of logits [batch, tokens, vocabulary] and ids [batch, tokens], then perhaps the id of padding.
-        vocab_size: of the logits.
-        pad: the id of padding, which counts nothing.
-        shifts: whether the part itself shifts the ids; False: it is handed the targets.
+        candidate: function of logits [batch, tokens, vocabulary] and ids [batch, tokens], then perhaps the padding id.
+        vocab_size: number of entries of the vocabulary, at least 3.
+        pad: padding id, which must not count.
+        shifts: True if the candidate shifts the ids itself; False if it takes shifted targets.
 
     Returns:
         The report.
 
     Raises:
-        InputError: a vocabulary of less than three tokens.
-        NotImplementedError: the part is not written yet.
+        InputError: vocab_size is below 3, or pad is outside the vocabulary.
+        NotImplementedError: raised by the candidate if it is not written yet.
     """
     if vocab_size < 3 or not 0 <= pad < vocab_size:
-        raise InputError(f"vocab_size must be at least 3 and hold pad; got {vocab_size} and {pad}")
+        raise InputError(f"vocab_size must be at least 3 and larger than pad; got {vocab_size} and pad {pad}")
     subject, runner = f"{_name(candidate)}, vocabulary {vocab_size}", _runner(candidate)
     generator = torch.Generator().manual_seed(3)
     try:
@@ -407,7 +408,7 @@ def loss(candidate: Callable[..., Any], *, vocab_size: int = 9, pad: int = 0, sh
 
 
 def _rotate(settings: Settings, x: Tensor, theta: float, pairs: str) -> Tensor:
-    """Return x [batch, heads, tokens, size] turned by position. Source: arXiv 2104.09864, eq. 34."""
+    """Return x [batch, heads, tokens, size] rotated by position. Source: arXiv 2104.09864, eq. 34."""
     if settings.get("axis") == 1:
         rest = {name: value for name, value in settings.items() if name != "axis"}
         return _rotate(rest, x.transpose(1, 2), theta, pairs).transpose(1, 2)
@@ -438,18 +439,18 @@ def rope(
     """Compare a hand-written rotation of queries and keys (RoPE) with the mathematics.
 
     Args:
-        part: of x [batch, heads, tokens, head size], then perhaps positions; or of queries and keys.
-        head_size: of one head, even.
-        theta: the base of the angles.
-        pairs: which features turn together: (2i, 2i + 1) or (i, i + size / 2).
-        token_axis: 1 where the part reads [batch, tokens, heads, head size].
+        candidate: function of x [batch, heads, tokens, head size], then perhaps positions; or of queries and keys.
+        head_size: number of features of one head, even.
+        theta: base of the angles.
+        pairs: features that rotate together: "neighbours" (2i, 2i + 1) or "halves" (i, i + size / 2).
+        token_axis: axis of the tokens; 1 if the candidate reads [batch, tokens, heads, head size].
 
     Returns:
         The report.
 
     Raises:
-        InputError: an odd size.
-        NotImplementedError: the part is not written yet.
+        InputError: an odd head_size.
+        NotImplementedError: raised by the candidate if it is not written yet.
 
     Source: arXiv 2104.09864, eq. 34.
     """

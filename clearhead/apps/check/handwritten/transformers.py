@@ -1,4 +1,4 @@
-"""A hand-written Transformer compared from the whole to the first part that differs: flow, joints, layers, parts."""
+"""Check of a hand-written Transformer: information flow, wiring, layers and parts, up to the first difference."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ def transformer(
     candidate: Callable[..., Any], *, width: int, heads: int, vocab_size: int | None = None,
     flow: Literal["causal", "full"] | None = None,
 ) -> Report:  # fmt: skip
-    """Compare a hand-written Transformer: what its outputs depend on, then how its layers are joined, then each part.
+    """Check a hand-written Transformer: the dependencies of its outputs, then its parts, then its wiring.
 
-    A layer that no usual one is like, nor with a known mistake, is not called wrong.
+    A layer that differs from the usual layers, without a known mistake, is not called wrong.
 
     Args:
-        part: a module of one stack or of two, as for `module`.
-        width: of its layers.
-        heads: of its attentions.
-        vocab_size: as for `module`.
-        flow: as for `module`.
+        candidate: module with one stack or two, as in `module`.
+        width: number of features of its layers.
+        heads: number of heads of its attentions.
+        vocab_size: number of ids, as in `module`.
+        flow: allowed dependencies, as in `module`.
 
     Returns:
-        The report; where a part differs, that is its first finding.
+        The report; if a part differs, that is the first finding.
 
     Raises:
         InputError: not a module, or the size of the vocabulary is not known.
-        NotImplementedError: the part is not written yet.
+        NotImplementedError: raised by the candidate if it is not written yet.
 
     Source: arXiv 1706.03762, section 3.
     """
@@ -74,9 +74,7 @@ def transformer(
             compared.append(path)
     if not {finding.cause for finding in findings} & {"raises", "source_not_read", "mask_polarity"}:
         findings += _check_wiring(candidate, layers, vocab_size, flow)
-    if wrong or any(
-        finding.severity == "wrong" for finding in findings
-    ):  # weights that nothing reads may follow from it
+    if wrong or any(finding.severity == "wrong" for finding in findings):  # unread weights may be a consequence
         findings = [finding for finding in findings if finding.cause != "weights_unread"]
     return make_report(
         whole.subject, [*wrong, *findings], compared=compared, largest=largest, bound=whole.bound, notes=whole.notes
@@ -84,7 +82,7 @@ def transformer(
 
 
 def _layers(candidate: nn.Module, width: int, heads: int) -> list[str]:
-    """Return the paths of the layers: the innermost modules with attention, feed-forward and norms, and no table."""
+    """Return the paths of the layers: the innermost modules with attention, feed-forward and norms, without tables."""
     layers: list[str] = []
     for path, submodule in reversed([*candidate.named_modules()]):
         is_inner = not any(other.startswith(f"{path}.") for other in layers)
@@ -94,7 +92,7 @@ def _layers(candidate: nn.Module, width: int, heads: int) -> list[str]:
 
 
 def _layer_reports(candidate: nn.Module, layers: Sequence[str], width: int, heads: int) -> Iterator[tuple[str, Report]]:
-    """Yield the report of each layer; one that no known mistake explains may be a variant."""
+    """Yield the report of each layer; layers with an unexplained difference are left out, as possible variants."""
     for path in layers:
         report = layer(candidate.get_submodule(path), width=width, heads=heads)
         causes = {finding.cause for finding in report.findings if finding.severity == "wrong"}
@@ -103,7 +101,7 @@ def _layer_reports(candidate: nn.Module, layers: Sequence[str], width: int, head
 
 
 def _check_wiring(candidate: nn.Module, layers: Sequence[str], vocab_size: int | None, flow: Any) -> Iterator[Finding]:
-    """Yield layers and weights that the output does not depend on, and layers that are one and the same."""
+    """Yield findings about layers and weights that the output does not depend on, and about repeated modules."""
     for path, submodule in candidate.named_modules():
         if (
             isinstance(submodule, nn.ModuleList | nn.Sequential)
@@ -135,7 +133,7 @@ def _check_wiring(candidate: nn.Module, layers: Sequence[str], vocab_size: int |
 
 
 def _is_unread(model: HandwrittenModel, submodule: nn.Module, ids: Tensor, output: Tensor) -> bool:
-    """Whether other weights of a module leave the output as it is."""
+    """Return whether changing the weights of a submodule leaves the output unchanged."""
     generator = torch.Generator().manual_seed(3)
     saved = [(weight, weight.data) for weight in submodule.parameters()]
     try:

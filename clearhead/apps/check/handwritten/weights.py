@@ -1,6 +1,6 @@
-"""The weights of a hand-written attention: which tensor is which, guessed from names and shapes, or as said.
+"""Weights of a hand-written attention: their roles, derived from names and shapes or given by the user.
 
-Every projection becomes a weight [out, in] and a bias. Where names and shapes leave several readings, all are returned.
+Every projection becomes a weight [out, in] and a bias. If names and shapes are ambiguous, all assignments are returned.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class LinearMap:
-    """A linear map: weight [out, in], and a bias; None: it has none."""
+    """A linear map with a weight [out, in] and a bias [out]; None means no bias."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -41,7 +41,7 @@ LinearMaps = Mapping[Role, LinearMap]
 
 
 def role_of(name: str) -> Role | None:
-    """Return what a weight is by its name: qkv, kv, query, key, value, out; None: the name does not say."""
+    """Return the role of a weight by its name: qkv, kv, query, key, value or out; None if the name shows none."""
     name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     if _FUSED.search(name):
         return "qkv"
@@ -55,7 +55,7 @@ def role_of(name: str) -> Role | None:
 
 @dataclass
 class _Leaf:
-    """A weight with its bias, as a module stores them; a list of them has one for each head."""
+    """A weight with its bias, as a module stores them; a role has several if heads are stored separately."""
 
     name: str
     weight: Tensor
@@ -64,7 +64,7 @@ class _Leaf:
 
 
 def _leaves(candidate: nn.Module) -> list[_Leaf]:
-    """Return the weights of two and more axes with their biases, in the order of registration."""
+    """Return the weights with at least two axes and their biases, in the order of registration."""
     leaves, taken = [], set()
     for path, module in candidate.named_modules():
         parameters = dict(module.named_parameters(recurse=False))
@@ -87,11 +87,11 @@ def _find_bias(name: str, parameters: Mapping[str, Tensor]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class WeightAssignment:
-    """One reading of the weights.
+    """One possible assignment of weights to roles.
 
     Args:
-        projections: query, key, value, and out where the part has one.
-        note: how they were found.
+        projections: linear maps by role: query, key, value, and out if the part has one.
+        note: description of the assignment, for the report.
         extra: names of weights that an attention does not have.
     """
 
@@ -101,14 +101,14 @@ class WeightAssignment:
 
 
 def read_weights(candidate: nn.Module, width: int, heads: int) -> list[WeightAssignment]:
-    """Return the readings of a module's weights, the most likely first.
+    """Return the possible assignments of a module's weights, the most likely first.
 
     Raises:
         CannotCompare: the weights are not those of an attention, with the reason.
     """
     leaves = _leaves(candidate)
     if not leaves:
-        raise CannotCompare("it has no weights of its own; say which they are: parameters={'query': ..., ...}")
+        raise CannotCompare("it has no weights; pass them as parameters={'query': ..., ...}")
     groups: dict[Role, list[_Leaf]] = {}
     nameless = []
     for leaf in leaves:
@@ -144,7 +144,7 @@ def _extra_weights(candidate: nn.Module, leaves: Sequence[_Leaf], unused: Sequen
 
 
 def _permute_roles(leaves: Sequence[_Leaf], width: int, heads: int) -> list[WeightAssignment]:
-    """Return the readings of three or four weights without names, the output projection last."""
+    """Return the assignments of three or four weights with unknown names; the fourth is the output projection."""
     assignments = []
     for order in itertools.permutations(("query", "key", "value")):
         groups = {role: [leaf] for role, leaf in zip((*order, "out"), leaves, strict=False)}
@@ -160,8 +160,8 @@ def _refuse_missing(groups: Mapping[Role, list[_Leaf]], leaves: Sequence[_Leaf])
     if missing:
         names = ", ".join(leaf.name for leaf in leaves[:6])
         raise CannotCompare(
-            f"which weights make {' and '.join(missing)} does not show in the names ({names}); "
-            "say it: parameters={'query': my.q, 'key': my.k, 'value': my.v, 'out': my.o}"
+            f"it is not clear which weights make {' and '.join(missing)}: the names are {names}; "
+            "pass parameters={'query': my.q, 'key': my.k, 'value': my.v, 'out': my.o}"
         )
 
 
@@ -171,15 +171,15 @@ def _is_out(leaf: _Leaf, width: int) -> bool:
 
 
 def assign_weights(parameters: Mapping[str, Any], width: int, heads: int) -> list[WeightAssignment]:
-    """Return the readings of weights whose roles a user names.
+    """Return the possible assignments of weights whose roles the user named.
 
     Args:
-        parameters: modules with weight and bias, tensors, or lists of one for each head, by role: query, key, value and
-            out, or qkv; tensors of biases by role with _bias.
-        width, heads: of the attention.
+        parameters: modules with weight and bias, tensors, or lists with one entry per head, by role: query, key, value
+            and out, or qkv. Bias tensors have the role with _bias as name.
+        width, heads: number of features and of heads of the attention.
 
     Raises:
-        InputError: a name is not known, or a value is neither.
+        InputError: a name is not known, or a value has no weight of at least two axes.
     """
     known = {*ROLES, "qkv", "kv", *(f"{role}_bias" for role in (*ROLES, "qkv", "kv"))}
     groups: dict[Role, list[_Leaf]] = {}
@@ -203,7 +203,7 @@ def assign_weights(parameters: Mapping[str, Any], width: int, heads: int) -> lis
 def _assign_groups(
     groups: Mapping[Role, list[_Leaf]], extra: Sequence[str], width: int, heads: int
 ) -> list[WeightAssignment]:
-    """Return the readings of weights by role: both directions of raw tensors, and the orders of fused ones."""
+    """Return the assignments of grouped weights: both directions of raw tensors, and all orders of fused ones."""
     every = [leaf for leaves in groups.values() for leaf in leaves]
     assignments = []
     is_raw = not all(leaf.is_linear for leaf in every)
@@ -220,19 +220,19 @@ def _assign_groups(
 
 
 def _flatten_groups(groups: Mapping[Role, list[_Leaf]], width: int, is_flipped: bool) -> dict[Role, LinearMap]:
-    """Return one projection for each role that can be read in this direction."""
+    """Return one projection for each role whose weights can be read in this direction."""
     flat: dict[Role, LinearMap] = {}
     for role, leaves in groups.items():
         parts = [_matrix(leaf, role, width, is_flipped and not leaf.is_linear) for leaf in leaves]
         matrices = [matrix for matrix in parts if matrix is not None]
-        # Others that have such a name, as keys that a module adds to those of its input, are no projections.
+        # Other tensors with such names, such as extra keys that a module appends, are no projections.
         if len(matrices) == len(leaves) and len({matrix.weight.shape for matrix in matrices}) == 1:
             flat[role] = _join_heads(matrices, role, width)
     return flat
 
 
 def _matrix(leaf: _Leaf, role: Role, width: int, is_flipped: bool) -> LinearMap | None:
-    """Return a leaf as [out, in]; None: it cannot be read in this direction."""
+    """Return a weight as [out, in]; None if it cannot be read in this direction."""
     weight, bias = leaf.weight.detach(), None if leaf.bias is None else leaf.bias.detach().flatten()
     if weight.dim() == 3:
         if role == "out":
@@ -249,7 +249,7 @@ def _matrix(leaf: _Leaf, role: Role, width: int, is_flipped: bool) -> LinearMap 
 
 
 def _join_heads(parts: Sequence[LinearMap], role: Role, width: int) -> LinearMap:
-    """Join the projections of single heads."""
+    """Concatenate the projections of single heads."""
     if len(parts) == 1:
         return parts[0]
     axis = 1 if role == "out" and parts[0].weight.shape[0] == width else 0

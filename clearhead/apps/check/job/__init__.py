@@ -1,1 +1,1 @@
-"""`clearhead check run.toml`: whether a training job resumes exactly, and whether it can be divided."""
+"""`clearhead check run.toml`: checks that a training job resumes exactly, and that its batches can be divided."""

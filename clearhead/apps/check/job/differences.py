@@ -1,4 +1,4 @@
-"""What differs between two runs of one job: bit by bit, or by how much."""
+"""Differences between two runs of one job: bit for bit, or between the gradients of one update."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ from clearhead.checkpoints.runs.metrics import FILE_NAME, read_metrics
 from clearhead.checkpoints.weights.files import load_tensors
 
 _FILES: Final = {WEIGHTS: "weights", OPTIMIZER: "optimizer state", AVERAGED_WEIGHTS: "averaged weights"}
-# Sums of gradients, as the first update leaves them.
+# Optimizer states that equal the gradient, up to a factor, after the first update.
 _GRADIENTS: Final = ("exp_avg", "momentum")
 _FLOOR: Final = 1e-3
-"""The gradient of a tensor counts as no smaller than this share of the largest: what is zero is rounding alone."""
+"""Smallest scale of a gradient, as a share of the largest gradient: zero gradients differ by rounding alone."""
 _TINY: Final = 1e-30
 
 
 @dataclass(frozen=True)
 class RunDifference:
-    """Something that is not the same bit by bit.
+    """One difference between two runs that should be equal bit for bit.
 
     Attributes:
-        step: of the checkpoint or the line of metrics.
-        what: differs, in words.
+        step: step of the checkpoint or of the line of metrics.
+        description: the differing value, in words.
     """
 
     step: int
     description: str
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the difference in words."""
         return f"step {self.step}: {self.description}"
 
 
 def find_differences(run: Path, other: Path, last: int, names: Sequence[str]) -> list[RunDifference]:
-    """Return what differs between two runs up to a step, but for times; the first difference first.
+    """Return the differences between two runs up to a step, ordered by step; times may differ.
 
     Args:
         run, other: run directories.
-        last: the step.
+        last: last step to compare.
         names: addresses of the weights, in the order of the optimizer.
     """
     all_differences = list(_compare_metrics(run, other, last))
@@ -114,7 +114,7 @@ def _distance_text(first: Mapping[str, Tensor], second: Mapping[str, Tensor], na
 
 
 def _compare_values(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None, what: str) -> Iterator[str]:
-    """Name the values that differ, the first with both values."""
+    """Yield one sentence about the values that differ; it shows both values of the first."""
     if first is None or second is None:
         yield f"{what} are in one of the runs only"
         return
@@ -123,7 +123,7 @@ def _compare_values(first: Mapping[str, Any] | None, second: Mapping[str, Any] |
     if different:
         key, more = different[0], len(different) - 1
         values = [json.dumps(tree.get(key)) for tree in (ours, theirs)]
-        # Random states are long, and what they hold is no help.
+        # Random states are too long to show.
         shown = f", {values[0]} undisturbed and {values[1]} after the kills" if max(map(len, values)) <= 60 else ""
         yield f"{what}: {key}{f' and {more} more' if more else ''}{shown}"
 
@@ -137,16 +137,16 @@ def _timeless(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _address(name: str, names: Sequence[str]) -> str:
-    """Return the name of a tensor of an optimizer with the address of its weight."""
+    """Replace the index in the name of an optimizer tensor by the address of its weight."""
     index, _, key = name.partition(".")
     return f"{names[int(index)]} ({key})" if index.isdecimal() and int(index) < len(names) else name
 
 
 def gradient_distance(run: Path, other: Path, names: Sequence[str]) -> tuple[float, str]:
-    """Return the largest relative distance of the gradients of two runs after one update, and whose it is.
+    """Return the largest relative distance between the gradients of two runs after one update, and its place.
 
-    That of a tensor is max|a-b| / max|b|, and that of the losses |a-b| / |b|. A tensor whose gradient is below a
-    thousandth of the largest one counts as if it were as large as that.
+    The distance of a tensor is max|a-b| / max|b|, that of the losses |a-b| / |b|. A gradient below a thousandth of the
+    largest one is compared as if it had that size.
 
     Args:
         run, other: run directories with a checkpoint of step 1.
@@ -167,7 +167,7 @@ def _largest(tensor: Tensor) -> float:
 
 
 def _first_update(run: Path, names: Sequence[str]) -> tuple[dict[str, Tensor], float]:
-    """Return the gradients of the first update by the address of the weight, and its mean loss."""
+    """Return the gradients of the first update by weight address, and the mean loss."""
     folder = checkpoint_folder(run, 1)
     tensors = {name.rpartition("."): tensor for name, tensor in load_tensors(folder / OPTIMIZER).items()}
     gradients = {names[int(index)]: tensor for (index, _, key), tensor in tensors.items() if key in _GRADIENTS}

@@ -1,4 +1,4 @@
-"""What of a job is checked: how many steps, where they are validated and saved, and how long that takes."""
+"""Plan of a job check: number of steps, steps of validation and saving, and the forecast duration."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from clearhead.training.runfile.read import load_run_file
 from clearhead.training.runfile.sections import RunFile
 
 STEPS_SECONDS: Final = 10.0
-"""What the steps of one run may take where their number is not given."""
+"""Target duration of one run's steps, in seconds, if `--steps` is not set."""
 LEAST_STEPS: Final = 8
 MOST_STEPS: Final = 40
 SAVES: Final = 4
-"""So many checkpoints divide the steps, which are a multiple of it."""
+"""Number of checkpoints of a checked run; the number of steps is a multiple of it."""
 _PATIENCE: Final = 10**6
 
 
 @contextlib.contextmanager
 def assemble_job(run_file: RunFile) -> Iterator[AssembledRun]:
-    """Assemble a job as `clearhead train` does, for the length of a with block.
+    """Context manager that assembles a job as `clearhead train` does.
 
     Raises:
         InputError: the data, the sizes or the run directory cannot be used.
@@ -56,16 +56,16 @@ class CheckedJob:
         file: the run file.
         folder: the temporary folder.
         steps: the last step that is trained.
-        planned: steps of the whole job; None: only time ends it.
-        validate_every, validate_every_before: steps, here and in the run file.
-        save_every: steps.
-        overrides: of the run file, for every process.
+        planned: number of steps of the whole job; None if only time ends it.
+        validate_every, validate_every_before: steps between validations, in the check and in the run file.
+        save_every: steps between checkpoints.
+        overrides: changes to the run file, for every process.
         save_seconds, validation_seconds, seconds: forecasts of one save, one validation, and the whole check.
-        limit: seconds after which a process is taken for stuck.
+        limit: seconds after which a process counts as stuck.
         digests: SHA-256 of "run file" and "data".
         names: address of each weight, in the order of the optimizer.
-        undivided: why a batch cannot be divided; empty: it can.
-        one_process: why two processes cannot train; empty: they can.
+        undivided_reason: explanation if a batch cannot be divided; empty if it can.
+        one_process_reason: explanation if two processes cannot train; empty if they can.
     """
 
     file: Path
@@ -86,18 +86,18 @@ class CheckedJob:
     one_process_reason: str
 
     def moments(self, moment: str) -> list[int]:
-        """Return the steps of the saves or of the validations."""
+        """Return the steps at which the job saves or validates; `moment` is "saving" or "validation"."""
         validated = range(self.validate_every, self.steps + 1, self.validate_every)
         saved = {*range(self.save_every, self.steps + 1, self.save_every), *validated}
         return sorted(saved) if moment == "saving" else list(validated)
 
     def train(self, run: Path, changes: Sequence[str] = (), *, processes: int = 1) -> TrainProcess:
-        """Start to train the job in a run directory, with further changes to the run file."""
+        """Start training the job in a run directory, with further changes to the run file."""
         words = [*parts_options(), str(self.file), f"train.run={run}", *self.overrides, *changes]
         return TrainProcess(words, run, processes=processes, limit=self.limit)
 
     def describe(self) -> str:
-        """Say in one sentence what is checked."""
+        """Describe the check in one sentence."""
         of = f"of {self.planned:,}" if self.planned is not None else "of the job"
         usual = self.validate_every_before
         instead = f" instead of {usual:,}" if usual != self.validate_every else ""
@@ -108,13 +108,13 @@ class CheckedJob:
 
 
 def examine(file: Path, folder: Path, *, steps: int | None, kills: int) -> CheckedJob:
-    """Assemble a job, measure it by a few steps without effect, and decide what of it is checked.
+    """Assemble a job, measure a few steps without keeping their effect, and plan the check.
 
     Args:
         file: the run file.
         folder: the temporary folder.
-        steps: how many are asked for; None: as many as take some seconds.
-        kills: how many.
+        steps: number of steps to train; None means as many as take about `STEPS_SECONDS`.
+        kills: number of kills.
 
     Raises:
         InputError: the job cannot be trained, or there is no room for its checkpoints.
@@ -143,38 +143,39 @@ def examine(file: Path, folder: Path, *, steps: int | None, kills: int) -> Check
             save_seconds=saving, validation_seconds=report.cost.validation_seconds, seconds=seconds,
             limit=600 + 20 * (one_run + start_seconds),
             digests={"run file": sha256_of(file), "data": _digest_of_data(job)},
-            names=_names(job.trainer), undivided_reason=undivided_reason, one_process_reason=undivided_reason or _find_one_process_reason(job, report),
+            names=_names(job.trainer), undivided_reason=undivided_reason,
+            one_process_reason=undivided_reason or _find_one_process_reason(job, report),
         )  # fmt: skip
 
 
 def _steps(requested_steps: int | None, report: Preflight) -> tuple[int, int]:
-    """Return how many steps are trained, and every how many of them are saved."""
+    """Return the number of steps to train, and the number of steps between checkpoints."""
     by_time = round(STEPS_SECONDS / max(1e-9, report.cost.step_seconds))
     wanted = requested_steps if requested_steps is not None else max(LEAST_STEPS, min(MOST_STEPS, by_time))
     save_every = -(-wanted // SAVES)
     if report.steps is not None:
         save_every = min(save_every, report.steps // SAVES)
-    # A job of fewer steps than that is trained whole.
+    # A job with fewer steps is trained completely.
     number = SAVES * save_every or report.steps or SAVES
     if requested_steps is not None and number != requested_steps:
-        message(f"{number} steps and not {requested_steps}: a multiple of {SAVES}, and no more than the job has")
+        message(f"{number} steps instead of {requested_steps}: a multiple of {SAVES}, and at most the steps of the job")
     return number, max(1, save_every)
 
 
 def _overrides(run_file: RunFile, precision: str, save_every: int, seconds: float) -> list[str]:
-    """Return the changes to a run file: nothing of what a step computes, and no choice by a measurement."""
+    """Return the changes to a run file, which keep the computation of a step and fix choices that are measured."""
     train = run_file.train
     changes = [f"train.save_every={save_every}", f"train.keep={max(train.keep, SAVES + 2)}", "train.tracker=none"]
     if train.precision == "auto":
         changes.append(f"train.precision={precision}")
     if train.early_stop is not None:
         changes.append(f"train.early_stop.patience={_PATIENCE}")
-    # So that a process ends by itself where the check was killed and could not end it.
+    # A process must end by itself if the check was killed and could not end it.
     return [*changes, f"train.seconds={3600 + 20 * seconds:.1f}"]
 
 
 def _find_undivided_reason(job: AssembledRun) -> str:
-    """Say why a batch cannot be divided between two; empty: it can."""
+    """Return the reason why a batch cannot be divided between two processes, or an empty text."""
     try:
         check_divisible(job.data.parts, job.run.run_file.train.batch_tokens, 2)
     except InputError as error:
@@ -183,7 +184,7 @@ def _find_undivided_reason(job: AssembledRun) -> str:
 
 
 def _find_one_process_reason(job: AssembledRun, report: Preflight) -> str:
-    """Say why two processes cannot train on this machine; empty: they can."""
+    """Return the reason why two processes cannot train on this machine, or an empty text."""
     device = job.run.device
     if device.type == "cuda":
         return "this machine has one GPU" if torch.cuda.device_count() < 2 else ""

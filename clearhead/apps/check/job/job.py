@@ -1,4 +1,4 @@
-"""The check of a job: that it resumes exactly after kills, and that its batches can be divided; and its certificate."""
+"""Check of a training job: it must resume exactly after kills, and its batches must be divisible; the certificate."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from clearhead.training.runfile.sections import DROPOUTS, ModelSection
 from clearhead.version import __version__
 
 TOLERANCE: Final = 1e-4
-"""How far gradients and losses in fp32 may be apart: sums in another order, and nothing else."""
+"""Largest relative distance of gradients and losses in fp32 that counts as equal; sums may have another order."""
 
 
 @dataclass(frozen=True)
 class DivisionResult:
-    """An update that was computed in two ways.
+    """Comparison of one update on whole batches with the same update on divided batches.
 
     Attributes:
-        distance: as of `gradient_distance`; None: it was not compared.
-        where: whose gradient, or the loss, is so far apart.
-        reason: why it was not compared, or what went wrong; empty: nothing.
-        is_wrong: whether something went wrong.
+        distance: result of `gradient_distance`; None if it was not compared.
+        where: the gradient or loss with the largest distance.
+        reason: explanation if it was not compared or failed; empty otherwise.
+        is_wrong: True if the updates differ or a run failed.
     """
 
     distance: float | None = None
@@ -70,7 +70,7 @@ class DivisionResult:
 
 
 class _HalfBatches:
-    """The halves of endless batches, one after the other."""
+    """Iterator over the two halves of each batch of an endless iterator."""
 
     def __init__(self, whole: Batches[Any]) -> None:
         self._whole = whole
@@ -78,7 +78,7 @@ class _HalfBatches:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches in one pass over the data, not halves."""
+        """Number of whole batches in one pass over the data."""
         return self._whole.batches_per_epoch
 
     def __next__(self) -> RankBatch[Any]:
@@ -92,16 +92,16 @@ class _HalfBatches:
         return self._whole.state()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go to a position in the data."""
+        """Continue from a position in the data."""
         self._whole.load_state(state)
 
 
 def compare_divisions(job: CheckedJob) -> tuple[DivisionResult, DivisionResult]:
-    """Compare an update by whole batches with one by halves, and with one by two processes.
+    """Compare an update on whole batches with one on half batches, and with one by two processes.
 
     Raises:
         InputError: the job cannot be trained in fp32.
-        RunFailure: it fails in one process.
+        RunFailure: the training fails in one process.
     """
     if job.undivided_reason:
         return DivisionResult(reason=job.undivided_reason), DivisionResult(reason=job.undivided_reason)
@@ -128,7 +128,7 @@ def _distance(job: CheckedJob, run: Path, whole: Path) -> DivisionResult:
 
 
 def without_dropout(job: CheckedJob) -> list[str]:
-    """Return the changes to the run file that turn dropout off, and compute in fp32."""
+    """Return the changes to the run file that switch dropout off and set fp32."""
     run_file = load_run_file(job.file)
     changes = ["train.precision=fp32"]
     if run_file.lora is not None:
@@ -142,7 +142,7 @@ def without_dropout(job: CheckedJob) -> list[str]:
 
 
 def _one_update(job: CheckedJob, name: str, overrides: list[str], *, in_halves: bool) -> Path:
-    """Make one update of the job in this process, and return its run directory."""
+    """Train the job for one update in this process, and return its run directory."""
     run = job.folder / name
     with assemble_job(load_run_file(job.file, [f"train.run={run}", *job.overrides, *overrides])) as parts:
         trainer = parts.trainer
@@ -158,7 +158,7 @@ def _one_update(job: CheckedJob, name: str, overrides: list[str], *, in_halves: 
         try:
             trainer.run()
         except Interrupted as stopped:
-            # The training took the signal for itself.
+            # The training handled the signal; the check needs it too.
             signal.raise_signal(stopped.signal)
             raise
     return run
@@ -183,15 +183,15 @@ class Kill:
     """One SIGKILL.
 
     Attributes:
-        moment: inside what it came.
-        after: the step of the newest checkpoint then; None: there was none.
+        moment: moment of the kill: "saving", "validation" or "random".
+        after: step of the newest checkpoint at that time; None if there was none.
     """
 
     moment: Moment
     after: int | None
 
     def __str__(self) -> str:
-        """Return it in words."""
+        """Return the moment of the kill in words."""
         when = {"saving": "while saving", "validation": "in a validation", "random": "at a random moment"}[self.moment]
         return f"{when} {'before the first checkpoint' if self.after is None else f'after step {self.after}'}"
 
@@ -201,9 +201,9 @@ class KilledRun:
     """A run that was killed and resumed until it reached the last step.
 
     Attributes:
-        run: its directory.
-        kills: in order.
-        failure: why it could not go on; empty: it could.
+        run: the run directory.
+        kills: the kills, in order.
+        failure: error if the run could not continue; empty otherwise.
     """
 
     run: Path
@@ -226,18 +226,18 @@ def train_undisturbed(job: CheckedJob) -> tuple[Path, float]:
 
 
 def train_with_kills(job: CheckedJob, kills: int, draw: random.Random, seconds: float) -> list[KilledRun]:
-    """Train the same with kills; where a run reaches the last step before all of them, another one takes the rest.
+    """Train the same steps with kills; if a run ends before all kills came, another run takes the rest.
 
     Args:
-        job: to train.
-        kills: how many; the first two are inside saving and inside validation.
-        draw: of the moments and their order.
-        seconds: that an undisturbed run took.
+        job: the job to train.
+        kills: number of kills; one is during saving, one during a validation, the rest at random moments.
+        draw: random generator for the moments and their order.
+        seconds: duration of the undisturbed run.
     """
     moments: list[Moment] = [FORCED[number] if number < len(FORCED) else "random" for number in range(kills)]
     draw.shuffle(moments)
     runs: list[KilledRun] = []
-    # A save that is over in a moment can be missed: so many attempts at most.
+    # A short save can be missed, so the number of runs has a limit.
     while moments and len(runs) < kills + 3:
         runs.append(KilledRun(job.folder / f"killed-{len(runs) + 1}"))
         try:
@@ -254,10 +254,10 @@ def train_with_kills(job: CheckedJob, kills: int, draw: random.Random, seconds: 
 
 
 def _reach_the_end(job: CheckedJob, process: TrainProcess) -> None:
-    """Wait for the last step.
+    """Wait until the process has saved the last step.
 
     Raises:
-        RunFailure: the training ended before.
+        RunFailure: the training ended before the last step.
     """
     if not process.wait_until(lambda: process.has_saved(job.steps)):
         raise RunFailure(f"clearhead train ended before step {job.steps}: {process.last_words()}")
@@ -266,14 +266,14 @@ def _reach_the_end(job: CheckedJob, process: TrainProcess) -> None:
 def _kill_at_moment(
     job: CheckedJob, killed: KilledRun, moments: Sequence[Moment], draw: random.Random, seconds: float
 ) -> bool:
-    """Continue a run and kill it at the first of the moments to come; return whether that was before its last step."""
+    """Continue a run and kill it at the first of the moments; return whether it was killed before its last step."""
     newest, moment = max(checkpoint_steps(killed.run), default=-1), moments[0]
     if newest >= job.steps:
         return False
-    # Of what is left of the run so much that the later kills fall on the rest of it.
+    # Use only a share of the remaining time, so that later kills have room.
     rest = seconds * (1 - max(0, newest) / job.steps) * 2 / (len(moments) + 1)
     steps = [step for step in job.moments(moment) if step > newest]
-    # One that cannot be reached lies behind the last step.
+    # If no step is left, choose one after the last: it is never reached.
     step = draw.choice(steps[: -(-len(steps) // len(moments))] or [job.steps + 1])
     pause = draw.random() * {"saving": job.save_seconds, "validation": job.validation_seconds, "random": rest}[moment]
     with job.train(killed.run) as process:
@@ -297,7 +297,7 @@ def _kill_at_moment(
                 killed.kills.append(Kill(moment, newest if newest >= 0 else None))
                 message(f"killed {killed.kills[-1]}")
                 return True
-            # Too late for this one: the next one from its beginning.
+            # This moment has passed: kill at the beginning of the next one.
             pause = 0.0
     return False
 
@@ -322,7 +322,7 @@ def _is_saving(process: TrainProcess, step: int) -> bool:
     """Return whether the process writes the checkpoint of a step, or of a later one."""
     with contextlib.suppress(OSError):
         writes = (_WRITING.fullmatch(path.name) for path in (process.run / "checkpoints").iterdir())
-        # The files of a killed process stay there until this process has started.
+        # Files of a killed process remain until the new process has started.
         return any(write and int(write[1]) >= step and int(write[2]) == process.popen.pid for write in writes)
     return False
 
@@ -340,15 +340,15 @@ _MOST_SHOWN = 6
 
 @dataclass(frozen=True)
 class JobReport:
-    """What the check of a job found.
+    """Result of checking a job.
 
     Attributes:
-        job: what was checked.
-        seed: of the moments of the kills.
-        kills: that came, in order.
-        missed: how many could not be placed.
-        faults: what is not as in the undisturbed run; empty: every bit is the same.
-        halves, processes: an update by halves of batches, and by two processes.
+        job: the checked job.
+        seed: seed of the moments of the kills.
+        kills: the kills, in order.
+        missed: number of kills that could not be placed.
+        faults: differences from the undisturbed run; empty if every bit is the same.
+        halves, processes: comparisons of an update on half batches, and of one by two processes.
         certificate: versions, machine and digests, by name.
     """
 
@@ -363,7 +363,7 @@ class JobReport:
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing was found wrong."""
+        """True if nothing is wrong."""
         return not (self.faults or self.missed or self.halves.is_wrong or self.processes.is_wrong)
 
     def lines(self) -> list[str]:
@@ -418,13 +418,13 @@ def _division_record(division: DivisionResult) -> dict[str, Any]:
 
 
 def check_job(file: str | Path, *, steps: int | None = None, kills: int, seed: int | None = None) -> JobReport:
-    """Train the first steps of a job undisturbed and with kills, and compare every bit; nothing of it is left.
+    """Train the first steps of a job undisturbed and with kills, and compare every bit; no files remain.
 
     Args:
         file: the run file.
-        steps: how many, from 1; None: as many as take some seconds.
-        kills: how many, from 1.
-        seed: of their moments; None: drawn.
+        steps: number of steps, at least 1; None means as many as take some seconds.
+        kills: number of kills, at least 1.
+        seed: seed of the moments of the kills; None draws one.
 
     Raises:
         InputError: the run file, the data or the machine does not allow the training.
@@ -440,7 +440,7 @@ def check_job(file: str | Path, *, steps: int | None = None, kills: int, seed: i
             pass
     if report is None:
         assert signals.received is not None, "only a signal ends a check without a report"
-        # Again, for whoever listened before.
+        # Raise the signal again, for the handlers that were active before the check.
         signal.raise_signal(signals.received)
         raise SystemExit(128 + signals.received)
     return report
@@ -450,7 +450,7 @@ def _check(file: Path, folder: Path, steps: int | None, kills: int, seed: int) -
     job = examine(file, folder, steps=steps, kills=kills)
     message(f"{job.describe()}; seed {seed}")
     halves, processes = compare_divisions(job)
-    message("trained undisturbed, then killed and resumed")
+    message("training undisturbed, then with kills and resumes")
     whole, seconds = train_undisturbed(job)
     runs = train_with_kills(job, kills, random.Random(seed), seconds)
     faults = [fault for run in runs for fault in find_faults(job, whole, run)]
@@ -460,22 +460,22 @@ def _check(file: Path, folder: Path, steps: int | None, kills: int, seed: int) -
 
 
 def read_certificate(file: Path) -> tuple[dict[str, Any], list[str]]:
-    """Read a certificate that `record` wrote into a file, and compare its run file with the one that is there now.
+    """Read a certificate file written by `record`, and compare its run file with the current one.
 
     Args:
-        file: JSON.
+        file: the certificate, a JSON file.
 
     Returns:
-        "ok": the job was right and its run file is the same; and lines for people.
+        A record, in which "ok" means that the job was right and its run file has not changed; and lines of text.
 
     Raises:
-        InputError: the file is no certificate, or in a format that is not read.
+        InputError: the file is no certificate, or has an unknown format version.
     """
     content = read_json_object(file, what="a certificate")
     CERTIFICATE.check(content, file)
     record = convert_json(content, _Record, name=str(file))
     run_file = Path(record.run_file)
-    state = "is not there any more"
+    state = "no longer exists"
     if run_file.is_file():
         is_same = f"sha256 {sha256_of(run_file)}" == record.certificate.get("run file")
         state = "is the same" if is_same else "has changed since: check it again"
@@ -493,7 +493,7 @@ class _Record(BaseModel):
 
 
 def find_faults(job: CheckedJob, whole: Path, killed: KilledRun) -> list[str]:
-    """Return what is wrong with a killed run: it did not go on, it differs, or it differed before it was killed."""
+    """Return the faults of a killed run: it did not continue, it differs, or it differed before it was killed."""
     if killed.failure:
         return [f"after the kill {killed.kills[-1]}, --resume: {killed.failure}"]
     run_differences: list[RunDifference] = find_differences(whole, killed.run, job.steps, job.names)
@@ -505,7 +505,7 @@ def find_faults(job: CheckedJob, whole: Path, killed: KilledRun) -> list[str]:
 
 
 def _certificate(job: CheckedJob, whole: Path) -> dict[str, str]:
-    """Return what the result holds for."""
+    """Return versions, machine and digests for which the result holds."""
     checkpoint = checkpoint_folder(whole, job.steps)
     state = read_state(checkpoint)
     environment, choices = state["environment"], state["choices"]

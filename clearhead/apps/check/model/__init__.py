@@ -1,1 +1,1 @@
-"""A model proved on itself: what it reads, what must not change its results, and what its weights look like."""
+"""Checks of a loaded model: information flow, invariances, and health of its weights."""

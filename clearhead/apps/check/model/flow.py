@@ -1,7 +1,7 @@
-"""Information flow: which output changes with which input, against what the declared masks allow.
+"""Information flow: measure which output changes with which input, and compare with the masks of the spec.
 
-The masks are derived here from the spec alone, without the code of the model. Legend: T tokens, S source tokens;
-reach[i, j]: output i depends on input j.
+The allowed dependencies are derived from the spec alone, without the code of the model. Legend: T tokens, S source
+tokens; reach[i, j]: output i depends on input j.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from clearhead.fast.stored import Stored, StoredRows
 LENGTH = 11
 LONGEST_WINDOW = 600
 TOUCHED = 1e-9
-"""A change that a token caused is larger than this share of the values; rounding in double precision is far smaller."""
+"""Smallest relative change that counts as a dependency; rounding in double precision is far smaller."""
 _MATHEMATICS: Final = "weights = softmax(scores, with -inf where a query may not attend)"
 GROUP: Final = "information flow"
 _REAL = (False, True, True, False, True, True, True, True, True, True, False)
 _DOCUMENTS = (4, 4, 4, 1, 1, 7, 7, 7, 7, 7, 2)
 Seen = Callable[[spec.Mask, Sequence], Tensor]
 Draw = Callable[[int, int], Tensor]
-"""Draws so many ids below a number."""
+"""Function that draws `count` ids below `vocabulary`: draw(count, vocabulary)."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is read.
+    """One experiment: a sequence, and the tokens to change in it.
 
     Args:
-        name: of the experiment.
-        sequence: one row.
-        columns: the tokens that are changed, one after the other.
+        name: name of the experiment.
+        sequence: input with one row.
+        columns: tokens that are changed, one after the other.
     """
 
     name: str
@@ -52,12 +52,12 @@ class Scenario:
 
 
 def check_flow(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[CheckOutcome | Finding]:
-    """Yield what each stack reads, and what is wrong with it.
+    """Check the information flow of each stack, and yield outcomes and findings.
 
     Args:
-        module: in double precision.
-        draw: the ids.
-        rows_at_once: of a batch, at most.
+        module: the model in double precision.
+        draw: function that draws ids.
+        rows_at_once: maximum batch size.
     """
     has_two = module.encoder is not None and module.decoder is not None
     sides: list[Side] = ["encoder"] if module.encoder is not None else []
@@ -68,9 +68,9 @@ def check_flow(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[C
         mates = list(_check_mates(reader, draw, has_two and side == "decoder"))
         yield from mates
         if any(isinstance(result, Finding) for result in mates):
-            rows_at_once = 1  # in a batch nothing else could be told
+            rows_at_once = 1  # rows that read each other would hide all other results
         if _has_own_parts(reader.spec):
-            reason = "a part of your own may read other tokens, and nothing declares which"
+            reason = "the model has a custom module, and no mask declares the tokens that it may read"
             yield CheckOutcome(GROUP, f"{side}: masks", "not tried", reason)
             continue
         for scenario in _scenarios(reader, draw, f"{side}: " if has_two else ""):
@@ -106,18 +106,18 @@ def _attentions(stack: spec.Stack) -> list[spec.Attention]:
 
 
 def expand_mask(mask: spec.Mask, sequence: Sequence) -> Tensor:
-    """Return which token [T] may attend to which [T], by the definition of a mask.
+    """Build the matrix [T, T] of a mask, True = may attend, from its definition.
 
     Args:
-        mask: of an attention.
-        sequence: one row, with its padding and documents.
+        mask: mask of an attention.
+        sequence: input with one row, with its padding and documents.
     """
     length = sequence.ids.shape[1]
     query, key = torch.arange(length)[:, None], torch.arange(length)
     real = torch.ones(length, dtype=torch.bool) if sequence.mask is None else sequence.mask[0]
     may = torch.ones(length, length, dtype=torch.bool)
     if isinstance(mask, spec.Window):
-        position = real.cumsum(0)  # padding is no distance
+        position = real.cumsum(0)  # padding adds no distance
         apart = position[:, None] - position
         may = (apart <= mask.before) & (-apart <= mask.after)
     elif not isinstance(mask, spec.Full):
@@ -128,12 +128,12 @@ def expand_mask(mask: spec.Mask, sequence: Sequence) -> Tensor:
 
 
 def expected_reach(stack: spec.Stack, sequence: Sequence, seen: Seen = expand_mask) -> dict[tuple[int, int], Tensor]:
-    """Return what each output may depend on after each step of each layer: what its attentions allow, chained.
+    """Return the allowed dependencies of each output after each step: the masks of all attentions so far, chained.
 
     Args:
-        stack: the spec.
-        sequence: one row.
-        seen: the mask of an attention.
+        stack: spec of the stack.
+        sequence: input with one row.
+        seen: function that builds the matrix of a mask.
     """
     reach = torch.eye(sequence.ids.shape[1], dtype=torch.bool)
     reaches: dict[tuple[int, int], Tensor] = {}
@@ -153,10 +153,10 @@ def _chain(attends: Tensor, reach: Tensor) -> Tensor:
 
 
 def measure_reach(reader: Reader, scenario: Scenario, rows_at_once: int) -> dict[TracePoint, Tensor]:
-    """Change one token after another and return which outputs change, at the end of every step.
+    """Change one token after another, and return the outputs that change, at the end of every step.
 
     Returns:
-        By place, bool [outputs at real tokens, changed tokens].
+        Bool [outputs at real tokens, changed tokens] for each point.
     """
     sequence, columns = scenario.sequence, scenario.columns
     other = _other_ids(reader, sequence.ids[0])
@@ -168,7 +168,7 @@ def measure_reach(reader: Reader, scenario: Scenario, rows_at_once: int) -> dict
 
 
 def _states(reader: Reader, sequence: Sequence, ids: Tensor) -> Trace:
-    """Return the states [B, real tokens, features] at the end of every step, for rows in place of the one there is."""
+    """Return the states [B, real tokens, features] at the end of every step, for a batch `ids` of changed rows."""
     masks = {"mask": sequence.mask, "documents": sequence.documents}
     batch = Sequence(ids, **{name: None if field is None else field.expand(ids.shape) for name, field in masks.items()})
     if reader.memory is not None and len(reader.memory) != len(ids):
@@ -184,7 +184,7 @@ def _states(reader: Reader, sequence: Sequence, ids: Tensor) -> Trace:
 
 
 def _other_ids(reader: Reader, ids: Tensor) -> Tensor:
-    """Return other ids, whose rows of the table differ most from those of the given ones among a few."""
+    """Return other ids; of four candidates per token, those whose table rows differ most."""
     table, count = reader.stack.embedding.rows.weight, reader.vocabulary
     candidates = (ids[None] + torch.tensor([[1], [count // 3], [count // 2], [count - 1]])) % count
     differences = (table[candidates] - table[ids]).abs().amax(-1)
@@ -192,7 +192,7 @@ def _other_ids(reader: Reader, ids: Tensor) -> Tensor:
 
 
 def _find_changes(values: Tensor) -> Tensor:
-    """Return which tokens of the first row differ from those of each other row: [tokens, rows - 1]."""
+    """Compare the first row with each other row; return True where a token differs: [tokens, rows - 1]."""
     scale = values[0].abs().amax().clamp(min=1e-300)
     moved = ((values[1:] - values[:1]).abs().amax(-1) / scale).nan_to_num(nan=math.inf)
     return (moved > TOUCHED).T
@@ -200,11 +200,11 @@ def _find_changes(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Reach:
-    """What outputs may read and what they do read at the end of every step, bool [outputs, inputs].
+    """Allowed and measured dependencies at the end of every step, bool [outputs, inputs].
 
     Args:
-        wanted, measured: by place.
-        drawn: measured with drawn weights; None: not needed.
+        wanted, measured: allowed and measured dependencies by point.
+        drawn: dependencies measured with random weights; None if not needed.
     """
 
     wanted: Mapping[TracePoint, Tensor]
@@ -212,21 +212,21 @@ class Reach:
     drawn: Mapping[TracePoint, Tensor] | None
 
     def leak(self, point: TracePoint) -> Tensor:
-        """Return what is read and should not be."""
+        """Return the dependencies that the masks forbid."""
         return self.measured[point] & ~self.wanted[point]
 
     def gap(self, point: TracePoint) -> Tensor:
-        """Return what is not read, neither with the model's weights nor with drawn ones, and may be."""
+        """Return the allowed dependencies that are missing, with the model's weights and with random ones."""
         missing = self.wanted[point] & ~self.measured[point]
         return missing if self.drawn is None else missing & ~self.drawn[point]
 
     def first(self, kind: Callable[[TracePoint], Tensor]) -> TracePoint | None:
-        """Return the first place with a leak or a gap."""
+        """Return the first point with a leak or a gap; None if there is none."""
         return next((point for point in sorted(self.wanted) if bool(kind(point).any())), None)
 
 
 def _reach(reader: Reader, scenario: Scenario, tokens: list[int], rows_at_once: int) -> Reach | None:
-    """Measure and derive what outputs read; None: the stack has no layers."""
+    """Measure the dependencies and derive the allowed ones; None if the stack has no layers."""
     columns = list(scenario.columns)
     by_step = {
         step: step_reach[tokens][:, columns]
@@ -239,7 +239,7 @@ def _reach(reader: Reader, scenario: Scenario, tokens: list[int], rows_at_once: 
     wanted = {point: by_step.get((point.depth, point.step), last) for point in measured}
     drawn = None
     if any(bool((wanted[point] & ~measured[point]).any()) for point in measured):
-        # Saturated or vanished weights hide a dependence; drawn ones in the same modules do not.
+        # Saturated or vanished weights can hide a dependency; random weights in the same modules do not.
         drawn = measure_reach(replace(reader, module=draw_twin(reader.module)), scenario, rows_at_once)
     return Reach(wanted, measured, drawn)
 
@@ -256,17 +256,17 @@ def _check_scenario(reader: Reader, scenario: Scenario, rows_at_once: int) -> It
     drawing = Drawing(tuple(tokens), scenario.columns, reach.wanted[end], reads)
     if leak is not None:
         yield _leak_finding(reader, scenario, leak, tokens, reach)
-        yield CheckOutcome(GROUP, scenario.name, "wrong", "outputs read what the mask hides", drawing=drawing)
+        yield CheckOutcome(GROUP, scenario.name, "wrong", "outputs read tokens that the mask hides", drawing=drawing)
     elif gap is not None:
         yield _gap_finding(reader, scenario, gap, tokens, reach.gap(gap))
-        yield CheckOutcome(GROUP, scenario.name, "wrong", "outputs do not read what they may", drawing=drawing)
+        yield CheckOutcome(GROUP, scenario.name, "wrong", "outputs miss tokens that the mask allows", drawing=drawing)
     else:
-        says = f"{int(reads.sum())} of {reads.numel()} pairs read, those that the mask allows"
+        says = f"{int(reads.sum())} of {reads.numel()} pairs are read: those that the mask allows"
         yield CheckOutcome(GROUP, scenario.name, "right", says, drawing=drawing)
 
 
 def draw_twin(module: Transformer) -> Transformer:
-    """Return a replica of a model in double precision with drawn weights, so small that no softmax saturates."""
+    """Return a replica of a model in double precision with random weights, small enough for an unsaturated softmax."""
     twin = replica_in_dtype(module, torch.float64)
     for number, submodule in enumerate(twin.modules()):
         state: dict[str, nn.Parameter | None] = vars(submodule)["_parameters"]
@@ -276,7 +276,7 @@ def draw_twin(module: Transformer) -> Transformer:
             state["weight"] = nn.Parameter(submodule.weight, requires_grad=False)
             submodule.format = plain_format(submodule.weight)
         elif isinstance(submodule, Stored):
-            # A second copy of all matrices may not fit into memory: each is drawn whenever it is read.
+            # A second copy of all matrices may not fit into memory: each is drawn again when it is read.
             submodule.format = replace(
                 submodule.format, widen=partial(_draw_weight, 8 * number, submodule.weight.shape)
             )
@@ -289,14 +289,14 @@ def draw_twin(module: Transformer) -> Transformer:
 
 
 def _draw_weight(seed: int, shape: torch.Size, like: Tensor, *_: Tensor) -> Tensor:
-    """Return a drawn weight in double precision, on the device of a tensor."""
+    """Draw a weight in double precision, on the device of `like`."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(like.device)
     return 1.0 + 0.3 * values if len(shape) < 2 else 0.5 * values / math.sqrt(shape[-1])
 
 
 def _address(reader: Reader, point: TracePoint) -> str:
-    """Return the self-attention of a step, or the stack where there is none."""
+    """Return the address of a step's self-attention, else of the step; the side for points after the layers."""
     if point.depth >= len(reader.stack.order):
         return reader.side
     step = f"{reader.side}.layers.{reader.stack.order[point.depth]}.steps.{point.step}"
@@ -307,7 +307,7 @@ def _address(reader: Reader, point: TracePoint) -> str:
 
 
 def _leak_finding(reader: Reader, scenario: Scenario, point: TracePoint, tokens: list[int], reach: Reach) -> Finding:
-    """Return the finding of a mask that hides too little, with the masks that would let the same pairs through."""
+    """Return the finding for a mask that hides too little, with the mistakes that would show the same pairs."""
     columns, step = list(scenario.columns), (point.depth, point.step)
     output, column = reach.leak(point).nonzero()[0].tolist()
     causes = []
@@ -343,7 +343,7 @@ def _describe_causes(causes: list[str]) -> str:
 
 
 def _check_mates(reader: Reader, draw: Draw, has_source: bool) -> Iterator[CheckOutcome | Finding]:
-    """Change one row of a batch whole; no other row may change."""
+    """Change one whole row of a batch, and check that no other row changes."""
     length = min(LENGTH, reader.module.max_positions or LENGTH)
     ids = torch.stack([draw(length, reader.vocabulary) for _ in range(3)])
     changed = ids.clone()
@@ -365,7 +365,7 @@ def _check_mates(reader: Reader, draw: Draw, has_source: bool) -> Iterator[Check
 
 
 def _check_memory(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[CheckOutcome | Finding]:
-    """Change the tokens of the source one after the other, some of which are padding."""
+    """Change one source token after another, including padding, and check which target outputs change."""
     assert module.spec.encoder is not None and module.spec.decoder is not None
     length = min(LENGTH, module.max_positions or LENGTH)
     source = Sequence(draw(length, module.num_source_ids)[None], torch.arange(length)[None] < max(1, length - 3))
@@ -422,7 +422,7 @@ def _source_reach(module: Transformer, source: Sequence, target: Sequence, rows_
 
 
 def _show_one_later(mask: spec.Mask, sequence: Sequence) -> Tensor:
-    """Let every query see one key more."""
+    """Return a mask that shows each query one later key."""
     may = expand_mask(mask, replace(sequence, mask=None))
     wider = may | torch.cat([may[:, :1], may[:, :-1]], 1)
     return wider if sequence.mask is None else wider & sequence.mask[0]
@@ -443,4 +443,4 @@ LOOSER: Mapping[str, Seen] = {
     "documents are not masked": lambda mask, sequence: expand_mask(mask, replace(sequence, documents=None)),
     "nothing is masked": lambda mask, sequence: torch.ones(sequence.ids.shape[1], sequence.ids.shape[1]).bool(),
 }
-"""Masks by the mistake that makes them."""
+"""Wrong masks by the mistake that causes them."""

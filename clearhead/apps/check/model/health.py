@@ -1,6 +1,6 @@
-"""What the weights of a model look like: numbers, heads, norms, rows of the table, and the head.
+"""Health of a model's weights: NaN and huge values, heads, norms, embedding rows, and the output head.
 
-What no healthy model has is wrong; what costs quality or room, and may be meant, is a warning.
+A finding is wrong if no healthy model has it. It is a warning if it costs quality or memory but may be intended.
 Legend: B rows, T tokens, H heads, E head size, D width.
 """
 
@@ -29,7 +29,7 @@ from clearhead.text.tokenizer import Tokenizer
 
 GROUP: Final = "health"
 HUGE = 1e4
-"""Trained weights stay far below; the largest number of fp16 is 65,504."""
+"""Bound far above all trained weights; the largest fp16 number is 65,504."""
 DEAD, SAME = 1e-6, 1e-5
 _MOST_SHOWN = 5
 Severity = Literal["wrong", "warning"]
@@ -57,7 +57,7 @@ def _outcome(name: str, findings: list[_HealthFinding], fine: str) -> Iterator[C
 
 
 def check_numbers(module: Transformer) -> Iterator[CheckOutcome | Finding]:
-    """Yield weights that are no numbers, or huge; with the former nothing can be computed."""
+    """Yield findings about weights that are NaN, infinite or huge; with NaN, nothing else can be checked."""
     bad, huge = [], []
     for address, parameter in itertools.chain(module.named_parameters(), module.named_buffers()):
         weight = parameter.detach()
@@ -67,13 +67,13 @@ def check_numbers(module: Transformer) -> Iterator[CheckOutcome | Finding]:
         if count:
             bad.append(
                 _HealthFinding(
-                    address, _not_numbers(weight, count), "wrong", "take an earlier checkpoint, as in RUN@step-N"
+                    address, _not_numbers(weight, count), "wrong", "load an earlier checkpoint, such as RUN@step-N"
                 )
             )
             continue
         largest = float(weight.abs().max()) if weight.numel() else 0.0
         if largest > HUGE:
-            says = f"its largest weight is {largest:.3g}, where {HUGE:g} is far more than training gives"
+            says = f"its largest weight is {largest:.3g}; trained weights stay far below {HUGE:g}"
             huge.append(_HealthFinding(address, f"{says}; likely cause: a damaged file, or a run that diverges"))
     yield from _outcome("weights are numbers", bad, "every weight is a number")
     if not bad:
@@ -89,22 +89,22 @@ def _not_numbers(weight: Tensor, count: int) -> str:
 
 
 def check_health(module: Transformer, exact: Transformer, draw: Draw) -> Iterator[CheckOutcome | Finding]:
-    """Yield what is unhealthy in a model whose weights are numbers.
+    """Yield findings about the health of a model whose weights are numbers.
 
     Args:
         module: the model.
-        exact: in double precision.
-        draw: ids.
+        exact: the model in double precision.
+        draw: function that draws ids.
     """
     yield from _outcome("dead heads", list(_find_dead_heads(exact, draw)), "every head adds something")
     yield from _outcome("duplicate heads", list(_find_duplicate_heads(exact)), "no two heads have the same weights")
     yield from _outcome("collapsed norms", list(_find_collapsed_norms(module)), "every norm lets its input through")
-    yield from _outcome("rows of the tables", list(_check_table_rows(module)), "no row is zero or like another one")
-    yield from _outcome("trained", list(_find_untrained(module)), "no part looks as it was initialized")
+    yield from _outcome("rows of the tables", list(_check_table_rows(module)), "no row is zero or equal to another row")
+    yield from _outcome("trained", list(_find_untrained(module)), "no norm or head has its initial weights")
 
 
 def _find_dead_heads(exact: Transformer, draw: Draw) -> Iterator[_HealthFinding]:
-    """Yield heads that add (nearly) nothing: what their part of the output projection makes of their values."""
+    """Yield heads that add (nearly) nothing to the stream: their mixed values times the output projection."""
     attentions = {path: submodule for path, submodule in exact.named_modules() if isinstance(submodule, Attention)}
     if not attentions:
         return
@@ -137,7 +137,7 @@ def _describe_dead_head(attention: Attention, head: int, heads: int) -> str:
     ]
     out = attention.out.weight.unflatten(1, (heads, -1))[:, head]
     zero = [name for name, weight in (("value", value), ("out", out)) if not bool(weight.any())]
-    why = f"its weights of {' and '.join(zero)} are zero" if zero else "its values or its output nearly vanish"
+    why = f"its weights of {' and '.join(zero)} are zero" if zero else "its values or its output are nearly zero"
     return f"this head is dead: it adds nothing to the residual stream; {why}"
 
 
@@ -172,7 +172,7 @@ def _find_collapsed_norms(module: Transformer) -> Iterator[_HealthFinding]:
             size = float(weight.square().mean().sqrt())
             if size <= DEAD:
                 says = f"this norm has collapsed: its weights are zero (root of their mean square: {size:.1g})"
-                yield _HealthFinding(path, f"{says}, so every token leaves it alike", "wrong")
+                yield _HealthFinding(path, f"{says}, so its output is the same for every token", "wrong")
 
 
 def _check_table_rows(module: Transformer) -> Iterator[_HealthFinding]:
@@ -181,15 +181,13 @@ def _check_table_rows(module: Transformer) -> Iterator[_HealthFinding]:
             continue
         table = submodule.table.weight.detach()
         zero = (~table.any(1)).nonzero()[:, 0].tolist()
-        # Of padding, one row of zeros is usual.
+        # One row of zeros is usual: that of padding.
         if len(zero) > 1:
             yield _HealthFinding(f"{path}.table", f"{len(zero):,} rows are zero: those of the ids {_list_ids(zero)}")
         _, group, counts = torch.unique(table, dim=0, return_inverse=True, return_counts=True)
         alike = ((counts[group] > 1) & table.any(1)).nonzero()[:, 0].tolist()
         if alike:
-            says = (
-                f"{len(alike):,} rows are equal to another one in every bit, so they are untrained or copied: the ids"
-            )
+            says = f"{len(alike):,} rows equal another row bit for bit, so they are untrained or copied: the ids"
             yield _HealthFinding(f"{path}.table", f"{says} {_list_ids(alike)}")
 
 
@@ -198,7 +196,7 @@ def _list_ids(ids: list[int]) -> str:
 
 
 def _find_untrained(module: Transformer) -> Iterator[_HealthFinding]:
-    """Yield a head, or a whole model, that is as it was initialized."""
+    """Yield a finding if the head, or the whole model, still has its initial weights."""
     norms = [
         submodule for submodule in module.modules() if isinstance(submodule, Norm) and submodule.weight is not None
     ]
@@ -206,7 +204,7 @@ def _find_untrained(module: Transformer) -> Iterator[_HealthFinding]:
     if norms and all(is_fresh):
         yield _HealthFinding(
             "the whole model",
-            "every norm is as it was initialized, weights of one and biases of zero: it is untrained, or its norms are",
+            "every norm has its initial weights of one and biases of zero: the model is untrained, or its norms are",
         )
         return
     if module.head is None or not norms:
@@ -231,14 +229,14 @@ def _is_neutral(norm: Norm) -> bool:
 
 
 def _looks_drawn(layer: HeadLinear) -> bool:
-    """Return whether a projection is as a new one: biases of zero, and weights that are normal around zero."""
+    """Return whether a projection looks new: biases of zero, and weights normally distributed around zero."""
     if layer.weight is None or layer.bias is None or bool(layer.bias.any()):
         return False
     weight = layer.weight.detach().double().flatten()
     std = float(weight.std()) if len(weight) > 1 else 0.0
     if std == 0.0:
         return not bool(weight.any())
-    # Of n numbers drawn from a normal distribution; the mean has a deviation of std / sqrt(n).
+    # For n normally distributed numbers, the mean deviates by std / sqrt(n).
     scaled = weight / std
     spread = 5 / len(weight) ** 0.5
     kurtosis = float((scaled - scaled.mean()).pow(4).mean())
@@ -248,14 +246,14 @@ def _looks_drawn(layer: HeadLinear) -> bool:
 
 
 def check_tokenizers(module: Transformer, tokenizers: TokenizerPair) -> Iterator[CheckOutcome | Finding]:
-    """Yield what does not fit between the tokenizers and the tables of a model."""
+    """Yield findings about tokenizers that do not fit the embedding tables of a model."""
     findings: list[_HealthFinding] = []
     sides = [("source", tokenizers.source, module.num_source_ids)]
     if not tokenizers.joint or module.num_target_ids != module.num_source_ids:
         sides.append(("target", tokenizers.target, module.num_target_ids))
     for side, tokenizer, rows in sides:
         findings += _compare_with_table(side if len(sides) > 1 else "tokenizer", tokenizer, rows)
-    yield from _outcome("tokenizer against table", findings, "every id has a row, and every row an entry but padding")
+    yield from _outcome("tokenizer against table", findings, "every id has a row, and only padding rows have no entry")
 
 
 def _compare_with_table(side: str, tokenizer: Tokenizer, rows: int) -> Iterator[_HealthFinding]:

@@ -1,7 +1,7 @@
-"""What must not change a model's results: batches, padding, caches, packing, kernels, search by one beam, files.
+"""Invariances of a model: batching, padding, caches, packing, kernels, one-beam search and saving keep its results.
 
-Each pair is computed in the model's own precision and in double precision. Rounding falls by about 1e8 between them;
-what stays is a defect, and the first place where the two ways differ is its address.
+Each pair is computed in single and in double precision. Rounding falls by about 1e8 between them; a defect does not.
+The first point where the two computations differ is the address of the defect.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = "invariances"
 EXACT, FALLS = 1e-11, 1e-5
-"""Rounding in double precision, and how much less it is at least than in single precision."""
+"""Largest rounding in double precision, and its largest share of the rounding in single precision."""
 LENGTHS = (7, 11, 4)
 NEW_TOKENS = 6
 _CAUSES: Final = {
@@ -51,18 +51,18 @@ _CAUSES: Final = {
     "states": "the final norm or projection",
     "head": "the head, such as its pooling",
 }
-"""What decides a value, by the place where two ways differ first."""
+"""Likely causes by the kind of value that differs first."""
 
 
 @dataclass(frozen=True)
 class InvarianceCase:
-    """Two ways to the same values.
+    """Two computations of the same values.
 
     Args:
-        name: of the invariance.
-        side: of the stack.
-        run: both ways, of a model in any precision.
-        reason: why it is not tried; empty: it is.
+        name: name of the invariance.
+        side: the stack, "encoder" or "decoder".
+        run: function that runs both computations on a model in any precision.
+        reason: explanation if the case is not tried; empty otherwise.
     """
 
     name: str
@@ -75,18 +75,18 @@ def is_rounding(single: float, double: float) -> bool:
     """Return whether a difference is rounding: it (nearly) vanishes in double precision.
 
     Args:
-        single, double: the difference in single and in double precision.
+        single, double: relative difference in single and in double precision.
     """
     return double <= EXACT or double <= FALLS * single
 
 
 def check_invariances(module: Transformer, exact: Transformer, draw: Draw) -> Iterator[CheckOutcome | Finding]:
-    """Yield the outcome of each pair of ways.
+    """Run all invariance cases, and yield outcomes and findings.
 
     Args:
         module: the model in single precision.
-        exact: in double precision.
-        draw: ids.
+        exact: the model in double precision.
+        draw: function that draws ids.
     """
     sides: list[Side] = ["encoder"] if module.encoder is not None else []
     sides += ["decoder"] if module.decoder is not None else []
@@ -105,7 +105,7 @@ def _compare(case: InvarianceCase, module: Transformer, exact: Transformer) -> I
     try:
         singles, doubles = (_differences(*case.run(model)) for model in (module, exact))
     except (InputError, RuntimeError, IndexError) as error:
-        yield CheckOutcome(GROUP, case.name, "wrong", "one of the two ways fails")
+        yield CheckOutcome(GROUP, case.name, "wrong", "one of the two computations fails")
         yield Finding(where=case.side, says=f"{case.name}: it cannot be computed: {' '.join(str(error).split())}")
         return
     ends = [point for point in doubles if point.address == "head" or point.address.endswith(" states")]
@@ -121,7 +121,7 @@ def _compare(case: InvarianceCase, module: Transformer, exact: Transformer) -> I
     yield Finding(
         where=first_point.address,
         says=(
-            f"{case.name}: this is the first place where the two ways differ, also in double precision; likely cause: "
+            f"{case.name}: here the two computations differ first, also in double precision; likely cause: "
             f"{_CAUSES[name]}"
         ),
         difference=doubles[first_point],
@@ -129,18 +129,18 @@ def _compare(case: InvarianceCase, module: Transformer, exact: Transformer) -> I
 
 
 def _differences(actual: Trace, expected: Trace) -> dict[TracePoint, float]:
-    """Return the relative difference at every place."""
+    """Return the relative difference at every point."""
     return {point: relative_error(actual[point], expected[point]) for point in sorted(actual.keys() & expected.keys())}
 
 
 class _CaseRows:
-    """Rows of unequal lengths, and a source for each where there are two stacks.
+    """Rows of unequal lengths, with one source per row for the decoder of an encoder-decoder.
 
     Args:
-        module: of which the stack is.
-        side: which stack.
-        draw: ids.
-        lengths: of the rows, as far as the model has positions.
+        module: the model.
+        side: the stack, "encoder" or "decoder".
+        draw: function that draws ids.
+        lengths: lengths of the rows, limited by the positions of the model.
     """
 
     def __init__(self, module: Transformer, side: Side, draw: Draw, lengths: Many[int]) -> None:
@@ -159,7 +159,7 @@ class _CaseRows:
         return Reader.of(module, self.side, self.source)
 
     def alone(self, module: Transformer) -> Trace:
-        """Return the values of each row by itself; computed once for a model."""
+        """Return the values of each row run alone; computed once per model."""
         if module not in self._alone:
             reader = self.reader(module)
             self._alone[module] = concat_traces(
@@ -168,7 +168,7 @@ class _CaseRows:
         return self._alone[module]
 
     def pad(self, side: str, new_tokens: int = 0) -> Sequence:
-        """Return the rows in one batch; the last tokens of each may stand behind the padding."""
+        """Return the rows as one padded batch; the last `new_tokens` of each row come after the padding."""
         longest = max(map(len, self.ids)) + 2
         ids, mask = self.ids[0].new_zeros(len(self.ids), longest), torch.zeros(len(self.ids), longest, dtype=torch.bool)
         end = longest - new_tokens
@@ -204,7 +204,7 @@ def _batch_cases(module: Transformer, rows: _CaseRows, equal: _CaseRows) -> Iter
     yield InvarianceCase("batched = single", rows.side, run_batched)
     yield InvarianceCase("left padding = none", rows.side, run_padded("left"))
     yield InvarianceCase("right padding = none", rows.side, run_padded("right"))
-    reason = "" if rows.source is None else "a decoder that reads a memory reads one text for each row"
+    reason = "" if rows.source is None else "a decoder with a memory reads one text per row"
     yield InvarianceCase("packed = separate", rows.side, run_packed, reason)
 
 
@@ -245,7 +245,7 @@ def _kernel_case(rows: _CaseRows, reader: Reader) -> InvarianceCase:
 
 
 def _check_search(exact: Transformer, draw: Draw) -> Iterator[CheckOutcome | Finding]:
-    """Compare greedy search without a cache, greedy search, and beam search with one beam."""
+    """Compare greedy search without a cache, greedy search with a cache, and beam search with one beam."""
     name = "beam 1 = greedy = no cache"
     predicts = exact.decoder is not None and exact.head is not None and not exact.head.is_pooled
     if not predicts or exact.spec.num_outputs != exact.num_target_ids:
@@ -273,12 +273,12 @@ def _check_search(exact: Transformer, draw: Draw) -> Iterator[CheckOutcome | Fin
     }
     for method, other in results.items():
         step = next((number for number, pair in enumerate(zip(other, ids, strict=False)) if pair[0] != pair[1]), None)
-        if step is not None and margins[step] > 1e-5:  # of two equal tokens either may be chosen
+        if step is not None and margins[step] > 1e-5:  # for equally probable tokens, either is right
             yield CheckOutcome(GROUP, name, "wrong", f"{method} gives {other}, and greedy search without a cache {ids}")
             yield Finding(
                 where="decoder",
                 says=(
-                    f"{name}: {method} chooses another token at step {step} than the most probable one without a cache; "
+                    f"{name}: {method} chooses another token at step {step} than greedy search without a cache; "
                     "likely cause: the cache or the positions of new tokens, if the cases above fail; else the search"
                 ),
             )
@@ -288,7 +288,7 @@ def _check_search(exact: Transformer, draw: Draw) -> Iterator[CheckOutcome | Fin
 
 @torch.inference_mode()
 def _search_with_one_beam(exact: Transformer, request: GenerateRequest, new: int, end: int) -> list[int]:
-    """Return what beam search finds with one beam, which no option of a call asks for."""
+    """Return the result of beam search with one beam, for which calls have no option."""
     prefill = prefill_prompts(exact, request.prompts, request.sources, pad_id=request.pad_id, limits=[new])
     sentence, options = Sentence(0, new), SearchOptions(beam_size=1)
     batch = RunningBatch(exact)
@@ -303,7 +303,7 @@ def _search_with_one_beam(exact: Transformer, request: GenerateRequest, new: int
 def _search_greedily(
     exact: Transformer, prompt: Tensor, source: Tensor | None, new: int
 ) -> tuple[list[int], list[float]]:
-    """Return the most probable tokens after a prompt, each by reading everything again, and by how much they lead."""
+    """Return the most probable tokens, computed without a cache, and the relative lead of each over the second."""
     reader = Reader.of(exact, "decoder", None if source is None else Sequence(source[None]))
     ids, margins = prompt, []
     for _ in range(new):
@@ -316,10 +316,10 @@ def _search_greedily(
 
 
 def check_saving(model: Model) -> Iterator[CheckOutcome | Finding]:
-    """Save a model in both formats, load it, and compare every bit.
+    """Save a model in both formats, load it again, and compare every bit.
 
     Args:
-        model: with weights that are loaded as they are saved.
+        model: the loaded model.
     """
     from clearhead.model.loading import load
 
@@ -337,7 +337,7 @@ def check_saving(model: Model) -> Iterator[CheckOutcome | Finding]:
             except InputError:
                 if format == "clearhead":
                     raise
-                reason = "its matrices are quantized" if is_quantized(model.module) else "no family has these parts"
+                reason = "its matrices are quantized" if is_quantized(model.module) else "no family has these modules"
                 yield CheckOutcome(GROUP, name, "not tried", f"no Hugging Face checkpoint can hold the model: {reason}")
                 continue
             again = load(Path(folder) / "model", device="cpu", precision=precision_of(model.module))
@@ -345,7 +345,7 @@ def check_saving(model: Model) -> Iterator[CheckOutcome | Finding]:
 
 
 def precision_of(module: Transformer) -> str:
-    """Return the precision of a model's weights, as `load` calls it."""
+    """Return the precision that makes `load` keep the dtype of a model's weights."""
     if stored_matrices(module):
         return "auto"
     return "bf16" if next(module.parameters()).dtype == torch.bfloat16 else "fp32"
@@ -363,12 +363,12 @@ def _compare_models(name: str, model: Model, again: Model) -> Iterator[CheckOutc
         yield Finding(where=wrong[0], says=f"{says}transposes, splits or permutes is not undone when it is loaded")
     tokenizers = model.tokenizers.fingerprint == again.tokenizers.fingerprint
     if not tokenizers and model.tokenizers.source.vocab_size != again.tokenizers.source.vocab_size:
-        yield Finding(where="tokenizer", says=f"{name}: the tokenizer is another one")
+        yield Finding(where="tokenizer", says=f"{name}: the tokenizer differs")
         wrong.append("tokenizer")
     if model.spec != again.spec and model.hf_checkpoint is None and "own" in name:
-        yield Finding(where="spec.json", says=f"{name}: the spec is another one")
+        yield Finding(where="spec.json", says=f"{name}: the spec differs")
         wrong.append("spec")
-    says = f"{len(wrong)} differ" if wrong else f"all {len(before)} weights are equal in every bit"
+    says = f"{len(wrong)} differ" if wrong else f"all {len(before)} weights are equal bit for bit"
     yield CheckOutcome(GROUP, name, "wrong" if wrong else "right", says)
 
 

@@ -1,4 +1,4 @@
-"""The check of a model: everything that is tried, in one report."""
+"""Check of a model: runs all experiments and collects one report."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def check_module(
         raise InputError("a check needs double precision, which mps does not have: use the device cpu")
     start = time.perf_counter()
     results: list[CheckOutcome | Finding] = []
-    # Tensors are made where the model is; on a CPU the context would only cost time.
+    # New tensors are created on the model's device; on a CPU the context would only cost time.
     with torch.no_grad(), contextlib.nullcontext() if device.type == "cpu" else torch.device(device):
         results.extend(_experiments(in_evaluation(module), tokenizers, saved, rows_at_once or ROWS_AT_ONCE, seed))
     return ModelReport(
@@ -94,15 +94,15 @@ def _experiments(
     if tokenizers is not None:
         yield from check_tokenizers(module, tokenizers)
     if any(isinstance(result, Finding) and result.severity == "wrong" for result in numbers):
-        return  # every output would be one more that is not a number
+        return  # every further output would be NaN
     single, exact = replica_in_dtype(module, torch.float32), replica_in_dtype(module, torch.float64)
-    message("what reads what")
+    message("checking information flow")
     yield from check_flow(exact, draw, rows_at_once)
-    message("what must not change the results")
+    message("checking invariances")
     yield from check_invariances(single, exact, draw)
     if saved is not None:
         yield from check_saving(saved)
-    message("health")
+    message("checking the health of the weights")
     yield from check_health(module, exact, draw)
 
 

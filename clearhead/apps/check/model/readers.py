@@ -1,4 +1,4 @@
-"""A stack of a model, run and watched in one way for all families.
+"""Runs of one stack of a model with captured activations, the same way for all families.
 
 Legend: B rows, T tokens, S source tokens.
 """
@@ -26,13 +26,13 @@ _RANKS = {"queries": 0, "keys": 1, "mixed": 2, "after": 3}
 
 
 class TracePoint(NamedTuple):
-    """Where a value is: places in their order are those of the computation.
+    """Point of a computation at which a value is captured; points sort in the order of the computation.
 
     Args:
-        depth: how many layers ran before; -1 for the embeddings, and one more than there are for the outputs.
-        step: of the layer.
-        rank: within the step.
-        address: of the activation.
+        depth: number of layers that ran before; -1 for embeddings, and the number of all layers for outputs.
+        step: number of the step in the layer.
+        rank: order within the step.
+        address: address of the activation.
     """
 
     depth: int
@@ -42,18 +42,18 @@ class TracePoint(NamedTuple):
 
 
 Trace = dict[TracePoint, Tensor]
-"""Values by their places, in order; the axes are rows, tokens and features, or tokens of all rows and features."""
+"""Captured values by point, in order: [rows, tokens, features], or [real tokens of all rows, features]."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """One stack of a model, and what its decoder attends to.
+    """One stack of a model, and the memory that a decoder attends to.
 
     Args:
         module: the model.
-        side: which stack.
-        memory: of the decoder of two stacks [B, S, width].
-        memory_mask: True = a real token.
+        side: the stack, "encoder" or "decoder".
+        memory: output of the encoder [B, S, width] for the decoder of an encoder-decoder; None otherwise.
+        memory_mask: mask of the memory [B, S], True = a real token; None means that all are real.
     """
 
     module: Transformer
@@ -63,7 +63,7 @@ class Reader:
 
     @classmethod
     def of(cls, module: Transformer, side: Side, source: Sequence | None = None) -> Reader:
-        """Return a reader whose memory the encoder makes of a source, where there are two stacks."""
+        """Make a reader; for the decoder of an encoder-decoder, the encoder computes the memory from `source`."""
         if side == "encoder" or module.encoder is None:
             return cls(module, side)
         assert source is not None
@@ -72,30 +72,30 @@ class Reader:
 
     @property
     def stack(self) -> Stack:
-        """The stack."""
+        """The module of the stack."""
         stack = self.module.encoder if self.side == "encoder" else self.module.decoder
         assert stack is not None
         return stack
 
     @property
     def spec(self) -> spec.Stack:
-        """What the stack is."""
+        """The spec of the stack."""
         stack = self.module.spec.encoder if self.side == "encoder" else self.module.spec.decoder
         assert stack is not None
         return stack
 
     @property
     def vocabulary(self) -> int:
-        """How many ids it reads."""
+        """Number of ids that the stack can read."""
         return self.stack.embedding.rows.num_rows
 
     @property
     def has_head(self) -> bool:
-        """Whether the head of the model reads its states."""
+        """True if the head of the model reads the states of this stack."""
         return self.module.head is not None and (self.side == "decoder" or self.module.decoder is None)
 
     def row(self, index: int) -> Reader:
-        """Return a reader for one row alone, whose memory has no padding."""
+        """Return a reader for one row alone, with the padding of its memory removed."""
         if self.memory is None:
             return self
         memory = self.memory[index : index + 1]
@@ -104,7 +104,7 @@ class Reader:
         return replace(self, memory=memory, memory_mask=None)
 
     def hidden_states(self, sequence: Sequence, cache: Cache | None = None) -> Tensor:
-        """Return the states [B, T, width]."""
+        """Run the stack and return its states [B, T, width]."""
         is_first = cache is None or cache.length == 0
         if cache is not None and is_first:
             cache.memory_mask = self.memory_mask
@@ -113,7 +113,7 @@ class Reader:
         return states
 
     def outputs(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
-        """Return what the model returns for these states: those of its head, or the states themselves."""
+        """Return the outputs of the head for these states, or the states if no head reads them."""
         head = self.module.head
         return hidden if head is None or not self.has_head else head(hidden, mask)
 
@@ -122,14 +122,14 @@ class Reader:
 def run(
     reader: Reader, sequence: Sequence, *, pieces: Many[int] | None = None, is_eager: bool = False, head: bool = True
 ) -> Trace:
-    """Run a stack and return the values on the way, of real tokens in the order of rows.
+    """Run a stack and return the captured values of all real tokens, in the order of the rows.
 
     Args:
         reader: the stack.
-        sequence: what it reads.
-        pieces: numbers of tokens, which it reads one after the other with a cache; None: all at once, without one.
-        is_eager: attention is computed by the eager kernel.
-        head: whether the head runs too.
+        sequence: its input.
+        pieces: numbers of tokens per call, with a cache; None reads all tokens in one call, without a cache.
+        is_eager: True computes attention by the eager kernel.
+        head: True also runs the head.
     """
     watched = list(_list_addresses(reader))
     weights = [name for name in addresses(reader.stack) if name.endswith(".weights")] if is_eager else []
@@ -152,7 +152,7 @@ def run(
 
 
 def _list_addresses(reader: Reader) -> Iterator[str]:
-    """Yield the addresses within a stack that are compared; keys of a memory are made once for all tokens."""
+    """Yield the addresses of a stack to compare, without the keys of a memory, which are computed once per source."""
     for address in addresses(reader.stack):
         owner, _, name = address.rpartition(".")
         submodule = reader.stack.get_submodule(owner)
@@ -179,15 +179,15 @@ def _run_in_pieces(reader: Reader, sequence: Sequence, pieces: Many[int]) -> Ten
 
 
 def _tokens_first(value: Tensor) -> Tensor:
-    """Return [B, T, features] of a value, which may have its heads in front of the tokens."""
+    """Return a value as [B, T, features]; a value [B, heads, T, size] is transposed and flattened."""
     return value.transpose(1, 2).flatten(2) if value.dim() == 4 else value
 
 
 def select_real(value: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the values of real tokens [N, features], those of one row after the other."""
+    """Return the values of the real tokens [N, features], row after row."""
     return value.flatten(0, 1) if mask is None else value[mask]
 
 
 def concat_traces(traces: Many[Trace]) -> Trace:
-    """Return the traces of several rows as one."""
+    """Concatenate the traces of several rows."""
     return {point: torch.cat([trace[point] for trace in traces]) for point in traces[0]}

@@ -1,4 +1,4 @@
-"""The report of a check of a model, as text, as JSON values and as one HTML file that loads nothing."""
+"""Report on a checked model, as text, as JSON values and as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ GROUPS: tuple[Group, ...] = ("information flow", "invariances", "health")
 
 @dataclass(frozen=True, repr=False)
 class Drawing(Printed):
-    """What reads what: rows are outputs, columns inputs.
+    """Table of dependencies: rows are outputs, columns inputs.
 
     Args:
-        outputs, inputs: the tokens.
-        allowed: what the masks allow, bool [outputs, inputs].
-        reads: what was measured, of the same shape.
+        outputs, inputs: positions of the tokens.
+        allowed: dependencies that the masks allow, bool [outputs, inputs].
+        reads: measured dependencies, bool [outputs, inputs].
     """
 
     outputs: tuple[int, ...]
@@ -36,22 +36,22 @@ class Drawing(Printed):
     reads: Tensor
 
     def rows(self) -> Iterator[str]:
-        """Yield a row of the drawing: # reads, . does not, ! reads what is hidden, ? does not read what it may."""
+        """Yield the rows of the drawing; # reads, . does not, ! reads a hidden token, ? misses an allowed token."""
         for allowed, reads in zip(self.allowed.tolist(), self.reads.tolist(), strict=True):
             yield "".join(_SIGNS[may, does] for may, does in zip(allowed, reads, strict=True))
 
 
 @dataclass(frozen=True, repr=False)
 class CheckOutcome(Printed):
-    """What one experiment found.
+    """Result of one experiment.
 
     Args:
-        group: what kind of experiment it is.
-        name: of the experiment.
-        verdict: right, wrong, a warning, or not tried.
-        says: the result in words; why it was not tried.
-        numbers: differences by the name of what they are of.
-        drawing: what reads what; None: that is not the question.
+        group: group of experiments in the report.
+        name: name of the experiment.
+        verdict: "right", "wrong", "warning" or "not tried".
+        says: the result in words, or the reason why it was not tried.
+        numbers: relative differences by name, such as "single" and "double" precision.
+        drawing: table of dependencies; None for experiments without one.
     """
 
     group: Group
@@ -74,14 +74,14 @@ class CheckOutcome(Printed):
 
 @dataclass(frozen=True, repr=False)
 class ModelReport(Printed):
-    """What the check of a model found.
+    """Result of checking a model.
 
     Args:
-        subject: what was checked.
-        facts: about the model and the machine, one sentence each.
-        outcomes: of the experiments.
-        findings: what is wrong, and warnings; `where` is an address.
-        seconds: that the check took.
+        subject: name of the model.
+        facts: lines about the model and the machine.
+        outcomes: results of the experiments.
+        findings: mistakes and warnings; their `where` is an address.
+        seconds: duration of the check.
     """
 
     subject: str
@@ -92,7 +92,7 @@ class ModelReport(Printed):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found wrong."""
+        """True if no finding is wrong; warnings are allowed."""
         return not any(finding.severity == "wrong" for finding in self.findings)
 
     @property
@@ -104,13 +104,13 @@ class ModelReport(Printed):
         parts = [f"wrong at {_count_phrase(len(wrong), 'place')}" if wrong else "nothing is wrong"]
         if warnings:
             parts.append(_count_phrase(warnings, "warning"))
-        parts.append(f"{counts['right']} experiments as they should be")
+        parts.append(f"{counts['right']} experiments passed")
         if counts["not tried"]:
             parts.append(f"{counts['not tried']} not tried")
         return ", ".join(parts)
 
     def by_place(self) -> Iterator[tuple[Finding, str]]:
-        """Yield the first finding of each place, with the names of the other experiments that show it."""
+        """Yield the first finding of each address, with the names of the other experiments that show it."""
         groups: dict[tuple[str, str], list[Finding]] = {}
         for finding in self.findings:
             groups.setdefault((finding.where, finding.severity), []).append(finding)
@@ -118,16 +118,18 @@ class ModelReport(Printed):
             yield first, ", ".join(finding.says.partition(": ")[0] for finding in others)
 
     def of(self, group: Group) -> Sequence[CheckOutcome]:
-        """Return the outcomes of a kind."""
+        """Return the outcomes of one group."""
         return [outcome for outcome in self.outcomes if outcome.group == group]
 
     def record(self) -> dict[str, Any]:
         """Return the report as JSON values."""
         findings = [
             {
-                "severity": finding.severity, "where": finding.where, "says": finding.says, "mend": finding.mend or None,
-                "mathematics": finding.mathematics or None,
-                "difference": finding.difference if finding.difference is None or math.isfinite(finding.difference) else None,
+                "severity": finding.severity, "where": finding.where, "says": finding.says,
+                "mend": finding.mend or None, "mathematics": finding.mathematics or None,
+                "difference": (
+                    finding.difference if finding.difference is None or math.isfinite(finding.difference) else None
+                ),
             }
             for finding in self.findings
         ]  # fmt: skip
@@ -169,7 +171,7 @@ class ModelReport(Printed):
 
 
 def _side_by_side(outcomes: Sequence[CheckOutcome]) -> Iterator[str]:
-    """Yield the small drawings beside each other; rows are outputs, columns inputs."""
+    """Yield the small drawings side by side, four in a row."""
     drawn = [
         (outcome.name, list(outcome.drawing.rows()))
         for outcome in outcomes
@@ -178,7 +180,7 @@ def _side_by_side(outcomes: Sequence[CheckOutcome]) -> Iterator[str]:
     if not drawn:
         return
     yield ""
-    yield "  rows: outputs, columns: inputs; # reads, . does not, ! reads what is hidden, ? does not read what it may"
+    yield "  rows: outputs, columns: inputs; # reads, . does not, ! reads a hidden token, ? misses an allowed token"
     for start in range(0, len(drawn), 4):
         group = drawn[start : start + 4]
         widths = [max(len(name), len(rows[0])) for name, rows in group]
@@ -236,7 +238,7 @@ def report_html(report: ModelReport) -> str:
 
 
 def _text(value: str) -> str:
-    """Return a text for a page; what a name or a path contains is shown as it is."""
+    """Escape a text for HTML, and show control characters as visible signs."""
     return escape(escape_unsafe(value))
 
 
@@ -272,8 +274,8 @@ def _lines(report: ModelReport) -> Iterator[str]:
                 '<p class="faint legend" style="margin-top: 12px"><span>rows: outputs, columns: inputs</span>'
                 '<span><i style="background: var(--read)"></i>reads</span>'
                 '<span><i style="background: var(--may)"></i>hidden by the mask</span>'
-                '<span><i style="background: var(--wrong)"></i>reads what is hidden</span>'
-                '<span><i style="border: 2px solid var(--warning)"></i>does not read what it may</span></p>'
+                '<span><i style="background: var(--wrong)"></i>reads a hidden token</span>'
+                '<span><i style="border: 2px solid var(--warning)"></i>misses an allowed token</span></p>'
             )
     yield "</main>\n</body>\n</html>"
 
@@ -303,14 +305,14 @@ def _row(outcome: CheckOutcome) -> str:
 
 
 def _drawing(drawing: Drawing) -> str:
-    """Return what reads what as a picture; long texts have few columns, and only every so many rows are labelled."""
+    """Draw the dependencies as SVG; if rows are small, only every n-th row has a label."""
     height, width = drawing.reads.shape
     cell = max(2, min(_CELL, 420 // max(1, height)))
     side = max(cell, _CELL) if width < 8 else cell
     left, top = 22, 14
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + side * width}" height="{top + cell * height}" '
-        f'viewBox="0 0 {left + side * width} {top + cell * height}" role="img" aria-label="what reads what">'
+        f'viewBox="0 0 {left + side * width} {top + cell * height}" role="img" aria-label="table of dependencies">'
     ]
     every = math.ceil(12 / cell)
     for row, output in enumerate(drawing.outputs):

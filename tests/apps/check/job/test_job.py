@@ -1,4 +1,4 @@
-"""A job that resumes exactly passes; planted defects are found, and a check that is stopped leaves nothing behind."""
+"""A job that resumes exactly passes; planted defects are found, and a stopped check leaves no files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ plans.EpochBatches.load_state = lambda self, state: None
 
 @pytest.fixture
 def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The folder for temporary files; nothing may be left in it, and no process that was not there before."""
+    """Folder for temporary files; afterwards it must be empty, and no new process may run."""
     before = {*psutil.Process().children(recursive=True)}
     folder = tmp_path / "temporary"
     folder.mkdir()

@@ -48,7 +48,7 @@ def the_first(results: Iterable[CheckOutcome | Finding]) -> Finding:
 
 
 def replace_mask(change: Callable[..., Tensor | None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the mask that attentions are given; the change gets its arguments and the right one."""
+    """Replace the masks of all attentions; `change` gets the arguments of the mask builder and the builder."""
     build_mask = context.Masking.build
 
     def wrong(masking: context.Masking, mask: spec.Mask, device: torch.device) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""A sound model is accused of nothing; the command prints, writes and exits as it says."""
+"""A sound model has no findings; the output, files and exit code of the command are right."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_an_option_without_effect_is_refused(
 
 
 def test_a_file_that_is_read_otherwise_than_written_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: what is written in Hugging Face's layout has two of its rows exchanged."""
+    """Planted defect: a file in Hugging Face's layout has two rows exchanged."""
     model = load(folder)
     assert not [result for result in check_saving(model) if isinstance(result, Finding)]
     right = saving.module_to_hf_tensors

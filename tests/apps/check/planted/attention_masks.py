@@ -58,7 +58,7 @@ class Polarity(Cross):
 
 
 class PolarityOfFunction(Cross):
-    """True means block, and is handed to scaled_dot_product_attention, where True means attend."""
+    """True means block, but scaled_dot_product_attention, which gets the mask, takes True as attend."""
 
     def forward(self, q, k, v, mask):
         q, k, v = self.project(q, k, v)

@@ -115,7 +115,7 @@ class SoftmaxOverQueries(Linears):
 
 
 class SoftmaxOverHeads(Linears):
-    """dim=1 is right for three dimensions of a tutorial without heads, and is heads here."""
+    """dim=1 fits the three dimensions of a tutorial without heads; here it is the axis of heads."""
 
     def forward(self, x):
         q, k, v = self.split(self.W_q(x)), self.split(self.W_k(x)), self.split(self.W_v(x))

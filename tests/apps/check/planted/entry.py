@@ -1,4 +1,4 @@
-"""What an entry of a table of planted mistakes says, and how weights of each layout are read from it."""
+"""Entries of the tables of planted mistakes, and readers for weights of each layout."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Weights = dict[str, Tensor | None]
 
 @dataclass(frozen=True)
 class Planted:
-    """A student's part: `make(width, heads)` builds it and `cause` names its mistake (None: it is correct).
+    """A student's part: `make(width, heads)` builds it; `cause` names its mistake, and None means that it is right.
 
-    `inputs` are its arguments: x, or q k v, then perhaps mask; `mask` says what the mask means: attend (True = attend),
-    block (True = block), additive (0 and -inf), ones (int 1 = attend) or causal (the part masks by itself).
-    `weights` reads q, k, v, o (out, in) and the biases qb, kb, vb, ob.
-    None: the part is a function of x, wq, wk, wv, wo (in, out) and heads.
-    `mask` "causal attend" is a causal part that also takes a mask; "float ones" is ones as floats.
-    `shows` is what reveals the mistake: output, empty_row (a row that attends to nothing), half (float16),
-    caller (the mask is changed) or long (one head and more steps than the width).
+    `inputs` are its arguments: x, or q k v, then perhaps mask. `mask` is the meaning of the mask: attend (True =
+    attend), block (True = block), additive (0 and -inf), or ones (int 1 = attend). A causal part masks by itself;
+    "causal attend" also takes a mask, and "float ones" is ones as floats.
+    `weights` reads q, k, v, o (out, in) and the biases qb, kb, vb, ob. None means that the part is a function of x,
+    wq, wk, wv, wo (in, out) and heads.
+    `shows` is the result that reveals the mistake: output, empty_row (a fully masked row), half (float16), or caller (a
+    changed mask). It may also be long (one head, more steps than the width).
     """
 
     name: str
@@ -75,7 +75,7 @@ def read_stacked(candidate: nn.Module) -> Weights:
 
 
 def per_head(candidate: nn.Module) -> Weights:
-    """Weights of lists of one linear layer a head."""
+    """Weights of lists with one linear layer per head."""
     weights: Weights = {
         a: torch.cat([m.weight for m in getattr(candidate, n)]) for a, n in zip("qkv", NAMES, strict=True)
     }

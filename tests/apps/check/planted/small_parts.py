@@ -45,7 +45,7 @@ def positions_halves(length, d):
 
 
 def positions_cos_exponent(length, d):
-    """The cosine's exponent is of its own odd column."""
+    """The exponent of the cosine is that of its odd column."""
     pos = torch.arange(length)[:, None]
     table = torch.zeros(length, d)
     table[:, 0::2] = torch.sin(pos / 10000 ** (torch.arange(0, d, 2) / d))
@@ -199,7 +199,7 @@ def loss_by_hand(logits, ids, pad):
 
 
 def loss_not_shifted(logits, ids, pad):
-    """The model is asked for the token that it has just read."""
+    """The model must predict the token that it has just read."""
     return F.cross_entropy(logits.flatten(0, 1), ids.flatten(), ignore_index=pad)
 
 
