@@ -224,15 +224,9 @@ HUGE = "9" * 24
         (["translate", "RUN", "FILE", "--threads", "1000"], "--threads 1000 is far more than the "),
         (["heads", "RUN", "FILE", "--threads", "1000"], "--threads 1000 is far more than the "),
         (["translate", "RUN", "FILE", "--threads", HUGE], f"--threads {HUGE} is far more than the "),
-<<<<<<< HEAD
-        (["translate", "RUN", "FILE", "--seed", HUGE], "--seed must be at most 9,223,372,036,854,775,807, received"),
-        (["translate", "RUN", "FILE", "--batch-size", HUGE], "--batch-size must be at most 2,147,483,647, received"),
-        (["translate", "RUN", "FILE", "--beam-size", "1001"], "--beam-size must be at most 1,000, got 1001"),
-=======
         (["translate", "RUN", "FILE", "--seed", HUGE], "--seed must be at most 9,223,372,036,854,775,807, got"),
         (["translate", "RUN", "FILE", "--batch-size", HUGE], "--batch-size must be at most 2,147,483,647, got"),
         (["translate", "RUN", "FILE", "--beam-size", "1001"], "--beam-size must be at most 1,000, got 1001"),
->>>>>>> side-2
         (["generate", "RUN", "--seed", HUGE], "--seed must be at most 9,223,372,036,854,775,807"),
         (["generate", "RUN", "--max-new-tokens", HUGE], "--max-new-tokens must be at most 2,147,483,647"),
         (["convert", "RUN", "FILE/x", "--to", "hf"], "FILE is not a folder"),

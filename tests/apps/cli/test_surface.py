@@ -245,13 +245,8 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["trian"], "did you mean 'train'?"),
         (["translate", "r", "--bem-size", "3"], "did you mean '--beam-size'?"),
         (["translate"], "missing argument 'REF'"),
-<<<<<<< HEAD
-        (["translate", "r", "--beam-size", "many"], "--beam-size expects a whole number, received 'many'"),
-        (["translate", "r", "--beam-size", "0"], "--beam-size must be a whole number of at least 1, got 0"),
-=======
         (["translate", "r", "--beam-size", "many"], "--beam-size expects a whole number, got 'many'"),
         (["translate", "r", "--beam-size", "0"], "--beam-size must be a whole number of at least 1, got 0"),
->>>>>>> side-2
         (["translate", "r", "--n-best", "6"], "--n-best is 6 but --beam-size is 5: raise --beam-size"),
         (
             ["translate", "r", "--beam-size", "1", "--length-penalty", "2"],

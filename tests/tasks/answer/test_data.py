@@ -117,13 +117,8 @@ def test_squad_entries_that_cannot_be_used(tmp_path: Path, qas: Any, message: st
             rows(QUESTIONS),
             ":2: expected JSON in the SQuAD layout, but extra data; if this file holds JSON",
         ),
-<<<<<<< HEAD
-        ("t.json", "[]", ": expected an object with the field 'data', got []"),
-        ("t.json", '{"data": []}', "expected at least one question, found none"),
-=======
         ("t.json", "[]", ": expected an object with the field 'data', got []"),
         ("t.json", '{"data": []}', "expected at least one question, got none"),
->>>>>>> side-6
         ("t.txt", "", "expected a name that ends in .json, for the SQuAD layout, or in .jsonl"),
         ("t.jsonl", '{"context": "a", "question": "b"}\n', ":1: there is no field 'answer'; the fields are"),
         ("t.jsonl", rows([("Ada", "q", [("Bob", 0)])]), ':1: the answer "Bob" does not begin at character 0 of the'),
