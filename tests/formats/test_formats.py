@@ -118,7 +118,8 @@ def test_another_number_is_refused_in_one_sentence(kind: str, samples: Path) -> 
     with pytest.raises(InputError) as error:
         read(samples)
     assert str(error.value).endswith(
-        f"is {write_own.what} in format {write_own.number + 1}, and clearhead {__version__} reads up to {write_own.number}: "
+        f"is {write_own.what} in format {write_own.number + 1}, "
+        f"and clearhead {__version__} reads up to {write_own.number}: "
         "install clearhead 7.8.9"
     )
     for number, reason in ((None, f"has no format number, as {write_own.what}"), (0, "has no format number")):

@@ -27,7 +27,7 @@ PHRASES = (
 )  # fmt: skip
 PHRASE = re.compile(rf"\b(?:{'|'.join(PHRASES)})\b", re.IGNORECASE)
 START = re.compile(r"(?:What|How|Which|Where|Why|Who|Whose|Whom|When|Whether|Of|That|For|As|By|In)\b", re.IGNORECASE)
-"""Words with which no docstring and no entry of an argument begins."""
+"""Words with which no docstring and no entry of an argument begins; an entry may begin with "whether"."""
 HEADER = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Legend|Shapes|Shape suffixes|Examples?):$")
 ENTRY = re.compile(r"((?:\*{0,2}\w+(?:, (?=\*{0,2}\w)| and )?)+):\s+(.*)")
 ITEM = re.compile(r"^(?:[-*+] |\d+[.)] )")
@@ -114,7 +114,7 @@ def read_comments(source: Source) -> Iterator[Passage]:
             lines = []
         start = start if lines else token.start[0]
         last = token.start[0]
-        lines.append(token.string.lstrip("# "))
+        lines.append(token.string.lstrip("#: "))
     if lines:
         yield Passage(source.path, start, "comment", " ".join(lines))
 
@@ -125,6 +125,8 @@ def read_messages(source: Source) -> Iterator[Passage]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.JoinedStr):
             skipped |= {id(piece) for piece in ast.walk(node) if piece is not node}
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "split":
+            skipped.add(id(node.func.value))  # a list of words
     for node in ast.walk(source.tree):
         if id(node) in skipped:
             continue
@@ -139,7 +141,7 @@ def read_messages(source: Source) -> Iterator[Passage]:
 
 
 def read_document(path: str, text: str) -> Iterator[Passage]:
-    """Yield the passages of a Markdown page: paragraphs, list items, headings and the cells of tables, split at semicolons."""
+    """Yield the passages of a page: paragraphs, list items, headings, and table cells split at semicolons."""
     lines: list[str] = []
     start, fence = 0, ""
     for number, raw in enumerate([*text.split("\n"), ""], 1):
@@ -163,6 +165,13 @@ def read_document(path: str, text: str) -> Iterator[Passage]:
             lines.append(ITEM.sub("", content.lstrip("#> "), count=1))
             if content.startswith("#"):
                 yield Passage(path, number, "text", lines.pop())
+
+
+def has_bad_start(passage: Passage) -> bool:
+    """Return whether a docstring or the entry of an argument begins with a word of `START`."""
+    if passage.kind not in {"docstring", "entry"} or (passage.kind == "entry" and passage.text.startswith("whether ")):
+        return False
+    return START.match(passage.text) is not None
 
 
 def find_long_sentences(passage: Passage) -> list[str]:

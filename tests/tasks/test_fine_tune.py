@@ -40,7 +40,8 @@ CASES: dict[str, tuple[Make, str, str, str, str]] = {
     "tags": (fine_tuning.roberta, 'kind = "tag"', "tag", "RobertaForTokenClassification", "head.layers.0"),
     "answers": (fine_tuning.encoder, 'kind = "answer"', "answer", "BertForQuestionAnswering", "head.layers.0"),
     "answers of a classifier": (
-        lambda folder: fine_tuning.encoder(folder, "BertForSequenceClassification", num_labels=3), 'kind = "answer"', "answer",
+        lambda folder: fine_tuning.encoder(folder, "BertForSequenceClassification", num_labels=3),
+        'kind = "answer"', "answer",
         "BertForQuestionAnswering", "head.layers.0",
     ),
     "answers of two stacks": (

@@ -83,8 +83,8 @@ def test_links_are_those_of_the_weights_that_maps_show() -> None:
     for text, target, written in zip(texts[:2], targets, alignments, strict=False):
         maps = model.attention(text, target)
         weights = maps.weights("decoder.memory", 0, 1) + maps.weights("decoder.memory", 1, 0)
-        words = [[index for index, _ in enumerate(text_of_words) if text_of_words[: index + 1].count(" ") == number and text_of_words[index] != " "]
-                 for text_of_words in (text, target) for number in range(text_of_words.count(" ") + 1)]  # fmt: skip
+        words = [[index for index, char in enumerate(line) if line[: index + 1].count(" ") == number and char != " "]
+                 for line in (text, target) for number in range(line.count(" ") + 1)]  # fmt: skip
         rows, columns = words[text.count(" ") + 1 :], words[: text.count(" ") + 1]
         # A blank belongs to the word behind it.
         rows = [[*([row[0] - 1] if row[0] else []), *row] for row in rows]
