@@ -103,7 +103,7 @@ def use_disentangled(name: str, **fields: Any) -> spec.Model:
     return change_stack(base(name, qk_norm=False), renew, score_table=table)
 
 
-def shared(name: str) -> spec.Model:
+def with_shared_layers(name: str) -> spec.Model:
     """Two layers that run at five depths."""
     model = base(name)
     stack = "decoder" if model.decoder else "encoder"
@@ -183,8 +183,8 @@ HF_PARTS: dict[str, Callable[[], spec.Model]] = {
             update={"position": spec.Sinusoidal(layout="fairseq", offset=2)}
         ),
     ),
-    "shared layers": lambda: shared("decoder/pre-grouped/rotary"),
-    "shared layers with a memory": lambda: shared("encoder-decoder/post/learned"),
+    "shared layers": lambda: with_shared_layers("decoder/pre-grouped/rotary"),
+    "shared layers with a memory": lambda: with_shared_layers("encoder-decoder/post/learned"),
     "capped outputs": cap_logits,
 }  # fmt: skip
 DEPENDS_ON_LENGTH = {"rotation dynamic", "rotation long-rope"}
