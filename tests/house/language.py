@@ -181,7 +181,7 @@ def find_long_sentences(passage: Passage) -> list[str]:
 
 def find_phrases(passage: Passage) -> list[str]:
     """Return the phrases of the passage that readers stumble over."""
-    return [match[0] for match in PHRASE.finditer(CODE.sub("code", passage.text))]
+    return [match[0] for match in PHRASE.finditer(CODE.sub("code", LINK.sub(r"\1", passage.text)))]
 
 
 def find_bound_names(tree: ast.Module, names: frozenset[str] = NAMES) -> Iterator[tuple[str, int]]:
