@@ -40,9 +40,9 @@ def parts_options() -> list[str]:
 
 def _load(path: Path) -> None:
     if not path.is_file():
-        raise InputError(f"{path}: {explain_absent(path, 'file of parts')}")
+        raise InputError(f"{path}: {explain_absent(path, 'file with custom modules')}")
     if path.suffix != ".py":
-        raise InputError(f"{path} is no file of parts: expected a Python file, such as mine.py")
+        raise InputError(f"{path} is no Python file: expected a file with custom modules, such as mine.py")
     _refuse_folder_of_model(path)
     resolved, digest = path.resolve(), hashlib.sha256(path.read_bytes()).hexdigest()
     if any(kind.source.sha256 == digest for kind in kinds_of_file(str(resolved))):
