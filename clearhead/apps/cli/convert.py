@@ -68,8 +68,8 @@ def convert(
 
     --precision writes a folder for clearhead with rounded weights, which loads without further conversion. With bf16,
     weights have 16 bits. With int8, they have 8 bits and take a quarter of the space. With int4, they have 4 bits in
-    the layers, and 8 bits in embedding tables and the output layer. Together with --text, int4 measures the loss on a file
-    and keeps the matrices that lose most in 8 bits. It prints the loss before and after.
+    the layers, and 8 bits in embedding tables and the output layer. Together with --text, int4 measures the loss on a
+    file and keeps the matrices that lose most in 8 bits. It prints the loss before and after.
 
     Without --text, a model is converted one tensor at a time and need not fit into memory. README.md is the model card.
     Option --push uploads the same files, with the token of HF_TOKEN or `hf auth login`. With --json, the last line is

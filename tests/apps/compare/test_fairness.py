@@ -59,9 +59,9 @@ def test_a_fair_comparison(tmp_path: Path) -> None:
         (
             {"overrides": ["train.steps=3000"], "choices": PLANNED},
             "budget",
-            "b had a budget of 3,000 steps, a of 40 steps",
+            "b had a budget of 3,000 steps, a had 40 steps",
         ),
-        ({"overrides": ["train.epochs=2"], "choices": PLANNED}, "budget", "b had a budget of 2 epochs, a of 40 steps"),
+        ({"overrides": ["train.epochs=2"], "choices": PLANNED}, "budget", "b had a budget of 2 epochs, a had 40 steps"),
         (
             {"replaced": {'init = ""': 'init = "runs/c"'}},
             "starting point",
@@ -72,7 +72,7 @@ def test_a_fair_comparison(tmp_path: Path) -> None:
             "machine",
             "b ran with precision bf16 instead of fp32, and threads 2 instead of 1, so seconds cannot be",
         ),
-        ({"choices": {"score_name": "chrF"}}, "score", "b took chrF for the score, a BLEU"),
+        ({"choices": {"score_name": "chrF"}}, "score", "b had the score chrF, a had BLEU"),
     ],
 )
 def test_each_unfairness(tmp_path: Path, changes: dict[str, Any], check: str | None, expected: str | None) -> None:
