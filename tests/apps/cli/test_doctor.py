@@ -112,7 +112,7 @@ def test_a_device_that_computes_wrong_is_named(
     (row,) = (line for line in report.splitlines() if line.startswith("devices     fused attention"))
     assert row.count("WRONG") == 1 and report.count("WRONG") == 1
     (advice,) = (line for line in report.splitlines() if line.startswith("advice"))
-    assert "cpu computes wrong: fused attention in bf16 (64 queries on 64 keys" in advice
+    assert "cpu computes wrong results: fused attention in bf16 (64 queries on 64 keys" in advice
     assert "as in pytorch #195910; attention uses the eager kernel there" in advice
 
     def no_number(right: wrong_device.Call, *args: object, **named: object) -> object:

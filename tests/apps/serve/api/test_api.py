@@ -369,8 +369,8 @@ def test_a_body_that_never_ends_is_given_up(address: str, monkeypatch: pytest.Mo
 
 
 def test_a_server_that_loads_ends_at_once_when_it_is_interrupted() -> None:
-    loads = "from clearhead.apps.cli.serve import _in_own_thread; import time"
-    waits = "_in_own_thread(lambda: (print('loading', flush=True), time.sleep(60)))"
+    loads = "from clearhead.apps.cli.serve import _run_in_thread; import time"
+    waits = "_run_in_thread(lambda: (print('loading', flush=True), time.sleep(60)))"
     with subprocess.Popen(
         [sys.executable, "-c", f"{loads}; {waits}"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as response:
