@@ -1,4 +1,4 @@
-"""Every unfairness is one sentence, and what was found the same is said too."""
+"""Each unfair difference is reported in one sentence, and so are equal properties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLANNED = {"planned_steps": 40}
 
 
 def judge_changed_run(folder: Path, **changes: Any) -> Fairness:
-    """Judge a run against a plain one from which it differs in the dropout and in what is given."""
+    """Judge a run against a plain one, from which it differs in the dropout and in `changes`."""
     seed = changes.pop("seed", 1)
     overrides = [DROPOUT, *changes.pop("overrides", ())]
     return judge_fairness(

@@ -1,4 +1,4 @@
-"""Runs as rows: what belongs together, what it is called, and its numbers."""
+"""Rows of a comparison: their runs, their names and their numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is varied: words, files and dictionaries, and what is refused before anything runs."""
+"""Variations from words, files and dictionaries, and their faults, which are reported before any run."""
 
 from __future__ import annotations
 
