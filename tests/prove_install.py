@@ -1,4 +1,4 @@
-"""The guide "Install", proved: each of its lines runs, in an empty environment for each block.
+"""Proof of the guide "Install": each of its lines runs, in an empty environment for each block.
 
 python -m tests.prove_install FOLDER_OF_WHEELS
 

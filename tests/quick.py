@@ -1,4 +1,4 @@
-"""Run the tests that concern a change: python -m tests.quick [BASE]
+"""Run the tests for a change: python -m tests.quick [BASE]
 
 They are the house tests, the changed test files, the mirror folder of each changed module, every test file that imports
 a changed program of apps/, and one case of each law where the library changed.
@@ -80,7 +80,7 @@ def select_tests(changed: set[str]) -> tuple[set[str], set[str]]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave one case of each law: the first one."""
+    """Keep only the first case of each law."""
     seen: set[str] = set()
     rest = []
     for item in items:

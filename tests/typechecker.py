@@ -19,7 +19,7 @@ from beartype import BeartypeConf, beartype
 
 TWICE = jaxtyping.jaxtyped
 SCOPE = jaxtyping.jaxtyped("context")
-"""The block in which an axis name has one size."""
+"""The context in which an axis name has one size."""
 CHECKED = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
 
 
@@ -46,7 +46,7 @@ def add_checks(subject: Any) -> Any:
 
 
 def first_use(function: Callable[..., Any], prepare: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Prepare the checks when the function is first called: each worker imports most of the package, and calls less."""
+    """Prepare the checks at the first call: each worker imports most of the package, but calls little of it."""
     prepared = functools.cache(prepare)
 
     @functools.wraps(function)
@@ -75,7 +75,7 @@ def with_checks(function: FunctionType) -> Callable[..., Any]:
 
 
 def resolve_annotations(function: FunctionType) -> dict[str, Any]:
-    """Return the annotations of a function as types; a name that only a type checker imports may be anything."""
+    """Return the annotations of a function as types; names imported only for type checkers become Any."""
     hints: dict[str, Any] = {}
     for name, annotation in function.__annotations__.items():
 

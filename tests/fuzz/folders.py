@@ -1,4 +1,4 @@
-"""Tiny folders of every kind that a model is read from, made in a moment."""
+"""Makers of tiny folders of every kind from which a model can be loaded."""
 
 from __future__ import annotations
 
