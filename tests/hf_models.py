@@ -85,6 +85,7 @@ def rotary_model(folder: Path, *, rows: int = 0, **settings: object) -> Path:
     """A causal language model with computed positions, over the merges of `language_model`.
 
     Args:
+        folder: the folder to write.
         rows: the number of embedding rows beyond the entries of the tokenizer.
         settings: values of the config, which declares 61 positions by default.
     """

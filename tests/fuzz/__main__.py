@@ -32,7 +32,7 @@ REQUESTS_SHARE = 0.2
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--cases", type=int, default=None, help="end after so many")
+    parser.add_argument("--cases", type=int, default=None, help="the number of cases")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=None)
     arguments = parser.parse_args()

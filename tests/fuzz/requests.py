@@ -18,7 +18,7 @@ from typing import Any
 
 import hypothesis
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings, strategies
+from hypothesis import HealthCheck, Phase, settings, strategies
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
@@ -267,7 +267,7 @@ def fuzz_operations(
     while time.monotonic() < end and number < operations and len(faults) < 20:
         number += 1
         operation, names = draw.choice(known), strategies.sampled_from(sorted(MAKERS))
-        test = given(case=operation.as_strategy(), name=names)(check)
+        test = hypothesis.given(case=operation.as_strategy(), name=names)(check)
         test = hypothesis.seed(draw.randrange(2**32))(test)
         SETTINGS(test)()
     return counts, faults

@@ -17,7 +17,7 @@ from clearhead.checkpoints.hf.mapping.family import Family
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 TITLES = {"decoder": "Decoders", "encoder": "Encoders", "both": "Encoder-decoders"}
-# What is said of every family once, above the tables.
+# Properties that the page describes once for all families, above the tables.
 EVERYWHERE = {"is_causal", "use_bidirectional_attention"}
 
 

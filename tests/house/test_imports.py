@@ -15,7 +15,7 @@ import pytest
 
 from tests.house.source import ROOT, Source, package_sources
 
-# A door may import from every row above its own, and nothing from beside it.
+# A subpackage may import from every row above, and not from the same row.
 ORDER = (
     ("version",),
     ("base",),

@@ -1,7 +1,7 @@
 """A task is defined in its folder: elsewhere no table and no branch is keyed by the names of tasks.
 
-A string alone may be a column, a form of data or a command of the same name, so what counts is how it is used: a
-collection that lists several tasks or nothing but tasks, a comparison with a name, a case of a match.
+A string alone may also be a column, a form of data or a command, so only some uses count. These are a collection that
+lists several tasks or only tasks, a comparison with a name, and a case of a match.
 """
 
 from __future__ import annotations

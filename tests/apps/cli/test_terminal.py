@@ -56,7 +56,7 @@ COMMANDS = {
     "serve": ["serve", "GENERATE", "--port", "0"],
 }  # fmt: skip
 ENDED = {"serve": b"curl "}
-"""What a command has written when a signal may end it."""
+"""The output of a command after which a signal may end it."""
 
 
 @contextmanager
