@@ -1,4 +1,4 @@
-"""What every test shares: typed shapes enforced on the whole package, one thread, no network, a private cache."""
+"""Setup of all tests: types and shapes are checked in the whole package; one thread, no network, a private cache."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 IN_CI = os.environ.get("CI", "").lower() in {"1", "true", "yes"}
 HARDWARE = "needs a GPU", "this processor has no"
-"""What the reasons say for which a test may be skipped in CI: nothing that is installed can meet them."""
+"""Texts of the reasons for which a test may be skipped in CI, since they depend on hardware."""
 
 
 def data_root() -> Path:
-    """The folder of development data: CLEARHEAD_DATA, by default ../shared/data beside the repository."""
+    """The folder of development data: CLEARHEAD_DATA, by default ../shared/data next to the repository."""
     folder = Path(os.environ.get("CLEARHEAD_DATA", "../shared/data"))
     return folder if folder.is_absolute() else (ROOT / folder).resolve()
 
@@ -61,8 +61,7 @@ def chromium() -> str:
 def cache_root(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Path]:
     """The library's cache in a temporary folder, so that no test sees what an earlier run left.
 
-    But kernels are found by all that they depend on, and take minutes: what one worker or run compiled is there for
-    the others.
+    Compiled kernels are shared between workers and runs: compiling takes minutes, and their names depend on all inputs.
     """
     folder = tmp_path_factory.mktemp("clearhead-cache")
     (folder / "native").symlink_to(pytestconfig.cache.mkdir("kernels"))
@@ -73,13 +72,13 @@ def cache_root(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Co
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Two workers share two cores; one thread each also keeps the order of sums the same."""
+    """Use one thread: two workers share two cores, and the order of sums stays the same."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def seeds() -> None:
-    """The same random numbers in every test, whatever ran before it."""
+    """Seed all generators, so that each test has the same random numbers in any order."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -94,13 +93,13 @@ def quick_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take long: a worker that takes one last lets the others wait."""
+    """Run slow files first, so that no worker starts one at the end."""
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_collection_finish() -> None:
-    """Leave what is alive by now to no collection of garbage: modules and tests are millions of objects."""
+    """Exclude the millions of existing objects (modules and tests) from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -116,7 +115,7 @@ def _refuse_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI turn a skipped test into a failed one."""
+    """Fail a skipped test in CI."""
     report = yield
     _refuse_skip(report)
     return report
@@ -124,7 +123,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """In CI turn a skipped module into a failed one."""
+    """Fail a skipped module in CI."""
     report = yield
     _refuse_skip(report)
     return report

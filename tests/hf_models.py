@@ -1,4 +1,4 @@
-"""Tiny checkpoints in the layout of the hub, made by transformers from nothing, each with a tokenizer of its own."""
+"""Tiny random checkpoints in the layout of the hub, made by transformers, each with a new tokenizer."""
 
 from __future__ import annotations
 
@@ -85,8 +85,9 @@ def rotary_model(folder: Path, *, rows: int = 0, **settings: object) -> Path:
     """A causal language model with computed positions, over the merges of `language_model`.
 
     Args:
-        rows: of the embedding beyond the entries of the tokenizer.
-        settings: of its config; it declares 61 positions unless they say otherwise.
+        folder: the folder to write.
+        rows: the number of embedding rows beyond the entries of the tokenizer.
+        settings: values of the config, which declares 61 positions by default.
     """
     vocabulary = _with_merges(folder)
     torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""Import the whole package and train, resume and translate, while modules of POSIX systems are hidden from it."""
+"""Import the whole package, then train, resume and translate, with the modules of POSIX systems hidden."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def import_for_others(
     fromlist: Sequence[str] | None = (),
     level: int = 0,
 ) -> object:
-    """Refuse a hidden module where the import stands in clearhead; the standard library may still import it."""
+    """Refuse imports of hidden modules in clearhead; the standard library may still import them."""
     who = str((globals or {}).get("__name__"))
     if name.partition(".")[0] in HIDDEN and who.partition(".")[0] == "clearhead":
         raise ImportError(f"{who} imports {name}, which exists on POSIX systems only")
@@ -28,7 +28,7 @@ def import_for_others(
 
 
 def run(folder: Path) -> None:
-    """Do what a user does first."""
+    """Train, resume and translate, the first steps of a user."""
     import clearhead
     from clearhead.apps.cli.main import main
     from tests.apps.cli.tiny_run import write_run_file

@@ -1,4 +1,4 @@
-"""The compiled kernels for what different processors can do."""
+"""Compiled kernels for the instruction sets of different processors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def load_library(file: Path) -> ctypes.CDLL:
 
 @contextlib.contextmanager
 def kernels_of(level: str) -> Iterator[ctypes.CDLL]:
-    """The kernels for one level, in place of those for this processor."""
+    """Return a context manager that uses the kernels for one level instead of those for this processor."""
     options = options_of(level)
 
     @cache

@@ -1,9 +1,9 @@
-"""The guide "Install", proved: each of its lines runs, in an empty environment for each block.
+"""Proof of the guide "Install": each of its lines runs, in an empty environment for each block.
 
 python -m tests.prove_install FOLDER_OF_WHEELS
 
-TORCH_INDEX is the address of PyTorch's index for a CPU. Where it is not set, pip and uv take PyTorch from the indexes
-that pip is configured for, and the lines that name PyTorch's index run without that option.
+TORCH_INDEX is the address of PyTorch's index for a CPU. If it is not set, pip and uv take PyTorch from the indexes in
+pip's configuration. The lines that name PyTorch's index then run without that option.
 """
 
 from __future__ import annotations

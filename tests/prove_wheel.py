@@ -1,4 +1,4 @@
-"""A wheel with kernels, proved: built from an sdist, installed beside no compiler, its demo run, its speed measured.
+"""Proof of a wheel with kernels: build it from an sdist, install it without a compiler, run the demo, measure speed.
 
 make wheel
 """

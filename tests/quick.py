@@ -1,7 +1,7 @@
-"""Run the tests that concern a change: python -m tests.quick [BASE]
+"""Run the tests for a change: python -m tests.quick [BASE]
 
-They are the house tests, the changed test files, the mirror folder of each changed module, every test file that imports
-a changed program of apps/, and one case of each law where the library changed.
+The selection has the house tests, the changed test files and the mirror folder of each changed module. It also has
+every test file that imports a changed program of apps/, and one case of each law if the library changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SECONDS = 120
 HOUSE, LAWS = "tests/house", "tests/laws"
 
 
-def changed_files(base: str) -> set[str]:
+def find_changed_files(base: str) -> set[str]:
     """Return the paths of all files that differ from the common ancestor with a branch, uncommitted ones included."""
     ancestor = _git("merge-base", base, "HEAD")[0]
     return {*_git("diff", "--name-only", ancestor), *_git("ls-files", "--others", "--exclude-standard")}
@@ -80,7 +80,7 @@ def select_tests(changed: set[str]) -> tuple[set[str], set[str]]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave one case of each law: the first one."""
+    """Keep only the first case of each law."""
     seen: set[str] = set()
     rest = []
     for item in items:
@@ -121,7 +121,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def main(base: str) -> int:
     """Run the selected tests and return the exit code of pytest."""
-    selected, left_out = select_tests(changed_files(base))
+    selected, left_out = select_tests(find_changed_files(base))
     print(f"running {', '.join(sorted(selected))}")
     words = ["-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "tests.quick", *sorted(selected)]
     code = subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode

@@ -1,4 +1,4 @@
-"""A display that keeps what it is told."""
+"""A display that records its messages and counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package runs where modules of POSIX systems are missing, and as a module of Python."""
+"""The package runs without the modules of POSIX systems, and as `python -m clearhead`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the import hook of the tests refuses: a wrong type or shape of an argument or a result, in any kind of call."""
+"""The import hook of the tests refuses wrong types and shapes of arguments and results, in any kind of call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_count(number: int, words: list[str] | None = None) -> Later | None:
 
 
 class Later:
-    """Named by an annotation above."""
+    """A class that an annotation above names before its definition."""
 
 
 @add_checks

@@ -1,8 +1,8 @@
 """The import hook of the tests: each call of the package is checked against its annotations, types and shapes.
 
-The hook of jaxtyping puts `jaxtyping.jaxtyped` on every function. That one checks the arguments before the call and
-again with the result, and binds them to the signature: a fifth of the time of all tests. Here a function and its checks
-are one, and arguments are checked once.
+The hook of jaxtyping puts `jaxtyping.jaxtyped` on every function. That decorator checks the arguments before the
+call and again with the result, and binds them to the signature. This takes a fifth of the time of all tests. Here a
+function and its checks are one, and arguments are checked once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from beartype import BeartypeConf, beartype
 
 TWICE = jaxtyping.jaxtyped
 SCOPE = jaxtyping.jaxtyped("context")
-"""The block in which an axis name has one size."""
+"""The context in which an axis name has one size."""
 CHECKED = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))
 
 
@@ -36,8 +36,8 @@ def add_checks(subject: Any) -> Any:
             subject.__init__ = add_checks(subject.__init__)
         return subject
     if "<locals>" in subject.__qualname__:
-        return subject  # made anew in every call, which costs more to prepare than to run
-    # The body of a generator runs after its call; an axis "{rows}" is an argument, which jaxtyping looks up.
+        return subject  # a new function in every call, which would cost more to prepare than to run
+    # The body of a generator runs after its call. An axis "{rows}" is an argument, which jaxtyping looks up.
     if inspect.isgeneratorfunction(subject) or any(
         "{" in str(annotation) for annotation in subject.__annotations__.values()
     ):
@@ -46,7 +46,7 @@ def add_checks(subject: Any) -> Any:
 
 
 def first_use(function: Callable[..., Any], prepare: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-    """Prepare the checks when the function is first called: each worker imports most of the package, and calls less."""
+    """Prepare the checks at the first call: each worker imports most of the package, but calls little of it."""
     prepared = functools.cache(prepare)
 
     @functools.wraps(function)
@@ -75,7 +75,7 @@ def with_checks(function: FunctionType) -> Callable[..., Any]:
 
 
 def resolve_annotations(function: FunctionType) -> dict[str, Any]:
-    """Return the annotations of a function as types; a name that only a type checker imports may be anything."""
+    """Return the annotations of a function as types; names imported only for type checkers become Any."""
     hints: dict[str, Any] = {}
     for name, annotation in function.__annotations__.items():
 

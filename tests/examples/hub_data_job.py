@@ -1,4 +1,4 @@
-"""Read the data of run files, and write new ones, in a process whose surroundings say which hub there is."""
+"""Read the data of run files, and write new ones, in a process whose environment names the hub."""
 
 from __future__ import annotations
 

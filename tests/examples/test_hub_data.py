@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"
 OWN = ("copy", "reverse", "tags-library", "multi30k-bpe-en-de")
-"""Examples whose data a script beside them makes, or which no data set of the hub has."""
+"""Examples whose data comes from a script next to them, or from no data set of the hub."""
 POEM = "Die Luft ging durch die Felder,\ndie Aehren wogten sacht,\n" * 40
 
 
@@ -42,7 +42,7 @@ def reviews(what: str, count: int) -> list[dict[str, Any]]:
 
 
 def make_hub() -> Hub:
-    """Repositories with the names, files and columns of the real ones."""
+    """Return a hub with repositories that have the names, files and columns of the real ones."""
     names = {"label": ["negative", "positive"]}
     main = {
         "bentrevett/multi30k": {"train.jsonl": captions("dog", 40), "val.jsonl": captions("hound", 5)},

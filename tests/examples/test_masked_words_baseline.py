@@ -1,4 +1,4 @@
-"""The baselines of filling blanks: what they count, what they guess, and the table beside a model."""
+"""The baselines of filling blanks: their counts, their guesses, and the table that compares them with a model."""
 
 from __future__ import annotations
 

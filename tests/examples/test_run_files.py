@@ -1,4 +1,4 @@
-"""The run files in examples/ are ones that training accepts, and the strings they learn from are what they say."""
+"""Training accepts the run files in examples/, and their data has the form that they describe."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_it_is_accepted_and_explained(file: Path) -> None:
 
 
 def test_every_run_file_says_its_task_and_fits_the_results_page() -> None:
-    """A recipe whose result nobody wrote down helps nobody, and a result without its recipe cannot be had again."""
+    """Check that each recipe has a recorded result, and each result a recipe."""
     results = (EXAMPLES.parent / "docs" / "results.md").read_text(encoding="utf-8")
     for file in EXAMPLES.glob("*.toml"):
         assert f"examples/{file.name}" in results, file.name

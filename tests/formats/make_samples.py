@@ -3,7 +3,7 @@
     python -m tests.formats.make_samples FOLDER
 
 The samples in `tests/formats/samples` were written so, from made data. A change of a format raises its number and gets
-samples of its own; those of earlier numbers stay, for what reads or refuses them.
+new samples. Those of earlier numbers stay, to test that they are read or refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Formats: one folder or file of each, as an earlier version left it, is read; another number is refused."""
+"""Formats: a folder or file of each format, written by an earlier version, is read; other numbers are refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STATE = "run/checkpoints/step-2"
 
 
 def in_json(name: str) -> Callable[[Path, Any], None]:
-    """What changes the header of a JSON file, or of the folder that it describes, as the next version may."""
+    """Return a function that changes the format number of a JSON file, as the next version may."""
 
     def change(samples: Path, number: int | None) -> None:
         content = json.loads((samples / name).read_text("utf-8"))
@@ -113,20 +113,19 @@ def test_maps_of_the_first_format_number_the_steps_of_the_decoder(samples: Path)
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_another_number_is_refused_in_one_sentence(kind: str, samples: Path) -> None:
-    write_own, change, read = KINDS[kind]
-    change(samples, write_own.number + 1)
+    kind_format, change, read = KINDS[kind]
+    change(samples, kind_format.number + 1)
     with pytest.raises(InputError) as error:
         read(samples)
     assert str(error.value).endswith(
-        f"is {write_own.what} in format {write_own.number + 1}, "
-        f"and clearhead {__version__} reads up to {write_own.number}: "
-        "install clearhead 7.8.9"
+        f"is {kind_format.what} in format {kind_format.number + 1}, and clearhead {__version__} reads up to "
+        f"{kind_format.number}: install clearhead 7.8.9"
     )
-    for number, reason in ((None, f"has no format number, as {write_own.what}"), (0, "has no format number")):
+    for number, reason in ((None, f"has no format number, as {kind_format.what}"), (0, "has no format number")):
         change(samples, number)
         with pytest.raises(InputError, match=reason) as error:
             read(samples)
-        assert str(error.value).endswith(write_own.mend) and "\n" not in str(error.value)
+        assert str(error.value).endswith(kind_format.mend) and "\n" not in str(error.value)
 
 
 def test_a_run_of_a_later_version_is_left_as_it_is(samples: Path) -> None:
@@ -149,7 +148,7 @@ def test_older_content_is_read_down_to_the_oldest_format() -> None:
 
 
 def shape(folder: Path) -> set[str]:
-    """The names in a folder: of files, of keys of JSON, of tensors and arrays with their types; values are left out."""
+    """Return the names of files, JSON keys, tensors and arrays in a folder, with their types."""
     entries = set()
     for path in filter(Path.is_file, folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
@@ -172,6 +171,6 @@ def keys(content: Any, prefix: str = "") -> set[str]:
 
 @pytest.mark.usefixtures("quick_trainings")
 def test_this_version_writes_what_the_samples_hold(tmp_path: Path) -> None:
-    """Whoever changes what is written raises the number of the format, and makes new samples by the script."""
+    """If this fails, raise the number of the format, and make new samples with the script."""
     make(tmp_path / "made")
     assert shape(tmp_path / "made") == shape(SAMPLES)

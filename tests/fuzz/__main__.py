@@ -1,15 +1,15 @@
 """Change one file of a tiny model after another, and use it: only `InputError` and `RunFailure` may come out.
 
-It is used by the Python API or by a command line, which may end with 0, 1 or 2, must say why, and may leave nothing
-half-written. In the last fifth of the time a server of tiny models receives requests that were changed in the same way,
-then requests that schemathesis makes of its /openapi.json.
+The changed folder is used by the Python API or by a command line. A command line may end with 0, 1 or 2, must print the
+reason, and may leave no half-written file. In the last fifth of the time, a server of tiny models gets requests changed
+in the same way. After these it gets requests that schemathesis derives from its /openapi.json.
 
     python -m tests.fuzz --minutes 10
     python -m tests.fuzz --seed 3 --cases 500
 
-It ends after the time, but not before each file was changed once. Prints the seed, the number of cases by outcome, and
-each finding with the case that shows it again. The exit code is 1 where there is a finding, and where next to no case
-gets through: then nothing was tried.
+It ends after the given time, but not before each file was changed once. It prints the seed, the number of cases by
+outcome, and each finding with the case that reproduces it. The exit code is 1 if there is a finding, or if almost no
+case succeeds, since then nothing was tested.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from tests.fuzz.cases import Findings, fuzz
 from tests.fuzz.requests import fuzz_operations, fuzz_requests, serving
 
 REQUESTS_SHARE = 0.2
-"""Of the time."""
+"""The share of the time for requests to a server."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--cases", type=int, default=None, help="end after so many")
+    parser.add_argument("--cases", type=int, default=None, help="the number of cases")
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=None)
     arguments = parser.parse_args()

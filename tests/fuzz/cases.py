@@ -1,4 +1,4 @@
-"""The cases of the fuzz: a folder is copied, changed and used, in a process with limits of time and memory."""
+"""Cases of the fuzz: copy, change and use a folder, in a process with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.fuzz.folders import KINDS
 from tests.fuzz.mutations import mutate
 from tests.fuzz.uses import draw_use, prepare
 
-# Of the processor, since others may keep it busy; and of the clock, for what waits.
+# Limits of a case: seconds of processor time, seconds on the clock (for cases that wait), and memory.
 SECONDS, CLOCK_SECONDS, MEGABYTES = 20, 240, 1500
 
 LIBRARY_CLASSES = (
@@ -43,7 +43,7 @@ class TooLong(BaseException):
 
 @dataclass
 class Findings:
-    """What came out of the cases: their number by outcome, and one case for each different fault, printed at once."""
+    """Results of the cases: their number by outcome, and one case for each fault, printed when it is found."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
     uses: Counter[str] = field(default_factory=Counter)
@@ -52,7 +52,7 @@ class Findings:
     files: int = 0
 
     def report(self) -> str:
-        """Return the numbers for a person."""
+        """Return the results as lines of text."""
         lines = [f"{count:7,}  {name}" for name, count in self.outcomes.most_common()]
         lines += [f"{count:7,}  of {name}" for name, count in sorted(self.uses.items())]
         lines.append(
@@ -63,19 +63,19 @@ class Findings:
 
 
 def fuzz(folder: Path, seed: int, findings: Findings, *, first: int = 0) -> Iterator[int]:
-    """Try one case after another without end, and yield its number.
+    """Run one case after another without end, and yield the number of each.
 
     Every file of every kind of folder is changed once, in an order that the seed determines, before any is changed for
     the second time.
 
     Args:
-        folder: an empty one.
-        seed: of all cases; each has its own generator, so that it can be tried alone.
-        found: takes what comes out.
-        first: number of the first case.
+        folder: an empty folder.
+        seed: the seed of all cases; each case has a separate generator, so that it can be repeated alone.
+        findings: collects the results.
+        first: the number of the first case.
     """
     _import_all()
-    # Training starts threads, which would be missing in the processes of the cases.
+    # Training starts threads, which forked processes would lack, so make the folders in a separate process.
     _in_a_process(lambda: [make(folder / name) for name, make in KINDS.items()] and None, folder, seconds=None)
     files = sorted((kind, name) for kind in KINDS for name in _files(folder / kind))
     findings.files = len(files)
@@ -112,23 +112,23 @@ def _files(folder: Path) -> list[str]:
 
 
 def _import_all() -> None:
-    """Import the library, so that no case has to."""
+    """Import the library once, so that cases need not import it."""
     torch.set_num_threads(1)
     for module in pkgutil.walk_packages(clearhead.__path__, "clearhead."):
         if not module.name.endswith(("__main__", "template_worker")):
             importlib.import_module(module.name)
-    # Another library imports its classes when they are first used.
+    # transformers imports its classes at their first use.
     for name in LIBRARY_CLASSES:
         getattr(transformers, name)
 
 
 def _in_a_process(use: Callable[[], None], folder: Path, *, seconds: int | None) -> tuple[str, str | None]:
-    """Call a function in a process of its own; return the outcome, and the message of a finding.
+    """Call a function in a separate process; return the outcome, and the message of a finding.
 
     Args:
         use: the function.
-        folder: the current directory of the process, which writes `stdout` and `stderr` there.
-        seconds: of the processor that it may take; None: it has no limits, and may not fail.
+        folder: the current directory of the process, with the files `stdout` and `stderr` for its output.
+        seconds: the limit of processor time. None means no limits, and that the function must not fail.
     """
     outcome = folder / "outcome"
     for name in ("stdout", "stderr", "outcome"):
@@ -154,7 +154,7 @@ def _in_a_process(use: Callable[[], None], folder: Path, *, seconds: int | None)
 
 
 def _wait_for(process: int) -> str:
-    """Wait for a process, but not for ever; return how it ended."""
+    """Wait for a process up to `CLOCK_SECONDS`, and return a description of its end."""
     end, pause = time.monotonic() + CLOCK_SECONDS, 0.001
     while time.monotonic() < end:
         ended_pid, status = os.waitpid(process, os.WNOHANG)
@@ -181,7 +181,7 @@ def _redirect(folder: Path) -> None:
 
 def _limit(seconds: int) -> None:
     signal.signal(signal.SIGXCPU, _too_long)
-    # What hangs inside a library hears no signal of Python's, and is killed at the hard limit.
+    # Python handles no signal inside a hanging library call: the hard limit kills it.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, 3 * seconds))
     most = psutil.Process().memory_info().vms + MEGABYTES * 2**20
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -196,7 +196,7 @@ def _outcome(use: Callable[[], None]) -> tuple[str, str | None]:
         use()
     except (InputError, RunFailure) as error:
         return type(error).__name__, None
-    except BaseException as error:  # noqa: BLE001 every other kind is what is looked for
+    except BaseException as error:  # noqa: BLE001 every other exception is a finding
         frames = [f for f in traceback.extract_tb(error.__traceback__) if "/clearhead/" in f.filename]
         places = [f"{frame.filename.rpartition('/clearhead/')[2]}:{frame.lineno}" for frame in reversed(frames)]
         return f"{type(error).__name__} at {next(iter(places), '')}", f"{str(error)[:300]}\n  {' < '.join(places[:8])}"

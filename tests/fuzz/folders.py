@@ -1,4 +1,4 @@
-"""Tiny folders of every kind that a model is read from, made in a moment."""
+"""Makers of tiny folders of every kind from which a model can be loaded."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def shards(folder: Path) -> None:
     write(folder, {"special_tokens_map.json": older, "added_tokens.json": added})
 
 
-def pickled(folder: Path) -> None:
+def write_pickled(folder: Path) -> None:
     """A causal language model in pickled files with an index, and a SentencePiece model."""
     pieces = pieces_model("bpe")
     _model("generate", _DECODER, processor(pieces).get_piece_size()).save(folder, format="hf")
@@ -98,7 +98,7 @@ def encoder(folder: Path) -> None:
     write(folder, {"vocab.txt": word_list(), "tokenizer_config.json": {"tokenizer_class": "BertTokenizer"}})
 
 
-def saved(folder: Path) -> None:
+def write_saved(folder: Path) -> None:
     """A model in our own layout, with the files of the checkpoint that it came from."""
     source = folder.with_name(f"{folder.name}.source")
     translator(source)
@@ -120,5 +120,11 @@ def run(folder: Path) -> None:
 
 
 KINDS: dict[str, Callable[[Path], None]] = {
-    make.__name__: make for make in (decoder, shards, pickled, translator, encoder, saved, run)
+    "decoder": decoder,
+    "shards": shards,
+    "pickled": write_pickled,
+    "translator": translator,
+    "encoder": encoder,
+    "saved": write_saved,
+    "run": run,
 }

@@ -42,10 +42,10 @@ _MARK = "\ue000raw\ue000"
 
 
 def mutate(folder: Path, name: str, draw: random.Random) -> str:
-    """Change one file of a folder; return what was done, in a few words.
+    """Change one file of a folder, and return a short description of the change.
 
-    Manifests are brought up to date in most cases, as by somebody who hides the change: else little would come further
-    than to them.
+    In most cases manifests are updated, as if an attacker hid the change. Otherwise most changes would already fail at
+    the check of the manifest.
     """
     path = folder / name
     if draw.random() < 0.06:

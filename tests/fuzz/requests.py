@@ -1,4 +1,4 @@
-"""Requests to a server of tiny models: right ones over every path, and changed ones; and what is wrong in an answer."""
+"""Valid and changed requests to a server of tiny models, and the check of its answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import hypothesis
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings, strategies
+from hypothesis import HealthCheck, Phase, settings, strategies
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import response_schema_conformance, status_code_conformance
@@ -44,7 +44,7 @@ SETTINGS = settings(
     max_examples=10, deadline=None, database=None, suppress_health_check=[*HealthCheck], phases=[Phase.generate]
 )
 SECONDS = 30
-"""Within which an answer has to come."""
+"""The most seconds until an answer."""
 RAW_HEADERS = (
     b"X-Long: " + b"a" * 2**20, b"Content-Length: -1", b"Content-Length: 99999999999", b"Content-Length: 5",
     b"Transfer-Encoding: chunked", b"Transfer-Encoding: gzip", b"Host: evil.example", b"Origin: http://evil.example",
@@ -61,18 +61,18 @@ RAW_LINES = (
 
 @dataclass(frozen=True)
 class Case:
-    """A request that is right.
+    """A valid request.
 
     Args:
-        path: where it goes.
-        body: its JSON.
+        path: the path of the request.
+        body: the JSON body.
     """
 
     path: str
     body: dict[str, Any]
 
     def encode(self, head: bytes = b"", body: bytes | None = None, line: bytes | None = None) -> bytes:
-        """Return its bytes, or those of one that is changed in one part."""
+        """Return the bytes of the request, optionally with another header line, body or first line."""
         content = json.dumps(self.body).encode() if body is None else body
         line = f"POST {self.path} HTTP/1.1".encode() if line is None else line
         lines = [line, b"Host: 127.0.0.1:PORT", b"Content-Type: application/json"]
@@ -81,7 +81,7 @@ class Case:
 
 
 def draw_case(draw: random.Random) -> Case:
-    """Return a right request, of any path and family."""
+    """Return a random valid request."""
     text = " ".join(draw.choices(WORDS, k=draw.choice([1, 2, 5, 9])))
     letters = " ".join(draw.choices("a m u e".split(), k=draw.choice([1, 3, 8])))
     limit = draw.choice([1, 5, 20, 45])
@@ -115,7 +115,7 @@ def draw_case(draw: random.Random) -> Case:
 
 
 def draw_request(draw: random.Random) -> tuple[str, bytes]:
-    """Return a request with a changed body, head or first line, and what was changed."""
+    """Return a description and the bytes of a request with a changed body, header or first line."""
     case = draw_case(draw)
     kind = draw.choice(["body", "body", "body", "bytes", "head", "line", "cut"])
     if kind == "body":
@@ -136,12 +136,12 @@ def draw_request(draw: random.Random) -> tuple[str, bytes]:
 
 
 async def send(port: int, what: str, content: bytes) -> bytes:
-    """Send bytes to a server, and return all that it answers until it closes.
+    """Send bytes to a server, and return its answer until it closes the connection.
 
     Args:
-        port: of the server on this machine.
-        what: was changed.
-        content: of a request, in which PORT stands for its number.
+        port: the port of the server on this machine.
+        what: the description of the change.
+        content: the bytes of the request, in which PORT stands for the port number.
 
     Raises:
         TimeoutError: the connection is still open after a while.
@@ -152,21 +152,21 @@ async def send(port: int, what: str, content: bytes) -> bytes:
         writer.write(content)
         await writer.drain()
         if ": cut at" in what or "chunked" in what:
-            # It waits for the rest, and hangs up on who says that none comes.
+            # The server waits for the rest of the request, and closes the connection after an end of file.
             writer.write_eof()
         return await asyncio.wait_for(reader.read(), SECONDS)
     except (ConnectionError, BrokenPipeError):
-        # It was refused before all of it was sent.
+        # The server refused the request before all of it was sent.
         return b""
     finally:
         writer.close()
 
 
 def fault_of(answer: bytes) -> str | None:
-    """Return what is wrong in the answer to a changed request; None: nothing.
+    """Return the fault in the answer to a changed request, or None.
 
     Args:
-        answer: all bytes; none, where the server closed a connection on which no request came.
+        answer: the bytes of the answer; empty if the server closed the connection without an answer.
     """
     if not answer:
         return None
@@ -188,12 +188,12 @@ def fault_of(answer: bytes) -> str | None:
 
 @dataclass
 class Server:
-    """A server of the models in a process of its own.
+    """A running server of the tiny models.
 
     Args:
-        process: of the server.
-        port: on this machine.
-        faults: found when it ended.
+        process: the process of the server.
+        port: the port on this machine.
+        faults: faults found when the server ended.
     """
 
     process: subprocess.Popen[str]
@@ -203,10 +203,10 @@ class Server:
 
 @contextlib.contextmanager
 def serving(folder: Path) -> Iterator[Server]:
-    """Serve every kind of model by the command, and end it by a signal.
+    """Return a context manager that serves every kind of model with `clearhead serve`, and ends it by a signal.
 
     Args:
-        folder: an empty one.
+        folder: an empty folder.
     """
     for name, make in MAKERS.items():
         make(folder / name)
@@ -236,14 +236,14 @@ def serving(folder: Path) -> Iterator[Server]:
 def fuzz_operations(
     port: int, seed: int, *, seconds: float = math.inf, operations: float = math.inf
 ) -> tuple[dict[str, int], list[str]]:
-    """Send requests that schemathesis makes of /openapi.json; return how often each status came, and what was wrong.
+    """Send requests that schemathesis derives from /openapi.json; return counts by status, and the faults.
 
-    Half of them fit the schemas, the others do not. An answer fits the schema of its status.
+    Half of the requests fit the schemas, the others do not. Each answer must fit the schema of its status.
 
     Args:
-        port: of the server.
-        seed: of all requests.
-        seconds, operations: how long, and how many operations are tried 10 times each.
+        port: the port of the server.
+        seed: the seed of all requests.
+        seconds, operations: the limits of time and of the number of operations, with 10 requests each.
     """
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{port}/openapi.json")
     known = [result.ok() for result in schema.get_all_operations()]
@@ -252,7 +252,7 @@ def fuzz_operations(
     faults: list[str] = []
 
     def check(case: schemathesis.Case, name: str) -> None:
-        # A name that schemathesis makes up is no model.
+        # Replace the names that schemathesis invents by the name of a model.
         if isinstance(case.body, dict) and "model" in case.body:
             case.body["model"] = name
         case.path_parameters = {key: name if key == "name" else value for key, value in case.path_parameters.items()}
@@ -267,19 +267,19 @@ def fuzz_operations(
     while time.monotonic() < end and number < operations and len(faults) < 20:
         number += 1
         operation, names = draw.choice(known), strategies.sampled_from(sorted(MAKERS))
-        test = given(case=operation.as_strategy(), name=names)(check)
+        test = hypothesis.given(case=operation.as_strategy(), name=names)(check)
         test = hypothesis.seed(draw.randrange(2**32))(test)
         SETTINGS(test)()
     return counts, faults
 
 
 async def fuzz_requests(port: int, seed: int, seconds: float) -> tuple[dict[str, int], list[str]]:
-    """Send one changed request after another; return how often each status came, and what was wrong.
+    """Send one changed request after another; return counts by status, and the faults.
 
     Args:
-        port: of the server.
-        seed: of all requests.
-        seconds: until the last one.
+        port: the port of the server.
+        seed: the seed of all requests.
+        seconds: the seconds until the last request.
     """
     end, number = time.monotonic() + seconds, 0
     counts: dict[str, int] = {}

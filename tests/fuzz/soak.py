@@ -3,10 +3,10 @@
     python -m tests.fuzz.soak --minutes 10
     python -m tests.fuzz.soak --seed 3
 
-`clearhead serve` runs in a process of its own, with a model of every family. Clients ask over every path, whole and as
-streams; some leave at a random moment, read slowly or never, or send garbage. Each right request was answered once
-before, alone, and compared with the library; every later answer has to be the same to the last digit, whoever shares
-the batch. At the end nothing runs or waits, and threads, open files and memory are what they were.
+`clearhead serve` runs in a separate process, with a model of every family. Clients send requests to every path, with
+and without streaming. Some disconnect at a random moment, read slowly or never, or send garbage. Each valid request was
+answered once before, alone, and compared with the library. Every later answer must equal it to the last digit, for any
+batch. At the end no request runs or waits, and threads, open files and memory have not grown.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from tests.fuzz.requests import GET_PATHS, Case, draw_case, draw_request, fault_
 
 CLIENTS, CASES = 16, 120
 MOST_GROWTH = 24 * 2**20
-"""Of the memory, from the middle to the end, in bytes."""
+"""The most growth of memory from the middle to the end, in bytes."""
 
 
 class Soak:
-    """The clients, and what they found.
+    """The clients of a server, with their expected answers and the faults that they found.
 
     Args:
-        port: of the server.
-        seed: of everything that is drawn.
+        port: the port of the server.
+        seed: the seed of all random choices.
     """
 
     def __init__(self, port: int, seed: int) -> None:
@@ -49,19 +49,19 @@ class Soak:
         self.faults: list[str] = []
 
     async def prepare(self) -> None:
-        """Ask every right request alone, and keep its answer."""
+        """Send every valid request alone, and remember its answer."""
         draw = random.Random(self.seed)
         async with self._client() as client:
             for _ in range(CASES):
                 case = draw_case(draw)
                 answer = await client.post(case.path, json=case.body)
-                # A request may be refused, such as an address that a model lacks: then it is refused each time.
+                # A request may be refused, such as for an address that a model lacks, but then every time.
                 self.expected.append((case, _stable_answer(answer)))
         refused = sum(1 for _, reply in self.expected if reply[0] != 200)
         assert refused < CASES // 4, [(case, reply) for case, reply in self.expected if reply[0] != 200]
 
     def compare_with_library(self, folder: Path) -> int:
-        """Compare the texts of completions and translations with those of the library; return how many there are."""
+        """Compare completions and translations with those of the library, and return their number."""
         models = {name: ch.load(folder / name, device="cpu", precision="fp32") for name in ("lm", "mt")}
         count = 0
         for case, (status, reply) in self.expected:
@@ -93,7 +93,7 @@ class Soak:
             self.faults.append(f"wrong answer to {case}: {actual!r}, not {expected!r}"[:600])
 
     async def run(self, seconds: float) -> None:
-        """Let all clients ask until the time is over."""
+        """Let all clients send requests until the time is over."""
         end = time.monotonic() + seconds
         await asyncio.gather(*[self._ask_until(end, random.Random(f"{self.seed} {n}")) for n in range(CLIENTS)])
 
@@ -105,7 +105,7 @@ class Soak:
                 name = act.__name__.strip("_")
                 try:
                     await act(client, draw)
-                except Exception as error:  # noqa: BLE001 - whatever goes wrong is a finding
+                except Exception as error:  # noqa: BLE001 - every exception is a finding
                     self.faults.append(f"{name}: {error!r}"[:600])
                 self.outcomes[name] += 1
 
@@ -144,7 +144,7 @@ class Soak:
         if draw.random() < 0.7:
             await self._stream(client, draw, pause=draw.choice([0.001, 0.05]))
             return
-        # One that never reads, and one that never ends its request.
+        # A client that never reads, or one that never ends its request.
         case, _ = self._generating(draw)
         content = case.encode(body=json.dumps({**case.body, "stream": True}).encode())
         content = content if draw.random() < 0.5 else content[: draw.randrange(1, len(content))]
@@ -191,11 +191,11 @@ def _level(process: psutil.Process) -> dict[str, int]:
 
 
 async def soak_in_quarters(process: psutil.Process, soak: Soak, seconds: float) -> list[dict[str, int]]:
-    """Let the clients ask in four parts; return the level after the first answers and after each part."""
+    """Let the clients send requests in four rounds; return the resource levels at the start and after each round."""
     levels = [_level(process)]
     for _ in range(4):
         await soak.run(seconds / 4)
-        # Freed memory is given back to the system once in ten seconds.
+        # The server returns freed memory to the system every ten seconds.
         await asyncio.sleep(TICKS_BETWEEN / 10 + 2)
         levels.append(_level(process))
         print(levels[-1], dict(soak.outcomes), f"{len(soak.faults)} findings", flush=True)
@@ -225,7 +225,7 @@ def main() -> int:
 
 
 def _leftovers(metrics: str, levels: list[dict[str, int]]) -> list[str]:
-    """Return what a server keeps after all clients have gone."""
+    """Return the requests, threads, files and memory that a server has kept after all clients left."""
     lines = [line for line in metrics.splitlines() if line.startswith(("clearhead_running", "clearhead_waiting"))]
     faults = [f"after the end: {line}" for line in lines if not line.endswith(" 0.0")]
     middle, end = levels[2], levels[4]

@@ -1,4 +1,4 @@
-"""What the fuzz finds; `make fuzz` runs it."""
+"""Tests of the fuzz itself, which `make fuzz` runs."""
 
 from __future__ import annotations
 

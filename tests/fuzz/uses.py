@@ -1,4 +1,4 @@
-"""What is done with a changed folder: the Python API, or one command line."""
+"""Uses of a changed folder: by the Python API, or by one command line."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ CODES = (0, 1, 2)
 
 
 class Fault(Exception):
-    """What a command line should not do."""
+    """A fault of a command line, such as an unexpected exit code."""
 
 
 def prepare(folder: Path) -> None:
-    """Write what the command lines need beside a case."""
+    """Write the other files that the command lines need."""
     (folder / "outside").write_text("from outside")
     (folder / "texts").write_text("".join(f"{line}\n" for line in LINES))
     data = "".join(f'{name} = {{ text = "{folder}/texts", document = "line" }}\n' for name in ("train", "valid"))
@@ -72,12 +72,12 @@ def prepare(folder: Path) -> None:
 
 
 def draw_use(folder: Path, kind: str, draw: random.Random) -> tuple[str, Callable[[], None]]:
-    """Choose what is done with a case; return it in words, and as a function.
+    """Choose a use of a case; return its description and a function.
 
     Args:
-        folder: with the case, and what `prepare` wrote.
-        kind: of the case.
-        draw: chooses.
+        folder: the folder with the case and the files of `prepare`.
+        kind: the kind of the case.
+        draw: the generator of random choices.
     """
     if draw.random() < 0.4 and kind != "pickled":
         return "python", lambda: use(folder / "case")
@@ -92,7 +92,7 @@ def _pair(word: str, paths: dict[str, str]) -> tuple[str, str]:
 
 
 def use(folder: Path) -> None:
-    """Load a model and let it do what it is for."""
+    """Load a model and use it for its task."""
     if (folder / "checkpoints").is_dir():
         read_run(folder)
     model = ch.load(folder, device="cpu", precision="fp32")
@@ -113,12 +113,12 @@ def command(words: Sequence[str], folder: Path) -> None:
     """Run one command line.
 
     Args:
-        words: after the program's name.
-        folder: with the files `stdout` and `stderr`, to which the process writes, and the case.
+        words: the arguments of the program.
+        folder: the folder with the case, and with the files `stdout` and `stderr` of the process.
 
     Raises:
-        InputError: it refused its input, as it should.
-        Fault: what else went wrong.
+        InputError: the command refused its input, as it should.
+        Fault: another failure.
     """
     unexpected: list[Exception] = []
     original = command_line._report_unexpected

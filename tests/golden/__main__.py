@@ -1,4 +1,4 @@
-"""Record what the library computes, and compare another version of the code with that record.
+"""Record results of the library, and compare another version of the code with the record.
 
     python -m tests.golden record [FILE] [--device cpu|cuda|mps]
     python -m tests.golden compare [FILE] [--device cpu|cuda|mps]

@@ -1,4 +1,4 @@
-"""Comparison of what a device computes with the record of its kind."""
+"""Comparison of the results of a device with the record for its kind."""
 
 from __future__ import annotations
 

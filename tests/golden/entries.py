@@ -32,7 +32,7 @@ INPUTS: Mapping[str, Any] = {
     "fill": ["a ___ u", "___ n v"],
     "answer": [("a", text) for text in TEXTS],
 }
-"""Texts of a prediction where the task takes another form of them."""
+"""The texts for predictions of tasks with another form of input."""
 RUN_FIELDS = ("step", "tokens", "loss", "learning_rate", "valid_loss", "valid_score")
 """Fields of `metrics.jsonl` that do not depend on time."""
 
@@ -41,8 +41,8 @@ def record_all(report: Callable[[str], None] = lambda line: None, device: str = 
     """Return the entries of every computation.
 
     Args:
-        report: receives one line before each computation.
-        device: computes them: "cpu", "cuda" or "mps".
+        report: function that gets one line before each computation.
+        device: the device that computes the entries: "cpu", "cuda" or "mps".
     """
     torch.set_num_threads(1)
     entries: dict[str, Entry] = {}

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 NUM_SAMPLES = 4
-"""Values of a tensor that a record holds, at equal distances, for the comparison on another machine."""
+"""The number of values of a tensor in a record, at equal distances, for the comparison on another machine."""
 BOUND_ELSEWHERE = 1e-3
-"""Largest difference on another machine, as a share of the tensor's root mean square."""
+"""The largest difference on another machine, relative to the tensor's root mean square."""
 NOT_ELSEWHERE = ("weights/", "optimizer/")
 """Entries that are compared on one machine only.
 
@@ -60,7 +60,7 @@ class Entry:
         return cls(digest_of(form.encode() + np.array(floats).tobytes()), form, *_summary(np.array(floats)))
 
     def is_near(self, other: Entry) -> bool:
-        """Whether another machine may have computed the other entry."""
+        """Return whether another machine may have computed the other entry."""
         if self.form != other.form:
             return False
         if self.rms is None or other.rms is None:
@@ -76,7 +76,7 @@ class Golden:
 
     Args:
         machine: facts on which the last bit of a float depends.
-        entries: by names such as "weights/classify/encoder.layers.0...".
+        entries: the entries by names such as "weights/classify/encoder.layers.0...".
     """
 
     machine: Mapping[str, str]
@@ -110,7 +110,7 @@ class Golden:
         file.write_text(text, encoding="utf-8")
 
     def is_bitwise(self, other: Golden) -> bool:
-        """Whether equal code gives equal bits: on one machine, but not on a GPU, which adds in any order."""
+        """Return whether equal code gives equal bits: on one machine, but not on a GPU, which adds in any order."""
         return self.machine == other.machine and self.machine["device"] == "cpu"
 
     def differences(self, other: Golden) -> list[str]:

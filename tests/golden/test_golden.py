@@ -22,7 +22,7 @@ def golden(array: np.ndarray, name: str = "logits/x/0", **machine: str) -> Golde
 
 
 def change_one_value(relative: float) -> np.ndarray:
-    """The weights with one value moved by a share of their root mean square; it is a sampled value."""
+    """Return the weights with one sampled value moved by a share of their root mean square."""
     array = WEIGHTS.copy()
     array[0, 0] += relative * np.sqrt(np.mean(WEIGHTS**2))
     return array

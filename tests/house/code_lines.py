@@ -1,4 +1,4 @@
-"""Count lines of code: those that are neither blank nor comment nor docstring, on formatted code.
+"""Count lines of code without blank lines, comments and docstrings, on formatted code.
 
 python -m tests.house.code_lines [FOLDER]
 """
@@ -23,7 +23,7 @@ LAYOUT = {
 
 
 def code_lines(text: str) -> int:
-    """Return how many lines of a Python file hold code."""
+    """Return the number of code lines of a Python file."""
     docstrings: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -35,7 +35,7 @@ def code_lines(text: str) -> int:
 
 
 def main(folder: Path) -> None:
-    """Print the lines of each part of a package, and their sum."""
+    """Print the code lines of each subpackage, and their sum."""
     counts: Counter[str] = Counter()
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(folder).parts

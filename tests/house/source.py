@@ -1,4 +1,4 @@
-"""The package's own source, parsed once, for the house rules that are tests."""
+"""The source files of the repository, parsed once, for the tests of house rules."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file: its path from the repository's root, and its text."""
+    """One Python file: its path from the root of the repository, and its text."""
 
     path: str
     text: str
 
     @classmethod
     def of(cls, text: str, path: str = "clearhead/core/example.py") -> Source:
-        """Parse a piece of code as if it stood at a path: what a rule is tried on."""
+        """Return code as a source file at a path, to test a rule on it."""
         return cls(path, text)
 
     @cached_property
     def tree(self) -> ast.Module:
-        """Its syntax tree."""
+        """The syntax tree of the file."""
         return ast.parse(self.text)
 
     @property
     def package(self) -> str:
-        """The part of clearhead it belongs to: a subpackage's name, or a top module's."""
+        """The name of the subpackage or top-level module that contains the file."""
         parts = Path(self.path).with_suffix("").parts
         return parts[1] if len(parts) > 1 else parts[0]
 
 
 @cache
 def repository_files() -> tuple[Path, ...]:
-    """Every file that is, or would be, committed."""
+    """Return every file that is or would be committed."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
         cwd=ROOT,
@@ -50,12 +50,12 @@ def repository_files() -> tuple[Path, ...]:
 
 @cache
 def python_sources(folder: str) -> tuple[Source, ...]:
-    """Every committed Python file below a folder of the repository."""
+    """Return every committed Python file below a folder of the repository."""
     paths = [path for path in repository_files() if path.suffix == ".py" and path.is_relative_to(ROOT / folder)]
     assert paths, f"no Python file below {folder}"
     return tuple(Source.of(path.read_text("utf-8"), path.relative_to(ROOT).as_posix()) for path in paths)
 
 
 def package_sources(*packages: str) -> tuple[Source, ...]:
-    """The files of some parts of clearhead, or of all of it."""
+    """Return the source files of the given subpackages, or of all of clearhead."""
     return tuple(source for source in python_sources("clearhead") if not packages or source.package in packages)

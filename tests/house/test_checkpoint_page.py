@@ -1,4 +1,4 @@
-"""The page on checkpoints names every family there is, what it is used for, and what of it is refused.
+"""The page on checkpoints lists every family, its use, and the checkpoints that are refused.
 
 `python -m tests.house.test_checkpoint_page` writes its tables again from the records.
 """
@@ -17,12 +17,12 @@ from clearhead.checkpoints.hf.mapping.family import Family
 PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 TITLES = {"decoder": "Decoders", "encoder": "Encoders", "both": "Encoder-decoders"}
-# What is said of every family once, above the tables.
+# Properties that the page describes once for all families, above the tables.
 EVERYWHERE = {"is_causal", "use_bidirectional_attention"}
 
 
 def stacks_of(record: Family) -> str:
-    """Which stacks a family has, told by what it is used for and where its tensors stand."""
+    """Return the stacks of a family, derived from its tasks and the addresses of its tensors."""
     places = {address.split(".")[0] for rule in record.rules for address in rule.ours}
     if {"encoder", "decoder"} <= places:
         return "both"
@@ -30,7 +30,7 @@ def stacks_of(record: Family) -> str:
 
 
 def tables() -> str:
-    """The tables of all families, one for each kind of stack."""
+    """Return the tables of all families, one for each kind of stack."""
     kinds: dict[str, list[Family]] = {kind: [] for kind in TITLES}
     for record in registry.all_families().values():
         kinds[stacks_of(record)].append(record)

@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING and docs/ stay true: what they name exists."""
+"""README, CONTRIBUTING and docs/ stay true: commands, links and files that they name exist."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_python_examples_parse(path: Path) -> None:
 
 @pytest.mark.usefixtures("quick_trainings")
 def test_the_python_of_documents_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order and in one namespace, with a small run where the text has the reader's own."""
+    """Run the code blocks in order and in one namespace, with a small run in place of the reader's run."""
     monkeypatch.chdir(tmp_path)
     sentences = ["Ein Hund läuft.", "Ein Hund läuft über die Wiese.", "Zwei Hunde laufen."]
     tables = {
@@ -129,7 +129,7 @@ def test_the_architecture_page_shows_the_one_equation() -> None:
 
 
 def test_the_readme_says_what_was_measured() -> None:
-    """Its table has no number that the results lack, and it ends within one screen."""
+    """Check that every number of its table is in the results, and that it fits on one screen."""
     readme, results = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/results.md"))
     table = [line for line in readme.splitlines() if line.startswith("| ") and "instead of" not in line]
     numbers = [number for line in table for number in re.findall(r"\d{1,3}(?:,\d{3})+|\d+\.\d+", line)]

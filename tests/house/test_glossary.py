@@ -1,4 +1,4 @@
-"""The glossary of the site: every word has a sentence, a lesson and a file that is there."""
+"""The glossary of the site: every word has a sentence, a lesson and an existing file."""
 
 from __future__ import annotations
 

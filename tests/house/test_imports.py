@@ -1,4 +1,4 @@
-"""Which way imports point, computed from the imports themselves."""
+"""The direction of imports, computed from the import statements."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.house.source import ROOT, Source, package_sources
 
-# A door may import from every row above its own, and nothing from beside it.
+# A subpackage may import from every row above, and not from the same row.
 ORDER = (
     ("version",),
     ("base",),
@@ -34,7 +34,7 @@ ORDER = (
 )
 RANKS = {door: rank for rank, doors in enumerate(ORDER) for door in doors}
 TRAINING = re.compile(r"clearhead\.(training|apps|model\.training|tasks\.(\w+\.)?(train|pipeline))\b")
-"""The modules that only training, or a program, imports."""
+"""The modules that only training or a program imports."""
 
 
 def module_name(source: Source) -> str:
@@ -43,13 +43,13 @@ def module_name(source: Source) -> str:
 
 @cache
 def modules() -> frozenset[str]:
-    """The dotted name of every module and package of clearhead."""
+    """Return the dotted names of all modules and packages of clearhead."""
     return frozenset(module_name(source) for source in package_sources())
 
 
 @cache
 def public_homes() -> dict[str, str]:
-    """The module that each public name of `clearhead` is imported from, as the stub says."""
+    """Return the module of each public name of `clearhead`, according to the stub."""
     stub = ast.parse((ROOT / "clearhead" / "__init__.pyi").read_text("utf-8"))
     homes = {}
     for node in stub.body:
@@ -60,7 +60,7 @@ def public_homes() -> dict[str, str]:
 
 
 def find_imports(source: Source) -> set[str]:
-    """Every module of clearhead that a file imports, at its top or inside a function."""
+    """Return the modules of clearhead that a file imports, at its top or inside a function."""
     imported: set[str] = set()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
@@ -81,7 +81,7 @@ def door_of(module: str) -> str:
 
 
 def upward_imports(source: Source) -> list[str]:
-    """Every import from another door that stands in the same row or below in `ORDER`."""
+    """Return the imports from other subpackages in the same row of `ORDER` or below."""
     door = door_of(module_name(source))
     imported = {name: door_of(name) for name in sorted(find_imports(source))}
     return [
@@ -93,12 +93,12 @@ def upward_imports(source: Source) -> list[str]:
 
 @cache
 def graph() -> dict[str, frozenset[str]]:
-    """What every module imports: of clearhead, at its top or inside a function."""
+    """Return the imports of every module within clearhead, at its top or inside a function."""
     return {module_name(source): frozenset(find_imports(source)) for source in package_sources()}
 
 
 def find_reachable(module: str) -> dict[str, str]:
-    """Every module that one reaches through imports, with the module that imports it."""
+    """Return all modules reached from a module through imports, each with the module that imports it."""
     importers = {module: ""}
     waiting = [module]
     while waiting:
@@ -177,7 +177,7 @@ def test_the_order_lets_imports_from_below_pass() -> None:
 
 
 def _unknown_names(file: Path) -> list[str]:
-    """Names of this package that a script imports, or takes from a module of it, and that are not there."""
+    """Return the names that a script imports or takes from this package and that do not exist."""
     tree, modules, wrong = ast.parse(file.read_text("utf-8")), {}, []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "clearhead":
@@ -198,5 +198,5 @@ def _unknown_names(file: Path) -> list[str]:
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.name)
 def test_benchmarks_name_what_is_there(file: Path) -> None:
-    """No other test runs them, so a name that has moved would be found by the next person who measures."""
+    """No other test runs the benchmarks, so a moved name would be noticed only at the next measurement."""
     assert not _unknown_names(file)

@@ -1,4 +1,4 @@
-"""Loading a model and generating text imports nothing of what does another job."""
+"""Loading a model and generating text imports no module for other jobs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ assert main(["generate", "model", "--prompt", "Ada", "--max-new-tokens", "3", "-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which a tiny model is saved."""
+    """The folder of a saved tiny model."""
     text = train_tokenizer("byte", ["Ada sleeps here"], vocab_size=300)
     hyperparameters = Hyperparameters(family="decoder", layers=1, width=16, heads=2, feedforward=16)
     module = build(build_spec(hyperparameters, source_vocab=text.vocab_size, target_vocab=text.vocab_size))

@@ -1,4 +1,4 @@
-"""A message keeps what it is about apart from its text, so that a command can name its option and a line of a file."""
+"""Messages keep references to arguments and texts separate, so that commands can name options and lines of files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALLOWED = {
 
 
 def lost_references(source: Source) -> list[str]:
-    """References within f-strings, which make plain text of them."""
+    """Return the references inside f-strings, which turn them into plain text."""
     imported = {
         alias.name
         for node in ast.walk(source.tree)
@@ -35,14 +35,14 @@ def lost_references(source: Source) -> list[str]:
 
 
 def documentation(tree: ast.Module) -> Iterator[ast.expr]:
-    """The docstrings of a file."""
+    """Yield the docstrings of a file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             yield node.value
 
 
 def named_arguments(source: Source, names: set[str]) -> set[str]:
-    """Sentences that name an argument which is an option of a command."""
+    """Return the sentences that name an argument for which a command has an option."""
     documents = set(documentation(source.tree))
     pattern = re.compile(rf"(?<![\w.'\"\[])({'|'.join(sorted(names))})(?![\w.'\"=(])")
     texts = {node for node in ast.walk(source.tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
@@ -51,12 +51,12 @@ def named_arguments(source: Source, names: set[str]) -> set[str]:
 
 
 def arguments_with_an_option() -> set[str]:
-    """The names with an underscore, which stand in a sentence for nothing else."""
+    """Return the names of options with an underscore, which are no ordinary words."""
     return {parameter.name for command in commands().values() for parameter in command.params if "_" in parameter.name}
 
 
 def missing_f_prefixes(source: Source) -> list[str]:
-    """Texts that show a call in braces, since the `f` in front of them is missing."""
+    """Return the texts with a call in braces, in front of which the `f` is missing."""
     return [
         f"{source.path}:{node.lineno}"
         for node in ast.walk(source.tree)

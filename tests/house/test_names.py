@@ -19,7 +19,7 @@ CAMEL_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
 def architecture_names(source: Source) -> list[str]:
-    """Every architecture name in identifiers, strings, docstrings and comments."""
+    """Return the architecture names in identifiers, strings, docstrings and comments."""
     faults = []
     for number, line in enumerate(source.text.splitlines(), 1):
         faults += [f"{source.path}:{number} {name}" for name in NAME.findall(CAMEL_HUMP.sub(" ", line))]
@@ -27,7 +27,7 @@ def architecture_names(source: Source) -> list[str]:
 
 
 def branches_on_names(source: Source) -> list[str]:
-    """Every comparison or match case against a string that names an architecture."""
+    """Return the comparisons and match cases with the name of an architecture."""
     faults = []
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Compare):
@@ -48,7 +48,7 @@ def branches_on_names(source: Source) -> list[str]:
 
 
 def modules(source: Source) -> list[str]:
-    """Every class that derives from a torch module, and every import of torch.nn."""
+    """Return the classes that derive from a torch module, and the imports of torch.nn."""
     faults = []
     for node in ast.walk(source.tree):
         if isinstance(node, ast.ClassDef):

@@ -35,7 +35,7 @@ def inside(scope: ast.AST) -> Iterator[ast.AST]:
 
 
 def find_packed(source: Source) -> dict[str, str]:
-    """The functions into which too many expressions are packed, with how many there are."""
+    """Return the functions with too many packed expressions, each with their number."""
     faults = {}
     for name, scope in scopes(source.tree):
         count = sum(isinstance(node, PACKED) for node in inside(scope))
@@ -45,7 +45,7 @@ def find_packed(source: Source) -> dict[str, str]:
 
 
 def find_nested_conditionals(source: Source) -> dict[str, str]:
-    """The functions, classes and modules with a conditional expression inside another one, with its line."""
+    """Return the scopes with a conditional expression inside another one, each with its line."""
     faults = {}
     for name, scope in [("", source.tree), *scopes(source.tree)]:
         for node in inside(scope):

@@ -37,7 +37,7 @@ NAMES = {
         resize_positions scale_rotary to_encoder to_encoder_decoder
     """,
 }
-"""The packages that export names; what stands in any other package is imported from its module."""
+"""The packages that export names; names of other packages are imported from their modules."""
 
 # What a user calls on the objects above.
 METHODS = {
@@ -82,7 +82,7 @@ def test_public_names(package: str) -> None:
 
 
 def public_methods(owner: type) -> set[str]:
-    """Functions and properties that our own classes give to an object."""
+    """Return the methods and properties that the classes of clearhead give to an object."""
     ours = [base for base in owner.__mro__ if base.__module__.startswith("clearhead")]
     members = {name: value for base in ours for name, value in vars(base).items() if not name.startswith("_")}
     kinds = (property, classmethod, staticmethod)

@@ -1,4 +1,4 @@
-"""`make quick` selects the tests that concern a change, and says what it leaves out."""
+"""`make quick` selects the tests for a change, and names those that it leaves out."""
 
 from __future__ import annotations
 

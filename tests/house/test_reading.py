@@ -72,7 +72,7 @@ ALLOWED = {
 
 
 def readings(source: Source) -> Counter[str]:
-    """Every call that opens or parses a file by itself."""
+    """Return the calls that open or parse a file directly, with their counts."""
     counts: Counter[str] = Counter()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call):

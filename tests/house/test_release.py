@@ -1,4 +1,4 @@
-"""What a release says of itself is the same everywhere: version, license and the changelog."""
+"""Version, license and changelog of a release agree everywhere."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SENTENCES = ["ein hund bellt", "ein hund", "zwei hunde bellen"]
 
 
 def written_files(run: Path) -> set[str]:
-    """The files of a run as the page names them; a checkpoint's folder is of step N, and origin/ is one entry."""
+    """Return the files of a run with the names of the page: checkpoints are of step N, and origin/ is one entry."""
     names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
     return {re.sub(r"step-\d+", "step-N", "origin/" if name.startswith("origin/") else name) for name in names}
 

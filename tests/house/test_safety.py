@@ -1,4 +1,4 @@
-"""House rule 10, and what a committed file may not hold: nothing is unpickled or executed, no machine's own paths."""
+"""House rule 10: nothing is unpickled or executed, and no committed file holds paths of a machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HOSTS = ["pypi" + ".org", "pythonhosted" + ".org", "npmjs" + ".org", "deb." + "d
 
 
 def executions(source: Source) -> list[str]:
-    """Every way to unpickle, or to run what was read."""
+    """Return the calls that unpickle data or execute text."""
     faults = []
     for node in ast.walk(source.tree):
         names: list[str] = []
@@ -44,7 +44,7 @@ def executions(source: Source) -> list[str]:
 
 
 def machine_traces(text: str) -> list[str]:
-    """Every path of one machine and every registry host in a text."""
+    """Return the paths of a machine and the registry hosts in a text."""
     return [match.group() for match in MACHINE_PATH.finditer(text)] + [host for host in HOSTS if host in text]
 
 

@@ -1,4 +1,4 @@
-"""House rule 2 and the shape of the package: sizes, and what passes through."""
+"""House rule 2 and the shape of the package: sizes of files, functions and constructors, and pass-through options."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NOT_OF_THE_MODEL = "clearhead/core/kernels/linear_cross_entropy.py"  # the loss 
 
 
 def long_files(source: Source) -> list[str]:
-    """The file itself, where it is too long to be read in one sitting."""
+    """Return the path of a file with too many lines."""
     lines = len(source.text.splitlines())
     return [f"{source.path}: {lines} lines"] if lines > FILE_LINES else []
 
 
 def long_functions(source: Source) -> list[str]:
-    """Every function that does not fit on a screen."""
+    """Return the functions that do not fit on a screen."""
     faults = []
     for node in ast.walk(source.tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -33,7 +33,7 @@ def long_functions(source: Source) -> list[str]:
 
 
 def wide_constructors(source: Source) -> list[str]:
-    """Every written constructor with too many parameters, self not counted."""
+    """Return the constructors with too many parameters, not counting self."""
     faults = []
     for node in ast.walk(source.tree):
         if isinstance(node, ast.FunctionDef) and node.name == "__init__":
@@ -44,10 +44,10 @@ def wide_constructors(source: Source) -> list[str]:
 
 
 def find_pass_through(source: Source) -> list[str]:
-    """Every function that takes `**options` and hands them on unseen.
+    """Return the functions that take `**options` and pass them on without reading them.
 
-    A pydantic base class is let off: its constructor's keywords are the fields of the class, and others are refused; so
-    is what `functools.wraps` gives the signature of another function.
+    Pydantic classes are exempt: their constructors accept only the fields of the class. Functions under
+    `functools.wraps` are exempt too, since they have the signature of another function.
     """
     classes = [node for node in ast.walk(source.tree) if isinstance(node, ast.ClassDef)]
     fields = [statement for node in classes if "BaseModel" in map(ast.unparse, node.bases) for statement in node.body]
@@ -71,7 +71,7 @@ def find_pass_through(source: Source) -> list[str]:
 
 
 def prints(source: Source) -> list[str]:
-    """Every print, and every write to the standard streams, outside the command line."""
+    """Return the prints and the writes to standard streams outside the command line."""
     faults = []
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in {
@@ -118,7 +118,7 @@ def test_only_the_command_line_prints() -> None:
     ],
 )
 def test_the_core_can_be_read_in_one_sitting(folder: str, excluded: tuple[str, ...], limit: int) -> None:
-    """Where something new does not fit, change the cut, not the number."""
+    """Check the largest sizes: if new code does not fit, split it differently instead of raising the number."""
     sources = [source for source in package_sources("core") if source.path.startswith(folder)]
     for path in excluded:
         remaining = [source for source in sources if not source.path.startswith(path)]

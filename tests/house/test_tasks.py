@@ -1,7 +1,7 @@
-"""What a task is stands in its folder: elsewhere no table and no branch is keyed by the names of tasks.
+"""A task is defined in its folder: elsewhere no table and no branch is keyed by the names of tasks.
 
-A string alone may be a column, a form of data or a command of the same name, so what counts is how it is used: a
-collection that lists several tasks or nothing but tasks, a comparison with a name, a case of a match.
+A string alone may also be a column, a form of data or a command, so only some uses count. These are a collection that
+lists several tasks or only tasks, a comparison with a name, and a case of a match.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ AT_HOME = ("clearhead/tasks/", "clearhead/spec/tasks/registry.py", "clearhead/ch
 
 
 def name_of(node: ast.expr | None) -> str | None:
-    """Return the task that an expression names; None: it names none."""
+    """Return the task that an expression names, or None."""
     named = isinstance(node, ast.Constant) and node.value in BUILT_IN
     return str(node.value) if named and isinstance(node, ast.Constant) else None
 
 
 def keys_of(node: ast.AST) -> list[ast.expr | None] | None:
-    """Return what a collection lists, a row of a table by its first entry; None: it is no collection."""
+    """Return the items of a collection, a table row by its first entry; None for other nodes."""
     if isinstance(node, ast.Dict):
         return list(node.keys)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "dict":
@@ -38,14 +38,14 @@ def keys_of(node: ast.AST) -> list[ast.expr | None] | None:
 
 
 def is_table(node: ast.AST) -> bool:
-    """Whether a collection lists several tasks, or nothing but tasks."""
+    """Return whether a collection lists several tasks, or only tasks."""
     keys = keys_of(node) or []
     names = {name for name in map(name_of, keys) if name is not None}
     return len(names) > 1 or (len(names) == 1 and len(keys) == 1)
 
 
 def is_branch(node: ast.AST) -> bool:
-    """Whether something is compared with the name of a task."""
+    """Return whether a node compares a value with the name of a task."""
     if isinstance(node, ast.MatchValue):
         return name_of(node.value) is not None
     if not isinstance(node, ast.Compare):
@@ -57,7 +57,7 @@ def is_branch(node: ast.AST) -> bool:
 
 
 def find_task_tables(source: Source) -> Iterator[str]:
-    """Yield every table and branch of a file that is keyed by the names of tasks."""
+    """Yield the tables and branches of a file that are keyed by the names of tasks."""
     if source.path.startswith(AT_HOME):
         return
     for node in ast.walk(source.tree):

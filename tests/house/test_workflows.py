@@ -1,4 +1,4 @@
-"""The workflows run what everybody can run: their Linux job is made of targets that .ci/run runs too."""
+"""The workflows run what everybody can run: their Linux job uses the targets of .ci/run."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_plugin_that_warns_of_another_plugin_is_left_out(tmp_path: Path) -> No
 
 
 def test_the_build_of_the_site_shows_progress_and_gives_a_cell_time() -> None:
-    """It takes many minutes, and a cell may train a model beside other programs."""
+    """It takes many minutes, and a cell may train a model while other programs run."""
     (line,) = [line for line in (ROOT / "Makefile").read_text("utf-8").splitlines() if "-m sphinx" in line]
     assert not {"--quiet", "-q", "-Q"} & set(line.split())
     (limit,) = re.findall(

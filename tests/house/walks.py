@@ -1,4 +1,4 @@
-"""Files that a walk runs through: five calls on a tiny model, each in a process of its own.
+"""The files that five walks run through: calls on a tiny model, each in a separate process.
 
     python -m tests.house.walks            print the files of every walk
     python -m tests.house.walks record     write their numbers to tests/house/walks.json
@@ -38,7 +38,7 @@ NOT_COUNTED = (
 
 
 class FileTrace:
-    """Names of the package's files in which a function runs while the trace is active."""
+    """The names of the package's files in which a function runs while the trace is active."""
 
     def __init__(self) -> None:
         self.files: set[str] = set()
@@ -60,7 +60,7 @@ class FileTrace:
             self._is_active = False
 
     def stop(self) -> None:
-        """Count nothing from now on."""
+        """Stop counting."""
         self._is_active = False
 
     def _observe(self, frame: FrameType, event: str, _: object) -> None:
@@ -75,7 +75,7 @@ class FileTrace:
 
 
 def file_if_counted(code: CodeType) -> str | None:
-    """Return the file of a function, from the package's folder; None if it does not count."""
+    """Return the path of a function's file inside the package, or None if the file does not count."""
     is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
     path = Path(code.co_filename)
     if not is_function or not path.is_relative_to(PACKAGE):
@@ -184,7 +184,7 @@ CALLS: Mapping[str, Callable[[Path, FileTrace], None]] = {
 
 
 def files_of_walks() -> dict[str, list[str]]:
-    """Return the files of every walk, each traced in a process of its own."""
+    """Return the files of every walk, each traced in a separate process."""
     with tempfile.TemporaryDirectory() as folder:
         make_models(Path(folder))
         return {name: _trace_walk(name, folder) for name in WALKS}

@@ -75,7 +75,7 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
         speeds += measure(model, precision, limits, effort)
         del model  # frees its memory before the next precision is loaded
     if limits is None:
-        raise LackOfMemory(f"{ref} fits into the free memory in none of {', '.join(precisions)}")
+        raise LackOfMemory(f"{ref} does not fit into the free memory in {' or '.join(precisions)}: free some memory")
     default = choose_precision("auto", device)
     record = {
         "device": str(device),

@@ -170,13 +170,13 @@ def _check_checkpoint(
     from clearhead.base.files import explain_absent
 
     if against is None:
-        raise InputError("--reference and --tolerance are for a comparison: add --against transformers")
+        raise InputError("--reference and --tolerance have no effect without --against: add --against transformers")
     if against != "transformers":
         raise InputError(f"--against {against} is not known; expected transformers")
     if reference is not None and not reference.exists():
         raise InputError(f"--reference {reference}: {explain_absent(reference, 'folder')}")
     if reference is not None and not (reference / "config.json").is_file():
-        raise InputError(f"{reference} is not a Hugging Face checkpoint: it has no config.json")
+        raise InputError(f"{reference} is not a Hugging Face checkpoint: it has no config.json; name another folder")
     resolved_ref = locate_model(ref)
     set_threads_and_seed(threads, None)
     from clearhead.apps.check.parity import compare_with_transformers

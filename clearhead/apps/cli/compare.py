@@ -62,5 +62,5 @@ def _check_picture(output: Path, force: bool) -> None:
     from clearhead.base.files import refuse_unwritable
 
     if output.suffix.lower() != ".png":
-        raise InputError(f"the picture is a PNG, but -o names {output}: give a name that ends in .png")
+        raise InputError(f"-o {output} is not a PNG: give a name that ends in .png")
     refuse_unwritable(output, force=force)

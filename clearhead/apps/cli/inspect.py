@@ -380,7 +380,7 @@ def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[st
 def _memory_lines(forecasts: Sequence[MemoryForecast], spec: Model) -> Iterator[str]:
     """Yield a line for each precision: memory of the weights, peak while loading, and KV cache per token."""
     for forecast in forecasts:
-        line = f"{forecast.precision:<11} {human_bytes(forecast.weight_bytes)} of weights, peak of a load "
+        line = f"{forecast.precision:<11} {human_bytes(forecast.weight_bytes)} of weights, peak while loading "
         line += human_bytes(forecast.load_bytes)
         if spec.decoder is not None:
             line += f", KV cache {human_bytes(forecast.cache_bytes_per_target_token)} for each "

@@ -162,7 +162,7 @@ def locate_model(ref: str) -> str:
     if reference == ModelReference.parse(ref):
         refuse_absent(reference.folder, expected=MODEL)
         return ref
-    print_message(f"{ref}: the checkpoint of this name on the Hugging Face hub, commit {reference.folder.name[:12]}")
+    print_message(f"{ref}: the checkpoint of that name on the Hugging Face hub, commit {reference.folder.name[:12]}")
     return str(reference.folder)
 
 

@@ -88,7 +88,7 @@ def serve(
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise InputError(f"serve needs {' and '.join(missing)}; install: {make_install_command(extra='serve')}")
+        raise InputError(f"serve needs {' and '.join(missing)}; install them: {make_install_command(extra='serve')}")
     keys = () if api_key_file is None else _keys(api_key_file)
     if host not in ("127.0.0.1", "localhost", "::1") and not keys:
         print_message(f"warning: {host} may be open to other machines without a key: give --api-key-file")

@@ -87,7 +87,7 @@ def _check_serve_options(is_live: bool, without_effect: Sequence[str]) -> None:
         raise InputError("--port has no effect without --serve: add --serve")
     missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
     if missing:
-        raise InputError(f"--serve needs {' and '.join(missing)}; install: {make_install_command(extra='serve')}")
+        raise InputError(f"--serve needs {' and '.join(missing)}; install them: {make_install_command(extra='serve')}")
     if without_effect:
         raise InputError(f"{', '.join(without_effect)} has no effect on a live page: leave it out")
 

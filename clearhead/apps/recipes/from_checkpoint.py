@@ -126,7 +126,7 @@ def choose_mode(tried: Callable[[int | None, str], FineTuneMode], count: int, mi
     passes = (60 * minutes - STARTUP_SECONDS) / whole.step_seconds / whole.steps_per_epoch
     if passes >= 1:
         return whole
-    low_rank = tried(LORA_RANK, f"all weights get through {passes:.2g} of the data in {minutes:g} min")
+    low_rank = tried(LORA_RANK, f"all weights would read only {passes:.2g} of the data in {minutes:g} min")
     return low_rank if low_rank.step_seconds * _FASTER < whole.step_seconds else whole
 
 

@@ -28,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Give the run directory of a tiny model of one kind; the first who asks waits for its training."""
+    """Return a function that trains a tiny model of one kind once, and returns its run directory."""
     library()
 
     @cache
@@ -40,12 +40,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture(autouse=True)
 def quick(quick_trainings: None) -> None:
-    """Leave out what takes as long as the steps; the training of `trained` has all of it."""
+    """Leave out slow parts of trainings; only the training of `trained` has all parts."""
 
 
 @pytest.fixture
 def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`clearhead new` takes the smallest model of a recipe, and trains and measures nothing."""
+    """Make `clearhead new` take the smallest model of a recipe, without training and measuring."""
 
     def fit_smallest(plan: DataPlan, minutes: float) -> FittedRunFile:
         recipe = find_task(plan.task).recipe(plan.amount)

@@ -1,4 +1,4 @@
-"""`clearhead bench`: a table, and JSON with the limits beside every speed."""
+"""`clearhead bench`: a table, and JSON with the limit of every speed."""
 
 from __future__ import annotations
 

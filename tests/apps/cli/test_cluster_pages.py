@@ -1,7 +1,7 @@
 """The lines of the guides to many texts and to Slurm do what the pages say, with stand-ins for srun and scontrol.
 
-Training lines run as they are. Lines that answer texts run with stand-ins for clearhead and torchrun, which note each
-process that they are to start; the test then runs these commands itself.
+Training lines run unchanged. Lines that answer texts run with stand-ins for clearhead and torchrun, which record each
+process to start. The test then runs the recorded commands.
 """
 
 from __future__ import annotations

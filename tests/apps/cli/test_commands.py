@@ -1,4 +1,4 @@
-"""What the commands answer: results on stdout, messages on stderr, one JSON object last where asked."""
+"""Output of the commands: results on stdout, messages on stderr, and one JSON object last for --json."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tests.apps.compare.run_maker import RunMaker
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An own folder to be in, for the picture goes to the current one."""
+    """Change into a temporary folder, since the picture is written into the current one."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

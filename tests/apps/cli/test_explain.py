@@ -64,7 +64,7 @@ def test_a_page_loads_nothing_and_shows_a_text_as_text(trained: Path, tmp_path: 
     assert "default-src &#x27;none&#x27;" in text
     assert "<script" not in text and "http" not in text.replace("http-equiv", "")
     assert "<b>m</b>" not in text and "&lt;b&gt;m&lt;/b&gt;" in text
-    assert " style=" not in text, "the policy lets no element have a style of its own"
+    assert " style=" not in text, "the policy lets no element have a style attribute"
     assert text.count("<details") == text.count("</details>")
 
 
@@ -75,7 +75,7 @@ def test_a_page_loads_nothing_and_shows_a_text_as_text(trained: Path, tmp_path: 
         (["--head", "9"], "--head is 9, but the decoder has heads 0 to "),
         (["--token", "99"], "--token is 99, but the decoder reads tokens 0 to "),
         (["--stack", "both"], "--stack is 'both', and this model has encoder and decoder"),
-        (["-o", "page.pdf"], "-o names page.pdf: expected a page"),
+        (["-o", "page.pdf"], "-o page.pdf is not an HTML page"),
         (["--force"], "--force has no effect without -o"),
     ],
 )

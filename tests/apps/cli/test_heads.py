@@ -94,4 +94,4 @@ def test_a_text_that_is_too_long_is_named_by_its_line(tmp_path: Path, capfd: pyt
     assert "long.txt:3: the text has" in capfd.readouterr().err
     path.write_text("\n\n")
     assert main(["heads", str(run), str(path)]) == 2
-    assert "there is no text" in capfd.readouterr().err
+    assert "the file has no text" in capfd.readouterr().err

@@ -31,7 +31,7 @@ def words(text: str) -> str:
 
 
 def letters(text: str) -> str:
-    """Return a text without what wrapping may change."""
+    """Return a text without white space, which wrapping may change."""
     return re.sub(r"[\s\b]", "", text)
 
 
@@ -51,7 +51,7 @@ def test_help_fits_80_columns_and_is_complete(name: str) -> None:
 
 
 def examples(name: str) -> list[list[str]]:
-    """Return the words behind `clearhead`, up to a pipe, of each example in the help of one command."""
+    """Return the words after `clearhead`, up to a pipe, of each example in the help of a command."""
     page = re.sub(r"\\\n\s+", "", help_of(name))
     lines = page.partition("Example:\n")[2].split("\n\n")[0].splitlines()
     calls = [re.split(r"\bclearhead ", line)[-1] for line in lines if "clearhead " in line]

@@ -64,7 +64,7 @@ def test_parts_that_kernels_run_are_named_and_whether_results_depend_on_the_batc
 ) -> None:
     served = json.loads(run(capfd, "inspect", str(runs("generate")), "--json"))["served"]
     assert {"address": "decoder", "by": "kernels", "why": "float32"} in served
-    assert "kernels     decoder, head.layers.0: by our kernels" in run(capfd, "inspect", str(runs("generate")))
+    assert "kernels     decoder, head.layers.0: by clearhead kernels" in run(capfd, "inspect", str(runs("generate")))
     encoder = json.loads(run(capfd, "inspect", str(runs("classify")), "--json"))["served"]
     assert {(served["by"], served["why"]) for served in encoder} == {("kernels", "float32")}
     assert "results do not depend on the rest of the batch" in run(capfd, "inspect", str(runs("generate")))

@@ -1,4 +1,4 @@
-"""A command that was killed while it wrote leaves nothing behind once another has written there."""
+"""The partial files of a killed command are removed when another command writes there."""
 
 from __future__ import annotations
 

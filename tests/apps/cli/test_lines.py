@@ -31,7 +31,7 @@ def file(tmp_path: Path) -> Path:
 def collect_answers(
     file: Path, answer: Callable[[list[Any]], Sequence[Any]], size: int | None = None, *, paired: bool = False
 ) -> list[tuple[InputLine, Any]]:
-    """Return what is shown."""
+    """Return the shown lines and answers."""
     answers: list[tuple[InputLine, Any]] = []
     answer_lines(TextInput.of(file), answer, lambda *shown: answers.append(shown), batch_size=size, paired=paired)
     return answers

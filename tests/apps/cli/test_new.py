@@ -117,13 +117,13 @@ def test_nothing_is_overwritten(
 def test_a_killed_command_does_not_block_the_next_one(
     data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    fit, seen = sys.modules["clearhead.apps.recipes.fit"].fitted, []
+    fit, seen = sys.modules["clearhead.apps.recipes.fit"].fit_run_file, []
 
-    def fitted(*arguments: Any) -> object:
+    def note_files(*arguments: Any) -> object:
         seen.extend(path.name for path in (tmp_path / "run-data").iterdir())
         return fit(*arguments)
 
-    monkeypatch.setattr("clearhead.apps.recipes.fit.fit_run_file", fitted)
+    monkeypatch.setattr("clearhead.apps.recipes.fit.fit_run_file", note_files)
     assert main(data) == 0
     parts = {f"{split}.{side}" for split in ("train", "valid") for side in ("source", "target")}
     assert set(seen) == {*parts, f"{UNFINISHED}{os.getpid()}"}
@@ -145,13 +145,13 @@ def test_a_command_that_was_killed_at_its_mark_does_not_block_the_next_one(
 ) -> None:
     (tmp_path / "run-data").mkdir()
     (tmp_path / "run-data" / f".{UNFINISHED}7.writing-{2**22 + 1}").touch()
-    fit, seen = sys.modules["clearhead.apps.recipes.fit"].fitted, []
+    fit, seen = sys.modules["clearhead.apps.recipes.fit"].fit_run_file, []
 
-    def fitted(*arguments: Any) -> object:
+    def note_files(*arguments: Any) -> object:
         seen.extend(path.name for path in (tmp_path / "run-data").glob(".*"))
         return fit(*arguments)
 
-    monkeypatch.setattr("clearhead.apps.recipes.fit.fit_run_file", fitted)
+    monkeypatch.setattr("clearhead.apps.recipes.fit.fit_run_file", note_files)
     assert main(data) == 0
     assert seen == [f"{UNFINISHED}{os.getpid()}"] and not [*(tmp_path / "run-data").glob(".*")]
 

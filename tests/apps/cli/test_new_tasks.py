@@ -231,7 +231,7 @@ def test_a_run_file_that_starts_from_a_checkpoint(
 ) -> None:
     encoder, decoder = str(runs("fill")), str(runs("generate"))
     words = ["new", "classify", *write_data(folder, "classify"), "--init"]
-    assert "is a model with encoder, and the task 'translate' needs the family encoder-decoder" in run_refused(
+    assert "is a model with encoder, but the task 'translate' needs the family encoder-decoder" in run_refused(
         capfd, "new", "translate", *write_data(folder, "embed"), "--init", encoder
     )
     assert not (folder / "run-data").exists()

@@ -11,7 +11,7 @@ from clearhead.apps.cli.main import main
 from tests.apps.cli.test_surface import commands
 
 WRITTEN = {"--html": ".html", "--output": ".toml", "--plot": ".png", "--svg": ".svg"}
-"""The options that name a file to write, with the end of its name where a command says nothing else."""
+"""The options that name an output file, with the ending of its name unless a command sets another."""
 SUFFIXES = {"embed": ".npy", "view": ".html", "explain": ".html", "compare": ".png", "diff": ".html"}
 
 

@@ -141,7 +141,7 @@ def test_any_number_of_shares(
             monkeypatch.setenv("WORLD_SIZE", "2")
         assert main([*words, "-o", output]) == 0
     assert join(read_shares(output, count), output) == Path(output).read_bytes()
-    assert "implied by " in capfd.readouterr().err
+    assert ", from " in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["classify"], indirect=True)
@@ -218,10 +218,10 @@ def test_a_real_kill_loses_no_line(runs: Runs, tmp_path: Path) -> None:
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from clearhead.apps.cli.lines import Input, answer_lines
+from clearhead.apps.cli.lines import TextInput, answer_lines
 from clearhead.apps.cli.outputs import OutputOptions
 folder = Path(sys.argv[1])
-lines = Input.of(folder / "in", OutputOptions(folder / "out", sys.argv[2], settings={"as_json": False}))
+lines = TextInput.of(folder / "in", OutputOptions(folder / "out", sys.argv[2], settings={"as_json": False}))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 answer_lines(lines, lambda texts: texts, lambda line, text: print(len(text)), batch_size=None)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
@@ -254,8 +254,8 @@ def test_memory_does_not_depend_on_the_size_of_the_file(tmp_path: Path) -> None:
         ),
         ({"RANK": "1"}, "RANK is 1, WORLD_SIZE is None"),
         ({"RANK": "4", "WORLD_SIZE": "4"}, "RANK is 4, WORLD_SIZE is 4"),
-        ({"RANK": "-1", "WORLD_SIZE": "4"}, "RANK is '-1'"),
-        ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE is 'two'"),
+        ({"RANK": "-1", "WORLD_SIZE": "4"}, "RANK must be a whole number from 0, got '-1'"),
+        ({"RANK": "0", "WORLD_SIZE": "two"}, "WORLD_SIZE must be a whole number from 0, got 'two'"),
         ({"ID": "2", "MIN": "1", "MAX": "7", "COUNT": "3"}, "not evenly spaced"),
         ({"ID": "7", "MIN": "1", "COUNT": "3"}, "not evenly spaced"),
     ],

@@ -136,7 +136,7 @@ if __name__ == "__main__":
 
 
 def test_a_model_is_used_in_a_process_that_was_started_by_spawn(trained: Path, tmp_path: Path) -> None:
-    """As on macOS and Windows, where nothing of the parent is there but what is sent."""
+    """Start processes as on macOS and Windows: they get nothing from the parent but the sent objects."""
     script = tmp_path / "job.py"
     script.write_text(SPAWN, encoding="utf-8")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}

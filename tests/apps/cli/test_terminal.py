@@ -56,7 +56,7 @@ COMMANDS = {
     "serve": ["serve", "GENERATE", "--port", "0"],
 }  # fmt: skip
 ENDED = {"serve": b"curl "}
-"""What a command has written when a signal may end it."""
+"""The output of a command after which a signal may end it."""
 
 
 @contextmanager
@@ -100,7 +100,7 @@ def run_in_process(words: list[str], monkeypatch: pytest.MonkeyPatch) -> tuple[i
 
 
 def run_until(words: list[str], end: bytes) -> tuple[int, str]:
-    """Run a command in a process of its own, whose terminal gets Ctrl-C when it has written some bytes."""
+    """Run a command in a separate process, and send Ctrl-C to its terminal after some bytes of output."""
     with terminal() as (descriptor, written):
         process = subprocess.Popen(
             [sys.executable, "-m", "clearhead", *words], stdin=descriptor, stdout=descriptor, stderr=descriptor

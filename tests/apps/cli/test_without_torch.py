@@ -1,4 +1,4 @@
-"""What can be refused without torch does not wait the seconds that torch takes to load."""
+"""Wrong input that can be refused without torch is refused before torch is imported."""
 
 from __future__ import annotations
 

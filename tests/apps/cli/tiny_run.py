@@ -53,7 +53,7 @@ batch_tokens = 101
 
 
 def train(file: Path, *overrides: str) -> None:
-    """Train from a run file; a failure shows what the command said, which pytest keeps from a fixture's report."""
+    """Train from a run file; a failure shows the command's messages, which pytest hides for fixtures."""
     with contextlib.redirect_stderr(io.StringIO()) as log:
         code = main(["train", str(file), *overrides])
     assert code == 0, log.getvalue()

@@ -37,13 +37,13 @@ def write_tagged(folder: Path, name: str, sentences: list[str]) -> Path:
 
 
 def write_sets(folder: Path, name: str, sentences: list[str]) -> Path:
-    """Write texts with sets of labels: its letters a and m."""
+    """Write texts with sets of labels: the letters a and m that they contain."""
     records = [{"text": text, "label": [letter for letter in "am" if letter in text]} for text in sentences]
     return write_lines(folder / f"{name}.jsonl", [json.dumps(record) for record in records])
 
 
 def write_questions(folder: Path, name: str, sentences: list[str]) -> Path:
-    """Write questions: what follows the first letter? Behind d and e nothing does."""
+    """Write questions about the text after the first letter; sentences that begin with d or e have no answer."""
     questions = [
         (text[0], text, text[2:], 2) if text[0] in "abc" else (text[0], text, None, None) for text in sentences
     ]

@@ -1,4 +1,4 @@
-"""Run directories made through the package's own functions, as training would leave them, without training."""
+"""Makes run directories with the functions of the package, as training leaves them, without training."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ TINY = Hyperparameters(layers=1, width=14, heads=2, feedforward=22)
 
 @dataclass
 class RunMaker:
-    """What a run directory should say; every field may be changed.
+    """The content of a run directory to write; every field may be changed.
 
     Attributes:
-        overrides: as on the command line of `clearhead train`.
+        overrides: changes to the run file, as on the command line of `clearhead train`.
         hparams: the model.
-        validations: (step, loss, score) of each.
+        validations: the validations as (step, loss, score).
         step_tokens: tokens of one step.
         step_seconds: seconds of one step.
-        choices: added to what the checkpoint remembers.
-        batches: changes to the place in the data that the checkpoint remembers.
-        tally: changes to its counters.
-        replaced: texts of the run file to replace, for what its rules would refuse here.
+        choices: values added to the choices in the checkpoint.
+        batches: changes to the state of the batches in the checkpoint.
+        tally: changes to the counters in the checkpoint.
+        replaced: texts to replace in the written run file, for values that its rules would refuse.
     """
 
     overrides: Sequence[str] = ()
@@ -122,7 +122,7 @@ class RunMaker:
 
 
 def learning(seed: int, *, start: float, end: float, pace: float, score: bool = True, every: int = 20) -> list[Any]:
-    """Validations that look like those of a real run."""
+    """Return validations that look like those of a real run."""
     noise = random.Random(f"{seed}/{end}")
     points = []
     for step in range(every, 2001, every):

@@ -1,4 +1,4 @@
-"""Every unfairness is one sentence, and what was found the same is said too."""
+"""Each unfair difference is reported in one sentence, and so are equal properties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLANNED = {"planned_steps": 40}
 
 
 def judge_changed_run(folder: Path, **changes: Any) -> Fairness:
-    """Judge a run against a plain one from which it differs in the dropout and in what is given."""
+    """Judge a run against a plain one, from which it differs in the dropout and in `changes`."""
     seed = changes.pop("seed", 1)
     overrides = [DROPOUT, *changes.pop("overrides", ())]
     return judge_fairness(
@@ -59,9 +59,9 @@ def test_a_fair_comparison(tmp_path: Path) -> None:
         (
             {"overrides": ["train.steps=3000"], "choices": PLANNED},
             "budget",
-            "b had a budget of 3,000 steps, a of 40 steps",
+            "b had a budget of 3,000 steps, a had 40 steps",
         ),
-        ({"overrides": ["train.epochs=2"], "choices": PLANNED}, "budget", "b had a budget of 2 epochs, a of 40 steps"),
+        ({"overrides": ["train.epochs=2"], "choices": PLANNED}, "budget", "b had a budget of 2 epochs, a had 40 steps"),
         (
             {"replaced": {'init = ""': 'init = "runs/c"'}},
             "starting point",
@@ -72,7 +72,7 @@ def test_a_fair_comparison(tmp_path: Path) -> None:
             "machine",
             "b ran with precision bf16 instead of fp32, and threads 2 instead of 1, so seconds cannot be",
         ),
-        ({"choices": {"score_name": "chrF"}}, "score", "b took chrF for the score, a BLEU"),
+        ({"choices": {"score_name": "chrF"}}, "score", "b had the score chrF, a had BLEU"),
     ],
 )
 def test_each_unfairness(tmp_path: Path, changes: dict[str, Any], check: str | None, expected: str | None) -> None:

@@ -21,7 +21,7 @@ from tests.apps.compare.run_maker import RunMaker
 
 
 def make_rows(folder: Path, *bests: Mapping[int, float]) -> list[ComparisonRow]:
-    """Rows named a, b, ... with one run for each seed, whose best losses are given."""
+    """Return rows named a, b, ... with one run for each seed, and the given best losses."""
     paths = [
         RunMaker(overrides=[f"model.dropout=0.{number + 1}"], validations=[(40, best, None)]).write(
             folder / f"{'ab'[number]}-{seed}", seed=seed

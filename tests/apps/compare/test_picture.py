@@ -32,7 +32,7 @@ def make_rows(folder: Path, count: int = 3, seeds: int = 3) -> list[ComparisonRo
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """Every figure that is saved."""
+    """The figures that are saved during a test."""
     saved: list[Figure] = []
     real = Figure.savefig
 

@@ -1,4 +1,4 @@
-"""Runs as rows: what belongs together, what it is called, and its numbers."""
+"""Rows of a comparison: their runs, their names and their numbers."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_mixed_tasks(tmp_path: Path) -> None:
     first = RunMaker().write(tmp_path / "a")
     other = RunMaker(replaced={'kind = "translate"': 'kind = "denoise"'}).write(tmp_path / "b")
     message = refusal_message(first, other)
-    assert f"{other} learns the task 'denoise', but {first} learns 'translate'" in message
+    assert f"{other} has the task 'denoise', but {first} has the task 'translate'" in message
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ SIZES = tuple(Size(1, 16 * width, 2, 32, 0.1, least_tokens=1_000 * width - 1_000
 
 
 def chosen_width(tokens_in_a_minute: list[int]) -> int:
-    """Return the width of the model that is chosen where each size reads so many tokens; 0: it needs more memory."""
+    """Return the chosen width, given the tokens that each size reads in a minute; 0 means that it lacks memory."""
 
     def candidate(size: Size) -> Any:
         count = tokens_in_a_minute[SIZES.index(size)]
@@ -122,7 +122,7 @@ def saved_models() -> list[tuple[str, Architecture]]:
 
 @pytest.mark.parametrize(("task", "model"), saved_models())
 def test_a_model_is_saved_as_the_run_file_says(task: str, model: Architecture, tmp_path: Path) -> None:
-    """And transformers computes what we compute."""
+    """Check that transformers computes the same outputs."""
     options: dict[str, Any] = {"mask": task == "fill", "sentinels": 3 if task == "denoise" else 0}
     tokenizer = train_tokenizer("word", [source for source, _ in PAIRS], vocab_size=53, **options)
     families = {"generate": "decoder", "translate": "encoder-decoder", "denoise": "encoder-decoder"}

@@ -45,7 +45,7 @@ def test_an_example_without_text_is_not_held_out() -> None:
 
 
 def test_examples_that_all_share_a_text() -> None:
-    with pytest.raises(InputError, match="give validation data"):
+    with pytest.raises(InputError, match="give validation data, such as --valid-text"):
         draw_split([["the same"]] * 50)
 
 

@@ -1,4 +1,4 @@
-"""The way to train a checkpoint: all weights, or low-rank matrices where memory or time is too short."""
+"""Fine-tuning modes: all weights, or low-rank matrices if memory or time is too short."""
 
 from __future__ import annotations
 

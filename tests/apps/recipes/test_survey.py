@@ -1,4 +1,4 @@
-"""What is counted in text, and the vocabulary that follows from it."""
+"""Surveys of text, and the vocabulary size that follows from them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.apps.cli.tiny_run import write_run_file
 def budgets(
     file: Path, grid: Mapping[str, Sequence[Any]], equal: Equal, *words: str
 ) -> list[tuple[PlannedRun, RunFile]]:
-    """The runs of a sweep before and after they have their budget."""
+    """Return the runs of a sweep, each with its run file at the equal budget."""
     variation = Variation(grid)
     runs = plan_runs(file.read_text("utf-8"), str(file), words, variation)
     changes = budget_of(variation.keys, runs, equal)

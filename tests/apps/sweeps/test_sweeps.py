@@ -1,4 +1,4 @@
-"""A sweep from the outside: stopped, continued, with a run that fails, and compared; each run is as it is alone."""
+"""A sweep from the outside: stopped, continued, with a failed run, and compared; each run equals one trained alone."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 class MessageList(Display):
-    """Keeps the messages."""
+    """A display that collects the messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -81,7 +81,7 @@ class MessageList(Display):
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A program in place of Python: it trains for a moment, and does what the last of its words says."""
+    """A program in place of Python: it trains for a moment, then acts as its last argument demands."""
     program = tmp_path / "python"
     program.write_text(
         '#!/bin/sh\nfor word; do :; done\ntouch "$word.begun"\nmkdir -p "$word"\n'
@@ -138,7 +138,7 @@ def test_how_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_children_find_no_modules_in_the_working_directory(command: Path) -> None:
-    """Those of a sweep and of a checked job: a random.py of the user would stop them."""
+    """Run a sweep and a checked job in a folder with a random.py, which would break their imports."""
     program = Path(sys.executable)
     program.write_text('#!/bin/sh\necho "$PYTHONSAFEPATH" >> "$0.safe"\n')
     assert train_all([SweepJob("one", command / "one", [])], command, [{}], 1) == {}

@@ -1,4 +1,4 @@
-"""What is varied: words, files and dictionaries, and what is refused before anything runs."""
+"""Variations from words, files and dictionaries, and their faults, which are reported before any run."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ GRID = [f"--sweep={key}=1..100" for key in ("train.seed", "train.steps")]
         (["--sweep", "norm_place=pre"], "the key needs the name of its table; did you mean model.norm_place?"),
         (["--sweep", "model.layers="], "model.layers has no values: give some"),
         (["--sweep", "model.layers=1,,2"], "has an empty value: remove the extra comma"),
-        (["--sweep", "train.seed=3..1"], "train.seed=3..1 runs backwards: write 1..3"),
+        (["--sweep", "train.seed=3..1"], "train.seed=3..1 is a reversed range: write 1..3"),
         (["--sweep", "train.seed=1..10000000000"], "has 10,000,000,000 values, but a sweep has at most 256 runs"),
         (GRID, "the sweep has 10,000 runs, but at most 256 are allowed: vary fewer keys"),
         (["--sweep", "model.layers=1,1"], "the sweep has model.layers=1 twice: name each run once"),
         (["--sweep", "train.seed=1", "--sweep", "train.seed=2"], "train.seed is swept twice"),
         (["--sweep", "train.seed=1..2", "--seed", "3"], "train.seed is both swept and set for all runs"),
-        (["--sweep", "model.layers=[1,"], "is not a list of TOML"),
+        (["--sweep", "model.layers=[1,"], "is not a TOML list"),
         (["--sweep", "model.positions"], "such as train.seed=1..3, or one sweep file; 'model.positions' has no values"),
         (["--sweep", "none.toml"], "none.toml: there is no such sweep file"),
         (["--sweep", "model.layers=1,2", "--sweep", "x"], "--sweep expects KEY=VALUES, such as train.seed=1..3"),
@@ -83,7 +83,7 @@ GRID = [f"--sweep={key}=1..100" for key in ("train.seed", "train.steps")]
         (["--sweep", "train.run=a,b"], "train.run cannot vary in a sweep, since each run gets a directory inside it"),
         (["--sweep", "train.steps=5,6"], "train.steps cannot vary in a sweep: all runs share one budget"),
         (["--sweep", "model.layers=1,2", "--equal", "token"], "got 'token' (did you mean 'tokens'?)"),
-        (["--sweep", "model.layers=1,2", "--equal", "seconds"], "equal seconds need train.seconds"),
+        (["--sweep", "model.layers=1,2", "--equal", "seconds"], "equal seconds need the time"),
         (["--sweep", "model.layers=1,2", "train.epochs=2"], "equal steps need the number of steps"),
         (["--sweep", "model.layers=1,2", "train.seconds=9"], "train.seconds may end runs early"),
         (["--sweep", "model.width=14,28", "--equal", "parameters"], "model.width cannot vary at equal parameters"),
@@ -104,8 +104,8 @@ def test_mistakes(tmp_path: Path, words: list[str], expected: str, capfd: pytest
 @pytest.mark.parametrize(
     ("vary", "expected"),
     [
-        ({}, "a sweep of nothing"),
-        ([], "a sweep of nothing"),
+        ({}, "the sweep varies no key"),
+        ([], "the sweep varies no key"),
         ([1], "`vary` must be a mapping of keys to values"),
         ({"train.seed": 1}, "train.seed: expected a list of values, got 1"),
         ({"model.norm_place": "pre"}, "model.norm_place: expected a list of values, got 'pre'"),
