@@ -105,11 +105,11 @@ def test_written_files_read_back(tmp_path: Path) -> None:
 def test_a_library_without_sources_is_said(tmp_path: Path, count: int) -> None:
     for number in range(count):
         (tmp_path / f"only{number}.py").write_text("pass\n", encoding="utf-8")
-    with pytest.raises(InputError, match=rf"standard library in .*, found {count}, .*: use a Python") as caught:
+    with pytest.raises(InputError, match=rf"standard library in .*, got only {count}: use a Python") as caught:
         library_sources(max_bytes=MANY, max_valid_bytes=MANY, folder=tmp_path)
     assert str(tmp_path) in str(caught.value)
 
 
 def test_a_missing_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="found 0"):
+    with pytest.raises(InputError, match="got only 0"):
         library_sources(max_bytes=MANY, max_valid_bytes=MANY, folder=tmp_path / "nowhere")

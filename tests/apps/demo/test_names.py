@@ -176,7 +176,7 @@ def test_wrong_locales_and_missing_babel_are_said(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(InputError, match="does not know the locale 'xx_nowhere'"):
         make("de", "xx_nowhere")
-    with pytest.raises(InputError, match="got two of German; leave 'de_AT' out"):
+    with pytest.raises(InputError, match="got two of German: leave 'de_AT' out"):
         make("de", "de_AT")
     monkeypatch.setitem(sys.modules, "babel", None)
     with pytest.raises(InputError, match="which is not installed: install it with "):
