@@ -1,4 +1,4 @@
-"""Laws of the library's source files: real code alone, split by name, never more than asked for, always the same."""
+"""Source files of the library: only code, split by name, within the sizes, and always the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANY = 10**9
 
 
 def library(folder: Path, count: int = 211) -> Path:
-    """A made-up library: `count` modules in three packages, and everything that must be left out."""
+    """Write a library of `count` modules in three packages, and files that must be left out."""
     for number in range(count):
         path = folder / ("", "json", "email/mime")[number % 3] / f"module{number}.py"
         path.parent.mkdir(parents=True, exist_ok=True)

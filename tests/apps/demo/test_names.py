@@ -1,4 +1,4 @@
-"""Laws of the names: CLDR's own, one language each, parts that share nothing, equal counts, the same from a seed."""
+"""Names are those of CLDR, each of one language; sets are disjoint and balanced, and equal seeds give equal sets."""
 
 from __future__ import annotations
 
