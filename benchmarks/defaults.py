@@ -153,7 +153,7 @@ def new_run_file(
 
 
 def recipe(cell: Cell, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the model and the steps of a cell that `new` writes on this machine."""
+    """Return the model and the number of steps that `new` chooses for a cell on this machine."""
     parts, run_file, run_folder = prepare(cell, seed, options)
     _, seconds = new_run_file(cell, parts, run_file, run_folder, options.minutes)
     steps = tomllib.loads(run_file.read_text(encoding="utf-8"))["train"]["steps"]
@@ -201,7 +201,7 @@ def command(*words: str) -> tuple[dict[str, Any], float]:
 
 
 def steps_to_take(cell: Cell, seed: int, options: argparse.Namespace) -> list[str]:
-    """Return the changes of the run file that --steps and --steps-of ask for."""
+    """Return the overrides of the run file for --steps and --steps-of."""
     if options.steps_of is not None:
         result_files = sorted(
             options.steps_of.glob(f"{cell.name}-*.json"), key=lambda file: not file.match(f"*-{seed}.json")

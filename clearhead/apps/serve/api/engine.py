@@ -287,12 +287,12 @@ class BatchEngine:
             self.prefixes = Prefixes(min(MOST_SHARED_BYTES, free_memory() // 8))
         self._batch = RunningBatch(tree)
         self._changed = _THREAD.changed
-        self._waiting: deque[deque[EngineJob]] = deque()  # the jobs of each request that have not begun
+        self._waiting: deque[deque[EngineJob]] = deque()  # waiting jobs, one queue per request
         self._calls: deque[EngineCall] = deque()
         self._leaving: list[EngineJob] = []
-        self._present: dict[int, EngineJob] = {}  # the jobs that have begun, the oldest first, by their identity
+        self._present: dict[int, EngineJob] = {}  # running jobs by their identity, the oldest first
         self._reading: deque[tuple[EngineJob, ChunkedPrompt]] = deque()
-        self._jobs: dict[int, EngineJob] = {}  # by the identity of a sequence
+        self._jobs: dict[int, EngineJob] = {}  # jobs by the identity of each of their sequences
         self._is_closing = False
         self.num_tokens: int = 0
         self.num_read: int = 0
@@ -489,7 +489,7 @@ class BatchEngine:
         self._reading = deque(entry for entry in self._reading if entry not in some)
         of_jobs = iter([sequence for start in started for sequence in start.member.sequences])
         for job, reading in some:
-            if job.is_over:  # it failed
+            if job.is_over:  # the job has failed
                 continue
             self.num_read += reading.num_tokens - reading.num_shared
             self.num_shared += reading.num_shared
