@@ -77,7 +77,7 @@ def report(model: ch.Model, texts: Sequence[str], targets: Sequence[str], known:
     """Print precision, recall and F1 of the alignments of correct translations."""
     written, ways = align(model, texts)
     right = [index for index, text in enumerate(written) if text == targets[index]]
-    print(f"{len(right)} of {len(texts)} translations are right, and compared")
+    print(f"{len(right)} of {len(texts)} translations are correct; only these are compared")
     answers = [known[index] for index in right]
     for name, links in ways.items():
         predicted = [links[index] for index in right]
@@ -159,8 +159,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("data", choices=["words", "dates", "captions"])
     parser.add_argument("multi30k", type=Path, nargs="?", help="the folder multi30k-bpe, for captions")
-    parser.add_argument("--layers", type=int, default=2, help="of the model of words or dates")
-    parser.add_argument("--steps", type=int, default=1000, help="of its training")
+    parser.add_argument("--layers", type=int, default=2, help="layers of the model for words or dates")
+    parser.add_argument("--steps", type=int, default=1000, help="steps of its training")
     parser.add_argument("--eflomal", default="eflomal-align", help="the command of `pip install eflomal`")
     options = parser.parse_args()
     if options.data == "captions":

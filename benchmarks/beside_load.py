@@ -100,7 +100,7 @@ def measure(tokenizer: Path, texts: list[str], seconds: float, adapts: bool) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokenizer", type=Path, required=True, help="GPT-2's vocab.json and merges.txt")
-    parser.add_argument("--texts", type=Path, required=True, help="one text in a line")
+    parser.add_argument("--texts", type=Path, required=True, help="file with one text per line")
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=6)
     args = parser.parse_args()

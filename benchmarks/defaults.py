@@ -138,7 +138,7 @@ def prepare(cell: Cell, seed: int, options: argparse.Namespace) -> tuple[Parts, 
     """Write the data of a cell, and return it with the paths of its run file and of its run."""
     folder = options.work / f"{cell.name}-{seed}"
     if folder.exists():
-        sys.exit(f"{folder} is in the way: remove it")
+        sys.exit(f"{folder} exists already: remove it")
     folder.mkdir(parents=True)
     parts = PARTS[cell.task if cell.size != "demo" else f"{cell.task}-demo"](cell, options.data, folder)
     return parts, folder / "run.toml", folder / "run"
@@ -153,7 +153,7 @@ def new_run_file(
 
 
 def recipe(cell: Cell, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the model and the steps of a cell that `new` writes on this machine."""
+    """Return the model and the number of steps that `new` chooses for a cell on this machine."""
     parts, run_file, run_folder = prepare(cell, seed, options)
     _, seconds = new_run_file(cell, parts, run_file, run_folder, options.minutes)
     steps = tomllib.loads(run_file.read_text(encoding="utf-8"))["train"]["steps"]
@@ -201,13 +201,13 @@ def command(*words: str) -> tuple[dict[str, Any], float]:
 
 
 def steps_to_take(cell: Cell, seed: int, options: argparse.Namespace) -> list[str]:
-    """Return the changes of the run file that --steps and --steps-of ask for."""
+    """Return the overrides of the run file for --steps and --steps-of."""
     if options.steps_of is not None:
         result_files = sorted(
             options.steps_of.glob(f"{cell.name}-*.json"), key=lambda file: not file.match(f"*-{seed}.json")
         )
         if not result_files:
-            sys.exit(f"{options.steps_of} has no result of {cell.name}")
+            sys.exit(f"{options.steps_of} has no result of {cell.name}: run the cell there first")
         record = json.loads(result_files[0].read_text(encoding="utf-8"))
         model = [f"model.{key}={value}" for key, value in record["model"].items()]
         return [f"train.steps={record['steps']}", "train.validate_every=0.1", *model]

@@ -130,7 +130,7 @@ def of_ctranslate2(job: Job) -> Work:
         model = partial(ctranslate2.Generator(job.folder, **keys).generate_batch, **lengths)
 
     def run() -> None:
-        # As its guide does for the tokenizers of transformers.
+        # As its guide shows for the tokenizers of transformers.
         tokens = [tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) for text in job.texts]
         for output in model(tokens):
             best = output.hypotheses[0] if job.kind == "translate" else output.sequences[0]

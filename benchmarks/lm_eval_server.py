@@ -104,9 +104,9 @@ def agreement(first: Any, other: Any) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path, help="a decoder in the layout of Hugging Face")
-    parser.add_argument("--count", type=int, default=40, help="examples of each task")
-    parser.add_argument("--concurrent", type=int, default=8, help="requests at once")
+    parser.add_argument("model", type=Path, help="folder of a decoder in the layout of Hugging Face")
+    parser.add_argument("--count", type=int, default=40, help="number of examples per task")
+    parser.add_argument("--concurrent", type=int, default=8, help="number of concurrent requests")
     options = parser.parse_args()
     # No network is needed.
     os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")

@@ -47,7 +47,7 @@ def processor_seconds(call: Callable[[], object]) -> float:
 
 
 def merges(folder: Path, data: Path) -> Callable[[], object]:
-    """GPT-2's tokenizer in its older files."""
+    """Write GPT-2's tokenizer as vocab.json and merges.txt, and return the plain call that reads it."""
     for name in ("vocab.json", "merges.txt"):
         shutil.copyfile(data / "gpt2-tokenizer" / name, folder / name)
     (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
@@ -61,7 +61,7 @@ def merges(folder: Path, data: Path) -> Callable[[], object]:
 
 
 def document(folder: Path, data: Path) -> Callable[[], object]:
-    """GPT-2's tokenizer as one file."""
+    """Write GPT-2's tokenizer as tokenizer.json, and return the plain call that reads it."""
     plain = merges(folder, data)
     model = plain()
     assert isinstance(model, tokenizers.Tokenizer)
@@ -71,7 +71,7 @@ def document(folder: Path, data: Path) -> Callable[[], object]:
 
 
 def pieces(folder: Path, data: Path) -> Callable[[], object]:
-    """A SentencePiece model."""
+    """Write a SentencePiece model, and return the plain call that reads it."""
     written = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter((data / "multi30k" / "train.en").read_text("utf-8").splitlines()[:10000]),
@@ -83,7 +83,7 @@ def pieces(folder: Path, data: Path) -> Callable[[], object]:
 
 
 def checkpoint(folder: Path, data: Path) -> Callable[[], object]:
-    """A small checkpoint, of which the files and not the weights take the time."""
+    """Copy a small checkpoint, and return the plain call that reads it; its files take more time than its weights."""
     shutil.copytree(data / "stories260K", folder, dirs_exist_ok=True)
     return lambda: (json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors"))
 

@@ -127,7 +127,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--new", type=int, default=16, help="number of tokens to decode")
-    parser.add_argument("--only", default="", help="the beginning of a model's name")
+    parser.add_argument("--only", default="", help="measure only models whose name begins with this")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--processor-time", action="store_true", help="measure processor time instead of elapsed time")
     parser.add_argument("--json", action="store_true")
@@ -149,7 +149,7 @@ def main() -> None:
                 results[f"{model}, {work}"] = {**rates, "auto": rates[chosen]}
                 if not is_lawful(rates, chosen):
                     broken.append(f"{model}, {work}")
-    print("broken: " + "; ".join(broken) if broken else "int8 and auto keep the law")
+    print("broken: " + "; ".join(broken) if broken else "int8 and auto keep the rule")
     if options.json:
         print(json.dumps(results))
     sys.exit(bool(broken))

@@ -246,7 +246,7 @@ def percentiles(values: list[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--llama-server", type=Path, default=None, help="the program of llama.cpp")
+    parser.add_argument("--llama-server", type=Path, default=None, help="path of llama.cpp's server; default: none")
     parser.add_argument("--tokenizer", type=Path, default=Path("../shared/data/gpt2-tokenizer"))
     parser.add_argument("--texts", default="", help="file with one text per line, to embed")
     parser.add_argument("--only", nargs="+", default=["generate", "embed", "translate"])

@@ -157,7 +157,7 @@ def resume_damaged(
         process.last_words()
     faults = [str(difference) for difference in find_differences(whole, run, job.steps, job.names)]
     if not any(path.name in line and "damaged" in line for line in process.messages):
-        faults.append("is not named")
+        faults.append("no message names the damaged file")
     return [f"{newest.name}/{path.name} after {damage.__name__[1:]}: {fault}" for fault in faults]
 
 

@@ -308,7 +308,7 @@ def rate_of_command(args: argparse.Namespace, work: Work, precision: str) -> flo
         subprocess.run(command, check=True, capture_output=True)
         lines = (folder / "run" / "metrics.jsonl").read_text("utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
-    assert rows[-1]["tokens"] == sum(batch.num_tokens for batch in work.batches), "the command took other batches"
+    assert rows[-1]["tokens"] == sum(batch.num_tokens for batch in work.batches), "the command used other batches"
     assert rows[0]["step"] == WARM
     pairs = list(itertools.pairwise(rows))
     tokens = [row["tokens"] - before["tokens"] for before, row in pairs]
@@ -386,7 +386,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.command:
         if args.work != "translate":
-            parser.error("--command is for translate")
+            parser.error("--command needs the work translate")
         args.steps = WARM + COUNTED - 1
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)

@@ -190,7 +190,7 @@ def kill_matrix(file: Path, folder: Path, times: int, *, steps: int) -> tuple[in
             different = differing_states(whole, run, steps)
             if different or seconds > 60:
                 faults.append(f"{disk} disk, rank {rank}, {moment}: {seconds:.0f} s, {', '.join(different[:3])} differ")
-            print(f"{disk:9} rank {rank} {moment:6} went on after {seconds:.0f} s", flush=True)
+            print(f"{disk:9} rank {rank} {moment:6} continued after {seconds:.0f} s", flush=True)
             shutil.rmtree(folder / f"killed-{num - 1}", ignore_errors=True)
     return num, faults
 

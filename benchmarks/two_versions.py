@@ -183,7 +183,7 @@ def be_side(row: str, checkout: Path, folder: Path) -> None:
     """Run the work of one checkout once per input line."""
     import clearhead
 
-    assert Path(clearhead.__file__).is_relative_to(checkout), f"{clearhead.__file__} is not of {checkout}"
+    assert Path(clearhead.__file__).is_relative_to(checkout), f"{clearhead.__file__} is not in {checkout}"
     serve(lambda: WORK[row](folder))
 
 

@@ -148,7 +148,7 @@ def main() -> None:
     args = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:
-        parser.error("chromium is not on PATH")
+        parser.error("chromium is not on PATH: install it")
     results = []
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as started:
         browser = started.chromium.launch(executable_path=chromium, args=ARGUMENTS)

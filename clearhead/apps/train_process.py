@@ -85,7 +85,7 @@ class TrainProcess:
         """Wait until a condition is true, and return whether that happened before the process ended.
 
         Args:
-            is_reached: returns whether the condition is true.
+            is_reached: function that returns whether the condition is true.
 
         Raises:
             RunFailure: the process failed, or exceeded the limit.

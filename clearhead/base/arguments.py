@@ -300,7 +300,7 @@ def answer_each(
 
     Args:
         texts: the argument of the caller: one text, several texts, or an iterator of texts.
-        answer: returns the answers to a list of texts.
+        answer: function that returns the answers to a list of texts.
         form: another allowed form of a text. None means that each text is a string.
         is_paired: True if a tuple of strings is one text.
         batch_size: the maximum batch size, for iterators. None means the default.

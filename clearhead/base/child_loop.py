@@ -20,7 +20,7 @@ def run(answer: Callable[[Any], dict[str, Any]]) -> None:
     """Answer requests until the input ends.
 
     Args:
-        answer: returns the answer to one request.
+        answer: function that returns the answer to one request.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
     # Write answers to the file descriptor itself, so that output of `answer` is no answer.

@@ -53,7 +53,7 @@ class ChildProcess:
             request: any value that JSON can hold.
             subject: the subject of error messages, such as "the chat template".
             seconds: the processor time after which the child is killed.
-            is_abandoned: returns True if the answer is no longer needed; the child is then killed.
+            is_abandoned: function that returns True if the answer is no longer needed; the child is then killed.
 
         Raises:
             InputError: the request has a fault, exceeds the time or the memory, or was abandoned.

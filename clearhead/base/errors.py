@@ -260,7 +260,7 @@ def _initials(name: str) -> str:
 
 
 def nearest_name(name: str, valid: Iterable[str], *, least: float = 0.6) -> str | None:
-    """Return the closest valid name, as `nearest` finds it, or None if none is close.
+    """Return the closest valid name, as `did_you_mean` finds it, or None if none is close.
 
     Args:
         name: the invalid name.

@@ -1,4 +1,4 @@
-"""One text, a list, or an iterator: whatever the form and the windows, every text has its own answer."""
+"""One text, a list, or an iterator: every text gets its own answer, for any window size."""
 
 from __future__ import annotations
 

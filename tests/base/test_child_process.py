@@ -1,4 +1,4 @@
-"""Child processes answer in JSON, stay within their bounds, and never give an answer to another request."""
+"""Child processes answer in JSON, stay within their limits, and never answer a wrong request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands in messages work in the shell of the reader: with the path of clearhead, and for this environment."""
+"""Commands in messages work in a shell: with the path of clearhead, and for this environment."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class CommandScaleLayer(nn.Module):
 
 
 def texts_of(source: Source) -> list[str]:
-    """Return the texts of a file that a program may print: every string but docstrings."""
+    """Return the strings of a file except docstrings."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
         id(node.body[0].value)
@@ -107,7 +107,7 @@ def test_without_a_script_python_runs_the_package(tmp_path: Path, monkeypatch: p
 
 
 def test_the_advice_of_a_command_works_where_path_lacks_it(tmp_path: Path) -> None:
-    """The command is typed as it was printed, in the same folder."""
+    """The printed command runs in the same folder."""
     path = os.pathsep.join(p for p in os.environ["PATH"].split(os.pathsep) if not Path(p, "clearhead").exists())
     script = Path(sysconfig.get_path("scripts"), "clearhead")
     environment = os.environ | {"PATH": path, "CLEARHEAD_CACHE": str(tmp_path / "cache")}
@@ -131,7 +131,7 @@ def test_a_clone_is_installed_again_with_the_extra(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_wheel_gets_the_packages_of_the_extra_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index does not have clearhead itself, and an extra that includes another one has its packages too."""
+    """The index does not have clearhead, and the packages of included extras are listed too."""
     monkeypatch.setattr(commands, "_FOLDER", tmp_path)
     words = shlex.split(make_install_command(extra="serve"))
     assert words[:4] == [sys.executable, "-m", "pip", "install"]

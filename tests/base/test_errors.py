@@ -1,4 +1,4 @@
-"""One report for all faults, and the nearest valid name where there is one."""
+"""Reports of several faults, and the nearest valid name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that come with a model are regular, bounded, inside their folder, and JSON without tricks."""
+"""Files of a model must be regular, limited in size, inside their folder, and safe JSON."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ tokenizer.kind = "bpe"
 
 
 def check_readable(subject: object) -> str:
-    """Assert the law for one object, and return what is printed of it."""
+    """Check that an object prints as a few readable lines, and return them."""
     text = repr(subject)
     lines = text.splitlines()
     assert 1 <= len(lines) <= MOST_LINES and max(map(len, lines)) <= WIDTH, text
@@ -64,7 +64,7 @@ def model() -> ch.Model:
 
 @pytest.fixture(scope="module")
 def things(model: ch.Model) -> dict[type, Any]:
-    """Return an object of every public class but the nodes of specs, with as much in it as there may be."""
+    """Return a full object of every public class except the nodes of specs."""
     words, text = ["word"] * MANY, "text " * MANY
     fairness = Fairness((text,), (text,), (text,), frozenset(), frozenset())
     ids = torch.ones(2, 5, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Progress: every batch is reported once it is done, to whoever shows it, and only inside the with block."""
+"""Progress: every batch is reported to the display when it is done, and only inside the with block."""
 
 from __future__ import annotations
 

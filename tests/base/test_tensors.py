@@ -1,4 +1,4 @@
-"""The relative error of two tensors, at its edges too."""
+"""Relative error of two tensors, with edge cases."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def test_the_relative_error(actual: list[float], expected: list[float], error: f
 
 
 def test_the_error_is_computed_in_double_precision() -> None:
-    """The difference of two bf16 numbers would be rounded to a power of two."""
+    """In bf16, the difference of two numbers would be rounded to a power of two."""
     actual, expected = torch.tensor([257.0, 3.0]).bfloat16(), torch.tensor([256.0, 2.9]).bfloat16()
     assert relative_error(actual, expected) == float(3.0 - expected[1].double()) / 256.0

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Effort:
-    """Amount of measurements.
+    """Number and size of the measurements.
 
     Args:
         new_tokens: the number of tokens generated after a prompt.
@@ -98,7 +98,7 @@ def measure(model: Model, precision: Precision, limits: Limits, effort: Effort) 
         model: the model, loaded in this precision.
         precision: the precision of its weights.
         limits: the limits of its device.
-        effort: the amount of measurements.
+        effort: the number and size of measurements.
 
     Raises:
         InputError: the model cannot do its work, such as a multilingual model without languages.

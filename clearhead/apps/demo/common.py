@@ -91,7 +91,7 @@ def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> RunR
     Args:
         recipe: the run file, with {run} and a name in braces for each file.
         plan: the run directory, the seed and the overrides.
-        files: the file or folder that replaces each name.
+        files: the file or folder for each name in braces.
     """
     from clearhead.training.assemble import train_run
     from clearhead.training.runfile.read import parse_run_file

@@ -85,7 +85,7 @@ class Gate:
         app: the application that answers accepted requests.
         access: the conditions for requests.
         traffic: the state of the requests.
-        refuse: makes the answer of a refusal.
+        refuse: function that makes the answer of a refusal.
     """
 
     def __init__(self, app: ASGIApp, access: Access, traffic: Traffic, refuse: Refuse) -> None:

@@ -51,7 +51,7 @@ def long_sample(maps: AttentionMaps, label: str, check: Callable[[], None]) -> S
     Args:
         maps: the attention maps of the run.
         label: the name of the sample on the page.
-        check: called often; an error in it ends the computation.
+        check: function that is called often; its error ends the computation.
     """
     known: dict[str, tuple[int, ...]] = {}
     layers: dict[str, list[LayerAttention]] = {}
@@ -123,7 +123,7 @@ def tile(record: AttentionRecord, piece: MapTile, check: Callable[[], None]) -> 
     Args:
         record: the recorded attention.
         piece: the head and the tile.
-        check: called often; an error in it ends the computation.
+        check: function that is called often; its error ends the computation.
 
     Raises:
         InputError: the head or the tile does not exist.

@@ -364,7 +364,7 @@ class Computation:
 
     Args:
         runs: the model with its most recent runs.
-        work: cancels the computation when the client has disconnected.
+        work: the computation; it is cancelled when the client has disconnected.
     """
 
     runs: Runs

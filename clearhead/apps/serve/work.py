@@ -63,7 +63,7 @@ class Work(Display):
         """Pause for quick computations, and end if the client has disconnected or the time is up.
 
         Raises:
-            Left: `end` was called.
+            ClientDisconnected: `end` was called.
             InputError: the computation has taken `MOST_SECONDS`.
         """
         begun = time.monotonic()
@@ -160,7 +160,7 @@ class Workers:
 
         Args:
             request: the request of the client that waits.
-            function: computes the result; it gets the work and must call its `check` often.
+            function: function that computes the result; it gets the work and must call its `check` often.
             is_quick: True if slow computations pause for this one.
 
         Raises:

@@ -34,7 +34,7 @@ class Origin:
 
     Args:
         address: the address of the old tensor.
-        change: makes the new tensor. None means a copy.
+        change: function that makes the new tensor. None means a copy.
         is_drawn: True if the change needs the randomly initialized tensor; otherwise that tensor is empty.
     """
 
@@ -76,8 +76,8 @@ def apply_plan(
 
     Args:
         model: a module, or a model with its tokenizers; neither is changed.
-        plan_of: returns the plan for a module.
-        task: returns the task of the new model. None means that the task stays the same.
+        plan_of: function that returns the plan for a module.
+        task: function that returns the task of the new model. None means that the task stays the same.
 
     Raises:
         InputError: the plan is not possible, or the tensors of the module do not match its spec.

@@ -102,7 +102,7 @@ def test_limits_are_measured() -> None:
 def test_8_bits_without_a_fast_product_are_measured_by_fp32(
     isa: set[str], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PyTorch would multiply number by number, or wrongly at the speed of what the kernels may not use."""
+    """PyTorch would multiply slowly, or with instructions that the kernels may not use."""
     monkeypatch.setattr(limits_module, "has_exact_int_mm", lambda: False)
     monkeypatch.setattr(limits_module, "processor", lambda: SimpleNamespace(isa=frozenset(isa)))
     monkeypatch.setattr(torch, "_int_mm", None)
@@ -111,7 +111,7 @@ def test_8_bits_without_a_fast_product_are_measured_by_fp32(
 
 
 def test_what_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that all measurements together take little more than their time, unless one run of each does."""
+    """All measurements together take little more than their time, unless single runs already exceed it."""
     calls: list[int] = []
     real = measured.stream_ids
     monkeypatch.setattr(measured, "stream_ids", lambda *args: calls.append(1) or real(*args))

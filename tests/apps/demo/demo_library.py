@@ -1,4 +1,4 @@
-"""A small made-up library of Python files for the demos that read one, and settings with which they take seconds."""
+"""A small invented library of Python files for the demos, and settings with which they take seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TINY = (
 
 
 def write_library(folder: Path, count: int = 61) -> Path:
-    """Write modules that look like code; about one in twenty will be held out."""
+    """Write modules that look like code; about one of twenty will be held out."""
     source = random.Random(7)
     folder.mkdir()
     for number in range(count):

@@ -1,4 +1,4 @@
-"""The demo of languages: how it counts, what it draws, and one tiny demo from end to end."""
+"""The demo "classify": its scores, its picture, and a tiny demo from end to end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZES = ClassifySizes(locales=("de", "el", "fi", "ru", "uk"), valid_per_language
 
 
 def four() -> NameSets:
-    """Six test names of three languages, two of them in Latin letters."""
+    """Return six test names of three languages, two of them in Latin letters."""
     test = [Name(f"n{n}", language, f"unit {n}") for n, language in enumerate(("A", "A", "B", "B", "C", "C"))]
     return NameSets([], [], test, languages=("A", "B", "C"), latin=("A", "B"), num_shared=0)
 

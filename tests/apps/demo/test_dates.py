@@ -1,4 +1,4 @@
-"""Laws of the date pairs: Babel's own text, one meaning for each text, split by date, the same from the same seed."""
+"""Date pairs: texts equal Babel's, each has one meaning, sets share no date, and equal seeds give equal pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The demo command's own parts: what it refuses, where it writes, what it says at the end."""
+"""The command `clearhead demo`: its refusals, its run directory, and its last messages."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_the_next_free_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, DemoPlan]]:
-    """Put something quick in place of every demo; return what was asked of them."""
+    """Replace every demo by a quick one, and return the recorded calls."""
     calls: list[tuple[str, DemoPlan]] = []
 
     def stand_in(kind: str) -> None:

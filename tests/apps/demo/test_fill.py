@@ -1,4 +1,4 @@
-"""The demo of blanks: its questions, how it counts, and one tiny demo from end to end."""
+"""The demo "fill": its questions, its scores, and a tiny demo from end to end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 @pytest.fixture(scope="module")
 def model(texts: list[str]) -> Model:
-    """A model that learned nothing yet."""
+    """Return an untrained model."""
     tokenizer = train_tokenizer("byte-bpe", texts, vocab_size=307, mask=True)
     hparams = replace(PRESETS["bert"], layers=1, width=6, heads=3, feedforward=7)
     module = build(build_spec(hparams, source_vocab=307, target_vocab=307))

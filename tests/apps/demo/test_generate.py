@@ -1,4 +1,4 @@
-"""The language model demo: its run file, its measure, and one tiny demo from end to end."""
+"""The demo "generate": its run file, its score, and a tiny demo from end to end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sizes(library: Path) -> GenerateSizes:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, object]]:
-    """A tiny demo: its run directory and what it found."""
+    """Return the run directory and the record of a tiny demo."""
     folder = tmp_path_factory.mktemp("generate")
     library = write_library(folder / "library")
     plan = DemoPlan(run=folder / "run", seed=3, overrides=TINY)

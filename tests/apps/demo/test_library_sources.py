@@ -1,4 +1,4 @@
-"""Laws of the library's source files: real code alone, split by name, never more than asked for, always the same."""
+"""Source files of the library: only code, split by name, within the sizes, and always the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MANY = 10**9
 
 
 def library(folder: Path, count: int = 211) -> Path:
-    """A made-up library: `count` modules in three packages, and everything that must be left out."""
+    """Write a library of `count` modules in three packages, and files that must be left out."""
     for number in range(count):
         path = folder / ("", "json", "email/mime")[number % 3] / f"module{number}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,11 +105,11 @@ def test_written_files_read_back(tmp_path: Path) -> None:
 def test_a_library_without_sources_is_said(tmp_path: Path, count: int) -> None:
     for number in range(count):
         (tmp_path / f"only{number}.py").write_text("pass\n", encoding="utf-8")
-    with pytest.raises(InputError, match=rf"standard library in .*, found {count}, .*: use a Python") as caught:
+    with pytest.raises(InputError, match=rf"standard library in .*, got only {count}: use a Python") as caught:
         library_sources(max_bytes=MANY, max_valid_bytes=MANY, folder=tmp_path)
     assert str(tmp_path) in str(caught.value)
 
 
 def test_a_missing_folder_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="found 0"):
+    with pytest.raises(InputError, match="got only 0"):
         library_sources(max_bytes=MANY, max_valid_bytes=MANY, folder=tmp_path / "nowhere")

@@ -1,4 +1,4 @@
-"""Laws of the names: CLDR's own, one language each, parts that share nothing, equal counts, the same from a seed."""
+"""Names are those of CLDR, each of one language; sets are disjoint and balanced, and equal seeds give equal sets."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_wrong_locales_and_missing_babel_are_said(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(InputError, match="does not know the locale 'xx_nowhere'"):
         make("de", "xx_nowhere")
-    with pytest.raises(InputError, match="got two of German; leave 'de_AT' out"):
+    with pytest.raises(InputError, match="got two of German: leave 'de_AT' out"):
         make("de", "de_AT")
     monkeypatch.setitem(sys.modules, "babel", None)
     with pytest.raises(InputError, match="which is not installed: install it with "):

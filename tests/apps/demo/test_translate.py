@@ -1,4 +1,4 @@
-"""The translation demo's own parts: how it counts; and one tiny demo from end to end."""
+"""The demo "translate": its scores, and a tiny demo from end to end."""
 
 from __future__ import annotations
 

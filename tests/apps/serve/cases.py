@@ -1,4 +1,4 @@
-"""A tiny model of each architecture, and a browser's requests to the application without a socket."""
+"""A tiny model of each architecture, and requests to the application without a socket."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def text_of(model: Model) -> str:
 
 
 class Browser:
-    """Asks the application of a model; a refusal is returned with its sentence."""
+    """Client of the application of one model."""
 
     def __init__(self, model: Model, first: str | None = None) -> None:
         self.access, self.workers = Access.of_page(8765), Workers()

@@ -102,9 +102,9 @@ MISTAKES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("asked", "expected"), MISTAKES)
-def test_a_mistake_is_one_sentence(browser: Browser, asked: dict[str, Any], expected: str) -> None:
-    answer = browser.post("read", **asked)
+@pytest.mark.parametrize(("body", "expected"), MISTAKES)
+def test_a_mistake_is_one_sentence(browser: Browser, body: dict[str, Any], expected: str) -> None:
+    answer = browser.post("read", **body)
     if not expected:
         assert answer.status_code == 200, "weights have queries as their second last axis"
         return
@@ -135,7 +135,7 @@ def test_a_port_in_use_is_said() -> None:
 
 
 class Gone:
-    """A request whose browser leaves after a while."""
+    """Request whose client disconnects after a while."""
 
     def __init__(self, after: float) -> None:
         self.until = time.monotonic() + after
@@ -145,7 +145,7 @@ class Gone:
 
 
 def test_a_computation_ends_when_its_browser_leaves() -> None:
-    """The model runs on and on; each layer looks whether somebody waits."""
+    """The model runs for long; each layer checks whether the client is still connected."""
     before, model, workers, runs = set(threading.enumerate()), model_of("gpt2"), Workers(), list[float]()
     ids = torch.ones(1, 5, dtype=torch.long)
 
@@ -201,7 +201,7 @@ sys.exit(main())
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_it(number: int, code: int, saved_model: Path) -> None:
-    """Also while a page waits for a computation; the exit code is that of the signal."""
+    """A signal ends it even while a page waits for a computation; the exit code is that of the signal."""
     command = [sys.executable, "-c", PROGRAM, "view", str(saved_model), "ab", "--serve"]
     started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert started.stdout is not None
@@ -249,7 +249,7 @@ def test_a_notebook_shows_the_page_until_it_is_closed() -> None:
 
 
 def test_texts_are_those_of_the_model(browser: Browser) -> None:
-    """A page of a text is the page that its file would be."""
+    """The live page of a text equals its saved page."""
     answer = browser.read(text=text_of(browser.runs.model))
     (sample,) = answer["page"]["samples"]
     assert {stack["measure"][:8] for stack in sample["attentions"]} == {"attentio", "weight t", "rollout:"}

@@ -17,7 +17,7 @@ OTHER = "the dog ran"
 
 
 def changes(model: Model) -> list[dict[str, Any]]:
-    """A head halved, a layer switched off at two positions, and a stream put in from another text."""
+    """Return three edits: a halved head, a layer switched off at two positions, and a patch from another text."""
     stack = "encoder" if model.module.encoder is not None else "decoder"
     last = "encoder" if model.module.decoder is None else "decoder"
     order = getattr(model.module, last).order
@@ -31,7 +31,7 @@ def changes(model: Model) -> list[dict[str, Any]]:
 
 
 def by_model_edit(model: Model, answer: Any, base: AttentionMaps) -> tuple[AttentionMaps, torch.Tensor]:
-    """Run the lines of Python that the page shows around a run, and return its maps and logits."""
+    """Run the lines of Python of the page, and return the maps and logits of the run."""
     names: dict[str, Any] = {"model": model, "torch": torch}
     *lines, call = answer["python"]
     assert call.startswith("    ") and lines[-1].startswith("with model.edit")
@@ -84,7 +84,7 @@ def test_live_edits_equal_model_edit(name: str) -> None:
 
 
 def check_outputs(answer: Any, output: Any, base: AttentionMaps) -> None:
-    """The probabilities of the page, before and after, are those of the logits."""
+    """Check that the probabilities of the page, before and after, are those of the logits."""
     rows = answer["outputs"]["rows"]
     assert rows, "every model here gives probabilities"
     unchanged = base.module(base.inputs.source, base.inputs.target).logits

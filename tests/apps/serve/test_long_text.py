@@ -1,4 +1,4 @@
-"""Pieces of maps are the weights: their tiles, their largest numbers, their rows; and what a mask lets through."""
+"""Tiles and rows of maps equal the weights, pooled tiles their maxima, and spans the masks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A live page in headless Chromium: what is changed in it is what `model.edit` changes."""
+"""A live page in headless Chromium: its edits equal those of `model.edit`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def running(chromium: str) -> Iterator[Any]:
 
 @contextmanager
 def serve(name: str) -> Iterator[tuple[str, Runs]]:
-    """The application of a model on a port of this machine."""
+    """Yield the address of a live page, and the runs of its model."""
     model, listener, workers = model_of(name), listen(0), Workers()
     access, runs = Access.of_page(listener.getsockname()[1]), Runs(model, name, {})
     app = make_app(access, workers, [explorer_router(runs, workers, PageRequest(text=text_of(model)))])
@@ -86,7 +86,7 @@ def test_a_head_is_switched_off(running: Any, name: str) -> None:
 
 
 def check_weights(tab: LiveTab, runs: Runs) -> None:
-    """The last layer's weights of the changed pane are those under `model.edit`."""
+    """Check that the last layer's weights in the edited pane are those under `model.edit`."""
     maps, model = runs.model.attention(text_of(runs.model)), runs.model
     stack, layer = next(iter(maps.records))[0], 1
     address = maps.record(stack, 0).address
@@ -112,7 +112,7 @@ def check_weights(tab: LiveTab, runs: Runs) -> None:
 
 
 def test_two_outputs_are_compared(running: Any) -> None:
-    """The page asks why one token is more probable than another, and takes it back."""
+    """The page compares two tokens, and then undoes the comparison."""
     with serve("gpt2") as (address, runs):
         live = LiveTab(running, address)
         live.tab.get_by_label("The first output").fill("q")

@@ -1,4 +1,4 @@
-"""Sweeps and forced decoding over HTTP: equal to `AttentionRun.patch`, and to a loop of plain runs."""
+"""Patch grids and forced decoding over HTTP equal `AttentionRun.patch` and a loop of plain runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_what_cannot_be_forced_is_said() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["gpt2", "marian", "bert"])
 def test_two_outputs_are_compared_everywhere(name: str) -> None:
-    """Effects, lens, sweep and the line of outputs are of `of=(A, B)`, also while a layer is switched off."""
+    """Effects, lens, patch grid and outputs compare `of=(A, B)`, also while a layer is switched off."""
     model, browser = model_of(name), Browser(model_of(name))
     text = text_of(model)
     target = {"target": "a cat"} if name == "marian" else {}

@@ -1,4 +1,4 @@
-"""Computations for requests: how often they look for their client, and that looking changes nothing."""
+"""Computations for requests: frequency of their checks, and unchanged results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tiny models of every part of the core and of every family, with weights at no value that hides its part."""
+"""Tiny models of every part of the core and of every family, with weights that hide no part."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ for case in all_cases():
 
 
 def build_model(name: str) -> Transformer:
-    """Build a model of the laws by its name."""
+    """Build a tiny model by its name."""
     return scramble(tiny(name)) if name in MODELS else hf_part(name)
 
 
 def family(case: Case) -> Transformer:
-    """Build the tiny model of a family from its record, with no file between."""
+    """Build the tiny model of a family from its record, without files."""
     record = registry.all_families()[case.model_type]
     reading = configs.parse(record, case.config)
     assert not reading.faults
@@ -42,7 +42,7 @@ def scramble(module: Transformer) -> Transformer:
 
 
 def run(module: Transformer, rows: int = 2, length: int = 7, vocab: int | None = None) -> Output:
-    """Run a model on ids that follow from torch's seed; a decoder with a memory has one that is padded."""
+    """Run a model on random ids; a decoder with a memory gets a padded one."""
     source = torch.randint(vocab or module.num_source_ids, (rows, length))
     if module.encoder is None or module.decoder is None:
         return module(source)
@@ -52,12 +52,12 @@ def run(module: Transformer, rows: int = 2, length: int = 7, vocab: int | None =
 
 
 def same_run(module: Transformer, *, vocab: int | None = None, seed: int = 3) -> Output:
-    """Run a model on the same ids as any other with this seed and vocabulary."""
+    """Run a model on ids that depend only on the vocabulary."""
     torch.manual_seed(seed)
     with torch.no_grad():
         return run(module, vocab=vocab)
 
 
 def attentions(model: spec.Model) -> Iterator[tuple[str, spec.Attention]]:
-    """Every attention with its address."""
+    """Yield every attention with its address."""
     return ((path, node) for path, node in spec.walk(model) if isinstance(node, spec.Attention))

@@ -1,4 +1,4 @@
-"""Heads and neurons removed: smaller matrices, and the output of the whole model with those silenced."""
+"""Removed heads and neurons: the output equals that of the whole model with them set to zero."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ATTENDING = [name for name in HF_PARTS if any(pattern in name for pattern in PAR
 
 
 def silence(module: Transformer, heads: Mapping[str, Collection[int]]) -> Transformer:
-    """Let heads mix nothing in: their columns of the last projection are zero."""
+    """Set the columns of heads in the last projection to zero."""
     masked = copy.deepcopy(module)
     for address, numbers in heads.items():
         attention = masked.get_submodule(address)
@@ -44,7 +44,7 @@ def check(module: Transformer, heads: Mapping[str, Collection[int]]) -> Transfor
 
 
 def some(attention: spec.Attention) -> list[int]:
-    """Heads that may leave: the first and the last but one group, or one of a single group."""
+    """Return removable heads: the first and the last but one group, or one head of a single group."""
     group = attention.num_heads // attention.num_kv_heads
     groups = [0] if attention.num_kv_heads < 4 else [0, attention.num_kv_heads - 2]
     if attention.num_kv_heads == 1:
@@ -58,7 +58,7 @@ def is_normed_together(attention: spec.Attention) -> bool:
 
 @pytest.mark.parametrize("name", [*BOTH, *ATTENDING])
 def test_the_output_is_that_of_silenced_heads(name: str) -> None:
-    """Different heads in each attention, so that a table of scores that all read cannot shrink."""
+    """Remove different heads in each attention, so that a shared table of scores cannot shrink."""
     module = build_model(name)
     attention_nodes = dict(attentions(module.spec))
     heads = {
@@ -107,7 +107,7 @@ def test_heads_leave_twice() -> None:
 
 
 def test_as_many_of_each_group() -> None:
-    """Six heads, two groups: one of each three may leave, in any place."""
+    """With six heads in two groups, any one head of each group can be removed."""
     check(build_model("decoder/pre-grouped/rotary"), {"decoder.layers.1.steps.0.branches.0.function": [1, 5]})
 
 

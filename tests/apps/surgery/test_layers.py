@@ -1,4 +1,4 @@
-"""Layers kept, in any order: the new stack computes what the old one would if its layers ran so."""
+"""Selected layers in any order: the new stack computes the same as the old layers in this order."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_the_report_says_where_each_layer_came_from() -> None:
 
 
 def build_shared_bias() -> Transformer:
-    """A stack whose first layer owns the table of scores that the others read."""
+    """Return a stack whose first layer owns the table of scores of the others."""
     model = resolve_spec(hparams("decoder/post/buckets"))
     first, second = model.decoder.layers
     path = "decoder.layers.0.steps.0.branches.0.function.score_bias"

@@ -1,4 +1,4 @@
-"""Models with their tokenizers: words added and left out, other outputs, and everything saved and loaded again."""
+"""Surgery on models with tokenizers: added and removed words, other heads, saving and loading."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> clearhead.Model:
 
 
 def model_with_tokenizer(kind: str) -> clearhead.Model:
-    """A language model with a tokenizer that was trained here."""
+    """Return a language model with a tokenizer trained here."""
     tokenizer = train_tokenizer(kind, tokenizer_folders.SENTENCES, vocab_size=SIZES[kind])
     hparams = Hyperparameters(
         family="decoder", layers=2, width=12, heads=2, feedforward=19, dropout=0.0, positions="rotary"
@@ -71,7 +71,7 @@ def logits(module: Transformer, ids: list[int]) -> torch.Tensor:
 
 
 def check_saved(model: clearhead.Model, folder: Path, *, hf: bool = True) -> None:
-    """Both layouts give the same model back."""
+    """Check that both layouts save and load the same model."""
     text = f"a {WORDS[0]} sat on the mat"
     for layout in ("clearhead", "hf") if hf else ("clearhead",):
         model.save(folder / layout, format=layout)
@@ -141,7 +141,7 @@ def test_a_cut_vocabulary_reads_what_is_left_of_it_as_before(kind: str, tmp_path
 def test_what_cannot_be_cut() -> None:
     model = model_with_tokenizer("byte-bpe")
     size = model.tokenizer.vocab_size
-    with pytest.raises(InputError, match="must not change"):
+    with pytest.raises(InputError, match="must keep it"):
         surgery.cut_vocabulary(model, range(1, size))
     with pytest.raises(InputError, match="is a single character of this BPE tokenizer"):
         surgery.cut_vocabulary(model, [*range(30), *range(31, size)])
@@ -201,7 +201,7 @@ def test_outputs_are_for_what_the_head_says(masked: clearhead.Model, gpt: clearh
 
 
 def test_a_task_stays_where_the_new_head_returns_the_same() -> None:
-    """A language model of two stacks continues text, as one of a single stack; it does not become a translator."""
+    """A language model of two stacks stays a language model, and does not become a translator."""
     tokenizer = train_tokenizer("word", tokenizer_folders.SENTENCES, vocab_size=SIZES["word"])
     hparams = Hyperparameters(family="encoder-decoder", layers=1, width=12, heads=2, feedforward=19, dropout=0.0)
     module = build(build_spec(hparams, source_vocab=tokenizer.vocab_size, target_vocab=tokenizer.vocab_size))
@@ -242,7 +242,7 @@ OPERATIONS: dict[str, Callable[[Transformer], Transformer]] = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_writes_what_it_can_say(name: str, tmp_path: Path) -> None:
-    """A smaller stack, more words and fewer neurons are still of the family; else it says so."""
+    """Each family saves a smaller stack, more words and fewer neurons, or refuses with a reason."""
     case = FAMILIES[name]
     module = family(case)
     for operation, change in OPERATIONS.items():
@@ -260,7 +260,7 @@ def test_every_family_writes_what_it_can_say(name: str, tmp_path: Path) -> None:
 
 
 def test_heads_of_their_own_size_are_written(tmp_path: Path) -> None:
-    """A family whose configuration names the size of a head can say that there are fewer."""
+    """A family whose config has a head size can save fewer heads."""
     module = family(FAMILIES["t5"])
     heads = {address: [1] for address, _ in attentions(module.spec)}
     edited = surgery.remove_heads(module, heads).model

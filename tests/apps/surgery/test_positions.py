@@ -1,4 +1,4 @@
-"""Positions extended: what was short stays as it was, and rotations turn as their kind of scaling says."""
+"""Extended positions: short texts stay the same, and rotations follow the kind of scaling."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_repeated_rows_leave_short_sequences_as_they_were() -> None:
 
 @pytest.mark.parametrize("name", LEARNED)
 def test_every_family_with_a_table(name: str) -> None:
-    """Rows before the first position, which no token reads, stay in front."""
+    """Rows before the first position, which no token uses, stay in front."""
     module = family(FAMILIES[name])
     edited = resize_positions(module, 61).model
     assert edited.max_positions == 61

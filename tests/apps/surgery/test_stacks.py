@@ -1,4 +1,4 @@
-"""Encoders that get a decoder, decoders that become encoders, and heads that are replaced."""
+"""Encoders that get a decoder, decoders that become encoders, and new heads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DECODERS += ["own buckets", "disentangled, buckets", "own slopes", "sink", "shar
 
 
 def without_memory(module: Transformer) -> Transformer:
-    """Let the memory add nothing."""
+    """Set the output of all cross-attention to zero."""
     with torch.no_grad():
         for path, node in spec.walk(module.spec):
             if isinstance(node, spec.Attention) and node.source == "memory":
@@ -81,7 +81,7 @@ def test_the_head_that_scores_words_stays() -> None:
 
 
 def causal_again(module: Transformer) -> Transformer:
-    """Put a causal mask back, as the decoder had one."""
+    """Return the model with the causal mask of a decoder."""
     text = module.spec.to_json().replace('"kind": "full"', '"kind": "causal"')
     again = build(spec.Model.from_json(text)).eval()
     again.load_state_dict(module.state_dict())

@@ -1,4 +1,4 @@
-"""Vocabularies grown and cut: what a model says of the words that stay does not change."""
+"""Larger and smaller vocabularies: the logits of remaining words do not change."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ async def _cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resp
     """Return the answer to a request, or cancel the work when the client disconnects.
 
     Raises:
-        Left: the client disconnected before the answer was ready.
+        ClientDisconnected: the client disconnected before the answer was ready.
     """
     task, message = asyncio.create_task(work), asyncio.ensure_future(request.receive())
     try:

@@ -103,17 +103,17 @@ class ChunkedPrompt(Protocol):
 
 @dataclass(eq=False)
 class EngineJob:
-    """Generation for one prompt, or translation of one text.
+    """Work of an engine: generation for one prompt, or translation of one text.
 
     Args:
-        begin: starts to read the prompt, in the thread of the engines.
-        num_sequences: number of sequences; each delivers one end.
-        num_rows: number of rows in the batch.
-        num_read: number of prompt tokens in each row.
-        limit: maximum number of tokens generated in each row.
-        alternatives: number of the most probable ids that come with each token.
+        begin: function that starts to read the prompt, in the thread of the engines.
+        num_sequences: the number of sequences; each delivers one end.
+        num_rows: the number of rows in the batch.
+        num_read: the number of prompt tokens in each row.
+        limit: the maximum number of tokens generated in each row.
+        alternatives: the number of the most probable ids that come with each token.
         is_search: True if the sequences come from one beam search.
-        deliver: gets every event, in the thread of the engines.
+        deliver: function that gets every event, in the thread of the engines.
         sequences: the running sequences, once the prompt has been read.
         paused: the paused rows of a long job.
         is_over: True if the job was cancelled or has failed.
@@ -155,9 +155,9 @@ class EngineJob:
         """Return the job of one prompt, or of one text to translate.
 
         Args:
-            engine: runs the job.
-            request: one prompt or source.
-            alternatives: number of the most probable ids that come with each token.
+            engine: the engine that runs the job.
+            request: the request, with one prompt or one text to translate.
+            alternatives: the number of the most probable ids that come with each token.
 
         Raises:
             InputError: the prompt cannot be read.
@@ -212,7 +212,7 @@ class _DisconnectDisplay(Display):
         """Check at each count whether any client still waits.
 
         Raises:
-            _Abandoned: all clients of the calls have disconnected.
+            _AllDisconnected: all clients of the calls have disconnected.
         """
         if all(call.result.cancelled() for call in self.calls):
             raise _AllDisconnected
@@ -287,12 +287,12 @@ class BatchEngine:
             self.prefixes = Prefixes(min(MOST_SHARED_BYTES, free_memory() // 8))
         self._batch = RunningBatch(tree)
         self._changed = _THREAD.changed
-        self._waiting: deque[deque[EngineJob]] = deque()  # the jobs of each request that have not begun
+        self._waiting: deque[deque[EngineJob]] = deque()  # waiting jobs, one queue per request
         self._calls: deque[EngineCall] = deque()
         self._leaving: list[EngineJob] = []
-        self._present: dict[int, EngineJob] = {}  # the jobs that have begun, the oldest first, by their identity
+        self._present: dict[int, EngineJob] = {}  # running jobs by their identity, the oldest first
         self._reading: deque[tuple[EngineJob, ChunkedPrompt]] = deque()
-        self._jobs: dict[int, EngineJob] = {}  # by the identity of a sequence
+        self._jobs: dict[int, EngineJob] = {}  # jobs by the identity of each of their sequences
         self._is_closing = False
         self.num_tokens: int = 0
         self.num_read: int = 0
@@ -327,8 +327,8 @@ class BatchEngine:
         """Return the future results of a function for inputs, which are computed a chunk at a time.
 
         Args:
-            key: calls of an equal key are computed together.
-            function: returns one result for each of its inputs.
+            key: the key of the call; calls with equal keys are computed together.
+            function: function that returns one result for each of its inputs.
             inputs: the inputs of this call. After the future is cancelled, no further inputs are computed.
 
         Raises:
@@ -489,7 +489,7 @@ class BatchEngine:
         self._reading = deque(entry for entry in self._reading if entry not in some)
         of_jobs = iter([sequence for start in started for sequence in start.member.sequences])
         for job, reading in some:
-            if job.is_over:  # it failed
+            if job.is_over:  # the job has failed
                 continue
             self.num_read += reading.num_tokens - reading.num_shared
             self.num_shared += reading.num_shared
@@ -633,11 +633,11 @@ async def events(
     All jobs end with the first failure, and when the generator is closed.
 
     Args:
-        engine: runs the jobs.
+        engine: the engine that runs the jobs.
         jobs: the jobs of one request.
 
     Raises:
-        InputError, RunFailure, Busy, Closing: a job cannot start or failed.
+        InputError, RunFailure, Busy, Closing: a job cannot start, or fails.
     """
     loop, queue = asyncio.get_running_loop(), asyncio.Queue[tuple[int, Event]]()
 

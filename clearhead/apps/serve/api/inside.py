@@ -140,7 +140,7 @@ class Inspection(Generic[RequestT]):
     Args:
         served: the model.
         body: the body of the request.
-        work: cancels the computation when the client has disconnected.
+        work: the computation; it is cancelled when the client has disconnected.
     """
 
     served: ServedModel

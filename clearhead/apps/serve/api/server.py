@@ -165,7 +165,7 @@ async def accept_connections(
 
     Args:
         listener: a socket that listens.
-        make_protocol: makes the protocol of a connection.
+        make_protocol: function that makes the protocol of a connection.
         connections: protocols of the open connections, which add and remove themselves.
     """
     listener.setblocking(False)

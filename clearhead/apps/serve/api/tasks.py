@@ -135,7 +135,7 @@ async def _first_ends(
     Args:
         served: the model.
         texts: the inputs of the client; an empty text has no request.
-        make_request: returns the request for a text.
+        make_request: function that returns the request for a text.
 
     Raises:
         InputError: an input is not a text, or its request is refused.

@@ -1,4 +1,4 @@
-"""A server of tiny models on a port of this machine, as users reach it."""
+"""Fixtures: a server of tiny models on a port of this machine, with and without keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server as its clients use it: the client of OpenAI, that of Hugging Face, and requests that are wrong."""
+"""The server with OpenAI's client, Hugging Face's client, and invalid requests."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_tasks_have_the_schema_of_hugging_face(address: str, models: Models, mon
 
 @pytest.mark.filterwarnings("ignore::clearhead.base.errors.LongTexts")
 def test_text_from_text_is_that_of_generate(address: str, models: Models) -> None:
-    """Several texts in one request, one of them empty and one longer than the model reads."""
+    """One request has several texts, one of them empty and one longer than the model can read."""
     path = f"{address}/models/mt/pipeline/text2text-generation"
     texts = ["a m u", "", "the cat sat", "a m u " * 60]
     parameters = {"generate_parameters": {"max_new_tokens": 9, "temperature": 0.0}}
@@ -265,7 +265,7 @@ def test_vectors_are_those_of_the_library(address: str, models: Models, monkeypa
 
 
 def test_of_many_wrong_items_one_is_told() -> None:
-    """A record of each would take hundreds of megabytes for one body."""
+    """Records of all wrong items would take hundreds of megabytes for one body."""
     for kind, body in (
         (CompletionRequest, {"prompt": [{}] * 9000}),
         (EmbeddingRequest, {"input": [[{}] * 9000]}),

@@ -1,4 +1,4 @@
-"""The engine of a model: prompts that come together, the events of a step, and what is scored."""
+"""Engine of a model: prompts that arrive together, the events of a step, and scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMPTS = ["a m", "u", "a m u e a", "e e", "m a"]
 
 
 def block_engine(engine: BatchEngine) -> threading.Event:
-    """Keep the engine busy until the event that is returned is set, so that requests come together."""
+    """Block the engine until the returned event is set, so that requests are read together."""
     released = threading.Event()
     engine.call("hold", lambda some: [released.wait(20) for _ in some], [None])
     while engine.num_waiting:
@@ -39,7 +39,7 @@ def make_job(served: ServedModel, prompt: str, deliver: Callable[[Event], None],
 
 
 def together(engine: BatchEngine, jobs: Callable[[Callable[[Event], None]], list[EngineJob]]) -> list[Event]:
-    """The events of jobs that come at once, in the order of the engine."""
+    """Submit jobs at once, and return their events in order."""
     delivered: list[Event] = []
     released = block_engine(engine)
     some = jobs(delivered.append)
@@ -180,7 +180,7 @@ def test_equal_beginnings_are_read_once(address: str, models: Models, monkeypatc
 
 
 def test_engines_of_all_models_take_turns_in_one_thread(models: Models) -> None:
-    """Each thread that computes has threads of OpenMP: two would be more than there are processors."""
+    """Each computing thread has its own OpenMP threads, so two of them would exceed the processors."""
     threads = [
         served.engine.call("thread", lambda some: [threading.get_ident() for _ in some], [None]).result(20)[0]
         for served in models

@@ -1,4 +1,4 @@
-"""No callback of the event loop computes for long, however large the request, so that others are answered meanwhile."""
+"""Callbacks of the event loop are short even for large requests, so that others are answered meanwhile."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ REQUESTS: dict[str, tuple[str, Callable[[], Any], int]] = {
 def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[float, str]]]:
     """The processor time of each callback of every event loop, with its name.
 
-    Collections of garbage are left out: they pass over the objects that other tests have left in this process.
+    Garbage collection is not counted: it visits the objects of other tests in this process.
     """
     callbacks: list[tuple[float, str]] = []
     run = asyncio.Handle._run

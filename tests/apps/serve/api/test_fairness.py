@@ -1,4 +1,4 @@
-"""Requests that are long, many or abandoned leave room for the others, and change no bit of them."""
+"""Long, many or abandoned requests leave room for others, and change no bit of their answers."""
 
 from __future__ import annotations
 

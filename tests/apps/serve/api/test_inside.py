@@ -103,7 +103,7 @@ def body_of(models: Models, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", [*TEXTS, "spans"])
 def test_an_edit_is_that_of_the_library(name: str, address: str, models: Models) -> None:
-    """The lines of Python in the answer give the changed answer."""
+    """The lines of Python in the answer print the same edited answer."""
     stack = "decoder" if name in ("lm", "mt") else "encoder"
     edits = [{"address": f"{stack}.layers.0.steps.*.branches.*", "factor": -3.0}]
     body, model = body_of(models, name), models.get(name).model
@@ -117,7 +117,7 @@ def test_an_edit_is_that_of_the_library(name: str, address: str, models: Models)
 
 
 def first_text(answer: Any) -> Any:
-    """The text or label of a prediction, as the library and the schema have it."""
+    """Return the text or label of a prediction of the library or of the task schema."""
     while isinstance(answer, list) and answer:
         answer = answer[0]
     if isinstance(answer, dict):
@@ -127,7 +127,7 @@ def first_text(answer: Any) -> Any:
 
 
 def test_nobody_else_sees_an_edit(address: str, models: Models) -> None:
-    """Texts generated while others are edited are those generated alone."""
+    """Texts generated during edits of other requests equal those generated alone."""
     body = {"model": "lm", "prompt": "a m", "max_tokens": 40, "temperature": 0}
     edits = [{"address": "decoder.layers.0.steps.*.branches.*", "factor": -3.0}]
 
@@ -173,7 +173,7 @@ def test_what_cannot_be_seen_is_said(
 
 @pytest.mark.parametrize("name", ["mlm", "labels", "tags", "spans", "sent"])
 def test_an_edit_of_any_inputs_has_the_status_of_the_task(name: str, address: str) -> None:
-    """Texts that contain the name of a field of a pair, and what is no text."""
+    """Inputs are texts that contain the name of a field, and values that are no text."""
     texts = ["some text", "the context", "a question", "text_pair"]
     values = [5, 1.5, None, True, [], ["a"], {}, {"text": 5}, {"text": "a"}, {"question": "a", "context": "a cat"}]
     for inputs in [*texts, *values]:

@@ -1,4 +1,4 @@
-"""OpenAI's request objects, as the types of its package list them, and the places and bytes of tokens in answers."""
+"""Request objects of OpenAI's package, and the offsets and bytes of tokens in answers."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ FIELDS = [
 
 @pytest.mark.parametrize(("name", "ours", "base"), FIELDS)
 def test_every_field_of_openai_is_honoured_or_neutral_or_refused(name: str, ours: type[Body], base: Any) -> None:
-    """Null is an absent field, and neutral values change nothing; any other value of an unsupported field is named."""
+    """Null means absent, and neutral values change nothing; the refusal names any other unsupported field."""
     absent = ours.model_validate(base)
     if name not in base:
         assert ours.model_validate({**base, name: None}) == absent
@@ -191,7 +191,7 @@ def chunks(api: openai.OpenAI, **body: Any) -> list[Any]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_bytes_of_tokens_are_those_of_the_text(seed: int, api: openai.OpenAI, models: Models) -> None:
-    """Byte-level tokens are parts of characters; whole or in a stream, they have the bytes of their entries."""
+    """Byte-level tokens are parts of characters; their bytes are those of their entries, also in a stream."""
     tokenizer, real = models.get("lm").tokenizer, token_bytes(models.get("lm").tokenizer)
     known = {}
     for index, entry in enumerate(tokenizer.entries()):
@@ -220,7 +220,7 @@ def test_a_byte_is_itself(models: Models) -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("echo", [False, True])
 def test_text_offsets_fit_the_text(echo: bool, seed: int, api: openai.OpenAI, models: Models) -> None:
-    """A token that is text stands at its offset; a stream goes on where it was."""
+    """Each text token is at its offset, also in a stream."""
     tokenizer = models.get("lm").tokenizer
     parts = {entry for index, entry in enumerate(tokenizer.entries()) if "\ufffd" in tokenizer.decode([index])}
     body = {"model": "lm", "prompt": "a ü  m", "max_tokens": 30, "temperature": 1.5, "seed": seed, "logprobs": 1}
@@ -247,7 +247,7 @@ def test_tokens_of_a_stop_text_have_their_offsets_at_its_end(api: openai.OpenAI)
 
 
 def test_rows_beyond_the_tokenizer_are_no_alternatives(api: openai.OpenAI, models: Models) -> None:
-    """A padded embedding has outputs without an entry; the untrained ones here are often among the best."""
+    """A padded embedding has outputs without entries, which are often among the best here, since they are untrained."""
     served = models.get("rotary")
     count, outputs = served.tokenizer.vocab_size, served.model.spec.num_outputs
     assert outputs == count + 7

@@ -1,4 +1,4 @@
-"""/openapi.json describes what is answered, and is served only to clients that may ask."""
+"""/openapi.json describes all answers, and is served only to clients with access."""
 
 from __future__ import annotations
 

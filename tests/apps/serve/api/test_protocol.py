@@ -19,7 +19,7 @@ from tests.apps.serve.api.conftest import running
 
 
 def connect(address: str, room: int | None = None) -> socket.socket:
-    """Return a connection; `room` is what the system keeps of an answer that is not read."""
+    """Return a connection; `room` is the size of its receive buffer in bytes."""
     client = socket.socket()
     client.settimeout(30)
     if room is not None:
@@ -29,7 +29,7 @@ def connect(address: str, room: int | None = None) -> socket.socket:
 
 
 def read_answer(client: socket.socket) -> bytes:
-    """Return what comes until the server closes."""
+    """Return all bytes until the server closes the connection."""
     received = b""
     while piece := client.recv(2**16):
         received += piece
@@ -73,7 +73,7 @@ def test_a_connection_without_a_request_ends(head: bytes, address: str, monkeypa
 
 @pytest.fixture
 def narrow(models: Models, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of a server that has 8 connections at most."""
+    """Return the address of a server with at most 8 connections."""
     monkeypatch.setattr(server, "MOST_CONNECTIONS", 8)
     yield from running(models, ())
 
@@ -126,7 +126,7 @@ def test_a_long_method_is_cut_in_the_log(address: str, caplog: pytest.LogCapture
 
 
 def test_a_client_that_never_reads_is_hung_up_on(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer larger than what the system keeps for a connection waits for it, and not for ever."""
+    """An answer larger than the buffers of a connection waits for the client, but not for ever."""
     monkeypatch.setattr(server, "SECONDS_TO_READ", 0.3)
     body = json.dumps({"model": "lm", "text": "a m u e " * 80_000, "add_special_tokens": False}).encode()
     host = address.removeprefix("http://").encode()

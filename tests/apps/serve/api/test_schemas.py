@@ -1,4 +1,4 @@
-"""Schemas that take long: others go on, a client that leaves ends its own, and each refusal has a reason."""
+"""Slow schemas: other requests continue, a disconnect cancels the compilation, and refusals have a reason."""
 
 from __future__ import annotations
 

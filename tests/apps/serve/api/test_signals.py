@@ -27,7 +27,7 @@ BODY = json.dumps({"prompt": "a m", "max_tokens": 5, "temperature": 0}).encode()
 
 @contextmanager
 def process(folder: Path, files: int | None = None) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A server of one model, with its port; `files` is how many it may open."""
+    """Yield a server of one model and its port; `files` is the limit of open files."""
     shell = [] if files is None else ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
     command = [sys.executable, "-m", "clearhead", "serve", str(language_model(folder / "lm")), "--port", "0"]
     started = subprocess.Popen([*shell, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
