@@ -174,7 +174,7 @@ def test_a_flipped_byte_of_a_saved_model_is_named(saved: Path, name: str) -> Non
     content = bytearray((saved / name).read_bytes())
     content[len(content) // 2] ^= 1
     (saved / name).write_bytes(content)
-    with pytest.raises(InputError, match=rf"{name} was altered after it was written\. Restore it"):
+    with pytest.raises(InputError, match=rf"{name} was altered after it was written\. Restore the file"):
         ch.load(saved)
 
 

@@ -114,7 +114,7 @@ def test_faults_of_the_tables_are_reported_together(tmp_path: Path) -> None:
         ch.train(wrong, data={"train": PAIRS})
     with pytest.raises(InputError, match="expected a dictionary of keys for the table 'task', got 'translate'"):
         ch.train({**wrong, "task": "translate"})
-    with pytest.raises(InputError, match="leave data out"):
+    with pytest.raises(InputError, match="leave `data` out"):
         ch.train(tables("translate", tmp_path / "run"), data={"train": PAIRS}, resume=True)
     (tmp_path / "run").mkdir()
     with pytest.raises(InputError, match="exists: name a new run directory"):
