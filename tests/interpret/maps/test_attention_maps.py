@@ -221,8 +221,8 @@ def test_a_layer_that_lost_a_head_has_no_numbers_there(models: dict[str, Model],
         ("decoder", {"text": TEXT, "target": TARGET}, "leave the target out"),
         ("encoder", {"text": TEXT, "target": TARGET}, "has no decoder to read a target: leave the target out"),
         ("encoder", {"text": TEXT, "generate": 3}, "generates no text: leave generate out"),
-        ("encoder", {"text": (TEXT, TARGET)}, "received a pair"),
-        ("decoder", {"text": (TEXT, TARGET)}, "received a pair"),
+        ("encoder", {"text": (TEXT, TARGET)}, "a pair"),
+        ("decoder", {"text": (TEXT, TARGET)}, "a pair"),
         ("decoder", {"text": TEXT, "beam_size": 2}, "nothing is generated"),
         ("decoder", {"text": TEXT, "generate": -1}, "generate must be at least 0"),
         ("decoder", {"text": TEXT, "chat": True}, "no chat template"),
@@ -297,7 +297,7 @@ def test_files_that_cannot_be(pair_maps: AttentionMaps, tmp_path: Path, monkeypa
         pair_maps.save(tmp_path / "maps.npz", layers=[0, 5])
     with pytest.raises(InputError, match="has no head 7; it has 0, 1"):
         pair_maps.to_json(heads=[7])
-    with pytest.raises(InputError, match=r"ends in \.npz"):
+    with pytest.raises(InputError, match=r"must end in \.npz"):
         pair_maps.save(tmp_path / "maps.npy")
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):

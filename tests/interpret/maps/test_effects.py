@@ -324,8 +324,8 @@ def test_maps_are_patched_refused_and_drawn(made_tokenizer, tmp_path: Path) -> N
             longer,
             None,
         ),
-        "positions names 'memory'; this model has encoder and decoder": (longer, {"memory": []}),
-        "positions joins 7 and 0 of the encoder; expected 0 to 6 in this text and 0 to 7": (
+        "positions has the key 'memory'; expected encoder or decoder": (longer, {"memory": []}),
+        "positions pairs 7 with 0 in the encoder; expected 0 to 6 in this text and 0 to 7": (
             longer,
             {"encoder": [(7, 0)]},
         ),

@@ -81,7 +81,7 @@ def test_numbers_of_heads_come_back_to_the_last_digit() -> None:
 
 def test_a_mask_with_a_gap_is_refused() -> None:
     mask = np.array([[True, False, True]])
-    with pytest.raises(InputError, match="neighbouring keys"):
+    with pytest.raises(InputError, match="visible keys are contiguous"):
         spans_of(mask, (1, 3))
 
 
