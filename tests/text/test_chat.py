@@ -1,4 +1,4 @@
-"""Chat templates: the text is that of transformers, and what a template may not do it cannot."""
+"""Chat templates render like in transformers, and the sandbox stops everything that they must not do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizers on disk: what is saved comes back, what was altered is noticed, what others trained is understood."""
+"""Tokenizers on disk: saving and loading round-trips, changed files are refused, published files load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Laws of trained tokenizers: round trip, determinism, the size asked for, and text that stays text."""
+"""Laws of trained tokenizers: round trip, determinism, requested size, and plain special tokens in texts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def every_word() -> Tokenizer:
 
 
 def normalize_spaces(text: str) -> str:
-    """The text as a kind with word marks gives it back: the mark itself counts as white space."""
+    """Return the text that a tokenizer with word marks restores: the mark counts as white space."""
     return " ".join(text.replace("▁", " ").split())
 
 

@@ -49,7 +49,9 @@ CASES: dict[str, Callable[[], spec.Model]] = {
     "two stacks, norms before": lambda: base("encoder-decoder/pre-grouped/buckets"),
     "parallel branches": parallel,
     "classifier by the mean": lambda: with_head_layers(spec.Pool(by="mean"), spec.LayerNorm(), spec.Linear(size=3)),
-    "classifier by several pools": lambda: with_head_layers(spec.Pool(by=("weighted", "mean", "last")), spec.Linear(size=3)),
+    "classifier by several pools": lambda: with_head_layers(
+        spec.Pool(by=("weighted", "mean", "last")), spec.Linear(size=3)
+    ),
     "tagger": lambda: with_head_layers(spec.Linear(size=5, scale=0.6)),
     **{
         name: HF_PARTS[name]

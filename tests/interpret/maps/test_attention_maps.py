@@ -1,4 +1,4 @@
-"""What `model.attention` returns: tokens as the predictions read them, exact weights, files, and clear refusals."""
+"""`model.attention` reads tokens like the predictions; weights are exact, files are complete, refusals are clear."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_what_does_not_exist_is_named(pair_maps: AttentionMaps, arguments: tuple
 def test_a_stack_of_another_kind_of_model(
     models: dict[str, Model], tmp_path: Path, family: str, stack: str, message: str
 ) -> None:
-    """Also where the layer and the head of a picture are missing, of which nobody should hear first."""
+    """A wrong stack is reported before a missing layer and head of a picture."""
     maps = models[family].attention("a b c")
     for ask in (lambda: maps.weights(stack, 0, 0), lambda: maps.save_picture(tmp_path / "head.svg", stack=stack)):
         with pytest.raises(InputError, match=message):

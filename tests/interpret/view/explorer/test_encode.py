@@ -1,4 +1,4 @@
-"""What a page stores: weights within the promised error, nothing that the mask forbids, and nothing too large."""
+"""A page stores weights within the promised error, no masked weights, and nothing too large."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.interpret.view.explorer import examples
 
 
 def decode(text: str, dtype: str) -> np.ndarray:
-    """An array of the file, read independently of the page."""
+    """Decode an array of the file, independently of the page."""
     planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
     size = np.dtype(dtype).itemsize
     return np.ascontiguousarray(planes.reshape(size, -1).T).view(dtype).ravel()
