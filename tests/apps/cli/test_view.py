@@ -130,7 +130,7 @@ def test_without_a_name_the_page_is_named_after_the_model(
         ),
         ([TEXT, "--stack", "decoder.self"], "--view and --stack choose a picture"),
         ([TEXT, "--compare", "a", "--checkpoints"], "put different things side by side: give one of them"),
-        ([TEXT, "--of", "99"], "--of names position 99"),
+        ([TEXT, "--of", "99"], "--of has position 99"),
         ([TEXT, "--of", "1", "--of", "never"], "the vocabulary has no token 'never'"),
         ([TEXT, "--of", "a", "--of", "b", "--of", "n"], "--of names 3 outputs: name one, or two"),
         ([TEXT, "--of", "never"], "the vocabulary has no token 'never'"),
