@@ -39,7 +39,7 @@ def refuse_enormous(texts: Sequence[str], most: int | None, what: str = "text") 
         if len(text) > limit:
             name = f"the {what}" if len(texts) == 1 else nth_text(number, what)
             kind = InputError if most is None else ContextTooLong
-            most_read = f"{limit:,} fit" + ("" if most is None else f" for {most:,} tokens")
+            most_read = f"{limit:,} are read at once" + ("" if most is None else f", for {most:,} tokens")
             raise kind(name + f" has {len(text):,} characters, but at most {most_read}: split or shorten it")
 
 

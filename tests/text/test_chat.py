@@ -1,4 +1,4 @@
-"""Chat templates: the text is that of transformers, and what a template may not do it cannot."""
+"""Chat templates render like in transformers, and the sandbox stops everything that they must not do."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_where_templates_are_found(tmp_path: Path) -> None:
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "cannot be run on this chat: maximum recursion"),
         ("{{ 'a' * 10**10 }}", "more than the 512 MB"),
         ("{{ '%9999999999d' % 1 }}", "more than the 512 MB"),
-        ("{{ 'a' * 5000000 }}", r"makes 5,000,000 characters of this chat, which are too many \(at most 33,\d\d\d\)"),
+        ("{{ 'a' * 5000000 }}", r"makes 5,000,000 characters of this chat, but at most 33,\d\d\d are allowed"),
         ("{% for i in range(20000) %}hello {% endfor %}", "makes 120,000 characters of this chat"),
         ("{{ strftime_now('%c' * 3000000) }}", "a date format must have at most 256 characters"),
         ("{{ raise_exception('x' * 1000000) }}", r"refuses this chat: x{77}\.\.\.$"),

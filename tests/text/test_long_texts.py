@@ -1,4 +1,4 @@
-"""Texts that are longer than a model reads: the start of the ids of the whole text, at the cost of that start."""
+"""Too long texts get the first ids of the whole text, and only their start is tokenized."""
 
 from __future__ import annotations
 

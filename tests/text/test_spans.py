@@ -1,4 +1,4 @@
-"""Spans and words: every kind of tokenizer says truly where its pieces stand in the text."""
+"""Spans and word numbers are right for every kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def train(kind: str) -> Tokenizer:
 
 
 def word_of(text: str, index: int) -> int:
-    """The word of a character, or the next one's for white space, counted anew with `str.split`."""
+    """Return the word number of a character (for white space, of the next word), computed with `str.split`."""
     count = len(text.split())
     before = len(text[:index].split())
     inside = index > 0 and not text[index - 1].isspace() and not text[index].isspace()

@@ -1,4 +1,4 @@
-"""Mask and sentinels: what training adds, what a published tokenizer is found to have, and what stays as it was."""
+"""Mask and sentinel tokens: added by training, found in published tokenizers, and stable fingerprints."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_without_them_nothing_changes(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_of_the_first_release_stays() -> None:
-    """Runs remember it: written down, so that a change of what is hashed shows here."""
+    """Runs store the fingerprint: a change of the hashed content fails here."""
     expected = "d2bc3f125110d702b6fd0a685764e9ab42e319caff827f0a9946b316dc6d768b"
     assert train_tokenizer("character", make_corpus(), vocab_size=199).fingerprint == expected
 

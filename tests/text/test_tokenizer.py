@@ -1,4 +1,4 @@
-"""Tokenizers on disk: what is saved comes back, what was altered is noticed, what others trained is understood."""
+"""Tokenizers on disk: saving and loading round-trips, changed files are refused, published files load."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_byte_level_tokenizer_without_an_unknown_token(tmp_path: Path) -> None
 
 def test_no_end_token_is_a_mistake_that_says_what_to_do(tmp_path: Path) -> None:
     path = write(tmp_path, tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")))
-    with pytest.raises(InputError, match="no end token among no added tokens; name it as the eos role"):
+    with pytest.raises(InputError, match="no end token among no added tokens: name it as the eos role"):
         Tokenizer.load(path)
     assert Tokenizer.load(path, roles={"eos": "b"}).eos_id == 1
 

@@ -1,4 +1,4 @@
-"""Tokenizer files that would take all time or memory, or read outside of their tables, are refused before they run."""
+"""Tokenizer files that could use unlimited time or memory, or read outside their tables, are refused."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_any_bytes_are_walked_through() -> None:
 
 def test_a_panic_of_the_library_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     class PanicException(BaseException):
-        """As pyo3 names it."""
+        """Exception with the name that pyo3 uses for a panic."""
 
     class Panics:
         def __getattr__(self, name: str) -> Any:
@@ -165,8 +165,8 @@ EXPLOSIVE = [
     (r"(a|a)*b", "variable length"),
     (r"(?:a*)*", "variable length"),
     (r"((a{1,3})){5}", "variable length"),
-    (r"(a)\1", "refers back"),
-    (r"\g<0>", "refers back"),
+    (r"(a)\1", "backreference"),
+    (r"\g<0>", "backreference"),
     (r"(?R)", "unusual kind"),
     (r"(*FAIL)", "unusual kind"),
     (r"a{1000000}", "more than 1000 times"),

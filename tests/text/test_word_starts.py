@@ -1,4 +1,4 @@
-"""Words by ids: every kind of vocabulary, trained here or published, says which ids belong together."""
+"""Word boundaries from ids are right for every kind of vocabulary, trained here or published."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROLES = TokenRoles(pad=0, unk=1, bos=2, eos=3)
 
 @cache
 def make_published(style: str) -> Tokenizer:
-    """A tokenizer as others publish it: nothing says of which kind it is."""
+    """Return a tokenizer like a published one, without information about its kind."""
     return Tokenizer(make_document(style), kind="pretrained", roles=ROLES)
 
 
@@ -58,7 +58,7 @@ def table(tokenizer: Tokenizer) -> WordBoundaries:
 
 
 def words_of(tokenizer: Tokenizer, text: str) -> list[str]:
-    """What the ids of each word write."""
+    """Return the decoded text of each word."""
     ids = np.array(tokenizer.encode(text), dtype=np.int64)
     numbers = table(tokenizer).word_ids(ids)
     assert (np.diff(numbers) >= 0).all() and (np.diff(numbers) <= 1).all()
@@ -66,7 +66,7 @@ def words_of(tokenizer: Tokenizer, text: str) -> list[str]:
 
 
 def same_class(left: str, right: str) -> bool:
-    """Whether no tokenizer that cuts words by classes of signs may cut here."""
+    """Return whether two characters belong to one class, so that no tokenizer may cut between them."""
     return unicodedata.category(left)[0] in "LM" and unicodedata.category(right)[0] in "LM"
 
 

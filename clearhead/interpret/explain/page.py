@@ -49,7 +49,7 @@ def write_pieces(pieces: Iterable[str], path: Path) -> None:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
             file.writelines(pieces)
     except OSError as error:
-        raise InputError(f"cannot write the page {path}: {error.strerror}") from None
+        raise InputError(f"the page {path} cannot be written: {error.strerror}") from None
 
 
 def start_page(title: str, more_style: str = "") -> str:

@@ -104,7 +104,7 @@ class ScoreTerms:
         """
         by_writer = {"what wrote the query": self.by_query(), "what wrote the key": self.by_key()}
         tables = {title: [(f"{writer}", value) for writer, value in terms] for title, terms in by_writer.items()}
-        tables["pairs of both"] = [
+        tables["pairs of writers"] = [
             (f"{query_writer} × {key_writer}", value) for query_writer, key_writer, value in self.pairs()
         ]
         for title, terms in tables.items():

@@ -90,7 +90,7 @@ class AttentionMaps(AttentionRun):
             with replacing(path) as temporary, temporary.open("wb") as file:
                 np.savez(file, **arrays)
         except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+            raise InputError(f"{path} cannot be written: {error.strerror or error}") from None
 
     def save_picture(
         self,

@@ -267,7 +267,7 @@ def _check_length(ids: Sequence[int], module: Transformer, what: str) -> None:
         raise InputError(f"the {what} has no tokens: give at least one token")
     most = module.max_positions
     if len(ids) > (most or LONGEST_PROMPT):
-        limit = f"the model has {most} positions" if most else f"the limit is {LONGEST_PROMPT:,}"
+        limit = f"the model has {most} positions" if most else f"at most {LONGEST_PROMPT:,} are read at once"
         raise InputError(f"the {what} has {len(ids)} tokens, but {limit}: shorten it")
 
 

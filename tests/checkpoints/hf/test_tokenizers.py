@@ -392,7 +392,7 @@ def test_places_of_pieces(tmp_path: Path) -> None:
          "of class AlbertTokenizer needs a tokenizer.json"),
         ({"spiece.model": "ok", "tokenizer_config.json": {"tokenizer_class": "DebertaV2Tokenizer",
                                                           "do_lower_case": True}}, "do_lower_case = True"),
-        ({"vocab.txt": "a\nb\n"}, r"the unknown token '\[UNK\]' is not among its 2 entries"),
+        ({"vocab.txt": "a\nb\n"}, r"the unknown token '\[UNK\]' must be one of its 2 entries"),
         ({"tokenizer_config.json": {}}, "there is no such file"),
     ],
 )  # fmt: skip

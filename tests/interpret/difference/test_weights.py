@@ -165,5 +165,5 @@ def test_weights_that_are_no_numbers_are_refused() -> None:
     b = copy.deepcopy(a)
     with torch.no_grad():
         b.decoder.embedding.table.weight[0, 0] = float("nan")
-    with pytest.raises(InputError, match=r"decoder\.embedding\.table\.weight holds NaN"):
+    with pytest.raises(InputError, match=r"decoder\.embedding\.table\.weight has NaN"):
         compare(a, b)

@@ -1,4 +1,4 @@
-"""The forward pass in plain arithmetic of numpy: every value of a section from those before it and from the weights.
+"""Recompute the forward pass in numpy: every value of a section from earlier values and from the weights.
 
 Legend: T tokens, S keys, D width, H heads, E head size.
 """
@@ -34,11 +34,11 @@ def softmax(x: Numbers) -> Numbers:
 
 
 class Recomputed:
-    """Values in plain arithmetic.
+    """Forward pass of a model in plain numpy arithmetic.
 
     Args:
-        module: whose weights are read.
-        ids: by the name of a stack.
+        module: model with the weights.
+        ids: name of a stack -> its token ids.
     """
 
     def __init__(self, module: Transformer, ids: dict[str, Numbers]) -> None:
@@ -59,7 +59,7 @@ class Recomputed:
         return scaled + self.weights.get(f"{address}.bias", 0.0)
 
     def section(self, section: ExplanationSection) -> Iterator[tuple[str, Numbers]]:
-        """Give the name and the recomputed numbers of each value, from the numbers that stand before it."""
+        """Yield the name and the recomputed numbers of each value of a section."""
         if section.title == "embedding":
             yield from self._embedding(section)
         elif section.layer is not None:
@@ -268,7 +268,7 @@ class Recomputed:
 
     @staticmethod
     def _slopes(heads: int) -> list[float]:
-        """The default slopes, from the paper's rule for powers of two and its interpolation between them."""
+        """Return the default ALiBi slopes: the paper's rule for powers of two, and its interpolation."""
         power = 1
         while 2 * power <= heads:
             power *= 2

@@ -27,7 +27,7 @@ ALL = [*CASES, *NONLINEAR, *(name for name in HF_PARTS if name in RARE or "rope"
 
 
 def model(name: str) -> Transformer:
-    """Return a tiny model in float64, so that what is not rounding is a mistake."""
+    """Return a tiny model in float64, so that any difference above rounding is a mistake."""
     if name in CASES or name in NONLINEAR:
         return make(name).double()
     torch.manual_seed(len(name))
@@ -84,7 +84,7 @@ def test_terms_of_a_score_add_up_to_it(name: str) -> None:
 
 
 def test_a_writer_adds_what_is_missing_without_it() -> None:
-    """What the last part below an attention wrote is what its score loses with it, where no norm stands between."""
+    """Without a norm in between, a score changes by the term of a writer if this writer is removed."""
     torch.manual_seed(1)
     module = ch.build(attending(ROTARY)).eval().double()
     for layer in module.decoder.layers:
@@ -108,7 +108,7 @@ def test_a_writer_adds_what_is_missing_without_it() -> None:
 
 
 def test_what_an_own_norm_hides_is_said() -> None:
-    """Terms are given where they add up, also beside own steps and mixers; a norm that need not be linear is named."""
+    """Terms add up, also next to custom steps and mixers; a norm that may be nonlinear is named."""
     for name, family in (
         ("differential", "decoder"),
         ("recurrent", "encoder-decoder"),

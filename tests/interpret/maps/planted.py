@@ -1,4 +1,4 @@
-"""Models whose heads are set by hand: what each of them does is known.
+"""Models whose heads are set by hand, so that the behaviour of each head is known.
 
 The stream is one-hot: a block for the token, one for the position, and one that layer 0 fills with the token before.
 """
@@ -25,7 +25,7 @@ def vocabulary(letters: str = "abcdefghijklmnopqrstuvwxyz .") -> Tokenizer:
 
 
 class Blocks:
-    """The blocks of the stream, and what is written into the heads of an attention."""
+    """Blocks of the residual stream, and functions that set the weights of heads."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -47,7 +47,7 @@ class Blocks:
         return spec.Stack(width=self.width, embedding=embedding, layers=(spec.Layer(steps=steps),) * layers)
 
     def head(self, attention: Attention, head: int) -> tuple[Tensor, Tensor]:
-        """The rows of the query and key projections of a head."""
+        """Return the rows of a head in the query and key projections."""
         rows = slice(head * self.head_size, (head + 1) * self.head_size)
         return attention.query.weight[rows], attention.key.weight[rows]
 
@@ -63,7 +63,7 @@ class Blocks:
         key[self.head_position.start, self.position.start] = 1.0
 
     def match(self, attention: Attention, head: int, block: slice, *, hidden: int | None = None) -> None:
-        """Let a head look at keys whose block holds the token of the query, but not at one offset from it."""
+        """Let a head look at keys with the same token as the query, except at one offset."""
         query, key = self.head(attention, head)
         query[self.head_token, self.token] = SHARP * torch.eye(self.size)
         key[self.head_token, block] = torch.eye(self.size)
@@ -72,7 +72,7 @@ class Blocks:
             query[self.head_position, self.position] *= -2
 
     def copy_token(self, attention: Attention, head: int) -> None:
-        """Let a head write the token that it looks at into the block of the token before."""
+        """Let a head write the token that it looks at into the block of the previous token."""
         rows = slice(head * self.head_size, head * self.head_size + self.size)
         attention.value.weight[rows, self.token] = torch.eye(self.size)
         attention.out.weight[self.before, rows] = torch.eye(self.size)
@@ -94,7 +94,7 @@ def attention_of(module: Transformer, path: str) -> Attention:
 
 @torch.no_grad()
 def one_stack(family: str) -> Model:
-    """Layer 0: previous token, first token, duplicate token. Layer 1: induction, the token itself, nothing."""
+    """Return a model with heads: layer 0 previous, first, duplicate token; layer 1 induction, itself, none."""
     tokenizer = vocabulary()
     blocks = Blocks(tokenizer.vocab_size)
     stack = blocks.stack(spec.Causal() if family == "decoder" else spec.Full(), "self", layers=2)
@@ -105,7 +105,7 @@ def one_stack(family: str) -> Model:
     blocks.copy_token(first, 0)
     blocks.look_at_first(first, 1)
     blocks.match(first, 2, blocks.token, hidden=0)
-    blocks.match(second, 0, blocks.before, hidden=1)  # the next token, too, is behind this one
+    blocks.match(second, 0, blocks.before, hidden=1)  # the next token, too, comes after this one
     blocks.look_at(second, 1, 0)
     kind = "generate" if family == "decoder" else "embed"
     return Model(module, TokenizerPair(tokenizer, tokenizer, True), TaskRecord(kind=kind))
@@ -113,7 +113,7 @@ def one_stack(family: str) -> Model:
 
 @torch.no_grad()
 def two_stacks(*, joint: bool = True) -> Model:
-    """Attention to the memory: the token to be copied, the first token, and the token that was read."""
+    """Return a model whose cross-attention looks at the token to copy, the first token, and the last token read."""
     tokenizer = vocabulary()
     blocks = Blocks(tokenizer.vocab_size)
     model = spec.Model(

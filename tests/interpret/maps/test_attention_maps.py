@@ -1,4 +1,4 @@
-"""What `model.attention` returns: tokens as the predictions read them, exact weights, files, and clear refusals."""
+"""`model.attention` reads tokens like the predictions; weights are exact, files are complete, refusals are clear."""
 
 from __future__ import annotations
 
@@ -221,8 +221,8 @@ def test_a_layer_that_lost_a_head_has_no_numbers_there(models: dict[str, Model],
         ("decoder", {"text": TEXT, "target": TARGET}, "leave the target out"),
         ("encoder", {"text": TEXT, "target": TARGET}, "has no decoder to read a target: leave the target out"),
         ("encoder", {"text": TEXT, "generate": 3}, "generates no text: leave generate out"),
-        ("encoder", {"text": (TEXT, TARGET)}, "received a pair"),
-        ("decoder", {"text": (TEXT, TARGET)}, "received a pair"),
+        ("encoder", {"text": (TEXT, TARGET)}, "a pair"),
+        ("decoder", {"text": (TEXT, TARGET)}, "a pair"),
         ("decoder", {"text": TEXT, "beam_size": 2}, "nothing is generated"),
         ("decoder", {"text": TEXT, "generate": -1}, "generate must be at least 0"),
         ("decoder", {"text": TEXT, "chat": True}, "no chat template"),
@@ -285,7 +285,7 @@ def test_what_does_not_exist_is_named(pair_maps: AttentionMaps, arguments: tuple
 def test_a_stack_of_another_kind_of_model(
     models: dict[str, Model], tmp_path: Path, family: str, stack: str, message: str
 ) -> None:
-    """Also where the layer and the head of a picture are missing, of which nobody should hear first."""
+    """A wrong stack is reported before a missing layer and head of a picture."""
     maps = models[family].attention("a b c")
     for ask in (lambda: maps.weights(stack, 0, 0), lambda: maps.save_picture(tmp_path / "head.svg", stack=stack)):
         with pytest.raises(InputError, match=message):
@@ -297,7 +297,7 @@ def test_files_that_cannot_be(pair_maps: AttentionMaps, tmp_path: Path, monkeypa
         pair_maps.save(tmp_path / "maps.npz", layers=[0, 5])
     with pytest.raises(InputError, match="has no head 7; it has 0, 1"):
         pair_maps.to_json(heads=[7])
-    with pytest.raises(InputError, match=r"ends in \.npz"):
+    with pytest.raises(InputError, match=r"must end in \.npz"):
         pair_maps.save(tmp_path / "maps.npy")
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cannot be written"):

@@ -1,4 +1,4 @@
-"""The tree of a beam search behind `model.attention`: its best path is what the decoder reads."""
+"""The beam-search tree of `model.attention`: its best path is the text that the decoder reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model_of(family: str, kind: str) -> ch.Model:
 
 
 def best_path(nodes: tuple[BeamNode, ...]) -> list[BeamNode]:
-    """Return the nodes behind the start, up to the result."""
+    """Return the nodes after the root on the path to the best result."""
     assert (nodes[0].parent, nodes[0].step, nodes[0].score) == (-1, 0, 0.0)
     assert all(node.parent >= 0 and node.step == nodes[node.parent].step + 1 for node in nodes[1:])
     (index,) = [number for number, node in enumerate(nodes) if node.rank == 0]

@@ -1,4 +1,4 @@
-"""Contributions equal what is missing from the logit when one term is left out, everything else held as it was."""
+"""A contribution equals the change of the logit if this term is left out and everything else is held fixed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def outcome_of(streams: Streams) -> ModelOutcome:
 
 @torch.no_grad()
 def outputs(module: Transformer) -> Tensor:
-    """The outputs of the last linear map of the head: the logits before a cap."""
+    """Return the outputs of the last linear layer of the head: the logits before a soft cap."""
     number = max(number for number, layer in enumerate(module.head.layers) if isinstance(layer, Linear))
     with capture(module, f"head.layers.{number}") as seen:
         module(*texts(module))
@@ -36,9 +36,9 @@ def outputs(module: Transformer) -> Tensor:
 
 
 class Held:
-    """A model whose branches always give what they gave in its own run, and whose norms keep their statistics.
+    """Model whose branches repeat their outputs of the first run, and whose norms keep their statistics.
 
-    What is left of the run is the path from the residual stream to the logit; `omit` multiplies terms of the stream.
+    Only the path from the residual stream to the logit is computed; `logit` multiplies terms of the stream.
     """
 
     def __init__(self, module: Transformer, outcome: ModelOutcome) -> None:
@@ -64,7 +64,7 @@ class Held:
         return float((row if self.outcome.position is None else row[self.outcome.position])[self.outcome.id])
 
     def logit(self, factors: dict[tuple[str, int | None, int | None], float]) -> float:
-        """The logit where the given terms of the stream are multiplied by factors."""
+        """Return the logit if some terms of the stream are multiplied by factors."""
         calls: dict[nn.Module, int] = defaultdict(int)
         depth = -1
 

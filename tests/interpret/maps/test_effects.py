@@ -36,7 +36,7 @@ def outcome_of(entry: Run) -> ModelOutcome:
 
 
 def plain(entry: Run, outcome: ModelOutcome) -> float:
-    """The log-probability of an outcome by a whole run."""
+    """Return the log-probability of an outcome from a whole run."""
     streams = entry.streams
     with torch.no_grad():
         logits = entry.module(streams.source, streams.target).logits[0]
@@ -154,7 +154,7 @@ def test_an_exception_leaves_the_model_as_it_was() -> None:
 
 
 def copying_head() -> Run:
-    """A decoder in which head 1 of layer 1 attends to token 5, by a constant query, and writes that token down."""
+    """Return a decoder whose head 1 of layer 1 attends to token 5, with a constant query, and copies this token."""
     torch.manual_seed(1)
     chosen = replace(hparams("decoder/post/learned"), heads=3, head_size=14, norm_place="pre", tie="none")
     module = build(resolve_spec(chosen)).eval()
@@ -191,7 +191,7 @@ Pairs = dict[str, list[tuple[int, int]]]
 
 
 def both(name: str, shorter: int = 0) -> tuple[Run, Run]:
-    """The run of one text and that of another, of fewer tokens."""
+    """Return the runs of a text and of another text with fewer tokens."""
     module = make(name).double()
     here = record(module, *texts(module))
     source, target = here.streams.source, here.streams.target
@@ -202,7 +202,7 @@ def both(name: str, shorter: int = 0) -> tuple[Run, Run]:
 
 
 def patch_by_loops(here: Run, there: Run, outcome: ModelOutcome, pairs: Pairs) -> tuple[dict[str, Tensor], list[float]]:
-    """The same changes by `edit`, one whole run for each."""
+    """Return the changes of patches, computed with `edit` and one whole run each."""
     module: Transformer = here.module
 
     def value(run: Run) -> float:
@@ -276,7 +276,7 @@ def test_a_patch_is_the_change_of_a_whole_run_with_it(name: str, positions: Pair
         (entry.stack, entry.layer, head) for entry in here.records for head in range(entry.num_heads)
     ]
     assert (torch.tensor([effect.change for effect in heads]) - torch.tensor(expected)).abs().max() <= 2e-6
-    # The stream behind the last layer, where the outcome is predicted, is all that the head reads.
+    # The stream after the last layer, where the outcome is predicted, is all that the head reads.
     total = patcher.total()
     if position in dict(pairs.get("decoder", [])):
         assert total == pytest.approx(float(measured["decoder"][-1, position]), abs=2e-6)
@@ -324,8 +324,8 @@ def test_maps_are_patched_refused_and_drawn(made_tokenizer, tmp_path: Path) -> N
             longer,
             None,
         ),
-        "positions names 'memory'; this model has encoder and decoder": (longer, {"memory": []}),
-        "positions joins 7 and 0 of the encoder; expected 0 to 6 in this text and 0 to 7": (
+        "positions has the key 'memory'; expected encoder or decoder": (longer, {"memory": []}),
+        "positions pairs 7 with 0 in the encoder; expected 0 to 6 in this text and 0 to 7": (
             longer,
             {"encoder": [(7, 0)]},
         ),

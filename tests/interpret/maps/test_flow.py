@@ -13,7 +13,7 @@ from tests.interpret.maps.cases import CASES, Run, run
 
 
 def weights_of(whole_run: Run) -> dict[tuple[str, int], np.ndarray]:
-    """The weights [heads, queries, keys] of each stack and layer, by watching the eager kernel."""
+    """Return the weights [heads, queries, keys] of each stack and layer, captured from the eager kernel."""
     with torch.no_grad(), capture(whole_run.module, "**.weights") as seen:
         whole_run.module(whole_run.streams.source, whole_run.streams.target)
     weights = {}
@@ -45,7 +45,7 @@ def test_a_weight_is_multiplied_by_the_length_of_what_it_moves(name: str) -> Non
 
 @pytest.mark.parametrize("name", CASES)
 def test_rollout_multiplies_the_layers(name: str) -> None:
-    """The streams of both texts as one, whose shares a matrix of both moves."""
+    """Reference: one matrix moves the shares of both texts as one stream."""
     whole_run = run(name)
     weights = weights_of(whole_run)
     lengths = {"encoder": whole_run.streams.source.ids.shape[1], "decoder": whole_run.streams.last.ids.shape[1]}

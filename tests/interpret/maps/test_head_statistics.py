@@ -41,7 +41,7 @@ def maps_of(model: Model) -> AttentionMaps:
 
 
 def expected_statistics(weights: np.ndarray, *, is_self: bool) -> dict[str, float | None]:
-    """Every statistic of one text, query by query."""
+    """Return every statistic of one text, computed query by query."""
     queries, keys = weights.shape
     rows: dict[str, list[float]] = {name: [] for name in head_statistics.STATISTICS}
     for i in range(queries):
@@ -82,7 +82,7 @@ def test_statistics_of_a_text_are_loops_over_its_weights(
 
 @pytest.mark.parametrize("family", KINDS)
 def test_repeat_scores_are_loops_over_generated_sequences(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ids that the model really read are random, different, and come twice, with special tokens around them."""
+    """The model reads random distinct ids twice, with special tokens around them."""
     model = random_model(family)
     maps, module = maps_of(model), model.module
     read = []

@@ -1,4 +1,4 @@
-"""A page holds what the maps hold: weights, statistics, contributions, effects and predictions, by the same places."""
+"""A page has the weights, statistics, contributions, effects and predictions of the maps, at the same positions."""
 
 from __future__ import annotations
 

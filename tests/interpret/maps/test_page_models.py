@@ -1,4 +1,4 @@
-"""Pages of models of every form: what their masks hide is zero, and the numbers behind a head give its weights."""
+"""Pages of models of every form: masked weights are zero, and queries and keys reproduce the weights."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def module_of(name: str) -> Transformer:
 
 
 def words(count: int) -> Tokenizer:
-    """A vocabulary with an entry for each row of a table."""
+    """Return a tokenizer with one entry for each row of a table."""
     return train_tokenizer("word", [" ".join(f"w{number}" for number in range(count - 4))], vocab_size=count)
 
 
@@ -62,7 +62,7 @@ def maps_of(module: Transformer) -> AttentionMaps:
 
 
 def softmax(exact: ExactHead, mask: np.ndarray | None) -> np.ndarray:
-    """The weights that follow from the numbers behind a head, as `ExactHead` says."""
+    """Compute the weights of a head from its `ExactHead`."""
     scores = exact.query.astype(np.float64) @ exact.key.T.astype(np.float64) * exact.scale
     if exact.soft_cap is not None:
         scores = exact.soft_cap * np.tanh(scores / exact.soft_cap)

@@ -1,4 +1,4 @@
-"""Attention recomputed from queries and keys is the eager kernel's: bitwise for a layer, 1e-6 for a part of one."""
+"""Recomputed attention equals the eager kernel: bit for bit for a layer, within 1e-6 for some heads or queries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def module_of(name: str) -> Transformer:
 
 
 def inputs(module: Transformer, rows: int = 1) -> tuple[Sequence, Sequence | None]:
-    """What both stacks read; of several rows, the last ones are padded."""
+    """Return the inputs of both stacks; with several rows, the last rows are padded."""
     mask = None if rows == 1 else torch.arange(SOURCE) < SOURCE - 2 * torch.arange(rows)[:, None]
     source = Sequence(torch.randint(module.num_source_ids, (rows, SOURCE)), mask)
     if module.encoder is None or module.decoder is None:

@@ -33,7 +33,7 @@ FROM_CONFIGS = ["albert", "bart", "gpt_oss", "modernbert/mean", "opt/after", "t5
 
 
 def real_shapes(module: Transformer, has_two_stacks: bool) -> dict[str, list[tuple[int, ...]]]:
-    """The shapes of all records of a real call, by address."""
+    """Return the shapes of all records of a real call, by address."""
     source, target = (torch.zeros(BATCH, tokens, dtype=torch.long) for tokens in (SOURCE, TARGET))
     with torch.no_grad(), capture(module, "**") as seen:
         module(source, target if has_two_stacks else None)
@@ -44,7 +44,7 @@ def real_shapes(module: Transformer, has_two_stacks: bool) -> dict[str, list[tup
 
 
 def sizes_of(axis: Axis, matrix: dict[str, int]) -> set[int]:
-    """The sizes in the real call of the choices that a named axis has."""
+    """Return the sizes that a named axis can have in the real call."""
     known = SIZES | matrix
     sizes = set()
     for choice in str(axis).split("|"):

@@ -1,4 +1,4 @@
-"""Why A and not B: what is said of two outputs is what is said of the first less what is said of the second."""
+"""Numbers about two outputs (why A and not B) equal those of the first minus those of the second."""
 
 from __future__ import annotations
 

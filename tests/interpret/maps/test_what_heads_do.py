@@ -1,4 +1,4 @@
-"""What `AttentionMaps` says about what heads do: the right output, of the right model, and clear refusals."""
+"""Methods of `AttentionMaps` about heads use the right output and model, and refuse wrong input clearly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words are joined where the heads say so: with known answers, by hand, and for every form of tokens."""
+"""Word alignments follow the attention heads: planted heads, manual computation, and all forms of tokens."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def test_links_are_those_of_the_weights_that_maps_show() -> None:
     for text, target, written in zip(texts[:2], targets, alignments, strict=False):
         maps = model.attention(text, target)
         weights = maps.weights("decoder.memory", 0, 1) + maps.weights("decoder.memory", 1, 0)
-        words = [[index for index, char in enumerate(line) if line[: index + 1].count(" ") == number and char != " "]
+        words = [[index for index, sign in enumerate(line) if line[: index + 1].count(" ") == number and sign != " "]
                  for line in (text, target) for number in range(line.count(" ") + 1)]  # fmt: skip
         rows, columns = words[text.count(" ") + 1 :], words[: text.count(" ") + 1]
-        # A blank belongs to the word behind it.
+        # A space belongs to the next word.
         rows = [[*([row[0] - 1] if row[0] else []), *row] for row in rows]
         columns = [[*([column[0] - 1] if column[0] else []), *column] for column in columns]
         sums = [[float(weights[row][:, column].sum()) / len(row) for column in columns] for row in rows]

@@ -1,4 +1,4 @@
-"""The explorer on anybody's arrays."""
+"""The explorer shows arrays of any library."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def write_page(page: Page, path: Path) -> None:
             file.write(first)
             file.writelines(parts)
     except OSError as error:
-        raise InputError(f"cannot write the page {path}: {error.strerror}") from None
+        raise InputError(f"the page {path} cannot be written: {error.strerror}") from None
 
 
 def page_html(page: Page) -> str:

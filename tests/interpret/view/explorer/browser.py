@@ -1,4 +1,4 @@
-"""A page in the real browser."""
+"""Open a page in a real browser."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DRAWN = "() => document.documentElement.dataset.drawn === document.documentEleme
 
 @contextmanager
 def browser(chromium: str) -> Iterator[Any]:
-    """Headless Chromium, or a skip where playwright is missing."""
+    """Start headless Chromium; skip the test if playwright is missing."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     with playwright.sync_playwright() as started:
         running = started.chromium.launch(executable_path=chromium, args=ARGUMENTS)
@@ -32,7 +32,7 @@ def browser(chromium: str) -> Iterator[Any]:
 
 
 class Tab:
-    """An open page: goes to a state by its link, and fails on every error that the page reports."""
+    """Open page that can go to a state by its link, and fails on every error of the page."""
 
     def __init__(self, running: Any, page: Page, folder: Path, *, width: int = 1440) -> None:
         self.path = folder / "page.html"
@@ -54,13 +54,13 @@ class Tab:
         return self.wait_until_drawn()
 
     def wait_until_drawn(self) -> Any:
-        """Return the tab when it shows its state."""
+        """Wait until the tab shows its state, and return it."""
         self.tab.wait_for_function(DRAWN)
         assert not self.errors, self.errors
         return self.tab
 
     def texts(self, selector: str) -> list[str]:
-        """The text of every element that a selector finds."""
+        """Return the text of every element that a selector matches."""
         contents: list[str] = self.tab.locator(selector).all_inner_texts()
         return contents
 

@@ -1,4 +1,4 @@
-"""Pages of made-up numbers: heads as peaked as those of trained models, in stacks of every kind."""
+"""Example pages with random numbers: heads as peaked as in trained models, in every kind of stack."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ TEXT = "The cat sat on the mat because it was tired ; the dog , un believ ably l
 
 
 def token_row(words: Sequence[str], *, generated: int = 0) -> TokenRow:
-    """One token per part; a part that starts with a space starts a word."""
+    """Return one token per string; a string that starts with a space starts a word."""
     starts = [index == 0 or word[:1] in " \n" for index, word in enumerate(words)]
     is_generated = np.arange(len(words)) >= len(words) - generated if generated else None
     return TokenRow(tuple(word.replace(" ", "Ġ") for word in words), tuple(words), np.cumsum(starts) - 1, is_generated)
 
 
 def example_row(size: int) -> TokenRow:
-    """A text of that many tokens, with subwords and a line break."""
+    """Return a text of `size` tokens, with subwords and a line break."""
     parts = TEXT.replace("un believ ably", "un|believ|ably").split(" ")
     parts = [piece for word in parts for piece in [" " + word.split("|")[0], *word.split("|")[1:]]]
     parts[0] = parts[0][1:]
@@ -54,7 +54,7 @@ def example_row(size: int) -> TokenRow:
 def peaked_scores(
     rng: np.random.Generator, kind: int, size: tuple[int, int], head_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random queries and keys, and a bias that makes the head one of six kinds."""
+    """Return random queries and keys, and a bias that makes the head one of six kinds."""
     query, key = rng.normal(size=(size[0], head_size)), rng.normal(size=(size[1], head_size))
     distance = np.arange(size[0])[:, None] - np.arange(size[1])[None]
     strength = rng.uniform(3, 9)
@@ -138,7 +138,7 @@ def pattern(head: np.ndarray) -> str:
 def decoder_page(
     size: int = 31, *, layers: int = 3, heads: int = 5, exact: Sequence[int] = (2,), label: str = "one text"
 ) -> Page:
-    """A decoder: causal, the last layer with a window and a sink."""
+    """Return a page of a causal decoder; its last layer has a window and a sink."""
     return Page("a small decoder", (decoder_sample(size, layers=layers, heads=heads, exact=exact, label=label),),
                 facts=(("parameters", "124 million"), ("layers", str(layers))))  # fmt: skip
 

@@ -100,12 +100,12 @@ VISIT = """async ([links, read]) => {
 
 @dataclass
 class Architecture:
-    """A tiny model that has read a text.
+    """Tiny model with the attention maps of one text.
 
     Args:
         place: among the samples of the pages.
-        maps: what the page is made of.
-        weights: by stack and layer, [heads, queries, keys], of one run with the eager kernel.
+        maps: attention maps of the page.
+        weights: (stack, layer) -> weights [heads, queries, keys] of one run with the eager kernel.
     """
 
     number: int
@@ -117,7 +117,7 @@ class Architecture:
         return "&".join(f"{name}={value}" for name, value in settings.items())
 
     def heads(self, most: int) -> list[tuple[str, int, int, int]]:
-        """Stack, layer, head and a query of so many heads of each layer, the last among them; queries in turn."""
+        """Return stack, layer, head and query for at most `most` heads of each layer, including the last head."""
         places = [
             (stack, layer, head)
             for (stack, layer), weights in self.weights.items()
@@ -135,7 +135,7 @@ def first_cases() -> dict[str, Case]:
 
 
 def build_peaked(case: Case) -> Transformer:
-    """A model whose attention is far from even, and in which no norm is one and no bias is zero."""
+    """Build a model with peaked attention, in which no norm weight is one and no bias is zero."""
     torch.manual_seed(7)
     module = build(hf_specs()[case.name]).eval()
     with torch.no_grad():
@@ -161,7 +161,7 @@ def eager_weights(maps: AttentionMaps) -> dict[tuple[str, int], np.ndarray]:
 
 
 def read_by(case: Case, tokenizer: Tokenizer) -> AttentionMaps:
-    """The maps of a text: with the mask that an encoder fills, or with what beam search writes."""
+    """Return the maps of a text: with a mask for an encoder, or with the output of beam search."""
     model = Model(build_peaked(case), TokenizerPair(tokenizer, tokenizer, True), TaskRecord(kind=case.variant.task))
     return model.attention(BLANK) if case.variant.task == "fill" else model.attention(TEXT, generate=NEW, beam_size=2)
 
@@ -184,7 +184,7 @@ def page(architectures: dict[str, Architecture]) -> Page:
 
 
 def round_page(page: Page) -> Page:
-    """The page as it is for long texts: no head has exact numbers."""
+    """Return the page without exact heads, like the page of a long text."""
     samples = []
     for sample in page.samples:
         stacks = [
@@ -217,7 +217,7 @@ def architecture(request: pytest.FixtureRequest, architectures: dict[str, Archit
 
 
 def visit(tab: Tab, links: list[str], read: str) -> list[Any]:
-    """Go to each link in turn, and return what is read there; every error that the page reports fails."""
+    """Go to each link in turn and evaluate `read` there; fail on every error of the page."""
     results: list[Any] = tab.tab.evaluate(VISIT, [links, read])
     assert not tab.errors, tab.errors
     return results
@@ -226,7 +226,7 @@ def visit(tab: Tab, links: list[str], read: str) -> list[Any]:
 def check_weights(
     tab: Tab, architecture: Architecture, places: list[tuple[str, int, int, int]], listed: float, cell: float
 ) -> list[dict[str, Any]]:
-    """Hold what the matrix lists of some queries, and one cell of each, against the eager kernel."""
+    """Compare the listed weights of some queries, and one cell of each, with the eager kernel."""
     keys = [int(architecture.weights[stack, layer][head, query].argmax()) for stack, layer, head, query in places]
     links = [
         architecture.link("matrix", stack=stack, layer=layer, head=head, query=query, key=key)

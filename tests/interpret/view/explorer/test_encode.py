@@ -1,4 +1,4 @@
-"""What a page stores: weights within the promised error, nothing that the mask forbids, and nothing too large."""
+"""A page stores weights within the promised error, no masked weights, and nothing too large."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.interpret.view.explorer import examples
 
 
 def decode(text: str, dtype: str) -> np.ndarray:
-    """An array of the file, read independently of the page."""
+    """Decode an array of the file, independently of the page."""
     planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), np.uint8)
     size = np.dtype(dtype).itemsize
     return np.ascontiguousarray(planes.reshape(size, -1).T).view(dtype).ravel()
@@ -81,7 +81,7 @@ def test_numbers_of_heads_come_back_to_the_last_digit() -> None:
 
 def test_a_mask_with_a_gap_is_refused() -> None:
     mask = np.array([[True, False, True]])
-    with pytest.raises(InputError, match="neighbouring keys"):
+    with pytest.raises(InputError, match="visible keys are contiguous"):
         spans_of(mask, (1, 3))
 
 

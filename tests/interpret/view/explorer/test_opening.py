@@ -1,4 +1,4 @@
-"""What a page that is sent to somebody says by itself, on a desk and on a phone."""
+"""A page explains itself when it opens, on a desktop and on a phone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CHOSEN = {
 
 
 def build_page() -> Page:
-    """A translator with its texts, its special tokens, and a head of which the alignment is known."""
+    """Build a page of a translator with texts, special tokens, and a head with a known alignment."""
     page = examples.translation_page()
     (sample,) = page.samples
     rows = {

@@ -1,4 +1,4 @@
-"""The page in headless Chromium: the numbers that its views say are those that it was given."""
+"""The page in headless Chromium: its views show the numbers of the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file: it loads nothing, runs nothing that a text contains, is accessible, and works in a notebook's frame."""
+"""The page file loads nothing, runs no code of a text, is accessible, and works in a notebook."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def translator(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Tab:
 
 
 def hostile_page(texts: list[str]) -> Page:
-    """A page whose every text is one of those given."""
+    """Return a page in which every text is one of `texts`."""
     next_text = iter(texts * 1000)
     page = examples.translation_page()
     (sample,) = page.samples
@@ -209,7 +209,7 @@ def test_the_modules_are_typed(tmp_path: Path) -> None:
     compiler = shutil.which("tsc")
     if compiler is None:
         pytest.skip("no tsc on this machine: npm install --global typescript")
-    # Those of the site's page that runs a model stand beside the explorer's in that page.
+    # Those of the site's page that runs a model are next to the explorer's in that page.
     for folder in (ROOT / "clearhead" / "interpret" / "view" / "explorer" / "page", ROOT / "docs" / "browser"):
         shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     options = "--checkJs --allowJs --strict --noEmit --noUnusedLocals --target es2022 --module es2022".split()
