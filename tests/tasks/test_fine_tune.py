@@ -40,7 +40,8 @@ CASES: dict[str, tuple[Make, str, str, str, str]] = {
     "tags": (fine_tuning.roberta, 'kind = "tag"', "tag", "RobertaForTokenClassification", "head.layers.0"),
     "answers": (fine_tuning.encoder, 'kind = "answer"', "answer", "BertForQuestionAnswering", "head.layers.0"),
     "answers of a classifier": (
-        lambda folder: fine_tuning.encoder(folder, "BertForSequenceClassification", num_labels=3), 'kind = "answer"', "answer",
+        lambda folder: fine_tuning.encoder(folder, "BertForSequenceClassification", num_labels=3), 'kind = "answer"',
+        "answer",
         "BertForQuestionAnswering", "head.layers.0",
     ),
     "answers of two stacks": (
@@ -50,7 +51,9 @@ CASES: dict[str, tuple[Make, str, str, str, str]] = {
     "blanks": (fine_tuning.encoder, 'kind = "fill"', "text", "BertForMaskedLM", ""),
     "text": (checkpoints.language_model, 'kind = "generate"', "text", "GPT2LMHeadModel", ""),
     "translation": (checkpoints.translator, 'kind = "translate"', "pairs", "MarianMTModel", ""),
-    "translation that starts with padding": (fine_tuning.t5, 'kind = "translate"', "pairs", "T5ForConditionalGeneration", ""),
+    "translation that starts with padding": (
+        fine_tuning.t5, 'kind = "translate"', "pairs", "T5ForConditionalGeneration", "",
+    ),
     "spans": (fine_tuning.t5, 'kind = "denoise"\nnoise = "spans"', "text", "T5ForConditionalGeneration", ""),
 }  # fmt: skip
 

@@ -169,10 +169,12 @@ WRONG_DATA = {
     "a name that promises gzip": ("generate", "\n".join(LINES).encode(), "a.gz", [], "give it a name without .gz"),
     "one column for two": ("classify", "\n".join(SENTENCES), "a.tsv", ["--labels", "1"], "column for --text-column"),
     "spaces for tabs": (
-        "classify", "\n".join(f"{sentence} x" for sentence in SENTENCES), "a.tsv", ["--labels", "2"], "write tabs or commas",
+        "classify", "\n".join(f"{sentence} x" for sentence in SENTENCES), "a.tsv", ["--labels", "2"],
+        "write tabs or commas",
     ),
     "names that are no numbers": (
-        "classify", "\n".join(f"{sentence}\tl{sentence}" for sentence in SENTENCES), "a.tsv", ["--labels", "2"], "); check --labels\n",
+        "classify", "\n".join(f"{sentence}\tl{sentence}" for sentence in SENTENCES), "a.tsv", ["--labels", "2"],
+        "); check --labels\n",
     ),
     "all tags the same": (
         "tag", TAGGED.replace("B-A", "O"), "a.conll", [], "all 26 words from here on have the tag 'O'",

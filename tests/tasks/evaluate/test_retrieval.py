@@ -55,7 +55,7 @@ def test_equal_vectors_find_nothing() -> None:
 
 
 def test_recall_says_what_it_needs() -> None:
-    with pytest.raises(InputError, match="k is 0"):
+    with pytest.raises(InputError, match="k must be at least 1, got 0"):
         recall_at(unit(1), unit(2), 0)
     with pytest.raises(InputError, match="31 first texts but 30"):
         recall_at(unit(1), unit(2, 30))
