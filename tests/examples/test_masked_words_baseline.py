@@ -26,7 +26,7 @@ def test_questions_are_all_words_with_what_stands_beside_them() -> None:
 def test_guesses_are_the_most_probable_words() -> None:
     module = script("masked_words_baseline")
     counts = module.Bigrams(LINES)
-    assert counts.commonest == "a" and counts.alone["dog"] == 3
+    assert counts.most_common_word == "a" and counts.alone["dog"] == 3
     assert counts.guess(("?", "a", "eats"), (0.9, 0.0)) == "dog"
     assert counts.guess(("?", "cat", "!"), (0.9, 0.0)) == "runs"
     assert counts.guess(("?", "cat", "!"), (0.0, 0.9)) == "sleeps"
