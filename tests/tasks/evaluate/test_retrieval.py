@@ -1,4 +1,4 @@
-"""Recall of embeddings against its definition: sorting all candidates of each query."""
+"""Recall of embeddings equals its definition, which sorts all candidates of each query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def unit(seed: int, count: int = 31) -> np.ndarray:
 
 
 def sorted_recall(questions: np.ndarray, answers: np.ndarray, k: int, groups: list[int]) -> float:
-    """Recall by sorting all answers of each question, the way it is defined."""
+    """Return the recall by sorting all answers of each question, as it is defined."""
     hits = 0
     for row, question in enumerate(questions):
         order = sorted(range(len(answers)), key=lambda index: -float(question @ answers[index]))
