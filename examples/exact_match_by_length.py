@@ -28,8 +28,8 @@ def exact_match_by_length(run: str, source: Path, target: Path) -> dict[int, tup
 if __name__ == "__main__":
     if len(sys.argv) != 4:
         sys.exit(__doc__)
-    found = exact_match_by_length(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
-    for length, (right, lines) in found.items():
+    matches = exact_match_by_length(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    for length, (right, lines) in matches.items():
         print(f"length {length:3}  {right:4} of {lines:4} right  {100 * right / lines:5.1f} %")
-    total_right, total = (sum(column) for column in zip(*found.values(), strict=True))
+    total_right, total = (sum(column) for column in zip(*matches.values(), strict=True))
     print(f"all         {total_right:4} of {total:4} right  {100 * total_right / total:5.1f} %")

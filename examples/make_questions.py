@@ -1,11 +1,12 @@
-"""Make data for a model that answers questions: about the functions of the installed Python standard library.
+"""Make data for question answering: questions about functions of the installed Python standard library.
 
 Usage: python examples/make_questions.py [FOLDER] [MEGABYTES]
 
 The outputs are train.jsonl, valid.jsonl and test.jsonl. A context is a few neighbouring functions of one file, each
-with its parameters, the first sentence of its docstring and what it returns. A question asks what a function does or
-returns, for the first or the last of its parameters, for a default, or which function has a parameter; its answer
-stands in the context. The parts come from different files; MEGABYTES limits the training sources.
+with its parameters, the first sentence of its docstring and its return value. Questions ask for the purpose, the return
+value, the first or last parameter, or a default of a function, or for the function that has a given parameter. The
+answer is in the context. Training, validation and test data come from different files; MEGABYTES limits the training
+sources.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from pathlib import Path
 from clearhead.apps.demo.common import SourceFile, library_sources
 
 HELD_OUT = 0.2
-# Of a context, in functions and in characters.
+# Limits of a context: number of functions, and number of characters.
 LEAST_FUNCTIONS, MOST_FUNCTIONS, MOST_CHARACTERS = 2, 5, 500
-# Of a docstring's sentence and of what is returned, in characters.
+# Maximum length of a docstring sentence or a return value, in characters.
 LONGEST = 80
 QUESTIONS = 4
 _SENTENCE = re.compile(r"[^.]*\w(?=\.( |$)|$)")
@@ -36,14 +37,14 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Outline:
-    """The outline of a function.
+    """Outline of a function: the text that a context shows, and the spans of possible answers in it.
 
     Attributes:
-        name: of the function.
-        text: what a context shows of it.
-        parameters: the place of each parameter's name in this text, without self and cls.
-        defaults: the place of each default, by the name of its parameter.
-        doc, returned: the places of what it does and of what it returns, where it says so.
+        name: the name of the function.
+        text: the text of the function in a context.
+        parameters: the span of each parameter's name in the text, without self and cls.
+        defaults: the span of each default, by the name of its parameter.
+        doc, returned: the spans of the docstring sentence and of the return value; None if there is none.
     """
 
     name: str
@@ -73,11 +74,11 @@ def outline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Outline:
     text += "):"
     doc, returned = None, None
     paragraph = (ast.get_docstring(function) or "").strip().split("\n\n")[0]
-    found = _SENTENCE.match(" ".join(paragraph.split()))
-    if found is not None and len(found[0]) <= LONGEST:
+    sentence = _SENTENCE.match(" ".join(paragraph.split()))
+    if sentence is not None and len(sentence[0]) <= LONGEST:
         text += '\n    """'
-        doc = (len(text), len(text) + len(found[0]))
-        text += f'{found[0]}."""'
+        doc = (len(text), len(text) + len(sentence[0]))
+        text += f'{sentence[0]}."""'
     values = [node.value for node in function.body if isinstance(node, ast.Return) and node.value is not None]
     shown = ast.unparse(values[-1]) if values else ""
     if 0 < len(shown) <= LONGEST and "\n" not in shown:
@@ -88,10 +89,10 @@ def outline(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Outline:
 
 
 def _arguments(every: ast.arguments) -> Iterator[tuple[str, ast.arg | None, ast.expr | None]]:
-    """Yield the marks, the names and the defaults of a function's parameters, as they are written."""
+    """Yield the prefix (such as "*"), the name and the default of each parameter, in the order of the source."""
     placed = [*every.posonlyargs, *every.args]
-    behind = [None] * (len(placed) - len(every.defaults)) + [*every.defaults]
-    for index, (argument, default) in enumerate(zip(placed, behind, strict=True)):
+    padded_defaults = [None] * (len(placed) - len(every.defaults)) + [*every.defaults]
+    for index, (argument, default) in enumerate(zip(placed, padded_defaults, strict=True)):
         yield "", argument, default
         if index + 1 == len(every.posonlyargs):
             yield "/", None, None
@@ -104,64 +105,64 @@ def _arguments(every: ast.arguments) -> Iterator[tuple[str, ast.arg | None, ast.
 
 
 def contexts(source: str) -> Iterator[list[Outline]]:
-    """Yield neighbouring functions of a module, of different names, as much as a context holds.
+    """Yield groups of neighbouring functions with different names; each group fits into a context.
 
     Args:
         source: the text of the module.
 
     Raises:
-        SyntaxError, ValueError: it is not a module of this version of Python.
+        SyntaxError, ValueError: the text is not a module of this version of Python.
     """
     nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     group: list[Outline] = []
     for node in sorted(nodes, key=lambda node: node.lineno):
-        found = outline(node)
-        size = sum(len(other.text) + 1 for other in group) + len(found.text)
-        is_new = all(found.name != other.name for other in group)
+        function = outline(node)
+        size = sum(len(other.text) + 1 for other in group) + len(function.text)
+        is_new = all(function.name != other.name for other in group)
         if group and (size > MOST_CHARACTERS or len(group) == MOST_FUNCTIONS or not is_new):
             if len(group) >= LEAST_FUNCTIONS:
                 yield group
             group = []
-        if len(found.text) <= MOST_CHARACTERS // 2:
-            group.append(found)
+        if len(function.text) <= MOST_CHARACTERS // 2:
+            group.append(function)
     if len(group) >= LEAST_FUNCTIONS:
         yield group
 
 
 def questions(group: Sequence[Outline]) -> Iterator[tuple[str, str, int]]:
-    """Yield all questions about a context, each with its answer and the character where that begins."""
+    """Yield all questions about a context, each with its answer and the index of the answer's first character."""
     begin = 0
-    for one in group:
-        places = list(one.parameters.values())
-        asked: list[tuple[str, Span | None]] = [
-            (f"What does {one.name} do?", one.doc),
-            (f"What does {one.name} return?", one.returned),
-            *((f"What is the default of {name} in {one.name}?", place) for name, place in one.defaults.items()),
+    for function in group:
+        spans = list(function.parameters.values())
+        candidates: list[tuple[str, Span | None]] = [
+            (f"What does {function.name} do?", function.doc),
+            (f"What does {function.name} return?", function.returned),
+            *((f"What is the default of {name} in {function.name}?", span) for name, span in function.defaults.items()),
         ]
-        if len(places) > 1:
-            asked += [(f"What is the {which} parameter of {one.name}?", places[index])
-                      for which, index in (("first", 0), ("last", -1))]  # fmt: skip
-        for name in one.parameters:
+        if len(spans) > 1:
+            candidates += [(f"What is the {ordinal} parameter of {function.name}?", spans[index])
+                           for ordinal, index in (("first", 0), ("last", -1))]  # fmt: skip
+        for name in function.parameters:
             if sum(name in other.parameters for other in group) == 1:
-                asked.append((f"Which function has the parameter {name}?", (4, 4 + len(one.name))))
-        for question, place in asked:
-            if place is not None and _WORD.search(answer := one.text[slice(*place)]):
-                yield question, answer, begin + place[0]
-        begin += len(one.text) + 1
+                candidates.append((f"Which function has the parameter {name}?", (4, 4 + len(function.name))))
+        for question, span in candidates:
+            if span is not None and _WORD.search(answer := function.text[slice(*span)]):
+                yield question, answer, begin + span[0]
+        begin += len(function.text) + 1
 
 
 def records(file: SourceFile) -> Iterator[dict[str, object]]:
-    """Yield some questions about each context of a file."""
+    """Yield a sample of questions about each context of a file, as JSON records."""
     for group in contexts(file.text):
-        context = "\n".join(one.text for one in group)
-        found = list(questions(group))
-        # The context decides the draw: a file has the same questions whichever others there are.
-        for question, answer, start in random.Random(context).sample(found, min(QUESTIONS, len(found))):
+        context = "\n".join(function.text for function in group)
+        candidates = list(questions(group))
+        # The context seeds the draw, so that the questions of a file do not depend on other files.
+        for question, answer, start in random.Random(context).sample(candidates, min(QUESTIONS, len(candidates))):
             yield {"context": context, "question": question, "answer": answer, "start": start}
 
 
 def make_questions(folder: Path, max_bytes: int) -> None:
-    """Write all files.
+    """Write train.jsonl, valid.jsonl and test.jsonl.
 
     Args:
         folder: the output folder; it is created.
@@ -175,14 +176,14 @@ def make_questions(folder: Path, max_bytes: int) -> None:
         with (folder / f"{name}.jsonl").open("w", encoding="utf-8", newline="\n") as output:
             for file in files:
                 try:
-                    with warnings.catch_warnings(action="ignore"):  # of invalid escapes in old sources
-                        found = list(records(file))
+                    with warnings.catch_warnings(action="ignore"):  # warnings about invalid escapes in old sources
+                        questions_of_file = list(records(file))
                 except (SyntaxError, ValueError) as error:
                     print(f"{file.name} is skipped: {error}")
                     continue
-                output.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in found))
+                output.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in questions_of_file))
                 num_files += 1
-                num_questions += len(found)
+                num_questions += len(questions_of_file)
         print(f"{name}.jsonl: {num_files:,} files, {num_questions:,} questions")
 
 

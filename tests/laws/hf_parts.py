@@ -1,4 +1,4 @@
-"""Tiny models, each with one part that some Hugging Face checkpoint needs and that the presets lack.
+"""Tiny models, each with one feature that some Hugging Face checkpoint needs and that the presets lack.
 
 Sizes are distinct primes where heads need not divide the width.
 """
@@ -16,7 +16,7 @@ from clearhead.core import Transformer, build
 from tests.laws.tiny import hparams, resolve_spec
 
 LENGTH = 7
-"""The original length of RoPE scaling that depends on the length; the tests have shorter and longer rows."""
+"""The original length of RoPE scaling that depends on the length; tests use shorter and longer rows."""
 ROTARY = "decoder/pre-grouped/rotary"
 SHORT, LONG = tuple(1.0 + 0.1 * i for i in range(5)), tuple(2.0 + 0.7 * i for i in range(5))
 SLOPES = (0.9, 0.02, 0.3, 0.5, 0.11, 0.7)
@@ -103,8 +103,8 @@ def use_disentangled(name: str, **fields: Any) -> spec.Model:
     return change_stack(base(name, qk_norm=False), renew, score_table=table)
 
 
-def with_shared_layers(name: str) -> spec.Model:
-    """Two layers that run at five depths."""
+def shared(name: str) -> spec.Model:
+    """Build a spec with two layers that run at five depths."""
     model = base(name)
     stack = "decoder" if model.decoder else "encoder"
     old = getattr(model, stack)

@@ -1,4 +1,4 @@
-"""A value of a wrong type, in any argument of any public function, is one sentence or works; it never fails inside."""
+"""A wrong type in any argument of any public function works or gives a one-sentence message, no internal error."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ USUAL: dict[str, Any] = {
 
 
 def is_called(value: object) -> bool:
-    """Functions and classes; records that functions return are made by them alone, and annotations by nobody."""
+    """Return whether a public name is called: functions and classes, but no result records, errors or annotations."""
     is_record = dataclasses.is_dataclass(value) or (isinstance(value, type) and issubclass(value, Exception))
     return inspect.isfunction(value) or (isinstance(value, type) and not is_record)
 
 
 def methods(owner: type) -> dict[str, Callable[..., Any]]:
-    """Return what an object of ours can be asked that its base in another library cannot."""
+    """Return the public methods of a class that are defined in clearhead, not in another library."""
     members = inspect.getmembers(
         owner, lambda member: inspect.isfunction(member) and member.__module__.startswith("clearhead")
     )
@@ -107,7 +107,7 @@ def has_arguments(function: Callable[..., Any]) -> bool:
 
 @cache
 def model(kind: str) -> ch.Model:
-    """A tiny model of one kind, with weights as they were drawn."""
+    """Return a tiny model of one kind, with random weights."""
     family = {"translate": "encoder-decoder", "generate": "decoder"}.get(kind, "encoder")
     tokenizer = train_tokenizer("word", TEXTS, vocab_size=100, mask=True)
     head = {"classify": label_head(8, 2, pool="mean"), "tag": token_head(3), "embed": vector_head(pool="mean")}.get(
@@ -131,7 +131,7 @@ def usual(name: str, parameter: inspect.Parameter, kind: str) -> dict[str, Any]:
 
 
 def call_fully(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
-    """Call, and do what makes the work happen."""
+    """Call a function, and exhaust its result if it is an iterator."""
     result = function(**arguments)
     if isinstance(result, Iterator):
         list(result)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `compiled_job.py` measured."""
+    """Return the JSON report of `compiled_job.py`."""
     assert shutil.which("g++"), "compiled steps need g++: .ci/run installs it"
     folder = tmp_path_factory.mktemp("inductor")
     environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(folder), "OMP_NUM_THREADS": "1", **QUICK}

@@ -1,4 +1,4 @@
-"""The laws of a GPU, for every kind that there is: what a device computes is what the CPU computes.
+"""Laws of GPUs of every kind: a device computes the same results as the CPU.
 
 They run on the CPU too, so that the laws themselves are tested where there is no GPU.
 """
@@ -24,14 +24,14 @@ NEAR = 2e-4
 
 @pytest.fixture(params=[*AVAILABLE])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """A kind of device, or a skip where this machine has none."""
+    """Return a device of each kind; skip the test if this machine has none."""
     if not AVAILABLE[request.param]:
         pytest.skip(f"needs a GPU: there is no {request.param} here")
     return torch.device(request.param)
 
 
 def inputs(module: ch.Transformer, device: torch.device) -> dict[str, torch.Tensor]:
-    """Return a padded batch of what each stack reads."""
+    """Return a padded batch with the inputs of each stack."""
     ids, mask = pad_rows(random_rows(module.num_source_ids), "left", 11)
     batch = {"ids": ids, "mask": mask}
     if module.encoder is not None and module.decoder is not None:

@@ -1,6 +1,6 @@
-"""Each architecture compiles to one graph, forward and backward; the exceptions are named with their graph breaks.
+"""Each architecture compiles to one graph, forward and backward, except those listed with their graph breaks.
 
-In a subprocess: the import hook of the tests and `torch.compile` do not mix.
+This runs in a subprocess: the import hook of the tests and `torch.compile` do not mix.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One model, several callers: nobody sees, slows down or changes what another one does, and kernels serve them all.
+"""Several callers of one model do not see, slow down or change each other, and kernels serve them all.
 
 A caller is a suspended stream, a block of `capture` or `edit`, or a thread.
 """
@@ -50,7 +50,7 @@ def decoder(folders: dict[str, Path], request: pytest.FixtureRequest) -> ch.Mode
 
 
 def suspend_stream(model: ch.Model) -> Iterator[str]:
-    """A stream that has begun and goes on later."""
+    """Return a stream that has yielded its first piece."""
     stream = model.stream("the cat", max_new_tokens=30, min_new_tokens=30, temperature=0)
     next(stream)
     return stream
@@ -65,7 +65,7 @@ def twice(x: torch.Tensor, at: ch.Place) -> torch.Tensor:
 
 
 def observe(model: ch.Model) -> dict[str, Any]:
-    """What blocks of captures, edits and measures see and do."""
+    """Return the results of captures, edits and evaluations."""
     ids = torch.tensor([[1, 5, 3]])
     with model.capture(["decoder.layers.*.after", "decoder.layers.0.steps.0.branches.0.function"]) as seen:
         (first,) = model.generate("the", max_new_tokens=4, temperature=0)
@@ -186,7 +186,7 @@ def test_a_changed_model_has_another_tree(decoder: ch.Model) -> None:
 
 
 def snapshot(module: nn.Module) -> list[dict[str, Any]]:
-    """The attributes of every part: what they are, and what the hooks among them hold."""
+    """Return the identities of the attributes of every module, and the contents of its hooks."""
     return [
         {name: (id(value), dict(value) if isinstance(value, dict) else value) for name, value in vars(child).items()}
         for child in module.modules()

@@ -97,7 +97,7 @@ CASES: dict[str, tuple[Callable[[], Model], Call]] = {
 
 
 def is_same(left: Any, right: Any) -> bool:
-    """Whether results are equal, numbers up to rounding: kernels compute them while nothing watches."""
+    """Return whether results are equal; numbers may differ by rounding, as kernels run only without captures."""
     if isinstance(left, float):
         return bool(left == pytest.approx(right, abs=1e-3, rel=1e-3))
     if isinstance(left, list | tuple):
@@ -106,7 +106,7 @@ def is_same(left: Any, right: Any) -> bool:
 
 
 def per_text(results: list[Any]) -> list[Any]:
-    """The results of each text; those of classes are listed one after the other."""
+    """Return the results grouped by text; class probabilities of a text are consecutive."""
     each = len(results) // len(TEXTS)
     return [results[first : first + each] for first in range(0, len(results), each)]
 

@@ -1,4 +1,4 @@
-"""A public call on a loaded model makes nothing as large as its weights: what is made of them is made once.
+"""A public call on a loaded model allocates no tensor as large as its weights; derived weights are made once.
 
 Kernels serve every call.
 """
@@ -33,7 +33,7 @@ PRECISIONS = ("fp32", "bf16", "auto", "int8")
 
 
 class Outputs(TorchDispatchMode):
-    """Notes the operations whose outputs have as many numbers as a table, unless they are views of what there was."""
+    """Records the operations with outputs as large as a table, except views of existing tensors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def serving_kind(model: ch.Model, name: str, precision: str) -> str:
-    """The kind of the weights by which kernels serve a call."""
+    """Return the kind of weights that the kernels of a call use."""
     is_exact = name.startswith("score")  # scores depend on no processor
     in_bf16 = not is_exact and has_fast_bf16(torch.device("cpu"))
     kinds = {"fp32": "float32", "bf16": "mixed", "int8": "int8", "auto": "mixed" if in_bf16 else "float32"}

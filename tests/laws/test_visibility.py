@@ -20,7 +20,7 @@ T = 11
 
 
 def reach(hidden_of: Callable[[Tensor], Tensor], vocab: int, length: int = T) -> Tensor:
-    """Change one token after another, and return which of the last hidden states change."""
+    """Return reach[i, j]: True if changing token j changes the last hidden state i."""
     ids = torch.randint(vocab, (1, length))
     before = hidden_of(ids)[0]
     columns = []

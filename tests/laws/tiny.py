@@ -68,7 +68,7 @@ def difference(actual: Tensor, expected: Tensor, real: Tensor | None = None) -> 
 
 @dataclass(frozen=True)
 class Reader:
-    """One way to call models of all families: `ids` is what the stack under test reads."""
+    """Callable for models of all families; `ids` is the input of the stack under test."""
 
     module: Transformer
     memory: Tensor | None = None

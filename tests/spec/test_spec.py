@@ -177,7 +177,7 @@ def test_constructors_report_all_faults_too() -> None:
         ),
         (build_disentangled("content_to_position", "content_to_position"), "each term may occur only once"),
         (spec.DistanceTable(span=7, buckets=6), "set together or not at all"),
-        (spec.DistanceTable(span=7, buckets=6, max_distance=4), "max_distance 4 is not above what 6 buckets"),
+        (spec.DistanceTable(span=7, buckets=6, max_distance=4), "max_distance 4 is too small for 6 buckets"),
         (spec.FeedForward(size=5, activation=spec.ClampedGate(alpha=1.0, limit=2.0)), "needs gated = true"),
         (
             spec.MixtureOfExperts(count=3, top_k=5, expert=spec.FeedForward(size=7)),

@@ -1,4 +1,4 @@
-"""What the trainings of all tasks share."""
+"""Fixtures for the training tests of all tasks."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def quick(quick_trainings: None) -> None:
-    """Leave out what takes as long as the steps."""
+    """Leave out the slow parts of a training, which take as long as its steps."""

@@ -39,18 +39,18 @@ device = "cpu"
 
 
 class MessageLog(TrainingProgress):
-    """Keeps what a run says."""
+    """Progress display that stores the messages of a run."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
 
     def message(self, text: str) -> None:
-        """Keep one sentence."""
+        """Store one message."""
         self.messages.append(text)
 
 
 def encoder(folder: Path, kind: str = "BertForMaskedLM", **changes: Any) -> Path:
-    """An encoder over whole words and pieces, as one of its classes."""
+    """Save a BERT checkpoint of a given class, with a WordPiece vocabulary."""
     vocabulary = tokenizer_folders.word_list()
     torch.manual_seed(7)
     config = transformers.BertConfig(
@@ -63,7 +63,7 @@ def encoder(folder: Path, kind: str = "BertForMaskedLM", **changes: Any) -> Path
 
 
 def roberta(folder: Path, kind: str = "RobertaForMaskedLM", **changes: Any) -> Path:
-    """An encoder over merges, with another template for pairs and positions behind its padding's."""
+    """Save a RoBERTa checkpoint, with BPE merges, its template for pairs, and positions that start after padding."""
     special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
     vocabulary, merges = tokenizer_folders.merges(special)
     torch.manual_seed(8)
@@ -79,7 +79,7 @@ def roberta(folder: Path, kind: str = "RobertaForMaskedLM", **changes: Any) -> P
 
 
 def bart(folder: Path, kind: str = "BartForSequenceClassification", **changes: Any) -> Path:
-    """An encoder-decoder that reads a text twice to label it."""
+    """Save a BART checkpoint, whose classifier reads the text in encoder and decoder."""
     special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
     vocabulary, merges = tokenizer_folders.merges(special)
     torch.manual_seed(10)
@@ -96,7 +96,7 @@ def bart(folder: Path, kind: str = "BartForSequenceClassification", **changes: A
 
 
 def t5(folder: Path) -> Path:
-    """An encoder-decoder that starts with its padding, over a SentencePiece model with sentinels."""
+    """Save a T5 checkpoint, whose decoder starts with the padding id, with a SentencePiece model and sentinels."""
     content = tokenizer_folders.pieces_model("unigram", t5=True)
     size = tokenizer_folders.processor(content).get_piece_size() + 100
     torch.manual_seed(9)
@@ -110,7 +110,7 @@ def t5(folder: Path) -> Path:
 
 
 def question(words: list[str]) -> str:
-    """A line of JSON: which animal is it? Where the text begins with it, it does not count."""
+    """Return a JSON line that asks for the animal in a text; an animal at the start of the text counts as no answer."""
     index = next(index for index, word in enumerate(words) if word in ("cat", "dog"))
     start = sum(len(word) + 1 for word in words[:index])
     answer = {"answer": words[index], "start": start} if index else {"answer": None, "start": None}
@@ -118,7 +118,7 @@ def question(words: list[str]) -> str:
 
 
 def write_data(folder: Path) -> dict[str, tuple[str, str]]:
-    """Write data for every kind of task, and return the tables that name its two parts."""
+    """Write training and validation data for every kind of task, and return the [data] tables that name them."""
     draw = random.Random(1)
     for split, count in (("train", 83), ("valid", 23)):
         texts = [draw.choices(WORDS, k=5) for _ in range(count)]

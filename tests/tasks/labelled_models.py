@@ -1,4 +1,4 @@
-"""Tiny models with heads for labels and tags, of every family, with fresh but fixed weights."""
+"""Tiny models of every family with heads for labels and tags, with fixed random weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def character_tokenizer() -> Tokenizer:
 
 
 def model(family: Any, tokenizer: Tokenizer, *, count: int, pool: Any = None, **changes: Any) -> Transformer:
-    """Build a model; without a pool its head gives one output for each token."""
+    """Build a model; without a pool its head gives one output per token."""
     torch.manual_seed(5)
     hparams = Hyperparameters(family=family, layers=2, width=WIDTH, heads=2, feedforward=19, dropout=0.3, **changes)
     head = token_head(count) if pool is None else label_head(WIDTH, count, pool=pool)

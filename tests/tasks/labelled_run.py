@@ -1,4 +1,4 @@
-"""Texts whose label stands in one of their words, and small run files for the tasks on labelled text."""
+"""Texts in which one word decides the label, and small run files for tasks on labelled text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WORDS = [2 * letter for letter in "abcdefghijk"]
 
 
 def noise(draw: random.Random, count: int) -> list[str]:
-    """Some words without a meaning."""
+    """Return random words that do not affect the label."""
     return draw.choices(WORDS, k=count)
 
 
@@ -25,14 +25,14 @@ def write_run_file(
     valid: str | None = None,
     steps: int = 60,
 ) -> Path:
-    """Write a run file over train and valid files of a folder."""
+    """Write a run file that trains on the train and valid files of a folder."""
     train, default = (f'{{ text = "{folder}/{split}.{ending}"{labels} }}' for split in ("train", "valid"))
     tables = {"train": train, "valid": valid or default}
     return write_tiny_run(folder, task=task, family=family, max_length=17, learning_rate=1e-2, steps=steps, **tables)
 
 
 def write_columns(folder: Path, rows: list[tuple[str, ...]], names: tuple[str, ...], *, train: int) -> None:
-    """Write rows as train.tsv and valid.tsv, the first of them for training."""
+    """Write the first rows to train.tsv and the rest to valid.tsv."""
     for split, chosen in (("train", rows[:train]), ("valid", rows[train:])):
         lines = ["\t".join(row) for row in [names, *chosen]]
         (folder / f"{split}.tsv").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs that start from published checkpoints: they learn, they are whole, and they go back where they came from."""
+"""Runs that start from published checkpoints learn, are self-contained, and convert back to the checkpoint's format."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ CASES: dict[str, tuple[Make, str, str, str, str]] = {
     "tags": (fine_tuning.roberta, 'kind = "tag"', "tag", "RobertaForTokenClassification", "head.layers.0"),
     "answers": (fine_tuning.encoder, 'kind = "answer"', "answer", "BertForQuestionAnswering", "head.layers.0"),
     "answers of a classifier": (
-        lambda folder: fine_tuning.encoder(folder, "BertForSequenceClassification", num_labels=3),
-        'kind = "answer"', "answer",
+        lambda folder: fine_tuning.encoder(folder, "BertForSequenceClassification", num_labels=3), 'kind = "answer"',
+        "answer",
         "BertForQuestionAnswering", "head.layers.0",
     ),
     "answers of two stacks": (
@@ -70,7 +70,7 @@ def losses(run: Path) -> list[float]:
 
 
 def outputs(model: Any, module: ch.Transformer) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the other library and ours make of the same ids."""
+    """Return the outputs of transformers and of clearhead for the same ids."""
     draw = torch.Generator().manual_seed(3)
     ids = torch.randint(5, 100, (3, 7), generator=draw)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Classifiers whose decoder reads the encoder's text once more say what transformers says, in batches of any length."""
+"""Classifiers whose decoder repeats the encoder's input predict the same as transformers, in batches of any length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What loads and uses a model of any task imports no training, also not by name."""
+"""Loading and using a model of any task imports no training code, not even by name."""
 
 from __future__ import annotations
 

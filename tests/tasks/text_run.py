@@ -19,7 +19,7 @@ WORDS = [2 * letter for letter in "abcdefghijklmnopqrstuvw"]
 
 
 def write_text(folder: Path) -> None:
-    """Lines of the alphabet, each from another letter on and of another length."""
+    """Write lines of consecutive words, with random start and length."""
     draw = random.Random(3)
     for split, count in (("train", 211), ("valid", 53)):
         lines = []
@@ -37,7 +37,7 @@ def run_file(folder: Path, task: str, family: str, *, steps: int = 60) -> Path:
 
 
 def parts_from(path: Path, tokenizer: Tokenizer | None = None) -> PreparedTask[Batch]:
-    """What the task of a run file brings, with a tokenizer trained for it or with another."""
+    """Return the prepared task of a run file, with a trained or a given tokenizer."""
     pair = None if tokenizer is None else TokenizerPair(source=tokenizer, target=tokenizer, joint=True)
     setup = TaskSetup(
         run_file=load_run_file(path),

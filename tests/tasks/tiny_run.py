@@ -1,4 +1,4 @@
-"""A run file so small that training takes a second, whatever the task and its data."""
+"""Run file for any task and data with which training takes a second."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ device = "cpu"
 
 
 def write_tiny_run(folder: Path, **values: object) -> Path:
-    """Write a run file into a folder; values are those of `RUN_FILE`, the data as tables."""
+    """Write a run file into a folder; `values` fill `RUN_FILE`, and data are given as tables."""
     path = folder / "run.toml"
     path.write_text(RUN_FILE.format(folder=folder, **values), encoding="utf-8")
     return path

@@ -202,7 +202,7 @@ class AnswerText(Form):
         """Return the source that reads the questions of the file."""
         path = user_path(self.text)
         if path.is_dir():
-            raise InputError(f"{path} is a folder; name a file in it")
+            raise InputError(f"{path} is a folder: name a file in it")
         if has_ending(path, ".jsonl"):
             return QuestionRows(JsonLinesFile(path, _FIELDS, raw=_RAW))
         if has_ending(path, ".json"):

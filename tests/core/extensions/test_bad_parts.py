@@ -53,7 +53,7 @@ FILES = {
     "raises": ("\n\nprint(missing)\n", r"it cannot be imported: NameError: name 'missing' is not defined \(line 3\)"),
     "exits": ("raise SystemExit(3)\n", "it cannot be imported: SystemExit: 3"),
     "melting": (PART.replace("(frozen=True)", ""), "frozen dataclass: put @dataclass.frozen=True. above melting"),
-    "attention": (PART, "name 'attention' of a custom module is taken by clearhead: give its dataclass another name"),
+    "attention": (PART, "the name 'attention' of a custom module is taken by clearhead: give its dataclass another"),
     "holding": (PART.replace("size: int = 3", "size: torch.Tensor"), "the dataclass Holding cannot be written as JSON"),
     "acting": (PART.replace("size: int = 3", "size: type"), "the dataclass Acting cannot be written as JSON"),
     "standing": (PART.replace("ch.register(NAME)", "ch.register(NAME, 'roof')"), r"standing\.py: .*role.*roof"),

@@ -1,4 +1,4 @@
-"""Labelled texts: every form gives the same examples, and every mistake has one sentence with its place."""
+"""Labelled texts: every data format gives the same examples, and every mistake a message with its location."""
 
 from __future__ import annotations
 

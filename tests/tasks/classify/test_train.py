@@ -1,4 +1,4 @@
-"""A classifier from its run file to answers, in all families, for every kind of label; and what it refuses."""
+"""Training of classifiers from run file to predictions, for all families and label kinds, and refused inputs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows_of(make: Any, count: int = 301) -> list[tuple[str, ...]]:
 
 
 def train(path: Path) -> float:
-    """Train and return the last validation score."""
+    """Train a run, and return its last validation score."""
     train_run(load_run_file(path), resume=False, progress=TrainingProgress())
     lines = (path.parent / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return float(json.loads(lines[-1])["valid_score"])

@@ -1,4 +1,4 @@
-"""Labels of texts: what the module says of each text alone, whatever else is in the batch; and who may not answer."""
+"""Predicted labels equal those of each text alone, for any batch; models that cannot classify are refused."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def record(**changes: Any) -> TaskRecord:
 
 
 def classify_alone(module: Transformer, tokenizer: Tokenizer, *texts: str) -> Tensor:
-    """One text, or one pair, without batches, padding or masks."""
+    """Return the logits of one text, or one pair, without batches, padding or masks."""
     ids, segments = [tokenizer.bos_id], [0]
     for number, text in enumerate(texts):
         piece = [*tokenizer.encode(text), tokenizer.eos_id]

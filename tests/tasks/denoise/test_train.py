@@ -1,4 +1,4 @@
-"""Denoising from its run file: both kinds of noise are learned, and a tokenizer that cannot write one is refused."""
+"""Denoising runs learn both kinds of noise; a tokenizer without the needed tokens is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A contrastive run from its file to its vectors: it learns what belongs together, and says what it cannot use."""
+"""Contrastive training from run file to vectors: partners get similar vectors, and unusable data are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.tasks.tiny_run import write_tiny_run
 
 
 def write_pairs(folder: Path) -> None:
-    """Two languages of 23 words, one written backwards and in capitals."""
+    """Write pairs of two languages of 23 words; the second one is reversed and in capitals."""
     draw = random.Random(3)
     for split, count in (("train", 331), ("valid", 53)):
         lines = [
@@ -81,7 +81,7 @@ def vectors(seed: int, count: int = PAIRS) -> Tensor:
 
 
 def loss_by_hand(first: Tensor, second: Tensor, groups: list[int], temperature: float) -> float:
-    """The sum over pairs and both directions, number by number."""
+    """Return the loss, summed over pairs and both directions with plain loops."""
 
     def cosine(left: Tensor, two: Tensor) -> float:
         return float(left.double() @ two.double() / (left.double().norm() * two.double().norm()))

@@ -1,4 +1,4 @@
-"""Vectors of texts: alone or in company, in the order given, of length 1, and their cosines."""
+"""Vectors of texts: the same for any batch, in the order of the texts, of length 1, and their cosines."""
 
 from __future__ import annotations
 

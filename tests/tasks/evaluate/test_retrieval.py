@@ -1,4 +1,4 @@
-"""Recall of embeddings against its definition: sorting all candidates of each query."""
+"""Recall of embeddings equals its definition, which sorts all candidates of each query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def unit(seed: int, count: int = 31) -> np.ndarray:
 
 
 def sorted_recall(questions: np.ndarray, answers: np.ndarray, k: int, groups: list[int]) -> float:
-    """Recall by sorting all answers of each question, the way it is defined."""
+    """Return the recall by sorting all answers of each question, as it is defined."""
     hits = 0
     for row, question in enumerate(questions):
         order = sorted(range(len(answers)), key=lambda index: -float(question @ answers[index]))
@@ -55,7 +55,7 @@ def test_equal_vectors_find_nothing() -> None:
 
 
 def test_recall_says_what_it_needs() -> None:
-    with pytest.raises(InputError, match="k is 0"):
+    with pytest.raises(InputError, match="k must be at least 1, got 0"):
         recall_at(unit(1), unit(2), 0)
     with pytest.raises(InputError, match="31 first texts but 30"):
         recall_at(unit(1), unit(2, 30))

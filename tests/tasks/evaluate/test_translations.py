@@ -25,7 +25,7 @@ HYPOTHESES = [
 
 
 def sacrebleu_command(folder: Path, *options: str) -> list[dict[str, object]]:
-    """Run sacreBLEU itself on the texts above."""
+    """Run the sacreBLEU command on the texts above."""
     (folder / "hypotheses").write_text("\n".join(HYPOTHESES) + "\n", encoding="utf-8")
     (folder / "references").write_text("\n".join(REFERENCES) + "\n", encoding="utf-8")
     command = [sys.executable, "-m", "sacrebleu", "references", "-i", "hypotheses", "-m", "bleu", "chrf", "-w", "6"]

@@ -1,4 +1,4 @@
-"""Filling blanks: the model's own probabilities, blanks where they stand in every kind of vocabulary, and refusals."""
+"""Filling blanks: candidates have the model's probabilities, for every kind of vocabulary, and refused inputs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def expected_candidates(kind: str, ids: list[int], position: int) -> list[tuple[
 
 
 def parts(kind: str) -> tuple[list[str], str, str]:
-    """The words of a line, and what to put before and behind a word so that parts encode as they do in the text."""
+    """Return the words of a line, and the text to put before and after a word so that it encodes as in a whole text."""
     words = [word for line in lines(kind) for word in line.split() if word.isalpha()][:7]
     return words, *((" ", " ") if kind in ("character", "byte") else ("", ""))
 

@@ -1,4 +1,4 @@
-"""A language model from its run file to text that it writes."""
+"""Training of a language model from run file to generated text."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ STREAMED = ["data.stream=true", "data.shuffle_buffer=701"]
 
 
 def train_streamed(path: Path, run: Path, *overrides: str, resume: bool = False) -> dict[str, torch.Tensor]:
-    """The last weights of a run of a streamed text."""
+    """Train on a streamed text, and return the last weights."""
     changes = [f"train.run={run}", "train.save_every=9", "train.warmup=2", *STREAMED, *overrides]
     train_run(load_run_file(path, changes), resume=resume, progress=TrainingProgress())
     return dict(ch.load(f"{run}@last", device="cpu").module.state_dict())

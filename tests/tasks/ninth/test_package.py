@@ -1,4 +1,4 @@
-"""A task of another package: installed, and then used by every command as the tasks of this package are."""
+"""A task from an installed package works in every command like a built-in task."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ print(sorted(measures), measures["texts"])
 
 
 class CommandResult(NamedTuple):
-    """What a command did."""
+    """Exit code, stdout and stderr of a command."""
 
     code: int
     out: str
@@ -61,7 +61,7 @@ class CommandResult(NamedTuple):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The environment of a process that finds the package, installed by pip into a folder of its own."""
+    """Install the package into a separate folder, and return the environment variables that find it."""
     folder = tmp_path_factory.mktemp("ninth")
     source = shutil.copytree(PACKAGE, folder / "source")
     install = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-index"]
@@ -71,7 +71,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def write_ratings(path: Path, count: int) -> None:
-    """Write texts with 1 to 5 stars: from 3 on half a one up for each good word, and one down for each bad word."""
+    """Write texts with 1 to 5 stars: 3, plus 0.5 for each good word, minus 0.5 for each bad word."""
     draw, lines = random.Random(path.name), ["text\tstars"]
     for _ in range(count):
         words = draw.choices(GOOD + BAD + OTHER, k=draw.randint(3, 7))
@@ -82,7 +82,7 @@ def write_ratings(path: Path, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the commands run."""
+    """Return the folder in which the commands run."""
     folder = tmp_path_factory.mktemp("ratings")
     write_ratings(folder / "ratings.tsv", 80)
     write_ratings(folder / "test.tsv", 30)
@@ -92,7 +92,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(environment: dict[str, str], folder: Path) -> dict[str, CommandResult]:
-    """Every command in one process, by name."""
+    """Run every command in one process, and return the results by name."""
     sizes = ["model.layers=1", "model.width=16", "model.heads=2", "model.feedforward=24"]
     length = ["train.steps=60", "train.validate_every=20", "train.learning_rate=0.02", "train.device=cpu"]
     train = ["train", "run.toml", *sizes, *length, "data.least=1", "data.most=5"]

@@ -1,4 +1,4 @@
-"""Tagged words: every form gives the same sentences, and every mistake has its place."""
+"""Tagged words: every data format gives the same sentences, and every mistake a message with its location."""
 
 from __future__ import annotations
 

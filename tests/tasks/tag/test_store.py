@@ -1,4 +1,4 @@
-"""Tagged words with their tokens: batches that label first tokens, and what a second run opens."""
+"""Stores of tagged words: batches label first tokens, and a second run opens the cached store."""
 
 from __future__ import annotations
 

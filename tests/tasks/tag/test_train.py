@@ -1,4 +1,4 @@
-"""A tagger from its run file to entities, and what it refuses."""
+"""Training of a tagger from run file to entities, and refused inputs."""
 
 from __future__ import annotations
 

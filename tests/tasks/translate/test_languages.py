@@ -1,4 +1,4 @@
-"""Runs that start from translators of several languages: they learn from what their own library would give them."""
+"""Runs that start from multilingual translators train on the same inputs that transformers would prepare."""
 
 from __future__ import annotations
 
