@@ -81,7 +81,7 @@ class OpenedRun:
         progress: the display that receives all reports; only the first process shows them.
         device: the device of this process.
         memory_before: the memory use of this process before it read the data, in bytes.
-        eager_reason: the reason for which attention must use the eager kernel on this device; empty if it need not.
+        eager_reason: the reason why attention must use the eager kernel on this device; empty if it need not.
         description: the folder with the files that describe the model of a resumed run.
         ranks_without_folder: the ranks of processes that do not see the run directory, because their machine has its
             own disk.
@@ -157,7 +157,7 @@ def open_training(run_file: RunFile, *, resume: bool, progress: TrainingProgress
 
 
 def _find_eager_reason(device: torch.device, precision: str) -> str:
-    """Return the reason for which attention must use the eager kernel on a device; empty if it need not."""
+    """Return the reason why attention must use the eager kernel on a device; empty if it need not."""
     if not needs_check(device):
         return ""
     from clearhead.fast.device_check import find_eager_reason  # not needed on most machines

@@ -387,7 +387,10 @@ def faster_precision(
 
 
 def take_some_rows(batch: BatchT, most_tokens: int) -> BatchT:
-    """Return the first rows of a batch with about `most_tokens` tokens, at least one; or a whole other batch."""
+    """Return the first rows of a batch that have about `most_tokens` tokens together, at least one row.
+
+    Batches of other classes than `Batch` are returned whole.
+    """
     if not isinstance(batch, Batch):
         return batch
     count = max(1, len(batch.ids) * most_tokens // max(1, batch.num_tokens))
@@ -449,7 +452,7 @@ class _DryRun(Generic[BatchT]):
 
         Args:
             measure: a function that measures once and returns the time in seconds.
-            seconds: the total time in seconds until which the measurement is repeated, at least twice.
+            seconds: the total time of all repetitions in seconds; the measurement is made at least twice.
             warms_up: whether the first measurement does more work than later ones; it counts only if none follows.
         """
         times, repeats = [measure()], self.limit.is_alone

@@ -272,10 +272,10 @@ class FollowerRecord(RunRecord):
     """The record of all other processes: writes no files except shards of weights."""
 
     def begin(self) -> None:
-        """Do nothing: the first process writes this."""
+        """Do nothing: the first process removes old files."""
 
     def go_back(self, tally: files.Tally) -> None:
-        """Do nothing: the first process writes this."""
+        """Do nothing: the first process restores the files."""
 
     def write_line(self, row: MetricsRow) -> None:
         """Do nothing: the first process writes this."""
@@ -293,4 +293,4 @@ class FollowerRecord(RunRecord):
         """Do nothing: the first process writes this."""
 
     def draw(self) -> None:
-        """Do nothing: the first process writes this."""
+        """Do nothing: the first process draws the plots."""

@@ -166,11 +166,11 @@ HELD_OUT_TOKENS = 8192
 
 @dataclass(frozen=True)
 class View:
-    """A way to make training batches of documents: plan and batch function.
+    """Training batches of documents: the plan that chooses windows, and the function that makes a batch.
 
     Attributes:
         plan: the plan that chooses the windows of each batch.
-        make: the function `make` of `EpochBatches`, which makes a batch.
+        make: the function that makes a batch, as in `EpochBatches`.
         identity: JSON values that identify this view of the documents.
     """
 

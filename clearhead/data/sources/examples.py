@@ -62,7 +62,7 @@ def json_lines(examples: Examples) -> str:
 
 
 def json_lines_entry(examples: Examples, path: Path, form: type[Form]) -> dict[str, str]:
-    """Return the entry of [data] in a run file that reads examples from a file of their JSON lines.
+    """Return the [data] entry of a run file that reads examples from a file of JSON lines.
 
     Args:
         examples: the examples in the file.

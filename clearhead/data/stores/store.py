@@ -137,7 +137,7 @@ class Store:
 
     @cached_property
     def longest(self) -> tuple[int, int]:
-        """The largest of the first and of the last `input_lengths`."""
+        """The largest input length of the first stack, and that of the last stack."""
         lengths = self.input_lengths
         return int(lengths[0].max()), int(lengths[-1].max())
 
@@ -152,13 +152,13 @@ class Store:
 
 
 def joint_lengths(store: Store) -> list[Rows]:
-    """Return the lengths of examples if one stack reads all their texts together."""
+    """Return the total length of each example, for models that read all its texts with one stack."""
     lengths: Rows = np.sum([text.lengths for text in store.texts], axis=0)
     return [lengths]
 
 
 def separate_lengths(store: Store) -> list[Rows]:
-    """Return the lengths of examples if each of their texts is read by another stack."""
+    """Return the lengths of the texts of each example, for models that read each text with a separate stack."""
     return [text.lengths for text in store.texts]
 
 

@@ -60,7 +60,7 @@ def load_or_train_text_tokenizer(
         source: the source of the text, which may be larger than memory.
         kind: the kind of tokenizer, as in `train_tokenizer`.
         vocab_size: the size of the vocabulary, special tokens included.
-        share: the begin and the end of the share to train on, as in `read_chunks`.
+        share: the start and the end of the share to train on, as in `read_chunks`.
         mask: whether the tokenizer has a mask token.
         sentinels: the number of sentinel tokens.
 
