@@ -278,7 +278,7 @@ class FollowerRecord(RunRecord):
         """Do nothing: the first process restores the files."""
 
     def write_line(self, row: MetricsRow) -> None:
-        """Do nothing: the first process writes this."""
+        """Do nothing: the first process writes the metrics."""
 
     def save(self, checkpoint: files.Checkpoint, tally: files.Tally) -> None:
         """Write the shards of this process, if the weights are sharded."""
@@ -290,7 +290,7 @@ class FollowerRecord(RunRecord):
             self._engine.join_save([weights])
 
     def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], validation: Validation) -> None:
-        """Do nothing: the first process writes this."""
+        """Do nothing: the first process writes the averaged weights."""
 
     def draw(self) -> None:
         """Do nothing: the first process draws the plots."""

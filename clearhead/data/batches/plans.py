@@ -180,7 +180,7 @@ class EpochBatches(Generic[BatchT]):
 
     Args:
         plan: the plan that chooses the rows of each batch.
-        make: a function that makes a batch from row numbers, the number of the epoch, and the number of the batch in it.
+        make: a function that makes a batch from row numbers, the number of the epoch, and the number of the batch.
         identity: JSON values that identify these batches, such as data, seed and sizes; the rule of shapes is added.
     """
 
