@@ -68,8 +68,8 @@ class DataSection(RunFileSection):
 
     #: The training data, in one of the forms below.
     train: Form
-    #: The validation data, in one of the forms below, or the share of the training data to hold out: rows of a table
-    #: at random, or the end of running text.
+    #: The validation data, in one of the forms below, or the share of the training data to hold out. Rows of a table
+    #: are drawn at random; running text is cut at its end.
     valid: Form | float
     #: The longest text in tokens, special tokens included.
     max_length: Annotated[int, Field(ge=2)] = 128

@@ -31,8 +31,8 @@ CountOrZero = Annotated[int, Field(ge=0)]
 class TokenizerSection(RunFileSection):
     """The tokenizer: trained for the run (kind) or loaded from a file or folder (path)."""
 
-    #: The kind of token: pieces of words (bpe, byte-bpe, unigram, wordpiece), words, characters, bytes, or, with
-    #: split, the units between the spaces of an already segmented text.
+    #: The kind of token: pieces of words (bpe, byte-bpe, unigram, wordpiece), words, characters or bytes. With split,
+    #: tokens are the units between the spaces of an already segmented text.
     kind: Literal["bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "byte", "split"] | None = None
     #: An existing tokenizer in place of a trained one: a tokenizer.json, or a folder with one.
     path: str | None = None
@@ -149,9 +149,9 @@ class Train(RunFileSection):
     )
     #: The number added to the root of the averaged squares, against a division by 0.
     eps: Positive = 1e-9
-    #: The learning rate after the warm-up: down to 0 along a curve or a line (cosine, linear), constant and then down
-    #: (wsd), proportional to 1 / sqrt(step) (inverse-sqrt, paper), halved if the validation loss does not fall
-    #: (plateau), or constant.
+    #: The learning rate after the warm-up. It falls to 0 along a curve (cosine), along a line (linear) or only at the
+    #: end (wsd). It is proportional to 1 / sqrt(step) with inverse-sqrt and paper. With plateau it is halved if the
+    #: validation loss does not fall.
     schedule: Literal["paper", "inverse-sqrt", "cosine", "linear", "wsd", "plateau", "constant"] = "inverse-sqrt"
     #: The number of steps, or the share of all steps, in which the learning rate rises from 0.
     warmup: CountOrZero | Share | None = Field(
