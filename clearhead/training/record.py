@@ -45,7 +45,7 @@ class TrainSettings(Train):
         log_every: the number of steps between two lines of metrics.
         best_by: the metric that decides which checkpoint is best, unless `early_stop` names one.
         score_name: the name of the validation score.
-        plots: whether the metrics are plotted into the run directory.
+        plots: True if the metrics are plotted into the run directory.
         choices: the automatic choices that every checkpoint stores (`checkpoint.saved_choices`).
     """
 

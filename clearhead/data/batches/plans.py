@@ -136,7 +136,7 @@ class LengthSortedPlan(LengthPlan):
 
     Args:
         lengths, batch_tokens, seed: the arguments of `LengthPlan`.
-        shuffle: whether batches vary and are shuffled. False gives the same batches, in order of length, in every
+        shuffle: True if batches vary and are shuffled. False gives the same batches, in order of length, in every
             epoch.
     """
 

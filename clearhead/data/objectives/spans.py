@@ -184,7 +184,7 @@ class TextInfilling:
         tokenizer: a tokenizer with a mask token.
         share: the share of the tokens of a window that spans cover, above 0 and below 1.
         mean_span: the mean number of tokens in a span, above 0 and at most 100.
-        permute: whether sentences are shuffled.
+        permute: True if sentences are shuffled.
 
     Raises:
         InputError: the tokenizer has no mask token, or the share or the mean is out of range.

@@ -84,10 +84,8 @@ def _size(values: object) -> int | None:
 class CheckedRows(ABC):
     """A source whose rows are checked by a task; each task has a subclass.
 
-    Args:
-        table: the table; it has the columns that `check` reads.
-
     Attributes:
+        table: the table; it has the columns that `check` reads.
         kind: the kind of the data, which is part of the identity.
         columns: the roles of the values that `check` returns.
     """

@@ -32,7 +32,7 @@ class TextChunk(NamedTuple):
 
     Args:
         text: the characters of the chunk; never empty.
-        starts: whether a new document starts with this chunk.
+        starts: True if a new document starts with this chunk.
         origin: the file or the record of the text.
         line: the line of the file at which the chunk starts, counted from 1; 0 if the origin has no lines.
     """

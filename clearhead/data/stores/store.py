@@ -264,7 +264,7 @@ def prepare_pairs(
         tokenizers: the tokenizers of both sides.
         max_length: the maximum length of a side in tokens, special tokens included.
         max_ratio: the maximum ratio of the longer side to the shorter, both with an end token. None means no limit.
-        training: whether the pairs are training data. False keeps pairs that exceed `max_ratio`, since a score on
+        training: True if the pairs are training data. False keeps pairs that exceed `max_ratio`, since a score on
             filtered pairs would be too good.
         extra: the number of special tokens of a source and of a target. None means those of a translation.
         share: the share of the pairs to read, as in `read_table`.

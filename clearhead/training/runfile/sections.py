@@ -1,8 +1,8 @@
 """Tables and keys of a run file as frozen types, the rules between their keys, and their defaults.
 
 The tables [task] and [data] depend on the kind of task. If the default of a key depends on other keys, the key is None
-until `fill_defaults` sets it; a key without effect can then be reported. The rules check valid values only, so a fault
-in one key does not hide a fault between others.
+until `fill_defaults` sets it. A key without effect can therefore be reported. The rules check valid values only, so a
+fault in one key does not hide a fault between others.
 """
 
 from __future__ import annotations
@@ -372,14 +372,14 @@ def _tokenizer_faults(run: RunFile) -> Iterator[Fault]:
     tokenizer = run.tokenizer
     if run.task.init:
         yield from _without_effect(
-            "tokenizer", _changed_keys(tokenizer), "with [task] init, which has its own tokenizer"
+            "tokenizer", _find_changed_keys(tokenizer), "with [task] init, which has its own tokenizer"
         )
         return
     if tokenizer.kind is None and tokenizer.path is None:
         yield _fault("tokenizer", "needs 'kind' (train one on the training text) or 'path' (use an existing one)")
     if tokenizer.path is not None:
         yield from _without_effect(
-            "tokenizer", [key for key in _changed_keys(tokenizer) if key != "path"], "with 'path'"
+            "tokenizer", [key for key in _find_changed_keys(tokenizer) if key != "path"], "with 'path'"
         )
     elif tokenizer.joint is not None and not find_task(run.task.kind).has_two_vocabularies:
         yield _fault(
@@ -393,14 +393,14 @@ def _model_faults(run: RunFile) -> Iterator[Fault]:
     model = run.model
     kind, allowed = run.task.kind, find_task(run.task.kind).families
     if run.task.init:
-        keys = [key for key in _changed_keys(model) if key not in (*DROPOUTS, "parts")]
+        keys = [key for key in _find_changed_keys(model) if key not in (*DROPOUTS, "parts")]
         yield from _without_effect("model", keys, "with [task] init, which has its own model")
         return
     if model.family is not None and model.family not in allowed:
         families = " or ".join(f"'{family}'" for family in allowed)
         yield _fault("model.family", f"must be {families} for the task '{kind}', got '{model.family}'")
     if model.spec is not None:
-        others = [key for key in _changed_keys(model) if key not in ("spec", "family", "parts")]
+        others = [key for key in _find_changed_keys(model) if key not in ("spec", "family", "parts")]
         yield from _without_effect("model", others, "with 'spec', which describes the whole model")
     one_stack = [key for key in ("encoder_layers", "decoder_layers") if getattr(model, key) is not None]
     if one_stack and family_of(run) != "encoder-decoder":
@@ -478,7 +478,7 @@ def _schedule_faults(run: RunFile) -> Iterator[Fault]:
 
 def _snapshots_faults(run: RunFile) -> Iterator[Fault]:
     if not run.train.snapshots:
-        keys = [key for key in _changed_keys(run.train) if key == "snapshot_megabytes"]
+        keys = [key for key in _find_changed_keys(run.train) if key == "snapshot_megabytes"]
         yield from _without_effect("train", keys, "with 'snapshots' = 0, which keeps none")
 
 
@@ -511,7 +511,7 @@ def _device_faults(run: RunFile) -> Iterator[Fault]:
             yield _fault("train.threads", f"= {fault}")
 
 
-def _changed_keys(section: RunFileSection) -> list[str]:
+def _find_changed_keys(section: RunFileSection) -> list[str]:
     """Return the keys of a table whose values differ from their defaults."""
     return [name for name, info in type(section).model_fields.items() if getattr(section, name) != info.default]
 
