@@ -68,12 +68,13 @@ class DataSection(RunFileSection):
 
     #: The training data, in one of the forms below.
     train: Form
-    #: The validation data, in one of the forms below, or the share of the training data to hold out: rows of a table
-    #: at random, or the end of running text.
+    #: The validation data, in one of the forms below, or the share of the training data to hold out. Rows of a table
+    #: are drawn at random; running text is cut at its end.
     valid: Form | float
     #: The longest text in tokens, special tokens included.
     max_length: Annotated[int, Field(ge=2)] = 128
     # Every task has this key, so that every resolved run file contains it.
+
     #: Whether the training text is read and tokenized during the run, for a text larger than the disk.
     stream: bool = False
 
@@ -136,7 +137,7 @@ class TaskData:
         forms: the forms of table that can name the data.
         examples: the format of the examples in a list.
         data: the type of the [data] table.
-        streams: whether the training text can be read and tokenized during the run.
+        streams: True if the training text can be read and tokenized during the run.
         labelled: a function that reads the labelled examples that the data options of `clearhead new` name. Its second
             argument is the training data if it reads validation data, else None. None means that the data are pairs or
             running text.

@@ -74,14 +74,14 @@ class OpenedRun:
     Attributes:
         path: the run directory.
         run_file: the checked run file; in the first process of a resumed run with the resolved precision.
-        is_resumed: whether the run continues from a checkpoint.
+        is_resumed: True if the run continues from a checkpoint.
         choices: the automatic choices made when a resumed run began; empty for a new run.
         processes: the processes that train together.
         directory: the locked run directory. None in all processes except the first.
         progress: the display that receives all reports; only the first process shows them.
         device: the device of this process.
         memory_before: the memory use of this process before it read the data, in bytes.
-        eager_reason: the reason for which attention must use the eager kernel on this device; empty if it need not.
+        eager_reason: the reason why attention must use the eager kernel on this device; empty if it need not.
         description: the folder with the files that describe the model of a resumed run.
         ranks_without_folder: the ranks of processes that do not see the run directory, because their machine has its
             own disk.
@@ -107,7 +107,7 @@ def open_training(run_file: RunFile, *, resume: bool, progress: TrainingProgress
 
     Args:
         run_file: the checked run file.
-        resume: whether to continue from the newest undamaged checkpoint.
+        resume: True to continue from the newest undamaged checkpoint.
         progress: the display that receives all reports.
 
     Raises:
@@ -157,7 +157,7 @@ def open_training(run_file: RunFile, *, resume: bool, progress: TrainingProgress
 
 
 def _find_eager_reason(device: torch.device, precision: str) -> str:
-    """Return the reason for which attention must use the eager kernel on a device; empty if it need not."""
+    """Return the reason why attention must use the eager kernel on a device; empty if it need not."""
     if not needs_check(device):
         return ""
     from clearhead.fast.device_check import find_eager_reason  # not needed on most machines
@@ -267,7 +267,7 @@ class BuiltModel:
     Attributes:
         data: the prepared data of the run.
         module: the plain module.
-        is_sharded: whether the weights are sharded over the processes.
+        is_sharded: True if the weights are sharded over the processes.
         new: the addresses of the tensors that the initial model does not have.
         precision: the precision of the computation.
     """
@@ -493,7 +493,7 @@ def train_run(run_file: RunFile, *, resume: bool = False, progress: TrainingProg
 
     Args:
         run_file: the checked run file.
-        resume: whether to continue from the newest undamaged checkpoint of its run directory.
+        resume: True to continue from the newest undamaged checkpoint of its run directory.
         progress: the display that receives all reports. None means a live panel or lines on stderr.
 
     Raises:

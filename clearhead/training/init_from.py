@@ -31,7 +31,7 @@ HEAD = "head."
 
 @dataclass(frozen=True)
 class InitialModel:
-    """A trained model from whose weights a run starts.
+    """The trained model from which a run starts.
 
     Attributes:
         name: the name of the model in messages.

@@ -87,7 +87,7 @@ class Trainer(Generic[BatchT]):
         """Train until a limit of the settings is reached.
 
         Args:
-            resume: whether to continue from the newest undamaged checkpoint of the run directory.
+            resume: True to continue from the newest undamaged checkpoint of the run directory.
 
         Raises:
             InputError: there is nothing to resume, or the run directory cannot be used.

@@ -171,9 +171,9 @@ def refuse_large(
     Args:
         model: the spec of the model.
         device: the device for training.
-        is_trained_whole: whether every weight has a gradient and two optimizer moments; False with LoRA.
+        is_trained_whole: True if every weight has a gradient and two optimizer moments; False with LoRA.
         process: this process among all that train together.
-        is_sharded: whether the model is sharded over the processes.
+        is_sharded: True if the model is sharded over the processes.
 
     Raises:
         InputError: the memory is too small.
@@ -305,7 +305,7 @@ def measure_step_cost(
     Args:
         trial: the training to measure.
         seconds: the time in seconds after which no further batch is measured.
-        is_alone: whether one process trains alone; several processes measure everything once.
+        is_alone: True if one process trains alone; several processes measure everything once.
         display: the display that shows a line before each measurement.
 
     Raises:
@@ -387,7 +387,10 @@ def faster_precision(
 
 
 def take_some_rows(batch: BatchT, most_tokens: int) -> BatchT:
-    """Return the first rows of a batch with about `most_tokens` tokens, at least one; or a whole other batch."""
+    """Return the first rows of a batch that have about `most_tokens` tokens together, at least one row.
+
+    Batches of other classes than `Batch` are returned whole.
+    """
     if not isinstance(batch, Batch):
         return batch
     count = max(1, len(batch.ids) * most_tokens // max(1, batch.num_tokens))
@@ -401,7 +404,7 @@ class TimeLimit:
     Attributes:
         began: the start of the pre-flight, in seconds of the performance counter.
         seconds: the limit in seconds; at first the limit for a run with short steps.
-        is_alone: whether one process trains alone. Several processes cannot decide by their clocks, so they leave out
+        is_alone: True if one process trains alone. Several processes cannot decide by their clocks, so they leave out
             all optional measurements.
     """
 
@@ -449,8 +452,8 @@ class _DryRun(Generic[BatchT]):
 
         Args:
             measure: a function that measures once and returns the time in seconds.
-            seconds: the total time in seconds until which the measurement is repeated, at least twice.
-            warms_up: whether the first measurement does more work than later ones; it counts only if none follows.
+            seconds: the total time of all repetitions in seconds; the measurement is made at least twice.
+            warms_up: True if the first measurement does more work than later ones; it counts only if none follows.
         """
         times, repeats = [measure()], self.limit.is_alone
         if warms_up and not (repeats and times[0] >= ONCE):

@@ -109,7 +109,7 @@ def environment(processes: int = 1, *, is_sharded: bool = False) -> dict[str, st
 
     Args:
         processes: the number of processes that train together.
-        is_sharded: whether the model is sharded over them (fsdp); else each process holds a copy (ddp).
+        is_sharded: True if the model is sharded over them (fsdp); else each process holds a copy (ddp).
     """
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     kind = {"parallel": "fsdp" if is_sharded else "ddp"}

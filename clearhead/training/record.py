@@ -45,8 +45,8 @@ class TrainSettings(Train):
         log_every: the number of steps between two lines of metrics.
         best_by: the metric that decides which checkpoint is best, unless `early_stop` names one.
         score_name: the name of the validation score.
-        plots: whether the metrics are plotted into the run directory.
-        choices: the automatic choices that every checkpoint stores (`checkpoint.read_choices`).
+        plots: True if the metrics are plotted into the run directory.
+        choices: the automatic choices that every checkpoint stores (`checkpoint.saved_choices`).
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -272,13 +272,13 @@ class FollowerRecord(RunRecord):
     """The record of all other processes: writes no files except shards of weights."""
 
     def begin(self) -> None:
-        """Do nothing: the first process writes this."""
+        """Do nothing: the first process removes old files."""
 
     def go_back(self, tally: files.Tally) -> None:
-        """Do nothing: the first process writes this."""
+        """Do nothing: the first process restores the files."""
 
     def write_line(self, row: MetricsRow) -> None:
-        """Do nothing: the first process writes this."""
+        """Do nothing: the first process writes the metrics."""
 
     def save(self, checkpoint: files.Checkpoint, tally: files.Tally) -> None:
         """Write the shards of this process, if the weights are sharded."""
@@ -290,7 +290,7 @@ class FollowerRecord(RunRecord):
             self._engine.join_save([weights])
 
     def save_averaged(self, weights: Mapping[str, Tensor], steps: list[int], validation: Validation) -> None:
-        """Do nothing: the first process writes this."""
+        """Do nothing: the first process writes the averaged weights."""
 
     def draw(self) -> None:
-        """Do nothing: the first process writes this."""
+        """Do nothing: the first process draws the plots."""

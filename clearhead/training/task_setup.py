@@ -85,7 +85,7 @@ class TaskSetup:
         Args:
             source_vocab: the vocabulary size of the first stack.
             target_vocab: the vocabulary size of the decoder. None means the same as `source_vocab`.
-            joint: whether both sides share one vocabulary.
+            joint: True if both sides share one vocabulary.
             head: the head of the model. None means a vocabulary head.
 
         Raises:
@@ -174,7 +174,7 @@ class DataSide:
         if self.largest_id >= rows:
             faults.append(
                 f"The {self.name} data has the token id {self.largest_id}, but the model's {self.name} vocabulary ends "
-                f"at {rows - 1}: the data was made with another tokenizer, or the vocabulary is too small."
+                f"at {rows - 1}. The data was made with another tokenizer, or the vocabulary is too small."
             )
         if model.max_positions is not None and self.longest > model.max_positions:
             faults.append(
@@ -217,7 +217,7 @@ class PreparedTask(Workload[BatchT]):
         valid_data: the identity of the validation data; scores on other data cannot be compared.
         score_name: the name of the validation score; empty means that of the task.
         best_by: the metric that decides which checkpoint is best.
-        compares_rows: whether the loss compares the rows of a batch; several processes then cannot divide them. False
+        compares_rows: True if the loss compares the rows of a batch; several processes then cannot divide them. False
             means that batches are of the class `Batch`.
     """
 

@@ -6,8 +6,8 @@
 
 "whole" trains the real module on real batches, with shuffling, dropout, accumulation, EMA and averaging. "killed" does
 so in forked children. The first is killed some seconds after its first checkpoint, the second at a write to the disk,
-and the third reaches the end. "chain" trains a small stand-in in forked children, each killed at a random write to the
-disk, until one of them reaches the end. Then it trains another one, RUN-whole, without interruption.
+and the third reaches the end. "chain" trains a small stand-in in forked children. Each is killed at a random write to
+the disk, until one of them reaches the end. Then it trains another one, RUN-whole, without interruption.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def real_trainer(run: Path, *, steps: int = STEPS, precision: Literal["fp32", "b
     store = prepare_pairs(source, tokenizers, max_length=11, max_ratio=None, training=True)
     # Drawn before the trainer seeds anything: both a new and a resumed run must not depend on it
     torch.manual_seed(23)
-    # In bf16 layers whose sizes fill blocks have kernels of their own.
+    # In bf16, layers whose sizes fill blocks have special kernels.
     width, inner = (14, 19) if precision == "fp32" else (32, 64)
     hparams = Hyperparameters(layers=1, width=width, heads=2, feedforward=inner, dropout=0.2, attention_dropout=0.1)
     module = build(

@@ -71,8 +71,8 @@ class Batch(DeviceBatch):
     Args:
         ids: the input ids of the first stack.
         mask: the mask of `ids`.
-        labels: one id for each token of the last stack, or NO_LABEL if none is predicted; or for each example a class,
-            a number, or 1 or 0 for each class.
+        labels: one id for each token of the last stack, or NO_LABEL if none is predicted. For other tasks one class or
+            number per example, or 1 or 0 for each class.
         num_labels: the number of labels that are not NO_LABEL.
         num_tokens: the number of real tokens that the stacks read.
         rows: the numbers of these examples in the store.

@@ -64,8 +64,9 @@ class InputCollator:
     Args:
         special_tokens: the special tokens of a single text and of a pair.
         pad: the padding id.
-        has_segments: whether the model has a segment embedding, which tells the two texts of a pair apart.
-        start: the start id of the decoder of a two-stack model. None means that the model has one stack.
+        has_segments: True if the model has a segment embedding, which tells the two texts of a pair apart.
+        start: the start id of the decoder of a two-stack model. None means that the model has one stack, or that the
+            last id of the text takes its place.
         repeats: the way in which the decoder reads the text again, as in the task record. None means that it reads the
             start token alone.
 

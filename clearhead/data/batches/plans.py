@@ -136,7 +136,7 @@ class LengthSortedPlan(LengthPlan):
 
     Args:
         lengths, batch_tokens, seed: the arguments of `LengthPlan`.
-        shuffle: whether batches vary and are shuffled. False gives the same batches, in order of length, in every
+        shuffle: True if batches vary and are shuffled. False gives the same batches, in order of length, in every
             epoch.
     """
 
@@ -180,7 +180,7 @@ class EpochBatches(Generic[BatchT]):
 
     Args:
         plan: the plan that chooses the rows of each batch.
-        make: a function that makes a batch of row numbers, the number of the epoch, and the number of the batch in it.
+        make: a function that makes a batch from row numbers, the number of the epoch, and the number of the batch.
         identity: JSON values that identify these batches, such as data, seed and sizes; the rule of shapes is added.
     """
 
@@ -239,7 +239,7 @@ class EpochBatches(Generic[BatchT]):
         assert 0 <= position < len(self._batches), "a position that state() returned is inside its epoch"
 
     def refuse_others(self, state: Mapping[str, Any]) -> None:
-        """Refuse the position of other batches.
+        """Refuse a position that belongs to other batches.
 
         Raises:
             InputError: the position belongs to other data or to another plan.
@@ -263,7 +263,7 @@ def training_batches(store: Store, plan: LengthPlan, collate: Callable[[Indices]
     Args:
         store: the examples.
         plan: the plan that chooses the examples of each batch.
-        collate: a function that makes a batch of row numbers.
+        collate: a function that makes a batch from row numbers.
     """
     identity = {**plan.identity(), "data": store.identity}
     return EpochBatches(plan, lambda rows, epoch, index: collate(rows), identity=identity)
@@ -274,7 +274,7 @@ def validation_batches(store: Store, collate: Callable[[Indices], BatchT], *, ba
 
     Args:
         store: the examples.
-        collate: a function that makes a batch of row numbers.
+        collate: a function that makes a batch from row numbers.
         batch_tokens: the budget of `LengthPlan`.
 
     Raises:

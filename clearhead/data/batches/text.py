@@ -88,7 +88,7 @@ def cut_windows(
             window.
         stride: the distance between the starts of two windows, at most the length of a window; the last window ends
             with the document. None means that windows do not overlap.
-        with_special: whether special ids are added to each window. False means causal windows.
+        with_special: True if special ids are added to each window. False means causal windows.
 
     Raises:
         InputError: the length has no room for an id, or the offset or the stride is out of range.
@@ -166,11 +166,11 @@ HELD_OUT_TOKENS = 8192
 
 @dataclass(frozen=True)
 class View:
-    """A way to make training batches of documents: plan and batch function.
+    """Training batches of documents: the plan that chooses windows, and the function that makes a batch.
 
     Attributes:
         plan: the plan that chooses the windows of each batch.
-        make: the function `make` of `EpochBatches`, which makes a batch.
+        make: the function that makes a batch, as in `EpochBatches`.
         identity: JSON values that identify this view of the documents.
     """
 
@@ -192,7 +192,7 @@ def causal_view(documents: Documents, *, block: int, batch_tokens: int, pack: bo
         documents: the documents.
         block: the maximum length of a row in tokens.
         batch_tokens: the maximum of rows * longest row in a batch.
-        pack: whether a row may hold several documents; each document attends to itself alone.
+        pack: True if a row may hold several documents; each document attends to itself alone.
         seed: the seed of cuts and order, at least 0.
 
     Raises:

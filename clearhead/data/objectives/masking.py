@@ -31,7 +31,7 @@ class MaskedLM:
         tokenizer: a tokenizer with a mask token.
         share: the share of ordinary tokens of a window that are chosen, above 0 and below 1. It is exact on average
             for windows in which it amounts to at least one token.
-        whole_words: whether all tokens of a word are chosen together; every kind of vocabulary is supported.
+        whole_words: True if all tokens of a word are chosen together; every kind of vocabulary is supported.
 
     Raises:
         InputError: the tokenizer has no mask token, or the share is out of range.

@@ -76,7 +76,7 @@ class SpanCorruption:
         return denoising_batch(source, _target(rows, noise_N, first_N, sentinels_N), self._tokenizer)
 
     def _number(self, rows: Ragged, first_N: Bool[ndarray, " tokens"]) -> Int64[ndarray, " tokens"]:
-        """Return for each token the sentinel of its span, or of the last span before it; rows count from sentinel 0."""
+        """Return the sentinel of each token's span, or of the last span before it; each row starts at sentinel 0."""
         spans_B = sum_rows(first_N.astype(np.int64), rows.lengths)
         most = int(spans_B.max())
         if most > len(self._sentinels):
@@ -184,7 +184,7 @@ class TextInfilling:
         tokenizer: a tokenizer with a mask token.
         share: the share of the tokens of a window that spans cover, above 0 and below 1.
         mean_span: the mean number of tokens in a span, above 0 and at most 100.
-        permute: whether sentences are shuffled.
+        permute: True if sentences are shuffled.
 
     Raises:
         InputError: the tokenizer has no mask token, or the share or the mean is out of range.

@@ -62,7 +62,7 @@ def json_lines(examples: Examples) -> str:
 
 
 def json_lines_entry(examples: Examples, path: Path, form: type[Form]) -> dict[str, str]:
-    """Return the entry of [data] in a run file that reads examples from a file of their JSON lines.
+    """Return the [data] entry of a run file that reads examples from a file of JSON lines.
 
     Args:
         examples: the examples in the file.
@@ -84,10 +84,8 @@ def _size(values: object) -> int | None:
 class CheckedRows(ABC):
     """A source whose rows are checked by a task; each task has a subclass.
 
-    Args:
-        table: the table; it has the columns that `check` reads.
-
     Attributes:
+        table: the table; it has the columns that `check` reads.
         kind: the kind of the data, which is part of the identity.
         columns: the roles of the values that `check` returns.
     """

@@ -160,7 +160,7 @@ class AlignedFiles:
     Args:
         columns: the file of each role, plain or .gz; the first file decides the number of lines.
         located_by: the role whose file is named in the location of a row.
-        is_parallel: whether the lines are translations of each other; then their lengths show where a line is missing.
+        is_parallel: True if the lines are translations of each other; then their lengths show where a line is missing.
     """
 
     columns: Mapping[str, Path]
@@ -198,7 +198,7 @@ class DelimitedFile:
             named, the first line is not a row. None means the first column that no other role has.
         separator: a tab or a comma.
         keys: the key of a run file that chooses the column of each role, for messages.
-        is_distinct: whether two roles must have different columns.
+        is_distinct: True if two roles must have different columns.
     """
 
     path: Path
@@ -460,7 +460,7 @@ class Dataset:
 class Examples:
     """A source of examples in memory.
 
-    Args:
+    Attributes:
         records: the fields of each example, as JSON values.
         columns: the field of each role.
         raw: the roles whose values are not texts.

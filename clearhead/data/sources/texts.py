@@ -32,7 +32,7 @@ class TextChunk(NamedTuple):
 
     Args:
         text: the characters of the chunk; never empty.
-        starts: whether a new document starts with this chunk.
+        starts: True if a new document starts with this chunk.
         origin: the file or the record of the text.
         line: the line of the file at which the chunk starts, counted from 1; 0 if the origin has no lines.
     """
@@ -68,8 +68,8 @@ class TextFiles:
         """Return the files to read.
 
         Raises:
-            InputError: no file matches the pattern, a field is set without JSON lines, a file is another table, or a
-                folder cannot be read.
+            InputError: no file matches the pattern, a field is set without JSON lines, a file is a table, or a folder
+                cannot be read.
         """
         if not self.path.is_dir():
             self._refuse_table(self.path)
@@ -230,7 +230,7 @@ def read_chunks(source: TextSource, share: Share, size: TextSize) -> Iterator[Te
 
     Args:
         source: the source of the text.
-        share: the begin and the end of the share, each from 0 to 1. They count documents, or characters if there is
+        share: the start and the end of the share, each from 0 to 1. They count documents, or characters if there is
             only one document. Shares that meet at one number neither overlap nor leave a gap.
         size: the result of `measure`.
 

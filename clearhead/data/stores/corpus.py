@@ -106,7 +106,7 @@ def prepare_corpus(source: TextSource, tokenizer: Tokenizer, *, share: Share = W
     Args:
         source: the source of the text.
         tokenizer: the tokenizer.
-        share: the begin and the end of the share to tokenize, as in `read_chunks`.
+        share: the start and the end of the share to tokenize, as in `read_chunks`.
 
     Raises:
         InputError: the source cannot be read, or the share has no text.

@@ -137,7 +137,7 @@ class Store:
 
     @cached_property
     def longest(self) -> tuple[int, int]:
-        """The largest of the first and of the last `input_lengths`."""
+        """The largest input length of the first stack, and that of the last stack."""
         lengths = self.input_lengths
         return int(lengths[0].max()), int(lengths[-1].max())
 
@@ -152,13 +152,13 @@ class Store:
 
 
 def joint_lengths(store: Store) -> list[Rows]:
-    """Return the lengths of examples if one stack reads all their texts together."""
+    """Return the total length of each example, for models that read all its texts with one stack."""
     lengths: Rows = np.sum([text.lengths for text in store.texts], axis=0)
     return [lengths]
 
 
 def separate_lengths(store: Store) -> list[Rows]:
-    """Return the lengths of examples if each of their texts is read by another stack."""
+    """Return the lengths of the texts of each example, for models that read each text with a separate stack."""
     return [text.lengths for text in store.texts]
 
 
@@ -264,7 +264,7 @@ def prepare_pairs(
         tokenizers: the tokenizers of both sides.
         max_length: the maximum length of a side in tokens, special tokens included.
         max_ratio: the maximum ratio of the longer side to the shorter, both with an end token. None means no limit.
-        training: whether the pairs are training data. False keeps pairs that exceed `max_ratio`, since a score on
+        training: True if the pairs are training data. False keeps pairs that exceed `max_ratio`, since a score on
             filtered pairs would be too good.
         extra: the number of special tokens of a source and of a target. None means those of a translation.
         share: the share of the pairs to read, as in `read_table`.

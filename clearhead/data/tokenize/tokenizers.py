@@ -29,7 +29,7 @@ def load_or_train_tokenizers(
         share: the share of the pairs to read, as in `read_table`.
         kind: the kind of tokenizer, as in `train_tokenizer`.
         vocab_size: the size of each vocabulary, special tokens included.
-        joint: whether both sides share one tokenizer.
+        joint: True if both sides share one tokenizer.
 
     Raises:
         InputError: the source cannot be read, or has too little text for the vocabulary.
@@ -60,8 +60,8 @@ def load_or_train_text_tokenizer(
         source: the source of the text, which may be larger than memory.
         kind: the kind of tokenizer, as in `train_tokenizer`.
         vocab_size: the size of the vocabulary, special tokens included.
-        share: the begin and the end of the share to train on, as in `read_chunks`.
-        mask: whether the tokenizer has a mask token.
+        share: the start and the end of the share to train on, as in `read_chunks`.
+        mask: True if the tokenizer has a mask token.
         sentinels: the number of sentinel tokens.
 
     Raises:
@@ -95,7 +95,7 @@ def load_or_train_tokenizer(
         identity: JSON values that identify the texts.
         kind: the kind of tokenizer, as in `train_tokenizer`.
         vocab_size: the size of the vocabulary, special tokens included.
-        mask: whether the tokenizer has a mask token.
+        mask: True if the tokenizer has a mask token.
         sentinels: the number of sentinel tokens.
 
     Raises:

@@ -44,8 +44,8 @@ def build_optimizer(
 
     Args:
         module: the module to train.
-        kind: the optimizer. "adam" adds the weight decay to the gradient, and "adamw" decays the weights directly.
-            "muon" orthogonalizes the updates of matrices, and uses AdamW for all other parameters.
+        kind: the name of the optimizer. Adam ("adam") adds the weight decay to the gradient, and AdamW ("adamw") decays
+            the weights directly. Muon ("muon") orthogonalizes the updates of matrices.
         learning_rate: the learning rate, positive.
         weight_decay: the weight decay of matrices, at least 0.
         betas: the decay of the first and the second moment, at least 0 and below 1.

@@ -58,7 +58,7 @@ def check_first_has_run(processes: Processes, run: Path) -> None:
     has_checkpoint = processes.all_gather(bool(checkpoint_steps(run)))
     if any(has_checkpoint) and not has_checkpoint[0]:
         raise InputError(
-            f"process 0 has no checkpoint in {run}, but process {has_checkpoint.index(True)} has: copy the run "
+            f"process 0 has no checkpoint in {run}, but process {has_checkpoint.index(True)} has. Copy the run "
             "directory to the machine of process 0, or make the other machine the first one (torchrun --node-rank 0)"
         )
 
@@ -168,7 +168,7 @@ def check_divisible(parts: PreparedTask[Any], batch_tokens: int, size: int) -> N
     if rows < size:
         raise InputError(
             f"train.batch_tokens is {batch_tokens}, which is {rows} row{'s' * (rows != 1)} of {longest} tokens, and "
-            f"{size} processes cannot divide them: raise it to at least {size * longest}, or start at most {rows} "
+            f"{size} processes cannot divide them. Raise it to at least {size * longest}, or start at most {rows} "
             "of them"
         )
 
@@ -210,7 +210,7 @@ def build_engine(
         module: the module to train; sharding changes it in place.
         loss: a function that returns the summed loss of a batch and the number of its labels.
         processes: the processes that train together.
-        is_sharded: whether the module is sharded over the processes.
+        is_sharded: True if the module is sharded over the processes.
         device: the device of this process.
         precision: the precision of the computation.
     """

@@ -26,7 +26,7 @@ class RankBatch(Generic[BatchT]):
 
     Args:
         batch: the rows of this process.
-        counts: whether the rows count. A process without rows computes the first row again, with a loss of 0, so that
+        counts: True if the rows count. A process without rows computes the first row again, with a loss of 0, so that
             it takes part in every reduction.
     """
 
@@ -163,7 +163,7 @@ class TrainingEngine(Generic[BatchT]):
 
     Attributes:
         divisor: the number by which gradients are divided when they are added up over the processes.
-        is_sharded: whether each process holds only a shard of each weight. Then all processes must take part in
+        is_sharded: True if each process holds only a shard of each weight. Then all processes must take part in
             reading and writing weights.
     """
 
@@ -179,7 +179,7 @@ class TrainingEngine(Generic[BatchT]):
 
         Args:
             batch: the batch, or the rows of it that this process computes.
-            is_last: whether the batch is the last one before an update; its backward pass adds up the gradients of all
+            is_last: True if the batch is the last one before an update; its backward pass adds up the gradients of all
                 processes.
         """
         return self._loss(self.module, batch)

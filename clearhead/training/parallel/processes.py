@@ -210,7 +210,7 @@ def join_processes(
 def _choose_error(error: BaseException, meeting: Meeting | None, process: Process, run: Path) -> BaseException:
     """Return the error that this process raises; `FailedElsewhere` if another process shows its error."""
     reported, is_first = (
-        _lost_process_failure(error, run, process) if _comes_from_lost_process(error) else error,
+        _make_failure(error, run, process) if _comes_from_lost_process(error) else error,
         process.local_rank == 0,
     )
     if process.size == 1 or isinstance(error, FailedElsewhere):
@@ -240,7 +240,7 @@ def _comes_from_lost_process(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or any(sign in str(error).lower() for sign in _SIGNS)
 
 
-def _lost_process_failure(error: BaseException, run: Path, process: Process) -> RunFailure:
+def _make_failure(error: BaseException, run: Path, process: Process) -> RunFailure:
     """Return the failure to report when the connection to another process ended."""
     steps, rest = checkpoint_steps(run), "no step was saved, so start the same command again"
     if steps:

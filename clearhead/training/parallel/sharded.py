@@ -137,7 +137,7 @@ class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
             _make_scalars(path, scalars)
 
     def join_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take part when the first process writes files, which sends their names."""
+        """Take part when the first process writes files; the first process sends their names."""
         for tensors in files:
             self.save(Path(), tensors)
 

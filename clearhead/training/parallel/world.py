@@ -27,7 +27,7 @@ class Process:
         local_size: the number of processes on its machine.
         machine: the number of its machine, from 0.
         address, port: the address of the common store; "" and 0 for a process alone.
-        has_agent: whether torchrun keeps the common store, which then outlives a restart of the processes.
+        has_agent: True if torchrun keeps the common store, which then outlives a restart of the processes.
     """
 
     rank: int = 0
@@ -104,6 +104,6 @@ def _refuse_slurm_tasks() -> None:
     if num_boxes > 1:
         launcher += " --rdzv-backend=c10d --rdzv-endpoint=$(scontrol show hostnames | head -n 1):29400"
     raise InputError(
-        f"SLURM_NTASKS is {tasks}, but RANK is not set, so each task would train the same run alone: start one task on "
+        f"SLURM_NTASKS is {tasks}, but RANK is not set, so each task would train the same run alone. Start one task on "
         f"each machine, and let torchrun start the processes: {launcher} -m clearhead train ..."
     )

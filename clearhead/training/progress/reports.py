@@ -64,7 +64,7 @@ class ValidationReport:
         step: the number of optimizer steps taken.
         loss: the mean validation loss per label, in nats.
         score: the validation score. None means that there is no score.
-        is_best: whether this is the best validation so far.
+        is_best: True if this is the best validation so far.
         seconds: the time of the validation in seconds.
     """
 

@@ -40,7 +40,7 @@ class TrackedProgress(TrainingProgress):
         run: the run directory.
         config: the settings of the run, for the tracker's table of runs.
         shown: the display that also receives every report.
-        is_resumed: whether the run is resumed; it then continues in the tracker too.
+        is_resumed: True if the run is resumed; it then continues in the tracker too.
 
     Raises:
         InputError: the package of the tracker is not installed.

@@ -50,7 +50,7 @@ def resolve_spec(
         kind: the kind of the task, for messages.
         source_vocab: the size of the source vocabulary.
         target_vocab: the size of the target vocabulary.
-        joint: whether both sides share one vocabulary, so that they can share embeddings.
+        joint: True if both sides share one vocabulary, so that they can share embeddings.
         head: the head of the model. None means a vocabulary head.
 
     Raises:

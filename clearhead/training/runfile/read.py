@@ -59,7 +59,7 @@ def load_run_file(path: Path, overrides: Sequence[str] = (), *, is_of_run: bool 
     Args:
         path: the TOML file.
         overrides: `table.key=value` texts; a value is TOML, and a bare word is text.
-        is_of_run: whether the file belongs to a run directory, whose code is not imported. A folder with checkpoints is
+        is_of_run: True if the file belongs to a run directory, whose code is not imported. A folder with checkpoints is
             recognised as such without this argument.
 
     Returns:
@@ -154,7 +154,7 @@ class _Draft:
             address: the address of the fault.
             sentence: the message.
             at: the address whose origin the message names. None means the address of the fault.
-            follows: whether the fault only follows from another fault.
+            follows: True if the fault only follows from another fault.
         """
         override, line = self.origin(address if at is None else at)
         start = f"{self.name}:{line}" if line else self.name
@@ -288,7 +288,7 @@ class _Draft:
 
         Args:
             run: the checked run file.
-            imports_extensions: whether the file of [model] parts is imported.
+            imports_extensions: True if the file of [model] parts is imported.
         """
         from clearhead.training.runfile.model_table import resolve_spec
 

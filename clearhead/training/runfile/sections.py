@@ -1,8 +1,8 @@
 """Tables and keys of a run file as frozen types, the rules between their keys, and their defaults.
 
 The tables [task] and [data] depend on the kind of task. If the default of a key depends on other keys, the key is None
-until `fill_defaults` sets it; a key without effect can then be reported. The rules check valid values only, so a fault
-in one key does not hide a fault between others.
+until `fill_defaults` sets it. A key without effect can therefore be reported. The rules check valid values only, so a
+fault in one key does not hide a fault between others.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ CountOrZero = Annotated[int, Field(ge=0)]
 class TokenizerSection(RunFileSection):
     """The tokenizer: trained for the run (kind) or loaded from a file or folder (path)."""
 
-    #: The kind of token: pieces of words (bpe, byte-bpe, unigram, wordpiece), words, characters, bytes, or, with
-    #: split, the units between the spaces of an already segmented text.
+    #: The kind of token: pieces of words (bpe, byte-bpe, unigram, wordpiece), words, characters or bytes. With split,
+    #: tokens are the units between the spaces of an already segmented text.
     kind: Literal["bpe", "byte-bpe", "unigram", "wordpiece", "word", "character", "byte", "split"] | None = None
     #: An existing tokenizer in place of a trained one: a tokenizer.json, or a folder with one.
     path: str | None = None
@@ -149,9 +149,9 @@ class Train(RunFileSection):
     )
     #: The number added to the root of the averaged squares, against a division by 0.
     eps: Positive = 1e-9
-    #: The learning rate after the warm-up: down to 0 along a curve or a line (cosine, linear), constant and then down
-    #: (wsd), proportional to 1 / sqrt(step) (inverse-sqrt, paper), halved if the validation loss does not fall
-    #: (plateau), or constant.
+    #: The learning rate after the warm-up. It falls to 0 along a curve (cosine), along a line (linear) or only at the
+    #: end (wsd). It is proportional to 1 / sqrt(step) with inverse-sqrt and paper. With plateau it is halved if the
+    #: validation loss does not fall.
     schedule: Literal["paper", "inverse-sqrt", "cosine", "linear", "wsd", "plateau", "constant"] = "inverse-sqrt"
     #: The number of steps, or the share of all steps, in which the learning rate rises from 0.
     warmup: CountOrZero | Share | None = Field(
@@ -372,14 +372,14 @@ def _tokenizer_faults(run: RunFile) -> Iterator[Fault]:
     tokenizer = run.tokenizer
     if run.task.init:
         yield from _without_effect(
-            "tokenizer", _changed_keys(tokenizer), "with [task] init, which has its own tokenizer"
+            "tokenizer", _find_changed_keys(tokenizer), "with [task] init, which has its own tokenizer"
         )
         return
     if tokenizer.kind is None and tokenizer.path is None:
         yield _fault("tokenizer", "needs 'kind' (train one on the training text) or 'path' (use an existing one)")
     if tokenizer.path is not None:
         yield from _without_effect(
-            "tokenizer", [key for key in _changed_keys(tokenizer) if key != "path"], "with 'path'"
+            "tokenizer", [key for key in _find_changed_keys(tokenizer) if key != "path"], "with 'path'"
         )
     elif tokenizer.joint is not None and not find_task(run.task.kind).has_two_vocabularies:
         yield _fault(
@@ -393,14 +393,14 @@ def _model_faults(run: RunFile) -> Iterator[Fault]:
     model = run.model
     kind, allowed = run.task.kind, find_task(run.task.kind).families
     if run.task.init:
-        keys = [key for key in _changed_keys(model) if key not in (*DROPOUTS, "parts")]
+        keys = [key for key in _find_changed_keys(model) if key not in (*DROPOUTS, "parts")]
         yield from _without_effect("model", keys, "with [task] init, which has its own model")
         return
     if model.family is not None and model.family not in allowed:
         families = " or ".join(f"'{family}'" for family in allowed)
         yield _fault("model.family", f"must be {families} for the task '{kind}', got '{model.family}'")
     if model.spec is not None:
-        others = [key for key in _changed_keys(model) if key not in ("spec", "family", "parts")]
+        others = [key for key in _find_changed_keys(model) if key not in ("spec", "family", "parts")]
         yield from _without_effect("model", others, "with 'spec', which describes the whole model")
     one_stack = [key for key in ("encoder_layers", "decoder_layers") if getattr(model, key) is not None]
     if one_stack and family_of(run) != "encoder-decoder":
@@ -478,7 +478,7 @@ def _schedule_faults(run: RunFile) -> Iterator[Fault]:
 
 def _snapshots_faults(run: RunFile) -> Iterator[Fault]:
     if not run.train.snapshots:
-        keys = [key for key in _changed_keys(run.train) if key == "snapshot_megabytes"]
+        keys = [key for key in _find_changed_keys(run.train) if key == "snapshot_megabytes"]
         yield from _without_effect("train", keys, "with 'snapshots' = 0, which keeps none")
 
 
@@ -511,7 +511,7 @@ def _device_faults(run: RunFile) -> Iterator[Fault]:
             yield _fault("train.threads", f"= {fault}")
 
 
-def _changed_keys(section: RunFileSection) -> list[str]:
+def _find_changed_keys(section: RunFileSection) -> list[str]:
     """Return the keys of a table whose values differ from their defaults."""
     return [name for name, info in type(section).model_fields.items() if getattr(section, name) != info.default]
 
