@@ -96,7 +96,7 @@ class StackPlan:
         if "int4" in self._kinds:
             self._kinds.discard("int8")
         if len(self._kinds) != 1:
-            raise NotServed("weights of several dtypes")
+            raise NotServed("the weights have several dtypes")
         self.kind = self._kinds.pop()
         run = stack_runner(self.kind, branches, self._width)
         if run is None:
@@ -254,9 +254,11 @@ class StackPlan:
         choice: spec.Attention = attention.spec
         norms = choice.query_key_norm
         if choice.clip is not None or (norms is not None and (norms.over != "head" or norms.per_head)):
-            raise NotServed("clipped projections, or norms of queries and keys over all heads")
+            raise NotServed(
+                "the kernels support neither clipped projections nor norms of queries and keys over all heads"
+            )
         if choice.score_step is not None or choice.weight_step is not None:
-            raise NotServed("custom steps on scores or weights")
+            raise NotServed("the kernels do not support custom steps on scores or weights")
         is_memory = isinstance(attention, MemoryAttention)
         branch.function = MEMORY_ATTENTION if is_memory else SELF_ATTENTION
         width, size = self._width, choice.head_size
@@ -315,7 +317,7 @@ class StackPlan:
             raise NotServed(f"the kernels do not support {type(linear).__name__}")
         is_transposed = kind == "float32" and weight.stride(0) == 1 and weight.stride(1) >= len(weight) > 1
         if weight.device.type != "cpu" or is_altered(linear) or not (is_transposed or weight.is_contiguous()):
-            raise NotServed("weights are on another device, spread over processes, or not row by row")
+            raise NotServed("weights are on another device, sharded over processes, or not stored row by row")
         if is_transposed:
             matrix.ldb = weight.stride(1)  # GPT-2's mapped files store matrices transposed
             matrix.weight = address(weight.T, torch.float32, inputs, outputs, by_row=True)

@@ -51,7 +51,7 @@ def uses_kernels() -> bool:
     """
     choice = os.environ.get(KERNELS, "auto")
     if choice not in ("auto", "plain"):
-        raise InputError(f"the environment variable {KERNELS} is '{choice}'; expected auto or plain")
+        raise InputError(f"the environment variable {KERNELS} must be auto or plain, got '{choice}'")
     return choice == "auto"
 
 
