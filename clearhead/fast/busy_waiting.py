@@ -44,7 +44,7 @@ _LOGGER = logging.getLogger("clearhead.fast.busy_waiting")
 
 
 def adapt_waiting() -> None:
-    """Start a thread that adapts the waiting of this process's threads to other programs; has an effect once.
+    """Start a thread that adapts busy waiting in this process to other programs; later calls do nothing.
 
     Nothing happens if the user has set one of the environment variables for it, or the system is not Linux.
     """

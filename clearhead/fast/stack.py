@@ -70,7 +70,7 @@ class NotServed(Exception):
 
 
 class StackPlan:
-    """One kernel call for all layers of a stack, with the results of the layers up to the order of sums.
+    """One kernel call for all layers of a stack; the results equal those of the layers up to the order of sums.
 
     The plan does not change, so threads share it. It holds the tensors whose addresses it names.
 
@@ -390,7 +390,7 @@ class PlannedStack(Stack):
         memory_mask: RealMemory | None = None,
         cache: Cache | None = None,
     ) -> States:
-        """Run the stack with the results of the plain stack."""
+        """Run the stack; the results equal those of the plain stack up to the order of sums."""
         # A context with a cache counts the tokens of the call, so it must be made only once. The layers overwrite their
         # input, which may be the caller's vectors.
         if cache is None and sequence.embeddings is None and not torch.is_grad_enabled():
@@ -401,7 +401,7 @@ class PlannedStack(Stack):
         return super().forward(sequence, memory, memory_mask, cache)
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
-        """Run the layers from a depth on, with the results of the plain stack."""
+        """Run the layers from a depth on; the results equal those of the plain stack up to the order of sums."""
         cache = context.cache
         if not isinstance(cache, IndexedCache):
             return super().continue_from(depth, x_BTD, context)

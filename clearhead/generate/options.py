@@ -136,7 +136,7 @@ class DecodingOptions:
 
     @classmethod
     def with_defaults(cls, merged: Mapping[str, Any], call_options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a call with defaults that depend on other options, without ineffective settings.
+        """Complete the options of a call with defaults that depend on other options, and drop ineffective settings.
 
         Args:
             merged: options of the call and settings of its checkpoint.

@@ -188,7 +188,7 @@ RECENT: Final = 0.02
 
 
 class ThreadShares:
-    """Shares of the threads for concurrent kernel calls of several Python threads.
+    """Divides PyTorch's threads among concurrent kernel calls of several Python threads.
 
     Args:
         clock: function that returns the time in seconds.
