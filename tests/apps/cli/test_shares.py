@@ -218,10 +218,10 @@ def test_a_real_kill_loses_no_line(runs: Runs, tmp_path: Path) -> None:
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from clearhead.apps.cli.lines import Input, answer_lines
+from clearhead.apps.cli.lines import TextInput, answer_lines
 from clearhead.apps.cli.outputs import OutputOptions
 folder = Path(sys.argv[1])
-lines = Input.of(folder / "in", OutputOptions(folder / "out", sys.argv[2], settings={"as_json": False}))
+lines = TextInput.of(folder / "in", OutputOptions(folder / "out", sys.argv[2], settings={"as_json": False}))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 answer_lines(lines, lambda texts: texts, lambda line, text: print(len(text)), batch_size=None)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)

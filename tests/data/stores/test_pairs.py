@@ -194,10 +194,10 @@ def test_processes_at_once_agree_and_leave_nothing_behind(tmp_path: Path, cache:
         "from pathlib import Path\n"
         "from clearhead.data.sources.pairs import parallel_files\n"
         "from clearhead.data.stores.store import prepare_pairs\n"
-        "from clearhead.data.tokenize.tokenizers import cached_tokenizers\n"
+        "from clearhead.data.tokenize.tokenizers import load_or_train_tokenizers\n"
         f"source = parallel_files(Path({str(tmp_path / 'a.de')!r}), Path({str(tmp_path / 'a.en')!r}))\n"
         "sys.stdin.readline()\n"
-        "tokenizers = cached_tokenizers(source, kind='split', vocab_size=100, joint=True)\n"
+        "tokenizers = load_or_train_tokenizers(source, kind='split', vocab_size=100, joint=True)\n"
         "store = prepare_pairs(source, tokenizers, max_length=20, max_ratio=None, training=True)\n"
         "print(tokenizers.fingerprint, store.identity, store.folder)\n"
     )
