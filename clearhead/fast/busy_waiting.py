@@ -33,7 +33,7 @@ LOOKS_BEFORE_MESSAGE: Final = 10
 FIRST_TRIAL, LAST_TRIAL = 4, 64
 """Sleeping threads wait busily again for one check after this many checks, and then after twice as many each time.
 
-While our threads sleep, the load of other programs does not tell their load while our threads wait busily. A program
+The load of other programs while our threads sleep does not predict their load while our threads wait busily. A program
 of low priority takes any free time.
 """
 _SECONDS: Final = 1.0
@@ -44,7 +44,7 @@ _LOGGER = logging.getLogger("clearhead.fast.busy_waiting")
 
 
 def adapt_waiting() -> None:
-    """Start a thread that adapts the waiting of this process's threads to other programs; has an effect once.
+    """Start a thread that adapts busy waiting in this process to other programs; later calls do nothing.
 
     Nothing happens if the user has set one of the environment variables for it, or the system is not Linux.
     """

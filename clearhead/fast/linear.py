@@ -26,7 +26,7 @@ LinearFunction = Callable[[Tensor], Tensor]
 MOST_BF16_ROWS: Final = 256
 """Above this number of rows, the products of PyTorch are at least as fast."""
 LEAST_BYTES: Final = 2**18
-"""Smaller matrices stay in the caches; PyTorch multiplies them in fp32 faster than with rows rounded to 8 bits."""
+"""Matrices with fewer bytes stay in the caches; PyTorch multiplies them faster in fp32 than in 8 bits."""
 
 
 class ServedLinear(nn.Module):

@@ -70,7 +70,7 @@ class NotServed(Exception):
 
 
 class StackPlan:
-    """One kernel call for all layers of a stack, with the results of the layers up to the order of sums.
+    """One kernel call for all layers of a stack; the results equal those of the layers up to the order of sums.
 
     The plan does not change, so threads share it. It holds the tensors whose addresses it names.
 
@@ -96,7 +96,7 @@ class StackPlan:
         if "int4" in self._kinds:
             self._kinds.discard("int8")
         if len(self._kinds) != 1:
-            raise NotServed("weights of several dtypes")
+            raise NotServed("the weights have several dtypes")
         self.kind = self._kinds.pop()
         run = stack_runner(self.kind, branches, self._width)
         if run is None:
@@ -254,9 +254,11 @@ class StackPlan:
         choice: spec.Attention = attention.spec
         norms = choice.query_key_norm
         if choice.clip is not None or (norms is not None and (norms.over != "head" or norms.per_head)):
-            raise NotServed("clipped projections, or norms of queries and keys over all heads")
+            raise NotServed(
+                "the kernels support neither clipped projections nor norms of queries and keys over all heads"
+            )
         if choice.score_step is not None or choice.weight_step is not None:
-            raise NotServed("custom steps on scores or weights")
+            raise NotServed("the kernels do not support custom steps on scores or weights")
         is_memory = isinstance(attention, MemoryAttention)
         branch.function = MEMORY_ATTENTION if is_memory else SELF_ATTENTION
         width, size = self._width, choice.head_size
@@ -315,7 +317,7 @@ class StackPlan:
             raise NotServed(f"the kernels do not support {type(linear).__name__}")
         is_transposed = kind == "float32" and weight.stride(0) == 1 and weight.stride(1) >= len(weight) > 1
         if weight.device.type != "cpu" or is_altered(linear) or not (is_transposed or weight.is_contiguous()):
-            raise NotServed("weights are on another device, spread over processes, or not row by row")
+            raise NotServed("weights are on another device, sharded over processes, or not stored row by row")
         if is_transposed:
             matrix.ldb = weight.stride(1)  # GPT-2's mapped files store matrices transposed
             matrix.weight = address(weight.T, torch.float32, inputs, outputs, by_row=True)
@@ -388,7 +390,7 @@ class PlannedStack(Stack):
         memory_mask: RealMemory | None = None,
         cache: Cache | None = None,
     ) -> States:
-        """Run the stack with the results of the plain stack."""
+        """Run the stack; the results equal those of the plain stack up to the order of sums."""
         # A context with a cache counts the tokens of the call, so it must be made only once. The layers overwrite their
         # input, which may be the caller's vectors.
         if cache is None and sequence.embeddings is None and not torch.is_grad_enabled():
@@ -399,7 +401,7 @@ class PlannedStack(Stack):
         return super().forward(sequence, memory, memory_mask, cache)
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
-        """Run the layers from a depth on, with the results of the plain stack."""
+        """Run the layers from a depth on; the results equal those of the plain stack up to the order of sums."""
         cache = context.cache
         if not isinstance(cache, IndexedCache):
             return super().continue_from(depth, x_BTD, context)

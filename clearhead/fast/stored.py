@@ -389,7 +389,7 @@ class WeightForm:
     Args:
         dtype: dtype of all weights that are not stored.
         choose: function that returns the formats of the matrices to store, by the addresses of their modules. It gets a
-            module on the meta device, and the dtypes of the file by the addresses of weights. None means that none is.
+            module on the meta device, and the dtypes of the file by the addresses of weights. None stores none.
     """
 
     dtype: torch.dtype = torch.float32

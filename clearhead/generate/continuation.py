@@ -146,7 +146,9 @@ def stream_ids(module: Transformer, request: GenerateRequest) -> Generator[str, 
         InputError: as for `generate_ids`; or the request asks for beam search or several sequences.
     """
     if request.options.is_search:
-        raise InputError("a stream needs " + argument("beam_size") + " 1: with more no text is final before the end")
+        raise InputError(
+            "a stream needs " + argument("beam_size") + " 1: with more beams, no text is final before the end"
+        )
     if len(request.prompts) != 1 or request.options.num_sequences != 1:
         raise InputError("a stream is one text: give a prompt and leave " + argument("num_return_sequences") + " at 1")
     return _stream(RequestStarter(in_evaluation(module), request, check_limits(module, request), with_text=True))

@@ -68,7 +68,7 @@ def with_schema(
             seconds of processor time or 512 MB. Or the request is a beam search, or its checkpoint forces a token.
     """
     if request.options.is_search:
-        raise InputError(argument("schema") + " goes with greedy search and sampling, not with beam search")
+        raise InputError(argument("schema") + " needs greedy search or sampling, but the options ask for beam search")
     forced = {"forced_bos_token_id": request.config.forced_bos_id, "forced_eos_token_id": request.config.forced_eos_id}
     for key, index in forced.items():
         if index is not None:
@@ -133,7 +133,7 @@ def _vocabulary(tokenizer: Tokenizer, end_ids: tuple[int, ...], num_outputs: int
     try:
         return make_tokenizer(tokens, special, [*end_ids]), {"vocabulary": name, **content}
     except ValueError as error:
-        raise InputError(f"a schema cannot be followed in this vocabulary: {_sentence(str(error))}") from None
+        raise InputError(f"texts of this vocabulary cannot follow a schema: {_sentence(str(error))}") from None
 
 
 @cache

@@ -114,7 +114,10 @@ class DecodingOptions:
         ),
     )
     repetition_penalty: float | int = declare(
-        1.0, Option("Above 1: tokens that occurred are less likely", 0, math.inf, above=True, hf="repetition_penalty")
+        1.0,
+        Option(
+            "Above 1: tokens that have occurred become less likely", 0, math.inf, above=True, hf="repetition_penalty"
+        ),
     )
     no_repeat_ngram_size: int = declare(
         0, Option("Never repeat an N-gram of tokens; 0: off", hf="no_repeat_ngram_size", hf_most=MOST_TOKENS)
@@ -133,7 +136,7 @@ class DecodingOptions:
 
     @classmethod
     def with_defaults(cls, merged: Mapping[str, Any], call_options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of a call with defaults that depend on other options, without ineffective settings.
+        """Complete the options of a call with defaults that depend on other options, and drop ineffective settings.
 
         Args:
             merged: options of the call and settings of its checkpoint.
@@ -201,7 +204,7 @@ class SearchOptions(DecodingOptions):
     early_stopping: bool | None = declare(
         None,
         Option(
-            "True: stop with as many finished ones as beams; False: if no other looks better; None: if none can win"
+            "True: stop once as many have finished as beams; False: once no other looks better; None: once none can win"
         ),
     )
 
@@ -268,23 +271,39 @@ class GenerateOptions(DecodingOptions):
         0, Option("Minimum number of tokens before the end token", hf="min_new_tokens", hf_most=MOST_TOKENS)
     )
     temperature: float | int | None = declare(
-        None, Option("Divides the logits; 0: greedy", 0, math.inf, methods=("greedy", "sample"), hf="temperature")
+        None,
+        Option("Divisor of the logits; 0: greedy search", 0, math.inf, methods=("greedy", "sample"), hf="temperature"),
     )
     top_k: int = declare(0, Option("Choose among the K most probable tokens; 0: off", methods=("sample",), hf="top_k"))
     top_p: float | int = declare(
-        1.0, Option("Sample from the fewest tokens of probability P", 0, 1, above=True, methods=("sample",), hf="top_p")
+        1.0,
+        Option(
+            "Sample from the smallest set of tokens with total probability P",
+            0,
+            1,
+            above=True,
+            methods=("sample",),
+            hf="top_p",
+        ),
     )
     min_p: float | int = declare(
-        0.0, Option("Sample from tokens of P times the largest probability", 0, 1, methods=("sample",), hf="min_p")
+        0.0,
+        Option(
+            "Sample from tokens with at least P times the largest probability", 0, 1, methods=("sample",), hf="min_p"
+        ),
     )
     num_return_sequences: int = declare(
         1,
         Option(
-            "Sequences per prompt", 1, methods=("sample", "beam"), hf="num_return_sequences", hf_most=MOST_SEQUENCES
+            "Number of sequences per prompt",
+            1,
+            methods=("sample", "beam"),
+            hf="num_return_sequences",
+            hf_most=MOST_SEQUENCES,
         ),
     )
     stop: str | Sequence[str] = declare(
-        (), Option("Stop before this text, or the first of several", methods=("greedy", "sample"))
+        (), Option("Stop before this text, or before the first of several", methods=("greedy", "sample"))
     )
     seed: int | None = declare(
         None, Option("Sample with this seed; the same seed gives the same text", 0, 2**63 - 1, methods=("sample",))

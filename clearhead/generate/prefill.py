@@ -328,7 +328,7 @@ def token_limits(
         if not prompt:
             faults.append(f"prompt {number} has no tokens: begin it with the start token.")
         elif not 0 <= min(prompt) <= max(prompt) < module.num_target_ids:
-            faults.append(f"prompt {number} holds ids outside the model's {module.num_target_ids} rows.")
+            faults.append(f"prompt {number} holds ids outside the vocabulary: use ids below {module.num_target_ids}.")
         elif room < 1:
             kind = ContextTooLong
             faults.append(

@@ -44,7 +44,8 @@ def apply(chain: Sequence[Processor], logits_RV: Logits, ids_RT: RowIds) -> Logi
 def is_timeless(processor: Processor) -> bool:
     """Return whether a processor treats a row in the same way in every batch.
 
-    Processors that count tokens depend on the batch that a row started in. Processors that read sources hold its rows.
+    Processors that count tokens depend on the batch that a row started in. Processors that read sources store the rows
+    of that batch.
     """
     if isinstance(processor, BannedIds):
         return processor.start == 0 and processor.stop is None

@@ -264,9 +264,8 @@ def test_matrices_are_dequantized_once_where_products_in_8_bits_would_be_wrong(
         assert torch.equal(run(x), functional.linear(x, wide, layer[2]))
         with caplog.at_level(logging.WARNING, logger="clearhead"):
             ch.load(folder, device="cpu", precision="int8")
-        assert [record.message.startswith("weights in 8 bits are turned into fp32") for record in caplog.records] == [
-            True
-        ]
+        (record,) = caplog.records
+        assert record.message.startswith("there are no compiled kernels and no AVX-512 VNNI")
     finally:
         has_exact_int_mm.cache_clear()
 

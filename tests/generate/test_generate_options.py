@@ -79,7 +79,7 @@ def test_value_of_wrong_type_is_refused_by_name(name: str, value: Any) -> None:
     """The value is set after construction, which the type checker of the tests would refuse."""
     options = GenerateOptions()
     object.__setattr__(options, name, value)
-    with pytest.raises(InputError, match=f"^{name} must be .* not {value!r}"):
+    with pytest.raises(InputError, match=f"^{name} must be .* got {value!r}"):
         options.__post_init__()
 
 

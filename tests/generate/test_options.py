@@ -26,7 +26,7 @@ from clearhead.generate.options import SearchOptions
     ],
 )
 def test_value_out_of_range_is_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(InputError, match=f"^{name} must be .* not {value}"):
+    with pytest.raises(InputError, match=f"^{name} must be .* got {value}"):
         SearchOptions(**{name: value})
 
 
@@ -37,7 +37,7 @@ def test_value_of_wrong_type_is_refused_by_name(name: str, value: Any) -> None:
     """The value is set after construction, which the type checker of the tests would refuse."""
     options = SearchOptions()
     object.__setattr__(options, name, value)
-    with pytest.raises(InputError, match=f"^{name} must be .* not {value!r}"):
+    with pytest.raises(InputError, match=f"^{name} must be .* got {value!r}"):
         options.__post_init__()
 
 

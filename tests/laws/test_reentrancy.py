@@ -231,5 +231,5 @@ def test_the_plain_tree_alone_is_used_where_that_is_asked_for(
     assert not calls and native.library() is native.library(TRAINING) is None
     assert native.function("top_float32", pointers=5, numbers=5) is None
     monkeypatch.setenv(native.KERNELS, "fast")
-    with pytest.raises(ch.InputError, match="expected auto or plain"):
+    with pytest.raises(ch.InputError, match="must be auto or plain"):
         model.generate("the")

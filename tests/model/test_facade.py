@@ -91,7 +91,7 @@ def test_an_unknown_option_is_named(model: ch.Model) -> None:
         model.translate(TEXTS, beam_sise=3)
     with pytest.raises(InputError, match=r"no option 'temprature' \(did you mean 'temperature'\?\)"):
         model.generate("a", temprature=1.0)
-    with pytest.raises(InputError, match="no option 'penalty_alpha': contrastive search is not supported, since trans"):
+    with pytest.raises(InputError, match="no option 'penalty_alpha': contrastive search is not supported; trans"):
         model.generate("a", penalty_alpha=0.6, top_k=4)
     with pytest.raises(InputError, match="no option 'beam_size'"):
         model.stream("a", beam_size=3)

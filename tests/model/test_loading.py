@@ -271,6 +271,6 @@ def test_a_checkpoint_that_does_not_fit_is_one_sentence(folder: Path, tmp_path: 
         message = "ask for typical_p, which is not supported"
     else:
         (copy / "generation_config.json").write_text('{"penalty_alpha": 0.6, "top_k": 4}')
-        message = "ask for penalty_alpha, which is not supported: contrastive search is not supported, since trans"
+        message = "ask for penalty_alpha, which is not supported: contrastive search is not supported; trans"
     with pytest.raises(InputError, match=message):
         ch.load(copy, device="cpu").generate("a")

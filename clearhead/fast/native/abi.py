@@ -174,7 +174,7 @@ def address(tensor: Tensor, dtype: torch.dtype, *shape: int, by_row: bool = Fals
     """
     if not fits(tensor, dtype, *shape, by_row=by_row):
         raise UnfitTensor(
-            f"a kernel reads {dtype} {list(shape)}, and got {tensor.dtype} {list(tensor.shape)} with the strides "
+            f"a kernel reads {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)} with the strides "
             f"{list(tensor.stride())} on {tensor.device}"
         )
     return tensor.data_ptr()
@@ -189,5 +189,5 @@ def index_address(indices: Tensor, count: int, below: int) -> int:
     pointer = address(indices, torch.int64, count)
     least, most = (int(bound) for bound in indices.aminmax()) if count else (0, 0)
     if least < 0 or most >= below:
-        raise UnfitTensor(f"a kernel reads indices from 0 to {below - 1}, and got some from {least} to {most}")
+        raise UnfitTensor(f"a kernel reads indices from 0 to {below - 1}, got some from {least} to {most}")
     return pointer

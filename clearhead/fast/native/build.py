@@ -110,7 +110,9 @@ def _compiler() -> str:
         raise OSError("the kernels need Linux")
     if compiler is None:
         raise OSError(
-            f"there is no compiler {program_name(named)}" if named else "there is no C++ compiler; install g++"
+            f"there is no compiler {program_name(named)}: correct the environment variable CXX"
+            if named
+            else "there is no C++ compiler: install g++"
         )
     return compiler
 

@@ -51,7 +51,7 @@ def uses_kernels() -> bool:
     """
     choice = os.environ.get(KERNELS, "auto")
     if choice not in ("auto", "plain"):
-        raise InputError(f"the environment variable {KERNELS} is '{choice}'; expected auto or plain")
+        raise InputError(f"the environment variable {KERNELS} must be auto or plain, got '{choice}'")
     return choice == "auto"
 
 
@@ -188,7 +188,7 @@ RECENT: Final = 0.02
 
 
 class ThreadShares:
-    """Shares of the threads for concurrent kernel calls of several Python threads.
+    """Divides PyTorch's threads among concurrent kernel calls of several Python threads.
 
     Args:
         clock: function that returns the time in seconds.

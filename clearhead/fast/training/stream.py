@@ -84,7 +84,7 @@ class FusedStream(Stack):
     """True if only a decoder reads the output, as its encoder memory, so that it may be rounded."""
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
-        """Run the layers with the results of the plain stack, up to the order of sums and rounding."""
+        """Run the layers; the results equal those of the plain stack up to the order of sums and rounding."""
         is_plain = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled() and not torch.compiler.is_compiling()
         is_fit = x_BTD.dtype == torch.float32 and x_BTD.numel() > 0 and context.cache is None
         if not (is_plain and is_fit) or any(map(is_seen, self.watched_modules)):

@@ -108,7 +108,7 @@ class FusedRMSNorm(RMSNorm):
     """RMSNorm with fewer passes over its input."""
 
     def forward(self, x_D: Vectors) -> Vectors:
-        """Normalize with the results of the plain norm, up to the order of sums."""
+        """Normalize; the results equal those of the plain norm up to the order of sums."""
         if self.is_by_head or self.weight is None or not normalizes(x_D, self.weight):
             return super().forward(x_D)
         return normalize(x_D, self.weight + 1.0 if self.has_unit_offset else self.weight, self.eps)
@@ -153,7 +153,7 @@ class FusedFeedForward(FeedForward):
     """Feed-forward network in bf16 by kernels, which store the derivative of the activation."""
 
     def forward(self, x_BTD: States, context: object = None) -> States:
-        """Compute the network with the results of the plain network, up to rounding."""
+        """Compute the network; the results equal those of the plain network up to rounding."""
         return feed_forward(self, x_BTD) if _is_trained(x_BTD) and serves_network(self) else super().forward(x_BTD)
 
 
@@ -192,7 +192,7 @@ class FusedSelfAttention(FusedAttention):
     """Self-attention whose three projections read their rows once."""
 
     def forward(self, x_BTD: States, context: Context) -> States:
-        """Attend with the results of the plain attention, up to rounding."""
+        """Attend; the results equal those of the plain attention up to rounding."""
         layers = self.query, self.key, self.value
         if context.cache is not None or not _is_trained(x_BTD) or not all(map(is_served, layers)):
             return super().forward(x_BTD, context)
@@ -220,7 +220,7 @@ class RecomputedLayer(Layer):
     recomputes: bool = True
 
     def forward(self, x_BTD: States, context: Context) -> States:
-        """Compute the layer with the results of the plain layer."""
+        """Compute the layer; the results equal those of the plain layer."""
         if not self.recomputes:
             return super().forward(x_BTD, context)
         y_BTD: Tensor = checkpoint(super().forward, x_BTD, context, use_reentrant=False)

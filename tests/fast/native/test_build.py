@@ -91,7 +91,7 @@ def test_a_wheel_brings_the_best_library_for_the_processor(monkeypatch: pytest.M
     assert best() == "stack-avx512_bf16.so"
     assert best("avx512_vnni") == best("avx512_bf16") == "stack-avx512.so"
     assert best("avx512_vnni", "avx512", "avx512_bf16") == "stack-avx2.so"
-    with pytest.raises(OSError, match="none for this processor"):
+    with pytest.raises(OSError, match="no kernels for this processor"):
         best(*isa)
 
 

@@ -146,7 +146,7 @@ def test_a_folder_of_another_user_is_refused(
 
 def test_a_cache_that_others_can_write_is_refused(library: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").chmod(0o770)
-    with pytest.raises(OSError, match=r"cache can be written by others: mend that"):
+    with pytest.raises(OSError, match=r"cache can be written by others: change that"):
         build.compile_library([])
     assert mode_of(tmp_path / "cache") == 0o770, "the cache is shared on purpose"
 

@@ -33,7 +33,7 @@ from clearhead.fast.runner import Runner
 torch.set_num_threads(2)
 torch.manual_seed(1)
 runner = Runner(store(build(presets.llama_tiny(60, layers=2)).eval(), INT8))
-assert {one.by for one in runner.report()} == {"kernels"}
+assert {entry.backend for entry in runner.report()} == {"kernels"}
 
 def logits():
     with torch.inference_mode():
@@ -79,7 +79,7 @@ def test_a_call_in_a_new_thread_keeps_to_the_number_of_threads(kernels: str, mon
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            kernel = load.function("one", pointers=0, kernels=kernels)
+            kernel = load.function("stub_kernel", pointers=0, kernels=kernels)
             assert kernel is not None
             thread = threading.Thread(target=kernel)
             thread.start()

@@ -94,7 +94,7 @@ def test_plain_layers_serve_in_place_of_a_library_that_fails(
 
 def test_the_threads_of_other_libraries_are_refused(tmp_path: Path) -> None:
     refuse_other_openmp(load_library(own_file()))
-    with pytest.raises(OSError, match=r"those of .*other\.so, and PyTorch has those of .*libgomp"):
+    with pytest.raises(OSError, match=r"threads of .*other\.so, expected those of PyTorch, .*libgomp"):
         refuse_other_openmp(load_library(beside(OTHER_THREADS, tmp_path)))
 
 

@@ -81,5 +81,5 @@ def test_states_that_are_no_numbers_have_no_loss() -> None:
 def test_labels_that_are_no_ids_are_no_places_in_memory(label: int) -> None:
     x, weight, labels = tensors(5, 33, 32, 1.0)
     labels[3] = label
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UnfitTensor, match=rf"from 0 to 32, and got .*{label}"):
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(UnfitTensor, match=rf"from 0 to 32, got .*{label}"):
         fast_cross_entropy(x, Projection(weight, None, 1.0), labels, label_smoothing=0.0)
