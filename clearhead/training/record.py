@@ -46,7 +46,7 @@ class TrainSettings(Train):
         best_by: the metric that decides which checkpoint is best, unless `early_stop` names one.
         score_name: the name of the validation score.
         plots: True if the metrics are plotted into the run directory.
-        choices: the automatic choices that every checkpoint stores (`checkpoint.saved_choices`).
+        choices: the automatic choices that every checkpoint stores (`checkpoint.read_choices`).
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"

@@ -230,5 +230,9 @@ def find_arguments(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) 
         names = [argument.arg for argument in listed if argument and argument.arg not in {"self", "cls"}]
     else:
         fields = (item for item in getattr(node, "body", []) if isinstance(item, ast.AnnAssign))
-        names = [item.target.id for item in fields if isinstance(item.target, ast.Name)]
+        names = [
+            item.target.id
+            for item in fields
+            if isinstance(item.target, ast.Name) and not ast.unparse(item.annotation).startswith("ClassVar")
+        ]
     return documented, [name for name in names if not name.startswith("_") or name in documented]

@@ -103,7 +103,7 @@ def use_disentangled(name: str, **fields: Any) -> spec.Model:
     return change_stack(base(name, qk_norm=False), renew, score_table=table)
 
 
-def shared(name: str) -> spec.Model:
+def with_shared_layers(name: str) -> spec.Model:
     """Build a spec with two layers that run at five depths."""
     model = base(name)
     stack = "decoder" if model.decoder else "encoder"
