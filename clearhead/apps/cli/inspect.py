@@ -162,7 +162,7 @@ def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], li
         lines.append(f"mask        {' and '.join(masks)}, in the decoder")
     served, unknown = _report_kernels(spec, headers)
     unknown += fault
-    record["served"] = [asdict(architecture) for architecture in served]
+    record["served"] = [{"address": each.address, "by": each.backend, "why": each.detail} for each in served]
     lines += _memory_lines(forecasts, spec)
     lines += [
         *inspected.notes,

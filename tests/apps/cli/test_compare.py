@@ -116,7 +116,7 @@ def test_a_score_that_one_run_lacks_gives_a_picture_of_the_loss(here: Path, capf
         (["."], ". is not a run directory"),
         (["a", "a"], "a is named twice"),
         (["a@best"], "a comparison needs whole runs: name a"),
-        (["a", "-o", "b.pdf"], "-o names b.pdf: give a name that ends in .png"),
+        (["a", "-o", "b.pdf"], "-o b.pdf is not a PNG: give a name that ends in .png"),
         (["a", "-o", "a.png"], "a.png is a folder: name a file in it"),
         ([], "missing argument 'RUN'"),
     ],

@@ -81,7 +81,7 @@ def test_given_validation_is_used_and_nothing_is_held_out(
     written = load_run_file(tmp_path / "a.toml")
     assert written.data.valid.model_dump() == {"source": "val.source", "target": "val.target"}
     assert written.train.run == "runs/x"
-    assert "7 of your validation pairs have a text that training reads too" in capfd.readouterr().err
+    assert "7 of your validation pairs have a text of the training data" in capfd.readouterr().err
     write_pairs(tmp_path, "val", PAIRS[:1])
     assert main([*data, "--valid-source", "val.source", "--valid-target", "val.target", "-o", "b.toml"]) == 0
     message = capfd.readouterr().err

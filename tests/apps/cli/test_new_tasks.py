@@ -108,7 +108,7 @@ def test_given_validation_is_used_and_nothing_is_copied(
     written = load_run_file(folder / "own.toml")
     validation_table = written.data.valid.model_dump(exclude_none=True)
     assert valid[1] in validation_table.values() and written.train.run == "runs/x"
-    assert "have a text that training reads too" in capfd.readouterr().err
+    assert "have a text of the training data" in capfd.readouterr().err
     assert not list(folder.glob("*-data"))
 
 
