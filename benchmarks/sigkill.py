@@ -3,7 +3,7 @@
     python benchmarks/sigkill.py
     python benchmarks/sigkill.py --kinds translate lora --kills 20 --seed 7
 
-Five kinds of runs use generated data. They are a language model with averaged weights, a masked language model, a
+Five kinds of runs use generated data. Four are a language model with averaged weights, a masked language model, a
 classifier, and a language model fine-tuned with LoRA. The fifth one is a translation model with gradient accumulation,
 averaged checkpoints and an early stop. The check of a job (`clearhead check RUN.toml`) kills and resumes each of them.
 Afterwards the newest checkpoint of the undisturbed run is damaged in four ways. A bit is flipped, or a file is
