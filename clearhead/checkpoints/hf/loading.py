@@ -226,7 +226,7 @@ class _FileTensors:
 
     @staticmethod
     def of(family: Family, variant: Variant, files: TensorFiles) -> _FileTensors:
-        """Create the record; find out whether names have the family's prefix, and map old names of norms."""
+        """Return the tensors of files; detect the family's prefix in their names, and map old names of norms."""
         prefix = family.prefix_of(variant)
         prefixed = bool(prefix) and any(name.startswith(prefix) for name in files)
         spelled = {re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name): name for name in files}

@@ -204,7 +204,7 @@ def scaling_config(position: spec.Rotary) -> dict[str, Any] | None:
 
 
 def _max_length(model: spec.Model, position: str) -> int | None:
-    """Return the longest sequence: the declared length, or the length that the scaling implies."""
+    """Return the length of the longest sequence: the declared length, or the one that the scaling implies."""
     match value_at(model, position).scaling:
         case spec.DynamicScaling(original_length=length):
             return length
