@@ -49,7 +49,7 @@ def _word_faults(words: Sequence[str], known: Mapping[str, int]) -> list[str]:
     faults = [f"'{word}' is already in the vocabulary, with the id {known[word]}" for word in words if word in known]
     faults += [f"'{word}' is given twice" for word in repeated]
     if any(not word.strip() for word in words):
-        faults.append("a word must hold more than white space")
+        faults.append("a word must have a character that is not white space")
     return faults
 
 

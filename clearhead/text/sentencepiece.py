@@ -49,7 +49,7 @@ class SentencePieceBackend:
         self._entries = entries | document["added"]
         missing = {document["unknown"], *document["special"]} - self._entries.keys()
         if missing:
-            raise InputError(f"{name}: the special token {min(missing)!r} is not in its vocabulary")
+            raise InputError(f"{name}: the special token {min(missing)!r} is not in its vocabulary: restore the file")
         self._unknown = self._entries[document["unknown"]]
         self._texts = {index: entry for entry, index in self._entries.items()}
         self._special = {entry: self._entries[entry] for entry in document["special"]}

@@ -195,7 +195,7 @@ def _apply_edit(change: Action, tensor: Tensor, at: ActivationContext) -> Tensor
     edited: object = change(tensor, at)
     if not isinstance(edited, Tensor) or edited.shape != tensor.shape:
         result = f"the shape {list(edited.shape)}" if isinstance(edited, Tensor) else type(edited).__name__
-        raise InputError(f"the edit of '{at.address}' must return a tensor of {list(tensor.shape)}, not {result}")
+        raise InputError(f"the edit of '{at.address}' must return a tensor of {list(tensor.shape)}, got {result}")
     return edited.to(tensor)
 
 

@@ -129,7 +129,7 @@ def check_read_options(
         faults.append(f"this model has the task '{task.kind}' and generates no text: leave " + generate + " out.")
     if module.max_positions is None and options.generate > LONGEST_INPUT:
         # A model with a table of positions stops generating at the last position.
-        faults.append(generate + f" is {options.generate:,}, and at most {LONGEST_INPUT:,} tokens can be looked at.")
+        faults.append(generate + f" is {options.generate:,}, but at most {LONGEST_INPUT:,} tokens fit: generate fewer.")
     if options.generate and options.target is not None:
         either = argument("target") + " or " + generate
         faults.append("with a target, nothing is generated: leave " + either + " out.")

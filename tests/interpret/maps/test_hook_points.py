@@ -81,7 +81,7 @@ def test_edits_of_one_module_apply_in_order() -> None:
 def test_an_edit_of_another_shape_is_refused() -> None:
     module = doublings()
     with (
-        pytest.raises(InputError, match=r"the edit of '1' must return a tensor of \[5\], not the shape \[3\]"),
+        pytest.raises(InputError, match=r"the edit of '1' must return a tensor of \[5\], got the shape \[3\]"),
         edit(module, {"1": lambda o, at: o[:3]}),
     ):
         module(torch.arange(5.0))
