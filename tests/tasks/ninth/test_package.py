@@ -136,7 +136,7 @@ def test_new_writes_a_run_file_from_the_words_of_the_task(ran: dict[str, Command
     assert ran["new"].code == 0, ran["new"].err
     assert "80 texts, " in ran["new"].err and "; numbers from " in ran["new"].err
     text = (folder / "run.toml").read_text("utf-8")
-    assert 'kind = "rate"\npool = "mean"   # which states' in text
+    assert 'kind = "rate"\npool = "mean"   # states that' in text
     assert 'loss = "absolute"   # absolute | squared\n' in text
     assert 'train = { text = "run-data/train.jsonl" }' in text
     copies = (folder / "run-data" / "train.jsonl").read_text("utf-8").splitlines()
