@@ -205,7 +205,7 @@ class FusedSelfAttention(FusedAttention):
 class FusedMemoryAttention(FusedAttention, MemoryAttention):
     """Cross-attention whose keys and values are projected together."""
 
-    def remembered(self, context: Context) -> tuple[Keys, Keys]:
+    def memory_keys_values(self, context: Context) -> tuple[Keys, Keys]:
         """Return the keys and values of the encoder memory."""
         layers, memory = (self.key, self.value), context.memory
         if context.cache is not None or memory is None or not _is_trained(memory) or not all(map(is_served, layers)):
