@@ -28,20 +28,19 @@ from tests.house.source import ROOT, Source, package_sources, python_sources, re
 
 NAME_EXCEPTIONS: Mapping[str, str] = {
     "clearhead/spec/nodes.py:place": "a key of spec.json, which saved models contain",
-    "tests/fuzz/requests.py:given": "the decorator of hypothesis",
 }
 """Names that stay, as PATH:NAME, each with its reason."""
 NOUNS = frozenset(
     "added_entries added_tokens allowed_pairs allowed_tokens attended_positions banned_ids banned_words "
-    "built_type cached_tensors changed_files changed_keys compared_outputs declared_options disentangled_faults "
-    "escaped_json estimated_width expected_flow expected_reach extended_length fixed_ids fused_attention "
-    "generated_ids hidden_states labelled_states labelled_table labelled_texts lost_process_failure masked_ids "
-    "merged_without_transpose mixed_linear needed_entries needed_ids padded_inputs padded_length peaked_scores "
-    "pickled planned_steps pooled_outputs predicted_labels prepared_value projected_cross_entropy ragged_rows "
-    "recomputed_parts required_parts reversed_mask_findings saved stored_matrices stored_size tagged_texts "
-    "unsaved_buffers unsupported_upgrade_warning unused_outputs written_words".split()
+    "built_type cached_tensors compared_outputs declared_options disentangled_faults escaped_json estimated_width "
+    "expected_flow expected_reach extended_length fixed_ids fused_attention generated_ids hidden_states "
+    "labelled_states labelled_table labelled_texts masked_ids merged_without_transpose mixed_linear "
+    "needed_entries needed_ids padded_inputs padded_length peaked_scores planned_steps pooled_outputs "
+    "predicted_labels prepared_value projected_cross_entropy ragged_rows recomputed_parts required_parts "
+    "reversed_mask_findings stored_matrices stored_size tagged_texts unsaved_buffers unsupported_upgrade_warning "
+    "unused_outputs written_words".split()
 )
-"""Functions that only compute the value that the last word names, as `padded_length` does, and two kinds of folders."""
+"""Functions that only compute the value that the last word names, as `padded_length` does."""
 CLASS_EXCEPTIONS = ("clearhead/spec/", "clearhead/core/", "clearhead/fast/native/abi.py")
 """A node of a spec, its module and the struct of a kernel share a name."""
 EVERY_TASK = frozenset({"Training", "Parameters"})

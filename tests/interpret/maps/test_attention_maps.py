@@ -221,13 +221,8 @@ def test_a_layer_that_lost_a_head_has_no_numbers_there(models: dict[str, Model],
         ("decoder", {"text": TEXT, "target": TARGET}, "leave the target out"),
         ("encoder", {"text": TEXT, "target": TARGET}, "has no decoder to read a target: leave the target out"),
         ("encoder", {"text": TEXT, "generate": 3}, "generates no text: leave generate out"),
-<<<<<<< HEAD
-        ("encoder", {"text": (TEXT, TARGET)}, "a pair"),
-        ("decoder", {"text": (TEXT, TARGET)}, "a pair"),
-=======
         ("encoder", {"text": (TEXT, TARGET)}, "got a pair"),
         ("decoder", {"text": (TEXT, TARGET)}, "received a pair"),
->>>>>>> side-6
         ("decoder", {"text": TEXT, "beam_size": 2}, "nothing is generated"),
         ("decoder", {"text": TEXT, "generate": -1}, "generate must be at least 0"),
         ("decoder", {"text": TEXT, "chat": True}, "no chat template"),
