@@ -44,7 +44,7 @@ def address(models: Models) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def hold_lock(models: Models) -> Iterator[str]:
+def locked(models: Models) -> Iterator[str]:
     """The address of a server that needs a key."""
     yield from running(models, ("first-key", "second-key"))
 
