@@ -12,9 +12,9 @@ from clearhead.apps.cli.main import main
 from clearhead.apps.cli.serve import _lines, _name_models
 from clearhead.apps.serve.api.served import Models, ServedModel
 from clearhead.base.errors import InputError
-from tests.apps.serve.api.conftest import MAKERS, address, hold_lock, models
+from tests.apps.serve.api.conftest import MAKERS, address, locked, models
 
-__all__ = ["address", "hold_lock", "models"]
+__all__ = ["address", "locked", "models"]
 
 
 def test_a_name_goes_before_its_reference(tmp_path: Path) -> None:
