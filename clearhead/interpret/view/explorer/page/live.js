@@ -16,11 +16,11 @@ import { showSweep } from "./sweep.js";
  * Facts about the model, from the program.
  * @typedef {object} Facts
  * @property {Asked} first
- * @property {Record<string, Record<string, string>>} attentions address by stack and depth
- * @property {Record<string, number[]>} orders the layer that runs at each depth, by stack
+ * @property {Record<string, Record<string, string>>} attentions stack -> depth -> address of its attention
+ * @property {Record<string, number[]>} orders stack -> layer that runs at each depth
  * @property {boolean} readsTarget
  * @property {boolean} writes
- * @property {boolean} predicts it has probabilities of tokens or labels
+ * @property {boolean} predicts whether the model has probabilities of tokens or labels
  */
 /** @typedef {{ name: string, page: import("./types.js").Page, outputs: import("./outputs.js").Outputs, python: string[] }} Answer */
 
