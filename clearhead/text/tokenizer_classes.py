@@ -41,7 +41,7 @@ class TokenizerClass:
         legacy_single: template of one text with `legacy_behaviour`.
         prefix_space: default of `add_prefix_space`.
         lowers: default of `do_lower_case`.
-        adds_start, adds_end: defaults of `add_bos_token` and `add_eos_token`. None: the template ignores them.
+        adds_start, adds_end: defaults of `add_bos_token` and `add_eos_token`. None means that these are ignored.
     """
 
     file_kind: FileKind

@@ -309,7 +309,7 @@ def repeat_statistics(
 
 
 def _ordinary_ids(tokenizer: Tokenizer) -> Int[Tensor, " entries"]:
-    """Return the token ids that a text can be encoded as."""
+    """Return the token ids that can occur in an encoded text."""
     return torch.from_numpy(word_boundaries(tokenizer).ordinary).nonzero()[:, 0]
 
 

@@ -229,7 +229,7 @@ class _StackCounters:
         return enter
 
     def current_context(self, address: str) -> ActivationContext:
-        """Return the context of an activation that is computed now; outside of all stacks, the last one counts."""
+        """Return the context of an activation that is computed now; outside of all stacks, the last stack counts."""
         enclosing = [path for path in self.stacks if address.startswith(f"{path}.") or not path]
         stack = enclosing[-1] if enclosing else self.stacks[-1]
         inner = address.removeprefix(f"{stack}.")

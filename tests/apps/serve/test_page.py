@@ -126,6 +126,6 @@ def test_two_outputs_are_compared(running: Any) -> None:
         value = float(outcome.log_probability(logits.detach()))
         assert "'q' rather than 'z'" in shown
         assert float(shown.rpartition(" ")[2].replace("\u2212", "-")) == pytest.approx(value, abs=5e-3)
-        live.tab.get_by_role("button", name="One alone").click()
+        live.tab.get_by_role("button", name="Stop comparing").click()
         live.tab.wait_for_selector(".difference", state="detached")
         assert live.wait_for_answer().locator(".fault:visible").count() == 0

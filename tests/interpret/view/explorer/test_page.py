@@ -340,4 +340,4 @@ def test_effects_of_looks_are_shown_above_the_keys(running: Any, tmp_path_factor
     layer = dataclasses.replace(stack.layers[0], key_effects=np.ones((3, 13), np.float32))
     sample = dataclasses.replace(only(page), attentions=(dataclasses.replace(stack, layers=(layer,)),))
     tab = Tab(running, dataclasses.replace(page, samples=(sample,)), tmp_path_factory.mktemp("effects"))
-    assert "strip above the columns" in tab.go("view=matrix&query=3&key=2").locator(".panel").inner_text()
+    assert "Strip above the columns" in tab.go("view=matrix&query=3&key=2").locator(".panel").inner_text()

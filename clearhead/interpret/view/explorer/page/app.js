@@ -27,7 +27,7 @@ import { token } from "./token.js";
  * @property {string} title
  * @property {(sample: Sample) => boolean} has
  * @property {(root: HTMLElement, pane: Pane, app: import("./types.js").App) => import("./types.js").View} open
- * @property {("layer" | "head")[]} chooses what the state names one of
+ * @property {("layer" | "head")[]} chooses indices that the view takes from the state
  * @property {boolean} canDiffer
  */
 
@@ -302,7 +302,7 @@ class Explorer {
     const share = (/** @type {number} */ mark) => (isRoot ? Math.sqrt(mark) : mark);
     /**
      * @param {string} kind
-     * @param {[string, number][]} named text and place of each mark
+     * @param {[string, number][]} named text and position of each mark
      */
     const ramp = (kind, named) => el("span", { class: `ramp ${kind}`, "aria-hidden": "true" }, ...named.map(([text, place]) => {
       const tick = el("span", {}, text);

@@ -126,7 +126,7 @@ export class LayerWeights {
 
   /**
    * Write the weights of one query into an array; NaN for masked keys.
-   * @param {number} place of the head among those shown
+   * @param {number} place index of the head among the shown heads
    * @param {number} query
    * @param {Float32Array} out
    */

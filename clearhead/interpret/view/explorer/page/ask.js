@@ -4,7 +4,7 @@
 const GONE = "the program does not answer: start it again, and open the address that it prints";
 
 /**
- * @param {string} path below the page's own address, which holds the token
+ * @param {string} path relative to the address of the page, which has the token
  * @param {RequestInit} [options]
  * @returns {Promise<Response>}
  */

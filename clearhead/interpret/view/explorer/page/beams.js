@@ -171,7 +171,7 @@ class Beams {
 
   /**
    * @param {number} index
-   * @returns {number[]} from the start
+   * @returns {number[]} path from the root to the node
    */
   path(index) {
     const node = this.nodes[index];

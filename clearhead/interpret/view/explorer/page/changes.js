@@ -34,7 +34,7 @@ export function numbersOf(text) {
   const found = [];
   for (const part of text.split(",").map((one) => one.trim()).filter(Boolean)) {
     const match = /^(\d{1,7})(?:-(\d{1,7}))?$/.exec(part);
-    if (!match) throw new Error(`“${part}” is no position: give numbers and ranges, such as 0,3-5`);
+    if (!match) throw new Error(`“${part}” is not a position: give numbers and ranges, such as 0,3-5`);
     for (let at = Number(match[1]); at <= Number(match[2] ?? match[1]) && found.length < 256; at++) found.push(at);
   }
   return found;
@@ -63,7 +63,7 @@ export class ChangeForm {
     this.slider.addEventListener("input", () => (this.factor.value = this.slider.value));
     this.factor.addEventListener("input", () => (this.slider.value = this.factor.value));
     this.other = this.input({ type: "text", placeholder: "a second text", "aria-label": "the second text" });
-    this.otherTarget = this.input({ type: "text", placeholder: "its target: what the model writes", "aria-label": "the target of the second text" });
+    this.otherTarget = this.input({ type: "text", placeholder: "its target; empty: what the model writes", "aria-label": "the target of the second text" });
     this.fault = el("p", { class: "status fault", role: "status" });
     this.root = el("div", { class: "bench-form" });
     this.followed = "";
@@ -130,8 +130,8 @@ export class ChangeForm {
       el("div", { class: "bench-row" }, part("at positions", this.positions), this.what.value === "layer" ? el("span", { class: "field-name" }, "times") : this.how,
         ...(isPatch ? [this.other, facts.readsTarget ? this.otherTarget : null] : [this.factor, this.slider])),
       el("div", { class: "bench-row" },
-        el("button", { type: "button", class: "do", onclick: () => this.submit() }, isPatch ? "Put in" : "Apply"),
-        isPatch ? el("button", { type: "button", class: "plain-button", onclick: () => this.sweep(...this.second()) }, "Sweep all places") : null, this.fault),
+        el("button", { type: "button", class: "do", onclick: () => this.submit() }, isPatch ? "Patch" : "Apply"),
+        isPatch ? el("button", { type: "button", class: "plain-button", onclick: () => this.sweep(...this.second()) }, "Sweep all positions") : null, this.fault),
     );
   }
 
@@ -190,7 +190,7 @@ export class ChangeForm {
       return { ...change, text, target };
     }
     const factor = Number(this.factor.value);
-    if (!Number.isFinite(factor) || this.factor.value.trim() === "") throw new Error("the factor is no number");
+    if (!Number.isFinite(factor) || this.factor.value.trim() === "") throw new Error("the factor must be a number, such as 0 or 0.5");
     return { ...change, factor };
   }
 }

@@ -20,7 +20,7 @@ function channels(hex) {
   return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
 }
 
-/** @param {number[]} color as the four bytes of a pixel */
+/** @param {number[]} color four bytes of a pixel */
 function pixel([red, green, blue]) {
   return ((255 << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 }
@@ -68,7 +68,7 @@ export function colors() {
 /**
  * Return the index of a number on the colour scale, from 0 to 255; NaN has no colour.
  * @param {number} value
- * @param {string} scale root or linear
+ * @param {string} scale "root" or "linear"
  * @param {boolean} signed
  */
 export function shade(value, scale, signed) {

@@ -6,7 +6,7 @@ export class Columns {
   /**
    * @param {HTMLElement} root
    * @param {string} name
-   * @param {(first: number, last: number) => void} show called when other columns come into the window
+   * @param {(first: number, last: number) => void} show function called when other columns become visible
    */
   constructor(root, name, show) {
     this.board = el("div", { class: "columns-board" });
@@ -25,7 +25,7 @@ export class Columns {
   /**
    * @param {number} count
    * @param {number} width
-   * @param {number} left what stands before the first column
+   * @param {number} left width before the first column
    */
   resize(count, width, left) {
     this.count = count;

@@ -44,7 +44,7 @@ export function fixed(number, digits = 3) {
   return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "−");
 }
 
-/** @param {number} number a number of any size, in few digits */
+/** @param {number} number number of any size, formatted with few digits */
 export function short(number) {
   if (!Number.isFinite(number)) return "–";
   const size = Math.abs(number);

@@ -110,7 +110,7 @@ export async function headGrid(page, sample, stack, layer, head) {
 }
 
 /**
- * @param {Grid[]} grids of the same tokens
+ * @param {Grid[]} grids grids with the same tokens
  * @param {"mean" | "max"} how
  * @returns {Grid}
  */
@@ -169,7 +169,7 @@ function joined(grid, queries, keys) {
 
 /**
  * @param {Grid} grid
- * @param {Grid} minus of as many queries and keys
+ * @param {Grid} minus grid with equally many queries and keys
  * @returns {Grid}
  */
 export function difference(grid, minus) {

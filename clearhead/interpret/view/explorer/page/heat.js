@@ -17,7 +17,7 @@ const MOST_HEIGHT = [380, 190];
 
 /**
  * @typedef {object} HeatOptions
- * @property {string} name what a screen reader calls it
+ * @property {string} name label for screen readers
  * @property {(cell: Cell | null) => void} hover
  * @property {(cell: Cell) => void} pick
  * @property {((box: string) => void)=} moved
@@ -215,7 +215,7 @@ export class HeatMap {
     this.options.moved?.(this.box);
   }
 
-  /** @param {string} box as `moved` gave it */
+  /** @param {string} box value from `moved` */
   setBox(box) {
     const numbers = box.split(",").map(Number);
     if (numbers.length !== 3 || !numbers.every(Number.isFinite)) return;
@@ -336,7 +336,7 @@ export class HeatMap {
     return true;
   }
 
-  /** @returns {[number, number]} the picked cell's place, else the middle */
+  /** @returns {[number, number]} position of the selected cell, otherwise of the middle */
   center() {
     const cell = this.picked;
     if (!cell) return [(this.left + this.width) / 2, (this.top + this.height) / 2];

@@ -21,7 +21,7 @@ function shortened(context, text, room) {
   return `${letters.join("")}…`;
 }
 
-/** @param {Label} label what the model writes after a token that looks, or nothing */
+/** @param {Label} label query token, with the token that the model writes next, if any */
 export function writtenAfter({ writes }) {
   return writes ? ` ${WRITES} ${parts(writes).join("")}` : "";
 }
@@ -168,7 +168,7 @@ function isLabelled(heat, index, every, at) {
  * @param {number} px
  * @param {number} py
  * @param {number} room
- * @param {boolean} isEnd whether the text ends at the place
+ * @param {boolean} isEnd whether the text ends at the position
  * @param {boolean} isStrong
  */
 function paintLabel(context, label, px, py, room, isEnd, isStrong) {

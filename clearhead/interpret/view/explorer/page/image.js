@@ -7,7 +7,7 @@ import { colors, shade } from "./color.js";
 /**
  * Convert a grid to an image: one pixel per cell, or per square of cells with their largest number.
  * @param {Grid} grid
- * @param {number} pool side of the square
+ * @param {number} pool cells on a side of the square
  * @param {string} scale
  * @returns {HTMLCanvasElement}
  */

@@ -15,7 +15,7 @@ export function isRightToLeft(text) {
   return RTL.test(text);
 }
 
-/** @param {string} text whitespace as signs */
+/** @param {string} text text whose white space is shown as signs */
 export function signs(text) {
   return [...text].map((letter) => SIGNS[letter] ?? (OTHER_BLANKS.test(letter) ? SIGNS[" "] : letter)).join("");
 }
@@ -75,7 +75,7 @@ export function queryNodes({ text, writes }) {
   return [tokenNode(text), writes ? el("small", { class: "writes" }, `${WRITES} `, tokenNode(writes)) : null];
 }
 
-/** @param {import("./types.js").Label[]} row the direction of a text: that of its first letters */
+/** @param {import("./types.js").Label[]} row labels, whose first letters determine the direction of the text */
 export function direction(row) {
   return row.find((label) => /\p{L}/u.test(label.text))?.rtl ? "rtl" : "ltr";
 }

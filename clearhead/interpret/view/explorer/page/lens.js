@@ -183,7 +183,7 @@ function percent(share) {
 
 /**
  * @param {HTMLCanvasElement} canvas
- * @param {number[]} values from 0 to 1
+ * @param {number[]} values numbers from 0 to 1
  * @param {number} marked
  */
 function paintCurve(canvas, values, marked) {

@@ -274,7 +274,7 @@ class Lines {
    * @param {CanvasRenderingContext2D} context
    * @param {Grid} grid
    * @param {number} head
-   * @param {{ top: number, step: number }[]} places of the first token on each side, and the way to the next
+   * @param {{ top: number, step: number }[]} places position of the first token on each side, and distance to the next one
    * @param {number} width
    * @param {number} height
    */

@@ -16,11 +16,11 @@ import { showSweep } from "./sweep.js";
  * Facts about the model, from the program.
  * @typedef {object} Facts
  * @property {Asked} first
- * @property {Record<string, Record<string, string>>} attentions address by stack and depth
- * @property {Record<string, number[]>} orders the layer that runs at each depth, by stack
+ * @property {Record<string, Record<string, string>>} attentions stack -> depth -> address of its attention
+ * @property {Record<string, number[]>} orders stack -> layer that runs at each depth
  * @property {boolean} readsTarget
  * @property {boolean} writes
- * @property {boolean} predicts it has probabilities of tokens or labels
+ * @property {boolean} predicts whether the model has probabilities of tokens or labels
  */
 /** @typedef {{ name: string, page: import("./types.js").Page, outputs: import("./outputs.js").Outputs, python: string[] }} Answer */
 
@@ -102,11 +102,11 @@ class Bench {
       facts.predicts ? el("div", { class: "bench-row why", title: "effects, contributions, the lens and sweeps then use the difference of two log-probabilities" },
         el("span", { class: "field-name" }, "Why"), this.first, el("span", { class: "field-name" }, "rather than"), this.second,
         el("button", { type: "button", class: "do", onclick: () => this.compare() }, "Compare"),
-        el("button", { type: "button", class: "plain-button", onclick: () => this.alone() }, "One alone")) : null,
+        el("button", { type: "button", class: "plain-button", onclick: () => this.alone() }, "Stop comparing")) : null,
     );
     const changes = el("section", { class: "bench-part", "aria-label": "changes" }, this.form.root, this.list,
       el("details", {}, el("summary", {}, "The same in Python"), this.python));
-    const bench = el("details", { class: "bench", open: innerWidth > 760 }, el("summary", {}, "Touch the model"),
+    const bench = el("details", { class: "bench", open: innerWidth > 760 }, el("summary", {}, "Change the model"),
       el("div", { class: "bench-parts" }, reads, changes, this.output), this.swept);
     document.getElementById("main")?.before(bench);
   }
@@ -279,9 +279,9 @@ class Bench {
     const undo = el("button", { type: "button", class: "plain-button", disabled: !this.before.length, onclick: () => this.undo() }, "Undo");
     fill(this.list,
       ...edits.map((change, index) => el("li", { class: "change" }, changeName(change),
-        el("button", { type: "button", class: "icon small", "aria-label": `take back: ${changeName(change)}`, onclick: () => this.set({ edits: edits.filter((_, place) => place !== index) }) }, "×"))),
+        el("button", { type: "button", class: "icon small", "aria-label": `remove: ${changeName(change)}`, onclick: () => this.set({ edits: edits.filter((_, place) => place !== index) }) }, "×"))),
       el("li", {}, undo),
-      edits.length ? el("li", {}, el("button", { type: "button", class: "plain-button", onclick: () => this.set({ edits: [] }) }, "Take all back")) : null,
+      edits.length ? el("li", {}, el("button", { type: "button", class: "plain-button", onclick: () => this.set({ edits: [] }) }, "Remove all")) : null,
     );
   }
 }

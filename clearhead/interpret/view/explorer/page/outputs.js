@@ -74,8 +74,8 @@ function differenceNode({ name, position, values: [before, after] }, isChanged) 
 /**
  * @param {Outputs} outputs
  * @param {boolean} isChanged
- * @param {(position: number | null, index: number) => void} follow tells which output a sweep follows
- * @param {((position: number, index: number) => void) | null} force puts a token behind a position, where the model writes
+ * @param {(position: number | null, index: number) => void} follow function that selects the output of a sweep
+ * @param {((position: number, index: number) => void) | null} force function that forces a token after a position; null if the model writes no text
  * @returns {HTMLElement[]}
  */
 export function outputNodes(outputs, isChanged, follow, force) {

@@ -294,7 +294,7 @@ class Overview {
   }
 
   /**
-   * @param {string} name of what is to be shown
+   * @param {string} name name of the column to show
    * @param {Layer} layer
    * @param {number} head
    */

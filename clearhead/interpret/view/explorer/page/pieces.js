@@ -39,7 +39,7 @@ function codedGrid(codes, width, height) {
 
 /** The tiles of one run. */
 export class Pieces {
-  /** @param {string} name of the run */
+  /** @param {string} name name of the run */
   constructor(name) {
     this.name = name;
     /** @type {Map<string, Float32Array>} */
@@ -57,7 +57,7 @@ export class Pieces {
   }
 
   /**
-   * @param {number} sample its number on the page
+   * @param {number} sample number of the sample on the page
    * @param {string} stack
    * @param {number} layer
    * @param {number} head

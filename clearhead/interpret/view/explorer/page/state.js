@@ -87,7 +87,7 @@ export class Store {
     for (const watcher of this.watchers) watcher(this.state);
   }
 
-  /** @param {boolean} isStep whether the browser's back button leads back to what was before */
+  /** @param {boolean} isStep whether the browser's back button restores the previous state */
   address(isStep) {
     const hash = `#${writeState(this.state)}`;
     if (hash === location.hash) return;

@@ -26,7 +26,7 @@ const label = (text) => ({ text, members: [], generated: false, rtl: false });
 /**
  * Scale numbers to a grid from -1 to 1, relative to the largest number of all maps.
  * @param {(number | null)[][]} rows
- * @param {string[]} names of the rows
+ * @param {string[]} names names of the rows
  * @param {string[]} columns
  * @param {number} most
  * @returns {import("./types.js").Grid}

@@ -28,7 +28,7 @@ class Side {
   /**
    * @param {HTMLElement} root
    * @param {TokenView} view
-   * @param {"query" | "key"} what the role of the chosen token
+   * @param {"query" | "key"} what role of the chosen token
    */
   constructor(root, view, what) {
     this.view = view;
@@ -43,8 +43,8 @@ class Side {
   }
 
   /**
-   * @param {Grid[]} grids one for each layer
-   * @param {number} chosen index of the label
+   * @param {Grid[]} grids one grid per layer
+   * @param {number} chosen index of the selected label
    * @param {State} state
    */
   show(grids, chosen, state) {
@@ -87,7 +87,7 @@ class Side {
     }, el("span", { class: "layer-name" }, `layer ${layer}`), strip, el("span", { class: "looks" }, ...found));
   }
 
-  /** @param {number} index of the layer */
+  /** @param {number} index number of the layer */
   shade(index) {
     const { state, grids } = this;
     if (!state || !grids) return;

@@ -13,10 +13,10 @@
  * @property {number} numHeads
  * @property {number} numKvHeads
  * @property {number} spans index of the first and last keys of each query
- * @property {string} mask in words
+ * @property {string} mask mask in words
  * @property {boolean} sink
- * @property {string} bias in words, or empty
- * @property {number | null} weights blob; null: a live page asks for pieces
+ * @property {string} bias score bias in words; empty without one
+ * @property {number | null} weights blob; null if a live page loads tiles
  * @property {Record<string, ExactHead>} exact
  * @property {Record<string, (number | null)[]>} values
  * @property {string[]} patterns
@@ -35,7 +35,7 @@
  * @property {number[] | null} targets
  * @property {number | null} targetProbabilities blob
  * @property {number | null} followed blob
- * @property {string} followedName what is compared, in words
+ * @property {string} followedName the compared outputs in words
  *
  * @typedef {object} BeamNode
  * @property {number} parent
@@ -50,7 +50,7 @@
  * @typedef {object} Sample
  * @property {string} label
  * @property {[string, string][]} facts
- * @property {[string, string][]=} texts what is read and what is written
+ * @property {[string, string][]=} texts texts that the model reads and writes
  * @property {Partial<Record<RowName, TokenRow>>} rows
  * @property {Column[]} columns
  * @property {Stack[]} attentions
@@ -67,10 +67,10 @@
  * @property {Label[]} queries
  * @property {Label[]} keys
  * @property {(query: number, out: Float32Array) => void} row
- * @property {(query: number) => number} sink the share of no token; NaN where there is no sink
- * @property {boolean} signed from -1 to 1, else from 0 to 1
- * @property {boolean} exact float32, else within 0.0005
- * @property {{ grid: Grid, pool: number }=} coarse the largest number of each square of so many tokens, of a long text
+ * @property {(query: number) => number} sink share of attention to no token; NaN without a sink
+ * @property {boolean} signed numbers from -1 to 1; otherwise from 0 to 1
+ * @property {boolean} exact float32 numbers; otherwise within 0.0005
+ * @property {{ grid: Grid, pool: number }=} coarse for a long text, the largest number of each square of `pool` tokens
  * @property {{ paint: (heat: import("./heat.js").HeatMap, context: CanvasRenderingContext2D, right: number, bottom: number) => void }=} tiles
  *
  * Content of a pane: a sample, or the difference of two samples.
@@ -85,7 +85,7 @@
  * @property {Page} page
  * @property {import("./state.js").Store} store
  * @property {(text: string) => void} announce
- * @property {HTMLElement} slot where a view puts controls of its own
+ * @property {HTMLElement} slot element for the controls of a view
  */
 
 export {};
