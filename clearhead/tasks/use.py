@@ -74,7 +74,7 @@ class HiddenTokenMeasures(Measures):
     accuracy: float
 
     def lines(self) -> list[str]:
-        """Return the measures as lines of text."""
+        """Return the metrics as lines of text."""
         return align_columns(
             {
                 "loss": f"{self.loss:.4f} nats per hidden token",

@@ -64,7 +64,7 @@ class Training(LabelledTraining):
         return answer_loss(module, batch.to(self.setup.device), label_smoothing=smoothing)
 
     def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> AnswerMeasures:
-        """Return the measures of the model on validation data."""
+        """Return the metrics of the model on validation data."""
         collator, longest = InputCollator.of(module.spec, tokenizer, record.repeats), longest_answer(record)
         return measure_store(module, collator, store, max_tokens=longest, batch_tokens=self.budget)
 

@@ -127,7 +127,7 @@ class Training(LabelledTraining):
         return label_loss(module, batch.to(self.setup.device), kind=self.kind, label_smoothing=smoothing)
 
     def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> ClassifyMeasures:
-        """Return the measures of the model on validation data."""
+        """Return the metrics of the model on validation data."""
         return measure_store(module, tokenizer, store, batch_tokens=self.budget, repeats=record.repeats)
 
 

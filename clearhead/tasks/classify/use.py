@@ -202,7 +202,7 @@ class LabelMeasures(Measures):
         return 100 * self.accuracy
 
     def lines(self) -> list[str]:
-        """Return the measures as lines of text."""
+        """Return the metrics as lines of text."""
         scores = align_columns({"accuracy": percent(self.accuracy), "macro F1": percent(self.macro_f1)})
         return [*scores, "", *f1_table("label", self.labels, "texts")]
 
@@ -231,7 +231,7 @@ class MultiLabelMeasures(Measures):
         return 100 * self.micro_f1
 
     def lines(self) -> list[str]:
-        """Return the measures as lines of text."""
+        """Return the metrics as lines of text."""
         exact = f"{percent(self.exact)} of the texts have exactly their labels"
         return align_columns(
             {"micro F1": percent(self.micro_f1), "macro F1": percent(self.macro_f1), "exact match": exact}
@@ -262,7 +262,7 @@ class NumberMeasures(Measures):
         return 100 * self.spearman
 
     def lines(self) -> list[str]:
-        """Return the measures as lines of text."""
+        """Return the metrics as lines of text."""
         rows = {"Spearman": f"{self.spearman:.4f}", "Pearson": f"{self.pearson:.4f}"}
         return align_columns({**rows, "mean squared error": f"{self.mean_squared_error:.6g}"})
 

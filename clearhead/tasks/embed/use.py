@@ -163,7 +163,7 @@ class RecallMeasures(Measures):
     pairs: int
 
     def lines(self) -> list[str]:
-        """Return the measures as lines of text."""
+        """Return the metrics as lines of text."""
         return align_columns(
             {
                 "recall@1": f"{percent(self.forward)} of the sources find their target among {self.pairs}",
@@ -188,7 +188,7 @@ class SimilarityMeasures(Measures):
     pairs: int
 
     def lines(self) -> list[str]:
-        """Return the measures as lines of text."""
+        """Return the metrics as lines of text."""
         return align_columns({"Spearman": f"{self.spearman:.4f}", "Pearson": f"{self.pearson:.4f}"})
 
 

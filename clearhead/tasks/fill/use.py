@@ -88,8 +88,7 @@ def fill(
     independently. Special tokens keep their share of the probability but are never candidates.
 
     Args:
-        module: an encoder with a head over its vocabulary. If it is in training mode, a replica in evaluation mode runs
-            in its place.
+        module: an encoder with a head over its vocabulary; in training mode, a replica in evaluation mode runs instead.
         tokenizer: a tokenizer with a mask token; the mask token marks a blank, as `BLANK` does.
         texts: the texts, each with at least one blank.
         top_k: the number of candidates per blank, at least 1.

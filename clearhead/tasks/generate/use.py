@@ -36,7 +36,7 @@ class TextMeasures(Measures):
     seconds: float
 
     def lines(self) -> list[str]:
-        """Return the measures as lines of text."""
+        """Return the metrics as lines of text."""
         done = f"({self.tokens:,} in {self.seconds:.1f} s)"
         return align_columns(
             {

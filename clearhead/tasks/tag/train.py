@@ -66,7 +66,7 @@ class Training(LabelledTraining):
         return lambda rows: collate_tagged(store, rows, collator)
 
     def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> TagMeasures:
-        """Return the measures of the model on validation data."""
+        """Return the metrics of the model on validation data."""
         return measure_store(module, tokenizer, store, batch_tokens=self.budget)
 
 

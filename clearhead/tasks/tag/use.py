@@ -352,7 +352,7 @@ class TagMeasures(Measures):
         return 100 * self.f1
 
     def lines(self) -> list[str]:
-        """Return the measures as lines of text."""
+        """Return the metrics as lines of text."""
         count = sum(row["count"] or 0 for row in self.types.values())
         whole = {"precision": self.precision, "recall": self.recall, "f1": self.f1, "count": count}
         share = f"accuracy of tags  {percent(self.tag_accuracy)} of {self.words} words"

@@ -46,7 +46,7 @@ class TranslationMeasures(Measures):
     translations: Sequence[str]
 
     def lines(self) -> list[str]:
-        """Return the measures as lines of text."""
+        """Return the metrics as lines of text."""
         done = f"({self.sentences} in {self.seconds:.1f} s)"
         return align_columns(
             {
