@@ -138,8 +138,8 @@ def test_module_replica_and_file_share_one_copy(precision: str, tmp_path: Path) 
     spans = [range(int(start, 16), int(end, 16)) for start, end in places]
     assert all(any(address in span for span in spans) for address in addresses)
     for stack in (submodule for submodule in model.runner.tree().modules() if hasattr(submodule, "plan")):
-        taken = {tensor.data_ptr() for tensor in stack.plan._kept if tensor.dim() == 2}
-        assert taken and taken <= set(addresses), "the plan of the kernels reads the same bytes"
+        taken = {tensor.data_ptr() for tensor in stack.plan._tensors if tensor.dim() == 2}
+        assert taken and taken <= set(addresses), "the kernels read the same bytes"
 
 
 def test_dtypes_that_differ_over_shards_stay_as_they_are(tmp_path: Path) -> None:
