@@ -222,7 +222,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 class _InspectedModel:
     """The spec and task of a model, and lines of notes on a Hugging Face checkpoint.
 
-    The last attribute reads the headers of the weight files; None means that the model has no weights.
+    The function `read_headers` reads the headers of the weight files. None means that the model has no weights.
     """
 
     spec: Model

@@ -29,7 +29,7 @@ def test_options_are_these() -> None:
     ("kind", "expected"),
     [
         ("translat", "unknown demo 'translat' (did you mean 'translate'?)"),
-        ("tag", "there are: translate, generate, fill, classify"),
+        ("tag", "expected one of translate, generate, fill, classify"),
     ],
 )
 def test_other_kinds_are_refused(kind: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:

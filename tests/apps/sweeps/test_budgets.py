@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clearhead.apps.sweeps.api import plan_runs
-from clearhead.apps.sweeps.budgets import PlannedRun, budget_of, prepare_task
+from clearhead.apps.sweeps.budgets import PlannedRun, budget_of, prepare_run
 from clearhead.apps.sweeps.variations import Equal, Variation
 from clearhead.base.printing import num_parameters
 from clearhead.core import build
@@ -33,7 +33,7 @@ def test_as_many_tokens_for_batches_of_any_size(tmp_path: Path) -> None:
         write_run_file(tmp_path), grid, "tokens", "train.steps=60", "train.warmup=6", "train.validate_every=30"
     )
     (_, large), _, (_, small), (_, other_seed) = runs
-    tokens = [prepare_task(each).mean_tokens * (each.train.steps or 0) for each in (large, small)]
+    tokens = [prepare_run(each).mean_tokens * (each.train.steps or 0) for each in (large, small)]
     assert tokens[1] == pytest.approx(tokens[0], rel=0.02)
     assert small.train.steps == other_seed.train.steps == 180, "all seeds have the same, for they are one row"
     assert (small.train.warmup, small.train.validate_every) == (18, 90), "they keep their share of the run"
@@ -54,12 +54,12 @@ def test_batches_alike_need_no_change(tmp_path: Path) -> None:
 )
 def test_as_many_parameters_by_the_width(tmp_path: Path, grid: dict[str, list[Any]]) -> None:
     runs = budgets(write_run_file(tmp_path), grid, "parameters", "model.width=48")
-    counts = [num_parameters(build(prepare_task(run_file).spec, device="meta")) for _, run_file in runs]
+    counts = [num_parameters(build(prepare_run(run_file).spec, device="meta")) for _, run_file in runs]
     assert runs[0][1].model.width == 48
     assert counts == pytest.approx([counts[0]] * len(counts), rel=0.06)
     for (run, run_file), count in zip(runs, counts, strict=True):
         # No other width is nearer.
         width, heads = run_file.model.width or 0, run_file.model.heads or 1
         for other in (width - 2 * heads, width + 2 * heads):
-            there = num_parameters(build(prepare_task(run.reread([f"model.width={other}"])).spec, device="meta"))
+            there = num_parameters(build(prepare_run(run.reread([f"model.width={other}"])).spec, device="meta"))
             assert abs(there - counts[0]) >= abs(count - counts[0])

@@ -235,7 +235,7 @@ def test_help_names_the_task(environment: dict[str, str]) -> None:
         done = subprocess.run(job, env=environment, capture_output=True, text=True, check=True, timeout=60)
         pages.append(" ".join(done.stdout.split()))
     start, new, rate, evaluate = pages
-    assert "denoise, answer and rate; Use predict for a task without a separate command" in start
+    assert "denoise, answer and rate. Use predict for a task without a separate command" in start
     assert "rate Write a run file that trains a model to rate texts with numbers." in new
     assert "clearhead new rate --text ratings.tsv --number stars" in rate and "--number VALUE The column" in rate
     assert "rate mean absolute error, correlation" in evaluate and "--number VALUE The column" in evaluate
