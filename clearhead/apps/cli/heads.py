@@ -56,20 +56,16 @@ def heads(
       clearhead heads runs/dates dates.txt --sort induction
       clearhead heads runs/de-en test.de --target test.en --json
 
-    Each line is a text; empty lines are left out. Each number is the mean over the lines, followed by ± and its
-    standard deviation. entropy is in nats, distance in tokens. The other statistics are shares of the attention weight,
-    from 0 to 1:
+    Each number is the mean over the lines, followed by ± and its standard deviation. entropy is in nats, distance in
+    tokens. The other statistics are shares of the attention weight, from 0 to 1:
 
     \b
-    - first, previous: on the first and on the previous token
-    - duplicate: on the same token elsewhere
+    - first, previous, duplicate: on the first, the previous, an equal token
     - induction: on the token that followed the same token before
-    - diagonal: on the same position
-    - alignment: on links that are the largest of both their tokens
+    - diagonal, alignment: on the same position, on links that are the largest of both tokens
 
-    Here duplicate and induction are measured on repeated random tokens, drawn with --seed. A pattern is named if more
-    than half of the weight follows it. The model computes in fp32 unless --precision is given.
-    --json ends with {"texts", "heads"}; a head has the numbers, their "spread" and its "patterns".
+    Here duplicate and induction are measured on repeated random tokens, drawn with --seed. The last line
+    of --json is {"texts", "heads"}; a head has the numbers, their "spread" and its "patterns".
     """
     if compute.batch_size is not None:
         raise InputError("--batch-size has no effect here, since texts are read one by one; leave it out")

@@ -239,8 +239,7 @@ def save_module(
     Args:
         module: the module to save; weights keep their dtype.
         directory: the folder, created if it is missing.
-        loaded: the module as it was loaded, with settings that are not in the spec, and unused tensors. None means that
-            the module was not loaded.
+        loaded: the loaded module, with settings that are not in the spec, and unused tensors. None means a new module.
         task: the task of the module, whose labels are written. None means the task of `loaded`.
         model_type: the family to save as if the module was not loaded. None means the first that can express the spec.
         token_ids: the ids of padding, start and end by their config keys, if the module was not loaded.
