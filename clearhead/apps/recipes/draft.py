@@ -198,7 +198,7 @@ def _overlap_note(count: int, what: str) -> str:
 def _overlap(count: int, what: str) -> str:
     has = "has" if count == 1 else "have"
     return (
-        f"{count} of your validation {what} {has} a training text, so scores are too good: leave "
+        f"{count} of your validation {what} {has} a text of the training data; scores would be too good: leave "
         f"{_pronoun(count)} out, or let `new` hold out data"
     )
 
