@@ -51,15 +51,15 @@ print("\n".join(train[:4]))
 # %% [markdown]
 # ## Three objectives
 #
-# Take one line of the table. The **encoder-decoder** reads the text $x$ and predicts the date $y$, token by token:
+# Take one line of the table. The **encoder-decoder** reads the text $x$ and predicts the date $y$, token by token. Its loss is:
 #
 # $$-\sum_t \log p(y_t \mid y_{<t}, x).$$
 #
-# The **encoder** reads the whole line, in which some tokens are hidden. It predicts only these tokens, the set $M$:
+# The **encoder** reads the whole line, in which some tokens are hidden. It predicts only these tokens, the set $M$. Its loss is:
 #
 # $$-\sum_{i \in M} \log p(x_i \mid x_{\text{not } M}).$$
 #
-# The **decoder** reads the line and predicts the next token at every position:
+# The **decoder** reads the line and predicts the next token at every position. Its loss is:
 #
 # $$-\sum_t \log p(x_t \mid x_{<t}).$$
 #
@@ -207,13 +207,11 @@ print(repr(decoder.generate("Montag, 5. Januar 1998\t", temperature=0)[0].text))
 print(repr(decoder.generate("", temperature=0.7, max_new_tokens=60, seed=1)[0].text))
 
 # %% [markdown]
-# This table helps you choose a family:
+# Choose the family by your data and your goal:
 #
-# | you have | you want | family |
-# |---|---|---|
-# | a text | a new text, such as a translation or a summary | encoder-decoder |
-# | a complete text | labels, spans, a vector, a missing word | encoder |
-# | the beginning of a text | a continuation of any kind | decoder |
+# - **Encoder-decoder**: you have a text and want a new text, such as a translation or a summary.
+# - **Encoder**: you have a complete text and want labels, spans, a vector or a missing word.
+# - **Decoder**: you have the beginning of a text and want a continuation of any kind.
 #
 # ## The attention maps of all heads
 #
