@@ -207,11 +207,7 @@ print(repr(decoder.generate("Montag, 5. Januar 1998\t", temperature=0)[0].text))
 print(repr(decoder.generate("", temperature=0.7, max_new_tokens=60, seed=1)[0].text))
 
 # %% [markdown]
-# Choose the family by your data and your goal:
-#
-# - **Encoder-decoder**: you have a text and want a new text, such as a translation or a summary.
-# - **Encoder**: you have a complete text and want labels, spans, a vector or a missing word.
-# - **Decoder**: you have the beginning of a text and want a continuation of any kind.
+# Choose an encoder-decoder if you have a text and want a new one, such as a translation or a summary. Choose an encoder if you have a complete text and want labels, spans, a vector or a missing word. Choose a decoder if you have the beginning of a text and want it continued.
 #
 # ## The attention maps of all heads
 #
