@@ -129,11 +129,11 @@ print(f"and of {shifted:.3f} where they are")
 
 
 # %%
-def unshifted(logits, ids):
+def loss_unshifted(logits, ids):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten(), ignore_index=0)
 
 
-print(ch.check.loss(unshifted))
+print(ch.check.loss(loss_unshifted))
 
 # %% [markdown]
 # **The mend** is the last line of the report.
@@ -152,11 +152,11 @@ attempt(lambda: ch.check.loss(my_loss), hint=1)
 
 
 # %% tags=["hide-cell", "solution"]
-def solved(logits, ids):
+def loss_solution(logits, ids):
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), ignore_index=0)
 
 
-assert ch.check.loss(solved).ok
+assert ch.check.loss(loss_solution).ok
 
 # %% [markdown]
 # **2 · Count the windows (2 minutes, easy).** A text has 100 ids. How many windows of 10 are there, if each window begins one id after the previous window?
@@ -199,7 +199,7 @@ attempt(lambda: check_pair(best_pair))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_pair(words):
+def best_pair_solution(words):
     counts = {}
     for word in words:
         for pair in itertools.pairwise(word):
@@ -207,4 +207,4 @@ def solved_pair(words):
     return max(counts, key=counts.get)
 
 
-assert check_pair(solved_pair) == "right"
+assert check_pair(best_pair_solution) == "right"

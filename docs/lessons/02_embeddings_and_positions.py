@@ -130,7 +130,7 @@ print("attention.position =", spec.Rotary())
 
 
 # %%
-def doubled(length, width):
+def double_exponent(length, width):
     even = torch.arange(0, width, 2)
     angles = torch.arange(length)[:, None] / 10000 ** (2 * even / width)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
@@ -141,18 +141,18 @@ def doubled(length, width):
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
-for axis, positions, title in zip(axes, (paper, doubled), ("the paper's", "the exponent doubled")):
+for axis, positions, title in zip(axes, (paper, double_exponent), ("the paper's", "the exponent doubled")):
     axis.imshow(positions(80, 64), aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1)
     axis.set(title=title, xlabel="feature")
 axes[0].set_ylabel("position")
 plt.show()
-print("d = 300, position 2:", [round(float(x), 5) for x in doubled(3, 300)[2, :6]])
+print("d = 300, position 2:", [round(float(x), 5) for x in double_exponent(3, 300)[2, :6]])
 
 # %% [markdown]
 # **The detector.**
 
 # %%
-print(ch.check.positions(doubled, width=64))
+print(ch.check.positions(double_exponent, width=64))
 
 # %% [markdown]
 # **The mend** is the last line of the report: `even / width`, because `even` is $2i$ already.
@@ -171,12 +171,12 @@ attempt(lambda: ch.check.positions(my_positions, width=64), hint=1)
 
 
 # %% tags=["hide-cell", "solution"]
-def solved(length, width):
+def positions_solution(length, width):
     angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
 
 
-assert ch.check.positions(solved, width=64).ok
+assert ch.check.positions(positions_solution, width=64).ok
 
 # %% [markdown]
 # **2 · A text of one token (5 minutes, easy).** A class holds a table of ten positions and computes `x + self.table`. The text has the shape `[batch, 1, width]`. Predict the shape of the result before you run it.

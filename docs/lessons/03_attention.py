@@ -123,26 +123,26 @@ width, heads = 12, 3
 q, k, v = (torch.randn(2, 5, width, dtype=torch.float64) for _ in range(3))
 
 
-def loop(q, k, v):
+def attend_by_loop(q, k, v):
     pieces = []
     for query, key, value in zip(q.chunk(heads, -1), k.chunk(heads, -1), v.chunk(heads, -1)):
         pieces.append((query @ key.transpose(1, 2) / (width // heads) ** 0.5).softmax(-1) @ value)
     return torch.cat(pieces, -1)
 
 
-def folded(q, k, v):
+def attend_folded(q, k, v):
     q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     mixed = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v
     return mixed.transpose(1, 2).flatten(2)
 
 
-def fused(q, k, v):
+def attend_fused(q, k, v):
     q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-print("loop = folded:", float((loop(q, k, v) - folded(q, k, v)).abs().max()))
-print("loop = fused: ", float((loop(q, k, v) - fused(q, k, v)).abs().max()))
+print("loop = folded:", float((attend_by_loop(q, k, v) - attend_folded(q, k, v)).abs().max()))
+print("loop = fused: ", float((attend_by_loop(q, k, v) - attend_fused(q, k, v)).abs().max()))
 
 # %% [markdown]
 # Every model here, of any family, computes attention with the lines below. You have just written `scores`, `weights` and the last two lines of `attend`. The other lines handle masks, biases, the fused kernel and hook points:

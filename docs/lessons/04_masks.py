@@ -213,12 +213,12 @@ attempt(lambda: check_window(window))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved(length, before):
+def window_solution(length, before):
     ones = torch.ones(length, length, dtype=torch.bool)
     return ones.tril() & ones.triu(-before)
 
 
-assert check_window(solved) == "right"
+assert check_window(window_solution) == "right"
 
 # %% [markdown]
 # **2 · Mixed conventions (5 minutes, medium).** In a padding mask, 1 means padding. In a causal mask, True means "may attend". Somebody joins the two by taking the larger value. Now 1 means blocked: what may token 1 of five real tokens attend to? Set `seen` to a list of positions.

@@ -106,7 +106,7 @@ def road(norm_place, depth=40, width=64):
 figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
 for norm_place in ("post", "pre", "none"):
     sizes, similarity = road(norm_place)
-    axis.plot(sizes, label=f"{place}: {similarity:.2f} of the input is left")
+    axis.plot(sizes, label=f"{norm_place}: {similarity:.2f} of the input is left")
 axis.set(yscale="log", xlabel="layer", ylabel="spread of the numbers")
 axis.legend(frameon=False)
 plt.show()

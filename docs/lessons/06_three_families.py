@@ -359,8 +359,8 @@ def check_families(mine):
 attempt(lambda: check_families(mine) if all(mine.values()) else "not written yet")
 
 # %% tags=["hide-cell", "solution"]
-solved_families = dict(zip(mine, ("encoder", "decoder", "encoder-decoder", "encoder"), strict=True))
-assert check_families(solved_families).startswith("right")
+families_solution = dict(zip(mine, ("encoder", "decoder", "encoder-decoder", "encoder"), strict=True))
+assert check_families(families_solution).startswith("right")
 
 # %% [markdown]
 # **2 · A prefix (10 minutes, medium).** There is one more family between these: a prefix decoder. It reads the first `prefix` tokens like an encoder and writes the rest like a decoder, in one stack. Write its mask `[length, length]`; True means "may attend".
@@ -391,13 +391,13 @@ attempt(lambda: check_prefix(prefix_mask))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_prefix(length, prefix):
+def prefix_solution(length, prefix):
     mask = torch.ones(length, length, dtype=torch.bool).tril()
     mask[:, :prefix] = True
     return mask
 
 
-assert check_prefix(solved_prefix) == "right"
+assert check_prefix(prefix_solution) == "right"
 try:
     check_prefix(lambda length, prefix: torch.ones(length, length, dtype=torch.bool).tril())
 except AssertionError as error:
@@ -416,8 +416,8 @@ attempt(lambda: ch.check.loss(my_loss, shifts=False), hint=1)
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_loss(logits, labels):
+def loss_solution(logits, labels):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=0)
 
 
-assert ch.check.loss(solved_loss, shifts=False).ok
+assert ch.check.loss(loss_solution, shifts=False).ok

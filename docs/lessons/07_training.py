@@ -382,7 +382,7 @@ attempt(lambda: check_batch(make_batch))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_batch(rows, bos, eos, pad):
+def batch_solution(rows, bos, eos, pad):
     read, labels = (
         torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in full], batch_first=True, padding_value=pad)
         for full in ([[bos, *row] for row in rows], [[*row, eos] for row in rows])
@@ -390,7 +390,7 @@ def solved_batch(rows, bos, eos, pad):
     return read, labels, read != pad
 
 
-assert check_batch(solved_batch) == "right"
+assert check_batch(batch_solution) == "right"
 
 # %% [markdown]
 # **2 · The schedule of the paper (5 minutes, easy).** Write the learning rate of the paper's schedule for one step.
@@ -418,11 +418,11 @@ attempt(lambda: check_rate(my_rate))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_rate(step, width, warmup):
+def rate_solution(step, width, warmup):
     return width**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
 
-assert check_rate(solved_rate) == "right"
+assert check_rate(rate_solution) == "right"
 try:
     check_rate(lambda step, width, warmup: width**-0.5 * step**-0.5)
 except AssertionError as error:
@@ -459,7 +459,7 @@ attempt(lambda: check_smoothed(my_smoothed))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_smoothed(logits, labels, share):
+def solution_smoothed(logits, labels, share):
     surprise = -logits.log_softmax(-1)
     right = surprise.gather(-1, labels[:, None])[:, 0]
     return ((1 - share) * right + share * surprise.mean(-1)).mean()
@@ -471,7 +471,7 @@ def over_others(logits, labels, share):
     return ((1 - share) * right + share * (surprise.sum(-1) - right) / (logits.shape[-1] - 1)).mean()
 
 
-assert check_smoothed(solved_smoothed) == "right"
+assert check_smoothed(solution_smoothed) == "right"
 try:
     check_smoothed(over_others)
 except AssertionError as error:

@@ -243,7 +243,7 @@ for most in (4, 100):
 
 
 # %%
-def repeated(text, n=3):
+def share_of_repeats(text, n=3):
     pieces = [text[i : i + n] for i in range(len(text) - n + 1)]
     return 1 - len(set(pieces)) / len(pieces) if pieces else 0.0
 
@@ -254,7 +254,7 @@ pairs = [line.split("\t")[:2] for line in table[:100]]
 for step in ("step-22", "step-46", "step-100", "best"):
     young = ch.load(f"{MODELS / 'dates'}@{step}")
     translations = young.translate([source for source, _ in pairs], beam_size=1)
-    share = sum(map(repeated, translations)) / len(translations)
+    share = sum(map(share_of_repeats, translations)) / len(translations)
     right = sum(text == target for text, (_, target) in zip(translations, pairs)) / len(pairs)
     print(f"{step:9} repeats {share:4.0%}, right {right:4.0%}   {translations[1]!r}")
 
@@ -340,7 +340,7 @@ for alpha in (0, 1, 2):
 
 
 # %%
-def continued(prompts, tell_mask):
+def continue_prompts(prompts, tell_mask):
     rows = [model.read(prompt).source.ids[0] for prompt in prompts]
     longest = max(map(len, rows))
     ids = torch.stack([torch.cat([row.new_zeros(longest - len(row)), row]) for row in rows])
@@ -358,7 +358,7 @@ def continued(prompts, tell_mask):
 
 # %%
 prompts, targets = [f"{source}\t" for source, _ in pairs], [target for _, target in pairs]
-broken = continued(prompts, tell_mask=False)
+broken = continue_prompts(prompts, tell_mask=False)
 print(sum(text == target for text, target in zip(broken, targets)), "of", len(pairs), "are right")
 
 # %% [markdown]
@@ -366,9 +366,12 @@ print(sum(text == target for text, target in zip(broken, targets)), "of", len(pa
 
 # %%
 short = min(prompts, key=len)
-alone, in_batch = continued([short], tell_mask=False), continued([short, max(prompts, key=len)], tell_mask=False)
+alone, in_batch = (
+    continue_prompts([short], tell_mask=False),
+    continue_prompts([short, max(prompts, key=len)], tell_mask=False),
+)
 print(f"{short!r} alone: {alone[0]!r}, with a long prompt: {in_batch[0]!r}")
-differ = [text for text, prompt in zip(broken, prompts) if text != continued([prompt], tell_mask=False)[0]]
+differ = [text for text, prompt in zip(broken, prompts) if text != continue_prompts([prompt], tell_mask=False)[0]]
 print(f"{len(differ)} of {len(prompts)} prompts depend on their batch")
 assert differ
 
@@ -378,9 +381,9 @@ assert differ
 # **The mend.** Pass the mask of real tokens to the model. The mask hides the padding, and the positions count only real tokens:
 
 # %%
-mended = continued(prompts, tell_mask=True)
+mended = continue_prompts(prompts, tell_mask=True)
 print(sum(text == target for text, target in zip(mended, targets)), "of", len(pairs), "are right")
-still = [text for text, prompt in zip(mended, prompts) if text != continued([prompt], tell_mask=False)[0]]
+still = [text for text, prompt in zip(mended, prompts) if text != continue_prompts([prompt], tell_mask=False)[0]]
 print(f"{len(still)} of {len(prompts)} prompts depend on their batch")
 assert len(still) < len(differ)
 
@@ -413,12 +416,12 @@ attempt(lambda: check_min_p(min_p))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_min_p(z, p):
+def min_p_solution(z, p):
     shares = z.softmax(-1)
     return z.masked_fill(shares < p * shares.max(), -torch.inf)
 
 
-assert check_min_p(solved_min_p) == "right"
+assert check_min_p(min_p_solution) == "right"
 attempt(lambda: check_min_p(lambda z, p: z.masked_fill(z.softmax(-1) < p, -torch.inf)))  # a wrong answer
 
 # %% [markdown]

@@ -432,11 +432,11 @@ attempt(lambda: check_unpack(unpack_weight))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_unpack(weight):
+def unpack_solution(weight):
     return [matrix.T for matrix in weight.chunk(3, dim=1)]
 
 
-assert check_unpack(solved_unpack) == "right"
+assert check_unpack(unpack_solution) == "right"
 attempt(lambda: check_unpack(lambda weight: weight.chunk(3, dim=1)))  # wrong answers
 attempt(lambda: check_unpack(lambda weight: weight.T.view(4, 3, 4).unbind(1)))
 

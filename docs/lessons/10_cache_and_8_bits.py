@@ -361,12 +361,12 @@ attempt(lambda: check_bytes(cache_bytes))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_bytes(tokens, layers, heads, size):
+def bytes_solution(tokens, layers, heads, size):
     return tokens * layers * heads * size * 2 * 4
 
 
-assert check_bytes(solved_bytes) == "right"
-print(f"GPT-2 at 1,024 tokens: {solved_bytes(1024, 12, 12, 64) / 1e6:.0f} MB, for each text of a batch")
+assert check_bytes(bytes_solution) == "right"
+print(f"GPT-2 at 1,024 tokens: {bytes_solution(1024, 12, 12, 64) / 1e6:.0f} MB, for each text of a batch")
 
 # %% [markdown]
 # **2 · Quantize to 8 bits (10 minutes, medium).** Return the integers (`torch.int8`) of a matrix and the scale of each row.
@@ -397,12 +397,12 @@ attempt(lambda: check_8_bits(to_8_bits))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_8_bits(weight):
+def int8_solution(weight):
     scale = weight.abs().amax(1) / 127
     return (weight / scale.masked_fill(scale == 0, 1)[:, None]).round().to(torch.int8), scale
 
 
-assert check_8_bits(solved_8_bits) == "right"
+assert check_8_bits(int8_solution) == "right"
 
 # %% [markdown]
 # **3 · A window in the cache (15 minutes, hard).** In a layer with a sliding window, each token sees the last `window` tokens, including itself. Its cache needs only these tokens. Return the keys and values `[batch, heads, tokens, size]` to store after a step. `cached` is a list: empty at first, then the two tensors that you returned before.
@@ -432,10 +432,10 @@ attempt(lambda: check_keep(keep))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_keep(cached, key, value, window):
+def keep_solution(cached, key, value, window):
     if cached:
         key, value = torch.cat([cached[0], key], 2), torch.cat([cached[1], value], 2)
     return key[:, :, -window:], value[:, :, -window:]
 
 
-assert check_keep(solved_keep) == "right"
+assert check_keep(keep_solution) == "right"

@@ -158,7 +158,7 @@ attempt(lambda: check_half(half))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_half(head):
+def half_solution(head):
     def edit(mixed):
         changed = mixed.clone()
         changed[:, head] *= 0.5
@@ -167,7 +167,7 @@ def solved_half(head):
     return edit
 
 
-assert check_half(solved_half) == "right"
+assert check_half(half_solution) == "right"
 try:
     check_half(lambda head: lambda mixed: mixed * 0.5)
 except AssertionError as error:

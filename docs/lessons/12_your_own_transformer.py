@@ -406,13 +406,13 @@ loss_is_right = solves(lambda: ch.check.loss(loss_of, shifts=False), hint=1)
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_loss(logits, answers):
+def loss_solution(logits, answers):
     return nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten(), ignore_index=PAD)
 
 
-assert ch.check.loss(solved_loss, shifts=False).ok
+assert ch.check.loss(loss_solution, shifts=False).ok
 if not loss_is_right:
-    loss_of = solved_loss
+    loss_of = loss_solution
 
 # %% [markdown]
 # A softmax at the end of the head looks right, because the paper's figure has one. But the loss computes a softmax itself, and the second softmax flattens the probabilities. With thirteen tokens, the lowest possible loss is then $\ln(e^1 + 12\,e^0) - 1$.
@@ -420,11 +420,11 @@ if not loss_is_right:
 
 # %%
 def twice(logits, answers):
-    return solved_loss(logits.softmax(-1), answers)
+    return loss_solution(logits.softmax(-1), answers)
 
 
 perfect = 99 * nn.functional.one_hot(torch.tensor([[3, 7]]), 13).float()
-once, two = (float(loss(perfect, torch.tensor([[3, 7]]))) for loss in (solved_loss, twice))
+once, two = (float(loss(perfect, torch.tensor([[3, 7]]))) for loss in (loss_solution, twice))
 print(f"perfect logits: {once:.3f} with one softmax, {two:.3f} with two")
 print(ch.check.loss(twice, shifts=False))
 
@@ -446,7 +446,7 @@ def batch(size, generator):
     return src, tgt, answers
 
 
-def train(model, steps, loss_of=solved_loss):
+def train(model, steps, loss_of=loss_solution):
     generator, losses = torch.Generator().manual_seed(2), []
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, betas=(0.9, 0.98), eps=1e-9)
     model.train()

@@ -1,4 +1,4 @@
-"""Models and checks that the lessons share; the build of the site trains each model once."""
+"""Models and checks for the lessons and for the page in the browser; a build of the site trains each model once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def dates_model() -> ch.Model:
 
     Its table of dates is in `MODELS / "dates" / "data"`: text, date and language, separated by tabs.
     """
-    return _trained("dates", lambda run: ["demo", "translate", "--out", str(run)])
+    return _load_or_train("dates", lambda run: ["demo", "translate", "--out", str(run)])
 
 
 def decoder_model() -> ch.Model:
@@ -84,7 +84,7 @@ def decoder_model() -> ch.Model:
         return ["train", str(run_file)]
 
     dates_model()
-    return _trained("decoder", command)
+    return _load_or_train("decoder", command)
 
 
 def minilm_folder() -> Path:
@@ -134,7 +134,7 @@ def minilm_folder() -> Path:
     return folder
 
 
-def _trained(name: str, command: Callable[[Path], list[str]]) -> ch.Model:
+def _load_or_train(name: str, command: Callable[[Path], list[str]]) -> ch.Model:
     """Return the model of the run `name` in `MODELS`; train it with a clearhead command if it is not complete."""
     run, ended = MODELS / name, MODELS / f"{name}.ended"
     if not ended.exists():
