@@ -220,7 +220,7 @@ plt.show()
 #
 # ## Heads form
 #
-# The training of the decoder saved its weights after 0, 2, 5, 10, 22, ... steps. The distances grow like a logarithm, because heads form fast at first and slowly later. The next cell lets each snapshot continue the same text:
+# The training of the decoder saved its weights after 0, 2, 5, 10, 22, ... steps. These steps are about equally spaced on a logarithmic scale, because heads form fast at first and slowly later. The next cell lets each snapshot continue the same text:
 
 # %%
 steps = sorted(int(path.name[5:]) for path in (MODELS / "decoder" / "checkpoints" / "snapshots").iterdir())

@@ -138,7 +138,7 @@ def top_p(z, p):
 
 
 # %% [markdown]
-# The text so far is `12 de `. It ends in a space, and a `d` has followed a space before, so a second `d` is banned. The penalty makes each character that has occurred less likely. Each plot shows one step, applied to the result of the step before:
+# The text so far is `12 de `. It ends in a space, and a `d` has followed a space before. So `d` would repeat this pair, and it is banned. The penalty makes each character that has occurred less likely. Each plot shows one step, applied to the result of the step before:
 
 # %%
 ids = model.read("12 de ").source.ids[0]
