@@ -98,7 +98,7 @@ for address, (record,) in seen.items():
 # %% [markdown]
 # ## 3. Attention
 #
-# `forward` computes queries, keys and values, and appends the new keys and values to those of the cache. `attend` computes the weighted mean of the values. It uses one fused call if no capture or edit reads the weights, and the steps below otherwise. `weights` is equation 1 of the paper.
+# `forward` computes queries, keys and values, and appends the new keys and values to those of the cache. `attend` computes the weighted mean of the values. It uses one fused call where it can. Otherwise it computes the steps below, for example if a capture reads the weights. `weights` is equation 1 of the paper.
 
 # %%
 show(attention.Attention.forward, attention.Attention.attend, attention.Attention.weights, attention.Attention.scores)
