@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 1 · Tokens
 #
-# You need nothing. Afterwards you know what a model really reads, why a special token that somebody types must stay text, and how one long text becomes a batch with its answers.
+# You need no earlier lesson. After this lesson you know what a model reads, and how one long text becomes a batch with its targets. You also know why a special token that somebody types must stay text.
 #
-# A model reads numbers. A **tokenizer** cuts a text into pieces, and each piece has a number: its **id**.
+# A model reads numbers. A **tokenizer** cuts a text into tokens. Each token has a number, its **id**.
 
 # %%
 import itertools
@@ -34,9 +34,9 @@ lines = [
 ]
 
 # %% [markdown]
-# ## Four ways to cut
+# ## Four ways to cut a text
 #
-# By character, by word, or into pieces that are frequent: byte-pair encoding joins the most frequent pair of neighbours again and again until the vocabulary is full. With bytes as its alphabet it can write any text of the world.
+# A tokenizer can cut a text into characters, words or frequent pieces. Byte-pair encoding (BPE) joins the most frequent pair of neighbours, again and again, until the vocabulary is full. With bytes as its alphabet it can encode any text.
 
 # %%
 sizes = {"character": 60, "word": 60, "bpe": 48, "byte-bpe": 280}
@@ -46,7 +46,7 @@ for kind, tokenizer in tokenizers.items():
     print(f"{kind:10} {len(ids):2} tokens of {tokenizer.vocab_size:3}: {tokenizer.tokens(ids)}")
 
 # %% [markdown]
-# Few characters make long texts, words make short ones and cannot say what they have never seen, pieces lie between. The table of ids, with the space in front of a word shown as `Ġ`, as in GPT-2's files:
+# Characters need a small vocabulary but make long sequences. Words make short sequences but cannot encode a word that they have never seen. BPE lies between the two. The next cell prints ids with their tokens. `Ġ` stands for the space in front of a word, as in GPT-2's files:
 
 # %%
 bpe = tokenizers["byte-bpe"]
@@ -56,19 +56,19 @@ for index, token in zip(ids, bpe.tokens(ids), strict=True):
 print("and back:", bpe.decode(ids))
 
 # %% [markdown]
-# GPT-2's own tokenizer is such a one, with 50,257 ids; `ch.load("openai-community/gpt2").tokenizer` fetches it. It reads " machine learning" as 4572 and 4673, and id 50256, `<|endoftext|>`, is its only special token: both start and end.
+# GPT-2's tokenizer is of this kind and has 50,257 ids. `ch.load("openai-community/gpt2").tokenizer` downloads it. It encodes " machine learning" as 4572 and 4673. Its only special token has the id 50256, `<|endoftext|>`, and marks both the start and the end.
 #
-# What a tokenizer has never seen: characters and words become the unknown token and are lost; bytes are never lost.
+# Unseen words and characters become the unknown token, so they are lost. Bytes are never lost.
 
 # %%
 for kind in ("word", "character", "byte-bpe"):
-    found = tokenizers[kind].encode("the zebra")
-    print(f"{kind:10} {tokenizers[kind].tokens(found)} -> {tokenizers[kind].decode(found)!r}")
+    ids = tokenizers[kind].encode("the zebra")
+    print(f"{kind:10} {tokenizers[kind].tokens(ids)} -> {tokenizers[kind].decode(ids)!r}")
 
 # %% [markdown]
 # ## Special tokens
 #
-# Some ids stand for no text: the start, the end, padding. A program puts them around texts; nobody may write them by typing. Otherwise a user who types the end token ends the text for the model, and a message can pretend to be another speaker.
+# Some ids stand for no text: the start, the end, padding. A program adds them to a text, and typed text must never turn into them. Otherwise a user who types the end token would end the text for the model. A message could also pretend to come from another speaker.
 
 # %%
 print("special:", {name: getattr(bpe, f"{name}_id") for name in ("pad", "bos", "eos", "unk")})
@@ -79,7 +79,7 @@ print("typed:            ", bpe.tokens(typed), "- the end is among them:", bpe.e
 # %% [markdown]
 # ## Windows and the shift
 #
-# A language model learns from one long text. Cut it into windows of ten ids; what comes next is known for each of them. So the answer to a window is the same window, moved by one:
+# A language model learns from one long text. Cut the text into windows of ten ids. The next id is known for each position, so the targets of a window are the same window, shifted by one:
 
 # %%
 stream = torch.tensor(bpe.encode(" ".join(lines)))
@@ -90,9 +90,9 @@ print("reads   ", bpe.tokens(inputs[0].tolist()))
 print("answers ", bpe.tokens(answers[0].tolist()))
 
 # %% [markdown]
-# One window teaches ten predictions at once: after `the`, after `the cat`, and so on. That is why a decoder may not look ahead ([lesson 4](04_masks.py)).
+# One window teaches ten predictions at once: the token after `the`, the token after `the cat`, and so on. That is why a decoder may not read later tokens ([lesson 4](04_masks.py)).
 #
-# In translation, the decoder reads the target behind a start token, and answers the target with an end token:
+# In translation, the input of the decoder is a start token and the target text. Its targets are the target text and an end token:
 
 # %%
 target = bpe.encode("the log")
@@ -102,14 +102,14 @@ print("answers ", bpe.tokens([*target, bpe.eos_id]))
 # %% [markdown]
 # ## Break it
 #
-# **The switch.** Make the ids of `torch.Tensor` instead of `torch.tensor`. One letter.
+# **The switch.** Create the ids with `torch.Tensor` instead of `torch.tensor`. Only one letter differs.
 
 # %%
 wrong = torch.Tensor([50256, 2**24, 2**24 + 1])
 print(wrong.dtype, wrong.tolist())
 
 # %% [markdown]
-# **The symptom.** Ids became floating-point numbers. They look right until $2^{24}$, where two ids become one; and a table cannot look them up:
+# **The symptom.** The ids became floating-point numbers. They look right up to $2^{24}$, where two ids become equal. An embedding table cannot look them up:
 
 # %%
 try:
@@ -118,7 +118,7 @@ except RuntimeError as error:
     print(str(error).split(";")[0])
 
 # %% [markdown]
-# **The detector** is the error above, if you are lucky, and `ids.dtype` otherwise. A second switch makes no error at all: predict a token from itself.
+# **The detector** is the error above, if you are lucky; otherwise check `ids.dtype`. A second switch raises no error at all: predict each token from itself.
 
 # %%
 logits = torch.nn.functional.one_hot(inputs, bpe.vocab_size).float() * 9
@@ -129,18 +129,18 @@ print(f"and of {shifted:.3f} where they are")
 
 
 # %%
-def unshifted(logits, ids):
+def loss_unshifted(logits, ids):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten(), ignore_index=0)
 
 
-print(ch.check.loss(unshifted))
+print(ch.check.loss(loss_unshifted))
 
 # %% [markdown]
-# **The mend** is its last line.
+# **The mend** is the last line of the report.
 #
 # ## Exercises
 #
-# **1 · The loss of a language model (5 minutes, easy).** `logits` are `[batch, tokens, vocabulary]`, `ids` are `[batch, tokens]`, and id 0 is padding, which does not count.
+# **1 · The loss of a language model (5 minutes, easy).** `logits` has the shape `[batch, tokens, vocabulary]`, and `ids` has the shape `[batch, tokens]`. Id 0 is padding, which does not count.
 
 
 # %% tags=["exercise"]
@@ -152,14 +152,14 @@ attempt(lambda: ch.check.loss(my_loss), hint=1)
 
 
 # %% tags=["hide-cell", "solution"]
-def solved(logits, ids):
+def loss_solution(logits, ids):
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), ignore_index=0)
 
 
-assert ch.check.loss(solved).ok
+assert ch.check.loss(loss_solution).ok
 
 # %% [markdown]
-# **2 · Count them (2 minutes, easy).** A text has 100 ids. How many windows of 10 are there, if each begins one id later than the one before?
+# **2 · Count the windows (2 minutes, easy).** A text has 100 ids. How many windows of 10 are there, if each window begins one id after the previous window?
 
 # %% tags=["exercise"]
 count = None
@@ -180,7 +180,7 @@ attempt(lambda: check_count(count))
 assert check_count(91) == "right"
 
 # %% [markdown]
-# **3 · One merge (10 minutes, medium).** Return the most frequent pair of neighbours in lists of pieces; of equal ones, the first that occurs. That is one step of byte-pair encoding.
+# **3 · One merge (10 minutes, medium).** The argument is a list of words, and each word is a list of pieces. Return the most frequent pair of neighbouring pieces. If several pairs are equally frequent, return the first. That is one step of byte-pair encoding.
 
 
 # %% tags=["exercise"]
@@ -199,7 +199,7 @@ attempt(lambda: check_pair(best_pair))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_pair(words):
+def best_pair_solution(words):
     counts = {}
     for word in words:
         for pair in itertools.pairwise(word):
@@ -207,4 +207,4 @@ def solved_pair(words):
     return max(counts, key=counts.get)
 
 
-assert check_pair(solved_pair) == "right"
+assert check_pair(best_pair_solution) == "right"

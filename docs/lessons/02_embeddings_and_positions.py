@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 2 · Embeddings and positions
 #
-# You need to know what a token is. Afterwards you can say what an embedding table does, build the table of positions with a pencil, and find the most copied bug of all tutorials.
+# You need to know what a token is. After this lesson you can explain an embedding table and compute the table of positions with a pencil. You can also find the bug that tutorials copy most often.
 #
-# A model computes with numbers, and a token is only the number of a row. The **embedding** is that row.
+# A model computes with numbers. A token is only the number of a row in a table. The **embedding** is that row.
 
 # %%
 import inspect
@@ -34,7 +34,7 @@ torch.set_printoptions(precision=4, sci_mode=False)
 # %% [markdown]
 # ## A row of a table
 #
-# Five tokens, three numbers each. Looking up token 2 is nothing but taking row 2; multiplying by a row of zeros with a single one would give the same, at five times the work.
+# The table has five tokens with three numbers each. Looking up token 2 takes row 2. Multiplying the table by a one-hot row gives the same result, but needs five times the work.
 
 # %%
 table = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [1.0, 1.1, 1.2], [1.3, 1.4, 1.5]])
@@ -49,24 +49,24 @@ print(f"{1_000_000 * 300:,} parameters for words, {30_000 * 300:,} for pieces")
 print("three ids of a table of width 300:", tuple(torch.nn.Embedding(1000, 300)(torch.tensor([[1, 2, 3]])).shape))
 
 # %% [markdown]
-# The paper multiplies the row by $\sqrt{d}$, so that the positions, which are numbers up to one, do not drown it. Here that is a field of the spec, `Embedding.scale`, and these are the lines of the core:
+# The paper multiplies the row by $\sqrt{d}$. Otherwise the positions, with values up to one, would dominate the embedding. In clearhead this scale is a field of the spec, `Embedding.scale`. The core computes it in these lines:
 
 # %%
 print(inspect.getsource(Embedding.forward))
 
 # %% [markdown]
-# ## Where a token stands
+# ## The position of a token
 #
-# Attention does not know the order of its inputs. So each position gets a vector of its own, which is added to the embedding. The paper takes waves of different lengths:
+# Attention does not know the order of its inputs. So each position has a vector, which is added to the embedding. The paper uses waves of different lengths:
 #
 # $$\mathrm{PE}_{p,2i} = \sin\!\left(\frac{p}{10000^{2i/d}}\right), \qquad \mathrm{PE}_{p,2i+1} = \cos\!\left(\frac{p}{10000^{2i/d}}\right).$$
 #
-# Step by step for $d = 6$: the even columns are 0, 2 and 4, and each has a denominator.
+# Compute it step by step for $d = 6$. The even columns are 0, 2 and 4, and each has a denominator.
 
 # %%
 even = torch.arange(0, 6, 2, dtype=torch.float64)
 denominators = 10000 ** (even / 6)
-print("columns", even.tolist(), "denominators", [round(float(one), 4) for one in denominators])
+print("columns", even.tolist(), "denominators", [round(float(x), 4) for x in denominators])
 angles = torch.arange(10)[:, None] / denominators
 steps = torch.stack([angles.sin(), angles.cos()], -1).flatten(1).float()
 for position in (1, 2, 5, 9):
@@ -75,7 +75,7 @@ fifth = [-0.9589, 0.2837, 0.2300, 0.9732, 0.0108, 0.9999]
 torch.testing.assert_close(steps[5], torch.tensor(fifth), atol=5e-5, rtol=0)
 
 # %% [markdown]
-# Sine and cosine of a pair of columns share one wave: together they are the hand of a clock that turns once in $2\pi \cdot 10000^{2i/d}$ tokens. The first clock turns in about six tokens, the last in tens of thousands. The table of the core is the same:
+# The sine and cosine of a pair of columns share one wave. Together they are the hand of a clock that turns once in $2\pi \cdot 10000^{2i/d}$ tokens. The first clock turns once in about six tokens, the last in tens of thousands. The core computes the same table:
 
 
 # %%
@@ -87,16 +87,16 @@ print("largest difference:", float((paper(10, 6) - steps).abs().max()))
 print(inspect.getsource(sinusoidal_table))
 
 # %% [markdown]
-# Position 2 of two other widths, to compare with any other table you meet: all of $d = 4$, and the first ten numbers of $d = 300$.
+# Here is position 2 for two other widths, for comparison with other tables. The first row is all of $d = 4$, the second the first ten numbers of $d = 300$.
 
 # %%
-print([round(float(one), 4) for one in paper(3, 4)[2]])
-first_ten = [round(float(one), 5) for one in paper(3, 300)[2, :10]]
+print([round(float(x), 4) for x in paper(3, 4)[2]])
+first_ten = [round(float(x), 5) for x in paper(3, 300)[2, :10]]
 print(first_ten)
 assert first_ten == [0.9093, -0.41615, 0.95231, -0.30515, 0.98045, -0.19678, 0.9957, -0.0926, 0.99998, 0.00634]
 
 # %% [markdown]
-# As a picture: each row is a position, each column a feature. Fast waves are on the left.
+# In the picture each row is a position and each column a feature. Fast waves are on the left.
 
 # %%
 figure, axis = plt.subplots(figsize=(8, 3.4), layout="constrained")
@@ -106,7 +106,7 @@ figure.colorbar(picture, ax=axis)
 plt.show()
 
 # %% [markdown]
-# What makes the waves useful: the table at $p + k$ is a rotation of the table at $p$ that depends on $k$ alone. So "three tokens back" can be one matrix, wherever you are. You can see it in the products of the rows, which depend on the distance only:
+# Why are the waves useful? The table at $p + k$ is a rotation of the table at $p$, and the rotation depends only on $k$. So a single matrix can mean "three tokens back" at every position. The dot products of the rows show this, because they depend only on the distance:
 
 # %%
 rows = paper(80, 64)
@@ -116,7 +116,7 @@ print("rows 10 and 13:", float(products[10, 13]), " rows 60 and 63:", float(prod
 # %% [markdown]
 # ## Learned, rotary, and others
 #
-# GPT-2 and BERT learn the table instead. Llama rotates queries and keys by the same clocks, inside the attention (`spec.Rotary`). T5 adds a number for each distance to the scores (`spec.RelativeBuckets`), BLOOM a slope (`spec.Alibi`). All of them are fields of one spec:
+# GPT-2 and BERT learn the table instead. Llama rotates queries and keys by the same clocks, inside the attention (`spec.Rotary`). T5 adds a number for each distance to the scores (`spec.RelativeBuckets`), and BLOOM adds a slope (`spec.Alibi`). All of them are fields of one spec:
 
 # %%
 for position in (spec.Sinusoidal(), spec.Learned(rows=512)):
@@ -126,40 +126,40 @@ print("attention.position =", spec.Rotary())
 # %% [markdown]
 # ## Break it
 #
-# **The switch.** Many notebooks run over `i` in steps of two, so that `i` is already $2i$, and then multiply by two once more.
+# **The switch.** Many notebooks loop over `i` in steps of two, so `i` is already $2i$. Then they multiply by two once more.
 
 
 # %%
-def doubled(length, width):
+def double_exponent(length, width):
     even = torch.arange(0, width, 2)
     angles = torch.arange(length)[:, None] / 10000 ** (2 * even / width)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
 
 
 # %% [markdown]
-# **The symptom.** None: it runs, the model trains, the picture has waves. Only beside the right table you see that the right half of the columns never moves. Those clocks turn once in a hundred million tokens:
+# **The symptom.** There is none: the code runs, the model trains, and the picture shows waves. Only a comparison with the right table shows that the right half of the columns is constant. Those clocks turn once in a hundred million tokens:
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
-for axis, made, title in zip(axes, (paper, doubled), ("the paper's", "the exponent doubled")):
-    axis.imshow(made(80, 64), aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1)
+for axis, positions, title in zip(axes, (paper, double_exponent), ("the paper's", "the exponent doubled")):
+    axis.imshow(positions(80, 64), aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1)
     axis.set(title=title, xlabel="feature")
 axes[0].set_ylabel("position")
 plt.show()
-print("d = 300, position 2:", [round(float(one), 5) for one in doubled(3, 300)[2, :6]])
+print("d = 300, position 2:", [round(float(x), 5) for x in double_exponent(3, 300)[2, :6]])
 
 # %% [markdown]
 # **The detector.**
 
 # %%
-print(ch.check.positions(doubled, width=64))
+print(ch.check.positions(double_exponent, width=64))
 
 # %% [markdown]
-# **The mend** stands in its last line: `even / width`, because `even` is $2i$ already.
+# **The mend** is the last line of the report: `even / width`, because `even` is $2i$ already.
 #
 # ## Exercises
 #
-# **1 · The table (10 minutes, medium).** Return the table `[length, width]` of the paper.
+# **1 · The table (10 minutes, medium).** Return the paper's table, `[length, width]`.
 
 
 # %% tags=["exercise"]
@@ -171,15 +171,15 @@ attempt(lambda: ch.check.positions(my_positions, width=64), hint=1)
 
 
 # %% tags=["hide-cell", "solution"]
-def solved(length, width):
+def positions_solution(length, width):
     angles = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)
 
 
-assert ch.check.positions(solved, width=64).ok
+assert ch.check.positions(positions_solution, width=64).ok
 
 # %% [markdown]
-# **2 · A text of one token (5 minutes, easy).** A class keeps a table of ten positions and computes `x + self.table`. What happens to a text `[batch, 1, width]`? Say the shape of the result before you run it.
+# **2 · A text of one token (5 minutes, easy).** A class holds a table of ten positions and computes `x + self.table`. The text has the shape `[batch, 1, width]`. Predict the shape of the result before you run it.
 
 # %% tags=["exercise"]
 my_guess = None
@@ -201,7 +201,7 @@ attempt(lambda: check_guess(my_guess))
 assert check_guess((4, 10, 6)).startswith("right")
 
 # %% [markdown]
-# **3 · How far does a clock go? (5 minutes, hard).** For $d = 64$: after how many tokens does the slowest clock of the paper's table return? Give it within one percent.
+# **3 · The period of a clock (5 minutes, hard).** For $d = 64$: after how many tokens does the slowest clock of the paper's table complete a turn? Your answer must be right within one percent.
 
 # %% tags=["exercise"]
 period = None

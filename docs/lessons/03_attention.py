@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 3 · Attention
 #
-# You need nothing but matrix products and softmax. Afterwards you can write an attention of several heads, prove that it is right, and see the one mistake that no error message ever tells you.
+# You need matrix products and softmax. After this lesson you can write multi-head attention and prove that it is right. You also know one mistake that raises no error.
 #
-# Each token asks a question. Every other token holds an answer and a label that says what the answer is about. Attention compares the question with all labels, and mixes the answers by how well they fit.
+# Each token asks a question. Every other token holds an answer and a label that says what the answer is about. Attention compares the question with all labels. It mixes the answers, weighted by how well their labels fit.
 
 # %%
 import inspect
@@ -30,13 +30,13 @@ torch.manual_seed(0)
 torch.set_printoptions(precision=4, sci_mode=False)
 
 # %% [markdown]
-# ## Bare
+# ## Attention without weights
 #
-# Leave questions and labels away first: let every token be its own question, label and answer. Then attention is two matrix products with a softmax between them,
+# Start without separate questions and labels: every token is its question, its label and its answer. Then attention is two matrix products with a softmax between them:
 #
 # $$W = \operatorname{softmax}(X X^\top), \qquad Y = W X.$$
 #
-# Twenty tokens of ten numbers each, in a batch of 34:
+# The code uses a batch of 34 sequences. Each has 20 tokens of 10 numbers:
 
 # %%
 x = torch.randn(34, 20, 10)
@@ -46,7 +46,7 @@ print("weights", tuple(weights.shape), " output", tuple(y.shape))
 print("each row sums to one:", bool(torch.allclose(weights.sum(-1), torch.ones(34, 20))))
 
 # %% [markdown]
-# Nothing here knows where a token stands. Shuffle the tokens, and the outputs are shuffled in the same way: $f(PX) = P f(X)$. That is why [lesson 2](02_embeddings_and_positions.py) adds positions.
+# This function does not know the position of a token. If you shuffle the tokens, the outputs are shuffled in the same way: $f(PX) = P f(X)$. That is why [lesson 2](02_embeddings_and_positions.py) adds positions.
 
 # %%
 order = torch.randperm(20)
@@ -57,11 +57,11 @@ print("largest difference:", float((again - y[:, order]).abs().max()))
 # %% [markdown]
 # ## Query, key, value
 #
-# Now give the three roles their own matrices. A query asks, a key is what is compared with it, a value is what is mixed:
+# Now give each of the three roles its own matrix. A query asks, a key is compared with the query, and a value is mixed. The whole formula is:
 #
 # $$\operatorname{attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V.$$
 #
-# Small enough to check with a pencil: two queries, two keys of three numbers, two values.
+# This example is small enough for a pencil: two queries, two keys of three numbers, two values.
 
 # %%
 Q = torch.tensor([[1.0, 0, 1], [0, 1, 1]])
@@ -75,9 +75,9 @@ print("output", by_hand @ V)
 torch.testing.assert_close(by_hand @ V, torch.tensor([[0.35, 0.55], [0.4281, 0.6802]]), atol=5e-5, rtol=0)
 
 # %% [markdown]
-# The first query fits both keys alike (2 and 2), so its weights are ½ and ½. The second fits the first key better (3 against 1): 0.7604 and 0.2396.
+# The first query fits both keys equally well (scores 2 and 2), so its weights are ½ and ½. The second query fits the first key better (3 against 1), so its weights are 0.7604 and 0.2396.
 #
-# Why divide by $\sqrt{d}$? A score is a sum of $d$ products. The longer the sum, the wider it spreads, and a softmax of widely spread scores looks at one key and nowhere else. Then almost no gradient passes.
+# Why divide by $\sqrt{d}$? A score is a sum of $d$ products. The longer the sum, the wider the scores spread. The softmax of widely spread scores puts nearly all weight on a single key. Then almost no gradient passes.
 
 # %%
 for size in (4, 64, 1024):
@@ -86,7 +86,7 @@ for size in (4, 64, 1024):
     print(f"d = {size:5}  spread of the scores {raw.std():6.2f}   divided by √d {(raw / size**0.5).std():.2f}")
 
 # %% [markdown]
-# And the softmax itself, of the scores 2, 4 and 5. Subtracting the largest score first changes nothing in the result, and keeps the powers from overflowing:
+# Now compute the softmax of the scores 2, 4 and 5. Subtract the largest score first: the result does not change, and the powers do not overflow:
 
 # %%
 softmax = torch.tensor([2.0, 4, 5]).softmax(-1)
@@ -98,52 +98,54 @@ print(shifted.exp() / shifted.exp().sum())
 # %% [markdown]
 # ## Heads
 #
-# One softmax can follow one relation at a time. Several heads share the width: each reads a slice of $d = \text{width} / \text{heads}$ numbers, attends by itself, and their results are put side by side. Splitting a 4 × 4 matrix of 1 to 16 into two heads:
+# One softmax can follow one relation at a time. Several heads share the width. Each head reads a slice of $d = \text{width} / \text{heads}$ numbers and attends separately. The results of the heads are concatenated. Here a 4 × 4 matrix of the numbers 1 to 16 is split into two heads:
 
 # %%
 matrix = torch.arange(1, 17).view(1, 4, 4)
 print(matrix.unflatten(-1, (2, 2)).transpose(1, 2)[0].tolist())
 
 # %% [markdown]
-# Two slips are common here, and both run. `split(heads)` cuts pieces *of* so many features, not *into* so many pieces: the matrix above hides it, because 4 is 2 times 2. And one map for all three, $x \mapsto [q \mid k \mid v]$, is fine, but is it cut first by role, as in GPT-2, or first by head, as in GPT-NeoX? Weights of one layout are noise in the other.
+# Two mistakes are common here, and neither raises an error. First, `split(heads)` makes pieces of `heads` features each, not `heads` pieces. The matrix above hides this mistake, because 4 is 2 times 2.
+#
+# Second, one linear map can compute all three, $x \mapsto [q \mid k \mid v]$. GPT-2 cuts its output first by role, GPT-NeoX first by head. Weights of one layout are noise in the other.
 
 # %%
 print("width 12, split(2):", len(torch.randn(12).split(2)), "heads of", len(torch.randn(12).split(2)[0]))
 print("width 12, chunk(2):", len(torch.randn(12).chunk(2)), "heads of", len(torch.randn(12).chunk(2)[0]))
 joint = torch.randn(4, 10, 18).unflatten(-1, (2, 9)).transpose(1, 2)
-print("by head: ", tuple(joint.shape), "->", [tuple(one.shape) for one in joint.chunk(3, -1)])
+print("by head: ", tuple(joint.shape), "->", [tuple(piece.shape) for piece in joint.chunk(3, -1)])
 
 # %% [markdown]
-# Three ways to compute the same heads: a loop over heads, one folded batch, and PyTorch's fused kernel. They must agree, and that is a law in our tests, not a hope.
+# You can compute the heads in three ways: a loop over heads, one batch that contains all heads, or PyTorch's fused kernel. All three must agree, and our tests check that they do.
 
 # %%
 width, heads = 12, 3
 q, k, v = (torch.randn(2, 5, width, dtype=torch.float64) for _ in range(3))
 
 
-def loop(q, k, v):
+def attend_by_loop(q, k, v):
     pieces = []
-    for one, other, value in zip(q.chunk(heads, -1), k.chunk(heads, -1), v.chunk(heads, -1)):
-        pieces.append((one @ other.transpose(1, 2) / (width // heads) ** 0.5).softmax(-1) @ value)
+    for query, key, value in zip(q.chunk(heads, -1), k.chunk(heads, -1), v.chunk(heads, -1)):
+        pieces.append((query @ key.transpose(1, 2) / (width // heads) ** 0.5).softmax(-1) @ value)
     return torch.cat(pieces, -1)
 
 
-def folded(q, k, v):
-    q, k, v = (one.unflatten(-1, (heads, -1)).transpose(1, 2) for one in (q, k, v))
+def attend_folded(q, k, v):
+    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     mixed = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v
     return mixed.transpose(1, 2).flatten(2)
 
 
-def fused(q, k, v):
-    q, k, v = (one.unflatten(-1, (heads, -1)).transpose(1, 2) for one in (q, k, v))
+def attend_fused(q, k, v):
+    q, k, v = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k, v))
     return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
 
 
-print("loop = folded:", float((loop(q, k, v) - folded(q, k, v)).abs().max()))
-print("loop = fused: ", float((loop(q, k, v) - fused(q, k, v)).abs().max()))
+print("loop = folded:", float((attend_by_loop(q, k, v) - attend_folded(q, k, v)).abs().max()))
+print("loop = fused: ", float((attend_by_loop(q, k, v) - attend_fused(q, k, v)).abs().max()))
 
 # %% [markdown]
-# These are the lines that compute it in every model here, of any family. What you have just written is `scores`, `weights` and the last two lines of `attend`; the rest is masks, biases, the fused kernel and hook points:
+# Every model here, of any family, computes attention with the lines below. You have just written `scores`, `weights` and the last two lines of `attend`. The other lines handle masks, biases, the fused kernel and hook points:
 
 # %%
 print(inspect.getsource(Attention.attend))
@@ -151,24 +153,24 @@ print(inspect.getsource(Attention.weights))
 print(inspect.getsource(Attention.scores))
 
 # %% [markdown]
-# In `scores` the scale is a number of Python. The root as a tensor in single precision would turn half precision into single without a word, and it stays behind when the model moves to a GPU:
+# In `scores` the scale is a Python number. A tensor of the root in single precision would silently convert half precision to single. It would also stay on the CPU when the model moves to a GPU:
 
 # %%
 half = torch.ones(2, 2, dtype=torch.float16)
 print("by a tensor:", (half / torch.sqrt(torch.FloatTensor([64]))).dtype, "  by a number:", (half / 64**0.5).dtype)
 
 # %% [markdown]
-# With projections it has weights: $4 w^2 + w$ for a width $w$ where only the output has a bias. Width 256 in four heads of 64:
+# With its projections, attention has $4 w^2 + w$ weights for a width $w$, if only the output projection has a bias. Here the width is 256, in four heads of 64:
 
 # %%
-part = ch.MultiHeadAttention(256, 4, bias=False)
+module = ch.MultiHeadAttention(256, 4, bias=False)
 print(
-    f"{sum(one.numel() for one in part.parameters()) + 256:,} with the output's bias; queries, keys and values alone {3 * 256 * 256:,}"
+    f"{sum(p.numel() for p in module.parameters()) + 256:,} with the output's bias; queries, keys and values alone {3 * 256 * 256:,}"
 )
-assert (sum(one.numel() for one in part.parameters()) + 256, 3 * 256 * 256) == (262_400, 196_608)
+assert (sum(p.numel() for p in module.parameters()) + 256, 3 * 256 * 256) == (262_400, 196_608)
 
 # %% [markdown]
-# The queries may come from elsewhere than the keys: three tokens that read a memory of five. And heads must divide the width:
+# Queries and keys may come from different sequences. Here three tokens attend to a memory of five tokens. The number of heads must divide the width:
 
 # %%
 with torch.no_grad():
@@ -182,7 +184,7 @@ except ValueError as error:
 # %% [markdown]
 # ## See it
 #
-# Any weights can be looked at, of any library: `[layers, heads, queries, keys]` and the tokens.
+# You can view attention weights of any library. Pass an array `[layers, heads, queries, keys]` and the tokens:
 
 # %%
 sentence = "Mary gave roses to Susan".split()
@@ -192,11 +194,11 @@ with torch.no_grad():
 ch.view_attention(shown.numpy(), sentence)
 
 # %% [markdown]
-# The weights are random, so the picture says nothing yet. The same page shows [every head of a model that you trained](../guides/view.md).
+# These weights are random, so the picture shows no relation yet. The same page shows [every head of a model that you trained](../guides/view.md).
 #
 # ## Break it
 #
-# **The switch.** Stack the heads in front of the batch, `[heads, batch, tokens, d]`, and undo it with the permutation that was meant for `[batch, heads, tokens, d]`. The shapes fit. No line fails.
+# **The switch.** Put the head axis in front of the batch axis, `[heads, batch, tokens, d]`. Then undo it with the permutation for `[batch, heads, tokens, d]`. The shapes fit, and no line fails.
 
 
 # %%
@@ -209,7 +211,7 @@ class Mixed(torch.nn.Module):
         self.query, self.key, self.value, self.out = (torch.nn.Linear(width, width) for _ in range(4))
 
     def forward(self, x):
-        q, k, v = (torch.stack(one(x).chunk(self.heads, -1)) for one in (self.query, self.key, self.value))
+        q, k, v = (torch.stack(linear(x).chunk(self.heads, -1)) for linear in (self.query, self.key, self.value))
         mixed = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v
         order = (0, 2, 1, 3) if self.broken else (1, 2, 0, 3)
         return self.out(mixed.permute(*order).reshape(x.shape))
@@ -221,14 +223,14 @@ changed = pair.clone()
 changed[1] += 1
 
 # %% [markdown]
-# **The symptom.** Change the second sentence of the batch alone, and look at the output of the first:
+# **The symptom.** Change only the second sentence of the batch, and look at the output of the first:
 
 # %%
 with torch.no_grad():
     print("the first sentence's output moves by", float((mixed(changed)[0] - mixed(pair)[0]).abs().max()))
 
 # %% [markdown]
-# One sentence reads another. Training still goes down a little, and results depend on who shares the batch. You will not find this by staring at the loss.
+# One sentence reads another. The training loss still falls a little. The results depend on the other sentences of the batch. The loss curve does not show this mistake.
 #
 # **The detector.**
 
@@ -245,7 +247,7 @@ print(ch.check.attention(mixed, width=12, heads=3).verdict)
 # %% [markdown]
 # ## Exercises
 #
-# **1 · Your own attention (15 minutes, medium).** Write `forward`. It reads `[batch, tokens, width]`. The check tells you where it differs; ask it for more with `hint=2` (which line of mathematics) and `hint=3` (the mend).
+# **1 · Your own attention (15 minutes, medium).** Write `forward`. Its input has the shape `[batch, tokens, width]`. The check tells you where your result differs. `hint=2` adds the line of mathematics, and `hint=3` adds the mend.
 
 
 # %% tags=["exercise"]
@@ -265,7 +267,9 @@ attempt(lambda: ch.check.attention(MyAttention(), width=12, heads=3), hint=1)
 # %% tags=["hide-cell", "solution"]
 class Solved(MyAttention):
     def forward(self, x):
-        q, k, v = (one(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in (self.query, self.key, self.value))
+        q, k, v = (
+            linear(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for linear in (self.query, self.key, self.value)
+        )
         mixed = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1) @ v
         return self.out(mixed.transpose(1, 2).flatten(2))
 
@@ -273,7 +277,7 @@ class Solved(MyAttention):
 assert ch.check.attention(Solved(), width=12, heads=3).ok
 
 # %% [markdown]
-# **2 · Features, not time (5 minutes, easy).** Somebody cut a head out of `q` of shape `[batch, tokens, width]` with `q[:, 4:8]`. What did they cut, and what is right? Set `mine` to the right slice of head 1 of three.
+# **2 · Features, not time (5 minutes, easy).** `q` has the shape `[batch, tokens, width]`. Somebody cut a head out of it with `q[:, 4:8]`. What did they cut, and what is right? Set `mine` to the right slice for head 1 of three.
 
 # %% tags=["exercise"]
 q = torch.arange(2 * 20 * 12).view(2, 20, 12)
@@ -295,7 +299,7 @@ attempt(lambda: check_slice(mine))
 assert check_slice(q[..., 4:8]) == "right"
 
 # %% [markdown]
-# **3 · Twelve tokens (2 minutes, easy).** How many weights does one head compute for 12 tokens, and for 24?
+# **3 · Twelve tokens (2 minutes, easy).** How many attention weights does one head compute for 12 tokens, and for 24?
 
 # %% tags=["exercise"]
 for_12, for_24 = None, None

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 4 · Masks
 #
-# You need [lesson 3](03_attention.py). Afterwards you can write the two masks of a Transformer, say what each output may read, and measure what it really reads.
+# You need [lesson 3](03_attention.py). After this lesson you can write the two masks of a Transformer. You can say which inputs each output may read, and measure which inputs it really reads.
 #
-# A mask says who may look at whom. It never changes a number of the model; it takes keys out of a softmax. Nearly every silent bug of a Transformer is a mask.
+# A mask says which keys a query may attend to. It never changes the numbers of the model. It removes keys from a softmax. Nearly every silent bug of a Transformer is a wrong mask.
 
 # %%
 import inspect
@@ -32,11 +32,11 @@ torch.manual_seed(0)
 torch.set_printoptions(precision=4, sci_mode=False)
 
 # %% [markdown]
-# ## One polarity
+# ## One convention
 #
-# Tutorials, papers and libraries disagree on what a mask means: 1 may be "keep" or "hide", and minus infinity may be added. Choose once. Here a mask is boolean, and **True means: may attend**.
+# Tutorials, papers and libraries disagree on the meaning of a mask. A 1 may mean "keep" or "hide", and some masks of 0 and minus infinity are added to the scores. Choose one convention. In clearhead a mask is boolean, and **True means: may attend**.
 #
-# Where the mask is False, the score becomes minus infinity, and the softmax makes that zero:
+# Where the mask is False, the score becomes minus infinity. The softmax turns that into a weight of zero:
 
 # %%
 scores = torch.tensor([[2.0, 4.0, 5.0]])
@@ -46,7 +46,7 @@ print(scores.masked_fill(~may_attend, float("-inf")).softmax(-1))
 # %% [markdown]
 # ## Padding
 #
-# Sentences of a batch have different lengths. Short ones are filled up, and nobody may look at what was filled in. Two sentences, id 0 is padding:
+# The sentences of a batch have different lengths. Short sentences are filled up with padding tokens, and no query may attend to them. Here are two sentences, where id 0 is padding:
 
 # %%
 ids = torch.tensor([[7, 2, 4, 0, 0], [3, 9, 5, 6, 1]])
@@ -57,7 +57,7 @@ print("as a mask over keys:", tuple(real[:, None, None].shape), "for [batch, hea
 # %% [markdown]
 # ## The future
 #
-# A decoder learns to predict the next token at every position at once. So the output at $t$ may read the inputs up to $t$, and nothing behind it. Together with padding of `[1, 2, 3, 4, 0]`:
+# A decoder learns to predict the next token at every position at once. So the output at position $t$ may read the inputs up to $t$, and no later ones. The next cell combines this causal mask with the padding mask of `[1, 2, 3, 4, 0]`:
 
 # %%
 target = torch.tensor([[1, 2, 3, 4, 0]])
@@ -75,7 +75,7 @@ assert (~both[0]).int().tolist() == [
 print("with heads:", tuple(both[:, None].shape))
 
 # %% [markdown]
-# Some code adds a mask to the scores instead: zero where it may look, minus infinity where not. That is the same mask:
+# Some code adds a mask to the scores instead: zero for "may attend", minus infinity for "blocked". That is the same mask:
 
 # %%
 additive = torch.full((5, 5), float("-inf")).triu(1)
@@ -83,15 +83,15 @@ print(additive)
 torch.testing.assert_close((scores := torch.randn(5, 5)) + additive, scores.masked_fill(~causal, float("-inf")))
 
 # %% [markdown]
-# Both masks must allow a look: they are joined by **and**. These are the lines of the core. What the attention's spec says (causal, a window, a prefix) comes first, then what comes with each call: padding, documents, a mask of the caller.
+# A query may attend to a key only if both masks allow it, so the masks are joined by **and**. The core does this in the lines below. First come the masks of the attention's spec: causal, window, prefix. Then come the masks of each call: padding, documents, a mask of the caller.
 
 # %%
 print(inspect.getsource(Masking.build))
 
 # %% [markdown]
-# ## Nothing to look at
+# ## A query with no keys
 #
-# What if a query may look at nothing, such as a padded row? The softmax of nothing but minus infinity is 0/0. Many notebooks fill in a large negative number instead, and get a row that looks at everything alike, padding and future included:
+# What if a query may attend to no key, such as a padded row? The softmax of a row of minus infinities is 0/0. Many notebooks fill in a large negative number instead. Then the row attends to all keys equally, including padding and the future:
 
 # %%
 nothing = torch.zeros(1, 4, dtype=torch.bool)
@@ -101,11 +101,11 @@ print("-1e9:", row.masked_fill(~nothing, -1e9).softmax(-1))
 print("here:", attention_weights(row.masked_fill(~nothing, float("-inf"))[None, None], nothing[None, None])[0, 0])
 
 # %% [markdown]
-# Here such a row has weights of zero: it reads nothing, as the mask says.
+# In clearhead the weights of such a row are zero: it reads nothing, as the mask demands.
 #
-# ## Declared and measured
+# ## Measure what the model reads
 #
-# A mask is a promise. Whether a model keeps it can be measured: change one input, and see which outputs change. Here is a small decoder, and what each output really reads:
+# A mask is a promise, and you can measure whether a model keeps it. Change one input, and see which outputs change. The next cell measures a small decoder:
 
 
 # %%
@@ -128,7 +128,7 @@ class Decoder(torch.nn.Module):
 print(ch.check.module(Decoder()))
 
 # %% [markdown]
-# Row by row: output 0 reads input 0; output 5 reads all six. That triangle was not declared anywhere: it was found by changing one id after another.
+# Read the table row by row: output 0 reads input 0, and output 5 reads all six inputs. The model declares this triangle nowhere. The check found it by changing each id in turn. You can do the same:
 
 # %%
 model = Decoder().double().eval()
@@ -136,10 +136,10 @@ text = torch.randint(0, 50, (1, 8))
 reads = torch.zeros(8, 8)
 with torch.no_grad():
     before = model(text)
-    for place in range(8):
+    for position in range(8):
         other = text.clone()
-        other[0, place] = (other[0, place] + 1) % 50
-        reads[:, place] = (model(other) - before).abs().amax(-1)[0]
+        other[0, position] = (other[0, position] + 1) % 50
+        reads[:, position] = (model(other) - before).abs().amax(-1)[0]
 figure, axis = plt.subplots(figsize=(4, 3.4), layout="constrained")
 axis.imshow(reads > 0, cmap="Blues", vmin=0, vmax=1.4)
 axis.set(xlabel="input", ylabel="output", title="what reads what")
@@ -148,13 +148,13 @@ plt.show()
 # %% [markdown]
 # ## Break it
 #
-# **The switch.** One number: `tril(1)` in place of `tril(0)`.
+# **The switch.** Change one number: `tril(1)` in place of `tril(0)`.
 
 # %%
 Decoder.diagonal = 1
 
 # %% [markdown]
-# **The symptom.** The model may look at the token that it is to predict. So the loss falls to almost nothing within minutes, which looks like success, and the model generates nonsense: when it writes, there is no next token to copy.
+# **The symptom.** The model may look at the token that it must predict. So the loss falls to almost nothing within minutes, which looks like success. But the model generates nonsense: during generation there is no next token to copy.
 
 # %%
 leaking = Decoder()
@@ -167,10 +167,10 @@ for step in range(301):
     loss.backward()
     optimizer.step()
     if step % 100 == 0:
-        print(f"step {step:3}: loss {float(loss.detach()):.2f} on random tokens, which nobody can predict")
+        print(f"step {step:3}: loss {float(loss.detach()):.2f} on random tokens, which are unpredictable")
 
 # %% [markdown]
-# A loss below $\ln 50 = 3.91$ on random tokens is impossible without looking ahead.
+# A loss below $\ln 50 = 3.91$ on random tokens is impossible unless the model reads the future.
 #
 # **The detector.**
 
@@ -187,7 +187,7 @@ print(ch.check.module(Decoder()).verdict)
 # %% [markdown]
 # ## Exercises
 #
-# **1 · A window (10 minutes, medium).** Write the mask `[length, length]` of a causal window: each token sees itself and the `before` tokens in front of it.
+# **1 · A window (10 minutes, medium).** Write the mask `[length, length]` of a causal window. Each token sees itself and the `before` tokens that precede it.
 
 
 # %% tags=["exercise"]
@@ -201,7 +201,7 @@ def check_window(window):
         assert mask.dtype == torch.bool, f"a mask is boolean; yours is {mask.dtype}"
         assert mask.shape == (length, length), f"expected {(length, length)}, got {tuple(mask.shape)}"
         assert bool(mask.diagonal().all()), "every token sees itself"
-        assert not bool(mask.triu(1).any()), "somebody sees the future"
+        assert not bool(mask.triu(1).any()), "a token sees the future"
         for query in range(length):
             seen = int(mask[query].sum())
             wanted = min(query, before) + 1
@@ -213,28 +213,28 @@ attempt(lambda: check_window(window))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved(length, before):
+def window_solution(length, before):
     ones = torch.ones(length, length, dtype=torch.bool)
     return ones.tril() & ones.triu(-before)
 
 
-assert check_window(solved) == "right"
+assert check_window(window_solution) == "right"
 
 # %% [markdown]
-# **2 · Which way round? (5 minutes, medium).** Somebody joins a padding mask in which 1 means padding with a causal mask in which True means "may attend", by the larger of the two. What may token 1 of five real tokens look at? Set `seen` to a list of positions, in the convention that 1 is blocked.
+# **2 · Mixed conventions (5 minutes, medium).** In a padding mask, 1 means padding. In a causal mask, True means "may attend". Somebody joins the two by taking the larger value. Now 1 means blocked: what may token 1 of five real tokens attend to? Set `seen` to a list of positions.
 
 # %% tags=["exercise"]
 padding_is_1 = torch.zeros(5, dtype=torch.int)
 causal_is_keep = torch.ones(5, 5, dtype=torch.int).tril()
 blocked = torch.maximum(padding_is_1, causal_is_keep)
 seen = None
-right = [place for place in range(5) if blocked[1, place] == 0]
+right = [position for position in range(5) if blocked[1, position] == 0]
 
 
 def check_seen(seen):
     if seen is None:
         raise NotImplementedError
-    assert sorted(seen) == right, f"what is 1 is blocked, and row 1 is {blocked[1].tolist()}; not {seen}"
+    assert sorted(seen) == right, f"a 1 means blocked, and row 1 is {blocked[1].tolist()}; got {seen}"
     return "right: it sees the future, and only the future"
 
 
@@ -244,7 +244,7 @@ attempt(lambda: check_seen(seen))
 assert check_seen([2, 3, 4]).startswith("right")
 
 # %% [markdown]
-# **3 · Your own decoder (10 minutes, medium).** Let `forward` hide the future. The check measures it.
+# **3 · Your own decoder (10 minutes, medium).** Write a `forward` that hides the future. The check measures it.
 
 
 # %% tags=["exercise"]

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 5 · Residuals and norms
 #
-# You need [lesson 3](03_attention.py). Afterwards you know why a Transformer can be a hundred layers deep, where its norms stand and what follows from that, and you can find a norm that is wrong in the third digit.
+# You need [lesson 3](03_attention.py). After this lesson you know why a Transformer can be a hundred layers deep, and how the position of its norms matters. You can also find a norm that is wrong in the third digit.
 #
-# A layer does not replace what it reads. It **adds** to it: $x \leftarrow x + f(x)$. What is added, and where a norm stands, is the one difference between most Transformers.
+# A layer does not replace its input. It **adds** to it: $x \leftarrow x + f(x)$. Most Transformers differ only in the function $f$ and in the position of the norm.
 
 # %%
 import inspect
@@ -33,11 +33,11 @@ torch.set_printoptions(precision=4, sci_mode=False)
 # %% [markdown]
 # ## The norm
 #
-# Layer norm shifts and scales the numbers of one token so that their mean is 0 and their variance 1, and then lets the model choose another scale and shift:
+# Layer norm shifts and scales the numbers of one token, so that their mean is 0 and their variance is 1. Then it applies a scale $\gamma$ and a shift $\beta$, which the model learns:
 #
 # $$\operatorname{norm}(x) = \frac{x - \operatorname{mean}(x)}{\sqrt{\operatorname{var}(x) + \varepsilon}} \cdot \gamma + \beta.$$
 #
-# For 2, -1, 3, 0: the mean is 1, the variance $(1 + 4 + 4 + 1) / 4 = 2.5$.
+# For the numbers 2, -1, 3, 0 the mean is 1, and the variance is $(1 + 4 + 4 + 1) / 4 = 2.5$.
 
 # %%
 x = torch.tensor([2.0, -1, 3, 0])
@@ -47,18 +47,18 @@ print("nn.LayerNorm:", torch.nn.LayerNorm(4)(x).detach())
 torch.testing.assert_close(by_hand, torch.tensor([0.6325, -1.2649, 1.2649, -0.6325]), atol=5e-5, rtol=0)
 
 # %% [markdown]
-# It divides by 4, the number of features, not by 3. A statistician's variance divides by $n - 1$ and gives 0.5477 where 0.6325 belongs. Remember these two numbers: you will meet the wrong one in notebooks.
+# The variance divides by 4, the number of features, not by 3. A statistician's variance divides by $n - 1$ and gives 0.5477 in place of 0.6325. Remember these two numbers: you will meet the wrong one in notebooks.
 #
-# RMS norm leaves the mean where it is and is cheaper; Llama and most newer models have it:
+# RMS norm does not subtract the mean, so it is cheaper. Llama and most newer models use it:
 
 # %%
 print("by hand:   ", x / torch.sqrt(x.pow(2).mean() + 1e-5))
 print("nn.RMSNorm:", torch.nn.RMSNorm(4, eps=1e-5)(x).detach())
 
 # %% [markdown]
-# ## The feed-forward part
+# ## The feed-forward sub-layer
 #
-# Between attentions each token thinks by itself: it is widened, bent by an activation, and narrowed again, $W_2 \max(0, W_1 x + b_1) + b_2$. Small enough for a pencil, with two hidden numbers and four at the end:
+# Between two attentions, the feed-forward sub-layer processes each token separately: $W_2 \max(0, W_1 x + b_1) + b_2$. It widens the vector, applies an activation, and narrows the vector again. This example is small enough for a pencil. It has two hidden numbers and four outputs:
 
 # %%
 token = torch.tensor([1.0, 0.5])
@@ -73,20 +73,20 @@ torch.testing.assert_close(W2 @ hidden + b2, torch.tensor([0.3800, -0.0970, 0.20
 # %% [markdown]
 # ## Post and pre
 #
-# The paper norms **behind** the sum, $\operatorname{norm}(x + f(x))$. Most models since GPT-2 norm **in front of** the sub-layer, $x + f(\operatorname{norm}(x))$, and once more at the very end. In the core both are one equation, with a norm at either place or at both:
+# The paper puts the norm **after** the sum, $\operatorname{norm}(x + f(x))$. This is called post-norm. Most models since GPT-2 put it **before** the sub-layer, $x + f(\operatorname{norm}(x))$, and add a last norm after all layers. This is called pre-norm. The core covers both with one equation, in which each of the two norms is optional:
 
 # %%
 print(inspect.getdoc(Step))
 print(inspect.getsource(Step.forward))
 
 # %% [markdown]
-# What is the difference? With the norm behind, every layer squeezes what came from below back to the same size: after many layers little of the first remains, and little of the gradient comes back. With the norm in front there is a straight road through all layers; what flows on it grows, and each layer counts for less and less.
+# With post-norm, every layer scales the sum back to the same size. After many layers, little of the first input remains, and little of the gradient comes back. With pre-norm, the residual stream passes through all layers without a norm. Its values grow, so each later layer changes it less.
 #
-# Take forty layers of random weights and look at the road:
+# Follow the residual stream through forty layers of random weights:
 
 
 # %%
-def road(place, depth=40, width=64):
+def road(norm_place, depth=40, width=64):
     x = torch.randn(32, width)
     sizes, first = [], x
     for _ in range(depth):
@@ -94,38 +94,38 @@ def road(place, depth=40, width=64):
         torch.nn.init.xavier_normal_(f[0].weight), torch.nn.init.xavier_normal_(f[2].weight)
         norm = torch.nn.LayerNorm(width)
         with torch.no_grad():
-            if place == "post":
+            if norm_place == "post":
                 x = norm(x + f(x))
             else:
-                x = x + f(norm(x) if place == "pre" else x)
+                x = x + f(norm(x) if norm_place == "pre" else x)
         sizes.append(float(x.std()))
     similarity = torch.nn.functional.cosine_similarity(first, x).mean()
     return sizes, float(similarity)
 
 
 figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
-for place in ("post", "pre", "none"):
-    sizes, similarity = road(place)
-    axis.plot(sizes, label=f"{place}: {similarity:.2f} of the input is left")
+for norm_place in ("post", "pre", "none"):
+    sizes, similarity = road(norm_place)
+    axis.plot(sizes, label=f"{norm_place}: {similarity:.2f} of the input is left")
 axis.set(yscale="log", xlabel="layer", ylabel="spread of the numbers")
 axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Without any norm the numbers explode. With the norm behind they keep their size, and the input is forgotten. With the norm in front they grow slowly, and more of the input is still there.
+# Without any norm the numbers explode. With post-norm they keep their size, but the input is forgotten. With pre-norm they grow slowly, and more of the input remains.
 #
-# The same switch on a real model is one key of the run file, `norm_place = "pre"`, and one field of the spec. Here are the two drawn by their names:
+# You choose the position on a real model with one key of the run file, `norm_place = "pre"`, or with one field of the spec. The next cell shows the norms of two presets:
 
 # %%
 for name in ("transformer_base", "gpt2"):
     stack = getattr(ch.presets, name)().decoder
     branch = stack.layers[0].steps[0]
-    print(f"{name:17} in front: {branch.branches[0].pre}, behind: {branch.out}, at the end: {stack.final_norm}")
+    print(f"{name:17} before: {branch.branches[0].pre}, after: {branch.out}, at the end: {stack.final_norm}")
 
 # %% [markdown]
 # ## Break it
 #
-# **The switch.** Standard deviation from `x.std()`, which divides by $n - 1$, and epsilon behind the root. It looks like the formula.
+# **The switch.** Compute the standard deviation with `x.std()`, which divides by $n - 1$, and add epsilon after the root. The code looks like the formula.
 
 
 # %%
@@ -139,7 +139,7 @@ class Norm(torch.nn.Module):
 
 
 # %% [markdown]
-# **The symptom.** It trains as well as the right one. But a checkpoint that was trained elsewhere gives other results, by the root of $n / (n - 1)$ in every layer:
+# **The symptom.** This norm trains as well as the right one. But a checkpoint that was trained with the right norm gives other results. In every layer they differ by the root of $n / (n - 1)$:
 
 # %%
 wide = torch.randn(2, 8)
@@ -152,7 +152,7 @@ print("largest difference at width 8:", float((Norm(8)(wide) - torch.nn.LayerNor
 print(ch.check.norm(Norm(8), width=8))
 
 # %% [markdown]
-# **The mend** is named above, once for each of the two mistakes.
+# **The mend** is in the report above, one line for each of the two mistakes.
 #
 # ## Exercises
 #
@@ -178,7 +178,7 @@ class SolvedNorm(Norm):
 assert ch.check.norm(SolvedNorm(8), width=8).ok
 
 # %% [markdown]
-# **2 · A layer (20 minutes, hard).** Join attention, feed-forward and norms, post or pre as you like. `x` is `[batch, tokens, width]`.
+# **2 · A layer (20 minutes, hard).** Combine attention, feed-forward and norms, with post-norm or pre-norm. `x` has the shape `[batch, tokens, width]`.
 
 
 # %% tags=["exercise"]
@@ -207,7 +207,7 @@ class SolvedLayer(MyLayer):
 assert ch.check.layer(SolvedLayer(), width=16, heads=4).ok
 
 # %% [markdown]
-# **3 · Forget the residual (5 minutes, medium).** Leave the first residual of your layer away and run the check with `hint=3`. Then say what a token without attention to itself still knows of itself.
+# **3 · Forget the residual (5 minutes, medium).** Remove the first residual of your layer and run the check with `hint=3`. Suppose that a token does not attend to itself. What does the layer then still know about that token?
 
 
 # %% tags=["hide-cell", "solution"]
@@ -219,5 +219,5 @@ class Forgetful(MyLayer):
 
 
 report = ch.check.layer(Forgetful(), width=16, heads=4)
-assert "residual_missing" in {one.cause for one in report.findings}
+assert "residual_missing" in {finding.cause for finding in report.findings}
 print(report)

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 6 · Three families
 #
-# You need [lesson 3](03_attention.py) and [lesson 4](04_masks.py). Afterwards you know what an encoder-decoder, an encoder and a decoder are trained for, what each of them can see, and which one your task needs.
+# You need [lesson 3](03_attention.py) and [lesson 4](04_masks.py). After this lesson you know the training objectives of encoder-decoder, encoder and decoder, and which tokens each can attend to. You can choose the family that your task needs.
 #
-# All three are the same layers. They differ in two things: who may look at whom, and which tokens are asked for.
+# All three families consist of the same layers. They differ in two points: which tokens may attend to which, and which tokens the model must predict.
 
 # %%
 import tempfile
@@ -30,56 +30,56 @@ torch.manual_seed(0)
 torch.set_printoptions(precision=4, sci_mode=False)
 
 # %% [markdown]
-# ## One folder
+# ## One data set
 #
-# One table of dates is enough for all three: a text, its date, its language, with tabs between them. Two of the models are trained already, once for all lessons. They read 58 languages; the one that you train below reads six.
+# One table of dates is enough for all three families. Each line has a text, its date and its language, separated by tabs. Two of the models are trained already, once for all lessons. They read 58 languages. The encoder that you train below reads six.
 
 # %%
 folder = MODELS / "dates" / "data"
 both, decoder = dates_model(), decoder_model()
 
 
-def lines_of(part):
-    lines = (folder / f"{part}.tsv").read_text(encoding="utf-8").splitlines()
+def lines_of(split_name):
+    lines = (folder / f"{split_name}.tsv").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line.split("\t")[2] in {"de", "en", "es", "fr", "it", "nl"}]
 
 
-train, valid, test = (lines_of(part) for part in ("train", "valid", "test"))
+train, valid, test = (lines_of(split_name) for split_name in ("train", "valid", "test"))
 print(f"{len(train):,} lines to learn from, such as")
 print("\n".join(train[:4]))
 
 # %% [markdown]
 # ## Three objectives
 #
-# Take one line. The **encoder-decoder** reads the text $x$ and is asked for the date $y$, token by token:
+# Take one line of the table. The **encoder-decoder** reads the text $x$ and predicts the date $y$, token by token. Its loss is:
 #
 # $$-\sum_t \log p(y_t \mid y_{<t}, x).$$
 #
-# The **encoder** reads the whole line with some tokens hidden, the set $M$, and is asked for those alone:
+# The **encoder** reads the whole line, in which some tokens are hidden. It predicts only these tokens, the set $M$. Its loss is:
 #
 # $$-\sum_{i \in M} \log p(x_i \mid x_{\text{not } M}).$$
 #
-# The **decoder** reads the line, and is asked at every token for the next one:
+# The **decoder** reads the line and predicts the next token at every position. Its loss is:
 #
 # $$-\sum_t \log p(x_t \mid x_{<t}).$$
 #
-# So from one line each of them gets another number of answers to learn from:
+# So each family gets a different number of targets from the same line:
 
 # %%
 text, date, language = "Montag, 5. Januar 1998", "1998-01-05", "de"
 line = f"{text}\t{date}\t{language}"
 hidden = {9, 12, 15, 26, 31}
-read = "".join("_" if place in hidden else character for place, character in enumerate(line))
+read = "".join("_" if position in hidden else character for position, character in enumerate(line))
 print(
-    f"encoder-decoder reads  {text!r} and {date!r}\n                asked  {date!r} and the end: {len(date) + 1} answers"
+    f"encoder-decoder reads    {text!r} and {date!r}\n                predicts {date!r} and the end: {len(date) + 1} targets"
 )
 print(
-    f"encoder         reads  {read!r}\n                asked  {[line[place] for place in sorted(hidden)]}: {len(hidden)} answers"
+    f"encoder         reads    {read!r}\n                predicts {[line[position] for position in sorted(hidden)]}: {len(hidden)} targets"
 )
-print(f"decoder         reads  {line!r}\n                asked  all of it and the end: {len(line) + 1} answers")
+print(f"decoder         reads    {line!r}\n                predicts all of it and the end: {len(line) + 1} targets")
 
 # %% [markdown]
-# How are tokens hidden? BERT chooses 15 % of them. Of the chosen ones 80 % become a mask token, 10 % another token, and 10 % stay as they are. The last two keep the model honest: a token that it can see may be wrong, so it has to look at the others at every place.
+# How are tokens hidden? BERT chooses 15 % of them. Of the chosen tokens, 80 % become a mask token, 10 % become another token, and 10 % stay unchanged. Because of the last two groups, a visible token may be wrong. So the model must read the other tokens at every position.
 
 
 # %%
@@ -95,14 +95,12 @@ def hide(ids, share, mask_id, vocab_size, generator):
 many = torch.randint(5, 100, (1000, 100))
 read, chosen = hide(many, 0.15, 4, 100, torch.Generator().manual_seed(0))
 print(f"chosen {chosen.float().mean():.3f}, of them")
-print(
-    f"hidden {(read[chosen] == 4).float().mean():.3f}, as they are {(read[chosen] == many[chosen]).float().mean():.3f}"
-)
+print(f"hidden {(read[chosen] == 4).float().mean():.3f}, unchanged {(read[chosen] == many[chosen]).float().mean():.3f}")
 
 # %% [markdown]
-# ## Train the third
+# ## Train the encoder
 #
-# The encoder takes about 20 seconds. It hides 30 % instead of 15: twice as many answers from each line, and each a little harder. The run file says what is different from the other two in two words, `fill` and `encoder`.
+# Training the encoder takes about 20 seconds. It hides 30 % of the tokens instead of 15 %. So each line gives twice as many targets, and each target is a little harder. The run file differs from those of the other two models in two words, `fill` and `encoder`.
 
 # %% tags=["remove-output"]
 run_file = {
@@ -119,12 +117,12 @@ result = ch.train(run_file, changes, data={"train": train, "valid": valid})
 # %%
 encoder = result.load()
 for name, model in (("encoder-decoder", both), ("encoder", encoder), ("decoder", decoder)):
-    print(f"{name:15} {sum(one.numel() for one in model.module.parameters()):8,} parameters")
+    print(f"{name:15} {sum(p.numel() for p in model.module.parameters()):8,} parameters")
 
 # %% [markdown]
-# ## What each can see
+# ## What each family can see
 #
-# Do not believe a drawing: measure it. Change one token, and see which outputs change. Blue is what an output reads.
+# Measure what each output reads, instead of trusting a drawing. Change one token, and see which outputs change. Blue marks the inputs that an output reads.
 
 
 # %%
@@ -132,10 +130,10 @@ for name, model in (("encoder-decoder", both), ("encoder", encoder), ("decoder",
 def reads(logits_of, ids):
     before = logits_of(ids)
     seen = torch.zeros(before.shape[1], ids.shape[1])
-    for place in range(ids.shape[1]):
+    for position in range(ids.shape[1]):
         changed = ids.clone()
-        changed[0, place] = 7 if ids[0, place] == 6 else 6
-        seen[:, place] = (logits_of(changed) - before).abs().amax(-1)[0] > 1e-4
+        changed[0, position] = 7 if ids[0, position] == 6 else 6
+        seen[:, position] = (logits_of(changed) - before).abs().amax(-1)[0] > 1e-4
     return seen
 
 
@@ -158,11 +156,11 @@ for axis, (name, seen) in zip(axes, pictures.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# The encoder sees all of the line. The decoder sees what came before. The encoder-decoder has both: each of its outputs sees all of the text, and of the date what came before.
+# The encoder sees the whole line. The decoder sees only earlier tokens. The encoder-decoder combines both: each output sees the whole text and the earlier tokens of the date.
 #
-# ## What follows from it
+# ## What follows for predictions
 #
-# Hide the `l` of `5. Juli`. Is it June or July? The date to the right says it. An encoder looks there; a decoder has not read it yet:
+# Hide the `l` of `5. Juli`. Is it June or July? The date on the right gives the answer. An encoder reads the date, but a decoder has not read it yet:
 
 
 # %%
@@ -170,18 +168,18 @@ def next_character(text, characters):
     with torch.no_grad():
         logits = decoder.module(torch.tensor([[decoder.tokenizer.bos_id, *decoder.tokenizer.encode(text)]])).logits
     probabilities = logits[0, -1].softmax(-1)
-    return [float(probabilities[decoder.tokenizer.encode(one)[0]]) for one in characters]
+    return [float(probabilities[decoder.tokenizer.encode(character)[0]]) for character in characters]
 
 
 print("                                     l     n")
 for month in ("07", "06"):
     gap = f"5. Ju___i 1998\t1998-{month}-05\tde"
-    found = {one.text: one.probability for one in encoder.fill(gap, top_k=20)[0]}
-    print(f"encoder, date is 1998-{month}-05        {found['l']:.2f}  {found['n']:.2f}")
-print("decoder, behind '5. Ju'             ", *(f"{one:.2f} " for one in next_character("5. Ju", "ln")))
+    probabilities = {candidate.text: candidate.probability for candidate in encoder.fill(gap, top_k=20)[0]}
+    print(f"encoder, date is 1998-{month}-05        {probabilities['l']:.2f}  {probabilities['n']:.2f}")
+print("decoder, after '5. Ju'              ", *(f"{probability:.2f} " for probability in next_character("5. Ju", "ln")))
 
 # %% [markdown]
-# Now ask for the whole date. The encoder-decoder and the decoder write it character by character, and each character is read by the next. The encoder fills all ten places at once. It does not know what it has put beside a place, so the pieces need not fit together:
+# Now ask for the whole date. The encoder-decoder and the decoder write it character by character, and each prediction reads the earlier characters. The encoder fills all ten positions at once. Its predictions do not know each other, so they may not fit together:
 
 # %%
 rows = [line.split("\t") for line in test[::3]]
@@ -191,30 +189,29 @@ filled = encoder.fill([f"{text}\t{mask * 10}\t{language}" for text, _, language 
 written = decoder.generate([f"{text}\t" for text in texts], temperature=0, max_new_tokens=14)
 answers = {
     "encoder-decoder": both.translate(texts),
-    "encoder": ["".join(place[0].text for place in places) for places in filled],
-    "decoder": [one[0].text.partition("\t")[0] for one in written],
+    "encoder": ["".join(candidates[0].text for candidates in gaps) for gaps in filled],
+    "decoder": [continuations[0].text.partition("\t")[0] for continuations in written],
 }
-for name, found in answers.items():
-    print(f"{name:15} {sum(map(str.__eq__, found, dates)) / len(dates):4.0%} of {len(dates)} dates right")
-print("such as", next((text, found) for text, found, date in zip(texts, answers["encoder"], dates) if found != date))
+for name, predicted in answers.items():
+    print(f"{name:15} {sum(map(str.__eq__, predicted, dates)) / len(dates):4.0%} of {len(dates)} dates right")
+print(
+    "such as",
+    next((text, predicted) for text, predicted, date in zip(texts, answers["encoder"], dates) if predicted != date),
+)
 
 # %% [markdown]
-# Do not read this as a race: the encoder has learned for 20 seconds, on few languages, and was never asked for ten places in a row. The decoder spends most of its answers on the text in front of the date, which nobody can predict. In return it writes the language as well, and whole lines of its own:
+# This is no fair comparison: the encoder has trained for 20 seconds, on few languages. It never had to predict ten adjacent positions. The decoder spends most of its targets on the text before the date, which is unpredictable. In return it also writes the language, and it can write whole lines:
 
 # %%
 print(repr(decoder.generate("Montag, 5. Januar 1998\t", temperature=0)[0].text))
 print(repr(decoder.generate("", temperature=0.7, max_new_tokens=60, seed=1)[0].text))
 
 # %% [markdown]
-# | you have | you want | family |
-# |---|---|---|
-# | a text | another text of its own kind: a translation, a summary | encoder-decoder |
-# | a text, all of it | labels, spans, a vector, a missing word | encoder |
-# | the beginning of a text | how it goes on, whatever it is | decoder |
+# Choose an encoder-decoder if you have a text and want a new one, such as a translation or a summary. Choose an encoder if you have a complete text and want labels, spans, a vector or a missing word. Choose a decoder if you have the beginning of a text and want it continued.
 #
-# ## The same heads, drawn
+# ## The attention maps of all heads
 #
-# Each row is one kind of attention, each square one head, two layers of four. Rows of a square are queries, columns are keys.
+# Each row is one kind of attention. Each square is one head, and there are two layers of four heads. The rows of a square are queries, the columns are keys.
 
 # %%
 maps = {
@@ -222,7 +219,7 @@ maps = {
     "encoder": encoder.attention(line),
     "decoder": decoder.attention(line),
 }
-kinds = [(name, stack) for name, one in maps.items() for stack in one.stacks]
+kinds = [(name, stack) for name, attention_map in maps.items() for stack in attention_map.stacks]
 figure, axes = plt.subplots(len(kinds), 8, figsize=(9, 6.6), layout="constrained")
 for row, (name, stack) in zip(axes, kinds, strict=True):
     row[0].set_ylabel(f"{name}\n{stack}", rotation=0, ha="right", va="center")
@@ -234,15 +231,15 @@ for number, axis in enumerate(axes[0]):
 plt.show()
 
 # %% [markdown]
-# Full squares where all may be seen, triangles where only the past may be. `decoder.memory` is the one rectangle: rows are the date, columns are the text. In the decoder the same work is done in the lower left corner of a triangle, where the date looks back at the text.
+# The squares are full where a query may attend to all keys, and triangles where it may attend only to the past. `decoder.memory` is a rectangle: its rows are the date, its columns are the text. The decoder does the same work in the lower left corner of a triangle, where the date attends to the text.
 #
-# Touch them. The encoder:
+# You can explore the maps. Here is the encoder:
 
 # %%
 maps["encoder"]
 
 # %% [markdown]
-# And the decoder, on the same line:
+# Here is the decoder on the same line:
 
 # %%
 maps["decoder"]
@@ -250,7 +247,7 @@ maps["decoder"]
 # %% [markdown]
 # ## One core
 #
-# BERT is an encoder, GPT and Llama are decoders, T5 and the first Transformer are both. In the core no line knows these names. A spec says which steps a layer has, and what each attention may see:
+# BERT is an encoder. GPT and Llama are decoders. T5 and the first Transformer are encoder-decoders. The core does not contain these names. A spec lists the steps of each layer, and the mask of each attention:
 
 # %%
 for name in ("transformer_base", "t5_small", "bert_base", "gpt2", "llama_tiny"):
@@ -258,13 +255,16 @@ for name in ("transformer_base", "t5_small", "bert_base", "gpt2", "llama_tiny"):
     for stack in ("encoder", "decoder"):
         if getattr(spec, stack) is not None:
             functions = [step.branches[0].function for step in getattr(spec, stack).layers[0].steps]
-            steps = [f"{one.source}: {one.mask}" if hasattr(one, "mask") else "feed-forward" for one in functions]
+            steps = [
+                f"{function.source}: {function.mask}" if hasattr(function, "mask") else "feed-forward"
+                for function in functions
+            ]
             print(f"{name:17} {stack}  {' · '.join(steps)}")
 
 # %% [markdown]
 # ## Break it
 #
-# **The switch.** "The target is the unmasked sequence", says many a text about encoders. Take it by its word, and count every place in the loss instead of the chosen ones. One line:
+# **The switch.** Many texts about encoders say "The target is the unmasked sequence". Take that literally: count every position in the loss, not only the chosen ones. The change is one line:
 
 
 # %%
@@ -273,8 +273,8 @@ def loss_of(logits, ids, chosen, everywhere):
     return torch.nn.functional.cross_entropy(logits[counted], ids[counted])
 
 
-table = torch.nn.utils.rnn.pad_sequence([torch.tensor(encoder.tokenizer.encode(one)) for one in train], True)
-held_out = torch.nn.utils.rnn.pad_sequence([torch.tensor(encoder.tokenizer.encode(one)) for one in valid], True)
+table = torch.nn.utils.rnn.pad_sequence([torch.tensor(encoder.tokenizer.encode(line)) for line in train], True)
+held_out = torch.nn.utils.rnn.pad_sequence([torch.tensor(encoder.tokenizer.encode(line)) for line in valid], True)
 assert encoder.tokenizer.pad_id == 0
 
 
@@ -298,12 +298,12 @@ def train_encoder(everywhere, steps=150):
 
 broken, broken_loss = train_encoder(everywhere=True)
 mended, mended_loss = train_encoder(everywhere=False)
-print(f"loss after 150 steps: {broken_loss:.2f} with every place, {mended_loss:.2f} with the chosen ones")
+print(f"loss after 150 steps: {broken_loss:.2f} with every position, {mended_loss:.2f} with the chosen positions")
 
 # %% [markdown]
-# **The symptom.** A splendid loss, and a model that is no better at filling gaps. Most places are not hidden, so most of the loss is paid by copying what stands there.
+# **The symptom.** The loss is very low, but the model fills gaps no better. Most positions are not hidden, so copying the visible tokens is enough for most of the loss.
 #
-# **The detector.** Take the same lines for both, and count hidden and visible places apart:
+# **The detector.** Use the same lines for both models, and count hidden and visible positions separately:
 
 # %%
 read, chosen = hide_some(held_out, torch.Generator().manual_seed(2))
@@ -312,16 +312,16 @@ places = {
     "hidden": read == encoder.tokenizer.mask_id,
     "replaced": chosen & (read != encoder.tokenizer.mask_id) & (read != held_out),
 }
-print("right, of the places that are", *(f"{name:>9}" for name in places))
-for name, module in (("every place counted", broken), ("the chosen ones counted", mended)):
+print("right, by kind of position   ", *(f"{name:>9}" for name in places))
+for name, module in (("every position counted", broken), ("the chosen ones counted", mended)):
     with torch.no_grad():
         right = module(read, mask=held_out != 0).logits.argmax(-1) == held_out
     print(f"{name:29}", *(f"{right[where].float().mean():9.0%}" for where in places.values()))
 
 # %% [markdown]
-# The broken one is perfect where there is nothing to do. Where a wrong character stands it believes what it sees.
+# The broken model is perfect where it only has to copy. Where a token was replaced, it repeats the wrong character.
 #
-# **The mend.** Count the chosen places alone. In code that others wrote, look for labels that are `-100` nearly everywhere; if they are not, it is broken:
+# **The mend.** Count only the chosen positions. In other people's code, nearly all labels should be `-100`. If they are not, the code has this bug:
 
 # %%
 print(f"{float(chosen[held_out != 0].float().mean()):.2f} of the labels count; 1.00 is this bug")
@@ -336,7 +336,7 @@ print(ch.check.loss(every_place, shifts=False))
 # %% [markdown]
 # ## Exercises
 #
-# **1 · Which family? (3 minutes, easy).** Write `encoder`, `decoder` or `encoder-decoder` behind each job: the one whose training asks for just this.
+# **1 · Which family? (3 minutes, easy).** Write `encoder`, `decoder` or `encoder-decoder` next to each job. Choose the family whose training objective matches the job.
 
 # %% tags=["exercise"]
 mine = {"is this mail spam": None, "go on with a story": None, "German to English": None, "names in a contract": None}
@@ -344,26 +344,26 @@ mine = {"is this mail spam": None, "go on with a story": None, "German to Englis
 
 def check_families(mine):
     reasons = {
-        "is this mail spam": ("encoder", "one label for a text that is there as a whole: read it in both directions"),
-        "go on with a story": ("decoder", "what comes next, again and again: nothing is there to the right"),
-        "German to English": ("encoder-decoder", "one text is there as a whole, another one is written: two stacks"),
-        "names in a contract": ("encoder", "a label for each word, and words on both sides say which"),
+        "is this mail spam": ("encoder", "one label for a complete text: read it in both directions"),
+        "go on with a story": ("decoder", "predict the next token, again and again: there is no text on the right"),
+        "German to English": ("encoder-decoder", "one text is complete, and another is written: two stacks"),
+        "names in a contract": ("encoder", "a label for each word, which depends on the words on both sides"),
     }
     for job, answer in mine.items():
         wanted, reason = reasons[job]
         assert answer in ("encoder", "decoder", "encoder-decoder"), f"'{job}': {answer!r} is none of the three families"
         assert answer == wanted, f"'{job}': {reason}"
-    return "right; decoders can be made to do all four, at a price: they read in one direction"
+    return "right; decoders can do all four, but they read in one direction only"
 
 
 attempt(lambda: check_families(mine) if all(mine.values()) else "not written yet")
 
 # %% tags=["hide-cell", "solution"]
-solved_families = dict(zip(mine, ("encoder", "decoder", "encoder-decoder", "encoder"), strict=True))
-assert check_families(solved_families).startswith("right")
+families_solution = dict(zip(mine, ("encoder", "decoder", "encoder-decoder", "encoder"), strict=True))
+assert check_families(families_solution).startswith("right")
 
 # %% [markdown]
-# **2 · A prefix (10 minutes, medium).** Between the families there is one more: the first `prefix` tokens are read like an encoder's, the rest is written like a decoder's, in one stack. Write its mask `[length, length]`; True means "may attend".
+# **2 · A prefix (10 minutes, medium).** There is one more family between these: a prefix decoder. It reads the first `prefix` tokens like an encoder and writes the rest like a decoder, in one stack. Write its mask `[length, length]`; True means "may attend".
 
 
 # %% tags=["exercise"]
@@ -378,9 +378,9 @@ def check_prefix(prefix_mask):
         assert isinstance(mask, torch.Tensor), f"return the mask; got {type(mask).__name__}"
         assert mask.dtype == torch.bool, f"a mask is boolean; yours is {mask.dtype}"
         assert mask.shape == (length, length), f"{case} expected {(length, length)}, got {tuple(mask.shape)}"
-        assert bool(mask[:, :prefix].all()), f"{case} somebody does not see all of the prefix: it is there for all"
+        assert bool(mask[:, :prefix].all()), f"{case} a token does not see the whole prefix: all tokens must see it"
         later = mask[:prefix, prefix:]
-        assert not bool(later.any()), f"{case} the prefix sees what is still to be written"
+        assert not bool(later.any()), f"{case} the prefix sees tokens after it"
         rest = mask[prefix:, prefix:]
         assert not bool(rest.triu(1).any()), f"{case} a written token sees the future"
         assert torch.equal(rest, torch.ones_like(rest).tril()), f"{case} a written token does not see all of its past"
@@ -391,20 +391,20 @@ attempt(lambda: check_prefix(prefix_mask))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_prefix(length, prefix):
+def prefix_solution(length, prefix):
     mask = torch.ones(length, length, dtype=torch.bool).tril()
     mask[:, :prefix] = True
     return mask
 
 
-assert check_prefix(solved_prefix) == "right"
+assert check_prefix(prefix_solution) == "right"
 try:
     check_prefix(lambda length, prefix: torch.ones(length, length, dtype=torch.bool).tril())
 except AssertionError as error:
     print("a wrong answer reads:", error)
 
 # %% [markdown]
-# **3 · The loss of an encoder (5 minutes, easy).** `logits` are `[batch, tokens, vocabulary]`. `labels` hold the right id where a token was chosen, and 0 everywhere else. Write the mean over the chosen places.
+# **3 · The loss of an encoder (5 minutes, easy).** `logits` has the shape `[batch, tokens, vocabulary]`. `labels` holds the right id where a token was chosen, and 0 elsewhere. Write the mean loss over the chosen positions.
 
 
 # %% tags=["exercise"]
@@ -416,8 +416,8 @@ attempt(lambda: ch.check.loss(my_loss, shifts=False), hint=1)
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_loss(logits, labels):
+def loss_solution(logits, labels):
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=0)
 
 
-assert ch.check.loss(solved_loss, shifts=False).ok
+assert ch.check.loss(loss_solution, shifts=False).ok

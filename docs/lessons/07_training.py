@@ -13,7 +13,7 @@
 # %% [markdown]
 # # 7 · Training
 #
-# You need [lesson 4](04_masks.py) and [lesson 6](06_three_families.py). Afterwards you can write a training step, say what its loss should be before it begins, choose a learning rate for each step, and watch heads form.
+# You need [lesson 4](04_masks.py) and [lesson 6](06_three_families.py). After this lesson you can write a training step and predict its loss before the first step. You can also choose a learning rate for each step, and watch heads form.
 
 # %%
 import math
@@ -34,11 +34,11 @@ source_tokenizer, target_tokenizer = both.tokenizers.source, both.tokenizers.tar
 # %% [markdown]
 # ## The loss
 #
-# A model gives each possible next token a number, its logit. Softmax makes probabilities of them, and the loss is the surprise at the token that really came:
+# A model gives each possible next token a number, its logit. Softmax turns the logits into probabilities. The loss is the negative logarithm of the probability of the right token:
 #
 # $$\text{loss} = -\log p(\text{right}), \qquad p = \operatorname{softmax}(\text{logits}).$$
 #
-# Three logits, and the first token is right:
+# Here are three logits, where the first token is right:
 
 # %%
 logits = torch.tensor([2.0, 1.0, 0.1])
@@ -47,7 +47,7 @@ print("probabilities", p, f" loss {-p[0].log():.4f}")
 print(f"in one step from the logits: {cross_entropy(logits, torch.tensor(0)):.4f}")
 
 # %% [markdown]
-# You know the loss of a model that has learned nothing: with $V$ tokens, all alike, it is $\ln V$. If yours begins far above, its first weights are too large; far below, it sees the answer. Here is the decoder of the lessons before its first step and after its last, on lines that it has never read:
+# You know the loss of an untrained model: if all $V$ tokens are equally likely, the loss is $\ln V$. If your loss begins far above, the first weights are too large. If it begins far below, the model sees the answer. The next cell computes it for the decoder of the lessons before its first step and after training, on unseen lines:
 
 
 # %%
@@ -71,11 +71,11 @@ for name in ("step-0", "best"):
     )
 
 # %% [markdown]
-# Perplexity is $e^{\text{loss}}$: among how many equally likely tokens the model still hesitates.
+# Perplexity is $e^{\text{loss}}$: the number of equally likely tokens among which the model still has to choose.
 #
-# ## On logits, once
+# ## One softmax, not two
 #
-# Many a notebook ends its model with a softmax, and then hands the result to a loss that takes softmax again. Nothing fails. But probabilities lie between 0 and 1, so the second softmax is nearly flat, and even a perfect answer has a loss of
+# Many notebooks end their model with a softmax, and then use a loss that takes softmax again. Nothing fails. But probabilities lie between 0 and 1, so the second softmax is nearly flat. Even a perfect answer then has this loss:
 #
 # $$\ln(e + V - 1) - 1.$$
 
@@ -94,9 +94,9 @@ def twice(logits, ids):
 print(ch.check.loss(twice))
 
 # %% [markdown]
-# ## Shift, and teacher forcing
+# ## Shift and teacher forcing
 #
-# While it learns, a decoder does not read what it has written itself. It reads the right target, moved by one token: at each place the truth so far, and the answer is the next token. That is **teacher forcing**, and with a causal mask one run computes all answers at once.
+# During training, a decoder does not read its own predictions. It reads the right target, shifted by one token. At each position it reads the target up to there, and its label is the next token. That is **teacher forcing**. With a causal mask, a single run computes the predictions of all positions.
 
 # %%
 ids = [target_tokenizer.bos_id, *target_tokenizer.encode("1998-01-05"), target_tokenizer.eos_id]
@@ -108,23 +108,23 @@ with torch.no_grad():
     at_once = both.module(source, read).logits[0]
     one_by_one = torch.stack([both.module(source, read[:, : n + 1]).logits[0, -1] for n in range(read.shape[1])])
 print(
-    f"{len(at_once)} answers of one run, and of {len(at_once)} runs: apart by {float((at_once - one_by_one).abs().max()):.1e}"
+    f"{len(at_once)} predictions of one run, and of {len(at_once)} runs: apart by {float((at_once - one_by_one).abs().max()):.1e}"
 )
 
 # %% [markdown]
-# ## One batch, learned by heart
+# ## Overfit one batch
 #
-# Before you train for a night, train for a few seconds: take one batch and learn it by heart. A model that cannot do that has a bug, and you have found it early. The loss leaves padding out, the optimizer is the paper's, Adam with $\beta = (0.9, 0.98)$ and $\varepsilon = 10^{-9}$:
+# Before you train for a night, train for a few seconds: let the model learn one batch by heart. A model that cannot do that has a bug, and you have found it early. The loss ignores padding. The optimizer is the paper's, Adam with $\beta = (0.9, 0.98)$ and $\varepsilon = 10^{-9}$:
 
 
 # %%
-def padded(rows):
+def pad(rows):
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=0)
 
 
 rows = [line.split("\t") for line in valid[:32]]
-sources = padded([source_tokenizer.encode_with_special(row[0]) for row in rows])
-targets = padded([target_tokenizer.encode_with_special(row[1]) for row in rows])
+sources = pad([source_tokenizer.encode_with_special(row[0]) for row in rows])
+targets = pad([target_tokenizer.encode_with_special(row[1]) for row in rows])
 if targets[0, 0] != target_tokenizer.bos_id:
     targets = torch.cat([torch.full((len(rows), 1), target_tokenizer.bos_id), targets], 1)
 assert source_tokenizer.pad_id == target_tokenizer.pad_id == 0
@@ -159,15 +159,15 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# The dotted line is $\ln V$. The small rate gets there too, much later. The large one throws the weights away in its first steps. And with softmax taken twice the loss cannot fall below the 1.82 of the formula above, however right the answers are.
+# The dotted line is $\ln V$. The small rate also reaches it, but much later. The large rate destroys the weights in its first steps. With two softmaxes the loss cannot fall below the 1.82 of the formula above, even for right answers.
 #
-# ## A rate for each step
+# ## A learning rate for each step
 #
-# The largest rate that works at the end is too large for the beginning, where the weights are random and Adam's averages are not yet averages. So the rate rises first, and falls later. The paper's schedule has both in one line, for a width $d$ and $w$ steps of warm-up:
+# The best learning rate for later steps is too large for the first steps. There the weights are random, and Adam's averages cover too few steps. So the rate rises first and falls later. The paper's schedule does both in one line, for a width $d$ and $w$ steps of warm-up:
 #
 # $$\text{rate}(s) = d^{-1/2} \cdot \min(s^{-1/2},\ s \cdot w^{-3/2}).$$
 #
-# With the paper's $d = 512$ and $w = 4000$:
+# The next cell uses the paper's $d = 512$ and $w = 4000$:
 
 # %%
 paper = build_schedule("paper", learning_rate=1.0, warmup=4000, steps=None, width=512)
@@ -176,7 +176,7 @@ for step in (1, 1000, 4000, 16_000, 100_000):
     torch.testing.assert_close(paper(step), 512**-0.5 * min(step**-0.5, step * 4000**-1.5))
 
 # %% [markdown]
-# It is highest where both sides are equal, at $s = w$. Four times as many steps later it is half of that. The others in the run file are these, here with a peak of 1 and a run of 1000 steps:
+# The rate is highest where both terms are equal, at $s = w$. Four times as many steps later, it is half of that. The run file offers the schedules below, here with a peak of 1 and a run of 1000 steps:
 
 # %%
 figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
@@ -190,11 +190,11 @@ plt.show()
 # %% [markdown]
 # ## Label smoothing
 #
-# A loss on the right token alone is never satisfied: it wants $p = 1$, and infinite logits. Smoothing keeps a share $\varepsilon$ back and spreads it evenly over all $V$ tokens:
+# A loss on the right token alone always wants more: its minimum is at $p = 1$, with infinite logits. Label smoothing takes a share $\varepsilon$ from the right token and spreads it evenly over all $V$ tokens:
 #
 # $$\text{loss} = (1 - \varepsilon) \cdot (-\log p_{\text{right}}) + \frac{\varepsilon}{V} \sum_v -\log p_v.$$
 #
-# For $V = 5$ and $\varepsilon = 0.1$ the right token should have $0.9 + 0.02 = 0.92$, the others 0.02 each. Being surer than that costs:
+# For $V = 5$ and $\varepsilon = 0.1$, the right token should have $0.9 + 0.02 = 0.92$, and the others 0.02 each. A higher probability raises the loss:
 
 # %%
 print("   p   plain  smoothed")
@@ -216,11 +216,11 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# So a smoothed loss never reaches zero. Compare losses only where the share is the same.
+# So a smoothed loss never reaches zero. Compare losses only if they have the same share $\varepsilon$.
 #
 # ## Heads form
 #
-# Now watch. The decoder of the lessons kept its weights after 0, 2, 5, 10, 22, ... steps, spaced like a logarithm, because heads form fast at first and slowly later. This is what each of them writes behind the same text:
+# The training of the decoder saved its weights after 0, 2, 5, 10, 22, ... steps. These steps are about equally spaced on a logarithmic scale, because heads form fast at first and slowly later. The next cell lets each snapshot continue the same text:
 
 # %%
 steps = sorted(int(path.name[5:]) for path in (MODELS / "decoder" / "checkpoints" / "snapshots").iterdir())
@@ -231,7 +231,7 @@ for step, model in at.items():
     print(f"step {step:4}   loss {losses[step]:.2f}   {written!r}")
 
 # %% [markdown]
-# Untrained, it repeats what it has just read. Then it writes what is most frequent, then the form of a date, then this very date, and last the language. Character by character, on one line; dark is what the model did not expect:
+# The untrained model repeats the most recent token. Later it writes the most frequent characters, then the form of a date, then the right date, and last the language. The plot shows the loss of each character of one line. Dark characters are those that the model did not expect:
 
 # %%
 line = "Montag, 5. Januar 1998\t1998-01-05\tde"
@@ -248,7 +248,7 @@ figure.colorbar(image, label="loss")
 plt.show()
 
 # %% [markdown]
-# The date becomes light at once, all of it. What has the model learned there? To look. Here are the four heads of its second layer at each step:
+# The whole date becomes light at about the same step. The model has learned to attend to the text. Here are the four heads of the second layer at each step:
 
 # %%
 maps = {step: model.attention(line) for step, model in at.items()}
@@ -263,43 +263,43 @@ for axis, step in zip(axes[0], steps, strict=True):
 plt.show()
 
 # %% [markdown]
-# At step 0 all heads look alike: everywhere a little. That is no bug, they are untrained. If they still look so at the end, your model has not learned to look.
+# At step 0 all heads look alike: they attend to all tokens a little. That is no bug, because they are untrained. If they still look alike at the end, your model has not learned to attend.
 #
-# Measure one thing that this task needs. While the year of the date is written, its digits stand in the text. How much does each head look at the very digit that comes next?
+# Now measure a skill that this task needs. While the model writes the year of the date, the digits of the year stand in the text. How much does each head attend to the digit that comes next?
 
 # %%
 tokens = maps[0].tokens
 first, tab = tokens.index("1"), tokens.index("\t")
 queries, keys = torch.arange(tab, tab + 4), torch.arange(first, first + 4)
-found = torch.tensor(
+weights = torch.tensor(
     [[maps[step].weights("decoder.self", n // 4, n % 4)[queries, keys].mean() for n in range(8)] for step in steps]
 )
 figure, axis = plt.subplots(figsize=(7, 3.4), layout="constrained")
 for n in range(8):
-    axis.plot(range(len(steps)), found[:, n], label=f"layer {n // 4} head {n % 4}")
+    axis.plot(range(len(steps)), weights[:, n], label=f"layer {n // 4} head {n % 4}")
 axis.set(xticks=range(len(steps)), xticklabels=steps, xlabel="step", ylabel="weight on the digit")
 figure.legend(frameon=False, ncols=4, fontsize=8, loc="outside upper center")
 beside = axis.twinx()
 beside.plot(range(len(steps)), losses.values(), color="grey", linestyle=":")
 beside.set_ylabel("loss (dotted)")
 plt.show()
-best = int(found[-1].argmax())
+best = int(weights[-1].argmax())
 print("step         ", *(f"{step:5}" for step in steps))
-print(f"layer {best // 4} head {best % 4}", *(f"{weight:5.2f}" for weight in found[:, best].tolist()))
+print(f"layer {best // 4} head {best % 4}", *(f"{weight:5.2f}" for weight in weights[:, best].tolist()))
 
 # %% [markdown]
-# It rises between steps 22 and 215, and the loss falls with it: the head has found its work. Turn through the steps yourself. In this page what is called a layer is a step: 0, 2, 5, 10, 22 and so on.
+# The weight rises between steps 22 and 215, and the loss falls with it: the head has learned its function. You can browse the steps in the next page. What it calls a layer is a step here: 0, 2, 5, 10, 22 and so on.
 
 # %%
 stack = torch.stack([torch.stack([maps[step].weights("decoder.self", 1, head) for head in range(4)]) for step in steps])
 ch.view_attention(stack.numpy(), tokens, title="the second layer, step by step")
 
 # %% [markdown]
-# `clearhead view RUN TEXT --checkpoints` makes such a page of any run, all layers, with a slider for the step.
+# `clearhead view RUN TEXT --checkpoints` makes such a page for any run. It shows all layers and has a slider for the step.
 #
 # ## Break it
 #
-# **The switch.** A training step makes its masks of the target, and then feeds the target without its last token. Both lines look right.
+# **The switch.** A training step makes its masks from the target, and then feeds the target without its last token. Both lines look right.
 
 
 # %%
@@ -322,7 +322,7 @@ class Translator(torch.nn.Module):
 
 
 # %% [markdown]
-# **The symptom.** Here you are lucky: it cannot run. The message speaks of sizes, not of targets:
+# **The symptom.** You are lucky, because the code cannot run. But the message mentions sizes, not targets:
 
 # %%
 source, target = torch.randint(1, 20, (2, 7)), torch.randint(1, 20, (2, 6))
@@ -332,7 +332,7 @@ except (RuntimeError, AssertionError) as error:
     print(f"{type(error).__name__}: {error}")
 
 # %% [markdown]
-# You would be less lucky with a mask that is cut to size somewhere below: then every token looks one step too far, and you are back in [lesson 4](04_masks.py).
+# Code that cuts the mask to size inside the model would hide the mistake. Then every token could read one token too far, as in [lesson 4](04_masks.py).
 #
 # **The detector.**
 
@@ -340,7 +340,7 @@ except (RuntimeError, AssertionError) as error:
 print("\n".join(ch.check.module(Translator()).lines()))
 
 # %% [markdown]
-# **The mend.** Shift once, where the batch is made. The model gets what its decoder reads, and makes its masks of that:
+# **The mend.** Shift once, where you make the batch. Then the model gets the input of the decoder and makes its masks from that:
 
 # %%
 Translator.shifts_inside = False
@@ -351,7 +351,7 @@ print(ch.check.module(Translator()).verdict)
 # %% [markdown]
 # ## Exercises
 #
-# **1 · A batch (10 minutes, medium).** `rows` are lists of ids without special tokens. Return what the decoder reads, the labels, and which places of what it reads are real, `[batch, tokens]` each. Fill up with `pad`.
+# **1 · A batch (10 minutes, medium).** `rows` are lists of ids without special tokens. Return three tensors `[batch, tokens]`: the input of the decoder, the labels, and the mask of real input tokens. Fill up short rows with `pad`.
 
 
 # %% tags=["exercise"]
@@ -360,17 +360,17 @@ def make_batch(rows, bos, eos, pad):
 
 
 def check_batch(make_batch):
-    found = make_batch([[7, 8, 9], [5]], 1, 2, 0)
-    assert isinstance(found, tuple) and len(found) == 3, "return three tensors: what is read, labels, what is real"
-    read, labels, real = found
+    batch = make_batch([[7, 8, 9], [5]], 1, 2, 0)
+    assert isinstance(batch, tuple) and len(batch) == 3, "return three tensors: the input, the labels, the mask"
+    read, labels, real = batch
     assert read.shape == labels.shape == real.shape, (
         f"one label for each token that is read: got {tuple(read.shape)}, {tuple(labels.shape)}, {tuple(real.shape)}"
     )
-    assert read.shape == (2, 4), f"three tokens and one special token make 4 places, not {read.shape[1]}"
+    assert read.shape == (2, 4), f"three tokens and one special token make 4 positions, not {read.shape[1]}"
     assert read[:, 0].tolist() == [1, 1], "the decoder reads the start token first; without it nothing predicts token 1"
-    assert labels[0].tolist() != read[0].tolist(), "labels are what is read: the model would learn to copy"
+    assert labels[0].tolist() != read[0].tolist(), "the labels equal the input: the model would learn to copy"
     assert labels.tolist() == [[7, 8, 9, 2], [5, 2, 0, 0]], f"labels are the tokens, then the end: {labels.tolist()}"
-    assert 2 not in read.tolist()[0], "the end token is read: nothing comes behind it"
+    assert 2 not in read.tolist()[0], "the input contains the end token: no token follows it"
     assert read[1].tolist() != [1, 5, 2, 0], "a short row still reads its end token: take it off before you fill up"
     assert read.tolist() == [[1, 7, 8, 9], [1, 5, 0, 0]], f"what is read is wrong: {read.tolist()}"
     assert real.dtype == torch.bool, f"a mask is boolean; yours is {real.dtype}"
@@ -382,7 +382,7 @@ attempt(lambda: check_batch(make_batch))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_batch(rows, bos, eos, pad):
+def batch_solution(rows, bos, eos, pad):
     read, labels = (
         torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in full], batch_first=True, padding_value=pad)
         for full in ([[bos, *row] for row in rows], [[*row, eos] for row in rows])
@@ -390,10 +390,10 @@ def solved_batch(rows, bos, eos, pad):
     return read, labels, read != pad
 
 
-assert check_batch(solved_batch) == "right"
+assert check_batch(batch_solution) == "right"
 
 # %% [markdown]
-# **2 · The schedule of the paper (5 minutes, easy).** Write it.
+# **2 · The schedule of the paper (5 minutes, easy).** Write the learning rate of the paper's schedule for one step.
 
 
 # %% tags=["exercise"]
@@ -418,18 +418,18 @@ attempt(lambda: check_rate(my_rate))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_rate(step, width, warmup):
+def rate_solution(step, width, warmup):
     return width**-0.5 * min(step**-0.5, step * warmup**-1.5)
 
 
-assert check_rate(solved_rate) == "right"
+assert check_rate(rate_solution) == "right"
 try:
     check_rate(lambda step, width, warmup: width**-0.5 * step**-0.5)
 except AssertionError as error:
     print("a wrong answer reads:", error)
 
 # %% [markdown]
-# **3 · Smooth labels (15 minutes, medium).** `logits` are `[tokens, vocabulary]`, `labels` `[tokens]`. Return the mean of the smoothed loss without `label_smoothing` of PyTorch.
+# **3 · Smooth labels (15 minutes, medium).** `logits` has the shape `[tokens, vocabulary]`, `labels` has the shape `[tokens]`. Return the mean of the smoothed loss, without `label_smoothing` of PyTorch.
 
 
 # %% tags=["exercise"]
@@ -450,7 +450,7 @@ def check_smoothed(my_smoothed):
     assert abs(mine - others) > 1e-9, "you spread the share over the 4 other tokens; it goes over all 5"
     right = float(cross_entropy(logits, labels, label_smoothing=0.2))
     assert abs(mine - plain) > 1e-9, "the share has no effect"
-    assert abs(mine - 0.8 * plain) > 1e-9, "the share is taken from the right token, and nobody gets it"
+    assert abs(mine - 0.8 * plain) > 1e-9, "the share is taken from the right token, but no token gets it"
     assert abs(mine - right) < 1e-9, f"with a share of 0.2 expected {right:.4f}, got {mine:.4f}: see the formula above"
     return "right"
 
@@ -459,7 +459,7 @@ attempt(lambda: check_smoothed(my_smoothed))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_smoothed(logits, labels, share):
+def solution_smoothed(logits, labels, share):
     surprise = -logits.log_softmax(-1)
     right = surprise.gather(-1, labels[:, None])[:, 0]
     return ((1 - share) * right + share * surprise.mean(-1)).mean()
@@ -471,7 +471,7 @@ def over_others(logits, labels, share):
     return ((1 - share) * right + share * (surprise.sum(-1) - right) / (logits.shape[-1] - 1)).mean()
 
 
-assert check_smoothed(solved_smoothed) == "right"
+assert check_smoothed(solution_smoothed) == "right"
 try:
     check_smoothed(over_others)
 except AssertionError as error:

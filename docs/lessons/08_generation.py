@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 8 · Generation
 #
-# You need softmax from [lesson 3](03_attention.py) and masks from [lesson 4](04_masks.py). Afterwards you know what each knob of `generate` does to the next token, in which order, and why a text repeats itself, ends too early, or changes with its neighbours.
+# You need softmax from [lesson 3](03_attention.py) and masks from [lesson 4](04_masks.py). After this lesson you know how each option of `generate` changes the next token, and in which order the options act. You also know why a text repeats itself, ends too early, or changes with its batch.
 #
-# A model gives probabilities of the next token and nothing else. Which one is taken is your choice, and it changes the text as much as the model does.
+# A model only gives probabilities for the next token. You choose how to pick a token from them. This choice changes the text as much as the model does.
 
 # %%
 import datetime
@@ -34,7 +34,7 @@ model = decoder_model()
 # %% [markdown]
 # ## The next token
 #
-# This decoder writes lines such as `5. Januar 1998 ⇥ 1998-01-05 ⇥ de`, character by character, in dozens of languages; ⇥ is a tab. In Catalan, Spanish, Galician and Portuguese a date begins with `12 de `, and then comes a month. Its output layer gives one number for every character, the logits $z$, and
+# This decoder writes lines such as `5. Januar 1998 ⇥ 1998-01-05 ⇥ de`, character by character, in dozens of languages; ⇥ is a tab. In Catalan, Spanish, Galician and Portuguese a date begins with, for example, `12 de `, and the month follows. The output layer gives one number for every character, the logits $z$. Softmax turns them into probabilities:
 #
 # $$p_i = \frac{e^{z_i}}{\sum_j e^{z_j}}.$$
 
@@ -55,11 +55,11 @@ for token, index in zip(tokens(best[:5]), best[:5]):
     print(f"{token!r}  logit {logits[index]:6.2f}  probability {logits.softmax(-1)[index]:.3f}")
 
 # %% [markdown]
-# Draw from these probabilities, and each token comes as often as they say. Here are two thousand first characters beside the probabilities:
+# If you draw from these probabilities, each token appears as often as its probability says. The plot compares two thousand drawn first characters with the probabilities:
 
 # %%
 drawn = model.generate("12 de ", max_new_tokens=1, num_return_sequences=2000, temperature=1, seed=0)
-counts = [sum(one.tokens[0] == token for one in drawn) for token in model.tokenizer.tokens(best.tolist())]
+counts = [sum(draw.tokens[0] == token for draw in drawn) for token in model.tokenizer.tokens(best.tolist())]
 figure, axis = plt.subplots(figsize=(7, 2.6), layout="constrained")
 axis.bar(range(14), logits.softmax(-1)[best], color="#9ecae1", label="probability")
 axis.plot(range(14), [count / 2000 for count in counts], "o", color="#c0392b", label="share of 2,000 draws")
@@ -68,9 +68,9 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# ## Greedy, and a seed
+# ## Greedy search, sampling and seeds
 #
-# **Greedy** takes the most probable token every time, and always writes the same. **Sampling** draws. A seed makes a draw repeatable: a call without one gives another text each time, and nobody can find out why yours was odd.
+# **Greedy search** takes the most probable token every time, so it always writes the same text. **Sampling** draws the token. A seed makes a draw repeatable. Without a seed, each call gives another text, and you cannot reproduce an odd one.
 
 # %%
 print("greedy ", model.generate("12 de ", temperature=0)[0].text)
@@ -78,16 +78,16 @@ for seed in (1, 2, 1):
     print("seed", seed, model.generate("12 de ", temperature=1, seed=seed)[0].text)
 
 # %% [markdown]
-# The numbers that are drawn for a text depend on the seed and on its prompt alone. So it stays the same whatever else is in the batch:
+# The random numbers for a text depend only on the seed and on the prompt. So the text stays the same, whatever else is in the batch:
 
 # %%
-beside = model.generate(["3. ", "12 de ", "Donnerstag, 17. September 20"], temperature=1, seed=1)
-print(beside[1][0].text == model.generate("12 de ", temperature=1, seed=1)[0].text)
+batch = model.generate(["3. ", "12 de ", "Donnerstag, 17. September 20"], temperature=1, seed=1)
+print(batch[1][0].text == model.generate("12 de ", temperature=1, seed=1)[0].text)
 
 # %% [markdown]
 # ## Temperature
 #
-# Divide all logits by $T$ before the softmax. Below 1 the likely tokens gain, above 1 the unlikely ones; at 0 only the best is left, which is greedy. For the scores 2, 4 and 5:
+# Temperature divides all logits by $T$ before the softmax. Below 1 the likely tokens gain, above 1 the unlikely tokens gain. At 0 only the best token remains, which is greedy search. For the scores 2, 4 and 5:
 
 # %%
 scores = torch.tensor([2.0, 4, 5])
@@ -95,24 +95,24 @@ for temperature in (0.5, 1, 2):
     print(f"T = {temperature:3}", (scores / temperature).softmax(-1))
 
 # %% [markdown]
-# A small $T$ makes large numbers, and $e^{z}$ of a large number is infinite. Infinity by infinity is NaN. Subtract the largest score first: no probability changes, since above and below are divided by the same, and no power is above 1.
+# A small $T$ makes large numbers, and $e^{z}$ of a large number is infinite in floating point. Infinity divided by infinity is NaN. So subtract the largest score first. The probabilities do not change, because numerator and denominator are divided by the same number. No power is above 1.
 
 # %%
 cold = scores / 0.01
 print("as written:      ", cold.exp() / cold.exp().sum())
 shifted = cold - cold.max()
-print("largest one off: ", shifted.exp() / shifted.exp().sum())
+print("minus largest:   ", shifted.exp() / shifted.exp().sum())
 
 # %% [markdown]
-# ## The filters, in their order
+# ## The filters and their order
 #
-# A filter takes tokens out: their logit becomes $-\infty$ and their probability 0; the others share what was theirs. These are the usual five, in the order in which transformers and clearhead apply them:
+# A filter removes tokens: their logit becomes $-\infty$, and the other tokens share their probability. These are the usual five steps, in the order in which transformers and clearhead apply them:
 #
-# 1. **Repetition penalty** $\theta$: a token that has occurred gets $z / \theta$ if $z$ is positive, else $z \cdot \theta$.
-# 2. **No repeated n-gram**: a token that would complete n tokens which have occurred is banned.
-# 3. **Temperature**.
-# 4. **Top-k**: the k most probable stay.
-# 5. **Top-p**: the fewest most probable tokens that have probability p together stay.
+# 1. **Repetition penalty** $\theta$: a token that has occurred before gets $z / \theta$ if $z$ is positive, else $z \cdot \theta$.
+# 2. **No repeated n-gram**: a token is banned if it would repeat an n-gram of the text.
+# 3. **Temperature**: all logits are divided by $T$.
+# 4. **Top-k**: only the k most probable tokens stay.
+# 5. **Top-p**: only the most probable tokens stay, just enough of them to reach a total probability of p.
 
 
 # %%
@@ -138,7 +138,7 @@ def top_p(z, p):
 
 
 # %% [markdown]
-# What has been written is `12 de `. It ends in a space, and a `d` has followed a space before, so the pair is banned; and each of its characters is made less likely. The bars of each step, from what the step before has left:
+# The text so far is `12 de `. It ends in a space, and a `d` has followed a space before. So `d` would repeat this pair, and it is banned. The penalty makes each character that has occurred less likely. Each plot shows one step, applied to the result of the step before:
 
 # %%
 ids = model.read("12 de ").source.ids[0]
@@ -160,33 +160,33 @@ for axis, (name, step) in zip(axes.flat, steps.items()):
 plt.show()
 
 # %% [markdown]
-# Do they do in `generate` what they do here? Draw with the same options. No token may come that the last picture does not have:
+# Does `generate` do the same? Draw with the same options. Each drawn token must be one that is left in the last plot:
 
 # %%
 options = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "temperature": 0.7, "top_k": 8, "top_p": 0.8}
 drawn = model.generate("12 de ", max_new_tokens=1, num_return_sequences=2000, seed=0, **options)
 left = set(model.tokenizer.tokens(torch.nonzero(z > -torch.inf)[:, 0].tolist()))
-print("drawn", sorted({one.tokens[0] for one in drawn}), "left", sorted(left))
+print("drawn", sorted({draw.tokens[0] for draw in drawn}), "left", sorted(left))
 
 # %% [markdown]
-# In the library each is a function of the logits, and the order of the last ones is this:
+# In the library each of these steps is a function of the logits. This function builds the last ones in their order:
 
 # %%
 print(inspect.getsource(build_logits_warpers))
 
 # %% [markdown]
-# Order matters. Top-p behind the temperature looks at other probabilities than top-p in front of it, and not every program has the same order: llama.cpp cools last. So the same numbers on two programs are two samplers.
+# The order matters. Top-p after the temperature sees other probabilities than top-p before it. Programs differ in their order: llama.cpp applies the temperature last. So the same options in two programs are two different samplers.
 
 # %%
 for temperature in (0.5, 1.5):
-    behind, front = top_p(logits / temperature, 0.9), top_p(logits, 0.9) / temperature
-    print(f"T = {temperature}: top-p 0.9 behind it leaves {int((behind > -torch.inf).sum())} tokens,", end=" ")
-    print(f"in front of it {int((front > -torch.inf).sum())}")
+    after, front = top_p(logits / temperature, 0.9), top_p(logits, 0.9) / temperature
+    print(f"T = {temperature}: top-p 0.9 after it leaves {int((after > -torch.inf).sum())} tokens,", end=" ")
+    print(f"before it {int((front > -torch.inf).sum())}")
 
 # %% [markdown]
-# ## What they cost
+# ## The cost of these options
 #
-# A line of this model can be checked: is there such a date? Two hundred lines for each setting. The last one but one is the call with which a well-known tutorial lets GPT-2 write: `max_length=100, no_repeat_ngram_size=2, top_k=50, top_p=0.95, do_sample=True, temperature=0.7`.
+# You can check a line of this model: does its date exist? Generate two hundred lines for each setting. The setting "that call" is the call with which a well-known tutorial lets GPT-2 write: `max_length=100, no_repeat_ngram_size=2, top_k=50, top_p=0.95, do_sample=True, temperature=0.7`.
 
 
 # %%
@@ -209,15 +209,15 @@ settings = {
 }
 shares, kinds = [], []
 for name, chosen in settings.items():
-    lines = [one.text for one in model.generate("", num_return_sequences=200, seed=0, **chosen)]
+    lines = [sample.text for sample in model.generate("", num_return_sequences=200, seed=0, **chosen)]
     shares.append(sum(map(is_date, lines)) / len(lines))
     kinds.append(len({line.split("\t")[-1] for line in lines if is_date(line)}))
     print(f"{name:17} {shares[-1]:4.0%} have a date, in {kinds[-1]} languages   {lines[0]!r}")
 
 # %% [markdown]
-# Cold text is right and all alike; hot text is varied and wrong. A filter that cuts the tail keeps most of the variety and loses most of the nonsense.
+# At a low temperature the texts are right but alike. At a high temperature they are varied but wrong. Top-k and top-p cut off the unlikely tokens: they keep most of the variety and remove most of the nonsense.
 #
-# And one knob does harm here: no pair of characters may come twice, so no line can write its year a second time. A ban knows nothing of your text. Use it where repeating is never right.
+# One option does harm here. The ban allows no pair of characters twice, so no line can write its year a second time. A ban does not know the meaning of your text. Use it only where a repetition is never right.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(8, 2.6), sharey=True, layout="constrained")
@@ -229,21 +229,21 @@ axes[0].invert_yaxis()
 plt.show()
 
 # %% [markdown]
-# That call has two more traps. It names no seed. And its `max_length` counts the prompt, so a long prompt leaves little to write. Here `max_new_tokens` counts what is new, and `stop_reason` says whether a text ended by itself:
+# That call has two more traps. It sets no seed. And its `max_length` counts the prompt too, so a long prompt leaves few tokens to write. In clearhead `max_new_tokens` counts only new tokens, and `stop_reason` tells why a text ended:
 
 # %%
 for most in (4, 100):
-    (one,) = model.generate("5. Januar 1998\t", temperature=0, max_new_tokens=most)
-    print(repr(one.text), one.stop_reason)
+    (continuation,) = model.generate("5. Januar 1998\t", temperature=0, max_new_tokens=most)
+    print(repr(continuation.text), continuation.stop_reason)
 
 # %% [markdown]
 # ## My translation repeats itself
 #
-# Most texts that go round in circles come from a model that has not learned enough: when nothing is certain, what has just been written is the best guess. Greedy search cannot leave the circle, since the same state gives the same token. Watch the translator of dates at four steps of its training:
+# Most texts that repeat themselves come from a model that has not learned enough. When no token is likely, the most recent text is the best guess. Greedy search cannot leave such a loop, because the same state gives the same token. Watch the translator of dates at four steps of its training:
 
 
 # %%
-def repeated(text, n=3):
+def share_of_repeats(text, n=3):
     pieces = [text[i : i + n] for i in range(len(text) - n + 1)]
     return 1 - len(set(pieces)) / len(pieces) if pieces else 0.0
 
@@ -253,42 +253,42 @@ table = (MODELS / "dates" / "data" / "valid.tsv").read_text(encoding="utf-8").sp
 pairs = [line.split("\t")[:2] for line in table[:100]]
 for step in ("step-22", "step-46", "step-100", "best"):
     young = ch.load(f"{MODELS / 'dates'}@{step}")
-    found = young.translate([source for source, _ in pairs], beam_size=1)
-    share = sum(map(repeated, found)) / len(found)
-    right = sum(text == target for text, (_, target) in zip(found, pairs)) / len(pairs)
-    print(f"{step:9} repeats {share:4.0%}, right {right:4.0%}   {found[1]!r}")
+    translations = young.translate([source for source, _ in pairs], beam_size=1)
+    share = sum(map(share_of_repeats, translations)) / len(translations)
+    right = sum(text == target for text, (_, target) in zip(translations, pairs)) / len(pairs)
+    print(f"{step:9} repeats {share:4.0%}, right {right:4.0%}   {translations[1]!r}")
 
 # %% [markdown]
-# Penalties and bans break the circle, and leave the cause alone. On the trained model they spoil what was right, because a decoder's prompt counts as text that has occurred:
+# Penalties and bans break the loop but do not remove its cause. On the trained model they spoil right answers, because the prompt of a decoder counts as text that has occurred:
 
 # %%
 for name, chosen in {"greedy": {}, "3-gram": {"no_repeat_ngram_size": 3}, "1.5": {"repetition_penalty": 1.5}}.items():
     print(f"{name:7}", repr(model.generate("5. Januar 1998\t", temperature=0, **chosen)[0].text))
 
 # %% [markdown]
-# So look for the cause first: too few steps or too little data; a prompt in another form than in training; an end token that training never showed. Then sample, or search with beams. Then a mild penalty.
+# So look for the cause first. It may be too few steps, too little data, or an end token that training never showed. The prompt may also have another form than in training. Then try sampling or beam search, and last a mild penalty.
 #
 # ## Beams
 #
-# Greedy search takes the best token and cannot take it back. **Beam search** keeps the $B$ best beginnings, extends all of them, keeps the best $B$ again, and sets aside those that end. It compares
+# Greedy search takes the best token and cannot revise it. **Beam search** keeps the $B$ best beginnings, which are called hypotheses. It extends all of them, keeps the best $B$ again, and sets finished hypotheses aside. It compares their scores:
 #
 # $$\text{score}(y) = \frac{\sum_t \log p(y_t \mid y_{<t})}{|y|^{\alpha}}.$$
 #
-# Without the division ($\alpha = 0$) each further token costs something, and short texts win. Give the translator a date without a year, and it has to guess:
+# Without the division ($\alpha = 0$) each further token lowers the score, so short texts win. If you give the translator a date without a year, it has to guess the year:
 
 # %%
-for one in translator.translate_n_best("5. Januar", n=4):
-    total, length = one.log_probability, len(one.tokens)
-    print(f"{one.text}  sum {total:.3f}, {length} tokens, score {total:.3f} / {length} = {one.score:.3f}")
+for hypothesis in translator.translate_n_best("5. Januar", n=4):
+    total, length = hypothesis.log_probability, len(hypothesis.tokens)
+    print(f"{hypothesis.text}  sum {total:.3f}, {length} tokens, score {total:.3f} / {length} = {hypothesis.score:.3f}")
 
 # %% [markdown]
-# The tree of such a search, from left to right. Each step keeps three beginnings, best on top. Where the text says what to write, each has one child; where the year stands, they fork, and others end:
+# The plot shows the tree of such a search, from left to right. Each step keeps three hypotheses, with the best on top. Where the text determines the next token, each hypothesis has one child. At the year they branch, and some are pruned:
 
 # %%
-here = translator.attention("5. Januar", beam_size=3)
+beam_search = translator.attention("5. Januar", beam_size=3)
 figure, axis = plt.subplots(figsize=(8, 2), layout="constrained")
 places, height = {}, {}
-for number, node in enumerate(here.beams()):
+for number, node in enumerate(beam_search.beams()):
     if node.state != "pruned":
         places[number] = node.step, -height.setdefault(node.step, 0)
         height[node.step] += 1
@@ -301,44 +301,46 @@ for number, node in enumerate(here.beams()):
 axis.set(ylim=(-2.6, 0.6))
 axis.axis("off")
 plt.show()
-pruned = sum(node.state == "pruned" for node in here.beams())
+pruned = sum(node.state == "pruned" for node in beam_search.beams())
 print(len(places), "kept or finished,", pruned, "considered and given up")
 
 # %% [markdown]
-# Press **Beams** in the explorer for all that was considered: the probability of each token, each score, and why it was given up.
+# Press **Beams** in the explorer to see all hypotheses: the probability of each token, each score, and the reason for pruning.
 
 # %%
-here
+beam_search
 
 # %% [markdown]
-# A search finds what the model thinks, not what is right. Here is the half-trained model with greedy search, and with beams:
+# A search finds texts that the model considers probable, not texts that are right. Compare greedy search and beam search on the half-trained model:
 
 # %%
 young, sources = ch.load(f"{MODELS / 'dates'}@step-100"), [source for source, _ in pairs]
 for beams in (1, 5):
-    found = young.translate(sources, beam_size=beams)
-    sums = [one.log_probability for one in young.score(sources, found)]
-    right = sum(text == target for text, (_, target) in zip(found, pairs))
+    translations = young.translate(sources, beam_size=beams)
+    sums = [score.log_probability for score in young.score(sources, translations)]
+    right = sum(text == target for text, (_, target) in zip(translations, pairs))
     print(f"{beams} beams: mean log-probability {sum(sums) / len(sums):.3f}, {right} of {len(pairs)} right")
 
 # %% [markdown]
-# More probable, since that is what is searched for. Right only as far as the model is.
+# Beam search finds more probable texts, because it searches for them. They are right only as far as the model is right.
 #
-# And the length penalty is a taste, not a truth. Let the decoder search for its best line. A large $\alpha$ pays so much for length that a text which never ends can win:
+# There is no single right length penalty. Let the decoder search for its best line. A large $\alpha$ rewards length so much that a text without an end can win:
 
 # %%
 for alpha in (0, 1, 2):
-    (one,) = model.generate("", beam_size=4, length_penalty=alpha, max_new_tokens=100)
-    print(f"α = {alpha}: {len(one.tokens):3} tokens, stopped by {one.stop_reason}: {one.text[:60]!r}")
+    (continuation,) = model.generate("", beam_size=4, length_penalty=alpha, max_new_tokens=100)
+    print(
+        f"α = {alpha}: {len(continuation.tokens):3} tokens, stopped by {continuation.stop_reason}: {continuation.text[:60]!r}"
+    )
 
 # %% [markdown]
 # ## Break it
 #
-# **The switch.** Prompts of different lengths become one batch: the short ones get padding in front. Here is greedy search by hand, on the whole batch. The switch is whether the model hears of the padding.
+# **The switch.** Put prompts of different lengths into one batch, with padding in front of the short ones. The function below is greedy search on the whole batch. The switch decides whether the model gets the padding mask.
 
 
 # %%
-def continued(prompts, tell_mask):
+def continue_prompts(prompts, tell_mask):
     rows = [model.read(prompt).source.ids[0] for prompt in prompts]
     longest = max(map(len, rows))
     ids = torch.stack([torch.cat([row.new_zeros(longest - len(row)), row]) for row in rows])
@@ -352,40 +354,43 @@ def continued(prompts, tell_mask):
 
 
 # %% [markdown]
-# **The symptom.** Nothing fails, and what comes is a date of ten characters. Only it is often not the right one:
+# **The symptom.** Nothing fails, and the output is a date of ten characters. But the date is often wrong:
 
 # %%
 prompts, targets = [f"{source}\t" for source, _ in pairs], [target for _, target in pairs]
-broken = continued(prompts, tell_mask=False)
+broken = continue_prompts(prompts, tell_mask=False)
 print(sum(text == target for text, target in zip(broken, targets)), "of", len(pairs), "are right")
 
 # %% [markdown]
-# **The detector.** A prompt must give alone what it gives in company. Alone it has no padding:
+# **The detector.** A prompt must give the same text alone and in a batch. Alone it has no padding:
 
 # %%
 short = min(prompts, key=len)
-alone, beside = continued([short], tell_mask=False), continued([short, max(prompts, key=len)], tell_mask=False)
-print(f"{short!r} alone: {alone[0]!r}, beside a long prompt: {beside[0]!r}")
-differ = [text for text, prompt in zip(broken, prompts) if text != continued([prompt], tell_mask=False)[0]]
+alone, in_batch = (
+    continue_prompts([short], tell_mask=False),
+    continue_prompts([short, max(prompts, key=len)], tell_mask=False),
+)
+print(f"{short!r} alone: {alone[0]!r}, with a long prompt: {in_batch[0]!r}")
+differ = [text for text, prompt in zip(broken, prompts) if text != continue_prompts([prompt], tell_mask=False)[0]]
 print(f"{len(differ)} of {len(prompts)} prompts depend on their batch")
 assert differ
 
 # %% [markdown]
-# `clearhead check RUN` asks the same of any model: padding on either side, batches, and a cache.
+# `clearhead check RUN` tests the same for any model: padding on either side, batches, and a KV cache.
 #
-# **The mend.** Tell the model which tokens are real. The mask hides the padding, and positions count real tokens only:
+# **The mend.** Pass the mask of real tokens to the model. The mask hides the padding, and the positions count only real tokens:
 
 # %%
-mended = continued(prompts, tell_mask=True)
+mended = continue_prompts(prompts, tell_mask=True)
 print(sum(text == target for text, target in zip(mended, targets)), "of", len(pairs), "are right")
-still = [text for text, prompt in zip(mended, prompts) if text != continued([prompt], tell_mask=False)[0]]
+still = [text for text, prompt in zip(mended, prompts) if text != continue_prompts([prompt], tell_mask=False)[0]]
 print(f"{len(still)} of {len(prompts)} prompts depend on their batch")
 assert len(still) < len(differ)
 
 # %% [markdown]
 # ## Exercises
 #
-# **1 · Another filter (10 minutes, easy).** Min-p keeps each token whose probability is at least p times the largest one: few where the model is certain, many where it is not. Write it for one row of logits. What goes becomes $-\infty$, what stays keeps its logit.
+# **1 · Another filter (10 minutes, easy).** Min-p keeps each token that has at least p times the largest probability. It keeps few tokens where the model is certain and many where it is not. Write it for one row of logits. The logits of removed tokens become $-\infty$, the others do not change.
 
 
 # %% tags=["exercise"]
@@ -397,13 +402,13 @@ def check_min_p(function):
     shares = torch.tensor([0.05, 0.5, 0.15, 0.3])
     for p, expected in ((0.2, [1, 2, 3]), (0.5, [1, 3]), (1.0, [1]), (0.0, [0, 1, 2, 3])):
         z = shares.log() + 3
-        found = function(z.clone(), p)
-        assert isinstance(found, torch.Tensor), f"return the changed logits; yours returns {type(found).__name__}"
-        assert found.shape == z.shape, f"return logits of shape {tuple(z.shape)}; yours have {tuple(found.shape)}"
-        stays = torch.nonzero(found > -torch.inf)[:, 0].tolist()
+        filtered = function(z.clone(), p)
+        assert isinstance(filtered, torch.Tensor), f"return the changed logits; yours returns {type(filtered).__name__}"
+        assert filtered.shape == z.shape, f"return logits of shape {tuple(z.shape)}; yours have {tuple(filtered.shape)}"
+        stays = torch.nonzero(filtered > -torch.inf)[:, 0].tolist()
         about = f"of the probabilities 0.05, 0.5, 0.15, 0.3 and p = {p} you keep tokens {stays}"
         assert stays == expected, f"{about}; the least that may stay is {p} · 0.5 = {p * 0.5:.2f}: tokens {expected}"
-        assert torch.equal(found[stays], z[stays]), f"{about}, rightly; but their logits must stay as they were"
+        assert torch.equal(filtered[stays], z[stays]), f"{about}, which is right; but their logits must not change"
     return "right"
 
 
@@ -411,16 +416,16 @@ attempt(lambda: check_min_p(min_p))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_min_p(z, p):
+def min_p_solution(z, p):
     shares = z.softmax(-1)
     return z.masked_fill(shares < p * shares.max(), -torch.inf)
 
 
-assert check_min_p(solved_min_p) == "right"
+assert check_min_p(min_p_solution) == "right"
 attempt(lambda: check_min_p(lambda z, p: z.masked_fill(z.softmax(-1) < p, -torch.inf)))  # a wrong answer
 
 # %% [markdown]
-# **2 · Short or long (5 minutes, easy).** One hypothesis has 6 tokens and a sum of −6.0, another 10 tokens and −7.5. Which wins at $\alpha = 0$, which at $\alpha = 1$ (6 or 10)? And from which $\alpha$ on does the long one win, to two digits?
+# **2 · Short or long (5 minutes, easy).** One hypothesis has 6 tokens and a sum of −6.0, another has 10 tokens and a sum of −7.5. Which length wins at $\alpha = 0$, and which at $\alpha = 1$ (6 or 10)? From which $\alpha$ on does the long one win, to two digits?
 
 # %% tags=["exercise"]
 at_0, at_1, turns_at = None, None, None
@@ -445,7 +450,7 @@ print(check_lengths(6, 10, 0.44))
 attempt(lambda: check_lengths(6, 10, 1.25))  # a wrong answer
 
 # %% [markdown]
-# **3 · A penalty that rewards (5 minutes, medium).** The repetition penalty was first published as $z / \theta$ for every token that has occurred. Which logit of token 0 becomes **more** probable by it? Give one number; token 1 has the logit 1, and only token 0 has occurred.
+# **3 · A penalty that rewards (5 minutes, medium).** The repetition penalty was first published as $z / \theta$ for every token that has occurred. For which logit of token 0 does this make the token **more** probable? Give one number. Token 1 has the logit 1, and only token 0 has occurred.
 
 # %% tags=["exercise"]
 mine = None

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 9 · Real checkpoints
 #
-# You need [lesson 3](03_attention.py) and [lesson 5](05_residuals_and_norms.py). Afterwards you can open a folder that somebody else has trained, say what each tensor in it is, prove that your model computes the same as theirs, and tell a trained head from noise.
+# You need [lesson 3](03_attention.py) and [lesson 5](05_residuals_and_norms.py). After this lesson you can open a checkpoint that somebody else trained and name each of its tensors. You can prove that your model computes the same results, and tell a trained head from a random one.
 #
-# A checkpoint is a folder of three things: sizes (`config.json`), numbers with names (`model.safetensors`), and a tokenizer. None of it is code. The formulas are in your program, and nothing in the folder says that they are the right ones.
+# A checkpoint is a folder with three parts: sizes (`config.json`), named weights (`model.safetensors`), and a tokenizer. It contains no code. Your program holds the formulas, and nothing in the folder proves that they are the right ones.
 
 # %%
 import json
@@ -39,9 +39,9 @@ temporary = tempfile.TemporaryDirectory()  # removed at the end
 work = Path(temporary.name)
 
 # %% [markdown]
-# ## A folder
+# ## A checkpoint folder
 #
-# [MiniLM](https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2) makes a vector of a sentence. It is a BERT of six layers, and it lies in a Python package, so that you need no network.
+# [MiniLM](https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2) turns a sentence into a vector. It is a BERT of six layers. A Python package contains it, so you need no network.
 
 # %%
 folder = minilm_folder()
@@ -53,7 +53,7 @@ for name, tensor in list(theirs.items())[:6]:
 print("...", len(theirs), "tensors")
 
 # %% [markdown]
-# Load it, and use it: sentences that mean the same have vectors in the same direction.
+# Load the model and use it: sentences of similar meaning have vectors of similar direction.
 
 # %%
 model = ch.load(folder)
@@ -63,31 +63,31 @@ print(model)
 print((vectors @ vectors.T).round(2))
 
 # %% [markdown]
-# ## Which tensor is which
+# ## Match tensors and parameters
 #
-# Here a tensor is called after its place in the spec, in every family. Do not believe a table of names: look for the **numbers**. For each tensor of the file, which parameter holds the same ones, as they are or transposed? This is layer 0 of the file, and of the model:
+# In clearhead a parameter is named by its address in the spec, in every family. Do not rely on a table of names: compare the **numbers**. Which parameter holds the same numbers as a tensor of the file, unchanged or transposed? The next cell prints layer 0 of the file, with the matching parameters of the model:
 
 
 # %%
 def places(tensor, module):
-    found = []
+    addresses = []
     for address, parameter in module.named_parameters():
         if parameter.shape == tensor.shape and torch.equal(parameter, tensor):
-            found.append(address)
+            addresses.append(address)
         elif tensor.dim() == 2 and parameter.shape == tensor.T.shape and torch.equal(parameter, tensor.T):
-            found.append(f"{address} (transposed)")
-    return found
+            addresses.append(f"{address} (transposed)")
+    return addresses
 
 
 for name, tensor in theirs.items():
     if "layer.0." in name and name.endswith("weight"):
-        here = ", ".join(places(tensor, model.module)).removeprefix("encoder.layers.0.")
-        print(f"{name.removeprefix('encoder.layer.0.'):34} {list(tensor.shape)!s:13} {here}")
+        addresses = ", ".join(places(tensor, model.module)).removeprefix("encoder.layers.0.")
+        print(f"{name.removeprefix('encoder.layer.0.'):34} {list(tensor.shape)!s:13} {addresses}")
 
 # %% [markdown]
 # ## The proof
 #
-# Names fit, shapes fit, and still the result may be wrong. There is one proof: compute the same text in another way, and compare. This is BERT from the paper, with nothing but the tensors of the file: post-norm, so each norm stands behind the sum.
+# Even if names and shapes fit, the result may be wrong. Only one proof counts: compute the same text in another way, and compare. The next cell computes BERT as in the paper, from the tensors of the file alone. BERT is post-norm, so each norm comes after the sum.
 
 # %%
 width, heads, eps = config["hidden_size"], config["num_attention_heads"], config.get("layer_norm_eps", 1e-12)
@@ -124,11 +124,11 @@ print(
 )
 
 # %% [markdown]
-# Six digits are rounding. Where transformers is installed, `clearhead check FOLDER --against transformers` does this layer by layer, and names the first submodule that differs.
+# Differences in the sixth digit are rounding. If transformers is installed, `clearhead check FOLDER --against transformers` compares layer by layer. It names the first submodule that differs.
 #
-# ## What its heads do
+# ## The functions of its heads
 #
-# Nobody told a head what to do. Measure it: which share of its weight lies on the token before, on the first one, on the token itself?
+# Training does not prescribe the function of a head, so measure it. What share of its attention goes to the previous token, to the first token, and to the token itself?
 
 # %%
 texts = [
@@ -140,24 +140,24 @@ texts = [
 measured = model.heads(texts)
 for name in ("previous_token", "first_token", "diagonal"):
     best = sorted(measured, key=lambda head: -getattr(head, name))[:3]
-    print(f"{name:15}", "  ".join(f"layer {one.layer} head {one.head}: {getattr(one, name):.2f}" for one in best))
+    print(f"{name:15}", "  ".join(f"layer {head.layer} head {head.head}: {getattr(head, name):.2f}" for head in best))
 
 # %% [markdown]
-# As pictures: the first of each row, on one sentence. Rows ask, columns are looked at.
+# The pictures show the best head of each row above, on one sentence. Rows are queries, columns are keys.
 
 # %%
 maps = model.attention("She put the book on the table and left.")
 figure, axes = plt.subplots(1, 3, figsize=(9, 3.4), layout="constrained")
 for axis, name in zip(axes, ("previous_token", "first_token", "diagonal")):
-    one = max(measured, key=lambda head: getattr(head, name))
-    axis.imshow(maps.weights("encoder.self", layer=one.layer, head=one.head), cmap="Blues", vmin=0, vmax=1)
-    axis.set_title(f"{name}: layer {one.layer}, head {one.head}", fontsize=9)
+    head = max(measured, key=lambda head: getattr(head, name))
+    axis.imshow(maps.weights("encoder.self", layer=head.layer, head=head.head), cmap="Blues", vmin=0, vmax=1)
+    axis.set_title(f"{name}: layer {head.layer}, head {head.head}", fontsize=9)
     axis.set_xticks(range(len(maps.tokens)), maps.tokens, rotation=90, fontsize=7)
     axis.set_yticks(range(len(maps.tokens)), maps.tokens, fontsize=7)
 plt.show()
 
 # %% [markdown]
-# And all of them, on the sentence with which a tutorial shows a model of this size. Heads that look at `[CLS]` or `[SEP]` and nothing else do nothing much: they park their weight there.
+# Here are all heads, on the sentence with which a tutorial shows a model of this size. Heads that attend only to `[CLS]` or `[SEP]` do almost nothing: these tokens absorb their attention.
 
 # %%
 model.attention("I love transformers")
@@ -165,9 +165,9 @@ model.attention("I love transformers")
 # %% [markdown]
 # ## GPT-2's file: transposed and packed
 #
-# GPT-2 multiplies as $x W + b$ where a linear layer computes $x W^\top + b$, so its matrices lie transposed in the file ("Conv1D"). And query, key and value are one matrix: `c_attn` has three times the width, first all queries, then all keys, then all values.
+# GPT-2 computes $x W + b$, but a linear layer computes $x W^\top + b$. So the matrices in the file are transposed ("Conv1D"). Query, key and value are packed into one matrix: `c_attn` has three times the width. It holds first all queries, then all keys, then all values.
 #
-# GPT-2 itself has 500 MB. Here is one of the same names and formulas, small and random, with the tokenizer of our decoder:
+# GPT-2 itself has 500 MB. The next cell builds a small random model with the same names and formulas, and with the tokenizer of our decoder:
 
 # %%
 decoder = decoder_model()
@@ -185,20 +185,20 @@ for at in [f"h.{number}.{name}" for number in range(layers) for name in shapes] 
 sizes = {"n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": 64, "vocab_size": rows}
 
 
-def written(name, tensors, **config):
+def write_checkpoint(name, tensors, **config):
     tiny_llama.save(work / name, format="hf")  # for its tokenizer
     save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, work / name / "model.safetensors")
     (work / name / "config.json").write_text(json.dumps(config))
     return ch.load(work / name)
 
 
-small = written("gpt2", gpt2, model_type="gpt2", architectures=["GPT2LMHeadModel"], **sizes)
+small = write_checkpoint("gpt2", gpt2, model_type="gpt2", architectures=["GPT2LMHeadModel"], **sizes)
 packed = gpt2["h.0.attn.c_attn.weight"]
-for name, part in zip(("query", "key", "value"), packed.split(width, dim=1)):
-    print(f"columns of the {name:5}", list(part.shape), *places(part, small.module))
+for name, matrix in zip(("query", "key", "value"), packed.split(width, dim=1)):
+    print(f"columns of the {name:5}", list(matrix.shape), *places(matrix, small.module))
 
 # %% [markdown]
-# The proof again, in GPT-2's own convention:
+# Prove it again, now in GPT-2's own convention:
 
 
 # %%
@@ -221,7 +221,7 @@ def gpt2_by_hand(ids, unpack):
 
 
 def one_after_another(packed):
-    return [part.unflatten(-1, (heads, -1)).transpose(0, 1) for part in packed.chunk(3, -1)]
+    return [piece.unflatten(-1, (heads, -1)).transpose(0, 1) for piece in packed.chunk(3, -1)]
 
 
 def head_by_head(packed):
@@ -235,20 +235,20 @@ for unpack in (one_after_another, head_by_head):
     print(f"{unpack.__name__:18}", float((gpt2_by_hand(ids[0], unpack) - expected).abs().max()))
 
 # %% [markdown]
-# The second one takes the query, key and value of head 0, then those of head 1, and so on. That is how GPT-NeoX packs, and one of the four tutorials. Each shape is the same. Nothing fails, and nothing is right: a converter has to **know** the order.
+# The second function takes the query, key and value of head 0, then those of head 1, and so on. GPT-NeoX packs its weights like this, and so does one well-known tutorial. All shapes are the same in both orders. In the wrong order nothing fails, but the result is wrong: a converter has to **know** the order.
 #
 # ## Tied weights
 #
-# The last line by hand multiplies by `wte` once more: GPT-2 has no other output matrix. The file has it once, and the model too:
+# The last line of `gpt2_by_hand` multiplies by `wte` again: GPT-2 has no separate output matrix. Both the file and the model hold this matrix once:
 
 # %%
 print([name for name in gpt2 if "wte" in name or "head" in name], list(gpt2["wte.weight"].shape))
-print("an output matrix of its own:", any("head" in name for name, _ in small.module.named_parameters()))
+print("a separate output matrix:", any("head" in name for name, _ in small.module.named_parameters()))
 
 # %% [markdown]
 # ## Llama's file
 #
-# [stories260K](https://huggingface.co/karpathy/tinyllamas) is a Llama so small that it fits into a mail: five layers of width 64, eight heads of queries that share four of keys and values, RMS norms, a gate in the feed-forward part. Where `CLEARHEAD_DATA` names a folder that has it, you see it here; else one of its shape with random weights.
+# [stories260K](https://huggingface.co/karpathy/tinyllamas) is a Llama that is small enough for an e-mail. It has five layers of width 64, RMS norms and gated feed-forward layers. Its eight query heads share four key and value heads. The next cell reads it from the folder in `CLEARHEAD_DATA`. If it is not there, the cell uses a small Llama with random weights.
 
 # %%
 stories = Path(os.environ.get("CLEARHEAD_DATA", "")) / "stories260K"
@@ -258,15 +258,15 @@ if not (stories / "model.safetensors").exists():
 llama, tensors = ch.load(stories), load_file(stories / "model.safetensors")
 for name, tensor in tensors.items():
     if "layers.0." in name or "layers" not in name:
-        here = ", ".join(places(tensor, llama.module)).removeprefix("decoder.")
-        print(f"{name.removeprefix('model.'):40} {list(tensor.shape)!s:10} {here}")
+        addresses = ", ".join(places(tensor, llama.module)).removeprefix("decoder.")
+        print(f"{name.removeprefix('model.'):40} {list(tensor.shape)!s:10} {addresses}")
 
 # %% [markdown]
-# Keys and values have half the rows of the queries: two heads of queries share one of keys. There are no biases, and no table of positions: both are rotated in place.
+# Keys and values have half the rows of the queries: two query heads share one key and value head. There are no biases and no table of positions: the attention rotates queries and keys instead.
 #
 # ## Two stacks
 #
-# A translator has a second attention in each layer of its decoder. These are the three parts of a layer, of the paper's and of ours: each with a norm and a dropout of its own.
+# A translator has a second attention in each layer of its decoder. The next cell prints the three steps of a layer, for the paper's model and for ours. Each step has its norm and its dropout.
 
 # %%
 translator = dates_model()
@@ -274,11 +274,11 @@ for name, spec in (("paper", ch.presets.transformer_base()), ("ours", translator
     for number, step in enumerate(spec.decoder.layers[0].steps):
         (branch,) = step.branches
         kind = getattr(branch.function, "source", "feed-forward")
-        place = "behind the sum" if step.out else "in front"
-        print(f"{name:5}  decoder.layers.0.steps.{number}  {kind:12}  norm {place}, dropout {branch.dropout}")
+        norm_place = "after the sum" if step.out else "before the sub-layer"
+        print(f"{name:5}  decoder.layers.0.steps.{number}  {kind:12}  norm {norm_place}, dropout {branch.dropout}")
 
 # %% [markdown]
-# In the files of Marian, BART and T5 the middle one is `encoder_attn` or `EncDecAttention`. Which side asks there, and which one answers? No file can say: its query and key matrices have the same shape. So look at a run. The decoder asks, the encoder's tokens are looked at; the other way round is a mistake that one of the four tutorials makes.
+# In the files of Marian, BART and T5 the middle step is called `encoder_attn` or `EncDecAttention`. Which side gives the queries, and which side the keys? The file does not say, because the query and key matrices have the same shape. So look at a run. The decoder gives the queries, and the encoder gives the keys. One well-known tutorial swaps them, which is a mistake.
 
 # %%
 pair = translator.attention("5. Januar 1998", "1998-01-05")
@@ -291,7 +291,7 @@ print(
 # :::{admonition} With a network: GPT-2, BERT and T5 from the hub
 # :class: note
 #
-# These commands are not run here. Each downloads its model once.
+# This page does not run these commands. Each command downloads its model once.
 #
 # ```sh
 # clearhead inspect gpt2
@@ -305,40 +305,40 @@ print(
 #
 # ## Break it
 #
-# **The switch.** You want to know whether a text is friendly. MiniLM has no head for that, so a program gives it one: two rows of random numbers. Some libraries do so by themselves, with a warning that scrolls by.
+# **The switch.** You want to know whether a text is friendly. MiniLM has no head for that, so a program adds one: two rows of random numbers. Some libraries do so automatically, with a warning that is easy to miss.
 
 
 # %%
 def with_head(name, seed=None):
-    place, width = work / name, config["hidden_size"]
-    place.mkdir(exist_ok=True)
+    target, width = work / name, config["hidden_size"]
+    target.mkdir(exist_ok=True)
     for file in ("vocab.txt", "tokenizer.json", "tokenizer_config.json"):
         if (folder / file).exists():
-            (place / file).write_bytes((folder / file).read_bytes())
+            (target / file).write_bytes((folder / file).read_bytes())
     pooler = {"pooler.dense.weight": 2 * torch.eye(width), "pooler.dense.bias": torch.zeros(width)}
     tensors = {f"bert.{key}": tensor for key, tensor in {**theirs, **pooler}.items()}
     if seed is not None:
         draw = torch.Generator().manual_seed(seed)
         tensors["classifier.weight"] = torch.randn(2, width, generator=draw) * 0.02
         tensors["classifier.bias"] = torch.zeros(2)
-    save_file(tensors, place / "model.safetensors")
+    save_file(tensors, target / "model.safetensors")
     labels = {"architectures": ["BertForSequenceClassification"], "id2label": {"0": "Negative", "1": "Positive"}}
-    (place / "config.json").write_text(json.dumps({**config, **labels}))
-    return place
+    (target / "config.json").write_text(json.dumps({**config, **labels}))
+    return target
 
 
 # %% [markdown]
-# **The symptom.** It answers, with a label and a probability. It answers anything:
+# **The symptom.** The model answers any text with a label and a probability:
 
 # %%
 for seed in range(8):
-    (one,) = ch.load(with_head("untrained", seed)).classify(["I love transformers"])
-    print(f"seed {seed}: {one.label} {one.probability:.2f}")
+    (prediction,) = ch.load(with_head("untrained", seed)).classify(["I love transformers"])
+    print(f"seed {seed}: {prediction.label} {prediction.probability:.2f}")
 
 # %% [markdown]
-# "Positive, 0.55" of a well-known tutorial is such a number. It depends on the seed, and is near one half because small random weights make small logits.
+# The "Positive, 0.55" of a well-known tutorial is such a number. It depends on the seed. It is near one half, because small random weights make small logits.
 #
-# **The detector.** A head that nobody trained has biases of zero and weights of a normal distribution. `clearhead check` looks for that in any model, and for much more; here is the beginning of its report:
+# **The detector.** An untrained head has biases of zero and weights from a normal distribution. `clearhead check` looks for this in any model, among many other faults. The next cell prints the beginning of its report:
 
 # %%
 check = [sys.executable, "-m", "clearhead", "check", str(work / "untrained")]
@@ -347,7 +347,7 @@ print("\n".join(done.stdout.replace(f"{work}/", "").splitlines()[:6]))
 assert done.returncode == 1 and "untrained" in done.stdout
 
 # %% [markdown]
-# **The mend.** Refuse, or train. A file without the head is refused here, by the name of what is missing:
+# **The mend.** Refuse the checkpoint, or train the head. Clearhead refuses a file without the head, and names the missing tensor:
 
 # %%
 try:
@@ -356,7 +356,7 @@ except ch.InputError as error:
     print(str(error).replace(f"{work}/", ""))
 
 # %% [markdown]
-# Training a head on a body that stays as it is takes a moment. Sixteen adjectives teach it, eight that it has not seen try it:
+# Training a head on a frozen body takes a moment. Sixteen adjectives are the training set, and eight unseen adjectives are the test set:
 
 # %%
 good = "wonderful lovely great perfect kind excellent delightful beautiful brilliant superb pleasant charming".split()
@@ -383,8 +383,8 @@ for _ in range(200):
 
 
 def right(classifier):
-    found = [one.label for one in classifier.classify(tried)]
-    return sum(label == wanted for label, wanted in zip(found, ["Positive"] * 12 + ["Negative"] * 12))
+    labels = [prediction.label for prediction in classifier.classify(tried)]
+    return sum(label == wanted for label, wanted in zip(labels, ["Positive"] * 12 + ["Negative"] * 12))
 
 
 before = right(classifier)
@@ -394,11 +394,11 @@ with torch.no_grad():
 print(f"right of {len(tried)}: {before} before, {right(classifier)} after")
 
 # %% [markdown]
-# With texts of your own, `clearhead new classify --labels FILE --init FOLDER` writes the run file that trains the body as well ([guide](../guides/fine-tune.md)).
+# For your texts, `clearhead new classify --labels FILE --init FOLDER` writes a run file that also trains the body ([guide](../guides/fine-tune.md)).
 #
 # ## Exercises
 #
-# **1 · Unpack (15 minutes, medium).** Write the converter of `c_attn`: from GPT-2's packed `weight` of shape `[width, 3 · width]` to three matrices as `torch.nn.Linear` has them. Their shapes are square, so a wrong one fits as well.
+# **1 · Unpack (15 minutes, medium).** Write the converter of `c_attn`. It turns GPT-2's packed `weight` of shape `[width, 3 · width]` into three matrices in the layout of `torch.nn.Linear`. The matrices are square, so the shape of a wrong matrix fits as well.
 
 
 # %% tags=["exercise"]
@@ -408,19 +408,23 @@ def unpack_weight(weight):
 
 def check_unpack(function):
     weight = torch.arange(4 * 12).view(4, 12)
-    x, found = torch.tensor([[1, 2, 3, 4]]), function(weight)
-    assert isinstance(found, list | tuple), f"return a list of three matrices; yours is {type(found).__name__}"
-    assert len(found) == 3, f"query, key and value are three matrices; you return {len(found)}"
-    for name, one, expected in zip(("query", "key", "value"), found, (weight[:, :4], weight[:, 4:8], weight[:, 8:])):
-        assert one.shape == (4, 4), f"the {name} has shape (4, 4); yours has {tuple(one.shape)}"
-        assert not torch.equal(one, expected), (
+    x, matrices = torch.tensor([[1, 2, 3, 4]]), function(weight)
+    assert isinstance(matrices, list | tuple), f"return a list of three matrices; yours is {type(matrices).__name__}"
+    assert len(matrices) == 3, f"query, key and value are three matrices; you return {len(matrices)}"
+    for name, matrix, expected in zip(
+        ("query", "key", "value"), matrices, (weight[:, :4], weight[:, 4:8], weight[:, 8:])
+    ):
+        assert matrix.shape == (4, 4), f"the {name} has shape (4, 4); yours has {tuple(matrix.shape)}"
+        assert not torch.equal(matrix, expected), (
             f"the right numbers for the {name}, but a Linear computes x Wᵀ: transpose"
         )
-        assert sorted(one.flatten().tolist()) == sorted(expected.flatten().tolist()), (
+        assert sorted(matrix.flatten().tolist()) == sorted(expected.flatten().tolist()), (
             f"the {name} has other numbers: its columns are {expected[0].tolist()} in the first row, and yours holds "
-            f"{sorted(one.flatten().tolist())[:4]}"
+            f"{sorted(matrix.flatten().tolist())[:4]}"
         )
-        assert torch.equal(x @ one.T, x @ expected), f"the numbers of the {name} are the right ones, in another order"
+        assert torch.equal(x @ matrix.T, x @ expected), (
+            f"the numbers of the {name} are the right ones, in another order"
+        )
     return "right"
 
 
@@ -428,16 +432,16 @@ attempt(lambda: check_unpack(unpack_weight))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_unpack(weight):
-    return [part.T for part in weight.chunk(3, dim=1)]
+def unpack_solution(weight):
+    return [matrix.T for matrix in weight.chunk(3, dim=1)]
 
 
-assert check_unpack(solved_unpack) == "right"
+assert check_unpack(unpack_solution) == "right"
 attempt(lambda: check_unpack(lambda weight: weight.chunk(3, dim=1)))  # wrong answers
 attempt(lambda: check_unpack(lambda weight: weight.T.view(4, 3, 4).unbind(1)))
 
 # %% [markdown]
-# **2 · A head of one kind (10 minutes, easy).** Use `model.heads` on three texts of your own. Set `mine` to the layer and the head that look most at the **token before**, on average over your texts.
+# **2 · A head of one kind (10 minutes, easy).** Use `model.heads` on three of your texts. Set `mine` to the layer and the head with the largest share of attention on the **previous token**, on average over your texts.
 
 # %% tags=["exercise"]
 my_texts, mine = [], None
@@ -448,22 +452,22 @@ def check_head(my_texts, mine):
         return "not written yet"
     assert isinstance(mine, tuple) and len(mine) == 2, f"a layer and a head, such as (0, 3); yours is {mine!r}"
     assert len(my_texts) >= 3, f"three texts at least; yours are {len(my_texts)}"
-    share = {(one.layer, one.head): one.previous_token for one in model.heads(my_texts)}
+    share = {(head.layer, head.head): head.previous_token for head in model.heads(my_texts)}
     assert mine in share, f"there is no layer and head {mine}; both count from 0"
     best = max(share, key=share.get)
-    assert mine == best, f"{mine} has {share[mine]:.2f} of its weight there; another head has {share[best]:.2f}"
-    return f"right: {share[best]:.2f} of its weight lies on the token before"
+    assert mine == best, f"{mine} has a share of {share[mine]:.2f}; another head has {share[best]:.2f}"
+    return f"right: a share of {share[best]:.2f} of its attention goes to the previous token"
 
 
 attempt(lambda: check_head(my_texts, mine))
 
 # %% tags=["hide-cell", "solution"]
-best = max(model.heads(sentences), key=lambda one: one.previous_token)
+best = max(model.heads(sentences), key=lambda head: head.previous_token)
 print(check_head(sentences, (best.layer, best.head)))
 attempt(lambda: check_head(sentences, (1, 0)))  # a wrong answer
 
 # %% [markdown]
-# **3 · What tying saves (2 minutes, easy).** stories260K has 512 tokens and width 64. How many parameters would an output matrix of its own add? And of GPT-2, with 50,257 tokens and width 768?
+# **3 · The savings of tied weights (2 minutes, easy).** stories260K has 512 tokens and width 64. How many parameters would a separate output matrix add? How many would it add to GPT-2, with 50,257 tokens and width 768?
 
 # %% tags=["exercise"]
 of_stories, of_gpt2 = None, None

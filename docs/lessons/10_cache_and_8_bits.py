@@ -11,11 +11,11 @@
 # ---
 
 # %% [markdown]
-# # 10 · The cache, 8 bits, and why it is fast
+# # 10 · The KV cache, 8 bits, and why it is fast
 #
-# You need lessons [3](03_attention.py) and [4](04_masks.py). Afterwards you can generate without computing anything twice, put a matrix into 8 bits by hand, and say how fast a model can be on your machine before you run it.
+# You need lessons [3](03_attention.py) and [4](04_masks.py). After this lesson you can generate without computing anything twice, and quantize a matrix to 8 bits by hand. You can also estimate the speed of a model on your machine before you run it.
 #
-# A decoder writes one token at a time. Whatever it computed for the tokens before is still true, because no token sees a later one. So keep it.
+# A decoder writes one token at a time. Its results for earlier tokens stay valid, because no token sees a later token. So store them.
 
 # %%
 import tempfile
@@ -32,21 +32,21 @@ torch.manual_seed(0)
 torch.set_printoptions(precision=4, sci_mode=False)
 
 # %% [markdown]
-# ## What is computed twice
+# ## The work that is repeated
 #
-# One pass over $n$ tokens computes $n^2$ weights for each head: 144 for 12 tokens. Who writes $n$ tokens and passes over all of them each time computes $1^2 + 2^2 + \ldots + n^2$; who keeps what is there computes one row for each new token, $1 + 2 + \ldots + n$.
+# One pass over $n$ tokens computes $n^2$ attention weights for each head: 144 for 12 tokens. Suppose you write $n$ tokens and pass over all tokens for each new token. That computes $1^2 + 2^2 + \ldots + n^2$ weights. With stored keys and values you compute one row for each new token: $1 + 2 + \ldots + n$ weights.
 
 # %%
-print(" tokens    one pass   writing, all again   writing, kept")
+print(" tokens    one pass   writing, all again    with a cache")
 for n in (12, 24, 100, 1000):
-    again, kept = sum(t * t for t in range(1, n + 1)), sum(range(1, n + 1))
-    print(f"{n:7,} {n * n:11,} {again:20,} {kept:15,}")
+    again, cached = sum(t * t for t in range(1, n + 1)), sum(range(1, n + 1))
+    print(f"{n:7,} {n * n:11,} {again:20,} {cached:15,}")
 assert 12 * 12 == 144
 
 # %% [markdown]
-# Twice the length is four times the work of a pass; that is what $O(n^2)$ means, and it says nothing of how many seconds 144 takes.
+# Twice the length is four times the work of a pass: that is the meaning of $O(n^2)$. It does not tell you how many seconds a pass takes.
 #
-# What must be kept? Each new token asks with its query, and all tokens answer with their keys and values. Old queries are never asked again. So the **cache** holds keys and values, and a layer with a cache differs by one line and by its mask: $T$ new queries over $K$ keys.
+# What must be stored? Each new token needs its query, and the keys and values of all tokens. Old queries are never used again. So the **KV cache** holds keys and values. A layer with a cache differs by one line and by its mask: $T$ new queries over $K$ keys.
 
 
 # %%
@@ -59,11 +59,11 @@ class Attention(nn.Module):
     def split(self, x):
         return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-    def forward(self, x, kept):
+    def forward(self, x, layer_cache):
         q, k, v = self.split(self.query(x)), self.split(self.key(x)), self.split(self.value(x))
-        if kept:
-            k, v = torch.cat([kept[0], k], 2), torch.cat([kept[1], v], 2)
-        kept[:] = k, v
+        if layer_cache:
+            k, v = torch.cat([layer_cache[0], k], 2), torch.cat([layer_cache[1], v], 2)
+        layer_cache[:] = k, v
         seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(k.shape[2] - q.shape[2])
         return self.out(nn.functional.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2))
 
@@ -81,17 +81,17 @@ class Decoder(nn.Module):
         cache = [[] for _ in self.attentions] if cache is None else cache
         start = cache[0][0].shape[2] if cache[0] and self.advances else 0
         x = self.table(ids) + self.places(torch.arange(start, start + ids.shape[1]))
-        for attention, kept in zip(self.attentions, cache):
-            x = x + attention(x, kept)
+        for attention, layer_cache in zip(self.attentions, cache):
+            x = x + attention(x, layer_cache)
         return self.head(x)
 
 
 print("three new tokens over five keys:\n", torch.ones(3, 5, dtype=torch.int).tril(5 - 3))
 
 # %% [markdown]
-# ## Equal with and without
+# ## Equal results with and without a cache
 #
-# The cache is an agreement: it may change the time, never a number. So run the text whole, run it token by token with a cache, and compare every step.
+# A cache may change the time but never a number. So run the whole text in one pass, run it token by token with a cache, and compare every step.
 
 
 # %%
@@ -100,14 +100,14 @@ def step_by_step(model, ids):
     return torch.cat([model(ids[:, t : t + 1], cache) for t in range(ids.shape[1])], 1)
 
 
-own, ids = Decoder().double().eval(), torch.randint(0, 50, (2, 12))
+decoder, ids = Decoder().double().eval(), torch.randint(0, 50, (2, 12))
 with torch.no_grad():
-    apart = (step_by_step(own, ids) - own(ids)).abs().amax((0, 2))
+    apart = (step_by_step(decoder, ids) - decoder(ids)).abs().amax((0, 2))
 print(f"largest difference of any step: {float(apart.max()):.0e}")
 assert apart.max() < 1e-12
 
 # %% [markdown]
-# In this library the cache is `ch.Cache`. A decoder that was trained for these lessons goes on with a date, whole and kept:
+# In clearhead the KV cache is `ch.Cache`. The next cell lets a decoder, trained for these lessons, continue a prompt. It runs once without a cache and once with one:
 
 # %%
 model = decoder_model()
@@ -115,7 +115,7 @@ prompt = "5. Januar 1998\t"
 
 
 def greedy(prompt, cache=None, tokens=11):
-    """Write tokens; return the text and how many places of it the layers have computed."""
+    """Write tokens; return the text and the number of positions that the layers computed."""
     ids = torch.tensor([[model.tokenizer.bos_id, *model.tokenizer.encode(prompt)]])
     new, computed, start = ids, 0, ids.shape[1]
     with torch.no_grad():
@@ -127,13 +127,13 @@ def greedy(prompt, cache=None, tokens=11):
     return model.tokenizer.decode(ids[0, start:].tolist()), computed
 
 
-whole, kept = greedy(prompt), greedy(prompt, ch.Cache())
-print("all again:", whole)
-print("kept:     ", kept)
-assert whole[0] == kept[0] and whole[1] > 5 * kept[1]
+whole, cached = greedy(prompt), greedy(prompt, ch.Cache())
+print("all again:   ", whole)
+print("with a cache:", cached)
+assert whole[0] == cached[0] and whole[1] > 5 * cached[1]
 
 # %% [markdown]
-# The same text, from a ninth of the places or so. Now the clock, and a model large enough for it: four layers of GPT-2's width, with random weights, for a clock does not care what they say. One more token behind a text of so many:
+# The text is the same, with about a ninth of the computed positions. Now measure the time, with a model that is large enough: four layers of GPT-2's width. Its weights are random, because they do not affect the time. The plot shows the time for one more token after a text of each length:
 
 # %%
 small = ch.presets.gpt2(vocab_size=model.tokenizer.vocab_size)
@@ -160,8 +160,8 @@ with torch.no_grad():
         wide.module(text[:, :-1], cache=cache)
         with_cache.append(seconds(wide.module, text[:, -1:], cache=cache))
 figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
-axis.plot(lengths, [1000 * one for one in again], marker="o", label="all again")
-axis.plot(lengths, [1000 * one for one in with_cache], marker="o", label="with a cache")
+axis.plot(lengths, [1000 * t for t in again], marker="o", label="all again")
+axis.plot(lengths, [1000 * t for t in with_cache], marker="o", label="with a cache")
 axis.set(xlabel="tokens before", ylabel="milliseconds for one more", ylim=(0, None))
 axis.legend(frameon=False)
 plt.show()
@@ -169,11 +169,11 @@ plt.show()
 # %% [markdown]
 # ## 8 bits by hand
 #
-# Now the other half of the time: the weights. A row of a matrix is kept as whole numbers from -127 to 127 and one **scale**:
+# Now turn to the weights, which decide the other half of the time. 8-bit quantization stores a row of a matrix as integers from -127 to 127 and one **scale**:
 #
 # $$s_r = \frac{\max_c |w_{rc}|}{127}, \qquad q_{rc} = \operatorname{round}(w_{rc} / s_r), \qquad w_{rc} \approx s_r\, q_{rc}.$$
 #
-# Small enough for a pencil:
+# This example is small enough for a pencil:
 
 # %%
 row = torch.tensor([[0.5, -1.27, 0.004, 0.02]])
@@ -182,7 +182,7 @@ whole_numbers = (row / scale[:, None]).round()
 print(f"scale {float(scale):.4f}, integers {whole_numbers[0].tolist()}, back {whole_numbers[0] * scale}")
 
 # %% [markdown]
-# 0.004 became 0: what is smaller than half a scale is gone. So the error of every weight is at most half the scale of its row. A matrix of the trained decoder:
+# 0.004 became 0: numbers below half a scale are lost. So the error of every weight is at most half the scale of its row. Check it on a matrix of the trained decoder:
 
 # %%
 weight = model.module.state_dict()["decoder.layers.1.steps.1.branches.0.function.up.weight"]
@@ -193,18 +193,18 @@ print(f"{tuple(weight.shape)}: largest error {float((error.abs() / scale[:, None
 assert (error.abs() <= 0.5001 * scale[:, None]).all()
 
 # %% [markdown]
-# `precision="int8"` does the same, to the last bit:
+# `precision="int8"` computes the same, bit for bit:
 
 # %%
 rounded = ch.load(MODELS / "decoder", precision="int8")
 state = rounded.module.state_dict()
-place = "decoder.layers.1.steps.1.branches.0.function.up"
-print([name.removeprefix(place) for name in state if name.startswith(place)])
-assert torch.equal(state[f"{place}.weight_int8"], integers) and torch.equal(state[f"{place}.weight_scale"], scale)
+prefix = "decoder.layers.1.steps.1.branches.0.function.up"
+print([name.removeprefix(prefix) for name in state if name.startswith(prefix)])
+assert torch.equal(state[f"{prefix}.weight_int8"], integers) and torch.equal(state[f"{prefix}.weight_scale"], scale)
 print("written with 8 bits:", repr(rounded.generate(prompt, max_new_tokens=11, temperature=0)[0].text))
 
 # %% [markdown]
-# One weight that is much larger than its neighbours makes the scale of its whole row coarse. With one scale for a whole matrix it spoils every row. That is why there is one for each:
+# One weight that is much larger than its neighbours makes the scale of its whole row coarse. With one scale for a whole matrix, it would spoil every row. That is why each row has a scale:
 
 # %%
 spoiled = weight.clone()
@@ -215,11 +215,11 @@ def error_of_rows(weight, scale):
     return (weight - (weight / scale).round() * scale).abs().mean(1)
 
 
-each = error_of_rows(spoiled, spoiled.abs().amax(1, keepdim=True) / 127)
-one = error_of_rows(spoiled, spoiled.abs().max() / 127)
+per_row = error_of_rows(spoiled, spoiled.abs().amax(1, keepdim=True) / 127)
+per_matrix = error_of_rows(spoiled, spoiled.abs().max() / 127)
 figure, axis = plt.subplots(figsize=(7, 2.6), layout="constrained")
-axis.plot(one, label="one scale for the matrix")
-axis.plot(each, label="one for each row")
+axis.plot(per_matrix, label="one scale for the matrix")
+axis.plot(per_row, label="one scale for each row")
 axis.set(yscale="log", xlabel="row", ylabel="mean error", title="one large weight in row 0")
 axis.legend(frameon=False)
 plt.show()
@@ -227,7 +227,7 @@ plt.show()
 # %% [markdown]
 # ## Why it is fast
 #
-# One token needs every weight once: one multiplication and one addition, 2 operations, for 4 bytes that are read. How many bytes can this machine read in a second, and how much can it multiply? Measure both:
+# One token needs every weight once: one multiplication and one addition. These are 2 operations for 4 bytes that are read. How many bytes can this machine read in a second, and how much can it multiply? Measure both:
 
 # %%
 buffer, matrix = torch.ones(64_000_000), torch.randn(1024, 1024)
@@ -240,10 +240,10 @@ print(
 )
 
 # %% [markdown]
-# The processor waits for the memory. Then the time of a token is its bytes divided by the bandwidth, and a quarter of the bytes is a quarter of the time. Predict it, then run it:
+# The processor waits for the memory. So the time of a token is its bytes divided by the bandwidth, and a quarter of the bytes takes a quarter of the time. Predict the time, then measure it:
 
 # %%
-numbers = sum(one.numel() for one in wide.module.decoder.layers.parameters())
+numbers = sum(p.numel() for p in wide.module.decoder.layers.parameters())
 with tempfile.TemporaryDirectory() as folder:
     wide.save(f"{folder}/wide")
     models = {precision: ch.load(f"{folder}/wide", precision=precision) for precision in ("fp32", "int8")}
@@ -254,15 +254,15 @@ def write(model):
 
 
 print("           bytes of a token   at best   measured")
-for (precision, one), size in zip(models.items(), (4, 1)):
-    tokens = len(write(one).tokens)
+for (precision, loaded), size in zip(models.items(), (4, 1)):
+    tokens = len(write(loaded).tokens)
     print(
         f"{precision:10} {numbers * size / 1e6:13.0f} MB {1000 * numbers * size / bandwidth:6.1f} ms"
-        f" {1000 * seconds(write, one) / tokens:7.1f} ms"
+        f" {1000 * seconds(write, loaded) / tokens:7.1f} ms"
     )
 
 # %% [markdown]
-# Several texts at once read the weights once for all of them: a **batch** of $b$ rows does $2b$ operations for the same bytes. Operations for each byte are called *arithmetic intensity*, and the two limits of a machine make a roof: to the left of its corner memory decides, to the right the multipliers. Products of 16 matrices of 768 by 3,072, too many for a cache:
+# Several texts in a batch share each reading of the weights. A **batch** of $b$ rows does $2b$ operations for the same bytes. The number of operations for each byte is called *arithmetic intensity*. The two limits of a machine form a roof. To the left of its corner the memory bandwidth is the limit, to the right the multiplication speed. The next cell multiplies by 16 matrices of 768 by 3,072, too many for the processor's cache:
 
 # %%
 matrices, rows = [torch.randn(3072, 768) for _ in range(16)], (1, 4, 16, 64, 256)
@@ -270,7 +270,7 @@ speed, intensity = [], []
 
 
 def multiply(x):
-    return [nn.functional.linear(x, one) for one in matrices]
+    return [nn.functional.linear(x, matrix) for matrix in matrices]
 
 
 for count in rows:
@@ -281,7 +281,7 @@ for count in rows:
 figure, axis = plt.subplots(figsize=(7, 3.2), layout="constrained")
 roof = torch.logspace(-0.5, 2.3, 50)
 axis.plot(roof, (roof * bandwidth).clamp(max=peak) / 1e9, color="gray", label="the machine's limits")
-axis.plot(intensity, [one / 1e9 for one in speed], "o", label="measured")
+axis.plot(intensity, [value / 1e9 for value in speed], "o", label="measured")
 for count, x, y in zip(rows, intensity, speed):
     axis.annotate(f"{count} rows", (x, y / 1e9), textcoords="offset points", xytext=(6, -10))
 axis.set(xscale="log", yscale="log", xlabel="operations for each byte", ylabel="GFLOP/s")
@@ -289,23 +289,23 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# That is the whole secret of fast serving: keep what was computed, read fewer bytes, and let many texts share each reading. `clearhead bench` says the same of any model here.
+# Fast serving follows from these three rules: store computed results, read fewer bytes, and let many texts share each reading. `clearhead bench` measures this for any model.
 #
 # ## Break it
 #
-# **The switch.** Every call of the decoder sees one token, so its position is 0, again and again. Forget to begin where the cache ends:
+# **The switch.** With a cache, every call of the decoder sees one new token. Its position must start where the cache ends. Forget this, and the position is always 0:
 
 # %%
 Decoder.advances = False
 
 # %% [markdown]
-# **The symptom.** No error, and the first token is right. A model that is run whole, as in training, is right everywhere, so its loss says nothing; only what it writes grows strange, later the stranger.
+# **The symptom.** There is no error, and the first token is right. A run over the whole text, as in training, is right everywhere, so the loss shows nothing. Only the generated text becomes stranger from token to token.
 #
-# **The detector** is the agreement. Compare every step, and see where it first breaks:
+# **The detector** is the comparison with and without a cache. Compare every step, and find the first step that differs:
 
 # %%
 with torch.no_grad():
-    broken = (step_by_step(own, ids) - own(ids)).abs().amax((0, 2))
+    broken = (step_by_step(decoder, ids) - decoder(ids)).abs().amax((0, 2))
 figure, axis = plt.subplots(figsize=(7, 2.4), layout="constrained")
 axis.bar(range(len(broken)), broken)
 axis.set(xlabel="step", ylabel="largest difference", title="with and without a cache")
@@ -319,10 +319,10 @@ assert broken[0] < 1e-12 and (broken[1:] > 1e-3).all()
 # %%
 Decoder.advances = True
 with torch.no_grad():
-    print(f"largest difference: {float((step_by_step(own, ids) - own(ids)).abs().max()):.0e}")
+    print(f"largest difference: {float((step_by_step(decoder, ids) - decoder(ids)).abs().max()):.0e}")
 
 # %% [markdown]
-# A second switch: one cache for two prompts, as in a server that keeps it in the wrong place. The second user's text continues the first one's, and the answer is another:
+# A second switch: use one cache for two prompts, as a faulty server might do. The second text then continues the first text, so the answer changes:
 
 # %%
 shared_cache = ch.Cache()
@@ -330,14 +330,14 @@ first = greedy("5. Januar 1998\t", shared_cache)[0]
 second = greedy("Monday, March 2, 2015\t", shared_cache)[0]
 alone = greedy("Monday, March 2, 2015\t", ch.Cache())[0]
 print("in a used cache:", repr(second))
-print("in its own:     ", repr(alone))
+print("in a new cache: ", repr(alone))
 
 # %% [markdown]
-# The detector is the same agreement, over two prompts: an answer may not depend on who asked before. `clearhead check` tries it, and more, on any model ([guide](../guides/check-a-model.md)). The mend is a new cache for each text.
+# The detector is the same comparison, over two prompts: an answer must not depend on earlier requests. `clearhead check` tests this and more on any model ([guide](../guides/check-a-model.md)). The mend is a new cache for each text.
 #
 # ## Exercises
 #
-# **1 · How large is a cache? (5 minutes, easy).** Return the bytes that the cache of one text of `tokens` tokens takes in fp32, for a decoder of `layers` layers whose attentions have `heads` heads of `size` numbers.
+# **1 · The size of a cache (5 minutes, easy).** The decoder has `layers` layers. Their attentions have `heads` heads of `size` numbers. Return the bytes that the KV cache takes in fp32 for one text of `tokens` tokens.
 
 
 # %% tags=["exercise"]
@@ -346,13 +346,13 @@ def cache_bytes(tokens, layers, heads, size):
 
 
 def check_bytes(cache_bytes):
-    cache = [[] for _ in own.attentions]
-    own.float()(ids[:1], cache)
-    measured = sum(one.nbytes for kept in cache for one in kept)
-    found = cache_bytes(12, 2, 4, 12)
-    assert 2 * found != measured, "half of it: keys and values are both kept"
-    assert 4 * found != measured, "a number in fp32 has four bytes"
-    assert found == measured, f"the decoder above keeps {measured:,} bytes for 12 tokens; yours says {found:,}"
+    cache = [[] for _ in decoder.attentions]
+    decoder.float()(ids[:1], cache)
+    measured = sum(tensor.nbytes for layer_cache in cache for tensor in layer_cache)
+    answer = cache_bytes(12, 2, 4, 12)
+    assert 2 * answer != measured, "half of it: both keys and values are stored"
+    assert 4 * answer != measured, "a number in fp32 has four bytes"
+    assert answer == measured, f"the cache of the decoder above has {measured:,} bytes for 12 tokens; got {answer:,}"
     assert cache_bytes(24, 2, 4, 12) == 2 * measured, "twice as many tokens are twice as many bytes"
     return "right"
 
@@ -361,15 +361,15 @@ attempt(lambda: check_bytes(cache_bytes))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_bytes(tokens, layers, heads, size):
+def bytes_solution(tokens, layers, heads, size):
     return tokens * layers * heads * size * 2 * 4
 
 
-assert check_bytes(solved_bytes) == "right"
-print(f"GPT-2 at 1,024 tokens: {solved_bytes(1024, 12, 12, 64) / 1e6:.0f} MB, for each text of a batch")
+assert check_bytes(bytes_solution) == "right"
+print(f"GPT-2 at 1,024 tokens: {bytes_solution(1024, 12, 12, 64) / 1e6:.0f} MB, for each text of a batch")
 
 # %% [markdown]
-# **2 · Into 8 bits (10 minutes, medium).** Return the integers (`torch.int8`) of a matrix and the scale of each of its rows.
+# **2 · Quantize to 8 bits (10 minutes, medium).** Return the integers (`torch.int8`) of a matrix and the scale of each row.
 
 
 # %% tags=["exercise"]
@@ -385,7 +385,7 @@ def check_8_bits(to_8_bits):
     assert bool(scale.isfinite().all()), "a row of zeros has the scale 0, and 0 / 0 is not a number"
     back = integers * scale[:, None]
     assert (weight[0] - back[0]).abs().max() <= 0.005 + 1e-6, (
-        f"row 0 comes back as {back[0].tolist()}: its scale is its own largest magnitude, divided by 127"
+        f"row 0 comes back as {back[0].tolist()}: its scale is the largest magnitude of the row, divided by 127"
     )
     assert integers[1].tolist() == [127, 1, -126], (
         f"row 1 should be [127, 1, -126]; yours is {integers[1].tolist()}: round before you cast, a cast cuts off"
@@ -397,34 +397,34 @@ attempt(lambda: check_8_bits(to_8_bits))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_8_bits(weight):
+def int8_solution(weight):
     scale = weight.abs().amax(1) / 127
     return (weight / scale.masked_fill(scale == 0, 1)[:, None]).round().to(torch.int8), scale
 
 
-assert check_8_bits(solved_8_bits) == "right"
+assert check_8_bits(int8_solution) == "right"
 
 # %% [markdown]
-# **3 · A window in the cache (15 minutes, hard).** A layer whose tokens see only the last `window` tokens, itself included, needs no more than that in its cache. Return the keys and values `[batch, heads, tokens, size]` to keep after a step. `kept` is a list: empty at first, then the two that you returned before.
+# **3 · A window in the cache (15 minutes, hard).** In a layer with a sliding window, each token sees the last `window` tokens, including itself. Its cache needs only these tokens. Return the keys and values `[batch, heads, tokens, size]` to store after a step. `cached` is a list: empty at first, then the two tensors that you returned before.
 
 
 # %% tags=["exercise"]
-def keep(kept, key, value, window):
+def keep(cached, key, value, window):
     raise NotImplementedError
 
 
 def check_keep(keep):
     tokens = torch.arange(10.0).view(1, 1, 10, 1)
-    kept = []
+    cached = []
     for t in range(10):
         new = tokens[:, :, t : t + 1]
-        kept = list(keep(kept, new, -new, 4))
-        seen = kept[0].flatten().tolist()
+        cached = list(keep(cached, new, -new, 4))
+        seen = cached[0].flatten().tolist()
         wanted = list(range(max(0, t - 3), t + 1))
-        assert len(kept) == 2, "keys and values: two tensors"
-        assert kept[0].dim() == 4, f"keep the shape [batch, heads, tokens, size]; yours is {tuple(kept[0].shape)}"
+        assert len(cached) == 2, "keys and values: two tensors"
+        assert cached[0].dim() == 4, f"keep the shape [batch, heads, tokens, size]; yours is {tuple(cached[0].shape)}"
         assert seen == wanted, f"after token {t}, with a window of 4, the keys of {wanted} belong there; yours: {seen}"
-        assert torch.equal(kept[1], -kept[0]), "values are kept like keys"
+        assert torch.equal(cached[1], -cached[0]), "values are cached like keys"
     return "right"
 
 
@@ -432,10 +432,10 @@ attempt(lambda: check_keep(keep))
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_keep(kept, key, value, window):
-    if kept:
-        key, value = torch.cat([kept[0], key], 2), torch.cat([kept[1], value], 2)
+def keep_solution(cached, key, value, window):
+    if cached:
+        key, value = torch.cat([cached[0], key], 2), torch.cat([cached[1], value], 2)
     return key[:, :, -window:], value[:, :, -window:]
 
 
-assert check_keep(solved_keep) == "right"
+assert check_keep(keep_solution) == "right"

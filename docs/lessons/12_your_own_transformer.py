@@ -13,11 +13,11 @@
 # %% [markdown]
 # # 12 · Your own Transformer
 #
-# You need lessons [2](02_embeddings_and_positions.py) to [5](05_residuals_and_norms.py). Afterwards you have written a whole encoder-decoder Transformer in less than a hundred lines of plain PyTorch, proved it equal to ours weight by weight, and trained it.
+# You need lessons [2](02_embeddings_and_positions.py) to [5](05_residuals_and_norms.py). In this lesson you write a whole encoder-decoder Transformer in less than a hundred lines of plain PyTorch. You prove that it equals ours, weight by weight, and train it.
 #
-# The page starts empty and grows. Three pieces are missing, and they are yours: the attention, the layer of the decoder, the loss. A piece that is not right yet is replaced by ours, so that the page runs to its end from the start; write them in any order.
+# The page starts empty and grows. You write three missing pieces, in any order: the attention, the decoder layer, the loss. While a piece is not right yet, our version replaces it. So the page always runs to its end.
 #
-# Each check has three hints: `hint=1` says where yours differs, `hint=2` names the line of mathematics, `hint=3` the mistake and its mend. Try to live on the first.
+# Each check has three hints. `hint=1` tells you where your result differs, `hint=2` names the line of mathematics, and `hint=3` names the mistake and its mend. Try to use only the first.
 
 # %%
 import inspect
@@ -30,17 +30,17 @@ from torch import nn
 import clearhead as ch
 
 _ = torch.manual_seed(0)
-torch.set_num_threads(1)  # matrices as small as these are multiplied before a second thread has woken
+torch.set_num_threads(1)  # for such small matrices a second thread costs more time than it saves
 PAD, START, END = 0, 1, 2
 
 # %% [markdown]
 # ## Attention
 #
-# **Exercise 1 (20 minutes, medium).** Everything that is not attention works on one token at a time, so begin with what is. Queries come from `x`, keys and values from `memory`; without a memory the tokens read each other:
+# **Exercise 1 (20 minutes, medium).** Only attention combines several tokens, so begin with it. Queries come from `x`, keys and values from `memory`. Without a memory the tokens attend to each other:
 #
 # $$\operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{\text{width}/\text{heads}}}\right) V.$$
 #
-# `x` is `[batch, queries, width]`, `memory` is `[batch, keys, width]`, and `mask` is `[batch, queries, keys]` where True means "may attend". Let a query that may attend to nothing mix nothing.
+# `x` is `[batch, queries, width]`, `memory` is `[batch, keys, width]`, and `mask` is `[batch, queries, keys]`, where True means "may attend". For a query that may attend to no key, the weights must be zero.
 
 
 # %% tags=["exercise"]
@@ -79,9 +79,9 @@ if not attention_is_right:
     Attention = SolvedAttention
 
 # %% [markdown]
-# ## What works on one token
+# ## The modules for single tokens
 #
-# The feed-forward part and the positions you know from lessons [5](05_residuals_and_norms.py) and [2](02_embeddings_and_positions.py). They are short enough to copy. The angles are made in double precision: a thousand tokens on, one in single is off by 0.0001.
+# You know the feed-forward sub-layer and the positions from lessons [5](05_residuals_and_norms.py) and [2](02_embeddings_and_positions.py). They are short enough to copy. The angles are computed in double precision. In single precision an angle at position 1,000 would be wrong by 0.0001.
 
 
 # %%
@@ -105,7 +105,7 @@ print("positions: ", ch.check.positions(positions, width=64).verdict)
 # %% [markdown]
 # ## Two kinds of layers
 #
-# A layer of the encoder: attention, then feed-forward; around each the residual, behind each a norm. That is post-norm, as in the paper.
+# A layer of the encoder is attention, then feed-forward. Each of the two has a residual around it and a norm after it. That is post-norm, as in the paper.
 
 
 # %%
@@ -124,7 +124,7 @@ class EncoderLayer(nn.Module):
 print("a layer of the encoder: ", ch.check.layer(EncoderLayer(48, 6, 96), width=48, heads=6).verdict)
 
 # %% [markdown]
-# **Exercise 2 (20 minutes, hard).** A layer of the decoder has a third step between the two. It reads what the encoder wrote. Ask yourself who asks and who answers: one row of weights for each token of *what*, over the tokens of *what*?
+# **Exercise 2 (20 minutes, hard).** A decoder layer has a third step between these two. It attends to the output of the encoder. Which side gives the queries, and which side gives the keys? Each row of weights belongs to one token of the first side and covers the tokens of the second.
 #
 # `x` is `[batch, target tokens, width]` with `mask`, and `memory` is `[batch, source tokens, width]` with `memory_mask`.
 
@@ -158,9 +158,9 @@ if not layer_is_right:
     DecoderLayer = SolvedDecoderLayer
 
 # %% [markdown]
-# ## All of it
+# ## The whole model
 #
-# Two tables, two stacks, one linear map to the vocabulary. The masks are made here, of the very ids that are read: padding is hidden from everybody, and a target token sees no later one ([lesson 4](04_masks.py)).
+# The model consists of two tables, two stacks and one linear map to the vocabulary. It makes the masks from the same ids that it reads. No query attends to padding, and a target token sees no later token ([lesson 4](04_masks.py)).
 
 
 # %%
@@ -196,9 +196,11 @@ class Transformer(nn.Module):
 
 
 def lines_of(piece):
-    kinds = [one for one in getattr(piece, "__mro__", ()) if one.__module__ == __name__]
-    functions = [one for kind in kinds for one in vars(kind).values() if inspect.isfunction(one)] or [piece]
-    return bool(kinds) + sum(len(inspect.getsource(one).splitlines()) for one in functions)
+    kinds = [base for base in getattr(piece, "__mro__", ()) if base.__module__ == __name__]
+    functions = [function for kind in kinds for function in vars(kind).values() if inspect.isfunction(function)] or [
+        piece
+    ]
+    return bool(kinds) + sum(len(inspect.getsource(function).splitlines()) for function in functions)
 
 
 pieces = (Attention, FeedForward, positions, EncoderLayer, DecoderLayer, Transformer)
@@ -206,13 +208,13 @@ print("lines of all pieces together:", sum(map(lines_of, pieces)))
 print("still ours:", [piece.__name__ for piece in pieces if "Solved" in piece.__name__])
 
 # %% [markdown]
-# The check drives it as a whole: it changes one id after another and draws which output reads which, pads the source, runs texts alone and in a batch, and then compares every layer and every attention:
+# The check tests the whole model. It changes each id in turn and draws which output reads which input. It pads the source, and runs texts alone and in a batch. Then it compares every layer and every attention:
 
 # %%
 print(ch.check.transformer(Transformer(60, 60, 48, 6, 2, 96), width=48, heads=6))
 
 # %% [markdown]
-# Whoever makes the target's mask before the target is shifted has one token too many in it. That at least is an error:
+# If you make the target's mask before you shift the target, the mask has one token too many. At least this mistake raises an error:
 
 # %%
 with torch.no_grad():
@@ -225,31 +227,31 @@ with torch.no_grad():
         print(error)
 
 # %% [markdown]
-# ## Count it
+# ## Count the weights
 #
-# An attention has four maps of $w^2 + w$ weights, a feed-forward part $2ws + s + w$, a norm $2w$. Take a size that you may know from a tutorial: width 300, four heads of 75, twelve layers in each stack, 64 hidden numbers, two vocabularies of 10,000.
+# An attention has four maps of $w^2 + w$ weights each. A feed-forward sub-layer has $2ws + s + w$ weights, and a norm has $2w$. The next cell uses a size from a tutorial: width 300, four heads of 75, and twelve layers in each stack. The feed-forward size is 64, and both vocabularies have 10,000 tokens.
 
 # %%
 w, s, v = 300, 64, 10_000
 attention, feedforward, norm = 4 * (w * w + w), 2 * w * s + s + w, 2 * w
-parts = {
+counts = {
     "two tables": 2 * v * w,
     "encoder": 12 * (attention + feedforward + 2 * norm),
     "decoder": 12 * (2 * attention + feedforward + 3 * norm),
     "head": w * v + v,
 }
 large = Transformer(v, v, 300, 4, 12, 64).eval()
-print("by hand:", " + ".join(f"{count:,}" for count in parts.values()), f"= {sum(parts.values()):,}")
-counted = sum(one.numel() for one in large.parameters())
+print("by hand:", " + ".join(f"{count:,}" for count in counts.values()), f"= {sum(counts.values()):,}")
+counted = sum(p.numel() for p in large.parameters())
 print(f"yours:   {counted:,}")
-assert counted == sum(parts.values()) == 22_979_536
+assert counted == sum(counts.values()) == 22_979_536
 
 # %% [markdown]
-# As a picture. Attention has more than half; tables and head, which only look tokens up, have most of the rest.
+# The plot shows that attention has more than half of the weights. The tables and the head, which only map between tokens and vectors, have most of the rest.
 
 # %%
 shares = {
-    "tables and head": parts["two tables"] + parts["head"],
+    "tables and head": counts["two tables"] + counts["head"],
     "attention": 36 * attention,
     "feed-forward": 24 * feedforward,
     "norms": 60 * norm,
@@ -262,7 +264,7 @@ axis.invert_yaxis()
 plt.show()
 
 # %% [markdown]
-# A batch of 64 sources of 30 tokens and targets of 20 gets a score for each of 10,000 words at each target token:
+# A batch has 64 sources of 30 tokens and targets of 20 tokens. Each target token gets a score for each of 10,000 words:
 
 # %%
 src, tgt = torch.randint(3, v, (64, 30)), torch.randint(3, v, (64, 20))
@@ -274,7 +276,7 @@ with torch.no_grad():
 # %% [markdown]
 # ## Equal to ours, weight by weight
 #
-# In this library a Transformer is not a class but a tree that says what is where. The same model, written as a spec:
+# In clearhead a Transformer is not a class but a spec: a tree that describes its modules. This is the spec of the same model:
 
 # %%
 spec = ch.spec
@@ -303,10 +305,10 @@ def same_as_spec(source_vocab, target_vocab, width, heads, layers, size):
 
 sizes = (60, 70, 48, 6, 2, 96)
 ours = ch.build(same_as_spec(*sizes)).double().eval()
-print(f"{sum(one.numel() for one in ch.build(same_as_spec(v, v, 300, 4, 12, 64)).parameters()):,} weights at that size")
+print(f"{sum(p.numel() for p in ch.build(same_as_spec(v, v, 300, 4, 12, 64)).parameters()):,} weights at that size")
 
 # %% [markdown]
-# Each of your weights has one place in ours. Write down which, and hand yours over. A weight too many, one too few, or one of another shape would be an error here:
+# Each of your weights corresponds to one weight of ours. Write a map between the names, and copy your weights. An additional, missing or differently shaped weight would raise an error here:
 
 # %%
 PLACES = {
@@ -323,7 +325,7 @@ PLACES = {
 }
 
 
-def place(name):
+def map_name(name):
     last = 2 if name.startswith("decoder") else 1
     name = name.replace(".feedforward.", f".steps.{last}.branches.0.function.")
     start = next(start for start in PLACES if name.startswith(start))
@@ -334,16 +336,16 @@ def place(name):
 
 
 def hand_over(mine, ours):
-    ours.load_state_dict({place(name): tensor for name, tensor in mine.state_dict().items()})
+    ours.load_state_dict({map_name(name): tensor for name, tensor in mine.state_dict().items()})
 
 
 mine = Transformer(*sizes).double().eval()
 hand_over(mine, ours)
 for name in ("decoder.1.cross.query.weight", "encoder.0.norms.1.bias", "head.weight"):
-    print(f"{name:30} -> {place(name)}")
+    print(f"{name:30} -> {map_name(name)}")
 
 # %% [markdown]
-# Equal weights must give equal logits, and equal gradients: the gradient of a weight says how it is used, so it finds a weight that is used in the wrong place even where the logits hide it. Ids of random sentences, some of them padded, in double precision:
+# Equal weights must give equal logits and equal gradients. The gradient of a weight shows how the model uses it. So it finds a misused weight even where the logits hide it. The next cell compares them in double precision, on random ids with some padding:
 
 # %%
 src, tgt = torch.randint(3, 60, (4, 9)), torch.randint(3, 70, (4, 7))
@@ -362,24 +364,26 @@ def compare(mine, src, tgt):
     my_logits = mine(src, tgt)
     our_logits = ours(src, tgt, mask=src != PAD, target_mask=tgt != PAD).logits
     of_mine = gradients(my_logits, tgt, [mine.get_parameter(name) for name in names])
-    of_ours = gradients(our_logits, tgt, [ours.get_parameter(place(name)) for name in names])
+    of_ours = gradients(our_logits, tgt, [ours.get_parameter(map_name(name)) for name in names])
     return float((my_logits - our_logits)[tgt != PAD].detach().abs().max()), of_mine, of_ours
 
 
 apart, of_mine, of_ours = compare(mine, src, tgt)
-furthest = max(float((one - other).abs().max()) for one, other in zip(of_mine, of_ours))
+furthest = max(float((gradient - other).abs().max()) for gradient, other in zip(of_mine, of_ours))
 print(f"logits differ by {apart:.0e}, the gradients of {len(of_mine)} weights by {furthest:.0e}")
 assert apart < 1e-12 and furthest < 1e-12
 
 # %% [markdown]
-# Each dot of the picture is one weight: how large its gradient is in your model, and in ours. All lie on the diagonal. The biases of the keys are not in it: their gradient is zero, for such a bias adds the same number to all scores of a row, and a softmax does not see that.
+# Each dot of the plot is one weight tensor: the size of its gradient in your model and in ours. All dots lie on the diagonal. The biases of the keys are not shown, because their gradient is zero. Such a bias adds the same number to all scores of a row, and a softmax ignores that.
 
 
 # %%
 def draw(of_mine, of_ours, title):
     _, axis = plt.subplots(figsize=(4.6, 3.8), layout="constrained")
     axis.plot([1e-4, 3], [1e-4, 3], color="gray", linewidth=0.8)
-    axis.scatter(*([float(one.norm()) for one in each] for each in (of_ours, of_mine)), s=14)
+    axis.scatter(
+        *([float(gradient.norm()) for gradient in gradient_list] for gradient_list in (of_ours, of_mine)), s=14
+    )
     axis.set(xscale="log", yscale="log", xlabel="ours", ylabel="yours", title=title)
     axis.set(xlim=(1e-4, 3), ylim=(1e-4, 3))
     plt.show()
@@ -390,7 +394,7 @@ draw(of_mine, of_ours, "size of the gradient of each weight")
 # %% [markdown]
 # ## The loss
 #
-# **Exercise 3 (10 minutes, easy).** `logits` are `[batch, tokens, vocabulary]`, `answers` are `[batch, tokens]` and shifted already. Padding does not count.
+# **Exercise 3 (10 minutes, easy).** `logits` has the shape `[batch, tokens, vocabulary]`. `answers` has the shape `[batch, tokens]` and is already shifted. Padding does not count.
 
 
 # %% tags=["exercise"]
@@ -402,32 +406,32 @@ loss_is_right = solves(lambda: ch.check.loss(loss_of, shifts=False), hint=1)
 
 
 # %% tags=["hide-cell", "solution"]
-def solved_loss(logits, answers):
+def loss_solution(logits, answers):
     return nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten(), ignore_index=PAD)
 
 
-assert ch.check.loss(solved_loss, shifts=False).ok
+assert ch.check.loss(loss_solution, shifts=False).ok
 if not loss_is_right:
-    loss_of = solved_loss
+    loss_of = loss_solution
 
 # %% [markdown]
-# A head that ends in a softmax looks as if it belonged there: the paper's figure has one. But the loss takes a softmax itself, and the second one flattens everything. The best it can reach with thirteen tokens is the loss of a probability of one, read as a score: $\ln(e^1 + 12\,e^0) - 1$.
+# A softmax at the end of the head looks right, because the paper's figure has one. But the loss computes a softmax itself, and the second softmax flattens the probabilities. With thirteen tokens, the lowest possible loss is then $\ln(e^1 + 12\,e^0) - 1$.
 
 
 # %%
 def twice(logits, answers):
-    return solved_loss(logits.softmax(-1), answers)
+    return loss_solution(logits.softmax(-1), answers)
 
 
 perfect = 99 * nn.functional.one_hot(torch.tensor([[3, 7]]), 13).float()
-once, two = (float(loss(perfect, torch.tensor([[3, 7]]))) for loss in (solved_loss, twice))
+once, two = (float(loss(perfect, torch.tensor([[3, 7]]))) for loss in (loss_solution, twice))
 print(f"perfect logits: {once:.3f} with one softmax, {two:.3f} with two")
 print(ch.check.loss(twice, shifts=False))
 
 # %% [markdown]
 # ## Train it
 #
-# Ten digits, written backwards: the smallest task that needs every part. The target stands behind a start token, the answer is the same target, moved by one, with an end token.
+# The task is to write four to eight digits backwards: the smallest task that needs every module. The decoder reads a start token and the target. The answer is the target, shifted by one, with an end token.
 
 
 # %%
@@ -442,7 +446,7 @@ def batch(size, generator):
     return src, tgt, answers
 
 
-def train(model, steps, loss_of=solved_loss):
+def train(model, steps, loss_of=loss_solution):
     generator, losses = torch.Generator().manual_seed(2), []
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, betas=(0.9, 0.98), eps=1e-9)
     model.train()
@@ -470,7 +474,7 @@ def write(model, src):
 
 def text(row):
     row = row.tolist()
-    return "".join(str(one - 3) for one in (row[: row.index(END)] if END in row else row) if one > 2)
+    return "".join(str(token - 3) for token in (row[: row.index(END)] if END in row else row) if token > 2)
 
 
 torch.manual_seed(0)
@@ -478,13 +482,13 @@ reverser = Transformer(13, 13, 32, 4, 2, 64, dropout=0.0)
 losses = train(reverser, 600, loss_of)
 src, _, answers = batch(200, torch.Generator().manual_seed(3))
 written = write(reverser, src)
-right = sum(text(one) == text(other) for one, other in zip(written, answers))
+right = sum(text(output) == text(answer) for output, answer in zip(written, answers))
 print(f"loss {losses[0]:.2f} -> {losses[-1]:.3f}; {right} of 200 new ones are right")
 for row in range(3):
     print(text(src[row]), "->", text(written[row]))
 
 # %% [markdown]
-# Because the two are equal, everything that reads our models reads yours. Hand its weights over, and capture every head of the cross-attention. A row of the picture is a token that is written; it should look from the end of the source to its beginning:
+# Because the two models are equal, every tool for our models also reads yours. Copy its weights, and capture every head of the cross-attention. A row of the map is a written token. The rows should move from the end of the source to its beginning:
 
 # %%
 twin = ch.build(same_as_spec(13, 13, 32, 4, 2, 64)).eval()
@@ -499,7 +503,7 @@ ch.view_attention(weights.numpy(), list("12345678"), [*text(seen_as[0]), "end"])
 # %% [markdown]
 # ## Break it
 #
-# **The switch.** The cross-attention the wrong way round: the memory asks, and the decoder answers. It is the most copied mistake of all handwritten decoders. With a source and a target of one length, no shape objects.
+# **The switch.** Reverse the cross-attention: the queries come from the memory, the keys and values from the decoder. Handwritten decoders copy this mistake more than any other. If source and target have the same length, the shapes fit.
 
 
 # %%
@@ -520,7 +524,7 @@ def with_layer(kind, *sizes, **options):
 wrong = with_layer(Reversed, 13, 13, 32, 4, 2, 64, dropout=0.0)
 
 # %% [markdown]
-# **The symptom.** The loss falls as it should, for nothing hides later targets in that attention: the answer is read off. Writing begins with one token, and falls over:
+# **The symptom.** The loss falls as it should, because nothing hides later targets in that attention. So the model copies the answer. Generation begins with one token and fails:
 
 # %%
 print(f"loss after 200 steps: {train(wrong, 200)[-1]:.2f}; of the right model {losses[199]:.2f}")
@@ -530,15 +534,15 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# Pad the target to the length of the source, as many do to make it run, and you get nonsense instead of an error.
+# Many authors pad the target to the length of the source to make it run. Then you get nonsense instead of an error.
 #
-# **The detector.** The layer alone, with what is wrong named:
+# **The detector.** Check the layer alone. The report names the mistake:
 
 # %%
 print(ch.check.layer(Reversed(48, 6, 96), width=48, heads=6))
 
 # %% [markdown]
-# The picture of the gradients finds it too. Logits aside, most weights of the decoder are used for something else, and the dots leave the diagonal:
+# The plot of the gradients shows it too. Even apart from the logits, the decoder uses most weights for something else, and the dots leave the diagonal:
 
 # %%
 crossed = with_layer(Reversed, *sizes).double().eval()
@@ -549,7 +553,7 @@ print(f"logits differ by {apart:.2f}")
 draw(of_mine, of_ours, "with the cross-attention reversed")
 
 # %% [markdown]
-# **The mend.** `self.cross(x, memory, memory_mask)`: the decoder asks, the memory answers, and padding of the source is hidden. Leave that last mask away, and the layer reads padding without a word; the check calls it so:
+# **The mend.** `self.cross(x, memory, memory_mask)`: queries come from the decoder, keys from the memory, and the mask hides the padding of the source. Without this mask the layer silently reads padding, which the check reports:
 
 
 # %%
@@ -565,4 +569,4 @@ assert not report.ok
 # %% [markdown]
 # ## Where next
 #
-# `clearhead check mine.py` says the same of a file of yours, without a line of Python ([guide](../guides/your-own-transformer.md)). Beam search, label smoothing and training on your own sentences are in lessons 7 and 8.
+# `clearhead check mine.py` runs the same check on your file, without a line of Python ([guide](../guides/your-own-transformer.md)). Lessons 7 and 8 cover beam search, label smoothing and training on your sentences.

@@ -13,13 +13,13 @@
 # %% [markdown]
 # # 13 · The whole Transformer in one sitting
 #
-# You need lessons [3](03_attention.py), [4](04_masks.py) and [5](05_residuals_and_norms.py). Afterwards you have read the code that runs every model of this library, in about 45 minutes, and you can find the line that computes any number.
+# You need lessons [3](03_attention.py), [4](04_masks.py) and [5](05_residuals_and_norms.py). In about 45 minutes you read the code that runs every model of clearhead. After this lesson you can find the line that computes any number.
 #
-# One equation describes every Transformer. A model is one or two stacks, a stack is a sequence of layers, a layer is a sequence of steps, and every step computes
+# One equation describes every Transformer. A model has one or two stacks, a stack is a sequence of layers, and a layer is a sequence of steps. Every step computes
 #
 # $$x \leftarrow \operatorname{out}\left(x + \sum_b s_b \cdot \operatorname{dropout}(\operatorname{post}_b(f_b(\operatorname{pre}_b(\operatorname{pre}(x)))))\right).$$
 #
-# An absent norm is the identity, an absent scale is 1. The code below is not copied: each cell prints it from the installed package. So you read what runs.
+# An absent norm is the identity, and an absent scale is 1. The code below is not a copy: each cell prints it from the installed package. So you read the code that runs.
 
 # %%
 import inspect
@@ -45,7 +45,7 @@ def show(*functions):
 print(inspect.getdoc(core))
 
 # %% [markdown]
-# A small decoder serves as the example: two layers, four heads, width 32, learned positions, norms before the branches. It has the shape of GPT-2.
+# The example is a small decoder with two layers, four heads and width 32. It has learned positions and pre-norm, like GPT-2.
 
 # %%
 sizes = Hyperparameters(
@@ -59,7 +59,7 @@ print(f"{sum(parameter.numel() for parameter in gpt.parameters()):,} weights")
 # %% [markdown]
 # ## 1. The model
 #
-# `forward` reads ids and returns an `Output`. A decoder alone takes the first branch, an encoder with a decoder the second, an encoder alone the last. Everything else in this file checks arguments and names sizes.
+# `forward` reads ids and returns an `Output`. A decoder takes the first branch, an encoder-decoder the second, and an encoder the last. All other code in this file checks arguments and names sizes.
 
 # %%
 show(model.Transformer.forward)
@@ -71,7 +71,7 @@ print("hidden", tuple(out.hidden.shape), "logits", tuple(out.logits.shape))
 assert out.logits.shape == (1, 7, 50)
 
 # %% [markdown]
-# The number to remember: an untrained model knows nothing, so its loss is close to the logarithm of the vocabulary.
+# Check the loss: an untrained model knows nothing, so its loss is close to the logarithm of the vocabulary size.
 
 # %%
 loss = torch.nn.functional.cross_entropy(out.logits[0, :-1], ids[0, 1:])
@@ -81,13 +81,13 @@ assert abs(loss - 3.912) < 0.3
 # %% [markdown]
 # ## 2. The stack
 #
-# A stack embeds its input, then runs its layers. A layer runs its steps, and a step is the equation. These few lines are the center of the library.
+# A stack embeds its input, then runs its layers. A layer runs its steps, and a step computes the equation. These few lines are the center of the library.
 
 # %%
 show(stack.Step.forward, stack.Branch.forward)
 
 # %% [markdown]
-# The residual stream has one vector of 32 numbers for each token, and each step adds to it. Watch the stream grow: `after` of a layer is the stream after the layer.
+# The residual stream has one vector of 32 numbers for each token, and each step adds to it. Watch the stream grow: the hook point `after` of a layer is the stream after the layer.
 
 # %%
 with torch.no_grad(), ch.capture(gpt, "decoder.layers.*.after") as seen:
@@ -98,13 +98,13 @@ for address, (record,) in seen.items():
 # %% [markdown]
 # ## 3. Attention
 #
-# `forward` makes queries, keys and values, and puts the keys and values of the new tokens after those of the cache. `attend` computes the weighted mean of the values: by one fused call where nobody looks, else in the steps that you see. `weights` is equation 1 of the paper.
+# `forward` computes queries, keys and values, and appends the new keys and values to those of the cache. `attend` computes the weighted mean of the values. It uses one fused call where it can. Otherwise it computes the steps below, for example if a capture reads the weights. `weights` is equation 1 of the paper.
 
 # %%
 show(attention.Attention.forward, attention.Attention.attend, attention.Attention.weights, attention.Attention.scores)
 
 # %% [markdown]
-# Both ways give one result. Here are the weights of one head: the rows sum to one, and the upper triangle is zero because a token sees no later one.
+# Both ways give the same result. Here are the weights of one head. The rows sum to one. The upper triangle is zero, because a token sees no later token.
 
 # %%
 address = "decoder.layers.0.steps.0.branches.0.function"
@@ -119,7 +119,7 @@ assert (watched.logits - out.logits).abs().max() < 1e-5
 # %% [markdown]
 # ## 4. The feed-forward network
 #
-# Between attentions every token is processed alone: wider, through an activation, narrow again.
+# Between attentions, the network processes every token separately. It widens the vector, applies an activation, and narrows the vector again.
 
 # %%
 show(feedforward.FeedForward.forward, feedforward.activate)
@@ -133,7 +133,7 @@ assert network.up.out_features == 128
 # %% [markdown]
 # ## 5. The norms
 #
-# Two kinds are enough for all families. Both divide by the size of the vector; LayerNorm also subtracts the mean.
+# Two kinds of norm are enough for all families. Both divide by the size of the vector. LayerNorm also subtracts the mean.
 
 # %%
 show(norm.LayerNorm, norm.RMSNorm)
@@ -147,16 +147,16 @@ torch.testing.assert_close(layer_norm(x).detach(), torch.tensor([0.6325, -1.2649
 # %% [markdown]
 # ## 6. The embedding
 #
-# The first $x$ is a row of a table for each token, times a scale, with positions added.
+# The first $x$ is a table row for each token, times a scale, plus the positions.
 
 # %%
 show(embedding.Embedding.forward, embedding.LearnedPosition.forward)
 
 # %%
-table, place = gpt.decoder.embedding.rows.weight, gpt.decoder.embedding.position.weight
+table, positions = gpt.decoder.embedding.rows.weight, gpt.decoder.embedding.position.weight
 with torch.no_grad(), ch.capture(gpt, "decoder.embedded") as seen:
     gpt(ids)
-by_hand = table[ids[0]] + place[:7]
+by_hand = table[ids[0]] + positions[:7]
 difference = (seen["decoder.embedded"][0].tensor[0] - by_hand).abs().max()
 print(f"by hand and by the model: {difference:.1e} apart")
 assert difference < 1e-6
@@ -164,7 +164,7 @@ assert difference < 1e-6
 # %% [markdown]
 # ## 7. The head
 #
-# The last $x$ becomes logits by one product. GPT-2 uses the table of the embedding a second time.
+# One matrix product turns the last $x$ into logits. GPT-2 uses the embedding table a second time.
 
 # %%
 show(head.Projection.outputs)
@@ -176,27 +176,27 @@ print(f"{(by_hand - out.logits).abs().max():.1e} apart")
 assert (by_hand - out.logits).abs().max() < 1e-5
 
 # %% [markdown]
-# ## 8. The context
+# ## 8. The masks and the cache
 #
-# What is left: masks and the cache. A mask is boolean and True means "may attend". Structure (causal, window), padding and documents are joined with "and".
+# The last topics are masks and the KV cache. A mask is boolean, and True means "may attend". Structure (causal, window), padding and documents are joined with "and".
 
 # %%
 show(context.Masking.build)
 
 # %% [markdown]
-# The cache holds keys and values, so a new token is computed alone. Token by token gives what the whole sequence gave:
+# The KV cache holds keys and values, so the model computes only the new token. A run token by token gives the same logits as one run over the whole sequence:
 
 # %%
 cache = ch.Cache()
 with torch.no_grad():
-    steps = torch.cat([gpt(ids[:, place : place + 1], cache=cache).logits for place in range(7)], 1)
+    steps = torch.cat([gpt(ids[:, position : position + 1], cache=cache).logits for position in range(7)], 1)
 print(f"token by token and whole: {(steps - out.logits).abs().max():.1e} apart")
 assert (steps - out.logits).abs().max() < 1e-5
 
 # %% [markdown]
 # ## Break it
 #
-# **The switch.** Attention divides its scores by the square root of the head size. Take that away: one number in the spec.
+# **The switch.** Attention divides its scores by the square root of the head size. Remove this scale by changing one number in the spec.
 
 # %%
 sharp = ch.build(build_spec(replace(sizes, attention_scale=1.0), source_vocab=50, target_vocab=50))
@@ -205,13 +205,13 @@ seen_weights = {}
 for name, module in (("with", gpt), ("without", sharp.eval())):
     first = module.get_submodule(address)
     with torch.no_grad():
-        first.query.weight.mul_(10), first.key.weight.mul_(10)  # trained weights are larger than fresh ones
+        first.query.weight.mul_(10), first.key.weight.mul_(10)  # trained weights are larger than initial weights
         with ch.capture(module, f"{address}.weights") as seen:
             module(ids)
     seen_weights[name] = seen[f"{address}.weights"][0].tensor[0, 0]
 
 # %% [markdown]
-# **The symptom.** Nothing fails. But the weights of a head lie on fewer tokens, and a softmax that is nearly one-hot has almost no gradient, so training is slow.
+# **The symptom.** Nothing fails. But each head attends to fewer tokens. A softmax that is nearly one-hot has almost no gradient, so training is slow.
 
 # %%
 
@@ -225,18 +225,18 @@ print(f"tokens that a query attends to: {even:.2f} with the right scale, {steep:
 assert steep < even - 0.2
 
 # %% [markdown]
-# **The detector.** `ch.check.attention` compares an attention with the mathematics and names a wrong scale. The core passes:
+# **The detector.** `ch.check.attention` compares an attention module with the mathematics and names a wrong scale. The core passes:
 
 # %%
 report = ch.check.attention(ch.MultiHeadAttention(width=32, num_heads=4), width=32, heads=4)
 print("\n".join(report.lines()))
 
 # %% [markdown]
-# **The mend.** Leave `attention_scale` out: the core then takes `head_size ** -0.5`, in one line of `Attention.__init__`.
+# **The mend.** Leave out `attention_scale`: then the core uses `head_size ** -0.5`, in one line of `Attention.__init__`.
 #
 # ## Exercise
 #
-# Write one pre-norm step by hand, with the modules of the first layer: norm, attention or network, sum. `modules` are the norm and the function of a branch; `function` needs the context only in attention, so use the feed-forward step.
+# Write one pre-norm step by hand, with the modules of the first layer. The step applies the norm, applies the function (attention or feed-forward), and adds the result to `x`. Attention would also need the context, so the check uses the feed-forward step.
 
 
 # %%
@@ -264,4 +264,4 @@ attempt(check)
 # %% [markdown]
 # ## Where next
 #
-# [Architecture](../architecture.md) shows where the core stands in the library, and [design decisions](../decisions.md) say what else was considered. `clearhead inspect gpt2 --svg gpt2.svg` draws any spec, and [add a module](../guides/add-a-part.md) puts your own code into the equation.
+# [Architecture](../architecture.md) shows the position of the core in the library, and [design decisions](../decisions.md) list the alternatives that were considered. `clearhead inspect gpt2 --svg gpt2.svg` draws any spec. [Add a module](../guides/add-a-part.md) shows how to use your code in the equation.

