@@ -50,8 +50,8 @@ METHODS = {
     "Difference": "largest save_html to_json with_texts",
     "Model": """
         answer attention capture classify edit embed evaluate exact fill for_languages for_task generate
-        generate_options heads is_batch_invariant languages predict push_to_hub read replaced save score search_options
-        spec special_tokens stream tag tokenizer translate translate_n_best tree word_aligner
+        generate_options heads is_batch_invariant languages predict push_to_hub read save score search_options
+        spec special_tokens stream tag tokenizer translate translate_n_best tree with_module word_aligner
     """,
     "MultiHeadAttention": "attention extra_repr forward train",
     "SweepResult": "record",
