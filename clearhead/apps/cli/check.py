@@ -92,22 +92,16 @@ def check(
       clearhead check mine.py:MyAttention mask='block' --hint 1
       clearhead check run.toml --json > certificate.json
 
-    A checkpoint or run: the model runs in single and in double precision. The inputs that each output depends on are
-    measured and compared with the masks. Batches, padding, caches, packing, attention kernels and files must not change
-    results: a difference that remains in double precision is a defect. Weights, heads, norms and embedding rows are
-    inspected too.
+    A checkpoint or run is computed in single and double precision, and the inputs of each output are compared with the
+    masks. Batches, padding, caches, packing, attention kernels and files must not change results beyond rounding.
+    Weights, heads and norms are inspected too. With --against transformers, both models read random, padded and real
+    texts, and the first submodule that differs is named with the cause.
 
-    --against transformers: both models read random, padded and real texts. The first submodule that differs is named
-    with the cause.
-
-    FILE.py or a notebook: your code runs in another process and is compared with the paper. If a known mistake gives
-    the same numbers, it is named. name=value is an argument of the comparison, as in Python.
-
-    A run file: its first steps are trained, killed and resumed. Every bit must be equal to training without a kill. The
-    output is a certificate; checking a saved certificate shows whether it still holds.
-
-    The exit code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. With
-    --json, the last line is {"ok", "findings"} and more, {"same", "divergence", "causes"}, or {"ok", "reports"}.
+    FILE.py or a notebook runs in another process and is compared with the paper; a known mistake with the same numbers
+    is named. The words name=value are arguments of the comparison, as in Python. The first steps of a run file are
+    trained, killed and resumed; every bit must equal training without a kill. The output is a certificate. The exit
+    code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. With --json, the
+    last line is {"ok", "findings"} and more, {"same", "divergence", "causes"}, or {"ok", "reports"}.
     """
     from clearhead.apps.check.handwritten.files import python_file
 

@@ -57,19 +57,14 @@ def heads(
       clearhead heads runs/de-en test.de --target test.en --json
 
     Each line is a text; empty lines are left out. Each number is the mean over the lines, followed by ± and its
-    standard deviation. entropy is in nats, distance in tokens. The other statistics are shares of the attention weight,
-    from 0 to 1:
+    standard deviation. The entropy is in nats, the distance in tokens. The others are shares of the attention weight,
+    at most 1. They are on the first or previous token, the same token elsewhere (duplicate), or the same position
+    (diagonal). For induction, the attended token followed an earlier copy of the current token. For alignment, the link
+    is the largest of both its tokens.
 
-    \b
-    - first, previous: on the first and on the previous token
-    - duplicate: on the same token elsewhere
-    - induction: on the token that followed the same token before
-    - diagonal: on the same position
-    - alignment: on links that are the largest of both their tokens
-
-    Here duplicate and induction are measured on repeated random tokens, drawn with --seed. A pattern is named if more
-    than half of the weight follows it. The model computes in fp32 unless --precision is given.
-    --json ends with {"texts", "heads"}; a head has the numbers, their "spread" and its "patterns".
+    The columns duplicate and induction are measured on repeated random tokens, drawn with --seed. A pattern is named if
+    more than half of the weight follows it. The model computes in fp32 unless --precision is given. With --json, the
+    last line is {"texts", "heads"}; a head has the numbers, their "spread" and its "patterns".
     """
     if compute.batch_size is not None:
         raise InputError("--batch-size has no effect here, since texts are read one by one; leave it out")

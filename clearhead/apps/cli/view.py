@@ -196,16 +196,10 @@ def view(
       clearhead view runs/de-en "Zwei Hunde." --view matrix \\
         --stack decoder.memory --layers 2 --heads 1 -o head.svg
 
-    Without -o, the page is named after the model, in the current folder. It shows all heads, one head as a matrix and
-    as lines, and one token through all layers. It also shows the logit lens and the search, if the model has them.
-
-    Heads chosen by --layers and --heads are stored with all digits, together with their queries and keys. For these
-    heads --effects also measures the effect of each attended token. Option --checkpoints shows the steps whose weights
-    a run kept: the untrained model, snapshots at logarithmic distances (train.snapshots), the last checkpoints and the
-    best.
-
-    The explained output is by default the last token, the first blank or the predicted label. With --of Mary --of John,
-    the page explains why the model prefers Mary to John.
+    The page shows all heads, a head as a matrix, a token through all layers, the logit lens and the search; -o names
+    its file. Heads chosen by --layers and --heads are stored with all digits; --effects also measures their attended
+    tokens. Option --checkpoints shows all weights that a run kept (train.snapshots). The last token, the first blank or
+    the predicted label is explained, unless --of names another output; --of Mary --of John explains why Mary.
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
