@@ -57,10 +57,10 @@ def heads(
       clearhead heads runs/de-en test.de --target test.en --json
 
     Each line is a text; empty lines are left out. Each number is the mean over the lines, followed by ± and its
-    standard deviation. The entropy is in nats, the distance in tokens. The others are shares of the attention weight,
-    at most 1. They are on the first or previous token, the same token elsewhere (duplicate), or the same position
-    (diagonal). For induction, the attended token followed an earlier copy of the current token. For alignment, the link
-    is the largest of both its tokens.
+    standard deviation. The entropy is in nats, the distance in tokens. The others are shares of the attention weight on
+    the first or previous token, the same token elsewhere (duplicate), or the same position (diagonal). For induction,
+    the attended token followed an earlier copy of the current token. For alignment, the link is the largest of both its
+    tokens.
 
     The columns duplicate and induction are measured on repeated random tokens, drawn with --seed. A pattern is named if
     more than half of the weight follows it. The model computes in fp32 unless --precision is given. With --json, the
