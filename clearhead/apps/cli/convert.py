@@ -59,6 +59,7 @@ def convert(
       clearhead convert runs/de-en de-en-int8 --precision int8
       clearhead convert runs/stories small --precision int4 --text sample.txt
 
+<<<<<<< HEAD
     --to hf writes config.json, safetensors and the tokenizer for transformers. It uses the first model type that can
     express the model, or reports why none can. Above --max-shard-size weights are split into shards with an index.
 
@@ -70,6 +71,18 @@ def convert(
 
     README.md is the model card. --push uploads the same files, with the token of HF_TOKEN or `hf auth login`. With
     --json, the last line is {"path", "format"}, with "model_type" for --to hf and "commit" for --push.
+=======
+    --to hf writes config.json, safetensors and the tokenizer in the form that transformers reads. It uses the first
+    model type that can express the model, or reports why none can. Weights keep their dtype. Above --max-shard-size
+    they are split into shards with an index. Option --from-bin reads pickled weights, which no other command does, and
+    writes the same folder with safetensors. Option --precision writes a folder for clearhead with rounded weights. With
+    bf16, weights have 16 bits. With int8, they have 8 bits and take a quarter of the space. With int4, they have 4 bits
+    in the layers, and 8 bits in embedding tables and the output layer. With --text, int4 measures the loss on a file,
+    keeps the matrices that lose most in 8 bits, and prints the loss before and after. Without it, a model is converted
+    one tensor at a time and need not fit into memory. README.md is the model card. Option --push uploads the files,
+    with the token of HF_TOKEN or `hf auth login`. With --json, the last line is {"path", "format"}, with "model_type"
+    for --to hf and "commit" for --push.
+>>>>>>> side-2
     """
     from clearhead.base.files import refuse_unwritable_place
 
