@@ -30,14 +30,14 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
       clearhead bench path/to/checkpoint --threads 2 --batch-size 32 --json
 
     A decoder reads prompts and generates text after 32, 500, 2,000 and 8,000 tokens, up to its maximum length. An
-    encoder-decoder translates greedily and by beam search. An encoder does its task.
-
-    The limit is the fastest speed that memory and matrix products of this machine allow; both are measured first. Each
-    figure is the median of five runs, or of fewer if they would take more than half a minute.
-
-    Without --precision, every fast precision is measured. --batch-size sets the larger batch, by default 16 rows. The
-    columns p50 and p95 are the median and the 95th percentile of the time for one token. With --json, the last line is
-    {"device", "limits", "peak_memory", "speeds", "advice"}.
+    encoder-decoder translates greedily and by beam search. An encoder does its task. The limit is the fastest speed
+    that the machine allows. In generation, each step must read the weights and the cache from memory once; prompts and
+    sentences need the matrix products. Both limits are measured first, with the same threads, on a buffer of 512 MB and
+    on matrices of 2,048 x 2,048 numbers. Each figure is the median of five runs, or of fewer if all would take more
+    than half a minute. A large model runs each work once, and too slow contexts are left out and named. Without
+    --precision, every precision in which this machine multiplies fast is measured. Option --batch-size sets the larger
+    batch, by default 16 rows. The columns p50 and p95 are the median and the 95th percentile of the time for one token.
+    With --json, the last line is {"device", "limits", "peak_memory", "speeds", "advice"}.
     """
     ref = locate_model(ref)
     import torch

@@ -88,22 +88,10 @@ def check(
     \b
     Example:
       clearhead check runs/de-en --html report.html
+      clearhead check bert-base-uncased-folder --against transformers
       clearhead check mine.py:MyAttention mask='block' --hint 1
       clearhead check run.toml --json > certificate.json
 
-<<<<<<< HEAD
-    A checkpoint or run: the inputs that each output depends on are measured and compared with the masks. Batches,
-    padding, caches, packing, kernels and files must not change results in double precision. With --against
-    transformers, the first submodule that differs between the libraries is named.
-
-    FILE.py or a notebook: your code runs in another process and is compared with the paper. A known mistake that gives
-    the same numbers is named. name=value is an argument of the comparison.
-
-    A run file: its first steps are trained, killed and resumed. Every bit must be equal to training without a kill. The
-    output is a certificate, which `check` reads again.
-    The exit code is 1 for a fault, a difference or unwritten code, and 2 if nothing can be compared. With
-    --json, the last line is {"ok", "findings"} and more, {"same", "divergence", "causes"}, or {"ok", "reports"}.
-=======
     A checkpoint or run is computed in single and double precision, and the inputs of each output are compared with the
     masks. Batches, padding, caches, packing, attention kernels and files must not change results beyond rounding.
     Weights, heads and norms are inspected too. With --against transformers, both models read random, padded and real
@@ -114,7 +102,6 @@ def check(
     trained, killed and resumed; every bit must equal training without a kill. The output is a certificate. The exit
     code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. With --json, the
     last line is {"ok", "findings"} and more, {"same", "divergence", "causes"}, or {"ok", "reports"}.
->>>>>>> side-2
     """
     from clearhead.apps.check.handwritten.files import python_file
 

@@ -54,24 +54,12 @@ def convert(
 
     \b
     Example:
+      clearhead convert runs/de-en exported --to hf
       clearhead convert runs/de-en exported --to hf --push owner/de-en
       clearhead convert downloads/opus-mt-de-en opus-mt-de-en --from-bin
       clearhead convert runs/de-en de-en-int8 --precision int8
       clearhead convert runs/stories small --precision int4 --text sample.txt
 
-<<<<<<< HEAD
-    --to hf writes config.json, safetensors and the tokenizer for transformers. It uses the first model type that can
-    express the model, or reports why none can. Above --max-shard-size weights are split into shards with an index.
-
-    --from-bin reads pickled weights, which no other command does, and writes the same folder with safetensors.
-
-    --precision writes a folder for clearhead with rounded weights: 16 bits with bf16, 8 bits with int8. With int4,
-    layers have 4 bits, embedding tables and the output layer 8 bits. Together with --text, int4 measures the loss on a
-    file and keeps the matrices that lose most in 8 bits. It prints the loss before and after.
-
-    README.md is the model card. --push uploads the same files, with the token of HF_TOKEN or `hf auth login`. With
-    --json, the last line is {"path", "format"}, with "model_type" for --to hf and "commit" for --push.
-=======
     --to hf writes config.json, safetensors and the tokenizer in the form that transformers reads. It uses the first
     model type that can express the model, or reports why none can. Weights keep their dtype. Above --max-shard-size
     they are split into shards with an index. Option --from-bin reads pickled weights, which no other command does, and
@@ -82,7 +70,6 @@ def convert(
     one tensor at a time and need not fit into memory. README.md is the model card. Option --push uploads the files,
     with the token of HF_TOKEN or `hf auth login`. With --json, the last line is {"path", "format"}, with "model_type"
     for --to hf and "commit" for --push.
->>>>>>> side-2
     """
     from clearhead.base.files import refuse_unwritable_place
 

@@ -57,20 +57,14 @@ def explain(
     \b
     Example:
       clearhead explain runs/shakespeare "My lord," --layer 2 --head 1
+      clearhead explain runs/de-en "Zwei Hunde." --stack encoder --token 1
       clearhead explain runs/de-en "Zwei Hunde." -o forward.html
 
     The output goes from the text to tokens, embedding, norms, queries, keys, values, scores, mask, weights and
     probabilities. Each step has its formula, shape and numbers, and the lines of the core that compute it. The terminal
-<<<<<<< HEAD
-    shows one layer, head and token; a page shows all of them.
-
-    Below each attention, the largest score of the token is split into the contributions of earlier modules. Layers,
-    heads and tokens count from 0. --json ends with all numbers of the chosen layer, head and token.
-=======
     shows one layer, head and token; a page shows all of them. Below each attention, the largest score is a sum over the
     modules that wrote query and key, with norm statistics held fixed. Layers, heads and tokens count from 0. With
     --json, the last line has all numbers of the chosen layer, head and token.
->>>>>>> side-2
     """
     if output is not None:
         _check_output(output, force)

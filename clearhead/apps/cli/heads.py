@@ -56,18 +56,6 @@ def heads(
       clearhead heads runs/dates dates.txt --sort induction
       clearhead heads runs/de-en test.de --target test.en --json
 
-<<<<<<< HEAD
-    Each number is the mean over the lines, followed by ± and its standard deviation. entropy is in nats, distance in
-    tokens. The other statistics are shares of the attention weight, from 0 to 1:
-
-    \b
-    - first, previous, duplicate: on the first, the previous, an equal token
-    - induction: on the token that followed the same token before
-    - diagonal, alignment: on the same position, on links that are the largest of both tokens
-
-    Here duplicate and induction are measured on repeated random tokens, drawn with --seed. The last line
-    of --json is {"texts", "heads"}; a head has the numbers, their "spread" and its "patterns".
-=======
     Each line is a text; empty lines are left out. Each number is the mean over the lines, followed by ± and its
     standard deviation. The entropy is in nats, the distance in tokens. The others are shares of the attention weight on
     the first or previous token, the same token elsewhere (duplicate), or the same position (diagonal). For induction,
@@ -77,7 +65,6 @@ def heads(
     The columns duplicate and induction are measured on repeated random tokens, drawn with --seed. A pattern is named if
     more than half of the weight follows it. The model computes in fp32 unless --precision is given. With --json, the
     last line is {"texts", "heads"}; a head has the numbers, their "spread" and its "patterns".
->>>>>>> side-2
     """
     if compute.batch_size is not None:
         raise InputError("--batch-size has no effect here, since texts are read one by one; leave it out")

@@ -73,21 +73,14 @@ def serve(
 
     \b
     Example:
+      clearhead serve runs/de-en
       clearhead serve path/to/gpt2 vectors=path/to/minilm --port 8080
       clearhead serve runs/shakespeare --host 0.0.0.0 --api-key-file keys.txt
 
-<<<<<<< HEAD
-    Clients of OpenAI's API connect to http://127.0.0.1:8000/v1. NAME=REF names a model; the default is the last folder
-    of REF, or the repository's name. Requests share a running batch, which they join and leave at any token.
-
-    GET /v1/models lists the models. /health reports ready when each model has produced a first token. /metrics is for
-    Prometheus. SIGTERM finishes running requests and refuses new ones; a second one ends at once.
-=======
     OpenAI clients connect to http://127.0.0.1:8000/v1. NAME=REF names a model (letters, digits, ".", "_", "-"); the
     default is the last folder of REF. A prompt and its answer may have as many tokens as the model has positions.
     Requests share a running batch. GET /v1/models lists the models, /health is ready when each has produced a token,
     /metrics is for Prometheus. Texts are never logged. SIGTERM finishes running requests; a second one ends at once.
->>>>>>> side-2
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:

@@ -191,22 +191,15 @@ def view(
     \b
     Example:
       clearhead view runs/de-en "Zwei Hunde spielen im Schnee." -o heads.html
+      clearhead view runs/shakespeare "My lord," --generate 30 --effects
       clearhead view runs/de-en "Zwei Hunde." --serve
       clearhead view runs/de-en "Zwei Hunde." --view matrix \\
         --stack decoder.memory --layers 2 --heads 1 -o head.svg
 
-<<<<<<< HEAD
-    Without -o, the page is named after the model. It shows all heads, one head as a matrix and as lines, one token
-    through all layers, the logit lens and the search.
-    Heads chosen by --layers and --heads are stored with all digits, together with their queries and keys. For these
-    heads --effects also measures the effect of each attended token. --checkpoints shows the steps whose weights a run
-    kept. With --of Mary --of John, the page explains why the model prefers Mary to John.
-=======
     The page shows all heads, a head as a matrix, a token through all layers, the logit lens and the search; -o names
     its file. Heads chosen by --layers and --heads are stored with all digits; --effects also measures their attended
     tokens. Option --checkpoints shows all weights that a run kept (train.snapshots). The last token, the first blank or
     the predicted label is explained, unless --of names another output; --of Mary --of John explains why Mary.
->>>>>>> side-2
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}
