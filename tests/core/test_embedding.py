@@ -79,7 +79,7 @@ def test_a_table_of_its_own_width_is_tied_to_a_head_of_that_width() -> None:
     assert module.head.layers[1].projection.weight_VD is module.encoder.embedding.table.weight
     assert module(IDS).logits.shape == (1, 4, ROWS)
     short = model.model_copy(update={"head": spec.Head(layers=tied.layers[1:])})
-    with pytest.raises(ValueError, match=f"'encoder.embedding.table' is {OWN} wide, {WIDTH} needed"):
+    with pytest.raises(ValueError, match=f"'encoder.embedding.table' has width {OWN}, but {WIDTH} is needed"):
         build(short)
 
 

@@ -25,7 +25,10 @@ def known_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_as_a_table(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
     lines = run(capfd, "bench", str(runs("classify")), "--precision", "fp32", "--batch-size", "3").splitlines()
-    assert lines[0] == "machine     1 thread: 10.0 GB/s read, 100 GFLOP/s in fp32" and "at the peak" in lines[1]
+    assert (
+        lines[0] == "machine     1 thread: 10.0 GB/s read, 100 GFLOP/s in fp32"
+        and "peak of the whole process" in lines[1]
+    )
     assert lines[3].split() == [
         "work",
         "precision",

@@ -75,8 +75,8 @@ def test_a_page_loads_nothing_and_shows_a_text_as_text(trained: Path, tmp_path: 
         (["--head", "9"], "--head is 9, but the decoder has heads 0 to "),
         (["--token", "99"], "--token is 99, but the decoder reads tokens 0 to "),
         (["--stack", "both"], "--stack is 'both', but this model has encoder and decoder"),
-        (["-o", "page.pdf"], "-o names page.pdf: expected a page"),
-        (["--force"], "--force replaces the file of -o, and none is given"),
+        (["-o", "page.pdf"], "-o page.pdf is not an HTML page"),
+        (["--force"], "--force has no effect without -o"),
     ],
 )
 def test_wrong_options_are_one_sentence(

@@ -80,9 +80,9 @@ def test_a_long_prompt_is_said_before_it_is_read(
     runs: Runs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(continuation, "LONG_PROMPT", 9)
-    for prompt, notice in {"a m u": "", "a m u a m u": "clearhead: reading 12 tokens at once"}.items():
+    for prompt, notice in {"a m u": "", "a m u a m u": "clearhead: reading a prompt of 12 tokens"}.items():
         assert main(["generate", str(runs("generate")), "--prompt", prompt, "--max-new-tokens", "2", "--greedy"]) == 0
-        assert capfd.readouterr().err.partition(",")[0] == notice
+        assert capfd.readouterr().err.partition(";")[0] == notice
 
 
 def test_a_seed_gives_the_same_text_again(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:

@@ -152,7 +152,7 @@ def test_what_cannot_be_cut() -> None:
     [
         (["the"], "'the' is already in the vocabulary"),
         (["new", "new"], "'new' is given twice"),
-        ([" "], "more than white space"),
+        ([" "], "a character that is not white space"),
         ([], "`words` must not be empty"),
     ],
 )

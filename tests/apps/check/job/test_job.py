@@ -110,7 +110,7 @@ def test_gradients_that_forget_the_labels_of_earlier_batches_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = examine(write_run_file(tmp_path, train=LENGTH), tmp_path / "folder", steps=8, kills=1)
-    job = replace(job, one_process="one process is enough here")
+    job = replace(job, one_process_reason="one process is enough here")
 
     def add(self: StepSums, loss: float, num_labels: int, num_tokens: int, number: int) -> None:
         self.loss, self.num_labels, self.num_tokens = self.loss + loss, num_labels, self.num_tokens + num_tokens

@@ -78,7 +78,7 @@ def test_pauses_and_moves_to_another_cache_change_no_text(
     alone = [asyncio.run(texts_of(served, [job_of(served, *job_spec)]))[0] for job_spec in specs]
     for module, limits in (
         (engine, {"RESERVED_TOKENS": 8, "MOST_TOKENS": 110, "MOST_PROMPT_TOKENS": 20}),
-        (running, {"LANE_TOKENS": 16, "CHECKED_TOKENS": 2}),
+        (running, {"GROUP_TOKENS": 16, "CHECKED_TOKENS": 2}),
     ):
         for limit, value in limits.items():
             monkeypatch.setattr(module, limit, value)
