@@ -76,7 +76,7 @@ class ChildProcess:
         self, request: bytes, subject: str, seconds: float, is_abandoned: Callable[[], bool]
     ) -> dict[str, Any]:
         process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None, "it was started"
+        assert process is not None and process.stdin is not None and process.stdout is not None, "the child has pipes"
         self._fault = ""
         done, line = threading.Event(), b""
         watcher = threading.Thread(target=self._watch, args=(process, seconds, done, is_abandoned), daemon=True)

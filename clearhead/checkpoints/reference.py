@@ -110,8 +110,8 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
         with_bin: True to download pickled weights as well, for conversion.
 
     Raises:
-        InputError: the repository or revision does not exist, access is denied, or the weights are only pickled. Or the
-            hub cannot be reached and the cache lacks the files.
+        InputError: the repository or revision does not exist, access is denied, or the weights are only pickled. Also
+            if the hub cannot be reached and the cache lacks the files.
     """
     import huggingface_hub
     from huggingface_hub import errors

@@ -76,7 +76,7 @@ def build_position(width: int, position: spec.EmbeddingPosition | None) -> nn.Mo
 
 
 class Embedding(PrintedModule, nn.Module):
-    """dropout(norm(word_norm(table[ids] * scale) + segments[segment] + positions[position])).
+    """Embedding of ids: dropout(norm(word_norm(table[ids] * scale) + segments[segment] + positions[position])).
 
     A table of another width is projected before the norm or after it. Source: arXiv 1706.03762, section 3.4;
     segments and norm: arXiv 1810.04805, section 3; projection: arXiv 1909.11942, section 3.1.

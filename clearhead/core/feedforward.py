@@ -37,7 +37,7 @@ def activate(form: spec.ActivationName | spec.ClampedGate, up: Inner, gate: Inne
 
 
 class FeedForward(PrintedModule, nn.Module):
-    """down(dropout(act(up(x)))), or down(dropout(act(gate(x)) * up(x))) where gated.
+    """Feed-forward network: down(dropout(act(up(x)))), or down(dropout(act(gate(x)) * up(x))) where gated.
 
     Source: arXiv 1706.03762, eq. 2; arXiv 2002.05202, eq. 6.
     """

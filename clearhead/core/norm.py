@@ -44,14 +44,14 @@ class Norm(PrintedModule, nn.Module):
 
 
 class LayerNorm(Norm):
-    """(x - mean) / sqrt(variance + eps) * weight + bias, with the biased variance. Source: arXiv 1607.06450, eq. 3."""
+    """Layer norm: (x - mean) / sqrt(biased variance + eps) * weight + bias. Source: arXiv 1607.06450, eq. 3."""
 
     def normalize(self, x_D: Vectors, weight: Tensor | None, bias: Tensor | None) -> Vectors:
         return F.layer_norm(x_D, x_D.shape[-1:], weight, bias, self.eps)
 
 
 class RMSNorm(Norm):
-    """x / sqrt(mean(x^2) + eps) * weight. Source: arXiv 1910.07467, eq. 4."""
+    """Root-mean-square norm: x / sqrt(mean(x^2) + eps) * weight. Source: arXiv 1910.07467, eq. 4."""
 
     def normalize(self, x_D: Vectors, weight: Tensor | None, bias: Tensor | None) -> Vectors:
         return F.rms_norm(x_D, x_D.shape[-1:], None if weight is None else weight.to(x_D.dtype), self.eps)

@@ -116,7 +116,7 @@ class IndexedCache(Cache):
     @property
     def num_rows(self) -> int:
         """Number of rows; call `gather` first if rows are out of order."""
-        assert not self.is_by_index, "gather comes first"
+        assert not self.is_by_index, "call gather first: the rows are out of order"
         return self.buffer_rows(0)
 
     @property

@@ -38,7 +38,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True)
 class FormatEntry:
-    """A tensor that a format stores for each matrix: its name, dtype and number of axes; the first axis is the rows."""
+    """Tensor that a format stores for each matrix, such as its scales: name, dtype, number of axes; axis 0 is rows."""
 
     name: str
     dtype: torch.dtype
@@ -152,7 +152,7 @@ def _format_by_name(name: str) -> StorageFormat:
 
 
 class Stored(nn.Module):
-    """A module with a stored matrix instead of the parameter `weight`."""
+    """Module whose weight matrix is stored in 16, 8 or 4 bits instead of the fp32 parameter `weight`."""
 
     format: StorageFormat
 
@@ -183,7 +183,7 @@ class Stored(nn.Module):
 
 
 class StoredRows(Stored):
-    """A table of embeddings with a stored matrix; an output layer may be tied to it."""
+    """Embedding table stored in 16, 8 or 4 bits; an output layer may be tied to the table."""
 
     def forward(self, ids_BT: Ids) -> Float[Tensor, "batch tokens width"]:
         """Return the fp32 rows of these ids; no other row is widened."""
@@ -281,8 +281,8 @@ def store(module: Transformer, formats: Mapping[str, StorageFormat] | StorageFor
 
     Args:
         module: the model on the CPU, or on the meta device with entries to be filled later.
-        formats: formats by the address of a linear layer, a table or experts; other addresses have no effect. Or one
-            format for every matrix that it can store.
+        formats: formats by the address of a linear layer, a table or experts; other addresses have no effect. A single
+            format applies to every matrix that it can store.
 
     Raises:
         InputError: the model has no matrix for the requested format, or a format cannot store a matrix.
@@ -401,7 +401,7 @@ class WeightForm:
 
 
 def stored_matrices(module: nn.Module) -> dict[str, StorageFormat]:
-    """Return the formats of a model's stored matrices, by address."""
+    """Return the storage formats of the matrices that are not held in fp32, by the address of their module."""
     return {address: submodule.format for address, submodule in module.named_modules() if isinstance(submodule, Stored)}
 
 
@@ -412,7 +412,7 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def state_to_save(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a model for its files: in 16 bits if the matrices have them and no bit is lost."""
+    """Return the weights of a model for saving; next to 16-bit matrices, others get 16 bits where no bit is lost."""
     state, kinds = module.state_dict(), set(stored_matrices(module).values())
     if kinds not in ({BF16}, {FP16}):
         return state
@@ -500,7 +500,7 @@ def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
 
 
 def _entry_faults(owner: str, kind: StorageFormat, tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield a sentence for each entry of a quantized matrix that is missing or does not fit the first entry."""
+    """Yield a sentence for each tensor of a quantized matrix, such as its scales, that is missing or misshapen."""
     matrix = tensors[f"{owner}.{kind.names[0]}"]
     for entry in kind.entries:
         tensor = tensors.get(f"{owner}.{entry.name}")

@@ -62,7 +62,7 @@ class Decoder:
         """Translate texts by beam search; an empty text gives one empty hypothesis.
 
         Args:
-            texts: one sentence each.
+            texts: texts to translate, one sentence in each.
             options: the options of the search.
 
         Raises:
@@ -91,7 +91,7 @@ class Decoder:
         """Continue each prompt and return its generated sequences, without the prompt.
 
         Args:
-            prompts: one text each.
+            prompts: texts of the prompts.
             options: the options of generation.
             schema: JSON schema of each generated text, see `with_schema`. None means any text.
 
@@ -165,7 +165,7 @@ class Decoder:
         """Return the request that translates texts; a warning gives the number of truncated texts.
 
         Args:
-            texts: one sentence each, none empty.
+            texts: texts to translate, one sentence in each, none empty.
             options: the options of the search.
             recorder: records the candidates of the search for a single text. None means no record.
 
@@ -180,10 +180,10 @@ class Decoder:
         return replace(self.source_request([around(ids) for ids in sources], options), recorder=recorder)
 
     def source_request(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> GenerateRequest:
-        """Return the request that translates sources in ids.
+        """Return the request to translate sources that are token ids.
 
         Args:
-            sources: ids that the encoder reads, none empty.
+            sources: token ids that the encoder reads, one sequence per source, none empty.
             options: the options of the search.
 
         Raises:
@@ -253,7 +253,7 @@ class Decoder:
         A model trained by clearhead gets the start token first.
 
         Args:
-            prompts: one text each. An empty text becomes the start token, if the checkpoint has one.
+            prompts: texts of the prompts. An empty text becomes the start token, if the checkpoint has one.
         """
         tokenizer = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
         if self.config is None:
@@ -265,7 +265,7 @@ class Decoder:
         """Return the ids of prompts, truncated to the encoder's limit; a warning gives the number of truncated texts.
 
         Args:
-            prompts: one text each.
+            prompts: texts of the prompts.
             limit: maximum number of tokens that the encoder reads, including special tokens.
 
         Raises:

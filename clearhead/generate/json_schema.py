@@ -64,8 +64,9 @@ def with_schema(
         abandoned: event that, once set, stops the compilation of the schema. None means that it runs to its end.
 
     Raises:
-        InputError: llguidance is missing, or refuses the schema or the vocabulary. Or the schema takes more than 10
-            seconds of processor time or 512 MB. Or the request is a beam search, or its checkpoint forces a token.
+        InputError: llguidance is missing, or refuses the schema or the vocabulary. Also if the schema takes more than
+            10 seconds of processor time or 512 MB. Also if the request is a beam search, or its checkpoint forces a
+            token.
     """
     if request.options.is_search:
         raise InputError(argument("schema") + " needs greedy search or sampling, but the options ask for beam search")
@@ -108,7 +109,7 @@ class _SchemaConstraint(Constraint):
         self._matcher = matcher
 
     def allowed_tokens(self) -> Bool[Tensor, " vocab"]:
-        """Return which tokens may follow; none after a failure, since any token would end the text."""
+        """Return the mask of tokens that may follow; all False after a failure, since any token would end the text."""
         allowed_V = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8) > 0
         return torch.zeros_like(allowed_V) if self._matcher.is_error() else allowed_V
 

@@ -53,7 +53,7 @@ def is_timeless(processor: Processor) -> bool:
 
 
 def only_banned(chain: Sequence[Processor], length: int, device: torch.device) -> Int[Tensor, " banned"] | None:
-    """Return the ids that a chain bans at a length, possibly with repeats; None if it changes logits in other ways."""
+    """Return the ids that a chain bans after `length` ids, perhaps repeated; None if it changes logits otherwise."""
     banned = [processor.at_length(length, device) for processor in chain if isinstance(processor, BannedIds)]
     if len(banned) < len(chain):
         return None
@@ -147,7 +147,7 @@ class BannedIds:
         return logits_RV.index_fill(1, banned_X, -torch.inf) if len(banned_X) else logits_RV
 
     def at_length(self, length: int, device: torch.device) -> Int[Tensor, " banned"]:
-        """Return the ids that are banned after `length` ids."""
+        """Return the ids that may not follow a sequence of `length` ids, prompt and padding included."""
         is_banned = self.start <= length and (self.stop is None or length < self.stop)
         if is_banned and isinstance(self.ids, Tensor):
             return self.ids

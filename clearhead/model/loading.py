@@ -72,8 +72,8 @@ def load(
         parts: the files with custom modules that the model needs. None means that they are imported or installed.
 
     Raises:
-        InputError: there is no usable model, or its weights are NaN or infinite. Or a custom module that it needs is
-            missing or comes from a changed file. The message says what was expected.
+        InputError: there is no usable model, or its weights are NaN or infinite. Also if a custom module that it needs
+            is missing or comes from a changed file. The message says what was expected.
     """
     if parts is not None:
         load_parts(parts)
@@ -197,7 +197,7 @@ def load_saved(
 
     Args:
         reference: a run directory, optionally with the label of a checkpoint, or the folder of a saved model.
-        form: the form in which the module holds its weights. None means fp32.
+        form: the form in which the module holds its weights, such as int8. None means fp32.
         device: the device of the module.
         keep_quantized: the formats of quantized weights that stay quantized; other formats are dequantized.
         check_rows: True to refuse a tokenizer with more entries than the model has rows.

@@ -172,7 +172,7 @@ def write_card(
 
     Args:
         folder: the folder with all other files of the model.
-        name: the name by which the model will be loaded, of a repository or of the folder.
+        name: the reference for loading the model: its repository or its folder.
         module, task, hf_checkpoint: same as in `Model`.
         facts: the facts about the training. None means that they are not known.
         is_clearhead_format: True if the folder has clearhead's layout, False for that of the hub.
@@ -374,7 +374,7 @@ def write_model(
     Args:
         model: the model.
         folder: the new folder.
-        name: the name by which the card loads the model.
+        name: the reference by which the example in the card loads the model.
         format, max_shard_size: same as in `Saving.save`.
         weights: a stream of weights by address; the module may then be on the meta device. None means the weights of
             the module.

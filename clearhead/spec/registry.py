@@ -212,7 +212,7 @@ def kind_of(node: Part) -> PartKind:
 
 @check_types
 def own_parts(root: Node) -> Iterator[tuple[str, Part]]:
-    """Yield the path and the node of every custom module in a spec."""
+    """Yield every custom node of a spec with its path."""
     return ((path, node) for path, node in walk(root) if isinstance(node, Part))
 
 

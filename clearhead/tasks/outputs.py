@@ -53,7 +53,7 @@ def split_pairs(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[list[s
 
 
 def truncate(sides: Sides, room: int) -> tuple[Sides, Bool[ndarray, " texts"]]:
-    """Truncate texts, or pairs together, to `room` ids, and return which texts were truncated."""
+    """Truncate texts, or pairs together, to `room` ids; also return True for each truncated text or pair."""
     lengths = [np.array([len(ids) for ids in side], dtype=np.int64) for side in sides]
     kept_lengths = fitting_lengths(lengths, room)
     cut = [
@@ -78,7 +78,7 @@ def max_input_length(module: Transformer, max_length: int | None) -> int:
 def encode_sides(
     tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int
 ) -> tuple[Sides, Bool[ndarray, " texts"]]:
-    """Return the truncated ids of texts or pairs, and which of them were truncated; a warning counts these.
+    """Return the ids of texts or pairs, and True for each one that was truncated; warn of the number truncated.
 
     Args:
         tokenizer: the tokenizer of the model's input.

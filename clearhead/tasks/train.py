@@ -219,7 +219,7 @@ class LabelledTraining(TaskTraining):
         batches = training_batches(store, plan, collate)
 
         def validate(module: nn.Module) -> Validation:
-            assert isinstance(module, Transformer), "labels need the module that was built for them"
+            assert isinstance(module, Transformer), "a model that predicts labels is a Transformer"
             measures = self.measure(module, tokenizer, record, stores.valid)
             return Validation(loss=measures.loss, score=measures.score)
 

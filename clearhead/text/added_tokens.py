@@ -1,4 +1,4 @@
-"""Add tokens to a `tokenizer.json`, or remove entries from it; documents in, documents out."""
+"""Add tokens to a `tokenizer.json`, or remove entries from it; its parsed content is called a document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clearhead.text.sentencepiece import KIND
 
 
 def with_words(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Return a document with new words, each an added token with one id; texts are first split at these words.
+    """Return a `tokenizer.json` with new words, each an added token with one id; texts are first split at these words.
 
     Args:
         document: parsed content of a `tokenizer.json`.
@@ -66,7 +66,7 @@ def _added_entries(document: Mapping[str, Any], words: Sequence[str]) -> list[di
 
 
 def with_entries(document: Mapping[str, Any], keep: Sequence[int]) -> dict[str, Any]:
-    """Return a document with only some entries of the vocabulary, renumbered.
+    """Return a `tokenizer.json` with only some entries of its vocabulary, renumbered.
 
     Args:
         document: parsed content of a `tokenizer.json`.
@@ -132,13 +132,13 @@ def needed_entries(document: Mapping[str, Any], ids: Iterable[int]) -> set[int]:
 
 
 def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the merges of a model, in order; files store them as "a b" or as ["a", "b"]."""
+    """Return the merges of a BPE model, in order; files store them as "a b" or as ["a", "b"]."""
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()]
     return [(first, second) for first, second in pairs]
 
 
 def _models(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return the model of a document with only the entries that have a new id."""
+    """Return the `model` entry of a `tokenizer.json` with only the vocabulary entries that have a new id."""
     if isinstance(model["vocab"], list):
         return _with_pieces(model, numbers)
     vocabulary = {entry: numbers[entry] for entry in model["vocab"] if entry in numbers}

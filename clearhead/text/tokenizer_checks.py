@@ -276,7 +276,7 @@ class _PatternChecker:
         group = _GROUP.match(self.pattern, self.position)
         assert group is not None, "a bracket is a group"
         if self.pattern[group.end() : group.end() + 1] in ("?", "*"):
-            return "has a group of an unusual kind"
+            return "has a group of an unsupported kind, such as a conditional or a callout"
         self.position = group.end()
         self.varies.append(False)
         self.repeats.append(0)

@@ -136,7 +136,7 @@ def loss_unshifted(logits, ids):
 print(ch.check.loss(loss_unshifted))
 
 # %% [markdown]
-# **The mend** is the last line of the report.
+# **The fix** is the last line of the report.
 #
 # ## Exercises
 #

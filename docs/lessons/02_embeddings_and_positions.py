@@ -155,7 +155,7 @@ print("d = 300, position 2:", [round(float(x), 5) for x in double_exponent(3, 30
 print(ch.check.positions(double_exponent, width=64))
 
 # %% [markdown]
-# **The mend** is the last line of the report: `even / width`, because `even` is $2i$ already.
+# **The fix** is the last line of the report: `even / width`, because `even` is $2i$ already.
 #
 # ## Exercises
 #

@@ -238,7 +238,7 @@ with torch.no_grad():
 print(ch.check.attention(mixed, width=12, heads=3))
 
 # %% [markdown]
-# **The mend.**
+# **The fix.**
 
 # %%
 Mixed.broken = False

@@ -178,7 +178,7 @@ for step in range(301):
 print("\n".join(ch.check.module(leaking).lines()))
 
 # %% [markdown]
-# **The mend.**
+# **The fix.**
 
 # %%
 Decoder.diagonal = 0

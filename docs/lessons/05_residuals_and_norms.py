@@ -152,7 +152,7 @@ print("largest difference at width 8:", float((Norm(8)(wide) - torch.nn.LayerNor
 print(ch.check.norm(Norm(8), width=8))
 
 # %% [markdown]
-# **The mend** is in the report above, one line for each of the two mistakes.
+# **The fix** is in the report above, one line for each of the two mistakes.
 #
 # ## Exercises
 #

@@ -321,7 +321,7 @@ for name, module in (("every position counted", broken), ("the chosen ones count
 # %% [markdown]
 # The broken model is perfect where it only has to copy. Where a token was replaced, it repeats the wrong character.
 #
-# **The mend.** Count only the chosen positions. In other people's code, nearly all labels should be `-100`. If they are not, the code has this bug:
+# **The fix.** Count only the chosen positions. In other people's code, nearly all labels should be `-100`. If they are not, the code has this bug:
 
 # %%
 print(f"{float(chosen[held_out != 0].float().mean()):.2f} of the labels count; 1.00 is this bug")

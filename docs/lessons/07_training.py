@@ -340,7 +340,7 @@ except (RuntimeError, AssertionError) as error:
 print("\n".join(ch.check.module(Translator()).lines()))
 
 # %% [markdown]
-# **The mend.** Shift once, where you make the batch. Then the model gets the input of the decoder and makes its masks from that:
+# **The fix.** Shift once, where you make the batch. Then the model gets the input of the decoder and makes its masks from that:
 
 # %%
 Translator.shifts_inside = False

@@ -378,7 +378,7 @@ assert differ
 # %% [markdown]
 # `clearhead check RUN` tests the same for any model: padding on either side, batches, and a KV cache.
 #
-# **The mend.** Pass the mask of real tokens to the model. The mask hides the padding, and the positions count only real tokens:
+# **The fix.** Pass the mask of real tokens to the model. The mask hides the padding, and the positions count only real tokens:
 
 # %%
 mended = continue_prompts(prompts, tell_mask=True)

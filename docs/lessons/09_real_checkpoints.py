@@ -347,7 +347,7 @@ print("\n".join(done.stdout.replace(f"{work}/", "").splitlines()[:6]))
 assert done.returncode == 1 and "untrained" in done.stdout
 
 # %% [markdown]
-# **The mend.** Refuse the checkpoint, or train the head. Clearhead refuses a file without the head, and names the missing tensor:
+# **The fix.** Refuse the checkpoint, or train the head. Clearhead refuses a file without the head, and names the missing tensor:
 
 # %%
 try:

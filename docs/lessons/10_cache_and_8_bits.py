@@ -314,7 +314,7 @@ print("first step that differs:", int((broken > 1e-9).nonzero()[0]))
 assert broken[0] < 1e-12 and (broken[1:] > 1e-3).all()
 
 # %% [markdown]
-# **The mend.** `start` is the number of tokens in the cache.
+# **The fix.** `start` is the number of tokens in the cache.
 
 # %%
 Decoder.advances = True

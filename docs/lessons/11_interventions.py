@@ -130,7 +130,7 @@ print("broken", broken, " mended", mended)
 assert broken[0] != broken[1] and mended[0] == mended[1]
 
 # %% [markdown]
-# **The mend.** Index both axes: `changed[:, head] = 0`.
+# **The fix.** Index both axes: `changed[:, head] = 0`.
 #
 # ## Exercises
 #

@@ -17,7 +17,7 @@
 #
 # The page starts empty and grows. You write three missing pieces, in any order: the attention, the decoder layer, the loss. While a piece is not right yet, our version replaces it. So the page always runs to its end.
 #
-# Each check has three hints. `hint=1` tells you where your result differs, `hint=2` names the line of mathematics, and `hint=3` names the mistake and its mend. Try to use only the first.
+# Each check has three hints. `hint=1` tells you where your result differs, `hint=2` names the line of mathematics, and `hint=3` names the mistake and its fix. Try to use only the first.
 
 # %%
 import inspect
@@ -553,7 +553,7 @@ print(f"logits differ by {apart:.2f}")
 draw(of_mine, of_ours, "with the cross-attention reversed")
 
 # %% [markdown]
-# **The mend.** `self.cross(x, memory, memory_mask)`: queries come from the decoder, keys from the memory, and the mask hides the padding of the source. Without this mask the layer silently reads padding, which the check reports:
+# **The fix.** `self.cross(x, memory, memory_mask)`: queries come from the decoder, keys from the memory, and the mask hides the padding of the source. Without this mask the layer silently reads padding, which the check reports:
 
 
 # %%

@@ -232,7 +232,7 @@ report = ch.check.attention(ch.MultiHeadAttention(width=32, num_heads=4), width=
 print("\n".join(report.lines()))
 
 # %% [markdown]
-# **The mend.** Leave out `attention_scale`: then the core uses `head_size ** -0.5`, in one line of `Attention.__init__`.
+# **The fix.** Leave out `attention_scale`: then the core uses `head_size ** -0.5`, in one line of `Attention.__init__`.
 #
 # ## Exercise
 #

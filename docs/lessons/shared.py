@@ -150,7 +150,7 @@ def _load_or_train(name: str, command: Callable[[Path], list[str]]) -> ch.Model:
 
 
 def attempt(check: Callable[[], Report | str], hint: int = 1) -> None:
-    """Print the result of an exercise check: where the answer differs; larger hints add the mathematics and the mend.
+    """Print the result of an exercise check: where the answer differs; larger hints add the mathematics and the fix.
 
     Args:
         check: function that returns a report or a string, or raises `AssertionError` with a message;

@@ -130,7 +130,7 @@ class _Bench:
             # Expect the same ratio to the limit as for the context before it.
             if times_limit * least > effort.seconds:
                 left_out = ", ".join(f"{length:,}" for length, _ in fitting[number:])
-                message(f"left out: {left_out} tokens; {context:,} take about {times_limit * least:.0f} s to read")
+                message(f"contexts of {left_out} are left out: {context:,} tokens take {times_limit * least:.0f} s")
                 return
             runs = self._repeat(lambda: self._stream(context, new))  # noqa: B023
             tokens = [later - earlier for run in runs for earlier, later in pairwise(run[1:])]
@@ -225,7 +225,7 @@ class _Bench:
         return [self.model.tokenizers.source.decode(self._ids(SENTENCE)) or "a" for _ in range(count)]
 
     def _use(self, texts: list[str]) -> object:
-        """Run the task of an encoder, or the bare model if its task is none of these."""
+        """Predict labels or vectors for texts; a model of another task only computes its outputs."""
         if find_task(self.model.task.kind).outputs in ("labels", "token_labels", "vector"):
             return self.model.predict(texts)
         tokenizer = self.model.tokenizer

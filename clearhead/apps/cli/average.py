@@ -23,7 +23,7 @@ def average(
       clearhead average runs/de-en --last 5
       clearhead translate runs/de-en@averaged input.de
 
-    The mean of their weights is saved as RUN@averaged. --json ends with {"run", "steps", "path"}.
+    The mean of their weights is saved as RUN@averaged. With --json, the last line is {"run", "steps", "path"}.
     """
     refuse_absent_runs([run])
     from clearhead.training.optim.weight_averages import average_run

@@ -61,7 +61,7 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
         except LackOfMemory as error:
             if len(precisions) == 1:
                 raise
-            print_message(f"left out: {error}")
+            print_message(f"one precision is left out: {error}")
             continue
         if limits is None:
             print_message("measuring the machine")

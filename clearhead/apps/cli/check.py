@@ -55,7 +55,7 @@ Heads = Annotated[
     int | None, typer.Option("--heads", min=1, help="For FILE.py: the heads of the built module; by default 3.")
 ]
 As = Annotated[
-    str | None, typer.Option("--as", metavar="KIND", help="For FILE.py:NAME: its kind; by default its name tells.")
+    str | None, typer.Option("--as", metavar="KIND", help="For FILE.py:NAME: its kind; by default derived from NAME.")
 ]
 TimeLimit = Annotated[
     float | None,

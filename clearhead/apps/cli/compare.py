@@ -40,7 +40,7 @@ def compare(
     Unfair differences from the first row are listed below the table. Rows of several seeds also show their difference
     with its 95 % interval (Student's t, paired by seed where both rows have the seeds). The picture shows the
     validation score over tokens and over time, or the loss if a run has no score.
-    --json ends with {"rows", "differences", "differs_in", "same", "unfair", "notes", "picture"}.
+    With --json, the last line is {"rows", "differences", "differs_in", "same", "unfair", "notes", "picture"}.
     """
     _check_picture(output, force)
     refuse_absent_runs(runs)

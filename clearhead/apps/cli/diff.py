@@ -73,7 +73,8 @@ def diff(
 
     --fail-above bounds the largest change, as a fraction (0.01 is 1 %). With texts it bounds the mean KL divergence per
     token instead.
-    --json ends with {"a", "b", "largest", "only_in_a", "only_in_b", "other_shape", "changes", "texts", "path"}.
+    With --json, the last line is {"a", "b", "largest", "only_in_a", "only_in_b", "other_shape", "changes", "texts",
+    "path"}.
     """
     _check_options(output, force, bool(texts or file), (device, precision))
     lines = _read_texts(texts, file)

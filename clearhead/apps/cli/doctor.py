@@ -63,9 +63,9 @@ def doctor(as_json: Json = False) -> None:
     each operation against double precision on the CPU. Nothing is compiled, downloaded or timed; clearhead bench
     measures speed. Your home folder is written as ~.
 
-    A line that cannot be determined gives the reason, and the last lines give advice. --json ends with {"clearhead",
-    "python", "packages", "torch", "processor", "kernels", "memory", "gpu", "devices", "cache", "hub", "console",
-    "settings", "advice"}; a section that failed is {"error"}.
+    A line that cannot be determined gives the reason, and the last lines give advice. With --json, the last line
+    is {"clearhead", "python", "packages", "torch", "processor", "kernels", "memory", "gpu", "devices", "cache", "hub",
+    "console", "settings", "advice"}; a section that failed is {"error"}.
     """
     record: dict[str, Any] = {}
     lines, advice = list[str](), list[str]()

@@ -71,8 +71,8 @@ RunDirectory = Annotated[Path | None, typer.Option("--run", metavar="DIR", help=
 _ALWAYS = """Training steps are measured on this machine, so that model and steps fit into --minutes. Every choice in
 the run file has a comment. Existing files are replaced only with --force, and your data is never changed. Without
 validation data, some training data is held out: a tenth of the lines, pairs or labelled texts, drawn at random and
-copied into a folder next to the run file; from other text, the end. --json ends with {"file", "run", "steps",
-"held_out"} and the amount of data."""
+copied into a folder next to the run file; from other text, the end. With --json, the last line is {"file", "run",
+"steps", "held_out"} and the amount of data."""
 
 
 def new() -> None:

@@ -1,4 +1,4 @@
-"""Output files of commands that answer lines, and the share of the input that a process answers."""
+"""Output files of commands with one answer per line of input, and the share of the input that a process reads."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class FileShare:
         return cls(number + 1, count, " of ".join(reversed(names))) if names else None
 
     def file_of(self, output: Path) -> Path:
-        """Return the path of the output file for this share."""
+        """Return the path of the output file for this share of the input, such as out.txt.2-of-8."""
         return output.with_name(f"{output.name}.{self.number}-of-{self.count}")
 
 
@@ -170,7 +170,7 @@ class AnswerFile:
         return count, end
 
     def finish(self, file: BinaryIO) -> None:
-        """Finish the file format; nothing to do for lines of text."""
+        """Complete the file after the last answer; lines of text need nothing more."""
 
     def report(self, num_lines: int, *, as_json: bool) -> None:
         """Print the name of the complete file."""
@@ -240,7 +240,7 @@ class VectorFile(AnswerFile):
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Options for the output file of a command that answers lines, and for its share of the lines.
+    """Options for the output file of a command with one answer per line, and for its share of the input.
 
     Attributes:
         output: the path of the output file. None means standard output.

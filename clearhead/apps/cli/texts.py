@@ -1,4 +1,4 @@
-"""Commands that answer texts: `clearhead classify`, `tag`, `fill`, `embed`, `answer` and `predict`."""
+"""Commands that apply a model to texts: `clearhead classify`, `tag`, `fill`, `embed`, `answer` and `predict`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Shown = tuple[dict[str, object], str]
 
 @dataclass(frozen=True)
 class LineCall:
-    """The arguments of a command that answers lines: model, texts and form of the output.
+    """Arguments of a command with one answer per line of input: model, texts and form of the output.
 
     Attributes:
         ref: the reference of the model.

@@ -302,7 +302,7 @@ def run_classify(plan: DemoPlan, sizes: ClassifySizes = FULL) -> DemoOutcome:
     ref = quote(str(plan.run))
     return DemoOutcome(
         record=asdict(scores),
-        pictures={"What is taken for what": "plots/confusion.png"},
+        pictures={"Languages that the model confuses": "plots/confusion.png"},
         commands={
             "Try another name": f"echo '{SAMPLE}' | {make_command(f'classify {ref}')}",
             "Score it again": make_command(f"evaluate {ref} --text {quote(str(files['test']))} --labels language"),

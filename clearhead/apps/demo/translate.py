@@ -421,7 +421,7 @@ def _introduce(plan: DemoPlan, sets: DateSets, locales: Sequence[str]) -> None:
     for pair in _samples(sets.train, locales)[:4]:
         plan.console.print(f"  {pair.locale:6} {pair.target}  {escape(pair.source)}")
     for (locale, style), reason in sets.dropped.items():
-        message(f"left out the {style} format of {locale}: {reason}")
+        message(f"the {style} date format of {locale} is left out: {reason}")
 
 
 def _samples(pairs: Sequence[DatePair], locales: Sequence[str]) -> list[DatePair]:

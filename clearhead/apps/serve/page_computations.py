@@ -419,7 +419,7 @@ class Computation:
         return editing(module, edits, others)
 
     def _activation(self, intervention: Intervention) -> Tensor:
-        """Return the activation of the second text of a patch.
+        """Return the activation by which a patch replaces its target: that of the second text, at the same address.
 
         Raises:
             InputError: the text cannot be read.
@@ -521,7 +521,7 @@ def stack_lengths(maps: AttentionMaps) -> dict[str, int]:
 
 
 def _sharing(module: Any, intervention: Intervention) -> int:
-    """Return at how many depths the layer of an address runs."""
+    """Return the number of depths at which the layer of an edit runs; 1 if the edit names one depth."""
     parts = intervention.address.split(".")
     if intervention.depth is None or parts[1] != "layers":
         return 1

@@ -79,11 +79,12 @@ def branch_functions(model: spec.Model, kind: type[AnyNode]) -> dict[str, AnyNod
 def match_addresses(
     model: spec.Model, numbers_by_pattern: Mapping[str, Collection[int]], candidates: Collection[str], what: str
 ) -> dict[str, set[int]]:
-    """Return the numbers for each address that a pattern matches.
+    """Return the numbers of heads or neurons for each address that a pattern matches.
 
     Args:
         model: the spec.
-        numbers_by_pattern: the numbers, by pattern of the addresses of functions, or of nodes with one function.
+        numbers_by_pattern: the numbers of heads or neurons, by pattern. A pattern matches addresses of functions, or of
+            nodes with one function.
         candidates: the addresses of the functions.
         what: the name of such a function, for messages.
 

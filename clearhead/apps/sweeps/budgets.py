@@ -84,7 +84,7 @@ def check_budget(keys: Collection[str], runs: Sequence[PlannedRun], equal: Equal
 
 def _check_widths(keys: Collection[str], runs: Sequence[PlannedRun]) -> None:
     if "model.width" in keys:
-        raise InputError("model.width cannot vary at equal parameters, which choose it: take it out of the sweep")
+        raise InputError("model.width cannot vary at equal parameters: the budget chooses the width, so remove the key")
     for run in runs:
         if run.run_file.task.init or run.run_file.model.spec is not None:
             fixed_key = "task.init" if run.run_file.task.init else "model.spec"

@@ -77,7 +77,7 @@ class HFCheckpoint(Printed):
 
         Args:
             folder: the folder with config.json, safetensors and the files of a tokenizer.
-            form: the form in which the module holds its weights; None means float32.
+            form: the form in which the module holds its weights, such as int8; None means float32.
 
         Raises:
             InputError: the checkpoint needs something that is not supported, or its tokenizer does not fit the model.

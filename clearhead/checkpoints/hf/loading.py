@@ -347,7 +347,7 @@ class _FileTensors:
                 faults.append(f"'{name}' has no slot in {self.variant.classes[0]}{hint}")
         if unused:
             names = shorten(", ".join(sorted(unused)), LONGEST_LINE)
-            self.notes.append(f"kept but not used by {self.variant.classes[0]}: {names}")
+            self.notes.append(f"tensors that are kept for saving, but not used by {self.variant.classes[0]}: {names}")
         return unused | computed
 
 

@@ -120,7 +120,7 @@ class _LengthSettings(BaseModel):
 
     @property
     def longest(self) -> int | float | None:
-        """Longest text that the settings name, in tokens: the first one in the order of sentence-transformers."""
+        """Maximum text length in tokens; of several settings, the first in sentence-transformers counts."""
         texts = (self.processing_kwargs.common, self.processing_kwargs.text)
         named: list[int | float | None] = [text.max_length for text in texts if text is not None]
         named += [self.tokenizer_args.model_max_length, self.processor_kwargs.model_max_length, self.max_seq_length]
@@ -339,19 +339,20 @@ def makes_vectors(model: spec.Model) -> bool:
 def write_pooling(
     directory: Path, module: Transformer, loaded: Pooling | None, *, max_length: int | None, prompt: str
 ) -> None:
-    """Write the head of a model as modules into the folder of its checkpoint.
+    """Write the head of a model as modules of sentence-transformers into the folder of its checkpoint.
 
     Args:
         directory: the folder of the checkpoint.
-        module: the module with a head that makes vectors.
-        loaded: the pooling that was loaded. If it is None or has another head, new settings are written.
+        module: the model, whose head pools a text into one vector.
+        loaded: the pooling of the original checkpoint; its settings are written again if the head is still the same.
+            None means that there is none.
         max_length: the longest text in tokens. None means no limit.
         prompt: the text in front of every text.
 
     Raises:
         InputError: sentence-transformers has no module for a layer of the head.
     """
-    assert module.spec.head is not None and makes_vectors(module.spec), "a head that embeds texts"
+    assert module.spec.head is not None and makes_vectors(module.spec), "the head pools a text into one vector"
     files, linear_folders = _pooling_files(module.spec, max_length)
     if prompt:
         files[PROMPTS] = {"prompts": {"default": prompt}, "default_prompt_name": "default"}

@@ -122,8 +122,8 @@ def open_run(
 
     Raises:
         InputError: the folder is in use, is not a run directory, cannot be written, contains a link, or contains a run
-            with another configuration. Or it contains a trained run and `resume` is False, or it has no checkpoint and
-            `resume` is True.
+            with another configuration. Also if it contains a trained run and `resume` is False, or it has no checkpoint
+            and `resume` is True.
     """
     _refuse_unsuitable(path, resume=resume)
     is_new = not path.exists() or not any(path.iterdir())

@@ -131,8 +131,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """Read the named tensors of a safetensors file; names that shared a tensor share it again.
 
     Raises:
-        InputError: the file is missing, is not a regular safetensors file, or is a link out of its folder. Or it has
-            too many tensors, or does not fit into memory.
+        InputError: the file is missing, is not a regular safetensors file, or is a link out of its folder. Also if it
+            has too many tensors, or does not fit into memory.
     """
     with open_model_file(path, what="weights") as opened:
         refuse_memory(os.fstat(opened.fileno()).st_size, f"{path}: to load it")
@@ -286,7 +286,7 @@ def load_module_from(
         model: the spec of the module.
         tensors: one mapped tensor for each entry of the module's state dict, with dtypes of weights.
         source: the origin of the tensors, for messages.
-        form: the form in which the module holds its weights. None means fp32.
+        form: the form in which the module holds its weights, such as int8. None means fp32.
         keep_quantized: the formats of quantized matrices that stay in their mapped file; other formats are dequantized.
 
     Raises:

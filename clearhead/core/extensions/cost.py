@@ -86,7 +86,7 @@ def _count_flops_on(build: Build, role: Role, node: Part, size: int, length: int
 
 
 def cache_numbers(build: Build, role: Role, node: Part, size: int) -> int:
-    """Return how many numbers a custom module caches per token while decoding.
+    """Return the number of values that a custom module caches per token while decoding.
 
     The arguments are those of `flops`. If the dataclass has a method `cache_numbers`, that method is used. State whose
     size does not grow with the tokens is not counted.

@@ -52,7 +52,7 @@ def _load(path: Path) -> None:
         with within(str(path)), unregister_on_failure():
             _import(path, name)
             if not kinds_of_file(str(resolved)):
-                raise InputError("it registers no part; put @clearhead.register(...) over the class of its module")
+                raise InputError("it registers no custom module; put @clearhead.register(...) over a class")
     except BaseException:
         # A refused file must not reach the processes that `parts_options` starts.
         sys.modules.pop(name, None)

@@ -94,7 +94,7 @@ def part_lines(module: Transformer) -> list[str]:
     lines = []
     for name, inner in modules.items():
         kind = find_kind(name)
-        assert kind is not None, "the model has it"
+        assert kind is not None, "every custom module of a model is registered"
         cache_text = f"; {_describe_cache(inner[0])}" if kind.role == "function" else ""
         lines.append(f"{name} of {kind.source}, {count_noun(len(inner), 'time')}{cache_text}")
     return lines

@@ -49,7 +49,7 @@ class PositionProjections(nn.Module):
 
 
 class DisentangledAttention(Attention):
-    """scores + (query . key_map(row) + key . query_map(row)) * scale, with a table row for each query-key distance.
+    """Attention with scores + (query . key_map(row) + key . query_map(row)) * scale, and a row per query-key distance.
 
     The maps are the key and query projections of the attention, or separate ones. Source: arXiv 2006.03654, eq. 4.
     """

@@ -40,7 +40,7 @@ class NamedDataset:
             InputError: the data set cannot be found.
         """
         name, split, config, revision = map(self.table.get, ("dataset", "split", "config", "revision"))
-        assert name is not None and split is not None, "every data set has them"
+        assert name is not None and split is not None, "a named data set has a name and a split"
         if split != "train" or has_ending(name, *TABLE_FORMATS):
             return None
         names = Dataset(name, split, {}, config, revision=revision).splits()

@@ -30,7 +30,7 @@ def describe_misalignment(first: Path, lines: Sequence[str], second: Path, other
     path, longer, shorter = (first, lines, others) if len(lines) > len(others) else (second, others, lines)
     line = find_misaligned_line(longer, shorter)
     if line > len(shorter):
-        return f"{path}:{line} and what follows has no partner, or the other file was cut short"
+        return f"{path}:{line} and the lines after it have no partner, or the other file was cut short"
     return (
         f"by the lengths of the lines the first that looks wrong is {path}:{line} "
         f"({json_text(longer[line - 1])} next to {json_text(shorter[line - 1])})"

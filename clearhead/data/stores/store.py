@@ -295,7 +295,7 @@ def prepare_pairs(
         )
         if not counts["kept"]:
             raise InputError(
-                f"{data.location(0)}: no pair is left to use of those from here on ({_format_filter_report(counts)}); "
+                f"{data.location(0)}: no pair from here on can be used ({_format_filter_report(counts)}); "
                 f"max_length is {max_length} tokens, max_ratio is {'off' if ratio is None else ratio}"
             )
         arrays: Arrays = {

@@ -189,7 +189,7 @@ class FusedAttention(Attention):
 
 
 class FusedSelfAttention(FusedAttention):
-    """Self-attention whose three projections read their rows once."""
+    """Self-attention in bf16 by kernels that compute query, key and value in one pass over the input."""
 
     def forward(self, x_BTD: States, context: Context) -> States:
         """Attend; the results equal those of the plain attention up to rounding."""
@@ -203,7 +203,7 @@ class FusedSelfAttention(FusedAttention):
 
 
 class FusedMemoryAttention(FusedAttention, MemoryAttention):
-    """Cross-attention whose keys and values are projected together."""
+    """Cross-attention in bf16 by kernels that compute key and value in one pass over the encoder memory."""
 
     def memory_keys_values(self, context: Context) -> tuple[Keys, Keys]:
         """Return the keys and values of the encoder memory."""

@@ -189,7 +189,7 @@ def score_sequences(
         batch_size: maximum number of windows in a batch. None means that a token budget decides.
 
     Raises:
-        InputError: the model does not predict next tokens, or a sequence has no token to score or too many. Or a
+        InputError: the model does not predict next tokens, or a sequence has no token to score or too many. Also if a
             window or stride is out of range.
     """
     scored = [np.empty(len(ids) - 1) for ids in sequences]

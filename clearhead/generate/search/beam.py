@@ -204,7 +204,7 @@ class Search(Member):
         return False
 
     def drop(self, sequence: Generated) -> SurvivingRows:
-        """Remove a sentence before it is done."""
+        """Remove an unfinished sentence, such as that of a disconnected client."""
         remaining = [index for index, number in enumerate(self.alive) if self.sentences[number] is not sequence]
         return self._leave(remaining) if len(remaining) < len(self.alive) else SurvivingRows()
 

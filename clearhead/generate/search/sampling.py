@@ -239,7 +239,7 @@ class Sampling(Member):
             row.alternatives.append(list(zip(ids, log_probabilities, strict=True))[: row.num_alternatives])
 
     def drop(self, sequence: Generated) -> SurvivingRows:
-        """Remove a row before its sequence has ended."""
+        """Remove the row of an unfinished sequence, such as that of a disconnected client."""
         return self._keep([index for index, row in enumerate(self._rows) if row is not sequence])
 
     def absorb(self, other: Member) -> bool:

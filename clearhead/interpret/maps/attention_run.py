@@ -251,7 +251,7 @@ class AttentionRun:
 
         Args:
             of: see `outcome`.
-            notify: function called with the number of finished heads and of all. None means `progress.update`.
+            notify: function called with the numbers of finished and of all heads. None means `progress.update`.
 
         Raises:
             InputError: same as `outcome`.
@@ -266,7 +266,7 @@ class AttentionRun:
         Args:
             stack, layer, head: see `weights`.
             of: see `outcome`.
-            notify: function called with the number of finished keys and of all. None means `progress.update`.
+            notify: function called with the numbers of finished and of all keys. None means `progress.update`.
 
         Raises:
             InputError: same as `weights` and `outcome`.
@@ -291,7 +291,7 @@ class AttentionRun:
             of: output of this text; see `outcome`.
             positions: name of a stack ("encoder", "decoder") -> pairs of a position in this text and its counterpart in
                 the other text. None means that both texts have equally many tokens, and equal positions correspond.
-            notify: function called with the number of finished patches and of all. None means `progress.update`.
+            notify: function called with the numbers of finished and of all patches. None means `progress.update`.
 
         Raises:
             InputError: the runs are of different models, positions have no counterparts, or same as `outcome`.

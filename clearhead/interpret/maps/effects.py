@@ -54,7 +54,7 @@ class EffectMeter:
         streams: residual streams of the run.
         outcome: output that is measured.
         records: recorded attentions of the run.
-        notify: function called with the number of finished items and of all. None means `progress.update`.
+        notify: function called with the numbers of finished and of all items. None means `progress.update`.
     """
 
     streams: Streams

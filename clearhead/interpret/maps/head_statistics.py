@@ -320,6 +320,6 @@ def _draw_repeats(ordinary: Int[Tensor, " entries"], length: int, draw: torch.Ge
 
 
 def _add_affixes(ids_BN: Int[Tensor, "texts tokens"], affixes: PrefixSuffix) -> Int[Tensor, "texts framed_tokens"]:
-    """Add the special tokens of a text before and after each sequence."""
+    """Add the special tokens around a text to each sequence of random tokens."""
     prefix, suffix = (ids_BN.new_tensor(side).expand(len(ids_BN), -1) for side in (affixes.prefix, affixes.suffix))
     return torch.cat([prefix, ids_BN, suffix], dim=1)

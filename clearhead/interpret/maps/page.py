@@ -97,7 +97,7 @@ def run_sample(run: AttentionRun, label: str, options: SampleOptions, notify: No
         run: run of the model.
         label: label that distinguishes the sample from others.
         options: content of the page.
-        notify: function called with the number of measured heads and of all. None means `progress.update`.
+        notify: function called with the numbers of measured and of all heads. None means `progress.update`.
 
     Raises:
         InputError: a layer, head or outcome does not exist.
@@ -120,7 +120,7 @@ def explorer_page(
         runs: pairs of a label, such as "step 100", and a run.
         options: content of the page. None means everything that needs no further run of the model.
         is_timeline: True if the runs are of one text at successive checkpoints.
-        notify: function called with the number of measured heads and of all. None means `progress.update`.
+        notify: function called with the numbers of measured and of all heads. None means `progress.update`.
 
     Raises:
         InputError: same as `run_sample`.

@@ -367,7 +367,7 @@ class StackColumn:
         self.y -= _MARGIN
 
     def run(self, stack: spec.Stack, run: LayerRun, name: str, *, is_inside: bool) -> None:
-        """Draw a layer in a frame; if it repeats within a repeating unit, with its count."""
+        """Draw a layer in a frame, with the number of its repeats if it is inside a repeating unit."""
         first = len(self.shapes)
         for index, step in enumerate(stack.layers[run.layer].steps):
             self.step(step, stack.width, f"{name}.layers.{run.layer}.steps.{index}")

@@ -80,9 +80,10 @@ def view_attention(
     """Show attention weights of any model, or a saved .npz file, in the explorer.
 
     Args:
-        weights: array [layers, heads, queries, keys], numpy or torch, from 0 to 1. Or a list with one array [heads,
-            queries, keys] per layer, which may have a batch axis of size one. A row sums to one, or to zero if a query
-            sees no key. Or the path of a .npz file of `AttentionMaps.save`, which has its tokens.
+        weights: array [layers, heads, queries, keys], numpy or torch, from 0 to 1. You can also pass a list with one
+            array [heads, queries, keys] per layer, which may have a batch axis of size one. A row sums to one, or to
+            zero if a query sees no key. You can also pass the path of a .npz file of `AttentionMaps.save`, which has
+            its tokens.
         tokens: labels of the keys; without `target_tokens` also of the queries. None means that a file has them.
         target_tokens: labels of the rows of cross-attention: the token that is written at each step. None means
             self-attention.

@@ -107,7 +107,7 @@ def answer_loss(module: nn.Module, batch: Batch, *, label_smoothing: float = 0.0
 
     Source: arXiv 1810.04805, section 4.2.
     """
-    assert isinstance(module, Transformer), "answers need the module that was built for them"
+    assert isinstance(module, Transformer), "a model that answers questions is a Transformer"
     is_possible_BT2, is_right_BT2 = batch.labels != NO_LABEL, batch.labels == 1
     logits_BT2 = run_batch(module, batch).float().masked_fill(~is_possible_BT2, -torch.inf)
     log_probabilities_BT2 = logits_BT2.log_softmax(1)

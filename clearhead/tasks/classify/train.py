@@ -160,7 +160,7 @@ def label_loss(
     Returns:
         The sum of the losses, in nats or as squared errors, and the number of labels.
     """
-    assert isinstance(module, Transformer), "labels need the module that was built for them"
+    assert isinstance(module, Transformer), "a model that predicts labels is a Transformer"
     logits_BL = run_batch(module, batch).float()
     match kind:
         case "single_label":

@@ -136,7 +136,7 @@ def batch_loss(
         start: the id that the decoder of a model with two stacks reads, attending to the encoder's output. None means
             a model with one stack.
     """
-    assert isinstance(module, Transformer), "embedding needs the module that was built for it"
+    assert isinstance(module, Transformer), "a model that embeds texts is a Transformer"
     vectors = []
     for ids_NT, mask_NT in ((batch.ids, batch.mask), (batch.other_ids, batch.other_mask)):
         start_N1 = None if start is None else ids_NT.new_full((len(ids_NT), 1), start)

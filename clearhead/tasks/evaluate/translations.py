@@ -41,7 +41,7 @@ def bleu_chrf(
     """Return the corpus BLEU and chrF of sacreBLEU, with one reference per translation.
 
     Args:
-        hypotheses: the translations, one line each.
+        hypotheses: the translations, one line per text.
         references: the reference of each translation.
         tokenize: the tokenization of sacreBLEU for BLEU; "none" for tokenized text. chrF does not tokenize.
         lowercase: True to ignore case in both scores.

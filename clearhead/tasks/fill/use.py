@@ -101,8 +101,8 @@ def fill(
         The candidates for each text and each of its blanks, from left to right.
 
     Raises:
-        InputError: the model or the tokenizer cannot fill blanks. Or a text has no blank in the part that is read, or
-            one that the tokenizer joins with a neighbouring word.
+        InputError: the model or the tokenizer cannot fill blanks. Also if a text has no blank in the part that is read,
+            or one that the tokenizer joins with a neighbouring word.
         RunFailure: the model's outputs are not finite.
     """
     _check_model(module)

@@ -52,7 +52,7 @@ def find_scheme(data: DataTable) -> Scheme:
     if next(_breaks(data, _breaks_iob1), None) is None:
         return "IOB1"
     _check(data, _breaks_iob2, "in the scheme IOB2, in which other entities begin with B-")
-    raise AssertionError("tags that are not IOB2 break it somewhere")
+    raise AssertionError("tags that do not follow IOB2 have a first fault")
 
 
 def has_no_types(tags: Iterable[str]) -> bool:

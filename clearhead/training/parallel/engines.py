@@ -46,7 +46,7 @@ def take_rank_rows(batch: BatchT, process: Process) -> RankBatch[BatchT]:
         batch: the whole batch, which every process makes.
         process: the process.
     """
-    assert isinstance(batch, Batch), "other batches are refused before training"
+    assert isinstance(batch, Batch), "check_divisible lets no other kind of batch through"
     counts = process.rank < len(batch.rows)
     share: Any = batch.take_rows(slice(process.rank, None, process.size) if counts else slice(1))
     return RankBatch(share, counts)
@@ -149,7 +149,7 @@ class AgreedStop:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> AgreedStop:
-        """Return the stop conditions from the rows of all processes; they end in the signal (or 0) and the seconds."""
+        """Return the stop conditions from the rows of all processes; a row ends in stop signal (or 0) and run time."""
         number = int(max(row[-2] for row in rows))
         return cls(rows[0][-1], signal.Signals(number) if number else None)
 

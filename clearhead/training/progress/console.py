@@ -52,7 +52,7 @@ class LineProgress(TrainingProgress):
 
     def step(self, report: StepReport) -> None:
         """Write a line about the step if `every_seconds` have passed since the last line."""
-        assert self._pace is not None, "begin comes before step"
+        assert self._pace is not None, "call begin before step"
         self._pace.add(report)
         now = time.monotonic()
         if now - self._last_line < self.every_seconds:
@@ -71,7 +71,7 @@ class LineProgress(TrainingProgress):
 
     def end_validation(self, report: ValidationReport) -> None:
         """Write a line with the result of a validation."""
-        assert self._pace is not None, "begin comes before validated"
+        assert self._pace is not None, "call begin before end_validation"
         self._pace.add_validation(report)
         name = self._pace.plan.score_name or "score"
         score = f"  {name} {report.score:.2f}" if report.score is not None else ""
@@ -147,21 +147,21 @@ class LiveProgress(TrainingProgress):
 
     def step(self, report: StepReport) -> None:
         """Add a step to the panel, and redraw it if `every_seconds` have passed."""
-        assert self._panel is not None, "begin comes before step"
+        assert self._panel is not None, "call begin before step"
         with self._lock:
             self._panel.step(report)
             self._draw()
 
     def begin_validation(self, step: int) -> None:
         """Show in the panel that a validation is running."""
-        assert self._panel is not None, "begin comes before validating"
+        assert self._panel is not None, "call begin before begin_validation"
         with self._lock:
             self._panel.activity = "validating"
             self._draw(at_once=True)
 
     def end_validation(self, report: ValidationReport) -> None:
         """Show the result of a validation in the panel."""
-        assert self._panel is not None, "begin comes before validated"
+        assert self._panel is not None, "call begin before end_validation"
         with self._lock:
             self._panel.add_validation(report)
             self._draw(at_once=True)

@@ -1,4 +1,4 @@
-"""Schedule of the plots of a run, and the note about its training loss."""
+"""Plots of a run, redrawn from time to time during training, and a note on dropout in the training loss."""
 
 from __future__ import annotations
 

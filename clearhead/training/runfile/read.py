@@ -254,7 +254,7 @@ class _Draft:
         for name in address:
             received = received[name]
         if type_.startswith("union_tag"):
-            assert self.kind is not None, "forms of data need a task"
+            assert self.kind is not None, "a run file without a task has no [data] forms"
             return _no_data(address, received, data_of(self.kind).forms)
         wanted = describe_expected(self._section_at(address[:-1]), address[-1], items)
         return f"{name_of(address)} must be {wanted}, got {describe_value(received)}{near_choice(items[0])}"

@@ -116,7 +116,7 @@ def test_what_takes_long_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> Non
     real = measured.stream_ids
     monkeypatch.setattr(measured, "stream_ids", lambda *args: calls.append(1) or real(*args))
     model = model_of("decoder", "generate")
-    message = r"left out: 17 tokens; 17 take about \d+ s to read"
+    message = r"contexts of 17 are left out: 17 tokens take \d+ s"
     assert len(measure_speeds(model, replace(EFFORT, seconds=0.0), [message])) == 3 and len(calls) == 1, "once"
     calls.clear()
     measure_speeds(model, replace(EFFORT, seconds=100.0))

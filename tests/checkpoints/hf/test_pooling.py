@@ -180,7 +180,7 @@ def test_a_head_of_the_class_counts_for_nothing(tmp_path: Path) -> None:
     vectors = vectors_of(folder)
     assert np.allclose(vectors, recipe(folder, "mean", dense=False, unit=True), atol=1e-6)
     loaded = load_module(folder)
-    assert any("kept but not used" in note for note in loaded.notes)
+    assert any("but not used by" in note for note in loaded.notes)
 
 
 @pytest.mark.parametrize("dense", [False, True])

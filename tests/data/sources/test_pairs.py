@@ -115,7 +115,7 @@ def test_surplus_lines_at_the_end_are_said_to_be_there(tmp_path: Path) -> None:
     source = parallel_files(
         write(tmp_path / "a.de", lines([*texts, *["surplus"] * 5])), write(tmp_path / "a.en", lines(texts))
     )
-    with pytest.raises(InputError, match=r"102 lines, but .* has 97; .*a\.de:98 and what follows has no partner"):
+    with pytest.raises(InputError, match=r"102 lines, but .* has 97; .*a\.de:98 and the lines after it have no"):
         read_pairs(source)
 
 

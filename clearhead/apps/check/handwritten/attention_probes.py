@@ -1,4 +1,4 @@
-"""Test inputs for attentions, and the conventions by which a hand-written attention can be called.
+"""Test inputs for attentions, and the call conventions by which a hand-written attention can be called.
 
 Legend: B batch, T queries, S keys, D width.
 """
@@ -74,7 +74,7 @@ class Session:
         return any(argument.role in ("memory", "key") for argument in self.arguments)
 
     def run(self, probe: Probe, convention: CallConvention) -> tuple[Probe, Tensor] | None:
-        """Run a probe, with an all-True mask if the part needs one; return probe and output, or None if it fails."""
+        """Run a test input, with an all-True mask if needed; return input and output, or None if it fails."""
         output = self.output(probe, convention)
         if output is None and probe.allowed is None and convention.argument is not None:
             keys = (probe.query if probe.memory is None else probe.memory).shape[1]
@@ -87,7 +87,7 @@ class Session:
         return None if output is None else (probe, output)
 
     def output(self, probe: Probe, convention: CallConvention) -> Tensor | None:
-        """Return the output [B, T, D] of a probe; None if the call fails."""
+        """Call the attention with a test input, and return its output [B, T, D]; None if the call fails."""
         turned = [None if x is None else self.to_layout(x, convention) for x in (probe.query, probe.memory)]
         assert turned[0] is not None
         mask = None if probe.allowed is None else convert_mask(probe.allowed, convention, turned[0].dtype)
@@ -124,7 +124,7 @@ class Session:
 
 
 def convert_mask(allowed: Tensor, convention: CallConvention, dtype: torch.dtype) -> Tensor:
-    """Convert a mask [B or 1, 1, T or 1, S] to the shape and meaning of a convention."""
+    """Convert a mask [B or 1, 1, T or 1, S] to the shape and meaning of a call convention."""
     match convention.shape:
         case "[batch, queries, keys]":
             allowed = allowed[:, 0]
@@ -152,7 +152,7 @@ def _sizes(width: int, heads: int) -> tuple[int, int]:
 
 
 def probes(session: Session, convention: CallConvention) -> Iterator[Probe]:
-    """Yield the test inputs of a convention; all their axis sizes differ."""
+    """Yield the test inputs of an attention for one call convention; their axes all have different sizes."""
     generator = torch.Generator().manual_seed(23)
     width, (queries, keys) = session.width, _sizes(session.width, session.heads)
 

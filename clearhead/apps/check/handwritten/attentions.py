@@ -140,7 +140,7 @@ def _mask_meanings(session: Session, name: str, mask: str | None) -> tuple[tuple
 
 
 def _list_conventions(session: Session, mask: str | None, batch_first: bool | None) -> list[CallConvention]:
-    """Return the conventions by which a part can be called, the expected ones first."""
+    """Return the call conventions by which a hand-written part can be called, the expected ones first."""
     candidate = session.runner.candidate
     first = getattr(candidate, "batch_first", True) if batch_first is None else batch_first
     conventions = []
@@ -195,7 +195,7 @@ class _AttentionComparison:
             return self._judge(match)
 
     def _find_match(self) -> _Match | None:
-        """Call the part by each convention until its output is right; return that match, or None."""
+        """Call the part by each call convention until its output is right; return that match, or None."""
         with self.session.runner.borrow():
             for convention in self.conventions:
                 outputs = self._outputs(convention)

@@ -32,7 +32,7 @@ MASK_NAMES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of a part.
+    """Argument of a hand-written part.
 
     Args:
         name: name in the signature.
@@ -46,12 +46,12 @@ class Argument:
 
 
 def function_of(candidate: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that a call of a part runs."""
+    """Return the function that a call of a hand-written part runs: `forward` for a module."""
     return candidate.forward if isinstance(candidate, nn.Module) else candidate
 
 
 def parameters_of(candidate: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the named parameters of a part.
+    """Return the parameters in the signature of a hand-written part.
 
     Raises:
         CannotCompare: the part has no signature.

@@ -104,7 +104,7 @@ def _without_magic(source: str, number: int) -> str:
                 lines[at] = _MAGIC.sub(r"\1pass", lines[at])
                 continue
             first = shorten(next(filter(str.strip, lines), "").strip(), 60)
-            raise InputError(f"code cell {number} ({first}) does not parse: {error}; mend it, or delete it") from None
+            raise InputError(f"code cell {number} ({first}) does not parse: {error}; fix it, or delete it") from None
         return "".join(lines)
 
 
@@ -157,7 +157,7 @@ def build(cls: type[Any], width: int, heads: int) -> Any:
 
 
 def kind_of(name: str) -> str | None:
-    """Return the kind of a part, derived from its name; None if no kind fits."""
+    """Return the kind of a hand-written part, derived from its name; None if no kind fits."""
     low = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     return next((kind for kind, (names, _) in CHECKS.items() if re.search(names, low)), None)
 

@@ -30,13 +30,13 @@ def _error(outputs: Sequence[Tensor], compute: Compute, settings: Settings) -> f
 
 
 def single_mistakes(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[str]:
-    """Return the mistakes that alone reproduce the outputs; the arguments are those of `explain`."""
+    """Return each known mistake that by itself reproduces the outputs of a part; arguments as in `explain`."""
     causes = [cause for cause, settings in changes if _error(outputs, compute, settings) <= bound]
     return list(dict.fromkeys(causes))
 
 
 def explain(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[list[str]]:
-    """Return the mistakes that together reproduce the outputs, each with equivalent other mistakes; empty if none do.
+    """Return one or two mistakes that reproduce the outputs of a part, each with its equivalents; empty if none do.
 
     Args:
         outputs: outputs of the part.

@@ -86,7 +86,7 @@ class _Answer:
 
 
 def _misuse_failure(path: Path) -> RunFailure:
-    return RunFailure(f"{path} wrote to the pipe of the reports: write only to file descriptors that it opens itself")
+    return RunFailure(f"{path} wrote to a descriptor of the check: write only to file descriptors that it opens itself")
 
 
 class _Child:

@@ -112,7 +112,7 @@ def _is_norm(module: nn.Module, width: int) -> bool:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The correct computation of a layer, with settings for its mistakes."""
+    """Correct computation of a layer; `settings` can replace single steps by known mistakes."""
 
     parts: _LayerParts
     heads: int

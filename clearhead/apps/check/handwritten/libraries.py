@@ -35,7 +35,7 @@ def spares_libraries(check: CheckT) -> CheckT:
             return report
         says = next(finding.says for finding in report.findings if finding.severity == "wrong")
         reason = (
-            f"a module of {library} that computes another variant of it ({says}); a library's own is not called wrong"
+            f"a module of {library} that computes another variant ({says}); modules of libraries are not called wrong"
         )
         return Report(report.subject, "cannot compare", notes=report.notes, reason=reason)
 

@@ -256,8 +256,8 @@ def module(
     One input after another is changed; the outputs that change depend on it.
 
     Args:
-        candidate: module that maps ids [batch, tokens], perhaps with a mask, to logits [batch, tokens, vocabulary]. Or
-            it maps the ids of a source and of a target, perhaps with masks, to the logits of the target. A mask
+        candidate: module that maps ids [batch, tokens], perhaps with a mask, to logits [batch, tokens, vocabulary]. It
+            may also map the ids of a source and of a target, perhaps with masks, to the logits of the target. A mask
             [batch, tokens] is True or 1 at real tokens. For other shapes and for two stacks, the check takes the form
             of mask that works best.
         vocab_size: number of ids; None means the rows of its smallest embedding table of at least 8.
@@ -377,7 +377,7 @@ def with_masks(model: HandwrittenModel, ids: Tensor, flow: Flow | None) -> tuple
 
 
 def _hiding_score(model: HandwrittenModel, ids: Tensor, output: Tensor, is_causal: bool) -> int:
-    """Return how many of these the masks hide: the future, padding of the text, padding of the source."""
+    """Return the number of token kinds that the masks hide, 0 to 3: future, padding of the text or of the source."""
     score, other = 0, _other_ids(model, ids)
     if is_causal:
         later = torch.cat([ids[:, :-1], other[:, -1:]], 1)

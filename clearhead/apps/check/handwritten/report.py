@@ -15,7 +15,7 @@ FULL_HINT = 3
 
 
 class CannotCompare(Exception):
-    """Raised if a part cannot be compared; the message is the reason."""
+    """Raised if a hand-written part cannot be compared; the message is the reason."""
 
 
 class NotSteady(CannotCompare):
@@ -24,7 +24,7 @@ class NotSteady(CannotCompare):
 
 @dataclass(frozen=True, repr=False)
 class Finding(Printed):
-    """One difference between a part and the mathematics.
+    """One difference between a hand-written part and the mathematics.
 
     Args:
         where: place in the computation, or address in the model.
@@ -67,7 +67,7 @@ class Finding(Printed):
             yield f"  or          {MISTAKES[name].says} (the same numbers)"
         for mend in dict.fromkeys((self.mend, *(MISTAKES[name].mend for name in self.alternatives))):
             if mend:
-                yield f"  mend        {mend}"
+                yield f"  fix         {mend}"
 
 
 def _amount(difference: float) -> str:
@@ -102,7 +102,7 @@ class Report:
 
     @classmethod
     def refuse(cls, subject: str, reason: CannotCompare) -> Report:
-        """Return the report of a part that cannot be compared."""
+        """Return the report of a hand-written part that cannot be compared."""
         if isinstance(reason, NotSteady):
             return make_report(subject, (Finding.of("randomness_in_evaluation"),))
         return cls(subject, "cannot compare", reason=f"{reason}")

@@ -227,7 +227,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """Return all tensors in the result of a part, in order."""
+    """Return all tensors in the result of a hand-written part, in order."""
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, Mapping):
@@ -236,7 +236,7 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 def describe_result(result: Any) -> str:
-    """Describe the result of a part in words, for messages."""
+    """Describe the result of a hand-written part in words, for messages."""
     tensors = tensors_of(result)
     if not tensors:
         return f"{type(result).__name__}"

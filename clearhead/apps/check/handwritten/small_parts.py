@@ -230,7 +230,7 @@ def norm(
 
 
 def _norm_bases(kinds: Sequence[str], candidates: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the settings of the correct norms that a part may be; an RMS norm may ignore its bias."""
+    """Return the settings of the correct norms that a hand-written part may be; an RMS norm may ignore its bias."""
     bases = []
     for kind, eps, has_bias in itertools.product(kinds, candidates, (True, False)):
         if kind == "rms" or has_bias:
@@ -255,7 +255,7 @@ def _epsilons(candidate: Any, eps: float | None) -> tuple[float, ...]:
 
 
 def _kinds(candidate: Any, kind: str | None, has_bias: bool) -> tuple[str, ...]:
-    """Return the kinds of norm that a part may be, by its name and its weights."""
+    """Return the kinds of norm that a hand-written part may be, by its name and its weights."""
     if kind is not None:
         return (kind,)
     if "rms" in f"{_name(candidate)} {' '.join(_norm_arguments(candidate))}".lower():

@@ -226,7 +226,7 @@ def train_undisturbed(job: CheckedJob) -> tuple[Path, float]:
 
 
 def train_with_kills(job: CheckedJob, kills: int, draw: random.Random, seconds: float) -> list[KilledRun]:
-    """Train the same steps with kills; if a run ends before all kills came, another run takes the rest.
+    """Train the same steps with kills; if a run ends before all kills came, another run gets the remaining kills.
 
     Args:
         job: the job to train.
@@ -319,7 +319,7 @@ def _kill_inside(process: TrainProcess, is_inside: Callable[[], bool]) -> bool:
 
 
 def _is_saving(process: TrainProcess, step: int) -> bool:
-    """Return whether the process writes the checkpoint of a step, or of a later one."""
+    """Return whether the process is writing the checkpoint of `step` or of a later step."""
     with contextlib.suppress(OSError):
         writes = (_WRITING.fullmatch(path.name) for path in (process.run / "checkpoints").iterdir())
         # Files of a killed process remain until the new process has started.
@@ -328,7 +328,7 @@ def _is_saving(process: TrainProcess, step: int) -> bool:
 
 
 def _is_validating(process: TrainProcess, step: int) -> bool:
-    """Return whether the process validates a step, or a later one."""
+    """Return whether the process is in the validation of `step` or of a later step."""
     starts = filter(None, map(_VALIDATING.fullmatch, reversed(process.messages)))
     validated = next((int(start[1]) for start in starts), -1)
     return validated >= step and not any(row.step == validated for row in read_metrics(process.run / FILE_NAME)[-1:])
@@ -499,7 +499,7 @@ def find_faults(job: CheckedJob, whole: Path, killed: KilledRun) -> list[str]:
     run_differences: list[RunDifference] = find_differences(whole, killed.run, job.steps, job.names)
     first_kill = killed.kills[0].after if killed.kills else job.steps
     if run_differences and first_kill is not None and run_differences[0].step <= first_kill:
-        reason = "so the training itself does not repeat: something draws numbers without the seed of the run"
+        reason = "so two runs differ even without a kill: something draws random numbers without the seed of the run"
         return [f"{run_differences[0]}; before the first kill, {reason}"]
     return [str(difference) for difference in run_differences]
 

@@ -128,7 +128,7 @@ def expand_mask(mask: spec.Mask, sequence: Sequence) -> Tensor:
 
 
 def expected_reach(stack: spec.Stack, sequence: Sequence, seen: Seen = expand_mask) -> dict[tuple[int, int], Tensor]:
-    """Return the allowed dependencies of each output after each step: the masks of all attentions so far, chained.
+    """Return the allowed dependencies after each residual step: the masks of all attentions up to this step, chained.
 
     Args:
         stack: spec of the stack.
@@ -153,7 +153,7 @@ def _chain(attends: Tensor, reach: Tensor) -> Tensor:
 
 
 def measure_reach(reader: Reader, scenario: Scenario, rows_at_once: int) -> dict[TracePoint, Tensor]:
-    """Change one token after another, and return the outputs that change, at the end of every step.
+    """Change one token after another, and return the states that change after every residual step.
 
     Returns:
         Bool [outputs at real tokens, changed tokens] for each point.
@@ -168,7 +168,7 @@ def measure_reach(reader: Reader, scenario: Scenario, rows_at_once: int) -> dict
 
 
 def _states(reader: Reader, sequence: Sequence, ids: Tensor) -> Trace:
-    """Return the states [B, real tokens, features] at the end of every step, for a batch `ids` of changed rows."""
+    """Return the states [B, real tokens, features] after every residual step, for rows of ids with changed tokens."""
     masks = {"mask": sequence.mask, "documents": sequence.documents}
     batch = Sequence(ids, **{name: None if field is None else field.expand(ids.shape) for name, field in masks.items()})
     if reader.memory is not None and len(reader.memory) != len(ids):
@@ -200,7 +200,7 @@ def _find_changes(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Reach:
-    """Allowed and measured dependencies at the end of every step, bool [outputs, inputs].
+    """Allowed and measured dependencies after every residual step, bool [outputs, inputs].
 
     Args:
         wanted, measured: allowed and measured dependencies by point.

@@ -107,7 +107,7 @@ class EngineJob:
 
     Args:
         begin: function that starts to read the prompt, in the thread of the engines.
-        num_sequences: the number of sequences; each delivers one end.
+        num_sequences: the number of sequences; each delivers one `EndEvent`.
         num_rows: the number of rows in the batch.
         num_read: the number of prompt tokens in each row.
         limit: the maximum number of tokens generated in each row.

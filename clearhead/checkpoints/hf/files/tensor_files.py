@@ -57,8 +57,8 @@ def read_config(directory: Path, name: str = CONFIG) -> dict[str, Any]:
     """Read a JSON object from a file of a folder.
 
     Raises:
-        InputError: the file is missing, is a link out of the folder, or is not a JSON object. Or a key that all
-            families share has a value of a wrong type.
+        InputError: the file is missing, is a link out of the folder, or is not a JSON object. Also if a key that
+            all families share has a value of a wrong type.
     """
     content = read_json_object(file_inside(directory, name), what=f"a {name}")
     if name == CONFIG:

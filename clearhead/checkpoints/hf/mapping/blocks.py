@@ -122,7 +122,7 @@ def _layers(model: spec.Model) -> Sequence[spec.HeadLayer]:
 def derive(
     base: Sequence[Key], defaults: Mapping[str, Any], *others: Key, without: Sequence[str] = ()
 ) -> tuple[Key, ...]:
-    """Return the keys of a family: those of another family with new defaults, with `others` added, without some."""
+    """Return the keys of another family with new defaults, plus `others`, minus the keys in `without`."""
     keys = {key.name: key for key in base if key.name not in without}
     for name, default in defaults.items():
         keys[name] = replace(keys[name], default=default, is_nullable=keys[name].default is None)
@@ -251,7 +251,7 @@ def span_head(values: Values) -> spec.Head:
 
 
 def base_model(name: str, *, unused: tuple[str, ...] = ()) -> Variant:
-    """Return the class without a head, whose tensors have no prefix."""
+    """Return the variant for the transformers class without a head, such as BertModel; its tensors have no prefix."""
     return Variant((name,), "embed", no_head, is_bare=True, unused=unused)
 
 
@@ -264,7 +264,7 @@ def mask_filling(
     norm: str = "LayerNorm",
     unused: tuple[str, ...] = (),
 ) -> Variant:
-    """Return the class for masked tokens; its head has a linear layer, an activation and a norm before the output."""
+    """Return the variant for masked language modelling; its head is linear, activation, norm, linear."""
     rules = (
         module_rule(f"{prefix}.{dense}", "head.layers.0"),
         module_rule(f"{prefix}.{norm}", "head.layers.2"),
@@ -284,14 +284,14 @@ def sequence_classification(
     prefix: str | None = None,
     repeats: Repeats | None = None,
 ) -> Variant:
-    """Return the class for text classification, with two linear layers on a pooled state."""
+    """Return the variant for text classification, with two linear layers on a pooled state."""
     rules = (module_rule(dense, "head.layers.1"), module_rule(output, "head.layers.3"))
     classes = (f"{name}ForSequenceClassification",)
     return Variant(classes, "classify", head, rules, unused=unused, prefix=prefix, repeats=repeats)
 
 
 def seq2seq_classification(name: str, repeats: Repeats, prefix: str | None = None) -> Variant:
-    """Return the class for text classification by the last state of a decoder that reads the source text again."""
+    """Return the variant for text classification by the last state of a decoder that reads the source text again."""
     names = ("classification_head.dense", "classification_head.out_proj")
     return sequence_classification(name, mlp_head("last", "d_model", "tanh"), *names, prefix=prefix, repeats=repeats)
 
@@ -304,7 +304,7 @@ def token_classification(
     unused: tuple[str, ...] = (),
     has_decoder: bool = True,
 ) -> Variant:
-    """Return the class that labels every token."""
+    """Return the variant for token classification."""
     rules = (module_rule(output, "head.layers.0"),)
     classes = (f"{name}ForTokenClassification",)
     return Variant(classes, "tag", token_head, rules, prefix=prefix, unused=unused, has_decoder=has_decoder)
@@ -313,14 +313,14 @@ def token_classification(
 def question_answering(
     name: str, *, prefix: str | None = None, unused: tuple[str, ...] = (), repeats: Repeats | None = None
 ) -> Variant:
-    """Return the class for extractive question answering."""
+    """Return the variant for extractive question answering."""
     rules = (module_rule("qa_outputs", "head.layers.0"),)
     classes = (f"{name}ForQuestionAnswering",)
     return Variant(classes, "answer", span_head, rules, prefix=prefix, unused=unused, repeats=repeats)
 
 
 def token_tasks(name: str, unused: tuple[str, ...] = ()) -> tuple[Variant, ...]:
-    """Return an encoder's classes for token labels and for question answering, and the class without a head."""
+    """Return an encoder's variants for token classification, for question answering and without a head."""
     return (
         token_classification(name, unused=unused),
         question_answering(name, unused=unused),
@@ -338,7 +338,7 @@ def decoder_variants(
     tag_output: str = "classifier",
     answer_prefix: str | None = None,
 ) -> tuple[Variant, ...]:
-    """Return the classes that most decoder families have.
+    """Return the variants that most decoder families have.
 
     Args:
         name: the start of the class names, such as "Bloom".

@@ -52,7 +52,7 @@ class Key:
 
     @property
     def most(self) -> int:
-        """Largest valid integer, which no model exceeds."""
+        """Upper limit for the integer; larger values are refused as faults of the file."""
         return MAX_LAYERS if "layer" in self.name else MAX_SIZE
 
 
@@ -109,7 +109,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Variant:
-    """A class of a family: the family's stacks with one head.
+    """A transformers class of a family, such as BertForMaskedLM: the family's stacks with one head.
 
     Args:
         classes: the class names under `architectures`; the first is written.

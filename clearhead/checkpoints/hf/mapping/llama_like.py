@@ -52,12 +52,12 @@ IGNORED = (r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
 
 def keys(defaults: Mapping[str, Any], *others: Key, without: Sequence[str] = ()) -> tuple[Key, ...]:
-    """Return the shared keys with new defaults, with `others` added, and without some."""
+    """Return Llama's config keys with new defaults, with the keys `others`, and without the keys named in `without`."""
     return blocks.derive(KEYS, defaults, *others, without=without)
 
 
 def rules_without(*fragments: str) -> tuple[Rule, ...]:
-    """Return the shared rules except those whose tensor name contains one of the fragments."""
+    """Return Llama's tensor rules except those whose tensor name contains one of the fragments."""
     return tuple(rule for rule in RULES if not any(fragment in rule.theirs[0] for fragment in fragments))
 
 
@@ -86,7 +86,7 @@ def head_size(c: Values) -> int:
 
 
 def attention(c: Values, **fields: Unpack[blocks.AttentionFields]) -> spec.Attention:
-    """Return the self-attention that the shared keys describe, causal by default; `fields` replace its fields."""
+    """Return the self-attention that Llama's config keys describe, causal by default; `fields` replace its fields."""
     heads = c["num_attention_heads"]
     defaults: dict[str, Any] = {
         "num_heads": heads,
@@ -105,7 +105,7 @@ def attention(c: Values, **fields: Unpack[blocks.AttentionFields]) -> spec.Atten
 def feed_forward(
     c: Values, *, bias: bool = False, gated: bool = True, size: str = "intermediate_size", act: str = "hidden_act"
 ) -> spec.FeedForward:
-    """Return the feed-forward network that the shared keys describe; `size` and `act` name the config keys."""
+    """Return the feed-forward network that Llama's config keys describe; `size` and `act` name two of these keys."""
     return spec.FeedForward(size=c[size], activation=c[act], gated=gated, bias_in=bias, bias_out=bias)
 
 
@@ -165,13 +165,15 @@ def family(
     variants: tuple[Variant, ...] | None = None,
     answer_prefix: str | None = None,
 ) -> Family:
-    """Return a family with the shared tensor names.
+    """Return the family of a decoder whose tensors are named as in Llama.
 
     Args:
         model_type, keys, model, rules, inert, fixed: same as in `Family`.
         name: the start of the class names, such as "Llama".
-        variants: the classes. None means classes for text, text labels and token labels, and one without a head.
-        answer_prefix: the prefix of tensors in the class for question answering. None means no such class.
+        variants: the transformers classes. None means those for text generation, text labels and token labels, and
+            the one without a head.
+        answer_prefix: the prefix of tensors in the class for question answering. None means that the family has no such
+            class.
     """
     tasks: tuple[blocks.DecoderTask, ...] = ("generate", "classify", "tag", "embed")
     all_variants = blocks.decoder_variants(name, *tasks, tag_output="score") if variants is None else variants

@@ -1,4 +1,4 @@
-"""Rules from the tensors of a checkpoint to the slots of a module, and back: data, each rule a permutation of numbers.
+"""Rules that rearrange the tensors of a checkpoint into the parameters and buffers (slots) of a module, and back.
 
 A rule names tensors on both sides and the transforms between them: "theirs" are tensors of a Hugging Face checkpoint,
 "ours" are tensors of clearhead. Every transform can be reversed without arithmetic, so saving is exact bit for bit. A
@@ -23,7 +23,7 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class Slots:
-    """Slots that a rule fills: their shapes, and the attention that they belong to, if any."""
+    """Parameters and buffers that a rule fills: their shapes, and the attention that they belong to, if any."""
 
     shapes: tuple[torch.Size, ...]
     attention: spec.Attention | None
@@ -42,12 +42,12 @@ class Transpose:
 
 @dataclass(frozen=True)
 class SplitRows:
-    """Transform for one tensor that contains the rows of several of our tensors, block after block along an axis."""
+    """Transform for one tensor that contains the rows of several slots, block after block along an axis."""
 
     axis: int = 0
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Split the tensor by the sizes of the slots."""
+        """Split the tensor of the checkpoint into one tensor for each slot."""
         (tensor,) = tensors
         sizes = [shape[self.axis] for shape in slots.shapes]
         if tensor.dim() <= self.axis or sum(sizes) != tensor.shape[self.axis]:
@@ -61,7 +61,7 @@ class SplitRows:
 
 @dataclass(frozen=True)
 class InterleavedRows:
-    """Transform for stacked matrices whose even rows are one of our tensors and whose odd rows are another one."""
+    """Transform for stacked matrices whose even rows fill one slot and whose odd rows fill another slot."""
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
         """Separate even and odd rows, along the second axis."""
@@ -83,7 +83,7 @@ class GroupedQKV:
     """
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Collect the queries, the keys and the values of all groups."""
+        """Split the fused tensor into a query, a key and a value tensor."""
         (tensor,) = tensors
         kv_heads, queries, size = self._sizes(slots)
         if tensor.shape[0] != kv_heads * (queries + 2) * size:
@@ -92,7 +92,7 @@ class GroupedQKV:
         return [block.flatten(0, 2) for block in groups.split([queries, 1, 1], dim=1)]
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Put queries, keys and values back into their groups."""
+        """Fuse query, key and value into one tensor: for each key head, its G queries, its key and its value."""
         kv_heads, _, size = self._sizes(slots)
         groups = [tensor.unflatten(0, (kv_heads, -1, size)) for tensor in tensors]
         return [torch.cat(groups, dim=1).flatten(0, 2)]
@@ -139,7 +139,7 @@ class RotaryHalves:
 
 @dataclass(frozen=True)
 class StackNumbered:
-    """Transform for numbered tensors, such as those of experts, that are stacked in one of our tensors."""
+    """Transform for numbered tensors, such as those of experts, that are stacked in one slot."""
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
         """Stack the tensors along a new first axis."""
@@ -177,9 +177,9 @@ class Rule:
     """A rule from tensors of a checkpoint to slots of a module.
 
     Args:
-        theirs: the names of one tensor. The first is written. If a file has several with different values, the last is
-            read.
-        ours: the addresses of the slots.
+        theirs: the names of one tensor of the checkpoint. The first is written. If a file has several with different
+            values, the last is read.
+        ours: the addresses of the slots in the module.
         transforms: the transforms in the order of loading.
         is_module: True if names and addresses belong to modules, with a weight and a bias.
         zeros: True if a file may lack the tensor, which is then all zeros.
@@ -199,7 +199,7 @@ def _tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def module_rule(theirs: str, ours: str | tuple[str, ...], *transforms: Transform, requires: str | None = None) -> Rule:
-    """Return the rule for the weight and bias of one of their modules, which fill one of ours or several."""
+    """Return the rule for the weight and bias of a module of the checkpoint, which fill one or several modules here."""
     return Rule((theirs,), _tuple(ours), transforms, requires=requires)
 
 
@@ -211,7 +211,7 @@ def tensor_rule(
 
 
 def attention_rules(theirs: str, ours: str, names: str = "q_proj k_proj v_proj o_proj") -> tuple[Rule, ...]:
-    """Return the rules for the four projections of attention; `names` are their names in order q, k, v, out."""
+    """Return the rules for the four projections of attention; `names` has the names q, k, v, out of the checkpoint."""
     addresses = ("query", "key", "value", "out")
     pairs = zip(names.split(), addresses, strict=True)
     return tuple(module_rule(f"{theirs}.{name}", f"{ours}.{address}") for name, address in pairs)
@@ -219,7 +219,7 @@ def attention_rules(theirs: str, ours: str, names: str = "q_proj k_proj v_proj o
 
 @dataclass(frozen=True)
 class BoundRule:
-    """A rule bound to the slots of one module: `theirs` has the possible names of each tensor."""
+    """A rule for the slots of one module: `theirs` has the possible names of each tensor in the checkpoint."""
 
     theirs: tuple[tuple[str, ...], ...]
     ours: tuple[str, ...]
@@ -229,11 +229,11 @@ class BoundRule:
 
     @property
     def is_view(self) -> bool:
-        """True if our tensors share the memory of theirs."""
+        """True if the loaded tensors share the memory of the tensors in the checkpoint."""
         return all(isinstance(transform, VIEWS) for transform in self.transforms)
 
     def load(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Convert their tensors to ours.
+        """Convert tensors of the checkpoint to tensors of clearhead.
 
         Raises:
             ValueError: the sizes do not fit; its text is the end of a sentence that names the tensor.
@@ -244,11 +244,11 @@ class BoundRule:
         return result
 
     def save_shape(self) -> torch.Size:
-        """Return the shape that the first of their tensors must have."""
+        """Return the shape that the first tensor in the checkpoint must have."""
         return self.save([torch.empty(shape, device="meta") for shape in self.slots.shapes])[0].shape
 
     def save(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Convert our tensors back to theirs."""
+        """Convert tensors of clearhead back to tensors of the checkpoint."""
         result = list(tensors)
         for transform in reversed(self.transforms):
             result = transform.save(result, self.slots)
@@ -260,7 +260,7 @@ def bind(rules: Sequence[Rule], tensors: Mapping[str, Tensor], model: spec.Model
 
     Args:
         rules: the rules of the family, with the prefix in their names.
-        tensors: our tensors by address; only their shapes matter.
+        tensors: the tensors of the module by address; only their shapes matter.
         model: the spec of the module.
 
     Returns:

@@ -192,7 +192,7 @@ class BeamNode:
 
 @dataclass(frozen=True)
 class Sample:
-    """One text in one model.
+    """Data of one text in one model, as shown on a page.
 
     Args:
         label: label that distinguishes it from other samples of the page: a text, a model, a checkpoint.

@@ -37,7 +37,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Encoder:
-    """Encoder of a page; collects functions that compute its arrays, so that they are written one at a time.
+    """Converts a page to JSON; the arrays are computed and written later, one at a time.
 
     Args:
         makers: functions that return arrays; the arrays are numbered in this order.
@@ -68,7 +68,7 @@ class Encoder:
             yield from map(compress_array, make())
 
     def page(self, page: Page) -> Json:
-        """Return the JSON of a page."""
+        """Return the JSON of a page: its heading, facts and samples."""
         assert page.samples, "a page needs a sample"
         refuse_too_large(page)
         samples = [self.sample(sample) for sample in page.samples]
@@ -78,7 +78,7 @@ class Encoder:
         }  # fmt: skip
 
     def sample(self, sample: Sample) -> Json:
-        """Return the JSON of a sample."""
+        """Return the JSON of one sample of the page: the data of one text in one model."""
         return {
             "label": sample.label,
             "facts": list(map(list, sample.facts)),
@@ -99,7 +99,7 @@ class Encoder:
         }  # fmt: skip
 
     def layer(self, layer: LayerAttention, size: tuple[int, int]) -> Json:
-        """Return the JSON of a layer."""
+        """Return the JSON of the attention of one layer."""
         spans = list(layer.spans) or spans_of(layer.mask, size)
         if spans not in self.spans:
             self.spans.append(spans)
