@@ -211,7 +211,7 @@ def test_what_needs_all_digits_is_refused(folder: Path, tmp_path: Path, capsys: 
     assert main(["convert", str(folder), str(tmp_path / "out"), "--precision", "fp16"]) == 2
     assert "expected bf16 or int8" in capsys.readouterr().err
     assert main(["convert", str(folder), str(tmp_path / "out"), "--precision", "int8", "--to", "hf"]) == 2
-    assert "give one of" in capsys.readouterr().err
+    assert "choose one output" in capsys.readouterr().err
 
 
 @pytest.fixture
