@@ -285,7 +285,7 @@ def test_an_unknown_address_is_refused_with_the_nearest() -> None:
         pass
     with pytest.raises(InputError, match="must return a tensor of"), edit(module, {"hidden": lambda x, at: x[:, :1]}):
         module(torch.randint(TARGET_VOCAB, (2, 7)))
-    with pytest.raises(InputError, match="not NoneType"), edit(module, {"hidden": lambda x, at: None}):
+    with pytest.raises(InputError, match="got NoneType"), edit(module, {"hidden": lambda x, at: None}):
         module(torch.randint(TARGET_VOCAB, (2, 7)))
 
 

@@ -103,7 +103,7 @@ def test_a_streamed_run_resumes_to_the_same_bits_and_keeps_no_text(
             [*STREAMED, "data.valid=0.1"],
             "valid must name a separate text, since the length of a streamed text is unknown",
         ),
-        ([*STREAMED, "train.epochs=2"], "epochs counts passes, and how many steps a pass over a streamed text has"),
+        ([*STREAMED, "train.epochs=2"], "epochs counts passes, but the number of steps in a pass over a streamed text"),
         ([*STREAMED, "task.kind=fill", "model.family=encoder"], "stream has no effect for the task 'fill'"),
         ([*STREAMED, 'data.train={ dataset = "a/b", split = "train" }'], "stream works with text files only"),
     ],
