@@ -133,7 +133,7 @@ def test_without_a_name_the_page_is_named_after_the_model(
         ),
         ([TEXT, "--stack", "decoder.self"], "--view and --stack have no effect on"),
         ([TEXT, "--compare", "a", "--checkpoints"], "exclude each other: give one of them"),
-        ([TEXT, "--of", "99"], "--of names position 99"),
+        ([TEXT, "--of", "99"], "--of has position 99"),
         ([TEXT, "--of", "1", "--of", "never"], "the vocabulary has no token 'never'"),
         ([TEXT, "--of", "a", "--of", "b", "--of", "n"], "--of got 3 outputs: give one, or two"),
         ([TEXT, "--of", "never"], "the vocabulary has no token 'never'"),

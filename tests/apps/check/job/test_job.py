@@ -181,7 +181,7 @@ def test_what_differs_before_the_first_kill_is_not_blamed_on_resuming(
         "clearhead.apps.check.job.job.find_differences", lambda *arguments: [RunDifference(2, "weights of a")]
     )
     run = KilledRun(tmp_path, [Kill("saving", 2)])
-    assert "step 2: weights of a; before the first kill, so the training itself" in find_faults(job, tmp_path, run)[0]
+    assert "step 2: weights of a; before the first kill, so two runs differ" in find_faults(job, tmp_path, run)[0]
     assert find_faults(job, tmp_path, KilledRun(tmp_path, [Kill("saving", 1)])) == ["step 2: weights of a"]
 
 
