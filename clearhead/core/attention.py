@@ -68,7 +68,7 @@ class Attention(HookPoints):
         return self.dropout(weights).to(value.dtype) @ repeat_heads(value, weights.shape[1])  # a bias is float32
 
     def weights(self, query: Queries, key: Keys, bias: Scores | None, context: Context) -> Scores:
-        """softmax(query key^T * scale + bias), before dropout. Source: arXiv 1706.03762, eq. 1."""
+        """Return softmax(query key^T * scale + bias), before dropout. Source: arXiv 1706.03762, eq. 1."""
         mask, step = self.mask(context), self.weight_step
         scores = self.point("scores", self.scores(query, key, bias, context))
         if step is None:
@@ -76,7 +76,7 @@ class Attention(HookPoints):
         return self.point("weights", weigh_by_step(step, scores, mask, context))
 
     def scores(self, query: Queries, key: Keys, bias: Scores | None, context: Context) -> Scores:
-        """query key^T * scale, capped and biased as the spec says; -inf where the mask is False."""
+        """Return query key^T * scale, capped and biased as the spec says; -inf where the mask is False."""
         mask = self.mask(context)
         scores = query @ repeat_heads(key, query.shape[1]).transpose(-1, -2) * self.scale
         if self.spec.soft_cap is not None:

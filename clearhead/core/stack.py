@@ -42,7 +42,7 @@ def build_function(width: int, function: spec.Function, memory_width: int | None
 
 
 class Branch(nn.Module):
-    """scale * dropout(post(function(pre(x))))."""
+    """Residual branch: scale * dropout(post(function(pre(x))))."""
 
     def __init__(self, width: int, branch: spec.Branch, memory_width: int | None) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Branch(nn.Module):
 
 
 class Step(HookPoints):
-    """out(x + the sum of the branches of pre(x))."""
+    """Residual step: out(x + the sum of the branches of pre(x))."""
 
     points: tuple[str, ...] = ("before", "after")
 
@@ -93,7 +93,7 @@ class Layer(HookPoints):
 
 
 class Stack(HookPoints):
-    """final_norm(layers(embedding(ids))).
+    """Stack of layers: final_norm(layers(embedding(ids))).
 
     Layers that share their weights exist once and run at several depths. Source: arXiv 1909.11942, section 3.1.
     """

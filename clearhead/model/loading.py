@@ -197,7 +197,7 @@ def load_saved(
 
     Args:
         reference: a run directory, optionally with the label of a checkpoint, or the folder of a saved model.
-        form: the form in which the module holds its weights. None means fp32.
+        form: the form in which the module holds its weights, such as int8. None means fp32.
         device: the device of the module.
         keep_quantized: the formats of quantized weights that stay quantized; other formats are dequantized.
         check_rows: True to refuse a tokenizer with more entries than the model has rows.

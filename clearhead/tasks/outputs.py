@@ -78,7 +78,7 @@ def max_input_length(module: Transformer, max_length: int | None) -> int:
 def encode_sides(
     tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int
 ) -> tuple[Sides, Bool[ndarray, " texts"]]:
-    """Return the truncated ids of texts or pairs, and which of them were truncated; a warning counts these.
+    """Return the truncated ids of texts or pairs, and a mask of the truncated ones; a warning gives their number.
 
     Args:
         tokenizer: the tokenizer of the model's input.
