@@ -138,12 +138,12 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
         if isinstance(error.__cause__, errors.HfHubHTTPError):
             status = error.__cause__.response.status_code
             raise InputError(
-                f"{message_start} answers with the error {status}, and its cache lacks it; try later"
+                f"{message_start} answers with the error {status}, and no copy is cached; try later"
             ) from None
         is_off = huggingface_hub.constants.HF_HUB_OFFLINE
         obstacle = "is switched off by HF_HUB_OFFLINE" if is_off else "cannot be reached"
         raise InputError(
-            f"{message_start} {obstacle}, and its cache lacks it: {'unset that' if is_off else 'connect'}, or name a "
+            f"{message_start} {obstacle}, and no copy is cached: {'unset that' if is_off else 'connect'}, or name a "
             "run directory, a saved model or a checkpoint's folder"
         ) from None
     except (errors.HFValidationError, errors.HfHubHTTPError, OSError) as error:

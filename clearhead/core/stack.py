@@ -42,7 +42,7 @@ def build_function(width: int, function: spec.Function, memory_width: int | None
 
 
 class Branch(nn.Module):
-    """Branch of a residual step: scale * dropout(post(function(pre(x))))."""
+    """Residual branch: scale * dropout(post(function(pre(x))))."""
 
     def __init__(self, width: int, branch: spec.Branch, memory_width: int | None) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Layer(HookPoints):
 
 
 class Stack(HookPoints):
-    """Encoder or decoder: final_norm(layers(embedding(ids))).
+    """Stack of layers: final_norm(layers(embedding(ids))).
 
     Layers that share their weights exist once and run at several depths. Source: arXiv 1909.11942, section 3.1.
     """

@@ -104,7 +104,7 @@ def compare_nibble_products() -> Iterator[Comparison]:
 
 
 def _round_rows(x_MK: Tensor) -> Tensor:
-    """Return rows rounded to 8 bits, as products with stored weights read them."""
+    """Return rows rounded to 8 bits, as products with quantized weights read them."""
     largest_M1 = x_MK.abs().amax(1, True) / LARGEST
     return (x_MK / largest_M1).round() * largest_M1
 

@@ -152,7 +152,7 @@ def _format_by_name(name: str) -> StorageFormat:
 
 
 class Stored(nn.Module):
-    """Module whose weight matrix is stored in 16, 8 or 4 bits instead of the fp32 parameter `weight`."""
+    """A module with its matrix in a storage format such as int8, instead of the parameter `weight`."""
 
     format: StorageFormat
 
@@ -183,7 +183,7 @@ class Stored(nn.Module):
 
 
 class StoredRows(Stored):
-    """Embedding table stored in 16, 8 or 4 bits; an output layer may be tied to the table."""
+    """An embedding table with its matrix in a storage format such as int8; an output layer may be tied to it."""
 
     def forward(self, ids_BT: Ids) -> Float[Tensor, "batch tokens width"]:
         """Return the fp32 rows of these ids; no other row is widened."""
@@ -277,7 +277,7 @@ def _stack_layers(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def store(module: Transformer, formats: Mapping[str, StorageFormat] | StorageFormat) -> Transformer:
-    """Store matrices of a model in other formats, and all other weights in fp32; in place.
+    """Convert matrices of a model to storage formats such as int8, and all other weights to fp32, in place.
 
     Args:
         module: the model on the CPU, or on the meta device with entries to be filled later.
@@ -401,7 +401,7 @@ class WeightForm:
 
 
 def stored_matrices(module: nn.Module) -> dict[str, StorageFormat]:
-    """Return the storage formats of the matrices that are not held in fp32, by the address of their module."""
+    """Return the storage formats of a model's matrices, such as int8, by address."""
     return {address: submodule.format for address, submodule in module.named_modules() if isinstance(submodule, Stored)}
 
 
@@ -412,7 +412,7 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def state_to_save(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a model for saving; next to 16-bit matrices, others get 16 bits where no bit is lost."""
+    """Return the weights of a model for its files: in 16 bits if the matrices have 16 bits and no bit is lost."""
     state, kinds = module.state_dict(), set(stored_matrices(module).values())
     if kinds not in ({BF16}, {FP16}):
         return state
@@ -500,7 +500,7 @@ def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
 
 
 def _entry_faults(owner: str, kind: StorageFormat, tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield a sentence for each tensor of a quantized matrix, such as its scales, that is missing or misshapen."""
+    """Yield a sentence for each tensor of a quantized matrix that is missing or does not fit the first one."""
     matrix = tensors[f"{owner}.{kind.names[0]}"]
     for entry in kind.entries:
         tensor = tensors.get(f"{owner}.{entry.name}")

@@ -180,7 +180,7 @@ class Decoder:
         return replace(self.source_request([around(ids) for ids in sources], options), recorder=recorder)
 
     def source_request(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> GenerateRequest:
-        """Return the request to translate sources that are token ids.
+        """Return the request that translates tokenized sources.
 
         Args:
             sources: token ids that the encoder reads, one sequence per source, none empty.
@@ -253,7 +253,7 @@ class Decoder:
         A model trained by clearhead gets the start token first.
 
         Args:
-            prompts: texts of the prompts. An empty text becomes the start token, if the checkpoint has one.
+            prompts: the texts of the prompts. An empty text becomes the start token, if the checkpoint has one.
         """
         tokenizer = self.tokenizers.target if self.module.encoder is None else self.tokenizers.source
         if self.config is None:

@@ -147,7 +147,7 @@ class BannedIds:
         return logits_RV.index_fill(1, banned_X, -torch.inf) if len(banned_X) else logits_RV
 
     def at_length(self, length: int, device: torch.device) -> Int[Tensor, " banned"]:
-        """Return the ids that may not follow a sequence of `length` ids, prompt and padding included."""
+        """Return the ids that may not follow a sequence of `length` ids."""
         is_banned = self.start <= length and (self.stop is None or length < self.stop)
         if is_banned and isinstance(self.ids, Tensor):
             return self.ids

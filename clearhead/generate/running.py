@@ -95,7 +95,7 @@ class Member(ABC):
 
     @abstractmethod
     def drop(self, sequence: Generated) -> SurvivingRows:
-        """Remove an unfinished sequence, such as that of a disconnected client."""
+        """Remove a sequence from the batch before it has ended."""
 
     @abstractmethod
     def absorb(self, other: Member) -> bool:
@@ -197,7 +197,7 @@ class RunningBatch:
         return progress
 
     def drop(self, sequence: Generated) -> None:
-        """Remove an unfinished sequence, such as that of a disconnected client.
+        """Remove a sequence from the batch before it has ended.
 
         Args:
             sequence: the sequence; ignored if no member has it.
@@ -312,7 +312,7 @@ class SharedCacheGroup:
         return [paused for paused in map(self.pause, leaving) if paused is not None]
 
     def drop(self, sequence: Generated) -> None:
-        """Remove an unfinished sequence, such as that of a disconnected client."""
+        """Remove a sequence from the batch before it has ended."""
         before = [(len(member.tokens), member.num_sentences) for member in self.members]
         survivors = [member.drop(sequence) for member in self.members]
         self._apply_changes(

@@ -15,10 +15,10 @@ PREFIX: Final = "work."
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Counts of tokens, query-key pairs and outputs of some batches, without padding.
+    """Counts of tokens, query-key pairs and outputs of one or more texts, without padding.
 
     Attributes:
-        tokens: the number of tokens by which a run reports its progress: those of all stacks.
+        tokens: the number of tokens that a run reports as its progress.
         first_tokens: the number of tokens that the first stack reads (the encoder, or the only stack).
         first_pairs: the number of query-key pairs in the first stack. Both tokens belong to one sequence, or to one
             document if a block holds several.

@@ -13,7 +13,7 @@ Tree = TypeVar("Tree", bound=Node)
 
 @check_types
 def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Yield every node of a spec with its path, parents first; paths include indices, such as "encoder.layers.0"."""
+    """Yield a node and all nodes below with paths, parents first; paths have indices, such as "encoder.layers.0"."""
     waiting = [(path, node)]
     while waiting:
         current_path, current = waiting.pop()

@@ -78,7 +78,7 @@ def max_input_length(module: Transformer, max_length: int | None) -> int:
 def encode_sides(
     tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int
 ) -> tuple[Sides, Bool[ndarray, " texts"]]:
-    """Return the ids of texts or pairs, and True for each one that was truncated; warn of the number truncated.
+    """Return the truncated ids of texts or pairs, and a mask of the truncated ones; a warning gives their number.
 
     Args:
         tokenizer: the tokenizer of the model's input.

@@ -130,13 +130,13 @@ class TaskTraining(ABC):
     def task_table(self, kind: type[TaskT]) -> TaskT:
         """Return the [task] table, with the keys of the task."""
         table = self.run_file.task
-        assert isinstance(table, kind), "a run file has the tables of its task"
+        assert isinstance(table, kind), "the tables of a run file have the types of its task"
         return table
 
     def data_table(self, kind: type[DataT]) -> DataT:
         """Return the [data] table, with the keys of the task."""
         table = self.run_file.data
-        assert isinstance(table, kind), "a run file has the tables of its task"
+        assert isinstance(table, kind), "the tables of a run file have the types of its task"
         return table
 
     def source(self, name: str) -> tuple[Any, Share]:

@@ -43,7 +43,7 @@ def return_memory(step: int, device: torch.device, precision: str) -> None:
 
     Args:
         step: the training step.
-        device, precision: the device and the precision of the products.
+        device, precision: the device of the training, and the precision of its matrix products.
     """
     if step % STEPS_BETWEEN == 0 and needs_kernels(device, precision):
         give_memory_back()

@@ -61,12 +61,12 @@ def diff(
       clearhead diff base/ tuned/ "Zwei Hunde." -o diff.html
       clearhead diff released/ rebuilt/ --file texts.txt --fail-above 0.01
 
-    Weights of equal address and shape are compared; if an embedding table grew, its common rows. All other weights are
-    listed as only in A, only in B, or of another shape.
+    Weights of equal address and shape are compared, and the common rows of an embedding table that grew. All other
+    weights are listed as only in A, only in B, or of another shape.
 
-    The table shows tensors, heads and rows with their relative change ||B - A|| / ||A|| (Frobenius). The typical norm
-    of such a part replaces a smaller ||A||. The rank is the number of singular values of B - A above 1 % of the
-    largest. It is exact up to 4 million numbers and a side of 1,024, otherwise at most 256.
+    The table shows tensors, heads and rows with their relative change ||B - A|| / ||A|| (Frobenius). If ||A|| is
+    below the typical norm of such a tensor, head or row, that norm replaces it. The rank is the number of singular
+    values of B - A above 1 % of the largest. For large matrices it is a lower bound of at most 256.
 
     With texts, both models read them. The table then shows the mean Jensen-Shannon divergence of the attention rows of
     each head. Tokens are listed with the KL divergence of their predictions. Without texts no model is loaded.

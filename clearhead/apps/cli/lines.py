@@ -1,4 +1,4 @@
-"""Line input of commands: reads lines, answers them in windows, and writes the answers in order."""
+"""Line input of commands: reads lines, answers them in groups, and writes the answers in order."""
 
 from __future__ import annotations
 

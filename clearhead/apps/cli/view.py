@@ -197,7 +197,7 @@ def view(
         --stack decoder.memory --layers 2 --heads 1 -o head.svg
 
     The page shows all heads, a head as a matrix, a token through all layers, the logit lens and the search; -o names
-    its file. Heads chosen by --layers and --heads are stored with all digits; --effects also measures their attended
+    its file. Heads chosen by --layers and --heads are stored in full precision; --effects also measures their attended
     tokens. Option --checkpoints shows all weights that a run kept (train.snapshots). The last token, the first blank or
     the predicted label is explained, unless --of names another output; --of Mary --of John explains why Mary.
     """

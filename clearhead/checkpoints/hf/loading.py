@@ -382,6 +382,6 @@ def _read_task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskR
 
 
 def hf_tensors(bounds: Sequence[BoundRule], tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield the checkpoint's tensors for a module's tensors by address: the names of each tensor, and the tensor."""
+    """Convert a module's tensors to those of a checkpoint; yield each tensor with its names in the files."""
     for bound in bounds:
         yield from zip(bound.theirs, bound.save([tensors[address] for address in bound.ours]), strict=True)

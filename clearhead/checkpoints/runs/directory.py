@@ -156,7 +156,7 @@ def open_run(
 def read_job(path: Path) -> str:
     """Return the random word of the torchrun job that began or resumed a run; "" if there is none."""
     file = path / JOB_FILE
-    return read_model_text(file, what="the random word of a job") if file.is_file() else ""
+    return read_model_text(file, what="the identifier of a torchrun job") if file.is_file() else ""
 
 
 @contextlib.contextmanager

@@ -61,14 +61,14 @@ def _try_part(kind: PartKind, node: spec.Part, size: int, memory: Tensor | None)
     same = _same(call(), call())
     if _states() != before or not same:
         raise InputError(
-            f"the custom module '{kind.name}' draws random numbers in evaluation, or remembers its last call: the same "
-            "input gave another result or moved a generator; draw in training alone, by nn.Dropout"
+            f"the module '{kind.name}' draws random numbers in evaluation, or remembers its last call: the same input "
+            "gave another result or moved a generator; draw in training alone, by nn.Dropout"
         )
     module.train()
     if not _same(*_call_seeded(call)):
         raise InputError(
-            f"the custom module '{kind.name}' draws its own random numbers in training, so a resumed run would not be "
-            "exact: use nn.Dropout or torch's global generator"
+            f"the module '{kind.name}' draws its own random numbers in training, so a resumed run would not be exact: "
+            "use nn.Dropout or torch's global generator"
         )
 
 
@@ -83,8 +83,8 @@ def _refuse_other_shape(kind: PartKind, x: Tensor, y: object, size: int) -> None
     if not isinstance(y, Tensor) or list(y.shape) != expected or not y.is_floating_point():
         returned = f"{y.dtype} {list(y.shape)}" if isinstance(y, Tensor) else type(y).__name__
         raise InputError(
-            f"the custom module '{kind.name}' returns {returned} for x {list(x.shape)}; as {_STANDS[kind.role]} it "
-            f"must return a tensor of floats of the shape {expected}"
+            f"the module '{kind.name}' returns {returned} for x {list(x.shape)}; as {_STANDS[kind.role]} it must "
+            f"return a tensor of floats of the shape {expected}"
         )
 
 
@@ -102,7 +102,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 
 def _call_seeded(call: Callable[[], Tensor]) -> Iterator[Tensor]:
-    """Yield the results of two calls with equal seeds of the random generators whose states a checkpoint saves."""
+    """Yield the results of two calls that start from the same random states of torch, Python and NumPy."""
     for _ in _SEEDS:
         torch.manual_seed(1)
         random.seed(1)
@@ -136,4 +136,4 @@ def _explain_errors(what: str, name: str, where: str = "") -> Iterator[None]:
         raise
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else "no reason given"
-        raise InputError(f"the custom module '{name}': {what}{where} ({type(error).__name__}: {reason})") from error
+        raise InputError(f"the module '{name}': {what}{where} ({type(error).__name__}: {reason})") from error

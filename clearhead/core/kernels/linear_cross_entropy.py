@@ -213,7 +213,7 @@ class _Sums:
         return loss
 
     def gradients(self, inputs: tuple[Tensor, Tensor, Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients in the dtypes of the inputs, None where one is not needed."""
+        """Return the gradients of the inputs in their dtypes; None for an input that needs no gradient."""
         if self.hidden_gradient_ND is not None and self.setting.scale != 1.0:
             self.hidden_gradient_ND.mul_(self.setting.scale)
         hidden_ND = None if self.hidden_gradient_ND is None else self.hidden_gradient_ND[: self.num_rows]

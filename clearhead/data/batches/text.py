@@ -56,7 +56,7 @@ class Windows:
         """Return the ids of one window as the model reads it, special ids included.
 
         Args:
-            corpus: the documents that were cut into windows.
+            corpus: the documents from which the windows were cut.
             index: the number of the window.
         """
         document, start, stop = int(self.document[index]), int(self.start[index]), int(self.stop[index])
@@ -69,7 +69,7 @@ class Windows:
         """Return the labels of one causal window: the next id at each position.
 
         Args:
-            corpus: the documents that were cut into windows.
+            corpus: the documents from which the windows were cut.
             index: the number of the window.
         """
         assert self.special is None, "only causal windows predict the next id"

@@ -1,4 +1,4 @@
-"""Build the objective of a noise record (`Noise`), which is saved with a model."""
+"""Build the training objective, such as masked tokens, from the noise record (`Noise`) of a model."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from clearhead.text.tokenizer import Tokenizer
 
 
 def build_objective(noise: Noise, tokenizer: Tokenizer) -> MaskedLM | SpanCorruption | TextInfilling:
-    """Return the objective of a noise record.
+    """Return the training objective that a noise record describes, such as masked language modelling.
 
     Args:
         noise: the noise record: kind of noise, share of tokens, mean length of spans.

@@ -58,7 +58,7 @@ def equal_sides_warning(pairs: DataTable) -> str:
 
 
 class FilePair(Form):
-    """The [data] keys for pairs in two aligned files."""
+    """Text pairs in two aligned files."""
 
     #: A file with a text in each line.
     source: Filled = Field(examples=["train.de"])
@@ -71,7 +71,7 @@ class FilePair(Form):
 
 
 class PairTable(Form):
-    """The [data] keys for pairs in a file of tab-separated columns."""
+    """Text pairs in a file of tab-separated columns."""
 
     #: A file of tab-separated columns.
     tsv: Filled = Field(examples=["train.tsv"])
@@ -87,7 +87,7 @@ class PairTable(Form):
 
 
 class PairLines(Form):
-    """The [data] keys for pairs in a file with one JSON object per line."""
+    """Text pairs in a file with one JSON object per line."""
 
     #: A file with one JSON object per line.
     jsonl: Filled = Field(examples=["train.jsonl"])
@@ -103,7 +103,7 @@ class PairLines(Form):
 
 
 class PairDataset(Form):
-    """The [data] keys for pairs in a Hugging Face data set, or in a Parquet file."""
+    """Text pairs in a Hugging Face data set or a Parquet file."""
 
     #: The name on the hub, a folder, or a Parquet file.
     dataset: Filled = Field(examples=["name"])
@@ -119,7 +119,7 @@ class PairDataset(Form):
     target_field: Filled | None = None
 
     def as_source(self) -> TableSource:
-        """Return the source that reads the pairs from two fields of the data set."""
+        """Return a source of pairs from two fields of the data set."""
         fields = {"source": self.source_field or "source", "target": self.target_field or "target"}
         return Dataset(self.dataset, self.split, fields, self.config, keys=_FIELDS, revision=self.revision)
 

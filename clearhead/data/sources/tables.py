@@ -247,7 +247,7 @@ class DelimitedFile:
             if row is None:
                 return
             if any('"' in line for line in lines) and _CSV_ROW.fullmatch("\n".join(lines)) is None:
-                raise self._quote_error(number, lines, "a quote in a text without quotes")
+                raise self._quote_error(number, lines, "a quote inside a text that does not begin with a quote")
             if row:
                 yield number, row
 

@@ -211,7 +211,7 @@ class TextSize:
 
 
 def measure(source: TextSource) -> TextSize:
-    """Count the documents and characters of a source; faults in the text are found here, before any long work.
+    """Count the documents and characters of a source, and report faults of the source before any long work.
 
     Raises:
         InputError: the source cannot be read, or has nothing but white space.
@@ -332,7 +332,7 @@ def _visible_files(folder: Path) -> Iterator[PurePath]:
 
 
 class TextTable(Form):
-    """The [data] keys for a text file, a folder of text files, or JSON lines."""
+    """Running text in a file, a folder of files, or JSON lines."""
 
     #: A file, a folder of files, or a .jsonl file; of JSON lines, also in a folder, one field is read.
     text: Filled = Field(examples=["train.txt"])
@@ -363,7 +363,7 @@ class TextTable(Form):
 
 
 class TextDataset(Form):
-    """The [data] keys for texts in a Hugging Face data set, or in a table file."""
+    """Running text in a Hugging Face data set, or in a table in a file."""
 
     #: The name on the hub, a folder, or a table: a .parquet, .csv, .tsv or .json file.
     dataset: Filled = Field(examples=["name"])

@@ -30,7 +30,7 @@ def normalize(x: Float[Tensor, "*axes width"], weight: Float[Tensor, " width"], 
 
 
 class _RMSNorm(torch.autograd.Function):
-    """RMSNorm with a custom backward pass: x / sqrt(mean(x^2) + eps) * weight."""
+    """RMSNorm: x / sqrt(mean(x^2) + eps) * weight."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:

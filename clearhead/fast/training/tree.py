@@ -40,7 +40,7 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
 
     Args:
         module: the module to train.
-        precision: precision of the products, "fp32" or "bf16".
+        precision: precision of the matrix products, "fp32" or "bf16".
         recomputes_layers: True keeps only the inputs of the layers for the backward pass; the gradients stay the same.
 
     Source for the recomputation: arXiv 1604.06174.
@@ -189,7 +189,7 @@ class FusedAttention(Attention):
 
 
 class FusedSelfAttention(FusedAttention):
-    """Self-attention in bf16 by kernels that compute query, key and value in one pass over the input."""
+    """Self-attention that projects queries, keys and values in one pass over its input."""
 
     def forward(self, x_BTD: States, context: Context) -> States:
         """Attend; the results equal those of the plain attention up to rounding."""

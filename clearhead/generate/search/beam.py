@@ -123,7 +123,7 @@ def top_log_probabilities(
 def top_changed_log_probabilities(
     log_probs_RV: Float[Tensor, "rows vocab"], count: int
 ) -> tuple[Float[Tensor, "rows top"], Int[Tensor, "rows top"], Float[Tensor, " rows"]]:
-    """Return the same values for processed log-probabilities, without normalising them again."""
+    """Return the values of `top_log_probabilities` for processed log-probabilities, not normalised again."""
     top_RC, ids_RC = log_probs_RV.topk(min(count, log_probs_RV.shape[1]), dim=1)
     return top_RC.clamp_(max=0.0), ids_RC, log_probs_RV.new_zeros(len(log_probs_RV))
 

@@ -292,7 +292,8 @@ def _measure(squares_P: Float64[Tensor, "2"], typical: float) -> tuple[float | N
 def _tensor_changes(sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
     """Yield the change of each tensor.
 
-    The typical square is the mean square of the tensor's module; if that is zero, of all weights.
+    The typical norm in `_measure` comes from the mean square of the tensor's module. If that is zero, it comes from
+    the mean square of all weights.
     """
     modules: dict[str, list[_TensorSums]] = {}
     for address, tensor_sums in sums.items():

@@ -352,7 +352,7 @@ class AttentionRun:
         return queries if self.written_ids is None else label_tokens(self.tokenizers.target, self.written_ids), keys
 
     def _record_of(self, stack: str, layer: int, head: int) -> tuple[AttentionRecord, int]:
-        """Return the record of a layer and the checked head number, if all weights of the head fit into memory."""
+        """Return the record of a layer and the checked head number; refuse a head whose weights are too large."""
         record = self.record(stack, layer)
         _check_size(record.query_BHTE.shape[2] * record.key_BKSE.shape[2], "give a shorter text")
         return record, _check_head(record, head)

@@ -81,7 +81,7 @@ class Text:
 
     @property
     def bounds(self) -> Bounds:
-        """Smallest x and y, and largest x and y."""
+        """Bounds of the shape: smallest x and y, and largest x and y."""
         width = estimated_width(self.content, self.size, is_bold=self.is_bold)
         left = self.x - {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor] * width
         return left, self.y - 0.6 * self.size, left + width, self.y + 0.6 * self.size
@@ -124,7 +124,7 @@ class Box:
 
     @property
     def bounds(self) -> Bounds:
-        """Smallest x and y, and largest x and y."""
+        """Bounds of the shape: smallest x and y, and largest x and y."""
         return self.left, self.top, self.left + self.width, self.top + self.height
 
     def shift(self, x: float, y: float) -> Box:
@@ -158,7 +158,7 @@ class Polyline:
 
     @property
     def bounds(self) -> Bounds:
-        """Smallest x and y, and largest x and y."""
+        """Bounds of the shape: smallest x and y, and largest x and y."""
         x, y = zip(*self.points, strict=True)
         return min(x), min(y), max(x), max(y)
 
@@ -197,7 +197,7 @@ class Circle:
 
     @property
     def bounds(self) -> Bounds:
-        """Smallest x and y, and largest x and y."""
+        """Bounds of the shape: smallest x and y, and largest x and y."""
         return self.x - self.radius, self.y - self.radius, self.x + self.radius, self.y + self.radius
 
     def shift(self, x: float, y: float) -> Circle:

@@ -277,7 +277,7 @@ def _answers(
 
 
 def _fill_blanks(text: str, spans: Sequence[tuple[int, int]], fillings: Sequence[str], carries_space: bool) -> str:
-    """Return a text with its blanks filled, with the spaces that the filled entries imply."""
+    """Return a text with its blanks filled; each filled token decides whether a space precedes it."""
     result, last = "", 0
     for (start, end), filling in zip(spans, fillings, strict=True):
         result, last = result + text[last:start], end
@@ -306,6 +306,6 @@ def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokeniz
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
-    """Return the loss and accuracy of the tokens that masks as in training hide."""
+    """Return the loss and accuracy at tokens that are masked as in training."""
     objective = build_objective(noise_of(model), model.tokenizers.source)
     return measure_hidden_tokens(model, corpus_of(model, data), objective, options.batch_size)

@@ -96,7 +96,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
     """
     groups = optimizer.state_dict()["param_groups"]
     if [group.get("params") for group in state["param_groups"]] != [group["params"] for group in groups]:
-        raise ValueError("its optimizer groups other parameters")
+        raise ValueError("its optimizer state belongs to other parameters")
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
     for group in optimizer.param_groups:
         trained = [parameter for parameter in group["params"] if parameter in optimizer.state]

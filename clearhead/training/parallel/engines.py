@@ -185,9 +185,9 @@ class TrainingEngine(Generic[BatchT]):
         return self._loss(self.module, batch)
 
     def warm_up(self, batch: BatchT) -> None:
-        """Make a forward and backward pass without effect, so that the decisions of a first pass hold for every step.
+        """Make a forward and backward pass without effect, so that gradients are summed in one order in every step.
 
-        DistributedDataParallel takes the order in which it adds up gradients from the first pass.
+        DistributedDataParallel takes this order from its first pass.
         """
         loss, _ = self.loss(batch, is_last=True)
         loss.backward()

@@ -261,7 +261,7 @@ def test_no_command_shows_the_commands(capfd: pytest.CaptureFixture[str]) -> Non
         (["inspect", "no-such-run"], "or a preset: transformer, "),
         (
             ["inspect", "gtp2"],
-            "and its cache lacks it: unset that, or name a run directory, a saved model or a checkpoint",
+            "and no copy is cached: unset that, or name a run directory, a saved model or a checkpoint",
         ),
         (["inspect", "gtp2"], "or a preset (did you mean 'gpt2'?)"),
         (["inspect", "gpt2", "--addresses", "--length", "7"], "--length has no effect with --addresses"),

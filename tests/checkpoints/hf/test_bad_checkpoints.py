@@ -265,4 +265,4 @@ def test_each_is_one_report_of_both_commands(
 def test_without_a_network_it_is_said(capfd: pytest.CaptureFixture[str]) -> None:
     for command in (["inspect", "someone/nothing"], ["generate", "someone/nothing", "--prompt", "a"]):
         assert main(command) == 2
-        assert "is switched off by HF_HUB_OFFLINE, and its cache lacks it" in capfd.readouterr().err
+        assert "is switched off by HF_HUB_OFFLINE, and no copy is cached" in capfd.readouterr().err

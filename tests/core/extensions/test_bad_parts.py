@@ -45,10 +45,7 @@ FORWARDS = {
         "x + torch.rand(1, generator=self.generator) if self.training else x",
         "draws its own random numbers in training, so a resumed run would not be exact",
     ),
-    "failing": (
-        "x @ torch.ones(3, 3)",
-        r"module 'failing': its forward fails for x \[2, 5, 14\] \(RuntimeError: ",
-    ),
+    "failing": ("x @ torch.ones(3, 3)", r"the module 'failing': its forward fails for x \[2, 5, 14\] \(RuntimeError: "),
 }
 FILES = {
     "nothing": ("a = 1\n", "nothing.py: it registers no custom module; put @clearhead.register"),
@@ -189,7 +186,7 @@ def test_a_run_file_is_refused_before_anything_runs(tmp_path: Path, run_file: Ca
         write_file(tmp_path, name, PART, "x[..., :3]" if name == "slim" else "self.out(x)")
     parts = f'parts = "{tmp_path}/slim.py"\n'
     for model, sentence in {
-        parts + 'mixer = { kind = "slim" }': r"the custom module 'slim' returns torch.float32 \[2, 5, 3\]",
+        parts + 'mixer = { kind = "slim" }': r"the module 'slim' returns torch.float32 \[2, 5, 3\]",
         parts + 'mixer = { kind = "slim", siz = 3 }': "siz: unknown key .did you mean 'size'",
         parts + 'mixer = { kind = "slime" }': "kind must be one of .*; got 'slime'",
         'mixer = "slim"': r"mixer must be a table of a custom module with its kind, such as .*, got the text 'slim'",

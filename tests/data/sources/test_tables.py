@@ -44,7 +44,7 @@ def test_rows_that_a_program_writes_are_read(
 @pytest.mark.parametrize(
     ("text", "position"),
     [
-        ('a,b\na, "b"\n', "2: .* at character 4: a quote in a text without quotes"),
+        ('a,b\na, "b"\n', "2: .* at character 4: a quote inside a text that does not begin with a quote"),
         ('a,b"c\n', "1: .* at character 4: a quote"),
         ('a,b\n"c\nd",e"\n', "3: .* at character 5: a quote"),
         ('a,b\n"a" ,b\n', "2: .* at character 4: ',' expected after '\"'"),

@@ -60,7 +60,7 @@ class Session:
 
     @property
     def is_library(self) -> bool:
-        """True if the part comes from a library, which may leave out a step on purpose."""
+        """True if the checked module comes from a library, which may leave out a step on purpose."""
         return type(self.runner.candidate).__module__.split(".")[0] in LIBRARIES
 
     @property
@@ -70,7 +70,7 @@ class Session:
 
     @property
     def has_memory(self) -> bool:
-        """True if the part takes a separate input for keys and values."""
+        """True if the checked module takes a separate input for keys and values."""
         return any(argument.role in ("memory", "key") for argument in self.arguments)
 
     def run(self, probe: Probe, convention: CallConvention) -> tuple[Probe, Tensor] | None:

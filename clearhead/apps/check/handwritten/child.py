@@ -69,7 +69,7 @@ class _Cell(ExecutionLoader):
         linecache.cache[label] = len(source), None, source.splitlines(keepends=True), label
 
     def get_filename(self, fullname: str) -> str:
-        """Return the label of the cell."""
+        """Return the label of the cell, which Python shows as the file name."""
         return self.label
 
     def get_source(self, fullname: str) -> str:

@@ -56,7 +56,7 @@ def compare_file(
 
     Raises:
         InputError: no such file, or it cannot be imported, or has no such name.
-        RunFailure: the file does not end in time, ends the process, or writes to the pipe of the reports.
+        RunFailure: the file does not end in time, ends the process, or writes to the pipe that carries the reports.
     """
     if not path.is_file():
         raise InputError(f"{path}: {'it is no file' if path.exists() else explain_absent(path, 'file')}")
@@ -86,7 +86,7 @@ class _Answer:
 
 
 def _misuse_failure(path: Path) -> RunFailure:
-    return RunFailure(f"{path} wrote to a descriptor of the check: write only to file descriptors that it opens itself")
+    return RunFailure(f"{path} wrote to a pipe of clearhead: write only to file descriptors that your code opens")
 
 
 class _Child:

@@ -1,4 +1,4 @@
-"""Modules of libraries, which compute variants on purpose: they are right, or cannot be compared, but never wrong."""
+"""Modules of libraries such as transformers: they are reported as right or as not comparable, never as wrong."""
 
 from __future__ import annotations
 

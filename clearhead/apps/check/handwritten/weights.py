@@ -55,7 +55,7 @@ def role_of(name: str) -> Role | None:
 
 @dataclass
 class _Leaf:
-    """A weight with its bias, as a module stores them; a role has several if heads are stored separately."""
+    """A weight with its bias, as a module stores them; a role such as query has several if heads are separate."""
 
     name: str
     weight: Tensor

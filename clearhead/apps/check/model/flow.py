@@ -212,7 +212,7 @@ class Reach:
     drawn: Mapping[TracePoint, Tensor] | None
 
     def leak(self, point: TracePoint) -> Tensor:
-        """Return the dependencies that the masks forbid."""
+        """Return the dependencies that were measured although the masks forbid them."""
         return self.measured[point] & ~self.wanted[point]
 
     def gap(self, point: TracePoint) -> Tensor:

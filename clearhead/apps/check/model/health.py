@@ -104,7 +104,7 @@ def check_health(module: Transformer, exact: Transformer, draw: Draw) -> Iterato
 
 
 def _find_dead_heads(exact: Transformer, draw: Draw) -> Iterator[_HealthFinding]:
-    """Yield heads that add (nearly) nothing to the stream: their mixed values times the output projection."""
+    """Yield heads whose output (mixed values times output projection) adds almost nothing to the stream."""
     attentions = {path: submodule for path, submodule in exact.named_modules() if isinstance(submodule, Attention)}
     if not attentions:
         return

@@ -159,7 +159,7 @@ class _CaseRows:
         return Reader.of(module, self.side, self.source)
 
     def alone(self, module: Transformer) -> Trace:
-        """Return the values of each row run alone; computed once per model."""
+        """Return the activations and outputs of each row run alone; computed once per model."""
         if module not in self._alone:
             reader = self.reader(module)
             self._alone[module] = concat_traces(

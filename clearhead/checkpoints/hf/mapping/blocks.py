@@ -74,17 +74,17 @@ RESIDUAL_BEFORE_NORM = Fixed(
 
 
 def branch(stack: str, step: int, index: int = 0) -> str:
-    """Return the address of a branch in every layer of a stack."""
+    """Return the address of a branch, with {layer} for the layer number."""
     return f"{stack}.layers.{{layer}}.steps.{step}.branches.{index}"
 
 
 def function(stack: str, step: int, index: int = 0) -> str:
-    """Return the address of the function of a branch in every layer of a stack."""
+    """Return the address of the attention or feed-forward network of a branch, with {layer} for the layer number."""
     return f"{branch(stack, step, index)}.function"
 
 
 def out(stack: str, step: int) -> str:
-    """Return the address of the norm after the residual sum of a step, in every layer of a stack."""
+    """Return the address of the norm after the sum of a residual step, with {layer} for the layer number."""
     return f"{stack}.layers.{{layer}}.steps.{step}.out"
 
 
@@ -338,7 +338,7 @@ def decoder_variants(
     tag_output: str = "classifier",
     answer_prefix: str | None = None,
 ) -> tuple[Variant, ...]:
-    """Return the variants that most decoder families have.
+    """Return the transformers classes of a decoder family, such as BloomForCausalLM.
 
     Args:
         name: the start of the class names, such as "Bloom".

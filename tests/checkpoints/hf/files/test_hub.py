@@ -86,13 +86,13 @@ def test_what_the_hub_has_is_found_and_what_it_refuses_is_said(hub: tuple[Hub, s
     )
     assert (cached["someone/model"]["rows"], cached["someone/model@v2"]["rows"]) == (23, 29)
     assert cached["old"]["rows"] == 29
-    assert "is switched off by HF_HUB_OFFLINE, and its cache lacks it: unset that" in cached["someone/nothing"]["error"]
+    assert "is switched off by HF_HUB_OFFLINE, and no copy is cached: unset that" in cached["someone/nothing"]["error"]
     assert f"{ROOT} has no 'modle' (did you mean 'someone/model'?)" in cached["modle"]["error"]
     assert len(server.requests) == num_requests, "offline nothing is asked"
 
     nowhere = run("http://127.0.0.1:9", tmp_path, "someone/model", "someone/nothing")
     assert nowhere["someone/model"]["rows"] == 23, "without a network the cache answers"
-    assert "cannot be reached, and its cache lacks it: connect, or name a run" in nowhere["someone/nothing"]["error"]
+    assert "cannot be reached, and no copy is cached: connect, or name a run" in nowhere["someone/nothing"]["error"]
 
 
 @pytest.mark.parametrize("reference", ["", "a" * 256, f"someone/{'b' * 256}", "ä" * 128])
