@@ -226,7 +226,7 @@ def decode_model(text: str, name: str) -> bytes:
 
 
 def _replacement_tables(content: bytes) -> Iterator[bytes]:
-    """Yield the compiled replacement tables of a model, from its normalizer and its denormalizer.
+    """Yield the compiled replacement tables of a SentencePiece model, from its normalizer and its denormalizer.
 
     Source: the fields of ModelProto and NormalizerSpec, github.com/google/sentencepiece, sentencepiece_model.proto.
     """

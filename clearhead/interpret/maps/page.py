@@ -369,7 +369,7 @@ class _SampleBuilder:
         return "encoder" if self.run.module.decoder is None else "decoder"
 
     def _compared_outputs(self) -> tuple[str, OutcomeChoice]:
-        """Return the two outputs that the lens compares at every depth, in words and as chosen; or ("", None).
+        """Return the two outputs that the logit lens compares, as text and as choice; ("", None) if it compares none.
 
         A single output is not shown in the lens, only in the numbers of the heads.
         """
