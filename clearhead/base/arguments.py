@@ -230,7 +230,7 @@ def _items_fit(items: Any, args: tuple[Any, ...], origin: type) -> bool:
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...] | None:
-    """Return the types of a union, a type variable or an annotation; None for a single type."""
+    """Return the alternative types of a union, a type variable or an annotation; None for a single type."""
     if isinstance(hint, TypeVar):
         return hint.__constraints__ or ((hint.__bound__,) if hint.__bound__ is not None else (object,))
     if get_origin(hint) is Annotated:

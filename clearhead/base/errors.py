@@ -43,7 +43,7 @@ def shorten(text: str, most: int = 40) -> str:
 
 
 def program_name(command: str) -> str:
-    """Return the program name of a command, without its folder and its arguments, which may contain passwords."""
+    """Return the name of a command's program, without its folder and without arguments, which may contain passwords."""
     words = (PurePath(word).name for word in command.split() if "=" not in word)
     return next(words, "(a command without a name)")
 
@@ -96,7 +96,7 @@ class Message(str):
     parts: tuple[str | MessageReference, ...]
 
     def __new__(cls, *parts: str | MessageReference) -> Message:
-        """Join the parts to one message."""
+        """Create a message from texts, references and messages, which are joined in order."""
         message = super().__new__(cls, "".join(map(str, parts)))
         message.parts = sum((piece.parts if isinstance(piece, Message) else (piece,) for piece in parts), ())
         return message

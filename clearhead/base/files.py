@@ -205,7 +205,7 @@ def read_typed(path: Path, kind: type[T], *, what: str) -> T:
 
 
 def convert_json(content: object, kind: type[T] | GenericAlias | UnionType, *, name: str) -> T:
-    """Return parsed JSON as a type; only lists are converted, to tuples.
+    """Check parsed JSON against a type and return it as this type; only lists are converted, to tuples.
 
     Args:
         content: the value that `parse_json` returned.
@@ -257,7 +257,7 @@ def read_json_object(path: Path, *, what: str, largest: int = LARGEST_JSON) -> d
     Args:
         path: the file to read.
         what: the expected content, for messages.
-        largest: maximum size in bytes; a larger file is refused.
+        largest: the maximum size of the file, in bytes; a larger file is refused.
 
     Raises:
         InputError: see `read_json`; or the content is not an object.
@@ -274,7 +274,7 @@ def read_json(path: Path, *, what: str, largest: int = LARGEST_JSON) -> Any:
     Args:
         path: the file to read.
         what: the expected content, for messages.
-        largest: maximum size in bytes; a larger file is refused.
+        largest: the maximum size of the file, in bytes; a larger file is refused.
 
     Raises:
         InputError: see `read_model_file`; or the file is not UTF-8, or `parse_json` refuses it.
@@ -390,7 +390,7 @@ def read_model_file(path: Path, *, what: str, largest: int = LARGEST_FILE) -> by
     Args:
         path: the file.
         what: the expected content, for messages.
-        largest: maximum size in bytes; a larger file is refused.
+        largest: the maximum size of the file, in bytes; a larger file is refused.
 
     Raises:
         InputError: see `open_model_file`; or the file is too large.
@@ -409,7 +409,7 @@ def read_model_text(path: Path, *, what: str, largest: int = LARGEST_JSON) -> st
     Args:
         path: the file.
         what: the expected content, for messages.
-        largest: maximum size in bytes; a larger file is refused.
+        largest: the maximum size of the file, in bytes; a larger file is refused.
 
     Raises:
         InputError: see `read_model_file`; or the file is not UTF-8 (the message names the line).

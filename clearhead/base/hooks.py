@@ -37,13 +37,13 @@ class HookPoints(PrintedModule, nn.Module):
         self.identity: object = object()  # replicas of a module share it, copies have their own
 
     def point(self, name: str, x: Tensor) -> Tensor:
-        """Pass an activation through the watchers of a hook point; each returns it or a replacement."""
+        """Pass an activation through the functions that watch a hook point; each returns it or a replacement."""
         for watcher in self._watchers(name):
             x = watcher(x)
         return x
 
     def is_watched(self, *names: str) -> bool:
-        """Return whether the calling context watches one of these hook points."""
+        """Return whether the calling context watches one of the named hook points of this module."""
         return any(map(self._watchers, names))
 
     def _watchers(self, name: str) -> list[Watcher]:
@@ -75,7 +75,7 @@ class Hook:
 
 @contextmanager
 def watching(watchers: Watchers) -> Iterator[None]:
-    """Call watchers at their hook points, in the calling context, inside the with block."""
+    """Call functions at their hook points while the calling context is inside the with block."""
     _WATCHING.set((*_WATCHING.get(), watchers))
     try:
         yield
@@ -113,7 +113,7 @@ def naming_texts(numbers: Iterable[int], *, are_rows: bool = True) -> Iterator[N
 
 
 def active_hooks(hooks: Mapping[int, Any]) -> dict[int, Any]:
-    """Return the hooks of a module that run in the calling context."""
+    """Return those of a module's hooks that run in the calling context."""
     return {number: hook for number, hook in list(hooks.items()) if getattr(hook, "is_active", True)}
 
 

@@ -26,7 +26,7 @@ class Display:
     """Display of messages and counts that shows nothing; subclasses override its methods."""
 
     def message(self, text: str) -> None:
-        """Show a message for the user."""
+        """Show the user a message that is not a result."""
 
     def update(self, done: int, total: int, what: Counted) -> None:
         """Report progress: `done` of `total` items, counted in the unit `what`."""

@@ -1,4 +1,4 @@
-"""Wrapper for a table that one module owns and others use."""
+"""Wrapper for an embedding table that one module owns and others use."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _added_entries(document: Mapping[str, Any], words: Sequence[str]) -> list[di
 
 
 def with_entries(document: Mapping[str, Any], keep: Sequence[int]) -> dict[str, Any]:
-    """Return a `tokenizer.json` with only some entries of its vocabulary, renumbered.
+    """Return a `tokenizer.json` document with only some entries of the vocabulary, which get new ids.
 
     Args:
         document: parsed content of a `tokenizer.json`.
@@ -132,13 +132,13 @@ def needed_entries(document: Mapping[str, Any], ids: Iterable[int]) -> set[int]:
 
 
 def _merges(model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the merges of a BPE model, in order; files store them as "a b" or as ["a", "b"]."""
+    """Return the BPE merges of a tokenizer's model, in order; files store a merge as "a b" or as ["a", "b"]."""
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or ()]
     return [(first, second) for first, second in pairs]
 
 
 def _models(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return the `model` entry of a `tokenizer.json` with only the vocabulary entries that have a new id."""
+    """Return the `model` entry of a `tokenizer.json`, reduced to the vocabulary entries that have a new id."""
     if isinstance(model["vocab"], list):
         return _with_pieces(model, numbers)
     vocabulary = {entry: numbers[entry] for entry in model["vocab"] if entry in numbers}
@@ -151,7 +151,7 @@ def _models(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, A
 
 
 def _with_pieces(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return a unigram model (its vocabulary is a list of scored pieces) with only the pieces that have a new id."""
+    """Return a unigram `model` entry (a list of scored pieces), reduced to the pieces that have a new id."""
     pieces, unknown = model["vocab"], model.get("unk_id")
     if unknown is not None:
         token = pieces[unknown][0]

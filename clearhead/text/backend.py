@@ -41,7 +41,7 @@ class DocumentBackend:
 
     @cached_property
     def _parsing(self) -> tokenizers.Tokenizer:
-        """The same tokenizer, but it recognizes special tokens in a text."""
+        """Second tokenizer of the document, which recognizes special tokens in a text."""
         return _load_backend(self._document)
 
     @cached_property
@@ -79,7 +79,7 @@ class DocumentBackend:
         return [encoding.ids for encoding in encodings]
 
     def _encode_words(self, ids_of: Mapping[str, list[int]]) -> None:
-        """Append the ids of each word to its list."""
+        """Tokenize the words that are the keys of `ids_of`, and append the ids of each word to its list."""
         words = list(ids_of)
         groups = [words[start : start + _WORDS_AT_ONCE] for start in range(0, len(words), _WORDS_AT_ONCE)]
         with _library():

@@ -44,7 +44,7 @@ def refuse_enormous(texts: Sequence[str], most: int | None, what: str = "text") 
 
 
 def encode_start(tokenizer: Tokenizer, texts: Sequence[str], most: int) -> tuple[list[list[int]], list[bool]]:
-    """Encode the start of each text: at most `most` ids, and whether the text has more.
+    """Return, for each text, at most its first `most` ids, and a flag that is True if the text has more.
 
     Only the start of a text is tokenized, so time and memory do not grow with its full length.
 

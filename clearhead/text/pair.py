@@ -1,4 +1,4 @@
-"""Tokenizers of source and target: one for both sides, or one each."""
+"""Tokenizers of source and target texts: one tokenizer for both sides, or one for each side."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TARGET = "target.tokenizer.json"
 
 @dataclass(frozen=True, repr=False)
 class TokenizerPair(Printed):
-    """Tokenizers of source and target.
+    """Tokenizers of source and target texts, which may be the same tokenizer.
 
     Args:
         source: tokenizer of the encoder's texts.
@@ -38,7 +38,7 @@ class TokenizerPair(Printed):
             raise InputError("a joint pair needs the same tokenizer for both sides, got two different ones")
 
     def lines(self) -> list[str]:
-        """Return one line about each tokenizer."""
+        """Return one line of text about each tokenizer, for a report."""
         sides = {"tokenizer": self.source} if self.joint else {"source": self.source, "target": self.target}
         return [f"  {side}: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens" for side, tokenizer in sides.items()]
 

@@ -118,7 +118,7 @@ class SentencePieceBackend:
         return [self._lookup.get(piece, self._unknown) for piece in pieces]
 
     def _cut_code(self, text: str) -> tuple[str, str]:
-        """Split a text into its initial language code, such as >>fra<<, and the rest."""
+        """Split a text into the language code at its start, such as >>fra<< (may be empty), and the rest."""
         end = text.find(_CODE_END) if self._has_codes and text.startswith(_CODE_START) else -1
         cut = 0 if end < 0 else end + len(_CODE_END)
         return text[:cut], text[cut:]
@@ -226,7 +226,7 @@ def decode_model(text: str, name: str) -> bytes:
 
 
 def _replacement_tables(content: bytes) -> Iterator[bytes]:
-    """Yield the compiled replacement tables of a model, from its normalizer and its denormalizer.
+    """Yield the compiled replacement tables of a SentencePiece model, from its normalizer and its denormalizer.
 
     Source: the fields of ModelProto and NormalizerSpec, github.com/google/sentencepiece, sentencepiece_model.proto.
     """

@@ -104,7 +104,7 @@ class SpecialTokens:
         return ids, segments
 
     def template(self, *, paired: bool) -> tuple[TemplateItem, ...]:
-        """Return the template of a single text, or of a pair.
+        """Return the special-token template of a single text, or of a pair of texts.
 
         Raises:
             InputError: the tokenizer has no template for pairs.

@@ -29,7 +29,7 @@ class _GenerationTag(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012 jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """Return the nodes between the tags."""
+        """Return the template nodes between the tags {% generation %} and {% endgeneration %}."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -82,7 +82,7 @@ def _compile_template(template: str) -> jinja2.Template:
 
 
 def answer(request: list[Any]) -> dict[str, str]:
-    """Answer a request; its items are the arguments of `render`."""
+    """Render the template of a request, whose items are the arguments of `render`."""
     return render(*request)
 
 

@@ -72,7 +72,7 @@ class Tokenizer(Printed):
 
     @property
     def pad_id(self) -> int:
-        """The padding id."""
+        """The id of the padding token."""
         return self.roles.pad
 
     @property
@@ -82,12 +82,12 @@ class Tokenizer(Printed):
 
     @property
     def bos_id(self) -> int:
-        """The id that starts the input of a decoder."""
+        """The id of the token that starts the input of a decoder."""
         return self.roles.bos
 
     @property
     def eos_id(self) -> int:
-        """The id that ends a sequence."""
+        """The id of the token that ends a sequence."""
         return self.roles.eos
 
     @property
@@ -222,7 +222,7 @@ class Tokenizer(Printed):
         return Tokenizer(self._document, kind=self.kind, roles=self.roles, special_tokens=special_tokens)
 
     def with_words(self, words: Sequence[str]) -> Tokenizer:
-        """Return a copy with new words, each with one id after all others.
+        """Return a copy of the tokenizer with new words, each with one id after all existing ids.
 
         Raises:
             InputError: a word exists already, or the tokenizer cannot learn words.
@@ -232,7 +232,7 @@ class Tokenizer(Printed):
         )
 
     def with_entries(self, keep: Sequence[int]) -> Tokenizer:
-        """Return a copy with only some entries; the index in `keep` is the new id.
+        """Return a copy of the tokenizer with only the vocabulary entries `keep`; the index in `keep` is the new id.
 
         Raises:
             InputError: an entry with a role would get another id, or the tokenizer needs an entry that is left out.

@@ -69,7 +69,7 @@ def check_document(document: Mapping[str, Any], name: str) -> None:
 
 
 def _stage_faults(stage: str, stages: list[Any]) -> Iterator[str]:
-    """Yield the faults of the components of a stage, such as the normalizer, also inside sequences."""
+    """Yield the faults of the components of one tokenizer stage, such as the normalizer or the decoder."""
     if len(stages) > MOST_PARTS:
         yield f"{stage} has {len(stages)} components, more than {MOST_PARTS}"
     growth = 1
@@ -92,7 +92,7 @@ def size_fault(count: int, what: str = "entries") -> str | None:
 
 
 def check_size(count: int, name: object, what: str = "entries") -> None:
-    """Refuse a vocabulary that is too large.
+    """Refuse a tokenizer file whose vocabulary has too many entries, merges or other items.
 
     Args:
         count: number of its items.

@@ -153,7 +153,7 @@ def _guess_style(entries: Sequence[str]) -> str:
 
 
 def _writer(style: str, *, trained_here: bool) -> Callable[[str], str]:
-    """Return a function from an entry to its text."""
+    """Return a function from a vocabulary entry to its text, with the leading white space."""
     if style == _BYTES:
         return partial(_decode_entry, _byte_table())
     if style == _PLAIN:
@@ -164,7 +164,7 @@ def _writer(style: str, *, trained_here: bool) -> Callable[[str], str]:
 
 
 def _decode_entry(table: Mapping[str, int], entry: str) -> str:
-    """Return the text of a byte-level entry."""
+    """Return the text of a byte-level vocabulary entry."""
     return bytes(table.get(sign, ord("?")) for sign in entry).decode("utf-8", errors="replace")
 
 

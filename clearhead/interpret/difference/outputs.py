@@ -152,7 +152,7 @@ def compare_texts(a: TrainedModel, b: TrainedModel, text_inputs: Iterable[MapInp
 
 
 def _common_outputs(a: TrainedModel, b: TrainedModel) -> tuple[OutputNames | None, str]:
-    """Return the names of the outputs that both models have, or None and the reason why there are none."""
+    """Return the names of the outputs that both models have; None and the reason if outputs cannot be compared."""
     names = []
     for model in (a, b):
         tokenizer = model.tokenizers.source if model.module.decoder is None else model.tokenizers.target
@@ -173,7 +173,7 @@ def _common_outputs(a: TrainedModel, b: TrainedModel) -> tuple[OutputNames | Non
 
 
 def jensen_shannon(first: Float[Tensor, "*axes keys"], second: Float[Tensor, "*axes keys"]) -> Float[Tensor, "*axes"]:
-    """Return the Jensen-Shannon divergence of two rows of weights, in nats, from 0 to ln 2.
+    """Return the Jensen-Shannon divergence of two rows of attention weights, in nats, from 0 to ln 2.
 
     If a row sums to less than one, the rest counts as the weight of one more key, the attention sink.
     """
@@ -187,7 +187,7 @@ def jensen_shannon(first: Float[Tensor, "*axes keys"], second: Float[Tensor, "*a
 
 
 def _head_divergences(record: AttentionRecord, other: AttentionRecord) -> list[list[float]]:
-    """Return, for each head, the divergence of the attention row of each query."""
+    """Return the Jensen-Shannon divergence of the attention rows of two models, for each head and query."""
     chunks = [
         jensen_shannon(weights_BHQS[0], other.weights(queries=queries)[0])
         for queries, weights_BHQS in query_chunks(record)
@@ -205,7 +205,7 @@ def _token_changes(
     text: int,
     tokenizers: TokenizerPair,
 ) -> list[TokenChange]:
-    """Return the change of each prediction on one text."""
+    """Return the prediction change from model A to model B at each position of one text."""
     head = modules[0].head
     assert head is not None, "a model with named outputs has a head"
     read = tokenizers.source if modules[0].decoder is None or inputs.target is None else tokenizers.target
@@ -239,7 +239,7 @@ def _log_probabilities(module: Transformer, hidden: Tensor, inputs: MapInputs, n
 
 
 def _predicted_labels(log_probabilities: Tensor, names: OutputNames) -> list[str]:
-    """Return the display name of the predicted output of each row; independent labels are joined by commas."""
+    """Return the display name of the most probable output of each row; independent labels are joined by commas."""
     if names.are_independent:
         chosen = (log_probabilities[..., 0] > math.log(0.5)).tolist()
         return [", ".join(name for name, is_in in zip(names.names, row, strict=True) if is_in) for row in chosen]

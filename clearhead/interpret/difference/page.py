@@ -19,12 +19,12 @@ MOST_TOKENS = 5000
 
 
 def write_percent(share: float | None) -> str:
-    """Return a share in percent with three digits; a dash for None, when A is zero."""
+    """Return a relative weight change in percent with three digits; a dash for None (the weight of model A is zero)."""
     return "–" if share is None else f"{100 * share:.3g} %"
 
 
 def write_rank(change: Change) -> str:
-    """Return the rank of a change and its largest possible rank, such as "4 of 64"; empty unless it is a matrix."""
+    """Return the rank of a weight change and the largest possible rank, such as "4 of 64"; empty if not of a matrix."""
     if change.rank is None:
         return ""
     return f"{'≥ ' if change.is_rank_at_least else ''}{change.rank} of {min(change.shape)}"
@@ -39,7 +39,7 @@ def write_address(change: Change) -> str:
 
 
 def describe_weights(weights: WeightChanges) -> str:
-    """Return in words the number of tensors that were compared, and of those that were not."""
+    """Return a sentence with the numbers of tensors that were compared, are equal, or could not be compared."""
     tensors = [change for change in weights.changes if change.kind == "tensor"]
     equal = sum(change.relative == 0.0 for change in tensors)
     parts = [f"{len(tensors)} tensors compared, {equal} of them equal"]
@@ -51,7 +51,7 @@ def describe_weights(weights: WeightChanges) -> str:
 
 
 def describe_texts(texts: TextChanges) -> str:
-    """Return in words the number of different predictions and the mean KL divergence."""
+    """Return a sentence with the number of predictions that differ and the mean KL divergence per token."""
     if texts.divergence is None:
         return texts.reason
     return (
@@ -61,7 +61,7 @@ def describe_texts(texts: TextChanges) -> str:
 
 
 def difference_page(title: str, weights: WeightChanges, texts: TextChanges | None) -> Iterator[str]:
-    """Yield the HTML of the page piece by piece.
+    """Yield the HTML of the page about the difference between two models, piece by piece.
 
     Args:
         title: heading of the page.
@@ -90,7 +90,7 @@ def difference_page(title: str, weights: WeightChanges, texts: TextChanges | Non
 
 
 def _heads(changes: Iterable[Change]) -> Iterator[str]:
-    """Yield grids of heads coloured by change, and, if texts were read, coloured by divergence."""
+    """Yield HTML grids of heads coloured by weight change and, if texts were read, by attention divergence."""
     heads = [change for change in changes if change.kind == "head"]
     yield from _grids("change of the weights, in percent", heads, [100 * head.score for head in heads])
     read = [head for head in heads if head.divergence is not None]
@@ -99,7 +99,7 @@ def _heads(changes: Iterable[Change]) -> Iterator[str]:
 
 
 def _grids(name: str, heads: Sequence[Change], values: Sequence[float]) -> Iterator[str]:
-    """Yield a grid of layers and heads for each kind of attention, coloured by a value."""
+    """Yield an HTML grid of layers and heads for each kind of attention; `values` colour the heads."""
     if not heads:
         return
     largest = max(values)
@@ -118,7 +118,7 @@ def _grids(name: str, heads: Sequence[Change], values: Sequence[float]) -> Itera
 
 
 def _split(address: str) -> tuple[str, int]:
-    """Return an address with a star in place of the layer number, and the layer number."""
+    """Return a module address with a star in place of the layer number, and the layer number."""
     match = re.search(r"(?<=\blayers\.)\d+", address)
     return (address, 0) if match is None else (f"{address[: match.start()]}*{address[match.end() :]}", int(match[0]))
 
@@ -151,7 +151,7 @@ def _table(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def _missing(weights: WeightChanges) -> Iterator[str]:
-    """Yield lists of the weights that only one model has, or that have different shapes."""
+    """Yield HTML lists of the weights that only one model has, or that have different shapes."""
     shapes = [
         f"{weight.address}: {list(weight.a)} in A, {list(weight.b)} in B, "
         + ("not compared" if weight.common_rows is None else f"{weight.common_rows} common rows compared")
@@ -165,7 +165,7 @@ def _missing(weights: WeightChanges) -> Iterator[str]:
 
 
 def _tokens(texts: TextChanges) -> Iterator[str]:
-    """Yield the tokens of each text, coloured by the KL divergence of the predictions at each token."""
+    """Yield HTML with the tokens of each text, coloured by the KL divergence of the predictions at each token."""
     largest = max(token.divergence for token in texts.tokens)
     yield f"<h2>Tokens: KL divergence of the predictions, in nats</h2>\n{_legend(largest)}"
     yield '<p class="faint">A border marks a token at which A and B predict different outputs.</p>\n'

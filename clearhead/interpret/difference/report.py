@@ -34,7 +34,7 @@ class Difference(Printed):
     texts: TextChanges | None = None
 
     def with_texts(self, texts: TextChanges, tokenizers: TokenizerPair) -> Difference:
-        """Return a copy with the changes on texts: heads get their divergence, table rows get their token."""
+        """Return a copy with the changes on texts; each head gets its divergence, and each embedding row its token."""
 
         def complete(change: Change) -> Change:
             if change.index is None:
@@ -50,7 +50,7 @@ class Difference(Printed):
 
     @property
     def largest(self) -> float:
-        """Largest `score` among the changes of the weights."""
+        """Largest `Change.score` of all weight changes."""
         return max(change.score for change in self.weights.changes)
 
     def to_json(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ class Change(Printed):
         score: ||B - A|| divided by the larger of ||A|| and the typical norm of such a tensor, head or row.
         index: number of the head or the row, from 0. None means a tensor.
         shape: shape of a tensor; empty for a head or a row.
-        rank: number of singular values of B - A above 1 % of the largest. None means that it is not a matrix.
+        rank: number of singular values of B - A above 1 % of the largest. None means no matrix.
         is_rank_at_least: True if the rank may be higher, because a large matrix was projected.
         token: token of a row. None means that no tokenizer was loaded or that it is not a row of an embedding.
         divergence: mean Jensen-Shannon divergence of a head's attention rows, in nats. None means without texts.
@@ -223,7 +223,7 @@ def _compare_tensor(a: StoredWeights, b: StoredWeights, address: str, shape: tup
 
 
 class _RankCounter:
-    """Counter of the singular values of a matrix above a share of the largest; the matrix comes in blocks of rows.
+    """Numerical rank of a matrix that is added in blocks of rows: its singular values above a fraction of the largest.
 
     A matrix of at most `MOST_EXACT` numbers is kept whole, and all its singular values are computed. A larger one is
     projected to the span of `NUM_DIRECTIONS` random combinations of its rows. Almost surely, this span contains all
@@ -267,7 +267,7 @@ class _RankCounter:
 
 
 def _orthogonal_basis(sketch_KN: Float[Tensor, "directions columns"]) -> Float[Tensor, "columns rank"]:
-    """Return an orthonormal basis of the span of the rows; needs less memory than a QR decomposition."""
+    """Return an orthonormal basis of the span of a matrix's rows, with less memory than a QR decomposition."""
     gram = sum((columns.double() @ columns.double().T for columns in sketch_KN.split(4096, 1)), torch.tensor(0.0))
     squares, vectors = torch.linalg.eigh(gram)
     is_in = squares > 1e-12 * squares[-1]
@@ -276,7 +276,7 @@ def _orthogonal_basis(sketch_KN: Float[Tensor, "directions columns"]) -> Float[T
 
 
 def _measure(squares_P: Float64[Tensor, "2"], typical: float) -> tuple[float | None, float]:
-    """Return the relative change and the score of a tensor, head or row.
+    """Return `Change.relative` and `Change.score` of a tensor, head or row.
 
     Args:
         squares_P: sums of squares of A and of B - A.
@@ -292,8 +292,8 @@ def _measure(squares_P: Float64[Tensor, "2"], typical: float) -> tuple[float | N
 def _tensor_changes(sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
     """Yield the change of each tensor.
 
-    The typical norm in `_measure` comes from the mean square of the tensor's module. If that is zero, it comes from
-    the mean square of all weights.
+    The typical norm in `Change.score` comes from the mean square of all weights of the module. If that is zero, it
+    comes from the mean square of all weights of the model.
     """
     modules: dict[str, list[_TensorSums]] = {}
     for address, tensor_sums in sums.items():
@@ -317,7 +317,7 @@ def _mean_square(tensors: Sequence[_TensorSums]) -> float:
 
 
 def _head_changes(a: spec.Model, b: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
-    """Yield the change of each head: its query and output weights, and the key and value weights that it reads."""
+    """Yield the weight change of each attention head: its query and output weights, and the keys and values it uses."""
     others = dict(spec.walk(b))
     for address, node in spec.walk(a):
         if not isinstance(node, spec.Attention):
@@ -333,7 +333,7 @@ def _head_sizes(node: spec.Node | None) -> tuple[int, int, int] | None:
 
 
 def _head_squares(address: str, node: spec.Attention, sums: Mapping[str, _TensorSums]) -> Squares:
-    """Return the sums of squares of the weights of each head."""
+    """Return the sums of squares of the weights of each attention head, in A and in B - A."""
     total_PH: Squares = sums[f"{address}.out.weight"].columns_PN.unflatten(1, (node.num_heads, -1)).sum(2)
     for name, num_heads in (("query", node.num_heads), ("key", node.num_kv_heads), ("value", node.num_kv_heads)):
         for leaf in ("weight", "bias"):
@@ -344,7 +344,7 @@ def _head_squares(address: str, node: spec.Attention, sums: Mapping[str, _Tensor
 
 
 def _row_changes(model: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
-    """Yield the changes of the rows of each table that changed most."""
+    """Yield, for each embedding table, the changes of the rows that changed most."""
     for address, tensor_sums in sums.items():
         if len(tensor_sums.shape) == 2 and _has_token_rows(model, address):
             largest_M = tensor_sums.rows_PM[0].clamp(min=float(tensor_sums.rows_PM[0].mean()))
@@ -356,7 +356,7 @@ def _row_changes(model: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator
 def _component_changes(
     kind: Literal["head", "row"], address: str, squares_PH: Squares, chosen: Sequence[int]
 ) -> Iterator[Change]:
-    """Yield the changes of the chosen heads or rows; their mean sum of squares in A is the typical one."""
+    """Yield the changes of chosen heads or rows; `score` uses the mean sum of squares of all of them in A."""
     typical = float(squares_PH[0].mean())
     for index in chosen:
         yield Change(kind, address, *_measure(squares_PH[:, index], typical), index=index)

@@ -102,7 +102,7 @@ class Forward:
 
     @property
     def stacks(self) -> dict[str, Stack]:
-        """Name -> stack, in the order in which the stacks run."""
+        """Dictionary from "encoder" and "decoder" to the stack, in the order in which the stacks run."""
         return {name: getattr(self.module, name) for name in self.tokens}
 
     def at(self, address: str, depth: int = 0, *, has_batch: bool = True) -> Tensor:
@@ -122,7 +122,7 @@ class Forward:
         return sequence.ids[0]
 
     def queries(self, stack: str, keys: str | None) -> tuple[str, ...]:
-        """Return the tokens of the rows of a layer step; in cross-attention, the tokens that the decoder writes.
+        """Return the row labels of a layer step: input tokens; in cross-attention, the tokens that the decoder writes.
 
         Args:
             stack: stack of the layer.
@@ -136,7 +136,7 @@ class Forward:
 
 
 def sections(forward: Forward) -> Iterator[ExplanationSection]:
-    """Yield the sections of a forward pass in the order of computation, each with its values.
+    """Yield the explanation's sections of a forward pass, in the order of computation, each with its values.
 
     Args:
         forward: captured forward pass.
@@ -281,7 +281,7 @@ def _attention(
 
 
 def _prepared_value(record: AttentionRecord, name: str) -> Iterator[Value]:
-    """Yield a query, key or value after clipping, norm and rotation, if the attention has any of these."""
+    """Yield the queries, keys or values after clipping, norm and rotation, if the attention has any of these steps."""
     attention, changes = record.attention, []
     if attention.spec.clip is not None:
         changes.append(f"clipped to +-{attention.spec.clip:g}")
@@ -421,7 +421,7 @@ def _add_bias_term(product: str, bias: Tensor | None) -> str:
 
 
 def _by_head(x_KSE: Tensor, heads: int) -> Tensor:
-    """Repeat keys or values that several heads share, once per head."""
+    """Repeat each key/value head for every query head that shares it."""
     return x_KSE.repeat_interleave(heads // len(x_KSE), dim=0)
 
 

@@ -39,7 +39,7 @@ def write_explanation(explanation: Explanation, path: Path) -> None:
 
 
 def write_pieces(pieces: Iterable[str], path: Path) -> None:
-    """Write the pieces of a page to a file, atomically; missing folders are created.
+    """Write the pieces of an HTML page to a file, atomically; missing folders are created.
 
     Raises:
         InputError: the file cannot be written.
@@ -53,7 +53,7 @@ def write_pieces(pieces: Iterable[str], path: Path) -> None:
 
 
 def start_page(title: str, more_style: str = "") -> str:
-    """Return the beginning of a page without scripts, up to its heading.
+    """Return the beginning of an HTML page without scripts: its head and its heading.
 
     Args:
         title: title and heading, as plain text.
@@ -220,7 +220,7 @@ def _shape(value: Value) -> str:
 
 
 def _window(count: int, around: int) -> range:
-    """Return a range of at most TOKENS positions out of `count`, with `around` near its middle."""
+    """Return the token positions to show: at most TOKENS of `count`, with the position `around` near the middle."""
     first = max(0, min(around - TOKENS // 2, count - TOKENS))
     return range(first, min(count, first + TOKENS))
 

@@ -152,7 +152,7 @@ def score_terms(forward: Forward, attention_key: tuple[str, str, int], head: int
 
 
 class _StreamTerms:
-    """Residual stream of a stack at one position, as one vector per writer; updated step by step.
+    """Residual stream of a stack at one position, split into one vector per writer, and updated layer step by step.
 
     Args:
         forward: captured forward pass.
@@ -167,7 +167,7 @@ class _StreamTerms:
         self._embed()
 
     def run_to(self, depth: int, source: str) -> tuple[Step, str]:
-        """Run up to the step at `depth` that attends to `source`; return this step and its address."""
+        """Compute the terms before the step at `depth` that attends to `source`; return this step and its address."""
         for layer_depth, index in enumerate(self.stack.order):
             layer = self.stack.layers[index]
             assert isinstance(layer, Layer)
@@ -180,7 +180,7 @@ class _StreamTerms:
         raise AssertionError(f"no step at depth {depth} of the {self.name} attends to {source}")
 
     def run_to_the_end(self) -> None:
-        """Run all layers and the final norm."""
+        """Compute the terms after all layers and the final norm."""
         for depth, index in enumerate(self.stack.order):
             layer = self.stack.layers[index]
             assert isinstance(layer, Layer)
@@ -192,14 +192,14 @@ class _StreamTerms:
         self.norm(self.stack.final_norm, x_D)
 
     def norm(self, norm: nn.Module, x_D: Tensor) -> None:
-        """Pass every term through a norm whose mean and variance are those of x."""
+        """Pass the vector of every writer through a norm that uses the mean and variance of `x_D`."""
         if _has_linear_norm(norm):
             assert isinstance(norm, Norm)
             self.terms = {writer: _apply_norm(norm, term, x_D) for writer, term in self.terms.items()}
             self._add_bias(norm.bias)
 
     def linear(self, linear: nn.Module) -> None:
-        """Pass every term through a linear layer."""
+        """Pass the vector of every writer through a linear layer; its bias becomes a term of the writer "bias"."""
         if isinstance(linear, nn.Linear):
             self.terms = {writer: linear.weight.double() @ term for writer, term in self.terms.items()}
             self._add_bias(linear.bias)
@@ -231,7 +231,7 @@ class _StreamTerms:
             self.linear(embedding.projection)
 
     def _run(self, step: Step, address: str, depth: int) -> None:
-        """Add the outputs of the branches of a step, and pass the stream through the norm after them."""
+        """Add the branch outputs of a layer step to the stream, and pass all terms through the norm after the sum."""
         x_D = self._at(f"{address}.before", depth)
         for number, branch in enumerate(step.branches):
             assert isinstance(branch, Branch)
@@ -265,7 +265,7 @@ class _StreamTerms:
 
 
 class _VectorTerms:
-    """Splits queries or keys of one attention into one vector per writer.
+    """Splits queries or keys of one attention into one vector per writer of the residual stream.
 
     Args:
         forward: captured forward pass.
@@ -308,7 +308,7 @@ class _VectorTerms:
     def _prepare_terms(
         self, terms: dict[Writer, Tensor], name: str, position: int, head: int, projected: Tensor
     ) -> dict[Writer, Tensor]:
-        """Apply the attention's norm and rotation to the terms [heads * E] of a query or key; return one head."""
+        """Apply the attention's norm and rotation to the terms of a query or key; return the terms of one head."""
         attention, choice = self.record.attention, self.record.attention.spec.query_key_norm
         size, norm = attention.spec.head_size, getattr(attention, f"{name}_norm")
         total = Writer("all", self.stack)  # next to its terms: the norm takes its statistics from the sum
@@ -355,7 +355,7 @@ def _attention_to(step: Step, source: str) -> Branch | None:
 
 
 def _apply_norm(norm: Norm, term: Tensor, x: Tensor) -> Tensor:
-    """Pass a term through a norm without its bias, using the mean and variance of x."""
+    """Apply a norm without its bias to one term of x, with the mean and variance of x."""
     weight = 1.0 if norm.weight is None else norm.weight.double() + float(norm.has_unit_offset)
     if isinstance(norm, LayerNorm):
         term, x = term - term.mean(-1, keepdim=True), x - x.mean(-1, keepdim=True)

@@ -65,7 +65,7 @@ def _section(explanation: Explanation, section: ExplanationSection) -> Iterator[
 
 
 def _numbers(value: Value, numbers: Tensor, row: int) -> Iterator[str]:
-    """Yield the lines of one row: numbers with their names, or the first components of a vector and its length."""
+    """Yield the text lines for one row of a value: named numbers, or first components and length of a vector."""
     if value.notes:
         yield from textwrap.wrap(value.notes[row], WIDTH, initial_indent="    ", subsequent_indent="    ")
         return
@@ -108,7 +108,7 @@ def _score(query: str, key: str, terms: ScoreTerms | NonlinearNorm) -> Iterator[
 
 
 def _wrap_items(items: list[str]) -> Iterator[str]:
-    """Yield lines of items; no item is split across lines."""
+    """Yield text lines that hold the items side by side; no item is split across lines."""
     line = "   "
     for item in items:
         if len(line) + 1 + len(item) > WIDTH and line.strip():

@@ -81,7 +81,7 @@ class Value:
         return self.numbers.dim() == 3
 
     def of_head(self, head: int) -> Tensor:
-        """Return the numbers [T, C] of a head, or the numbers that all heads share."""
+        """Return the numbers [T, C] of a head, or the shared numbers if the value is the same for all heads."""
         numbers: Tensor = self.numbers[head] if self.has_heads else self.numbers
         return numbers
 
@@ -94,7 +94,7 @@ class Value:
 
 @dataclass(frozen=True)
 class ExplanationSection:
-    """Values that one module of a model computes.
+    """Section of an explanation: the values that one module of a model computes.
 
     Args:
         title: title, such as "embedding", "layer 3, step 0: self-attention" or "head".
@@ -115,7 +115,7 @@ class ExplanationSection:
     keys: str | None = None
 
     def value(self, name: str) -> Value:
-        """Return the value with a name."""
+        """Return the value of the section that has the given name."""
         return next(value for value in self.values if value.name == name)
 
 

@@ -39,7 +39,7 @@ _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @check_types
 class AttentionMaps(AttentionRun):
-    """Attention of one run of a model, for every stack, layer and head; a notebook displays it as a page."""
+    """Attention of one run of a model, for every stack, layer and head; a notebook displays it as an explorer page."""
 
     def with_module(self, module: Transformer) -> AttentionMaps:
         """Return the attention of another model over the same tokens.
@@ -245,7 +245,7 @@ def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, inp
 
 @torch.no_grad()
 def _most_probable(head: Head, hidden_1TD: Float[Tensor, "1 tokens width"], entries: int) -> int:
-    """Return the id of the most probable next token after the last one.
+    """Return the id of the most probable token after the end of the text.
 
     The head may have more outputs than the vocabulary has entries; the additional outputs are ignored.
     """
@@ -255,12 +255,12 @@ def _most_probable(head: Head, hidden_1TD: Float[Tensor, "1 tokens width"], entr
 def attend_first_layer(
     module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, inputs: MapInputs
 ) -> AttentionMaps:
-    """Return only the self-attention of the lowest layer; arguments: see `attend`."""
+    """Return attention maps with only the self-attention of the lowest layer; for the arguments, see `attend`."""
     return AttentionMaps(module, tokenizers, task, inputs, record_first_layer(module, inputs.source))
 
 
 def in_precision(module: Transformer, precision: str) -> Transformer:
-    """Return a module that computes in a precision: the given module, or a replica.
+    """Return the module itself if it computes in a precision, otherwise a replica that does.
 
     Args:
         module: module to convert.
@@ -286,7 +286,7 @@ THUMBNAIL = 64
 
 
 def draw_record_overview(records: Sequence[AttentionRecord], path: Path, *, title: str) -> None:
-    """Draw every head of some attentions as a thumbnail.
+    """Draw one picture with a thumbnail of the weights of every head of the given attentions.
 
     Args:
         records: attentions to draw; those of a stack follow each other.
@@ -322,5 +322,5 @@ def thumbnails(record: AttentionRecord) -> Float[Tensor, "heads rows columns"]:
 
 
 def _bins(size: int, device: torch.device) -> Tensor:
-    """Return the thumbnail cell of each token."""
+    """Return the row or column number of the thumbnail that each token belongs to."""
     return torch.arange(size, device=device) * min(size, THUMBNAIL) // size

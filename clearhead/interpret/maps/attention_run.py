@@ -196,17 +196,17 @@ class AttentionRun:
         return weights_HTS if head is None else weights_HTS[0]
 
     def heads(self, *, seed: int = 0) -> list[HeadStatistics]:
-        """Return the statistics of each head: see `HeadStatistics`.
+        """Return the statistics of each head on this text: see `HeadStatistics`.
 
         Duplicate-token and induction scores are measured on generated sequences of random tokens.
 
         Args:
-            seed: seed of these sequences.
+            seed: seed of the random sequences.
         """
         return heads_over_texts(self.module, self.tokenizers, [(self.inputs, list(self.records.values()))], seed=seed)
 
     def norm_weighted(self, stack: str, layer: int, head: int) -> Float32[Tensor, "queries keys"]:
-        """Return the weights of a head times the length of the vectors that they move: see `flow.norm_weighted`.
+        """Return each weight of a head times the norm of the value vector it weights: see `flow.norm_weighted`.
 
         Args:
             stack, layer, head: see `weights`.
@@ -217,7 +217,7 @@ class AttentionRun:
         return norm_weighted(*self._record_of(stack, layer, head))
 
     def rollout(self, stack: str) -> Float32[Tensor, "layers queries keys"]:
-        """Return attention rollout: the share of each token in the stream at each position: see `flow.rollout`.
+        """Return attention rollout: the fraction of the residual stream at each position that comes from each token.
 
         Args:
             stack: one of `stacks`.
@@ -232,7 +232,7 @@ class AttentionRun:
         return rollout(list(self.records.values()), stack)
 
     def outcome(self, of: OutcomeChoice = None) -> ModelOutcome:
-        """Return the output that effects and contributions are measured on.
+        """Return the output (a token or label at a position) whose probability effects and contributions measure.
 
         Args:
             of: position; token or label; two of these, to compare the first with the second; or a position followed by
@@ -245,7 +245,7 @@ class AttentionRun:
         return choose_outcome(of, self._streams, self.output_names, self.inputs.labels)
 
     def effects(self, of: OutcomeChoice = None, *, notify: Notify | None = None) -> list[HeadEffect]:
-        """Return the change of an output's log-probability (or of a difference of two) without each head.
+        """Return the change of an output's log-probability (or of the difference of two) if each head is switched off.
 
         The model runs once for each head, in batches, from the layer of the head on.
 
@@ -352,7 +352,7 @@ class AttentionRun:
         return queries if self.written_ids is None else label_tokens(self.tokenizers.target, self.written_ids), keys
 
     def _record_of(self, stack: str, layer: int, head: int) -> tuple[AttentionRecord, int]:
-        """Return the record of a layer and the checked head number; refuse a head whose weights are too large."""
+        """Return the record of a layer and the head number; raise InputError if the head is missing or too large."""
         record = self.record(stack, layer)
         _check_size(record.query_BHTE.shape[2] * record.key_BKSE.shape[2], "give a shorter text")
         return record, _check_head(record, head)
@@ -375,7 +375,7 @@ class AttentionRun:
     def choose(
         self, layers: Sequence[int] | None = None, heads: Sequence[int] | None = None
     ) -> list[tuple[AttentionRecord, list[int]]]:
-        """Return the attentions of the chosen layers, each with the chosen heads that it has.
+        """Return the attention records of the chosen layers, each with the chosen heads that exist in this layer.
 
         Args:
             layers, heads: chosen layers and heads. None means all.
@@ -400,7 +400,7 @@ class AttentionRun:
 
 
 def _explain_missing_stack(stack: str, stacks: Sequence[str]) -> str:
-    """Return the message for a stack that the model does not have."""
+    """Return the error message for a stack that the model does not have."""
     absent = [
         stack_name for stack_name in ("encoder", "decoder") if not any(name.startswith(stack_name) for name in stacks)
     ]
@@ -424,7 +424,7 @@ def _check_size(count: int, advice: str) -> None:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """Return ascending numbers in words, such as "0 to 11"."""
+    """Return ascending layer numbers in words, such as "0 to 11"."""
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))

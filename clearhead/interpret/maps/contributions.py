@@ -47,7 +47,7 @@ class Contribution(Printed):
 
 
 def contributions(streams: Streams, outcome: ModelOutcome) -> list[Contribution]:
-    """Return the terms whose sum is the logit of an output, before a soft cap of the head, from one run.
+    """Return the terms that add up to the logit of an output, before a soft cap of the model's head.
 
     For an outcome with two outputs, the terms sum to the difference of the two logits. Without a soft cap, this is also
     the difference of their log-probabilities.
@@ -101,11 +101,11 @@ class _LogitPath:
         return tensor
 
     def select_positions(self, x_BT: Float[Tensor, "1 tokens *axes"]) -> Float64[Tensor, "positions *axes"]:
-        """Select the positions that the logit depends on directly, in float64."""
+        """Return, in float64, the rows of the positions from which the head computes the logit."""
         return x_BT[0, self.positions].double()
 
     def add_bias(self, index: int, layer: int | None) -> None:
-        """Insert the sum of the biases since the last call as one term, at an index of the list of terms."""
+        """Insert one term for the sum of the biases since the last call, at `index` of the list of terms."""
         self.terms.insert(index, Contribution("bias", layer, None, self.bias))
         self.bias = 0.0
 
@@ -132,7 +132,7 @@ class _LogitPath:
     def back_through_step(
         self, step: Step, step_key: tuple[str, int], gradient_TD: Float64[Tensor, "positions width"]
     ) -> Float64[Tensor, "positions width"]:
-        """Add the terms of the branches of a step, and return the gradient with respect to the stream before it."""
+        """Add the logit terms of the branches of a layer step; return the gradient of the logit before the step."""
         address, depth = step_key
         written_TD = [self.seen[f"{address}.branches.{number}", depth] for number in range(len(step.branches))]
         gradient_TD = self._back(step.out, sum(written_TD, self.seen[f"{address}.before", depth]), gradient_TD)
@@ -158,7 +158,7 @@ class _LogitPath:
             self.bias += float((gradient_TD * attention.out.bias).sum())
 
     def _run(self, module: nn.Module, x: Tensor) -> Tensor:
-        """Run a module after the layers on the selected positions; in float64 if it has no weights."""
+        """Run the final norm or a module of the head on the selected positions; in float64 if it has no weights."""
         dtypes = (
             [module.weight.dtype] if isinstance(module, Stored) else [weight.dtype for weight in module.parameters()]
         )
@@ -170,7 +170,7 @@ class _LogitPath:
         return y.double()
 
     def _back(self, module: nn.Module, x: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient with respect to the input of a module; add the rest of its output to the bias."""
+        """Return the logit's gradient with respect to a module's input; add the constant term to the bias."""
         if isinstance(module, nn.Identity):
             return gradient
         bias: Tensor | None
@@ -196,7 +196,7 @@ class _LogitPath:
 def _back_through_norm(
     norm: Norm, x: Float64[Tensor, "*axes width"], gradient: Float64[Tensor, "*axes width"]
 ) -> Float64[Tensor, "*axes width"]:
-    """Return the gradient with respect to the input of a norm, with mean and variance fixed at those of x."""
+    """Return the gradient with respect to the input of a norm whose mean and variance are held fixed at those of x."""
     if norm.weight is not None:
         gradient = gradient * (norm.weight.double() + float(norm.has_unit_offset))
     if isinstance(norm, LayerNorm):

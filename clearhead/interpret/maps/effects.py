@@ -48,7 +48,7 @@ class HeadEffect(Printed):
 
 @dataclass(frozen=True)
 class EffectMeter:
-    """Measures an output of one run, and of runs in which the mixed values of one attention are changed.
+    """Measures how an output's log-probability changes if the mixed values (weights @ values) of an attention change.
 
     Args:
         streams: residual streams of the run.
@@ -68,13 +68,13 @@ class EffectMeter:
         return self.log_probability(self.streams.hidden)
 
     def log_probability(self, hidden_BTD: Float[Tensor, "rows tokens width"]) -> Float32[Tensor, " rows"]:
-        """Return the log-probability of the output in each row, from the hidden states of the last stack."""
+        """Return the log-probability of the output in each batch row, computed from the last stack's hidden states."""
         return self.outcome.log_probability(self.streams.logits(hidden_BTD, self.outcome.logits_position))
 
     def measure(
         self, record: AttentionRecord, rows: int, change: Callable[[Tensor], Tensor]
     ) -> Float32[Tensor, " rows"]:
-        """Return the change of the log-probability in each row if the mixed values of one attention are changed."""
+        """Return the log-probability change in each batch row if `change` edits the mixed values of one attention."""
 
         def at_depth(mixed_BHQE: Tensor, at: ActivationContext) -> Tensor:
             return change(mixed_BHQE) if at.depth == record.layer else mixed_BHQE
@@ -85,14 +85,14 @@ class EffectMeter:
         return after - self.baseline
 
     def split_batches(self, items: range) -> Iterator[range]:
-        """Split a range of items into ranges that fit into a batch."""
+        """Split a range of heads, keys or positions (one batch row each) into ranges that fit into a batch."""
         tokens = max(self.streams.last.ids.shape[1], self.streams.source.ids.shape[1])
         size = max(1, default_batch_tokens(self.streams.module) // tokens)
         for start in range(0, len(items), size):
             yield items[start : start + size]
 
     def head_effects(self) -> list[HeadEffect]:
-        """Return the effect of every head: its mixed values are set to zero at every position.
+        """Return the effect of switching off every head: its mixed values are set to zero at every position.
 
         Source: arXiv 1905.10650, section 3.1.
         """
@@ -111,7 +111,7 @@ class EffectMeter:
         return effects
 
     def key_effects(self, record: AttentionRecord, head: int) -> Float32[Tensor, " keys"]:
-        """Return the effect of one head's attention to each key: its weight on the key is set to zero for every query.
+        """Return the effect of one head's attention to each key: the key's weight is set to zero for every query.
 
         The other weights do not change, so switching off all keys switches off the head. (Masking the key before the
         softmax, as in arXiv 2304.14767, would also raise the other weights and mix in their effect.)
@@ -150,7 +150,7 @@ Positions = Mapping[str, Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True, repr=False)
 class Patches(Printed):
-    """Changes of an output's log-probability if activations are replaced by those of another text.
+    """Activation patching: changes of an output's log-probability if activations of another text replace those of this.
 
     Args:
         streams: name of a stack ("encoder", "decoder") -> change if the residual stream has the other text's vector at
@@ -193,7 +193,7 @@ class Patches(Printed):
         draw_changes(panels, Path(path), title=f"{self.outcome}: effect of the other text")
 
     def _table(self, stack: str) -> tuple[Float[np.ndarray, "layers heads"], list[str], list[str]]:
-        """Return the changes of the heads of a stack, highest layer first, and the names of rows and columns."""
+        """Return a table of the head changes of a stack, highest layer first, and the names of its rows and columns."""
         stack_effects = [head for head in self.heads if head.stack == stack]
         layers = sorted({head.layer for head in stack_effects}, reverse=True)
         changes = np.full((len(layers), max(head.head for head in stack_effects) + 1), np.nan)
@@ -260,11 +260,11 @@ class Patcher:
         self._total += sum(len(pairs) * len(meter.streams.before[name]) for name, pairs in positions.items())
 
     def streams(self) -> dict[str, Float32[Tensor, "depths positions"]]:
-        """Return the change for each stack, depth and position."""
+        """Return the log-probability change if the residual stream is patched, for each stack, depth and position."""
         return {name: self._stream(name) for name in self.positions}
 
     def heads(self) -> list[HeadEffect]:
-        """Return the change for each head."""
+        """Return the log-probability change if the output of a head is patched, for each head."""
         points = [f"{record.address}.mixed" for record in self.meter.records]
         with torch.no_grad(), capture(self.there.module, points) as seen:
             self.there.module(self.there.source, self.there.target, head=False)
@@ -281,7 +281,7 @@ class Patcher:
         return effects
 
     def total(self) -> float | None:
-        """Return the log-probability in the other text minus that in this text."""
+        """Return the output's log-probability in the other text minus that in this text; None without a counterpart."""
         outcome = self.meter.outcome
         position = outcome.logits_position
         if position is not None:

@@ -166,7 +166,7 @@ def repeat_scores(
 
 
 def summarise(stack: str, layer: int, scores: Scores, num_texts: int) -> list[HeadStatistics]:
-    """Return the statistics of each head of an attention, averaged over texts.
+    """Return the statistics of each head of an attention: mean and standard deviation over texts.
 
     Args:
         stack, layer: stack and layer of the attention.
@@ -193,7 +193,7 @@ def find_patterns(stack: str, scores: Mapping[str, float | None]) -> Iterator[st
 def query_chunks(
     record: AttentionRecord,
 ) -> Iterator[tuple[slice, Float[Tensor, "texts heads queries keys"]]]:
-    """Yield the weights of all heads in chunks of queries, to bound memory."""
+    """Yield the attention weights of all heads for one slice of the queries after another, to bound memory."""
     rows, heads, num_queries, _ = record.query_BHTE.shape
     step = max(1, _CHUNK // (rows * heads * record.key_BKSE.shape[2]))
     for start in range(0, num_queries, step):
@@ -202,12 +202,12 @@ def query_chunks(
 
 
 def _sum_key_weights(weights_HTS: Tensor, key_T: Int[Tensor, " queries"]) -> Float[Tensor, " heads"]:
-    """Sum, over the queries, the weight of each query on its key in `key_T`."""
+    """Return, for each head, the sum over the queries of the weight on the key that `key_T` gives for each query."""
     return weights_HTS.gather(2, key_T[None, :, None].expand(len(weights_HTS), -1, 1)).sum((1, 2), dtype=torch.float64)
 
 
 class _LargestWeights:
-    """Largest weight of every query and of every key, updated by chunks of queries."""
+    """Running maximum of the attention weights of every query and of every key, updated by chunks of queries."""
 
     def __init__(self, num_heads: int, num_queries: int, num_keys: int, device: torch.device) -> None:
         self.weight_HT = torch.zeros(num_heads, num_queries, device=device)
@@ -216,7 +216,7 @@ class _LargestWeights:
         self.query_HS = torch.zeros(num_heads, num_keys, dtype=torch.long, device=device)
 
     def add(self, queries: slice, weights_HTS: Float[Tensor, "heads queries keys"]) -> None:
-        """Update the largest weights with those of the next queries."""
+        """Update the largest weights with the attention weights of the next queries."""
         self.weight_HT[:, queries], self.key_HT[:, queries] = weights_HTS.max(2)
         weight_HS, query_HS = weights_HTS.max(1)
         is_larger = weight_HS > self.weight_HS
@@ -314,12 +314,12 @@ def _ordinary_ids(tokenizer: Tokenizer) -> Int[Tensor, " entries"]:
 
 
 def _draw_repeats(ordinary: Int[Tensor, " entries"], length: int, draw: torch.Generator) -> Int[Tensor, "texts tokens"]:
-    """Draw distinct random tokens for each sequence, and repeat each sequence once."""
+    """Return sequences of random tokens, in which each half repeats the same distinct tokens."""
     once_BN = torch.stack([ordinary[torch.randperm(len(ordinary), generator=draw)[:length]] for _ in range(SEQUENCES)])
     return once_BN.repeat(1, 2)
 
 
 def _add_affixes(ids_BN: Int[Tensor, "texts tokens"], affixes: PrefixSuffix) -> Int[Tensor, "texts framed_tokens"]:
-    """Add the special tokens around a text to each sequence of random tokens."""
+    """Add the special tokens that surround a text before and after each sequence of random tokens."""
     prefix, suffix = (ids_BN.new_tensor(side).expand(len(ids_BN), -1) for side in (affixes.prefix, affixes.suffix))
     return torch.cat([prefix, ids_BN, suffix], dim=1)

@@ -106,7 +106,7 @@ def addresses(module: nn.Module) -> list[str]:
 
 
 def matching_addresses(module: nn.Module, patterns: str | Sequence[str]) -> list[str]:
-    """Return the addresses that match any of the patterns, each once.
+    """Return the activation addresses of a module that match any of the patterns, each once.
 
     Raises:
         InputError: a pattern matches no address; the message names the nearest addresses.
@@ -229,7 +229,7 @@ class _StackCounters:
         return enter
 
     def current_context(self, address: str) -> ActivationContext:
-        """Return the context of an activation that is computed now; outside of all stacks, the last stack counts."""
+        """Return the context of the current activation; outside of all stacks, it has the step of the last stack."""
         enclosing = [path for path in self.stacks if address.startswith(f"{path}.") or not path]
         stack = enclosing[-1] if enclosing else self.stacks[-1]
         inner = address.removeprefix(f"{stack}.")
@@ -261,7 +261,7 @@ def _watching(module: nn.Module, actions: Mapping[str, Action]) -> Iterator[None
 
 
 class _EagerStance:
-    """Context manager that turns torch.compile off; counts its open uses, as PyTorch has one stance per process."""
+    """Context manager that turns torch.compile off in this process; nested and concurrent uses are counted."""
 
     def __init__(self) -> None:
         self._lock, self._count = threading.Lock(), 0
@@ -287,7 +287,7 @@ def _eager_stance() -> _EagerStance:
 
 
 def _has_compiled() -> bool:
-    """Return whether this process compiled anything; does not import the compiler, which takes seconds."""
+    """Return whether this process ran torch.compile, without importing the compiler, which takes seconds."""
     utils = sys.modules.get("torch._dynamo.utils")
     return utils is not None and utils.counters["stats"].get("unique_graphs", 0) > 0
 

@@ -97,7 +97,7 @@ def logit_lens(
 def _predictions(
     streams: Streams, names: OutputNames, positions: slice, labels: Tensor, top_k: int, outcome: ModelOutcome | None
 ) -> tuple[Tensor, ...]:
-    """Return ids and probabilities [depths, top_k, positions], target ids [positions], and their probabilities.
+    """Return lens predictions: ids and probabilities [depths, top_k, positions], target ids, target probabilities.
 
     If an outcome is followed, its log-probabilities are the last element.
     """

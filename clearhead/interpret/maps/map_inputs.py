@@ -62,7 +62,7 @@ class MapInputs:
 
 
 class ReadKwargs(TypedDict, total=False):
-    """Options for reading a text, as keyword arguments; see `ReadOptions`. None means not given."""
+    """Keyword arguments for the text that a model reads; see `ReadOptions`. None means the default."""
 
     beam_size: int | None
     chat: bool | None
@@ -72,7 +72,7 @@ class ReadKwargs(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """Options for reading a text.
+    """Options for the inputs made from a text: target or generation, chat template and languages.
 
     Args:
         target: text that the decoder of a two-stack model reads. None means the text that it generates.
@@ -256,7 +256,7 @@ def read_translation(decoder: Decoder, text: str, target: str | SearchOptions) -
 
 
 def _recorder(options: DecodingOptions, tokenizers: TokenizerPair) -> BeamRecorder:
-    """Return a recorder of beam candidates that hides special tokens except the end token."""
+    """Return a recorder of beam search candidates that hides padding, unknown and start tokens, but not end tokens."""
     roles = tokenizers.target.roles
     silent = [index for index in (roles.pad, roles.unk, roles.bos) if index is not None and index != roles.eos]
     return BeamRecorder(options.length_penalty, hidden=silent)

@@ -121,7 +121,7 @@ class OutputNames:
         return joint.join(f"'{self.display_name(index)}'" for index in outcome.signs)
 
     def find(self, token: str) -> int:
-        """Return the index of an output.
+        """Return the index among the logits of the output with a name.
 
         Args:
             token: label; vocabulary entry or its display name; or a text that is one token.
@@ -161,7 +161,7 @@ def _position_and_tokens(of: OutcomeChoice) -> tuple[int | None, list[str]]:
 
 
 def choose_outcome(of: OutcomeChoice, streams: Streams, names: OutputNames, labels: Sequence[int] = ()) -> ModelOutcome:
-    """Resolve the user's choice of an outcome.
+    """Return the model output that the user's choice means, such as the token "Mary" at position 7.
 
     A position is the index of a token that the last stack reads. In a language model, the token at a position is
     predicted by the previous position. The position after the last token is that of the next token. In a masked model
@@ -217,7 +217,7 @@ def choose_outcome(of: OutcomeChoice, streams: Streams, names: OutputNames, labe
 
 
 def _last_label(labels: Sequence[int], names: OutputNames) -> int:
-    """Return the position of the last label that is no end token; 1 if there is no such label."""
+    """Return the position, in the text, of the last label token that is no end token; 1 if there is none."""
     end = None if names.tokenizer is None else names.tokenizer.eos_id
     return max((position for position, label in enumerate(labels, start=1) if label != end), default=1)
 

@@ -68,7 +68,7 @@ CONTRIBUTION: Final = "contribution"
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """Options for the content of a page.
+    """Options for the content of an attention explorer page.
 
     Args:
         layers, heads: layers and heads to show, with float32 queries, keys and weights. None means all.
@@ -91,7 +91,7 @@ class SampleOptions:
 
 
 def run_sample(run: AttentionRun, label: str, options: SampleOptions, notify: Notify | None = None) -> Sample:
-    """Return one run as a sample of a page.
+    """Return the page content for one run of a model on one text (a sample of the explorer page).
 
     Args:
         run: run of the model.
@@ -113,7 +113,7 @@ def explorer_page(
     is_timeline: bool = False,
     notify: Notify | None = None,
 ) -> Page:
-    """Return a page that shows one run, or several side by side.
+    """Return an explorer page that shows one run of a model, or several runs side by side.
 
     Args:
         title: heading of the page.
@@ -190,7 +190,7 @@ def token_rows(run: AttentionRun) -> dict[RowName, TokenRow]:
 
 
 class _SampleBuilder:
-    """Builder of one sample; computes every number once."""
+    """Builder of one sample (one text in one model) of an explorer page; it computes every number once."""
 
     def __init__(self, run: AttentionRun, options: SampleOptions, notify: Notify | None) -> None:
         self.run, self.options, self.rows = run, options, token_rows(run)
@@ -211,7 +211,7 @@ class _SampleBuilder:
         self._add_outcome(notify)
 
     def build(self, label: str) -> Sample:
-        """Return the sample."""
+        """Return the sample with all its numbers and texts."""
         stacks = [name for name in STACKS if any(record.stack == name for record, _ in self.chosen)]
         maps = [self._stack]
         if sum(len(heads) * _num_weights(record) for record, heads in self.chosen) <= MOST_MEASURED:
@@ -244,7 +244,7 @@ class _SampleBuilder:
             return ""
 
     def _add_outcome(self, notify: Notify | None) -> None:
-        """Add contributions and effects, if the model has an outcome to measure them on."""
+        """Add contributions and effects of the heads, if the model outputs probabilities to measure."""
         run, of = self.run, self.options.of
         try:
             outcome = run.outcome(of)
@@ -369,7 +369,7 @@ class _SampleBuilder:
         return "encoder" if self.run.module.decoder is None else "decoder"
 
     def _compared_outputs(self) -> tuple[str, OutcomeChoice]:
-        """Return the two outputs that the lens compares at every depth, in words and as chosen; or ("", None).
+        """Return the two outputs that the logit lens compares, as text and as choice; ("", None) if it compares none.
 
         A single output is not shown in the lens, only in the numbers of the heads.
         """
@@ -410,7 +410,7 @@ class _SampleBuilder:
 def stack_attention(
     stack: StackName, layers: Sequence[LayerAttention], rows: Collection[RowName], measure: str = "attention weight"
 ) -> StackAttention:
-    """Return the attention of some layers with the names of its query and key token rows.
+    """Return the page's attention of a stack for some layers, with the names of its query and key token rows.
 
     Args:
         stack: name of the stack.
@@ -443,7 +443,7 @@ def _mask(record: AttentionRecord) -> np.ndarray | None:
 
 
 def _reach(records: Sequence[AttentionRecord]) -> np.ndarray | None:
-    """Return the causal mask if all layers are causal; None if some layer lets a query see later tokens."""
+    """Return the causal mask for rollout if all layers are causal; None if some layer shows later tokens to a query."""
     masks = [_mask(record) for record in records]
     causal = np.tri(*_size(records[0]), dtype=np.bool_)
     return causal if all(mask is not None and not mask[~causal].any() for mask in masks) else None

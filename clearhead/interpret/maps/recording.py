@@ -35,7 +35,7 @@ STACKS: tuple[StackName, ...] = ("encoder.self", "decoder.self", "decoder.memory
 
 @dataclass(frozen=True)
 class AttentionRecord:
-    """Recorded call of one attention at one depth.
+    """Queries, keys, values and context of one attention module, recorded while a model ran at one depth.
 
     Args:
         address: address of the attention module.
@@ -167,7 +167,7 @@ class AttentionRecord:
 
 
 class _StopRun(Exception):
-    """Stops a run early: all that is needed has been recorded."""
+    """Exception that ends a run of the model early, after the needed attention has been recorded."""
 
 
 def record_first_layer(module: Transformer, source: Read) -> list[AttentionRecord]:

@@ -39,23 +39,23 @@ class AlignmentHeatMap:
 
     @cached_property
     def left(self) -> float:
-        """Width of the row labels."""
+        """Width of the row labels, in inches."""
         return max(map(text_width, self.target_tokens)) + 0.25
 
     @cached_property
     def top(self) -> float:
-        """Height of the column labels."""
+        """Height of the column labels, in inches."""
         labels = zip(self.source_tokens, self.rotated, strict=True)
         return max(0.16, *(text_width(token) for token, is_rotated in labels if is_rotated), 0.0) + 0.08
 
     @property
     def grid(self) -> tuple[float, float]:
-        """Width and height of all cells together."""
+        """Width and height of all cells together, in inches."""
         return CELL * len(self.source_tokens), CELL * len(self.target_tokens)
 
     @property
     def size(self) -> tuple[float, float]:
-        """Width and height of the heat map with its labels and title."""
+        """Width and height of the heat map with its labels and title, in inches."""
         width, height = self.grid
         return self.left + max(width, 1.1 * text_width(self.title)) + 0.2, self.top + 0.45 + height + 0.2
 

@@ -166,20 +166,20 @@ class StackColumn:
         self.entries: list[MemoryEntry] = []
 
     def text(self, x: float, y: float, content: str, size: float = FACT, anchor: str = "middle") -> None:
-        """Write a text next to the boxes."""
+        """Draw a line of text next to the boxes of the stack."""
         self.shapes.append(Text(x, y, content, size, anchor, is_faint=True))
 
     def line(self, *points: Point, arrow: bool = False, dashed: bool = False) -> None:
-        """Draw a line through points."""
+        """Draw a line through points of the picture, such as a residual connection."""
         self.shapes.append(Polyline(points, arrow, dashed))
 
     def arrow(self, gap: float = _GAP) -> None:
-        """Draw the stream upwards, as an arrow to the next box."""
+        """Draw the residual stream upwards, as an arrow to the next box."""
         self.line((self.x, self.y), (self.x, self.y - gap), arrow=True)
         self.y -= gap
 
     def draw_labelled(self, label: str, *, arrow: bool = True) -> None:
-        """Draw the stream upwards, with the size of its vectors as a label."""
+        """Draw the residual stream upwards, with the size of its vectors as a label."""
         # The label is on the side without positions and residual lines.
         anchor = "end" if self.side > 0 else "start"
         self.text(self.x - 8 * self.side, self.y - 0.5 * _LABEL_GAP, label, anchor=anchor)
@@ -198,20 +198,20 @@ class StackColumn:
         return box
 
     def box(self, block: Block | None, *, with_arrow: bool = True) -> None:
-        """Draw a box on the stream, unless the block is None."""
+        """Draw a module's box on the residual stream; draw nothing if the block is None."""
         if block is not None:
             if with_arrow:
                 self.arrow()
             self.y = self.draw_box(block, self.x, self.y, self.width).top
 
     def plus(self) -> None:
-        """Draw a plus sign on the stream."""
+        """Draw a plus sign on the residual stream, where branch outputs are added."""
         self.arrow()
         self.shapes.append(Circle(self.x, self.y - _PLUS, _PLUS))
         self.y -= 2 * _PLUS
 
     def side_input(self, block: Block) -> None:
-        """Draw a box next to the stream whose output is added to the stream."""
+        """Draw a box next to the stack, such as positions, and the plus sign that adds its output to the stream."""
         half = _PAD + (1 + len(block.facts)) * _FACT_LINE / 2
         # A box next to the stream is taller than a plus sign, so a second box needs more space.
         self.arrow(max(_GAP, self.y - self.side_top + _SMALL_GAP + half - _PLUS))
@@ -234,7 +234,7 @@ class StackColumn:
     # --- below and above the layers -------------------------------------------------------------------------------
 
     def embedding(self, model: spec.Model, stack: spec.Stack, name: str, tokens: str) -> None:
-        """Draw word_norm(table * scale) + segments + positions, then norm and projection in their order."""
+        """Draw the embedding: word_norm(table * scale) + segments + positions, then norm and projection in order."""
         embedding, address = stack.embedding, f"{name}.embedding"
         projection_order = None if embedding.projection is None else embedding.projection.place
         projection = linear_block(stack.table_width, stack.width, f"{address}.projection")
@@ -273,7 +273,7 @@ class StackColumn:
     # --- layers ---------------------------------------------------------------------------------------------------
 
     def step(self, step: spec.Step, width: int, address: str) -> None:
-        """Draw x <- out(x + the sum of the branches of pre(x))."""
+        """Draw one step of a layer: x <- out(x + the sum of the branches of pre(x))."""
         self.line((0.0, self.y), (0.0, self.y - 10))
         self.y -= 10
         fork, first = self.y, len(self.shapes)
@@ -290,7 +290,7 @@ class StackColumn:
         self.box(_norm(step.out, f"{address}.out"))
 
     def parallel(self, branches: Sequence[spec.Branch], width: int, address: str) -> None:
-        """Draw branches side by side, and the plus sign that sums their outputs."""
+        """Draw the parallel branches of a layer step side by side, and the plus sign that sums their outputs."""
         self.line((0.0, self.y), (0.0, self.y - 10))
         bottom = self.y - 10
         pitch = self.width + _BETWEEN
@@ -311,7 +311,7 @@ class StackColumn:
         self.x, self.y = 0.0, y - _PLUS
 
     def branch(self, branch: spec.Branch, width: int, address: str) -> None:
-        """Draw scale * post(function(pre(x)))."""
+        """Draw a residual branch: scale * post(function(pre(x)))."""
         self.box(_norm(branch.pre, f"{address}.pre"))
         block = function_block(branch.function, width, f"{address}.function")
         if isinstance(branch.function, spec.Attention):
@@ -324,7 +324,7 @@ class StackColumn:
             self.box(Block("linear", f"times {format_number(branch.scale)}"))
 
     def fan(self, *, from_memory: bool) -> None:
-        """Split the stream into value, key and query; in cross-attention, value and key come from the memory."""
+        """Draw the value, key and query arrows into an attention; in cross-attention, V and K come from the encoder."""
         x, top, middle = self.x, self.y - _FAN, self.y - 0.5 * _FAN
         xs = [x - self.width / 4, x, x + self.width / 4]
         if from_memory:
@@ -362,12 +362,12 @@ class StackColumn:
                 self.score_table(score_table_block(stack.score_table, stack.width, f"{name}.score_table"), first)
 
     def lead(self) -> None:
-        """Draw the stream up to the next frame."""
+        """Draw the residual stream up to the next frame."""
         self.line((0.0, self.y), (0.0, self.y - _MARGIN))
         self.y -= _MARGIN
 
     def run(self, stack: spec.Stack, run: LayerRun, name: str, *, is_inside: bool) -> None:
-        """Draw a layer in a frame, with the number of its repeats if it is inside a repeating unit."""
+        """Draw a layer in a frame; inside a repeating unit, also write the number of its repeats."""
         first = len(self.shapes)
         for index, step in enumerate(stack.layers[run.layer].steps):
             self.step(step, stack.width, f"{name}.layers.{run.layer}.steps.{index}")

@@ -51,7 +51,7 @@ class LayerRun:
     """Consecutive equal layers.
 
     Args:
-        layer: index of the first one among the layers of the spec.
+        layer: index of the first of these layers among the layers of the spec.
         count: number of layers.
     """
 
@@ -94,7 +94,7 @@ def layer_groups(stack: spec.Stack) -> list[LayerGroup]:
 
 
 def _best_unit(kinds: Sequence[int]) -> tuple[int, int, int]:
-    """Return start, length and repeats of the unit of layers that saves most drawn layers; repeats 0 if none does.
+    """Return start, length and repeats of the unit of layers whose repeats shorten the drawing most; repeats 0 if none.
 
     Args:
         kinds: one number per layer; equal layers have equal numbers.
@@ -113,7 +113,7 @@ def _best_unit(kinds: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _runs(kinds: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the start and the length of each run of equal neighbours."""
+    """Return the start and the length of each run of equal consecutive layers."""
     runs, start = [], 0
     for _, equal in itertools.groupby(kinds):
         count = len(list(equal))
@@ -138,7 +138,7 @@ def format_number(value: float | int) -> str:
 
 
 def format_sizes(*values: int) -> str:
-    """Format the sizes of a mapping, such as 768 → 3,072 → 768."""
+    """Format the layer sizes of a network, such as 768 → 3,072 → 768."""
     return " → ".join(map(format_number, values))
 
 
@@ -169,7 +169,7 @@ def _norm_name(norm: spec.LayerNorm | spec.RMSNorm) -> str:
 
 
 def function_block(function: spec.Function, width: int, address: Path) -> Block:
-    """Return the box of the function of a branch."""
+    """Return the box of the function of a residual branch, such as attention or a feed-forward network."""
     match function:
         case spec.Attention():
             title = "Self-attention" if function.source == "self" else "Cross-attention"

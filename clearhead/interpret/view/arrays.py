@@ -45,7 +45,7 @@ class AttentionPage(Printed):
     """Page of the attention explorer; a notebook displays it.
 
     Args:
-        page: content of the page.
+        page: content of the page: its texts and arrays, not yet HTML.
     """
 
     def __init__(self, page: Page) -> None:
@@ -213,7 +213,7 @@ def _read(path: Path) -> dict[str, ndarray]:
 
 
 def _rows(arrays: Mapping[str, ndarray], stacks: Sequence[StackName]) -> dict[RowName, TokenRow]:
-    """Return the tokens of each row name."""
+    """Return the token rows of the page, by name, from the arrays of a .npz file."""
     # With one stack there is one text, for an encoder or a decoder.
     first: RowName = "encoder" if "target_tokens" in arrays or stacks == ["encoder.self"] else "decoder"
     rows: dict[RowName, TokenRow] = {first: token_row(arrays["tokens"].tolist())}
@@ -231,7 +231,7 @@ def _rows(arrays: Mapping[str, ndarray], stacks: Sequence[StackName]) -> dict[Ro
 
 
 def token_row(tokens: list[Any]) -> TokenRow:
-    """Return a token row in which each token is a separate word."""
+    """Return a page's row of tokens from labels; each token counts as a separate word."""
     texts = tuple(map(str, tokens))
     return TokenRow(texts, texts, np.arange(len(texts), dtype=np.int64))
 
@@ -249,7 +249,7 @@ def _stack(stack: StackName, arrays: Mapping[str, ndarray], rows: Mapping[RowNam
 
 
 def _layer(layer: int, weights_HTS: ndarray, numbers: list[int], *, is_causal: bool) -> LayerAttention:
-    """Return one layer without the heads that it does not have (their weights are NaN)."""
+    """Return the page's attention of one layer; heads that were not saved (all weights NaN) are left out."""
     rows = np.flatnonzero(~np.isnan(weights_HTS).any((1, 2))).tolist()
     found_HTS, count = weights_HTS[rows], max(numbers) + 1
     if not ((found_HTS >= 0) & (found_HTS <= 1 + 1e-3)).all():

@@ -136,6 +136,6 @@ def _draw_thumbnail(axes: Axes, weights_TS: Float[np.ndarray, "queries keys"]) -
 
 
 def _labels(tokens: Sequence[str], cell: float) -> list[str]:
-    """Return the labels of the cells; if the cells are too small, most labels are empty."""
+    """Return the token labels of the cells; if the cells are too small, most labels are empty."""
     step = math.ceil(_LABEL / cell - 1e-9) if cell < _LABEL else 1
     return [label_text(token, _LONGEST_LABEL) if position % step == 0 else "" for position, token in enumerate(tokens)]

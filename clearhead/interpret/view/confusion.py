@@ -83,7 +83,7 @@ def draw_confusion(
 
 
 def shares(confusion_LL: Int64[np.ndarray, "labels labels"]) -> Float[np.ndarray, "labels labels"]:
-    """Divide each count by the sum of its row; the row of a class that was never expected is zero.
+    """Divide each count of a confusion matrix by the sum of its row; a row without counts is zero.
 
     Args:
         confusion_LL: counts, row = expected, column = predicted.

@@ -81,13 +81,13 @@ class Text:
 
     @property
     def bounds(self) -> Bounds:
-        """Bounds of the shape: smallest x and y, and largest x and y."""
+        """Smallest x and y, and largest x and y, of the shape, in pixels."""
         width = estimated_width(self.content, self.size, is_bold=self.is_bold)
         left = self.x - {"start": 0.0, "middle": 0.5, "end": 1.0}[self.anchor] * width
         return left, self.y - 0.6 * self.size, left + width, self.y + 0.6 * self.size
 
     def shift(self, x: float, y: float) -> Text:
-        """Return a copy that is shifted by x and y."""
+        """Return a copy of the shape, shifted by x and y pixels."""
         return replace(self, x=self.x + x, y=self.y + y)
 
     def element(self) -> ElementTree.Element:
@@ -124,11 +124,11 @@ class Box:
 
     @property
     def bounds(self) -> Bounds:
-        """Bounds of the shape: smallest x and y, and largest x and y."""
+        """Smallest x and y, and largest x and y, of the shape, in pixels."""
         return self.left, self.top, self.left + self.width, self.top + self.height
 
     def shift(self, x: float, y: float) -> Box:
-        """Return a copy that is shifted by x and y."""
+        """Return a copy of the shape, shifted by x and y pixels."""
         texts = tuple(text.shift(x, y) for text in self.texts)
         return replace(self, left=self.left + x, top=self.top + y, texts=texts)
 
@@ -158,12 +158,12 @@ class Polyline:
 
     @property
     def bounds(self) -> Bounds:
-        """Bounds of the shape: smallest x and y, and largest x and y."""
+        """Smallest x and y, and largest x and y, of the shape, in pixels."""
         x, y = zip(*self.points, strict=True)
         return min(x), min(y), max(x), max(y)
 
     def shift(self, x: float, y: float) -> Polyline:
-        """Return a copy that is shifted by x and y."""
+        """Return a copy of the shape, shifted by x and y pixels."""
         return replace(self, points=tuple((own_x + x, own_y + y) for own_x, own_y in self.points))
 
     def element(self) -> ElementTree.Element:
@@ -188,7 +188,7 @@ class Polyline:
 
 @dataclass(frozen=True)
 class Circle:
-    """Circle with a plus sign (a sum of vectors) or with a wave (sinusoidal positions)."""
+    """Circle that contains a plus sign (a sum of vectors) or a wave (sinusoidal positions)."""
 
     x: float
     y: float
@@ -197,11 +197,11 @@ class Circle:
 
     @property
     def bounds(self) -> Bounds:
-        """Bounds of the shape: smallest x and y, and largest x and y."""
+        """Smallest x and y, and largest x and y, of the shape, in pixels."""
         return self.x - self.radius, self.y - self.radius, self.x + self.radius, self.y + self.radius
 
     def shift(self, x: float, y: float) -> Circle:
-        """Return a copy that is shifted by x and y."""
+        """Return a copy of the shape, shifted by x and y pixels."""
         return replace(self, x=self.x + x, y=self.y + y)
 
     def element(self) -> ElementTree.Element:

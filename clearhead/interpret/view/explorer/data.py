@@ -103,7 +103,7 @@ class LayerAttention:
 
 @dataclass(frozen=True)
 class StackAttention:
-    """Attentions of one stack of layers.
+    """Attention of all shown layers of one stack.
 
     Args:
         stack: name of the stack with its source, such as "decoder.memory".
@@ -192,7 +192,7 @@ class BeamNode:
 
 @dataclass(frozen=True)
 class Sample:
-    """Data of one text in one model, as shown on a page.
+    """Content of an explorer page for one text in one model: tokens, attention, logit lens and beam search.
 
     Args:
         label: label that distinguishes it from other samples of the page: a text, a model, a checkpoint.
@@ -217,7 +217,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Page:
-    """Content of a page.
+    """Content of an attention explorer page.
 
     Args:
         title: heading, such as the name of the model.

@@ -37,7 +37,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Encoder:
-    """Converts a page to JSON; the arrays are computed and written later, one at a time.
+    """Encodes an explorer page as JSON and numbered arrays; each array is computed only when it is written.
 
     Args:
         makers: functions that return arrays; the arrays are numbered in this order.
@@ -68,7 +68,7 @@ class Encoder:
             yield from map(compress_array, make())
 
     def page(self, page: Page) -> Json:
-        """Return the JSON of a page: its heading, facts and samples."""
+        """Return an explorer page as JSON values, with the numbers of its arrays."""
         assert page.samples, "a page needs a sample"
         refuse_too_large(page)
         samples = [self.sample(sample) for sample in page.samples]
@@ -78,7 +78,7 @@ class Encoder:
         }  # fmt: skip
 
     def sample(self, sample: Sample) -> Json:
-        """Return the JSON of one sample of the page: the data of one text in one model."""
+        """Return the JSON values of a sample (one text in one model)."""
         return {
             "label": sample.label,
             "facts": list(map(list, sample.facts)),
@@ -91,7 +91,7 @@ class Encoder:
         }
 
     def stack(self, stack: StackAttention, sample: Sample) -> Json:
-        """Return the JSON of the attention of a stack."""
+        """Return the JSON values of the attention of a stack."""
         size = len(sample.rows[stack.queries].tokens), len(sample.rows[stack.keys].tokens)
         return {
             "stack": stack.stack, "queries": stack.queries, "keys": stack.keys, "measure": stack.measure,
@@ -99,7 +99,7 @@ class Encoder:
         }  # fmt: skip
 
     def layer(self, layer: LayerAttention, size: tuple[int, int]) -> Json:
-        """Return the JSON of the attention of one layer."""
+        """Return the JSON values of the attention of one layer; add its arrays."""
         spans = list(layer.spans) or spans_of(layer.mask, size)
         if spans not in self.spans:
             self.spans.append(spans)
@@ -121,7 +121,7 @@ class Encoder:
         }  # fmt: skip
 
     def lens(self, lens: PageLens) -> Json:
-        """Return the JSON of the logit lens."""
+        """Return the JSON values of the logit lens; add its arrays."""
         targets, probabilities, followed = lens.targets, lens.target_probabilities, lens.followed
         return {
             "row": lens.row, "layers": list(lens.layers), "vocabulary": list(lens.vocabulary),
@@ -207,7 +207,7 @@ def _layer_arrays(
 def codes(
     weights: Float[np.ndarray, "heads queries keys"], allowed: Bool[np.ndarray, "queries keys"], *, has_sink: bool
 ) -> UInt[np.ndarray, " numbers"]:
-    """Return the allowed weights of each head as integers, row by row; then, with a sink, its share per query."""
+    """Return each head's unmasked weights as integers, row by row; then, with a sink, its weight for each query."""
     parts = [weights[:, allowed].ravel()]
     if has_sink:
         parts.append((1.0 - weights.sum(axis=2, dtype=np.float64)).ravel())
@@ -226,7 +226,7 @@ def _exact_head(head: ExactHead, blob: int) -> Json:
 def _exact_numbers(
     head: ExactHead, weights: Float[np.ndarray, "queries keys"], allowed: Bool[np.ndarray, "queries keys"]
 ) -> Float[np.ndarray, " numbers"]:
-    """Return the allowed weights, the queries, the keys and the allowed biases of a head, as float32."""
+    """Return a head's unmasked weights, queries, keys and unmasked biases in one float32 array."""
     parts = [weights[allowed], head.query.ravel(), head.key.ravel()]
     if head.bias is not None:
         parts.append(head.bias[allowed])
@@ -234,7 +234,7 @@ def _exact_numbers(
 
 
 def compress_array(array: Num[np.ndarray, "..."]) -> str:
-    """Deflate the bytes of an array, in base64: first the lowest byte of all numbers, then the second, and so on."""
+    """Return an array deflated and in base64: first the lowest byte of all numbers, then the second, and so on."""
     little = np.ascontiguousarray(array.ravel().astype(array.dtype.newbyteorder("<")))
     planes = little.view(np.uint8).reshape(-1, array.dtype.itemsize).T
     return base64.b64encode(zlib.compress(planes.tobytes(), 6)).decode("ascii")
@@ -262,7 +262,7 @@ def _layers_of(sample: Sample) -> Iterator[tuple[LayerAttention, tuple[int, int]
 
 
 def _stored_size(layer: LayerAttention, size: tuple[int, int]) -> int:
-    """Return the number of stored numbers of a layer; a float32 counts as three, since it hardly compresses."""
+    """Return how many numbers a page stores for a layer; a float32 counts as three, since it hardly compresses."""
     pairs = size[0] * size[1] if layer.mask is None else int(layer.mask.sum())
     exact = sum(
         pairs * (1 + (head.bias is not None)) + head.query.size + head.key.size for head in layer.exact.values()

@@ -116,7 +116,7 @@ def escaped_json(content: object) -> str:
 
 @cache
 def template(*, is_live: bool = False) -> str:
-    """Return the HTML document without its data: markup, security policy, styles and scripts."""
+    """Return the explorer's HTML document without its data: markup, security policy, styles and scripts."""
     if is_live:
         return document(LIVE_MODULE, ("style.css", "live.css"), policy=LIVE_POLICY)
     return document(FIRST_MODULE, ("style.css",))
@@ -141,7 +141,7 @@ def document(
 
 
 def bundle(first: str = FIRST_MODULE, read: Callable[[str], str] | None = None) -> str:
-    """Join a module and its imports to one script; each module has a separate scope and follows its imports."""
+    """Join a JavaScript module and its imports to one script; each module has its scope and follows its imports."""
     read = read or source_text
     texts: dict[str, str] = {}
 
