@@ -1,4 +1,4 @@
-"""Loading of a Hugging Face checkpoint into a module: config to spec and tensors to slots, or one report of all faults.
+"""Loading of a Hugging Face checkpoint into a module, or one report of all faults of its config and tensors.
 
 A slot is an entry of the module's state dict. Names of the checkpoint's tensors are spelled as the family spells them.
 """
@@ -152,7 +152,7 @@ def open_checkpoint(directory: Path, *, config: Mapping[str, Any] | None = None)
 def load_module(
     directory: Path, *, config: Mapping[str, Any] | None = None, form: WeightForm | None = None
 ) -> LoadedModule:
-    """Load a checkpoint, tensor by tensor.
+    """Load a module with its weights from a Hugging Face checkpoint, one tensor at a time.
 
     Args:
         directory: the folder with config.json and safetensors.
@@ -198,14 +198,14 @@ def _with_pooling(loaded: LoadedModule, directory: Path) -> LoadedModule:
 
 
 def bind_rules(family: Family, variant: Variant, prefix: str, module: Transformer) -> tuple[list[BoundRule], list[str]]:
-    """Return the rules of a family bound to a module, and the addresses that have no rule."""
+    """Return the tensor rules that a family applies to a module, and the module's addresses without a rule."""
     stacks = (replace(rule, theirs=tuple(prefix + name for name in rule.theirs)) for rule in family.rules)
     return bind((*stacks, *variant.rules), module.state_dict(), module.spec)
 
 
 @dataclass(frozen=True)
 class _SlotSource:
-    """A rule, and the names of the tensors that it reads; without names the slots are filled with zeros."""
+    """A tensor rule, and the names of the file tensors that it reads; without names the module gets zeros."""
 
     bound: BoundRule
     names: tuple[str, ...]
@@ -382,6 +382,6 @@ def _read_task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskR
 
 
 def hf_tensors(bounds: Sequence[BoundRule], tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Yield the checkpoint's tensors for a module's tensors by address: the names of each tensor, and the tensor."""
+    """Convert a module's tensors to checkpoint tensors; yield each with the names under which it may be saved."""
     for bound in bounds:
         yield from zip(bound.theirs, bound.save([tensors[address] for address in bound.ours]), strict=True)
