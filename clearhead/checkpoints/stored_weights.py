@@ -50,7 +50,7 @@ class StoredWeights(ABC):
 
     @abstractmethod
     def read_rows(self, address: str, rows: range) -> Rows:
-        """Return the given rows of a weight in fp32; low-rank matrices are merged and quantized numbers widened."""
+        """Return the given rows of a weight in fp32; low-rank matrices are merged and quantized ones dequantized."""
 
 
 class ModuleWeights(StoredWeights):
