@@ -275,12 +275,12 @@ class _FileTensors:
             faults.append(f"'{shown}' has the shape {self._shape(shown)}, the config needs {needs}")
 
     def dtype(self, source: _SlotSource) -> torch.dtype:
-        """Return the dtype of the tensors that a rule returns."""
+        """Return the dtype of the module tensors that a rule makes from the files."""
         dtypes = [FLOATS[self.files.headers[self.names[name]].dtype] for name in source.names]
         return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
     def read(self, source: _SlotSource, *, is_kept: bool) -> list[Tensor]:
-        """Return the tensors of a rule; tensors that are kept stay in the mapping of their whole file."""
+        """Return the module tensors of a rule; with `is_kept`, they share the memory mapping of the whole file."""
         dtype, bound = self.dtype(source), source.bound
         if not source.names:
             return list(map(torch.zeros, bound.slots.shapes))
@@ -306,7 +306,7 @@ class _FileTensors:
         return [name for name in wanted if name in self.names]
 
     def _take(self, names: Sequence[str], faults: list[str]) -> str:
-        """Choose one of several names of a tensor: the last one; copies of a token embedding must be equal."""
+        """Choose the last of several names in the files for one tensor; copies of a token embedding must be equal."""
         self.used.update(names)
         chosen = names[0] if names[0] == self.prefix + self.family.table else names[-1]
         for name in names:
