@@ -156,7 +156,7 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
 
 
 def describe_strange_answer(error: Exception) -> str:
-    """Return the end of a message about an error that the hub's client raises if a server answers unlike the hub."""
+    """Return the end of an error message for a server whose answer is not that of a Hugging Face hub."""
     reason = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
     return f"answers as no hub does ({reason}): check HF_ENDPOINT and the network's proxies"
 

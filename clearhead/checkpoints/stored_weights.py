@@ -30,7 +30,7 @@ Rows = Float[Tensor, "rows columns"]
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
-    """Return the numbers of rows and columns of a weight, as the module docstring defines them."""
+    """Return the numbers of rows and columns of a weight: [*rows, columns], or one column for a vector."""
     return (math.prod(shape[:-1]), shape[-1]) if len(shape) > 1 else (math.prod(shape), 1)
 
 
@@ -50,7 +50,7 @@ class StoredWeights(ABC):
 
     @abstractmethod
     def read_rows(self, address: str, rows: range) -> Rows:
-        """Return some rows of a weight in float32, with low-rank matrices merged and quantized numbers dequantized."""
+        """Return the given rows of a weight in fp32; low-rank matrices are merged and quantized ones dequantized."""
 
 
 class ModuleWeights(StoredWeights):
@@ -61,7 +61,7 @@ class ModuleWeights(StoredWeights):
         super().__init__(name, module.spec, {address: tuple(tensor.shape) for address, tensor in self._tensors.items()})
 
     def read_rows(self, address: str, rows: range) -> Rows:
-        """Return rows of a tensor of the module."""
+        """Return the given rows of a weight of the module in float32."""
         matrix = self._tensors[address].detach().reshape(matrix_shape(self.shapes[address]))
         return matrix[rows.start : rows.stop].float().cpu()
 
@@ -83,7 +83,7 @@ class FileWeights(StoredWeights):
         super().__init__(name, model, shapes)
 
     def read_rows(self, address: str, rows: range) -> Rows:
-        """Return rows from the file."""
+        """Return the given rows of a weight from the safetensors file."""
         files, owner = self._files, address.removesuffix(".weight")
         matrix = self._widen(owner, rows) if owner in self._formats else files.read_rows(address, rows).float()
         down, up, scale = (f"{owner}.{last}" for last in LOW_RANK)
@@ -119,7 +119,7 @@ class CheckpointWeights(StoredWeights):
         )
 
     def read_rows(self, address: str, rows: range) -> Rows:
-        """Return rows from the files of the checkpoint."""
+        """Return the given rows of a weight from the files of the checkpoint."""
         if address not in self._row_numbers:
             self._row_numbers = dict(self._number_rows(address))
         numbers = self._row_numbers.get(address)
@@ -130,7 +130,7 @@ class CheckpointWeights(StoredWeights):
         return torch.empty(len(rows), matrix.shape[1]).copy_(matrix[rows.start : rows.stop])
 
     def _number_rows(self, address: str) -> Iterator[tuple[str, Tensor | None]]:
-        """Yield the address of each weight of one rule, and the number of the stored row for each of its rows.
+        """Yield the weights that share a tensor rule with `address`, each with the numbers of its rows in the file.
 
         Row numbers of None mean that the rule moves columns. Rules only move entries, so applying a rule to the numbers
         of the stored rows shows the origin of each row.

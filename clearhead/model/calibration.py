@@ -115,7 +115,7 @@ def _measure_loss(model: Model, text: Path) -> float:
 
 @contextmanager
 def _sum_squares(module: nn.Module, addresses: list[str]) -> Iterator[Powers]:
-    """Yield sums of the squared inputs of linear layers, which grow while the model runs in the block."""
+    """Yield the sums of squared inputs of linear layers, updated whenever the model runs in the context manager."""
     powers: Powers = {}
     handles = []
     for address in addresses:
@@ -144,7 +144,7 @@ def _relative_error(module: nn.Module, address: str, powers: Powers) -> float:
 
 
 def _count_within(order: list[str], sizes: dict[str, int], budget: float) -> int:
-    """Return the number of matrices, in their order, that together have at most `budget` weights."""
+    """Return the number of matrices from the start of `order` that together have at most `budget` weights."""
     count, used = 0, 0
     while count < len(order) and used + sizes[order[count]] <= budget:
         used += sizes[order[count]]

@@ -95,7 +95,7 @@ class Model(Predictions, Saving):
 
     @property
     def exact(self) -> Model:
-        """Same model with products in the precision of its weights, so results do not depend on the processor."""
+        """Same model with products in the precision of its weights, so that results do not depend on the processor."""
         return Model(self.module, self.tokenizers, self.task, self.hf_checkpoint, self.runner.exact, self.weights_file)
 
     @property

@@ -25,7 +25,7 @@ Weights = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model without its weights, and its files, from which weights are read one at a time.
+    """A model whose weights are not loaded, and a function that reads them from its files one at a time.
 
     Args:
         model: the model, with its module on the meta device.
@@ -82,7 +82,7 @@ def _open_saved(reference: ModelReference) -> OpenModel:
 
 
 def change_form(opened: OpenModel, form: WeightForm, name: str) -> tuple[Model, Callable[[], Stream]]:
-    """Return a model for weights in another form, and a function that yields the weights in this form.
+    """Convert an open model to another form of weights: return the model, and a function that yields the weights.
 
     Args:
         opened: the model without its weights.

@@ -103,7 +103,7 @@ def _check(text: str, name: str, changes: list[str], folder: Path | None) -> Run
 
 
 def _hold_out(parts: dict[str, Examples], kind: str, tables: Mapping[str, Any]) -> dict[str, Examples]:
-    """Split validation examples off the training examples if the run file's `valid` is a share."""
+    """Move training examples to a validation set if `valid` of the run file is a fraction, such as 0.1."""
     share = tables.get("data", {}).get("valid")
     if parts.keys() != {"train"} or kind not in task_kinds() or not isinstance(share, float) or not 0.0 < share < 1.0:
         return parts
@@ -115,7 +115,7 @@ def _hold_out(parts: dict[str, Examples], kind: str, tables: Mapping[str, Any]) 
 
 
 def _examples(split: str, examples: Any, kind: str) -> Examples:
-    """Read a list of examples; the check of the run file refuses an unknown kind."""
+    """Convert a list of examples to records of the task `kind`; the run file's check refuses an unknown task."""
     if split not in _PARTS:
         raise InputError(f"`data` has an unknown key '{split}'{did_you_mean(split, _PARTS)}; expected train and valid")
     listed = data_of(kind).examples if kind in task_kinds() else TEXT_EXAMPLES

@@ -146,7 +146,7 @@ class HFCheckpoint(Printed):
         return cls(folder, checkpoint_tokenizers, generation_config, config, loaded)
 
     def save_origin(self, folder: Path) -> None:
-        """Write the other files of the checkpoint into the folder of a model that came from it."""
+        """Write config.json, tokenizer files and unused tensors to the folder `origin` of a run or a saved model."""
         origin = folder / ORIGIN
         origin.mkdir(parents=True, exist_ok=True)
         write_json(origin / CONFIG, dict(self.config), is_indented=True)
@@ -170,7 +170,7 @@ class HFCheckpoint(Printed):
         return replace(self, tokenizers=checkpoint_tokenizers, loaded=loaded)
 
     def for_task(self, task: str, module: Transformer) -> tuple[HFCheckpoint, str]:
-        """Return the checkpoint with its settings for a task, and the prefix of that task's texts.
+        """Return the checkpoint with its generation settings for a task, and the prefix of the task's prompts.
 
         Args:
             task: the name of a task that config.json lists, or its prefix.
@@ -200,7 +200,7 @@ class HFCheckpoint(Printed):
         return self.tokenizers.chat
 
     def prompt_config(self, options: Collection[str]) -> GenerationConfig:
-        """Return the generation settings for prompts.
+        """Return the generation settings for continuing prompts under the options of a call.
 
         Args:
             options: the names of the options of a call. `max_new_tokens` replaces the checkpoint's length, which
@@ -248,7 +248,7 @@ class HFCheckpoint(Printed):
         return special_tokens.with_target(_decoder_affixes(config, (), tokenizers.pair.target.eos_id)), config
 
     def for_languages(self, source: str | None, target: str | None) -> HFCheckpoint:
-        """Return the checkpoint for one pair of languages.
+        """Return the checkpoint with the special tokens for a source and a target language.
 
         Args:
             source, target: same as in `language_settings`.

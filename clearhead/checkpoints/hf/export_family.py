@@ -48,7 +48,7 @@ Change = Callable[[spec.Model], Equivalent | None]
 
 
 def apply_changes(module: Transformer, changes: Iterable[Change]) -> Transformer:
-    """Return a module with changes applied in order; only tensors that change are copied."""
+    """Return a module that computes the same outputs after changes of its spec; only changed tensors are copied."""
     model, tensors = module.spec, plain_state(module)
     for change in changes:
         equivalent = change(model)
@@ -69,7 +69,7 @@ def without_dropout(model: spec.Model) -> Equivalent | None:
 
 
 def with_scaled_output(model: spec.Model) -> Equivalent | None:
-    """Return the spec with the embedding's scale in its table, and the tied output scaled by the inverse.
+    """Return the spec whose embedding scale is multiplied into the table; the tied output is divided by the scale.
 
     The result is None if no table is scaled, if the uses of a table have different scales, or if no output is tied.
     """
@@ -90,7 +90,7 @@ def with_scaled_output(model: spec.Model) -> Equivalent | None:
 
 
 def with_folded_scale(model: spec.Model) -> Equivalent | None:
-    """Return the spec with the embedding's scale in its table, and a separate weight for a tied output.
+    """Return the spec whose embedding scale is multiplied into the table; a tied output gets a separate weight.
 
     The result is None if no table is scaled, or if the uses of a table have different scales.
     """
@@ -113,7 +113,7 @@ def with_folded_scale(model: spec.Model) -> Equivalent | None:
 
 
 def _table_scales(model: spec.Model) -> dict[str, float]:
-    """Return the scale of each scaled table; empty if the uses of a table differ or a scale is rounded."""
+    """Return the scale of each scaled embedding table; empty if a table has two scales or a scale is rounded."""
     scales: dict[str, set[float]] = {}
     for name, stack in model.stacks.items():
         table = stack.embedding.table
@@ -140,7 +140,7 @@ def _scale_tables(tensors: Tensors, scales: Mapping[str, float]) -> dict[str, Te
 
 
 def with_unscaled_scores(model: spec.Model) -> Equivalent | None:
-    """Return the spec with the scale of the attention scores in the query projection.
+    """Return the spec whose scale of attention scores is multiplied into the query projection.
 
     The result is None if no scores are scaled, or if a norm, a clip or disentangled scores follow the projection.
     """
@@ -295,7 +295,7 @@ class _Candidate:
 
     @property
     def may_become_expressible(self) -> bool:
-        """True if an equivalent spec may still fit."""
+        """True if changes to an equivalent spec may remove all differences."""
         return self.expressed is not None and all(map(_CHANGEABLE.search, self.differing))
 
     def try_config(self) -> _Candidate:

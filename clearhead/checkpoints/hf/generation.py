@@ -61,8 +61,8 @@ def read_generation_config(
         task: the name of one of the config's `task_specific_params`, which take precedence. None means no task.
 
     Raises:
-        InputError: a file is not a JSON object, a value has a wrong type, or another setting names an id outside the
-            vocabulary.
+        InputError: a file is not a JSON object or has values of a wrong type. Or a setting such as `pad_token_id`
+            or `suppress_tokens` has an id outside the vocabulary.
     """
     read = _read(folder, config, task)
     if module.decoder is None:

@@ -1,4 +1,4 @@
-"""Loading of a Hugging Face checkpoint into a module: config to spec and tensors to slots, or one report of all faults.
+"""Loading of a Hugging Face checkpoint into a module, or one report of all faults of its config and tensors.
 
 A slot is an entry of the module's state dict. Names of the checkpoint's tensors are spelled as the family spells them.
 """
@@ -152,7 +152,7 @@ def open_checkpoint(directory: Path, *, config: Mapping[str, Any] | None = None)
 def load_module(
     directory: Path, *, config: Mapping[str, Any] | None = None, form: WeightForm | None = None
 ) -> LoadedModule:
-    """Load a checkpoint, tensor by tensor.
+    """Load a module with its weights from a Hugging Face checkpoint, one tensor at a time.
 
     Args:
         directory: the folder with config.json and safetensors.
@@ -198,14 +198,14 @@ def _with_pooling(loaded: LoadedModule, directory: Path) -> LoadedModule:
 
 
 def bind_rules(family: Family, variant: Variant, prefix: str, module: Transformer) -> tuple[list[BoundRule], list[str]]:
-    """Return the rules of a family bound to a module, and the addresses that have no rule."""
+    """Return the tensor rules that a family applies to a module, and the module's addresses without a rule."""
     stacks = (replace(rule, theirs=tuple(prefix + name for name in rule.theirs)) for rule in family.rules)
     return bind((*stacks, *variant.rules), module.state_dict(), module.spec)
 
 
 @dataclass(frozen=True)
 class _SlotSource:
-    """A rule, and the names of the tensors that it reads; without names the slots are filled with zeros."""
+    """A tensor rule, and the names of the file tensors that it reads; without names the module gets zeros."""
 
     bound: BoundRule
     names: tuple[str, ...]
@@ -275,12 +275,12 @@ class _FileTensors:
             faults.append(f"'{shown}' has the shape {self._shape(shown)}, the config needs {needs}")
 
     def dtype(self, source: _SlotSource) -> torch.dtype:
-        """Return the dtype of the tensors that a rule returns."""
+        """Return the dtype of the module tensors that a rule makes from the files."""
         dtypes = [FLOATS[self.files.headers[self.names[name]].dtype] for name in source.names]
         return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
     def read(self, source: _SlotSource, *, is_kept: bool) -> list[Tensor]:
-        """Return the tensors of a rule; tensors that are kept stay in the mapping of their whole file."""
+        """Return the module tensors of a rule; with `is_kept`, they share the memory mapping of the whole file."""
         dtype, bound = self.dtype(source), source.bound
         if not source.names:
             return list(map(torch.zeros, bound.slots.shapes))
@@ -306,7 +306,7 @@ class _FileTensors:
         return [name for name in wanted if name in self.names]
 
     def _take(self, names: Sequence[str], faults: list[str]) -> str:
-        """Choose one of several names of a tensor: the last one; copies of a token embedding must be equal."""
+        """Choose the last of several names in the files for one tensor; copies of a token embedding must be equal."""
         self.used.update(names)
         chosen = names[0] if names[0] == self.prefix + self.family.table else names[-1]
         for name in names:
@@ -382,6 +382,6 @@ def _read_task(variant: Variant, config: Mapping[str, Any], count: int) -> TaskR
 
 
 def hf_tensors(bounds: Sequence[BoundRule], tensors: Mapping[str, Tensor]) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    """Convert a module's tensors to those of a checkpoint; yield each tensor with its names in the files."""
+    """Convert a module's tensors to checkpoint tensors; yield each with the names under which it may be saved."""
     for bound in bounds:
         yield from zip(bound.theirs, bound.save([tensors[address] for address in bound.ours]), strict=True)

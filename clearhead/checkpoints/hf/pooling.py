@@ -134,7 +134,7 @@ class _PromptSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Pooling:
-    """Modules of sentence-transformers after the first, as a head.
+    """Head that replaces the sentence-transformers modules after the transformer, and text settings.
 
     Args:
         head: the head that makes vectors.
@@ -157,7 +157,7 @@ def has_pooling(directory: Path) -> bool:
 
 
 def read_pooling(directory: Path, *, width: int, positions: int | None) -> Pooling:
-    """Read the modules after the first.
+    """Read the sentence-transformers modules after the transformer, such as pooling, as a head.
 
     Args:
         directory: the folder of the checkpoint.
@@ -182,7 +182,7 @@ def read_pooling(directory: Path, *, width: int, positions: int | None) -> Pooli
 
 @dataclass
 class _ModuleReader:
-    """Reader of the modules, in order, into the layers of a head."""
+    """Reader that converts sentence-transformers modules one after the other to layers of a head."""
 
     directory: Path
     width: int
@@ -195,7 +195,7 @@ class _ModuleReader:
     includes_prompt: bool = True
 
     def add_module(self, index: int, kind: str, path: str) -> None:
-        """Add a module to the head."""
+        """Convert one sentence-transformers module to layers of the head, or record a fault."""
         name = kind.rpartition(".")[2]
         if (index == 0) != (name == "Transformer") or (index == 0 and path):
             self.faults.append(
@@ -339,13 +339,13 @@ def makes_vectors(model: spec.Model) -> bool:
 def write_pooling(
     directory: Path, module: Transformer, loaded: Pooling | None, *, max_length: int | None, prompt: str
 ) -> None:
-    """Write the head of a model as modules of sentence-transformers into the folder of its checkpoint.
+    """Write the head of a model as sentence-transformers modules into the folder of its checkpoint.
 
     Args:
         directory: the folder of the checkpoint.
-        module: the model, whose head pools a text into one vector.
-        loaded: the pooling of the original checkpoint; its settings are written again if the head is still the same.
-            None means that there is none.
+        module: the module with a head that makes vectors.
+        loaded: the loaded pooling, whose settings are written again. If it is None or its head differs from the
+            module's head, new settings are written.
         max_length: the longest text in tokens. None means no limit.
         prompt: the text in front of every text.
 
@@ -370,7 +370,7 @@ def write_pooling(
 
 
 def _pooling_files(model: spec.Model, max_length: int | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the settings by their paths, and the folder of each linear layer of the head by its address."""
+    """Return the contents of sentence-transformers' JSON files by path, and the folders of linear layers by address."""
     top = model.decoder or model.encoder
     assert top is not None and model.head is not None, "a validated model has a stack"
     width, layers = top.width, list(model.head.layers)

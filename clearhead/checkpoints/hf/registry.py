@@ -37,7 +37,7 @@ def list_export_families() -> list[Family]:
 
 
 def find_family(config: Mapping[str, Any]) -> Family:
-    """Return the family of a config.
+    """Return the family that `model_type` in config.json names.
 
     Raises:
         InputError: the config has no model type, or its model type is not known.

@@ -137,7 +137,7 @@ def _save_again(
 
 
 def _without_standardization(module: Transformer, task: TaskRecord) -> Transformer:
-    """Return a module with the mean and scale of its predicted numbers in the last layer: a config cannot hold them.
+    """Return a regression module whose last layer includes the mean and scale of its labels, which no config holds.
 
     Raises:
         InputError: the last layer has no bias, which the mean needs.
@@ -217,7 +217,7 @@ def _template_item(item: int | str, segment: int, entries: Mapping[int, str]) ->
 
 
 def _token_ids(module: Transformer, roles: TokenRoles) -> dict[str, int]:
-    """Return the special token ids for a config; classes that label texts find their ends by the padding id."""
+    """Return the config keys of special token ids; classifiers find the end of a text by the padding id."""
     ids = {"bos_token_id": roles.bos, "eos_token_id": roles.eos, "pad_token_id": roles.pad}
     has_both = module.encoder is not None and module.decoder is not None
     return ids | ({"decoder_start_token_id": roles.bos} if has_both else {})
@@ -310,7 +310,7 @@ def _save_pooled(
 def module_to_hf_tensors(
     module: Transformer, family: Family, variant: Variant, prefix: str, tensors: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Convert weights or gradients by a module's addresses to tensors by the family's names.
+    """Convert a module's weights or gradients, by address, to checkpoint tensors by the family's names.
 
     Raises:
         InputError: the family has no name for some addresses.

@@ -307,7 +307,7 @@ def find_newest_undamaged(
 def read_choices(run: Path) -> dict[str, Any] | None:
     """Return the automatic choices of a run, such as its precision; None if there is no undamaged checkpoint.
 
-    A resumed run uses them instead of choosing again.
+    A resumed run uses these choices instead of choosing again.
     """
     folder, _ = find_newest_undamaged(run)
     if folder is None:

@@ -81,7 +81,7 @@ class RunDirectory:
         write_text(self.path / name, text)
 
     def seal(self) -> None:
-        """Write the manifest of the spec, task, tokenizers and origin, once all are written."""
+        """Write the manifest of the model's files (spec, task, tokenizers, origin), after all were written."""
         seal(self.path, self.path.name, list_files_to_seal(self.path))
 
     def close(self) -> None:
@@ -161,7 +161,7 @@ def read_job(path: Path) -> str:
 
 @contextlib.contextmanager
 def hold_lock(directory: RunDirectory | None, path: Path, *, resume: bool) -> Iterator[Path]:
-    """Yield the path of a run directory that is locked already; if it is None, lock the one at `path`."""
+    """Yield the path of a locked run directory: that of `directory`, or if it is None, `path` after locking it."""
     if directory is not None:
         yield directory.path
         return

@@ -39,7 +39,7 @@ SNAPSHOT_SPAN: Final = 1000
 
 
 def keep_recent(run: Path, step: int) -> None:
-    """Link or copy the validated weights of a checkpoint to the recent weights, which stay when it is deleted.
+    """Keep the validated weights of a checkpoint for later averaging, even after the checkpoint is deleted.
 
     Raises:
         RunFailure: the disk is full or refuses the write.
@@ -48,7 +48,7 @@ def keep_recent(run: Path, step: int) -> None:
 
 
 def prune_recent(run: Path, *, keep: int) -> None:
-    """Delete all but the last `keep` recent weights."""
+    """Delete the recent weights of a run except those of its last `keep` steps."""
     for step in steps_in(recent_folder(run))[:-keep]:
         remove_folder(_folder(run, step))
 

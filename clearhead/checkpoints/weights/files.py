@@ -99,7 +99,7 @@ def save_shards(
 def _save_files(
     paths: Sequence[Path], shards: Sequence[Mapping[str, Tensor]], stream: Stream | None
 ) -> list[dict[str, Tensor]]:
-    """Write tensors to several files, and return the tensors in each file, each under one of its names."""
+    """Write named tensors to several files, and return the tensors in each file by the first of their names."""
     stored, writers = [], dict[str, TensorWriter]()
     with contextlib.ExitStack() as stack:
         for path, shard in zip(paths, shards, strict=True):
@@ -113,7 +113,7 @@ def _save_files(
 
 
 def _split_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return each tensor under its first name, and the first name of each other name."""
+    """Return the different tensors by first name, and a map from each other name of a tensor to its first name."""
     stored: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first_names: dict[tuple[object, ...], str] = {}
@@ -237,7 +237,7 @@ def load_merged(path: Path) -> dict[str, Tensor]:
 
 
 def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
-    """Put named tensors into a module, which may be on the meta device.
+    """Load named tensors into a module, which may be on the meta device, without copying them.
 
     Args:
         module: the module, changed in place.
@@ -245,17 +245,17 @@ def fill(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> No
         source: the origin of the tensors, for messages.
 
     Raises:
-        InputError: a slot has no tensor, a tensor has no slot, or shapes differ. All faults are in one report.
+        InputError: names or shapes in `tensors` and the module's state dict differ. One report names all faults.
     """
     refuse_misfits(module, tensors, source=source)
     module.load_state_dict(dict(tensors), strict=True, assign=True)
 
 
 def refuse_misfits(module: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
-    """Refuse tensors that do not fit the slots of a module; the arguments are those of `fill`.
+    """Refuse named tensors that do not fit the state dict of a module; the arguments are those of `fill`.
 
     Raises:
-        InputError: a slot has no tensor, a tensor has no slot, or shapes differ. All faults are in one report.
+        InputError: names or shapes in `tensors` and the module's state dict differ. One report names all faults.
     """
     slots = module.state_dict()
     faults = [f"'{name}' is missing" for name in slots if name not in tensors]
@@ -308,7 +308,7 @@ def load_module_from(
 def _load_in_form(
     module: Transformer, tensors: Mapping[str, Tensor], form: WeightForm, source: str
 ) -> dict[str, Tensor]:
-    """Return mapped tensors in another form, and prepare a module on the meta device for this form."""
+    """Return a state dict of mapped tensors in another form, such as bf16, and prepare a meta module for this form."""
     slots = module.state_dict()
     dtypes = {name: tensors[name].dtype if name in tensors else torch.float32 for name in slots}
     plan = form.plan(module, dtypes)

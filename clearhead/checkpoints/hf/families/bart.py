@@ -43,7 +43,7 @@ class StackDesign:
     position: Callable[[Values], spec.Learned | spec.Sinusoidal]
 
     def model(self, c: Values) -> spec.Model:
-        """Return the spec of the two stacks, without a head."""
+        """Return the spec of encoder and decoder, without a head."""
         encoder, decoder = (self._stack(c, side) for side in SIDES)
         return spec.Model(encoder=encoder, decoder=decoder, initialization=blocks.INITIALIZATION)
 
@@ -77,7 +77,7 @@ class StackDesign:
 
 
 def _has_two_tables(c: Values) -> bool:
-    """Return whether the stacks have separate token embeddings."""
+    """Return whether encoder and decoder have separate token embeddings."""
     return not c.get("share_encoder_decoder_embeddings", True)
 
 
@@ -87,7 +87,7 @@ def _rows(c: Values, side: Side) -> int:
 
 
 def _lm_head(bias: bool) -> blocks.MakeHead:
-    """Return a function that makes the head for the decoder's vocabulary."""
+    """Return a function that makes the LM head of the decoder."""
 
     def head(c: Values) -> spec.Head:
         path = OWN_TABLE if _has_two_tables(c) else TABLE
@@ -111,12 +111,12 @@ def _sinusoidal_positions(c: Values) -> spec.Sinusoidal:
 
 
 def _positions_after_padding(c: Values) -> spec.Sinusoidal:
-    """Return sinusoidal positions that begin after the padding id."""
+    """Return sinusoidal position embeddings whose first position is the padding id plus 1."""
     return spec.Sinusoidal(layout="fairseq", offset=c["pad_token_id"] + 1)
 
 
 def _num_positions(model: spec.Model) -> int | None:
-    """Return the number of learned positions, or the declared length of sinusoidal ones."""
+    """Return the number of learned positions; with sinusoidal positions, the declared length of the model."""
     position = model.encoder.embedding.position if model.encoder else None
     return position.rows - position.offset if isinstance(position, spec.Learned) else model.declared_length
 
@@ -252,7 +252,7 @@ def _family(
 
 
 def _padding_id(model: spec.Model) -> int | None:
-    """Return the padding id if positions begin after it, else None."""
+    """Return the padding id if the first sinusoidal position is this id plus 1, else None."""
     position = model.encoder.embedding.position if model.encoder else None
     return position.offset - 1 if isinstance(position, spec.Sinusoidal) and position.offset else None
 

@@ -19,7 +19,7 @@ TABLE = "encoder.embedding.table"
 def layer(
     c: Values, *, score_bias: spec.ScoreBias | None = None, scale: float | None = None, network_dropout: bool = True
 ) -> spec.Layer:
-    """Return a layer of attention and a feed-forward network, each with a norm after the residual sum."""
+    """Return BERT's post-norm layer of attention and a feed-forward network."""
     drop, norm = c["hidden_dropout_prob"], spec.LayerNorm(eps=c["layer_norm_eps"])
     width, heads, attention_dropout = c["hidden_size"], c["num_attention_heads"], c["attention_probs_dropout_prob"]
     attention = blocks.attention(width, heads, score_bias=score_bias, scale=scale, dropout=attention_dropout)
@@ -68,7 +68,7 @@ def model(
 
 
 def _roberta_model(c: Values) -> spec.Model:
-    """Return RoBERTa's encoder: positions begin after the padding id, and no token reads the rows before."""
+    """Return the spec of RoBERTa's encoder, whose first position is the padding id plus 1."""
     return model(c, offset=c["pad_token_id"] + 1)
 
 
@@ -151,7 +151,7 @@ NEXT_SENTENCE = r"cls\.seq_relationship\.(weight|bias)"
 
 
 def roberta_variants(name: str, unused: tuple[str, ...]) -> tuple[Variant, ...]:
-    """Return the classes of RoBERTa and of families with the same heads."""
+    """Return the records of RoBERTa's classes, or those of a family with the same heads."""
     return (
         blocks.mask_filling((f"{name}ForMaskedLM",), roberta_lm_head, "lm_head", norm="layer_norm", unused=unused),
         blocks.sequence_classification(name, TANH_HEAD, unused=unused),

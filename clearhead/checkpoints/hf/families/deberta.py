@@ -23,7 +23,7 @@ TERMS: dict[str, Literal["content_to_position", "position_to_content"]] = {
 
 
 def _terms(c: Values) -> list[str]:
-    """Return the score terms that the config names, in the order of `TERMS`."""
+    """Return the terms of disentangled attention that `pos_att_type` names, in the order of `TERMS`."""
     setting = c["pos_att_type"] or []
     names = [name.strip() for name in setting.lower().split("|")] if isinstance(setting, str) else setting
     unknown = sorted(set(names) - TERMS.keys())
@@ -86,7 +86,7 @@ def _early_lm_head(c: Values) -> spec.Head:
 
 
 def _late_lm_head(c: Values) -> spec.Head:
-    """Return the later form of the LM head: as wide as the layers, and always tied to the token embedding."""
+    """Return the newer form of the LM head: as wide as the layers, and always tied to the token embedding."""
     return bert.lm_head(c, c["hidden_act"], is_tied=True)
 
 

@@ -19,7 +19,7 @@ SELF, FEED = blocks.function("decoder", 0), blocks.FEED_FORWARD
 
 
 def _kv_heads(c: Values) -> int:
-    """Return the number of key heads; the older forms have one, or one for each query head.
+    """Return the number of key heads; layers of older Falcon models have one, or one for each query head.
 
     Raises:
         InputError: no form of layer has this combination of config values.
@@ -72,7 +72,7 @@ def _kv_heads_of(model: spec.Model) -> int:
 
 
 def _is_new(model: spec.Model) -> bool:
-    """Return whether only the new form of layer has the two norms, or the number of key heads, of a model."""
+    """Return whether a model needs `new_decoder_architecture`: two norms per layer, or grouped-query attention."""
     if not blocks.is_parallel(model):
         return False
     return _num_norms(model) == 2 or _kv_heads_of(model) not in (1, llama_like.first_attention(model).num_heads)

@@ -22,7 +22,7 @@ Pattern = tuple[list[Literal["global", "local"]], Annotated[int, Field(ge=0, le=
 
 
 def _types(c: Values) -> list[str]:
-    """Return the type of each layer, from a list of patterns with their numbers of repetitions."""
+    """Return the attention type of each layer, global or local, from the repeated patterns in `attention_types`."""
     patterns = c["attention_types"] or [[["global", "local"], 12]]
     count = sum(len(pattern) * times for pattern, times in patterns)
     if count != c["num_layers"]:

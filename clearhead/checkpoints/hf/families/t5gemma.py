@@ -64,7 +64,7 @@ def _stack(c: Values, side: Side) -> spec.Stack:
 
 
 def _values(c: Values, side: Side) -> Values:
-    """Return the config values of one stack, with the dropout of the whole model."""
+    """Return the config values of the encoder or decoder, with the dropout of the whole model."""
     parsed = configs.parse(STACKS[side], c[side] or {})
     if parsed.faults:
         raise InputError.from_faults(parsed.faults, subject=f"config.json: {side}")
@@ -103,7 +103,7 @@ def _scalar(side: Side) -> Callable[[spec.Model], int]:
 
 
 def _config(side: Side) -> Callable[[spec.Model], dict[str, Any]]:
-    """Return the function from a spec to the config of one stack."""
+    """Return a function that gets a spec and returns the nested config of its encoder or decoder."""
 
     def read_config(model: spec.Model) -> dict[str, Any]:
         kind = {"model_type": "t5_gemma_module", "is_decoder": side == "decoder"}

@@ -85,7 +85,7 @@ class PackedFiles(TensorFiles):
             raise InputError.from_faults(faults, subject=str(directory))
 
     def _pair_scales(self, stem: str, faults: list[str]) -> None:
-        """Replace the headers of MXFP4 blocks and of their scales by one header of the tensor that they encode."""
+        """Replace the safetensors headers of MXFP4 blocks and scales by one header of the tensor that they encode."""
         blocks = self.headers.pop(stem + _BLOCKS)
         scales = self.headers.pop(stem + _SCALES, None)
         if scales is None:

@@ -1,4 +1,4 @@
-"""Helpers that families share: addresses, layers, heads, and the classes that most families have."""
+"""Helpers for the records of families: addresses in a spec, config keys, layers, heads, and transformers classes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MakeHead = Callable[[Values], spec.Head]
 
 
 class AttentionFields(TypedDict, total=False):
-    """Fields of an attention node other than its sizes."""
+    """Optional fields of `spec.Attention`, without the numbers and sizes of its query heads."""
 
     source: Literal["self", "memory"]
     num_kv_heads: int
@@ -35,7 +35,7 @@ class AttentionFields(TypedDict, total=False):
 
 
 class EmbeddingFields(TypedDict, total=False):
-    """Fields of an embedding node other than its table."""
+    """Optional fields of `spec.Embedding`, without its table."""
 
     width: int | None
     projection: spec.Projection | None
@@ -64,7 +64,7 @@ ACTIVATIONS = {
 }
 INITIALIZATION = spec.Normal(scale_branches=False)
 CAUSAL = Fixed("is_causal", (True,), "bidirectional attention is not supported")
-"""Key that every decoder refuses with another value."""
+"""Config key that every decoder family refuses unless its value is true."""
 RESIDUAL_BEFORE_NORM = Fixed(
     "apply_residual_connection_post_layernorm", (False,), "branches added to the normed stream are not supported"
 )
@@ -74,22 +74,22 @@ RESIDUAL_BEFORE_NORM = Fixed(
 
 
 def branch(stack: str, step: int, index: int = 0) -> str:
-    """Return the address of a branch, with {layer} for the layer number."""
+    """Return the address of a residual branch, with {layer} for the number of the layer."""
     return f"{stack}.layers.{{layer}}.steps.{step}.branches.{index}"
 
 
 def function(stack: str, step: int, index: int = 0) -> str:
-    """Return the address of the attention or feed-forward network of a branch, with {layer} for the layer number."""
+    """Return the address of the attention or feed-forward network of a residual branch, with {layer} for the layer."""
     return f"{branch(stack, step, index)}.function"
 
 
 def out(stack: str, step: int) -> str:
-    """Return the address of the norm after the sum of a residual step, with {layer} for the layer number."""
+    """Return the address of the norm after a residual sum, with {layer} for the number of the layer."""
     return f"{stack}.layers.{{layer}}.steps.{step}.out"
 
 
 def step_norm_rules(theirs: str, stack: str, step: int) -> tuple[Rule, ...]:
-    """Return rules for a norm whose name is the same after the residual sum and before the function."""
+    """Return the tensor rules for a norm that has one checkpoint name, whether it is post-norm or pre-norm."""
     return module_rule(theirs, out(stack, step)), module_rule(theirs, f"{branch(stack, step)}.pre")
 
 
@@ -98,7 +98,7 @@ FEED_FORWARD = "decoder.layers.0.steps.-1.branches.-1.function"
 
 
 def count_layers(stack: str) -> Address:
-    """Return a function from a spec to the number of layers of a stack."""
+    """Return a function that gets a spec and returns the number of layers of its stack, encoder or decoder."""
     return lambda model: len(getattr(model, stack).depths)
 
 
@@ -108,7 +108,7 @@ def is_parallel(model: spec.Model) -> bool:
 
 
 def in_head(kind: type[spec.Node], field: str) -> Address:
-    """Return a function from a spec to a field of the head's first layer of a kind; None without such a layer."""
+    """Return a function that gets a spec and returns a field of its head's first layer of a class, or None."""
     return lambda model: next((getattr(layer, field) for layer in _layers(model) if isinstance(layer, kind)), None)
 
 
@@ -122,7 +122,7 @@ def _layers(model: spec.Model) -> Sequence[spec.HeadLayer]:
 def derive(
     base: Sequence[Key], defaults: Mapping[str, Any], *others: Key, without: Sequence[str] = ()
 ) -> tuple[Key, ...]:
-    """Return the keys of another family with new defaults, plus `others`, minus the keys in `without`."""
+    """Return the config keys of a family, derived from those of a similar one: `base` minus `without` plus `others`."""
     keys = {key.name: key for key in base if key.name not in without}
     for name, default in defaults.items():
         keys[name] = replace(keys[name], default=default, is_nullable=keys[name].default is None)
@@ -138,7 +138,7 @@ def is_tied(model: spec.Model) -> bool | None:
 
 
 def tying(default: bool) -> Key:
-    """Return the key for weight tying. When a checkpoint is loaded, its tensors decide instead."""
+    """Return the config key `tie_word_embeddings`. When a checkpoint is loaded, its tensors decide instead."""
     return Key("tie_word_embeddings", default, is_tied)
 
 
@@ -146,34 +146,34 @@ def tying(default: bool) -> Key:
 
 
 def pre(norm: AnyNorm | None, node: AnyFunction, dropout: float = 0.0, post: AnyNorm | None = None) -> spec.Step:
-    """Return a step of one branch with a norm before its function."""
+    """Return a pre-norm residual step: x + dropout(post(node(norm(x))))."""
     return spec.Step(branches=(spec.Branch(function=node, pre=norm, post=post, dropout=dropout),))
 
 
 def after(norm: AnyNorm, node: AnyFunction, dropout: float = 0.0) -> spec.Step:
-    """Return a step of one branch with a norm after the residual sum."""
+    """Return a post-norm residual step: norm(x + dropout(node(x)))."""
     return spec.Step(branches=(spec.Branch(function=node, dropout=dropout),), out=norm)
 
 
 def layer(norm: AnyNorm | None, *nodes: AnyFunction, dropout: float = 0.0, post: AnyNorm | None = None) -> spec.Layer:
-    """Return a layer of sequential steps, each of one branch with a norm before its function."""
+    """Return a pre-norm layer of sequential residual steps, one for each node, such as attention and feed-forward."""
     return spec.Layer(steps=tuple(pre(norm, node, dropout, post) for node in nodes))
 
 
 def parallel(norm: AnyNorm, *nodes: AnyFunction, dropout: float = 0.0, is_shared: bool = True) -> spec.Layer:
-    """Return a layer of one step with parallel branches, which share one norm or have one norm each."""
+    """Return a pre-norm layer whose nodes run in parallel, with one norm for all nodes or one for each node."""
     branch_norm, shared_norm = (None, norm) if is_shared else (norm, None)
     branches = tuple(spec.Branch(function=node, pre=branch_norm, dropout=dropout) for node in nodes)
     return spec.Layer(steps=(spec.Step(branches=branches, pre=shared_norm),))
 
 
 def biases(has: bool) -> spec.Biases:
-    """Return the biases of attention: in every projection, or in none."""
+    """Return the biases of attention: a bias in every projection, or no bias."""
     return spec.Biases(query=has, key=has, value=has, out=has)
 
 
 def attention(width: int, heads: int, **fields: Unpack[AttentionFields]) -> spec.Attention:
-    """Return attention with one key head per query head; `fields` are other fields of the node."""
+    """Return attention with one key head per query head; `fields` set other fields of `spec.Attention`."""
     sizes: dict[str, Any] = {"num_heads": heads, "num_kv_heads": heads, "head_size": width // heads}
     return spec.Attention(**(sizes | dict(fields)))
 
@@ -186,7 +186,7 @@ def one_stack(
     final_norm: AnyNorm | None = None,
     **fields: Unpack[EmbeddingFields],
 ) -> spec.Model:
-    """Return a model of one stack without a head; `fields` are fields of its embedding."""
+    """Return the spec of an encoder or decoder alone, without a head; `fields` set fields of its embedding."""
     table: dict[str, Any] = {"table": spec.Table(rows=vocab_size)}
     embedding = spec.Embedding(**(table | dict(fields)))
     stack = spec.Stack(width=hidden_size, embedding=embedding, layers=tuple(layers), final_norm=final_norm)
@@ -197,7 +197,7 @@ def one_stack(
 
 
 def no_head(values: Values) -> None:
-    """Return None for a model without a head, whose outputs are hidden states."""
+    """Return None as the head, for a class whose outputs are hidden states."""
     return None
 
 
@@ -216,7 +216,7 @@ def lm_head(
 
 
 def pooling_head(by: Literal["first", "last"], *inner: spec.HeadLayer, bias: bool = True) -> MakeHead:
-    """Return a function that makes a head for sequence labels: a pool, `inner` layers and one linear layer."""
+    """Return a function that makes a head for text classification: a pool, `inner` layers and one linear layer."""
 
     def head(values: Values) -> spec.Head:
         return spec.Head(layers=(spec.Pool(by=by), *inner, spec.Linear(size=values.num_labels, bias=bias)))
@@ -225,7 +225,7 @@ def pooling_head(by: Literal["first", "last"], *inner: spec.HeadLayer, bias: boo
 
 
 def mlp_head(by: Literal["first", "last"], width: str, activation: str) -> MakeHead:
-    """Return a function that makes a head for sequence labels: two linear layers with an activation between them.
+    """Return a function that makes a head for text classification: a pool, and two layers with an activation between.
 
     `width` is the config key with the width of the first layer.
     """
@@ -251,7 +251,7 @@ def span_head(values: Values) -> spec.Head:
 
 
 def base_model(name: str, *, unused: tuple[str, ...] = ()) -> Variant:
-    """Return the variant for the transformers class without a head, such as BertModel; its tensors have no prefix."""
+    """Return the record of a class without a head, such as BertModel; its tensor names have no prefix."""
     return Variant((name,), "embed", no_head, is_bare=True, unused=unused)
 
 
@@ -264,7 +264,9 @@ def mask_filling(
     norm: str = "LayerNorm",
     unused: tuple[str, ...] = (),
 ) -> Variant:
-    """Return the variant for masked language modelling; its head is linear, activation, norm, linear."""
+    """Return the record of a class for masked language modelling, such as BertForMaskedLM.
+
+    The head has a linear layer, an activation and a norm before the output layer."""
     rules = (
         module_rule(f"{prefix}.{dense}", "head.layers.0"),
         module_rule(f"{prefix}.{norm}", "head.layers.2"),
@@ -284,14 +286,16 @@ def sequence_classification(
     prefix: str | None = None,
     repeats: Repeats | None = None,
 ) -> Variant:
-    """Return the variant for text classification, with two linear layers on a pooled state."""
+    """Return the record of a class such as RobertaForSequenceClassification: two linear layers on a pooled state."""
     rules = (module_rule(dense, "head.layers.1"), module_rule(output, "head.layers.3"))
     classes = (f"{name}ForSequenceClassification",)
     return Variant(classes, "classify", head, rules, unused=unused, prefix=prefix, repeats=repeats)
 
 
 def seq2seq_classification(name: str, repeats: Repeats, prefix: str | None = None) -> Variant:
-    """Return the variant for text classification by the last state of a decoder that reads the source text again."""
+    """Return the record of a class such as BartForSequenceClassification.
+
+    The decoder reads the source text again, and its last state is classified."""
     names = ("classification_head.dense", "classification_head.out_proj")
     return sequence_classification(name, mlp_head("last", "d_model", "tanh"), *names, prefix=prefix, repeats=repeats)
 
@@ -304,7 +308,7 @@ def token_classification(
     unused: tuple[str, ...] = (),
     has_decoder: bool = True,
 ) -> Variant:
-    """Return the variant for token classification."""
+    """Return the record of a class that labels every token, such as BertForTokenClassification."""
     rules = (module_rule(output, "head.layers.0"),)
     classes = (f"{name}ForTokenClassification",)
     return Variant(classes, "tag", token_head, rules, prefix=prefix, unused=unused, has_decoder=has_decoder)
@@ -313,14 +317,14 @@ def token_classification(
 def question_answering(
     name: str, *, prefix: str | None = None, unused: tuple[str, ...] = (), repeats: Repeats | None = None
 ) -> Variant:
-    """Return the variant for extractive question answering."""
+    """Return the record of a class for extractive question answering, such as BertForQuestionAnswering."""
     rules = (module_rule("qa_outputs", "head.layers.0"),)
     classes = (f"{name}ForQuestionAnswering",)
     return Variant(classes, "answer", span_head, rules, prefix=prefix, unused=unused, repeats=repeats)
 
 
 def token_tasks(name: str, unused: tuple[str, ...] = ()) -> tuple[Variant, ...]:
-    """Return an encoder's variants for token classification, for question answering and without a head."""
+    """Return the records of an encoder's classes for token labels, for question answering, and without a head."""
     return (
         token_classification(name, unused=unused),
         question_answering(name, unused=unused),
@@ -338,14 +342,14 @@ def decoder_variants(
     tag_output: str = "classifier",
     answer_prefix: str | None = None,
 ) -> tuple[Variant, ...]:
-    """Return the transformers classes of a decoder family, such as BloomForCausalLM.
+    """Return the records of a decoder's classes, such as BloomForCausalLM and BloomForSequenceClassification.
 
     Args:
         name: the start of the class names, such as "Bloom".
-        tasks: the tasks of the classes. No task means all five.
+        tasks: the tasks whose classes are returned. No task means all five tasks.
         causal_lm: the end of the name of the class that generates text.
         head: the function that makes the LM head. None means one linear layer.
-        bias: True if this linear layer has a bias.
+        bias: True if the LM head of one linear layer has a bias.
         output, tag_output: the names of the layers that score the vocabulary and the labels of tokens.
         answer_prefix: the prefix of tensors in the class for question answering. None means the family's prefix.
     """

@@ -55,7 +55,7 @@ class NotExpressible(InputError):
 
     @classmethod
     def of(cls, faults: Sequence[str], subject: str, expressed: spec.Model | None = None) -> NotExpressible:
-        """Return one error with all faults."""
+        """Return one error that lists all faults of saving a spec."""
         error = cls(*InputError.from_faults(faults, subject=subject).lines)
         error.expressed = expressed
         return error
@@ -74,7 +74,7 @@ class ParsedConfig:
 
 
 def parse(family: Family, config: Mapping[str, Any]) -> ParsedConfig:
-    """Parse a config: each key is supported, has no effect, or is a fault."""
+    """Parse config.json into values of the family's keys, and report each unsupported key or value as a fault."""
     faults: list[str] = []
     values: dict[str, Any] = {}
     known = set(family.inert) | INERT
@@ -154,7 +154,7 @@ def _value(key: Key, config: Mapping[str, Any], faults: list[str]) -> Any:
 
 
 def value_at(model: spec.Model, address: Address) -> Any:
-    """Return the value at an address of a spec.
+    """Return the value at an address of a spec, such as `decoder.width`.
 
     Raises:
         LookupError: the spec has no such address.

@@ -47,12 +47,12 @@ class Key:
 
     @property
     def least(self) -> int:
-        """Smallest valid integer: 0, or a negative default that stands for an absent value."""
+        """Smallest valid integer for the value of the key: 0, or a negative default that stands for an absent value."""
         return min(0, self.default or 0)
 
     @property
     def most(self) -> int:
-        """Upper limit for the integer; larger values are refused as faults of the file."""
+        """Largest valid integer for the value of the key in config.json."""
         return MAX_LAYERS if "layer" in self.name else MAX_SIZE
 
 
@@ -195,7 +195,7 @@ class Family:
         return "" if variant.is_bare else self.prefix_of(variant)
 
     def spec_of(self, values: Values, variant: Variant) -> spec.Model:
-        """Return the spec of a variant.
+        """Return the validated spec of a model: the family's stacks with the head of a class.
 
         Raises:
             InputError: the values do not fit together; every fault is named.
@@ -203,7 +203,7 @@ class Family:
         return spec.validate(self.build_unvalidated_spec(values, variant))
 
     def build_unvalidated_spec(self, values: Values, variant: Variant) -> spec.Model:
-        """Return the spec of a variant without validation: its nodes may not fit together."""
+        """Return the spec of a model without validation: its nodes may not fit together."""
         model = self.model(values)
         if not variant.has_decoder:
             model = model.model_copy(update={"decoder": None})

@@ -1,4 +1,4 @@
-"""Stacks with several types of layers: attention windows, keys for one type of layer, rotary positions by type."""
+"""Helpers for stacks whose layers have different attention types: full attention or a sliding window."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from clearhead.checkpoints.hf.mapping.family import Address, Key, Values
 FULL, SLIDING = "full_attention", "sliding_attention"
 Side = Literal["encoder", "decoder"]
 Rotations = dict[Literal["full_attention", "sliding_attention"], rope.RopeConfig | None]
-"""Type of the config object with the rotary positions of each type of layer."""
+"""Type of the config object with the RoPE settings of each type of layer."""
 
 
 def attention(layer: spec.Layer) -> spec.Attention:
-    """Return the self-attention of a layer."""
+    """Return the self-attention node of a layer's spec."""
     function = layer.steps[0].branches[0].function
     assert isinstance(function, spec.Attention)
     return function
 
 
 def attentions(model: spec.Model, side: Side = "decoder") -> list[spec.Attention]:
-    """Return the self-attention of every layer of a stack."""
+    """Return the self-attention nodes of all layers of an encoder or decoder."""
     stack: spec.Stack | None = getattr(model, side)
     assert stack is not None
     return [attention(layer) for layer in stack.layers]
 
 
 def is_sliding(layer: spec.Layer) -> bool:
-    """Return whether a layer attends to a window only."""
+    """Return whether the self-attention of a layer has a sliding window."""
     return isinstance(attention(layer).mask, spec.Window)
 
 
 def is_full(layer: spec.Layer) -> bool:
-    """Return whether a layer has no window."""
+    """Return whether the self-attention of a layer has no sliding window."""
     return not is_sliding(layer)
 
 
 def types_of(side: Side = "decoder") -> Callable[[spec.Model], list[str]]:
-    """Return a function from a spec to the `layer_types` of a stack."""
+    """Return a function that gets a spec and returns the config value `layer_types` of its encoder or decoder."""
     return lambda model: [SLIDING if isinstance(a.mask, spec.Window) else FULL for a in attentions(model, side)]
 
 
 def window(model: spec.Model, side: Side = "decoder") -> int | None:
-    """Return the number of tokens that a window reaches back; None if no layer has a window."""
+    """Return the number of tokens before the query in a stack's attention window; None if no layer has a window."""
     return next((a.mask.before for a in attentions(model, side) if isinstance(a.mask, spec.Window)), None)
 
 
 def read(c: Values, pattern: Sequence[bool]) -> list[bool]:
-    """Return whether each layer has a window: from `layer_types`, else from the pattern.
+    """Return for each layer whether it has an attention window: from `layer_types` of the config, else from `pattern`.
 
     Raises:
         InputError: a type is not known, or the list has a wrong length.
@@ -74,7 +74,9 @@ def read(c: Values, pattern: Sequence[bool]) -> list[bool]:
 
 
 def only_in(is_chosen: Callable[[spec.Layer], bool], *keys: Key) -> tuple[Key, ...]:
-    """Return keys that are read from the first layer of a type; without such a layer they are not written."""
+    """Return config keys that take their values from the first layer that `is_chosen` accepts.
+
+    If it accepts no layer, saving does not write the keys."""
 
     def read_from_chosen(address: Address) -> Address:
         def read_value(model: spec.Model) -> Any:
@@ -93,12 +95,12 @@ def only_in(is_chosen: Callable[[spec.Layer], bool], *keys: Key) -> tuple[Key, .
 def rotations(
     c: Values, *, head_size: int, full: float, sliding: float, scaled: tuple[str, ...] = (FULL,)
 ) -> dict[bool, spec.Rotary]:
-    """Return the rotary position of layers with a window (True) and of those without one.
+    """Return the RoPE of layers with an attention window (key True) and of layers without a window (key False).
 
     Args:
         c: the config values, with those of `rope.keys`.
         head_size: the size of an attention head.
-        full, sliding: the default theta of layers without and with a window.
+        full, sliding: the default RoPE theta of layers without and with a window.
         scaled: the types of layers that an older `rope_scaling` applies to.
 
     Raises:
@@ -116,12 +118,12 @@ def rotations(
 def rotation_config(
     model: spec.Model, side: Side = "decoder", thetas: Mapping[str, float] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Return the config object with the rotary positions of each type of layer.
+    """Return the config object `rope_parameters` with the RoPE settings of each type of layer.
 
     Args:
-        model: the spec.
+        model: the spec of the model.
         side: the stack, "encoder" or "decoder".
-        thetas: the theta of each type that must be in the object even if no layer has this type.
+        thetas: the RoPE theta of each type that must be in the object even if no layer has this type.
     """
     config: dict[str, Any] = {}
     for node in attentions(model, side):

@@ -1,4 +1,4 @@
-"""Helpers for Llama and the many similar decoders: config keys, tensor names and layers.
+"""Helpers for families that are similar to Llama: config keys, tensor names and layers.
 
 Source: arXiv 2302.13971; tensor names are those of released checkpoints.
 """
@@ -33,7 +33,7 @@ KEYS = (
     *rope.keys(10000.0, SELF, 2048),
 )
 ROPE_KEYS = ("rope_theta", "rope_scaling", "max_position_embeddings")
-"""Keys that are read from a layer with rotary positions."""
+"""Config keys whose values come from a layer with rotary positions."""
 ATTENTION_BIAS = Key("attention_bias", False, f"{SELF}.bias.query")
 MLP_BIAS = Key("mlp_bias", False, f"{FEED}.bias_in")
 LAYER_TYPES = Key("layer_types", None, layer_types.types_of(), kind=list[str])
@@ -52,7 +52,7 @@ IGNORED = (r"(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",)
 
 
 def keys(defaults: Mapping[str, Any], *others: Key, without: Sequence[str] = ()) -> tuple[Key, ...]:
-    """Return Llama's config keys with new defaults, with the keys `others`, and without the keys named in `without`."""
+    """Return Llama's config keys with new defaults, plus `others`, minus those named in `without`."""
     return blocks.derive(KEYS, defaults, *others, without=without)
 
 
@@ -62,25 +62,25 @@ def rules_without(*fragments: str) -> tuple[Rule, ...]:
 
 
 def first_attention(model: spec.Model) -> spec.Attention:
-    """Return the self-attention of the first layer."""
+    """Return the self-attention node of a decoder's first layer."""
     node = value_at(model, SELF)
     assert isinstance(node, spec.Attention)
     return node
 
 
 def has_query_key_norm(model: spec.Model) -> bool:
-    """Return whether queries and keys are normalized."""
+    """Return whether the attention of a decoder normalizes queries and keys."""
     return first_attention(model).query_key_norm is not None
 
 
 def scale(model: spec.Model) -> float:
-    """Return the factor on the attention scores of the first layer."""
+    """Return the factor on the attention scores of a decoder's first layer."""
     node = first_attention(model)
     return node.head_size**-0.5 if node.scale is None else node.scale
 
 
 def head_size(c: Values) -> int:
-    """Return the size of an attention head."""
+    """Return the size of an attention head from config values."""
     size: int = c["head_dim"] or c["hidden_size"] // c["num_attention_heads"]
     return size
 
@@ -105,21 +105,21 @@ def attention(c: Values, **fields: Unpack[blocks.AttentionFields]) -> spec.Atten
 def feed_forward(
     c: Values, *, bias: bool = False, gated: bool = True, size: str = "intermediate_size", act: str = "hidden_act"
 ) -> spec.FeedForward:
-    """Return the feed-forward network that Llama's config keys describe; `size` and `act` name two of these keys."""
+    """Return the feed-forward network of config values; `size` and `act` name the keys of its width and activation."""
     return spec.FeedForward(size=c[size], activation=c[act], gated=gated, bias_in=bias, bias_out=bias)
 
 
 def decoder(c: Values, layers: Sequence[spec.Layer], norm: blocks.AnyNorm) -> spec.Model:
-    """Return a decoder whose embedding is the token embedding alone."""
+    """Return the spec of a decoder without position embeddings and without a head."""
     return blocks.one_stack("decoder", c["hidden_size"], c["vocab_size"], layers, norm)
 
 
 def masks(c: Values, pattern: Sequence[bool] | None = None) -> list[Mask]:
-    """Return the mask of each layer.
+    """Return the attention mask of each layer, causal or a sliding window, from config values.
 
     Args:
         c: the config values; `layer_types` takes precedence over the pattern.
-        pattern: True for each layer with a window. None means all layers if `sliding_window` has a size, else none.
+        pattern: True for each layer with a window. None means all layers have one if `sliding_window` has a size.
 
     Raises:
         InputError: a type of layer is not known, the list has a wrong length, or a window has no size.
@@ -132,13 +132,15 @@ def masks(c: Values, pattern: Sequence[bool] | None = None) -> list[Mask]:
 
 
 def window(model: spec.Model) -> int | None:
-    """Return the size of the window, with the query's own token; None if no layer has a window."""
+    """Return the size of a decoder's attention window in tokens, query included; None if no layer has a window."""
     before = layer_types.window(model)
     return None if before is None else before + 1
 
 
 def masks_if_enabled(c: Values) -> list[Mask]:
-    """Return the mask of each layer if windows need `use_sliding_window` and begin at layer `max_window_layers`."""
+    """Return the attention mask of each layer, for families whose windows need `use_sliding_window`.
+
+    Windows begin at layer `max_window_layers`."""
     is_on = c["use_sliding_window"] and c["sliding_window"] is not None
     first = c.get("max_window_layers", 0)
     return masks(c, [is_on and index >= first for index in range(c["num_hidden_layers"])])
@@ -165,15 +167,13 @@ def family(
     variants: tuple[Variant, ...] | None = None,
     answer_prefix: str | None = None,
 ) -> Family:
-    """Return the family of a decoder whose tensors are named as in Llama.
+    """Return a family whose tensors are named as in Llama.
 
     Args:
         model_type, keys, model, rules, inert, fixed: same as in `Family`.
         name: the start of the class names, such as "Llama".
-        variants: the transformers classes. None means those for text generation, text labels and token labels, and
-            the one without a head.
-        answer_prefix: the prefix of tensors in the class for question answering. None means that the family has no such
-            class.
+        variants: the classes. None means ForCausalLM, ForSequenceClassification, ForTokenClassification and Model.
+        answer_prefix: the prefix of tensors in the class for question answering. None means no such class.
     """
     tasks: tuple[blocks.DecoderTask, ...] = ("generate", "classify", "tag", "embed")
     all_variants = blocks.decoder_variants(name, *tasks, tag_output="score") if variants is None else variants

@@ -1,4 +1,4 @@
-"""Reading and writing of rotary positions in configs, with every kind of scaling.
+"""Conversion of RoPE settings in config.json to `spec.Rotary`, and back, with every kind of length scaling.
 
 The older keys are `rope_theta` and `rope_scaling`, which is null or an object. The newer key is `rope_parameters`, one
 object with everything. An older object replaces the newer one. `rope_theta` is the default if the object has no theta.
@@ -45,7 +45,7 @@ _WRITTEN = {
 
 
 class RopeConfig(BaseModel):
-    """Config object that describes rotary positions; null means the same as an absent key."""
+    """Config object with RoPE settings, such as `rope_scaling`; null means the same as an absent key."""
 
     type: str | None = None
     rope_type: str | None = None
@@ -66,11 +66,11 @@ class RopeConfig(BaseModel):
 
 
 def keys(theta: float, attention: str, length: int) -> tuple[Key, ...]:
-    """Return the keys for the same rotary positions in all layers.
+    """Return the config keys for RoPE that is the same in all layers.
 
     Args:
-        theta: the default theta of the config class.
-        attention: the address of an attention node.
+        theta: the default RoPE theta of the config class.
+        attention: the address in a spec of the attention that has the RoPE.
         length: the default of `max_position_embeddings`.
     """
     position = f"{attention}.position"
@@ -84,7 +84,7 @@ def keys(theta: float, attention: str, length: int) -> tuple[Key, ...]:
 
 
 def rotary_share(attention: str) -> Callable[[spec.Model], float]:
-    """Return a function from a spec to the share of a head that is rotated."""
+    """Return a function that gets a spec and returns the fraction of each head's channels that RoPE rotates."""
 
     def read_share(model: spec.Model) -> float:
         node = value_at(model, attention)
@@ -96,16 +96,16 @@ def rotary_share(attention: str) -> Callable[[spec.Model], float]:
 
 
 def read(c: Values, *, head_size: int, partial: float = 1.0, is_partial: bool = False) -> spec.Rotary:
-    """Return the rotary position that a config describes.
+    """Return the RoPE of all layers that config values describe.
 
     Args:
         c: the config values, with those of `keys`.
         head_size: the size of an attention head.
-        partial: the share of a head that is rotated.
-        is_partial: True if the family also reads the share from the object.
+        partial: the fraction of each head's channels that RoPE rotates.
+        is_partial: True if `partial_rotary_factor` in the config object replaces `partial`.
 
     Raises:
-        InputError: the kind is not known, or keys are missing or not known.
+        InputError: the kind of scaling is not known, or keys of the config object are missing or not known.
     """
     settings = c["rope_scaling"] or c["rope_parameters"] or {}
     return rotary(settings, c, theta=c["rope_theta"], head_size=head_size, partial=partial, is_partial=is_partial)
@@ -120,7 +120,7 @@ def rotary(
     partial: float = 1.0,
     is_partial: bool = False,
 ) -> spec.Rotary:
-    """Return the rotary position that a config object describes; arguments are defaults for keys that it lacks."""
+    """Return the RoPE that a config object such as `rope_scaling` describes; `theta` and `partial` are defaults."""
     settings = {name: value for name, value in settings.items() if value is not None}
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind != "default" and kind not in _SCALINGS:
@@ -164,7 +164,7 @@ def _number(value: Any) -> Any:
 
 
 def _yarn_magnitude(settings: Mapping[str, Any], factor: float) -> float:
-    """Return the factor of YaRN on rotated queries and keys.
+    """Return the factor by which YaRN multiplies rotated queries and keys.
 
     Source: arXiv 2309.00071, eq. 22; the two multipliers are those of the code released with arXiv 2412.19437.
     """
@@ -180,7 +180,7 @@ def _yarn_magnitude(settings: Mapping[str, Any], factor: float) -> float:
 
 
 def _longrope_magnitude(settings: Mapping[str, Any], longest: int, original: int) -> float:
-    """Return the factor of LongRoPE on rotated queries and keys.
+    """Return the factor by which LongRoPE multiplies rotated queries and keys.
 
     Source: the code released with arXiv 2404.14219.
     """
@@ -191,7 +191,7 @@ def _longrope_magnitude(settings: Mapping[str, Any], longest: int, original: int
 
 
 def scaling_config(position: spec.Rotary) -> dict[str, Any] | None:
-    """Return the config object that describes a scaling; None if there is no scaling."""
+    """Return the config object `rope_scaling` for a rotary position; None if it has no length scaling."""
     scaling = position.scaling
     if scaling is None:
         return None
@@ -204,7 +204,9 @@ def scaling_config(position: spec.Rotary) -> dict[str, Any] | None:
 
 
 def _max_length(model: spec.Model, position: str) -> int | None:
-    """Return the length of the longest sequence: the declared length, or the one that the scaling implies."""
+    """Return the longest sequence in tokens: the declared length, or the one that the RoPE scaling implies.
+
+    None means that neither exists."""
     match value_at(model, position).scaling:
         case spec.DynamicScaling(original_length=length):
             return length

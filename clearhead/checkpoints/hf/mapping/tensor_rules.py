@@ -1,9 +1,9 @@
-"""Rules that rearrange the tensors of a checkpoint into the parameters and buffers (slots) of a module, and back.
+"""Rules that convert tensors of a Hugging Face checkpoint to tensors of a module, and back.
 
 A rule names tensors on both sides and the transforms between them: "theirs" are tensors of a Hugging Face checkpoint,
 "ours" are tensors of clearhead. Every transform can be reversed without arithmetic, so saving is exact bit for bit. A
 name may contain a placeholder for a number, such as {layer}. A placeholder in their name alone numbers the tensors that
-are stacked in one of ours.
+are stacked in one of ours. A slot is an entry of the module's state dict, which a tensor fills.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class Slots:
-    """Parameters and buffers that a rule fills: their shapes, and the attention that they belong to, if any."""
+    """State dict entries that a rule fills: their shapes, and the attention that contains them, or None."""
 
     shapes: tuple[torch.Size, ...]
     attention: spec.Attention | None
@@ -31,10 +31,10 @@ class Slots:
 
 @dataclass(frozen=True)
 class Transpose:
-    """Transform for matrices stored as [in, out]: swaps the last two axes."""
+    """Transform for matrices that a checkpoint stores as [in, out]; it swaps the last two axes."""
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Transpose matrices, but not vectors."""
+        """Return the tensors with matrices transposed and vectors unchanged."""
         return [tensor.transpose(-1, -2) if tensor.dim() > 1 else tensor for tensor in tensors]
 
     save = load
@@ -42,12 +42,12 @@ class Transpose:
 
 @dataclass(frozen=True)
 class SplitRows:
-    """Transform for one tensor that contains the rows of several slots, block after block along an axis."""
+    """Transform for a fused checkpoint tensor, such as query, key and value one after the other along an axis."""
 
     axis: int = 0
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Split the tensor of the checkpoint into one tensor for each slot."""
+        """Split the fused tensor into one tensor for each entry of the state dict."""
         (tensor,) = tensors
         sizes = [shape[self.axis] for shape in slots.shapes]
         if tensor.dim() <= self.axis or sum(sizes) != tensor.shape[self.axis]:
@@ -55,35 +55,35 @@ class SplitRows:
         return list(tensor.split(sizes, dim=self.axis))
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Concatenate the blocks."""
+        """Concatenate the module's tensors to the fused tensor."""
         return [torch.cat(tensors, dim=self.axis)]
 
 
 @dataclass(frozen=True)
 class InterleavedRows:
-    """Transform for stacked matrices whose even rows fill one slot and whose odd rows fill another slot."""
+    """Transform for a stack of fused matrices: even rows belong to one tensor of the module, odd rows to another."""
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Separate even and odd rows, along the second axis."""
+        """Split the fused tensor into its even and its odd rows, along the second axis."""
         (tensor,) = tensors
         if tensor.dim() < 2 or tensor.shape[1] % 2:
             raise ValueError("an even number of rows is needed")
         return [tensor[:, 0::2], tensor[:, 1::2]]
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Interleave the rows of both tensors again."""
+        """Interleave the rows of two tensors of the module in the fused tensor."""
         return [torch.stack(tensors, dim=2).flatten(1, 2)]
 
 
 @dataclass(frozen=True)
 class GroupedQKV:
-    """Transform for query, key and value in one tensor, group by group: rows (K, G + 2, D), G queries per key.
+    """Transform for fused query, key and value, ordered by key head: rows [K, G + 2, D] with G queries, key and value.
 
     Dimensions: K key heads, G query heads per key head, D head size.
     """
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Split the fused tensor into a query, a key and a value tensor."""
+        """Split the fused tensor into the weights of query, key and value."""
         (tensor,) = tensors
         kv_heads, queries, size = self._sizes(slots)
         if tensor.shape[0] != kv_heads * (queries + 2) * size:
@@ -92,7 +92,7 @@ class GroupedQKV:
         return [block.flatten(0, 2) for block in groups.split([queries, 1, 1], dim=1)]
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Fuse query, key and value into one tensor: for each key head, its G queries, its key and its value."""
+        """Fuse the weights of query, key and value, ordered by key head."""
         kv_heads, _, size = self._sizes(slots)
         groups = [tensor.unflatten(0, (kv_heads, -1, size)) for tensor in tensors]
         return [torch.cat(groups, dim=1).flatten(0, 2)]
@@ -105,7 +105,7 @@ class GroupedQKV:
 
 @dataclass(frozen=True)
 class RotaryHalves:
-    """Transform for rotated pairs (2i, 2i + 1) of each head: they become (i, i + half), the only layout of the core.
+    """Transform for RoPE that rotates adjacent pairs (2i, 2i + 1); it reorders each head for the core's (i, i + half).
 
     Source: arXiv 2104.09864, eq. 34, for adjacent pairs.
     """
@@ -113,11 +113,11 @@ class RotaryHalves:
     axis: int = 0
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Put the even entries of each head's rotated part before the odd ones."""
+        """Reorder the rotated channels of each head: even channels first, then odd channels."""
         return self._reorder(tensors, slots, inverse=False)
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Interleave the two halves of each head's rotated part again."""
+        """Reorder the rotated channels of each head back to adjacent pairs."""
         return self._reorder(tensors, slots, inverse=True)
 
     def _reorder(self, tensors: list[Tensor], slots: Slots, *, inverse: bool) -> list[Tensor]:
@@ -139,31 +139,31 @@ class RotaryHalves:
 
 @dataclass(frozen=True)
 class StackNumbered:
-    """Transform for numbered tensors, such as those of experts, that are stacked in one slot."""
+    """Transform for numbered checkpoint tensors, such as one per expert, that the module stacks in one tensor."""
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Stack the tensors along a new first axis."""
+        """Stack the numbered tensors along a new first axis."""
         return [torch.stack(tensors)]
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Unstack the tensor along the first axis."""
+        """Split the module's tensor along its first axis into the numbered tensors."""
         (tensor,) = tensors
         return list(tensor.unbind(0))
 
 
 @dataclass(frozen=True)
 class OneRow:
-    """Transform for a vector that is stored as a matrix of one row."""
+    """Transform for a vector that the checkpoint stores as a matrix of one row."""
 
     def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Return the only row of the matrix."""
+        """Return the only row of the checkpoint's matrix as a vector."""
         (tensor,) = tensors
         if tensor.dim() != 2 or tensor.shape[0] != 1:
             raise ValueError("one row is needed")
         return [tensor[0]]
 
     def save(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
-        """Return the vector as a matrix of one row."""
+        """Return the module's vector as a matrix of one row."""
         return [tensors[0][None]]
 
 
@@ -174,16 +174,16 @@ VIEWS = (Transpose, SplitRows, OneRow)
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule from tensors of a checkpoint to slots of a module.
+    """A rule for one or several tensors: names in the checkpoint, addresses in the module, and transforms.
 
     Args:
-        theirs: the names of one tensor of the checkpoint. The first is written. If a file has several with different
-            values, the last is read.
-        ours: the addresses of the slots in the module.
-        transforms: the transforms in the order of loading.
+        theirs: the alternative names of one tensor in a checkpoint. The first name is written. If a file has
+            different tensors of several names, the last is read.
+        ours: the addresses of the tensors in the module's state dict.
+        transforms: the transforms in the order in which loading applies them.
         is_module: True if names and addresses belong to modules, with a weight and a bias.
         zeros: True if a file may lack the tensor, which is then all zeros.
-        requires: another address that must exist in the module. None means no such condition.
+        requires: another address that the module must have for the rule to apply. None means no such condition.
     """
 
     theirs: tuple[str, ...]
@@ -199,19 +199,19 @@ def _tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
 
 
 def module_rule(theirs: str, ours: str | tuple[str, ...], *transforms: Transform, requires: str | None = None) -> Rule:
-    """Return the rule for the weight and bias of a module of the checkpoint, which fill one or several modules here."""
+    """Return the rule for weight and bias of a module in the checkpoint, which fill one or several of our modules."""
     return Rule((theirs,), _tuple(ours), transforms, requires=requires)
 
 
 def tensor_rule(
     theirs: str | tuple[str, ...], ours: str | tuple[str, ...], *transforms: Transform, zeros: bool = False
 ) -> Rule:
-    """Return the rule for one tensor by its full name."""
+    """Return the rule for one checkpoint tensor by its full name, such as `lm_head.bias`."""
     return Rule(_tuple(theirs), _tuple(ours), transforms, is_module=False, zeros=zeros)
 
 
 def attention_rules(theirs: str, ours: str, names: str = "q_proj k_proj v_proj o_proj") -> tuple[Rule, ...]:
-    """Return the rules for the four projections of attention; `names` has the names q, k, v, out of the checkpoint."""
+    """Return the rules for attention's projections; `names` are the checkpoint's names of query, key, value and out."""
     addresses = ("query", "key", "value", "out")
     pairs = zip(names.split(), addresses, strict=True)
     return tuple(module_rule(f"{theirs}.{name}", f"{ours}.{address}") for name, address in pairs)
@@ -219,7 +219,7 @@ def attention_rules(theirs: str, ours: str, names: str = "q_proj k_proj v_proj o
 
 @dataclass(frozen=True)
 class BoundRule:
-    """A rule for the slots of one module: `theirs` has the possible names of each tensor in the checkpoint."""
+    """A rule for the tensors of one layer of a module; `theirs` has the alternative names of each tensor."""
 
     theirs: tuple[tuple[str, ...], ...]
     ours: tuple[str, ...]
@@ -229,11 +229,11 @@ class BoundRule:
 
     @property
     def is_view(self) -> bool:
-        """True if the loaded tensors share the memory of the tensors in the checkpoint."""
+        """True if the module's tensors share the memory of the checkpoint's tensors."""
         return all(isinstance(transform, VIEWS) for transform in self.transforms)
 
     def load(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Convert tensors of the checkpoint to tensors of clearhead.
+        """Convert the checkpoint's tensors to the module's tensors.
 
         Raises:
             ValueError: the sizes do not fit; its text is the end of a sentence that names the tensor.
@@ -244,11 +244,11 @@ class BoundRule:
         return result
 
     def save_shape(self) -> torch.Size:
-        """Return the shape that the first tensor in the checkpoint must have."""
+        """Return the shape that the first of the rule's checkpoint tensors must have."""
         return self.save([torch.empty(shape, device="meta") for shape in self.slots.shapes])[0].shape
 
     def save(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Convert tensors of clearhead back to tensors of the checkpoint."""
+        """Convert the module's tensors back to the checkpoint's tensors."""
         result = list(tensors)
         for transform in reversed(self.transforms):
             result = transform.save(result, self.slots)
@@ -256,15 +256,15 @@ class BoundRule:
 
 
 def bind(rules: Sequence[Rule], tensors: Mapping[str, Tensor], model: spec.Model) -> tuple[list[BoundRule], list[str]]:
-    """Bind rules to the slots of a module.
+    """Apply rules to the state dict of a module, with numbers in place of placeholders such as {layer}.
 
     Args:
         rules: the rules of the family, with the prefix in their names.
-        tensors: the tensors of the module by address; only their shapes matter.
+        tensors: the module's state dict; only the shapes matter.
         model: the spec of the module.
 
     Returns:
-        The bound rules, and the addresses without a rule.
+        The bound rules, and the addresses in the state dict without a rule.
     """
     nodes = {path: node for path, node in spec.walk(model) if isinstance(node, spec.Attention)}
     by_address: dict[str, BoundRule] = {}
@@ -284,7 +284,7 @@ def bind(rules: Sequence[Rule], tensors: Mapping[str, Tensor], model: spec.Model
 def _bind_rule(
     rule: Rule, suffix: str, numbers: dict[str, str], tensors: Mapping[str, Tensor], nodes: Mapping[str, spec.Attention]
 ) -> BoundRule | None:
-    """Return a rule bound to the slots with given numbers in their addresses; None if the module lacks one of them."""
+    """Return a rule with numbers in place of its placeholders; None if the module lacks one of the rule's addresses."""
     ours = tuple(address.format(**numbers) + suffix for address in rule.ours)
     needed = ours if rule.requires is None else (*ours, rule.requires.format(**numbers))
     if not all(address in tensors for address in needed):
