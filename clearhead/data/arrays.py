@@ -35,7 +35,7 @@ class Ragged:
 
     @classmethod
     def of(cls, ids: Ids, lengths: Rows) -> Ragged:
-        """Return a ragged array of flat ids and the length of each row."""
+        """Return the ragged array of concatenated ids whose rows have the given lengths."""
         return cls(ids, np.concatenate([[0], np.cumsum(lengths)]))
 
     def __len__(self) -> int:
@@ -53,7 +53,7 @@ class Ragged:
 
     @property
     def row_numbers(self) -> Int64[ndarray, " tokens"]:
-        """The row number of each id."""
+        """The row number of each id, counted from 0."""
         return np.repeat(np.arange(len(self)), self.lengths)
 
     @property
@@ -65,18 +65,18 @@ class Ragged:
         return self.ids[self.offsets[index] : self.offsets[index + 1]]
 
     def take(self, rows: Indices) -> Ragged:
-        """Return the rows with these numbers, in the given order."""
+        """Return the rows with the given numbers, in the given order."""
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         return Ragged.of(self.ids[positions(lengths) + np.repeat(starts, lengths)], lengths)
 
     def keep(self, mask: Bool[ndarray, " tokens"]) -> Ragged:
-        """Return all rows with only the ids at which `mask` is True."""
+        """Remove ids from all rows: only those at which `mask` is True remain."""
         counts = np.bincount(self.row_numbers[mask], minlength=len(self))
         return Ragged.of(self.ids[mask], counts.astype(np.int64))
 
     def truncate(self, lengths: Rows, keep: Bool[ndarray, " rows"]) -> Ragged:
-        """Return the rows to keep, each cut to its first ids.
+        """Return some of the rows, each truncated at its end.
 
         Args:
             lengths: the number of ids that remain of each row.
@@ -88,7 +88,7 @@ class Ragged:
 
 
 def positions(lengths: Rows) -> Int64[ndarray, " items"]:
-    """Return the position of each item in its row, counted from 0, for concatenated rows."""
+    """Return the position of each item within its row, counted from 0, for concatenated rows of given lengths."""
     counted: Int64[ndarray, " items"] = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return counted
 

@@ -111,7 +111,7 @@ class LabelledExamples:
         labels: the labels that validation examples may have, for `TaskData.labelled`.
         settings: the keys of [task] that follow from the examples.
         unfit: the keys of [train] that do not suit the examples.
-        few: the noun in a message about too few examples; empty means `what`.
+        few: the noun for the examples in a message that there are too few; empty means `what`.
     """
 
     table: Mapping[str, Value]
@@ -157,7 +157,7 @@ class TaskData:
     num_signs: Callable[[int], int] = lambda length: 0
 
     def hold_out(self, examples: Examples, share: float, task: Mapping[str, Any]) -> set[int]:
-        """Return the numbers of the examples to hold out for validation, from 0; empty for a single running text.
+        """Return the indices of examples to hold out for validation, from 0; empty if the data is one running text.
 
         Args:
             examples: the training examples.
@@ -174,7 +174,7 @@ class TaskData:
         return {number - 1 for number in table.numbers}
 
     def source(self, data: object) -> Any:
-        """Return a source of data.
+        """Return the source that reads the data that a table names, or examples in a list.
 
         Args:
             data: a table that names the data, as in [data] of a run file; or a list of examples.

@@ -43,7 +43,7 @@ AnyNode = TypeVar("AnyNode", bound=Node)
 
 
 def tree_lines(node: Node, name: str = "", depth: int = 0) -> Iterator[str]:
-    """Yield the tree as indented lines, without default values; equal members of a tuple share their lines.
+    """Yield the printed lines of a spec, indented, without default values; equal members of a tuple are printed once.
 
     A node without child nodes is printed in the line of its parent.
 
@@ -95,7 +95,7 @@ def _format_value(value: object) -> str:
 
 
 def _group_equal_children(children: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """Yield each distinct child once, with a label that lists its indices, such as "0-5" or "0,2,4"."""
+    """Yield each distinct child node of a tuple once, with a label of its indices, such as "0-5" or "0,2,4"."""
     for child in dict.fromkeys(children):
         places = [index for index, other in enumerate(children) if other == child]
         starts = [index for index in places if index - 1 not in places]
@@ -104,7 +104,7 @@ def _group_equal_children(children: tuple[Any, ...]) -> Iterator[tuple[str, Any]
 
 
 class Reference(Node):
-    """The path of a table that belongs to another node, such as "encoder.embedding.table"."""
+    """Reference to a table of another node by its path in the spec, such as "encoder.embedding.table"."""
 
     kind: Literal["reference"] = "reference"
     path: str

@@ -89,16 +89,16 @@ def cost_per_token(model: Model, source_length: int, target_length: int) -> Cost
 
 
 def training_flops(model: Model, counts: TokenCounts) -> Number:
-    """Return the FLOPs of the forward and backward pass over a text."""
+    """Return the FLOPs of the forward and backward pass over the sequences that `counts` describes."""
     return FORWARD_AND_BACKWARD * forward_flops(model, counts)
 
 
 def forward_flops(model: Model, counts: TokenCounts) -> Number:
-    """Return the FLOPs of one forward pass over a text, including masked pairs, since they are computed too.
+    """Return the FLOPs of a forward pass with the given counts, masked query-key pairs included: they are computed too.
 
     Args:
         model: a spec with one or two stacks.
-        counts: the numbers of tokens, pairs and outputs of the text.
+        counts: the numbers of tokens, query-key pairs and outputs.
     """
     return sum(_flops(model, counts, lambda _: counts.first_pairs, lambda _: counts.second_pairs))
 

@@ -23,7 +23,7 @@ def model_summary(model: Model) -> list[str]:
 
 
 def count_noun(count: int, noun: str) -> str:
-    """Return "1 layer" or "2 layers"."""
+    """Return a count with its noun in singular or plural, such as "1 layer" or "2 layers"."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 

@@ -1,4 +1,4 @@
-"""The root node of a spec (`Model`), the checks across nodes, and the JSON format."""
+"""Root node of a spec (`Model`), checks of the consistency between its nodes, and its JSON format."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ class Pool(Node):
 
     @property
     def modes(self) -> tuple[PoolMode, ...]:
-        """The pooling modes, in the order of their vectors."""
+        """The pooling modes, in the order in which their vectors are concatenated."""
         return (self.by,) if isinstance(self.by, str) else self.by
 
 
@@ -286,7 +286,7 @@ class Stack(Node):
 
     @property
     def depths(self) -> tuple[Layer, ...]:
-        """The layers in the order of execution; a shared layer occurs once for each run."""
+        """The layers in the order of execution; a layer that runs several times occurs several times."""
         return self.layers if self.sharing is None else tuple(self.layers[index] for index in self.sharing)
 
     @property

@@ -114,7 +114,7 @@ class Rotary(Node):
     scaling: RotaryScaling | None = None
 
     def extended_length(self, length: int) -> int:
-        """Return the sequence length, in tokens, to which the scaling extends a declared length."""
+        """Return the sequence length in tokens to which rotary scaling extends the declared length of a model."""
         scaling = self.scaling
         if scaling is None or isinstance(scaling, LongRopeScaling):
             return length

@@ -82,7 +82,7 @@ def _nodes_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def kinds_of_nodes(base: type[BaseModel], *, without: type[BaseModel] | None = None) -> dict[str, type[BaseModel]]:
-    """Return the subclasses of `base` by their kind, except subclasses of `without`."""
+    """Return a dictionary from kind to class of all subclasses of `base`, except subclasses of `without`."""
     nodes = [node for node in _below(base) if "kind" in node.model_fields]
     return {
         str(node.model_fields["kind"].default): node

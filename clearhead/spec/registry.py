@@ -206,18 +206,18 @@ def _node_type(described_by: type, name: str) -> type[Part]:
 
 
 def kind_of(node: Part) -> PartKind:
-    """Return the registered kind of a custom node."""
+    """Return the registered kind of custom module that a node describes."""
     return _kinds()[node.kind]
 
 
 @check_types
 def own_parts(root: Node) -> Iterator[tuple[str, Part]]:
-    """Yield every custom node of a spec with its path."""
+    """Yield every node of a custom module in a spec, with its path."""
     return ((path, node) for path, node in walk(root) if isinstance(node, Part))
 
 
 def find_kind(name: str, role: Role | None = None) -> PartKind | None:
-    """Return the custom module of a name, registered or from an installed package; None if there is none.
+    """Return the kind of custom module with a name, registered or from an installed package; None if unknown.
 
     Args:
         name: the name of the kind.
@@ -246,7 +246,7 @@ def _load(point: metadata.EntryPoint) -> None:
 
 
 def kinds_of_file(path: str) -> list[PartKind]:
-    """Return the custom modules that the file at a path registered."""
+    """Return the kinds of custom modules that the file at a path registered."""
     return [kind for kind in _kinds().values() if kind.path == path]
 
 
@@ -323,7 +323,7 @@ class RequiredPart(BaseModel):
 
 
 def required_parts(root: Node) -> list[dict[str, str]]:
-    """Return one entry per kind of custom module that a spec needs."""
+    """Return the file and the package of every kind of custom module that a spec needs."""
     kinds = {kind.name: kind for kind in (kind_of(node) for _, node in own_parts(root))}
     for name, kind in kinds.items():
         if not kind.source.file:

@@ -1,4 +1,4 @@
-"""Counts of tokens, query-key pairs and outputs of some batches, from which a spec computes FLOPs.
+"""Counts of tokens, query-key pairs and outputs in batches of sequences, from which FLOPs are computed.
 
 Few long sequences cost more than many short ones with the same number of tokens, since they have more pairs.
 """
@@ -15,14 +15,14 @@ PREFIX: Final = "work."
 
 @dataclass(frozen=True)
 class TokenCounts:
-    """Counts of tokens, query-key pairs and outputs of one or more texts, without padding.
+    """Counts of tokens, query-key pairs and outputs in one or more batches, without padding.
 
     Attributes:
         tokens: the number of tokens that a run reports as its progress.
         first_tokens: the number of tokens that the first stack reads (the encoder, or the only stack).
         first_pairs: the number of query-key pairs in the first stack. Both tokens belong to one sequence, or to one
             document if a block holds several.
-        second_tokens, second_pairs: the numbers of tokens and of query-key pairs in the decoder of a two-stack model.
+        second_tokens, second_pairs: the numbers of tokens and query-key pairs of the decoder of a two-stack model.
         memory_pairs: the number of pairs of a decoder token and an encoder token.
         outputs: the number of positions with a label.
         sequences: the number of rows of the batches; models with a pool have one output per row.
@@ -49,7 +49,7 @@ class TokenCounts:
         return TokenCounts(*(getattr(self, field.name) * tokens / self.tokens for field in fields(self)))
 
     def choices(self) -> dict[str, int | float]:
-        """Return the counts as entries for the choices that a checkpoint stores."""
+        """Return the counts as entries for the dictionary of choices that a checkpoint stores."""
         return {f"{PREFIX}{name}": value for name, value in asdict(self).items()}
 
     @classmethod

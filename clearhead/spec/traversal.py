@@ -13,7 +13,7 @@ Tree = TypeVar("Tree", bound=Node)
 
 @check_types
 def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
-    """Yield a node and all nodes below with paths, parents first; paths have indices, such as "encoder.layers.0"."""
+    """Yield every node of a spec with its path, such as "encoder.layers.0", parents before their children."""
     waiting = [(path, node)]
     while waiting:
         current_path, current = waiting.pop()
@@ -31,7 +31,7 @@ def walk(node: Node, path: str = "") -> Iterator[tuple[str, Node]]:
 
 @explain_types
 def map_nodes(node: Tree, change: Callable[[str, Node], Node], path: str = "") -> Tree:
-    """Return a copy of a tree in which `change` replaces nodes below the root, children before their parents.
+    """Return a copy of a spec in which `change` replaces nodes below the root, children before their parents.
 
     Args:
         node: the root of the tree; it is not replaced itself.

@@ -53,7 +53,7 @@ def split_pairs(texts: Sequence[str] | Sequence[tuple[str, str]]) -> list[list[s
 
 
 def truncate(sides: Sides, room: int) -> tuple[Sides, Bool[ndarray, " texts"]]:
-    """Truncate texts, or pairs together, to `room` ids; also return True for each truncated text or pair."""
+    """Truncate each text or pair to `room` ids, and return the ids with a mask that is True for truncated ones."""
     lengths = [np.array([len(ids) for ids in side], dtype=np.int64) for side in sides]
     kept_lengths = fitting_lengths(lengths, room)
     cut = [
@@ -78,7 +78,7 @@ def max_input_length(module: Transformer, max_length: int | None) -> int:
 def encode_sides(
     tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int
 ) -> tuple[Sides, Bool[ndarray, " texts"]]:
-    """Return the truncated ids of texts or pairs, and a mask of the truncated ones; a warning gives their number.
+    """Return the ids of texts or pairs, cut to `max_length`, with a mask of the truncated ones; warn with their number.
 
     Args:
         tokenizer: the tokenizer of the model's input.
@@ -114,7 +114,7 @@ def batch_outputs(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> Iterator[tuple[list[int], Float[Tensor, "batch *outputs"]]]:
-    """Yield the indices of the texts of each batch with their logits, float32 on the CPU.
+    """Yield batches of outputs: the indices of the texts in the batch, and their logits in float32 on the CPU.
 
     The longest texts come first. While activations are captured or edited, the texts keep their order.
 
@@ -152,7 +152,7 @@ def pooled_outputs(
     """Return one output vector per text or pair of texts, in order, float32 on the CPU.
 
     Args:
-        module: a model whose head pools.
+        module: a model whose head pools each text or pair into one vector.
         collator, batch_size, batch_tokens: the arguments of `batch_outputs`.
         sides: the ids of single texts, or of both texts of pairs.
         width: the width of an output vector.

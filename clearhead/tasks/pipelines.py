@@ -22,7 +22,7 @@ class PipelineParameters(BaseModel):
 
 
 def texts_of(inputs: list[Any]) -> list[str]:
-    """Return the inputs of a request after checking that all are texts.
+    """Return the inputs of a pipeline request after checking that all are texts.
 
     Args:
         inputs: the inputs that the client sent.

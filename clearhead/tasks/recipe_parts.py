@@ -1,4 +1,4 @@
-"""Shared values of recipes, and shared help texts of `clearhead new` and `clearhead evaluate`."""
+"""Values that the recipes of several tasks share, and shared help texts of `clearhead new` and `clearhead evaluate`."""
 
 from __future__ import annotations
 

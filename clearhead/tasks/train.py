@@ -123,24 +123,24 @@ class TaskTraining(ABC):
         """
 
     def loss(self, module: nn.Module, batch: Batch) -> tuple[Tensor, int]:
-        """Return the summed loss of a batch and the number of its labels; by default the loss of labelled tokens."""
+        """Return the summed loss of a batch and its number of labels; by default the cross-entropy of token labels."""
         smoothing = self.run_file.train.label_smoothing
         return token_loss(module, batch.to(self.setup.device), label_smoothing=smoothing)
 
     def task_table(self, kind: type[TaskT]) -> TaskT:
-        """Return the [task] table, with the keys of the task."""
+        """Return the [task] table of the run file, after checking that it is of type `kind`."""
         table = self.run_file.task
         assert isinstance(table, kind), "the tables of a run file have the types of its task"
         return table
 
     def data_table(self, kind: type[DataT]) -> DataT:
-        """Return the [data] table, with the keys of the task."""
+        """Return the [data] table of the run file, after checking that it is of type `kind`."""
         table = self.run_file.data
         assert isinstance(table, kind), "the tables of a run file have the types of its task"
         return table
 
     def source(self, name: str) -> tuple[Any, Share]:
-        """Return the source of "train" or "valid", and the share of the source to use."""
+        """Return the data source of "train" or "valid", and the share of its rows to use."""
         data = self.run_file.data
         if isinstance(data.valid, Form):
             return getattr(data, name).as_source(), WHOLE
@@ -193,7 +193,7 @@ class LabelledTraining(TaskTraining):
 
     @abstractmethod
     def record(self, stores: Stores[Store]) -> TaskRecord:
-        """Return the task record of the trained model; data without anything to learn is refused."""
+        """Return the task record of the trained model; raise an error if the data contain nothing to learn."""
 
     @abstractmethod
     def new_spec(self, tokenizer: Tokenizer, record: TaskRecord) -> spec.Model:
@@ -201,7 +201,7 @@ class LabelledTraining(TaskTraining):
 
     @abstractmethod
     def collate(self, store: Store, collator: InputCollator) -> Callable[[Indices], Batch]:
-        """Return the function that makes a batch from row indices; an unsuitable tokenizer is refused."""
+        """Return the function that makes a batch from row indices; raise an error if the tokenizer is unsuitable."""
 
     @abstractmethod
     def measure(self, module: Transformer, tokenizer: Tokenizer, record: TaskRecord, store: Store) -> Any:
@@ -326,7 +326,7 @@ class NoisedTraining(TextTraining):
 
     @abstractmethod
     def noise(self, tokenizer: Tokenizer) -> Noise:
-        """Return the noise settings; a tokenizer without the needed tokens is refused."""
+        """Return the noise settings of the run; raise an error if the tokenizer lacks special tokens for the noise."""
 
     @abstractmethod
     def check(self, model: spec.Model) -> None:
@@ -405,7 +405,7 @@ class PairTraining(TaskTraining):
 
     @staticmethod
     def sides(stores: Stores[Store], tokenizers: TokenizerPair) -> list[DataSide]:
-        """Return the descriptions of both sides of the data, source and target."""
+        """Return largest id and longest text of the source side and of the target side, to check the model."""
         sides = []
         for index, name in enumerate(("source", "target")):
             texts = [store.texts[index] for store in stores]

@@ -31,7 +31,7 @@ def pairs_of(data: object, kind: str) -> DataTable:
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return a number that JSON can hold; None for NaN and infinity."""
+    """Return a finite number unchanged, and None for NaN or infinity, which JSON cannot hold."""
     return value if math.isfinite(value) else None
 
 
@@ -85,16 +85,16 @@ class HiddenTokenMeasures(Measures):
 
 
 def corpus_of(model: EvaluatedModel, data: object) -> Corpus:
-    """Tokenize the text of evaluation data, and print the number of tokens and documents."""
+    """Tokenize running text to evaluate a model on it, and print the number of tokens and documents."""
     corpus = prepare_corpus(data_of(model.task.kind).source(data), model.tokenizers.source)
     message(f"{corpus.num_tokens:,} tokens in {count_noun(len(corpus), 'document')}")
     return corpus
 
 
 def noise_of(model: EvaluatedModel) -> Noise:
-    """Return the noise on which a model was trained.
+    """Return the noise settings with which a model was trained.
 
-    Hugging Face checkpoints do not store it; for them, the noise of the papers is returned.
+    Hugging Face checkpoints do not store noise settings; for them, the noise of the papers is returned.
 
     Raises:
         InputError: the model was trained by clearhead, but its task record has no noise.
@@ -113,7 +113,7 @@ def noise_of(model: EvaluatedModel) -> Noise:
 def measure_hidden_tokens(
     model: EvaluatedModel, corpus: Corpus, objective: Objective, batch_size: int | None
 ) -> HiddenTokenMeasures:
-    """Return the metrics of the tokens that an objective hides; the same tokens are hidden for every batch size.
+    """Return metrics for the tokens that an objective hides in a text; the hidden tokens do not depend on batch size.
 
     Raises:
         InputError: the length of the training texts is unknown.

@@ -94,7 +94,7 @@ class Batch(DeviceBatch):
     segments: Int64[Tensor, "batch source"] | None = None
 
     def take_rows(self, rows: slice) -> Batch:
-        """Return a batch of some rows, with the padding of the whole batch."""
+        """Return a batch with only the given rows, padded to the length of the whole batch."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         cut: dict[str, Any] = {
             name: value[rows] for name, value in values.items() if isinstance(value, Tensor | ndarray)
@@ -104,7 +104,7 @@ class Batch(DeviceBatch):
         return replace(self, **cut, num_labels=int((cut["labels"] != NO_LABEL).sum()), num_tokens=tokens)
 
     def split_rows(self, most: int | None) -> Iterator[Batch]:
-        """Yield the batch in groups of rows, with the padding of the whole batch.
+        """Split the batch into smaller batches of consecutive rows, padded to the length of the whole batch.
 
         Args:
             most: the maximum number of rows in a group. None means all rows.
@@ -115,7 +115,7 @@ class Batch(DeviceBatch):
 
 @dataclass(frozen=True)
 class PaddedRows:
-    """Rows padded on the right, and their mask, which is True at real tokens."""
+    """Token ids of a batch, padded on the right, and their mask, which is True at real tokens."""
 
     ids: Int64[Tensor, "rows columns"]
     mask: Bool[Tensor, "rows columns"]
@@ -127,7 +127,7 @@ class PaddedRows:
 
     @property
     def num_tokens(self) -> int:
-        """The number of real tokens."""
+        """The number of tokens without padding."""
         return int(self.mask.sum())
 
 
@@ -188,7 +188,7 @@ def seq2seq_batch(
 
 @runtime_checkable
 class CountedBatch(Protocol):
-    """A batch with a token count."""
+    """Protocol of a batch that knows its number of tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -217,7 +217,7 @@ class Batches(Protocol[BatchT_co]):
         """Return the position in the data as JSON values."""
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go to a position that `state` returned."""
+        """Continue from a position in the data that `state` returned."""
 
 
 MOST_BATCHES: Final = 100

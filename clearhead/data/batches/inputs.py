@@ -169,7 +169,7 @@ class InputCollator:
         mask_BT: Bool[Tensor, "batch tokens"],
         template: Sequence[TemplateItem],
     ) -> tuple[Int64[Tensor, "batch target"] | None, Bool[Tensor, "batch target"] | None]:
-        """Return the decoder input and its mask; None for models with one stack."""
+        """Return the ids that the decoder reads, and their mask; None for models with one stack."""
         if self.repeats is None:
             return None if self.start is None else torch.full((len(ids_BT), 1), self.start), None
         # The state of the end token represents the text; some templates have a language token after it.

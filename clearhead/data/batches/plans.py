@@ -25,7 +25,7 @@ BatchT = TypeVar("BatchT")
 
 @runtime_checkable
 class BatchPlan(Protocol):
-    """A plan of the rows that form each batch, for every epoch."""
+    """Protocol of a plan that chooses the rows of each batch, for every epoch."""
 
     def epoch(self, number: int) -> list[Indices]:
         """Return the batches of an epoch, counted from 0; each is an array of row numbers."""
@@ -99,7 +99,7 @@ class LengthPlan:
         raise NotImplementedError
 
     def _cut(self, order: Indices, first_share: float = 1.0) -> list[Indices]:
-        """Cut an order of rows into batches, from its end.
+        """Cut sorted rows into batches, beginning with the longest rows.
 
         Args:
             order: the rows in ascending order of length: the last row of a batch is its longest and decides its shape.
@@ -123,7 +123,7 @@ class LengthPlan:
         return len({len(rows) * width for rows in self.epoch(0) for width in self._widths(rows)})
 
     def widest(self) -> Indices:
-        """Return the rows of the batch with the most positions in the first epoch."""
+        """Return the row numbers of the batch with the most positions, padding included, in the first epoch."""
         return max(self.epoch(0), key=self.num_positions)
 
     def padding_waste(self, number: int) -> float:
@@ -170,7 +170,7 @@ class LengthSortedPlan(LengthPlan):
 
 
 def random_stream(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """Return the random generator of one batch; it does not depend on earlier draws."""
+    """Return the random generator of one batch, which depends only on seed, epoch and index of the batch."""
     # The last number separates these streams from the stream of the plan; SeedSequence ignores trailing zeros.
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch, index, 1])))
 
@@ -215,7 +215,7 @@ class EpochBatches(Generic[BatchT]):
         return batch
 
     def peek(self) -> BatchT:
-        """Return the next batch and keep the position."""
+        """Return the next batch without moving the position past it."""
         return self._make(self._batches[self._position], self._epoch, self._position)
 
     def _move_to(self, epoch: int, position: int) -> None:

@@ -28,7 +28,7 @@ from clearhead.text.special_tokens import PrefixSuffix
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of documents, in the order of the text.
+    """Windows, which are ranges of tokens in documents, in the order of the text.
 
     Args:
         document: the document number of each window.
@@ -166,7 +166,7 @@ HELD_OUT_TOKENS = 8192
 
 @dataclass(frozen=True)
 class View:
-    """Training batches of documents: the plan that chooses windows, and the function that makes a batch.
+    """Recipe for training batches of documents: the plan that chooses windows, and the function that makes a batch.
 
     Attributes:
         plan: the plan that chooses the windows of each batch.
@@ -179,7 +179,7 @@ class View:
     identity: Mapping[str, Any]
 
     def batches(self, data: str) -> EpochBatches[Batch]:
-        """Return endless training batches; `data` is the hash of the documents."""
+        """Return endless training batches of the documents; `data` is the hash of the documents."""
         return EpochBatches(self.plan, self.make, identity={**self.identity, "data": data})
 
 
@@ -281,7 +281,7 @@ class _WindowPlan:
         self._kept: tuple[int, tuple[Windows, Ragged]] | None = None
 
     def layout(self, epoch: int) -> tuple[Windows, Ragged]:
-        """Return the windows of an epoch, and the window numbers of each block."""
+        """Return the windows of an epoch, and for each block the numbers of its windows."""
         if self._kept is None or self._kept[0] != epoch:
             self._kept = (epoch, self._lay_out(epoch))
         return self._kept[1]
@@ -332,7 +332,7 @@ def _block_lengths(windows: Windows, blocks: Ragged) -> Int64[ndarray, " blocks"
 
 
 def _causal_batch(corpus: Documents, windows: Windows, blocks: Ragged, rows: Indices) -> Batch:
-    """Make a causal batch of some blocks; each block is one row."""
+    """Make a batch for causal language modelling: each of the chosen blocks is one row."""
     lengths_B = _block_lengths(windows, blocks)
     ids_N = np.concatenate([windows.ids(corpus, index) for index in blocks.ids])
     labels_N = np.concatenate([windows.labels(corpus, index) for index in blocks.ids])

@@ -83,12 +83,12 @@ class TextPool(Documents):
         self._lengths = lengths[nonempty]
 
     def boundary_ids(self, document: int) -> PrefixSuffix:
-        """Return the ids before and after those of a document in its sequence."""
+        """Return the ids before and after the ids of a document in its sequence, such as special ids."""
         return self._special[document]
 
     @property
     def input_lengths(self) -> tuple[Rows]:
-        """The number of ids of each document's sequence that the model reads."""
+        """The number of input ids that the model reads for each document."""
         return (self._lengths,)
 
 
@@ -116,7 +116,7 @@ class TextStream:
         return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
     def pools(self, position: StreamPosition) -> Iterator[TextPool]:
-        """Yield pools from a position on, without end.
+        """Yield pools of text, starting at a position in the files, pass after pass without end.
 
         Raises:
             InputError: a file cannot be read, or no file has a token in it.
@@ -135,7 +135,7 @@ class TextStream:
             position = StreamPosition(position.epoch + 1)
 
     def _epoch(self, position: StreamPosition) -> Iterator[TextPool]:
-        """Yield the pools of one pass from a position on."""
+        """Yield the pools of text of one pass over the files, starting at a position."""
         begin, held, room = position, list[TextChunk](), self.characters
 
         def close(shard: int, chunk: int, character: int, *, goes_on: bool) -> TextPool:
@@ -163,7 +163,7 @@ class TextStream:
             yield close(len(self.shards), 0, 0, goes_on=False)
 
     def _chunks(self, position: StreamPosition) -> Iterator[tuple[int, int, int, TextChunk]]:
-        """Yield the chunks of one pass from a position on: file number, chunk number, skipped characters, chunk."""
+        """Yield the chunks of text of one pass: file number, chunk number, skipped characters, and the chunk."""
         order = self._order(position.epoch)
         for number in range(position.shard, len(order)):
             first = position.chunk if number == position.shard else 0
@@ -275,7 +275,7 @@ class StreamedBatches(EpochBatches[Batch]):
         self._move_to(int(state["epoch"]), int(state["batch"]))
 
     def _move_to(self, epoch: int, position: int) -> None:
-        """Go to a batch of this pool or of the next one; the argument `epoch` counts pools."""
+        """Move to a batch of the current pool or of the next pool; `epoch` is the number of the pool."""
         if epoch != self._epoch:
             self.pool = self._next_pool()
             view = self._view(self.pool)

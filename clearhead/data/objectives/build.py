@@ -9,7 +9,7 @@ from clearhead.text.tokenizer import Tokenizer
 
 
 def build_objective(noise: Noise, tokenizer: Tokenizer) -> MaskedLM | SpanCorruption | TextInfilling:
-    """Return the training objective that a noise record describes, such as masked language modelling.
+    """Return the training objective, such as masked tokens, for the noise settings of a task record.
 
     Args:
         noise: the noise record: kind of noise, share of tokens, mean length of spans.

@@ -69,7 +69,7 @@ class MaskedLM:
         )
 
     def _choose(self, rows: Ragged, generator: np.random.Generator) -> Bool[ndarray, " tokens"]:
-        """Draw words (or tokens) of each row in a random order until the share of the row is reached.
+        """Choose random words (or tokens) of each row until their share of the row's tokens is reached.
 
         The last word is taken with the probability that makes the share exact on average.
         """

@@ -43,6 +43,6 @@ class PrefixSplit:
 
 
 def _cuts(counts_B: Int64[ndarray, " rows"], generator: np.random.Generator) -> Int64[ndarray, " rows"]:
-    """Draw the length of each prefix, below the length of its row."""
+    """Draw a random length for the prefix of each row, below the length of the row."""
     cuts_B: Int64[ndarray, " rows"] = np.floor(generator.random(len(counts_B)) * counts_B).astype(np.int64)
     return cuts_B

@@ -154,7 +154,7 @@ def _target(
     first_N: Bool[ndarray, " tokens"],
     sentinels_N: Int64[ndarray, " tokens"],
 ) -> Ragged:
-    """Return the targets: the removed spans of each row, each after its sentinel."""
+    """Return the decoder targets of span corruption: the removed spans of each row, each after its sentinel."""
     taken, first = rows.keep(noise_N), first_N[noise_N]
     spans_B = sum_rows(first_N.astype(np.int64), rows.lengths)
     target_index = np.arange(len(first)) + np.cumsum(first)
@@ -257,7 +257,7 @@ def _permute(rows: Ragged, words: WordBoundaries, generator: np.random.Generator
 
 
 def _poisson_table(mean: float) -> Float[ndarray, " lengths"]:
-    """Return the probabilities of a length of at most 0, 1, 2, ... tokens."""
+    """Return the cumulative Poisson probabilities of span lengths of at most 0, 1, 2, ... tokens."""
     terms = [float(np.exp(-mean))]
     while len(terms) <= mean or terms[-1] > np.finfo(np.float64).tiny:
         terms.append(terms[-1] * mean / len(terms))

@@ -57,7 +57,7 @@ class ListedExamples:
 
 
 def json_lines(examples: Examples) -> str:
-    """Return the records of examples as JSON lines."""
+    """Return the text of a JSON-lines file with the examples, one object per line."""
     return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in examples.records)
 
 
@@ -76,7 +76,7 @@ def json_lines_entry(examples: Examples, path: Path, form: type[Form]) -> dict[s
 
 
 def _size(values: object) -> int | None:
-    """Return the number of values of an example; None if it is not a sequence of values."""
+    """Return the number of values in a Python example; None if the example is not a sequence of values."""
     return len(values) if isinstance(values, Sequence) and not isinstance(values, str) else None
 
 

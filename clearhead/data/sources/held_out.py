@@ -17,7 +17,7 @@ Labels = Sequence[Hashable] | None
 
 
 def draw_rows(keys: Keys, share: float, labels: Labels = None) -> list[int]:
-    """Draw the rows to hold out: at most the share of all rows, and of each label at most the share, rounded up.
+    """Draw validation rows: at most `share` of all rows, and at most `share` of each label's rows, rounded up.
 
     Args:
         keys: the texts of each row. Rows with a common text stay together, and rows without a text are not drawn.

@@ -52,7 +52,7 @@ def stream_lines(path: Path, span: range | None = None) -> Iterator[str]:
 
 
 def find_share(path: Path, number: int, count: int) -> range:
-    """Return the byte range of one of several contiguous shares of a file's lines.
+    """Divide the lines of a file into `count` contiguous shares, and return the byte range of one share.
 
     The bytes of the file are cut into equal spans. A line belongs to the share whose span contains its first byte. A
     share can therefore be empty. The lines before the share are not read.
@@ -168,7 +168,7 @@ def size_and_ends(path: Path) -> tuple[int, str]:
 
 
 def empty_file(path: Path) -> InputError:
-    """Return the error for a file without text."""
+    """Return the error to raise for a file without text."""
     return InputError(f"{path}: the file is empty; expected at least one line of text")
 
 

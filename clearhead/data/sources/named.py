@@ -51,7 +51,7 @@ class NamedDataset:
 
 
 def parse_dataset_name(text: str | Path, *, split: str | None = "train") -> NamedDataset | None:
-    """Parse the name of a data set on the command line; None if it names a file or a folder.
+    """Parse the name of a data set on the command line; return None if the text names a file or a folder.
 
     Args:
         text: the argument of the command.

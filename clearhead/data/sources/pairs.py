@@ -43,7 +43,7 @@ def read_pairs(source: TableSource, share: Share = WHOLE) -> DataTable:
 
 
 def pair_keys(pairs: DataTable) -> list[list[tuple[str, str]]]:
-    """Return the two sides of each pair as keys: pairs with a common side stay together. Empty pairs have no keys."""
+    """Return both texts of each pair as grouping keys: pairs with a common text stay together. Empty pairs: none."""
     sides = zip(pairs["source"], pairs["target"], strict=True)
     return [
         [("source", source.strip()), ("target", target.strip())] if source.strip() and target.strip() else []
@@ -58,7 +58,7 @@ def equal_sides_warning(pairs: DataTable) -> str:
 
 
 class FilePair(Form):
-    """Text pairs in two aligned files."""
+    """The [data] keys for pairs in two aligned files: line n of one translates line n of the other."""
 
     #: A file with a text in each line.
     source: Filled = Field(examples=["train.de"])
@@ -66,12 +66,12 @@ class FilePair(Form):
     target: Filled = Field(examples=["train.en"])
 
     def as_source(self) -> TableSource:
-        """Return the source that reads the pairs from the two files."""
+        """Return the source that reads pairs from the two files."""
         return parallel_files(user_path(self.source), user_path(self.target))
 
 
 class PairTable(Form):
-    """Text pairs in a file of tab-separated columns."""
+    """The [data] keys for pairs in a file of tab-separated columns."""
 
     #: A file of tab-separated columns.
     tsv: Filled = Field(examples=["train.tsv"])
@@ -81,13 +81,13 @@ class PairTable(Form):
     target_column: Column = 2
 
     def as_source(self) -> TableSource:
-        """Return the source that reads the pairs from two columns of the file."""
+        """Return the source that reads pairs from the two columns."""
         columns = {"source": self.source_column, "target": self.target_column}
         return DelimitedFile(user_path(self.tsv), columns, keys=_COLUMNS)
 
 
 class PairLines(Form):
-    """Text pairs in a file with one JSON object per line."""
+    """The [data] keys for pairs in a file with one JSON object per line."""
 
     #: A file with one JSON object per line.
     jsonl: Filled = Field(examples=["train.jsonl"])
@@ -97,13 +97,13 @@ class PairLines(Form):
     target_field: Filled = "target"
 
     def as_source(self) -> TableSource:
-        """Return the source that reads the pairs from two fields of each object."""
+        """Return the source that reads pairs from the two fields of each object."""
         fields = {"source": self.source_field, "target": self.target_field}
         return JsonLinesFile(user_path(self.jsonl), fields, keys=_FIELDS)
 
 
 class PairDataset(Form):
-    """Text pairs in a Hugging Face data set or a Parquet file."""
+    """The [data] keys for pairs in a Hugging Face data set or a Parquet file."""
 
     #: The name on the hub, a folder, or a Parquet file.
     dataset: Filled = Field(examples=["name"])
@@ -119,7 +119,7 @@ class PairDataset(Form):
     target_field: Filled | None = None
 
     def as_source(self) -> TableSource:
-        """Return a source of pairs from two fields of the data set."""
+        """Return the source that reads pairs from two fields of the data set."""
         fields = {"source": self.source_field or "source", "target": self.target_field or "target"}
         return Dataset(self.dataset, self.split, fields, self.config, keys=_FIELDS, revision=self.revision)
 

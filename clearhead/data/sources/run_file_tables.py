@@ -48,12 +48,12 @@ class Form(RunFileSection):
 
     @classmethod
     def marker(cls) -> str:
-        """Return the first key, which only this form has."""
+        """Return the first key of the form, by which a table of this form is recognized."""
         return next(iter(cls.model_fields))
 
     @classmethod
     def example(cls) -> dict[str, str]:
-        """Return the required keys with their example values."""
+        """Return the required keys with example values, for messages."""
         return {name: (field.examples or ["-"])[0] for name, field in cls.model_fields.items() if field.is_required()}
 
     def as_source(self) -> Any:
@@ -69,7 +69,7 @@ FormT = TypeVar("FormT", bound=Form)
 
 
 def form_of(table: Mapping[str, Any], forms: Sequence[type[FormT]]) -> type[FormT] | None:
-    """Return the form of a table; None if it has no form or several forms."""
+    """Return the form that a table has by its keys; None if no form or several forms match."""
     # A required key of the first form without its marker still selects the first form: the marker is missing.
     matching = [form for form in forms if form.marker() in table] or [
         form for form in forms[:1] if any(name in table for name in form.example())

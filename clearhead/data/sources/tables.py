@@ -104,7 +104,7 @@ TABLE_FORMATS: Final[Mapping[str, tuple[str, Mapping[str, str]]]] = {
 
 @dataclass(frozen=True)
 class DataTable:
-    """Columns that were read from a source.
+    """Table of the rows that were read from a source, stored as columns.
 
     Args:
         columns: the values of each column by role, such as "source" or "label".
@@ -126,7 +126,7 @@ class DataTable:
         return self.columns[role]
 
     def select(self, rows: Sequence[int]) -> DataTable:
-        """Return a table of some rows, given by their indices from 0."""
+        """Return a table with only the rows at the given indices, counted from 0."""
         columns = {role: [values[row] for row in rows] for role, values in self.columns.items()}
         return DataTable(columns, [self.numbers[row] for row in rows], self.where)
 
@@ -529,7 +529,7 @@ def read_table(
 
 
 def _choose_held_out(keys: Keys, labels: Labels, share: Share, what: str) -> list[int]:
-    """Return the rows to hold out; warns if validation and training read equal rows."""
+    """Return the rows to hold out for validation; warn if rows equal to them remain in the training data."""
     size = 1.0 - (share[0] or share[1])
     # If groups of equal texts exceed the share, a larger share is better than equal texts on both sides.
     held = draw_rows(keys, size, labels) or draw_rows(keys, min(0.5, 2 * size), labels)
@@ -545,7 +545,7 @@ def _choose_held_out(keys: Keys, labels: Labels, share: Share, what: str) -> lis
 
 
 def _format_cells(cells: Sequence[str]) -> str:
-    """Return the columns of a line with their numbers, as text."""
+    """Return the cells of a line as a text that numbers them, for messages."""
     shown = [f"{number} {json_text(cell)}" for number, cell in enumerate(cells[:_MOST_SHOWN], start=1)]
     return ", ".join(shown) + (f" and {len(cells) - _MOST_SHOWN} more" if len(cells) > _MOST_SHOWN else "")
 
@@ -568,7 +568,7 @@ def _value(record: object, source: JsonLinesFile | Dataset | Examples, role: str
 
 
 def field_value(record: object, field: str, location: str, advice: str = "") -> object:
-    """Return the value of a field in a record, or of a path of fields joined with dots.
+    """Return the value of a field in a JSON object; a name with dots, such as "a.b", is a path of nested fields.
 
     Args:
         record: a JSON value.

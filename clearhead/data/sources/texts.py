@@ -211,7 +211,7 @@ class TextSize:
 
 
 def measure(source: TextSource) -> TextSize:
-    """Count the documents and characters of a source, and report faults of the source before any long work.
+    """Count documents and characters of a text source by reading it, so that faults in it are found early.
 
     Raises:
         InputError: the source cannot be read, or has nothing but white space.
@@ -226,7 +226,7 @@ def measure(source: TextSource) -> TextSize:
 
 
 def read_chunks(source: TextSource, share: Share, size: TextSize) -> Iterator[TextChunk]:
-    """Yield a share of the documents, chunk by chunk.
+    """Yield a share of the documents of a source, such as the first 90 %, chunk by chunk.
 
     Args:
         source: the source of the text.
@@ -332,7 +332,7 @@ def _visible_files(folder: Path) -> Iterator[PurePath]:
 
 
 class TextTable(Form):
-    """Running text in a file, a folder of files, or JSON lines."""
+    """The [data] keys for running text in a file, a folder of files, or JSON lines."""
 
     #: A file, a folder of files, or a .jsonl file; of JSON lines, also in a folder, one field is read.
     text: Filled = Field(examples=["train.txt"])
@@ -344,7 +344,7 @@ class TextTable(Form):
     pattern: Filled | None = None
 
     def as_source(self) -> TextSource:
-        """Return the source that reads the text."""
+        """Return the source that reads the text as documents."""
         path, document = user_path(self.text), self.document or "file"
         if self.pattern is not None and (path.is_file() or has_ending(path, _JSON_LINES)):
             raise InputError(
@@ -363,7 +363,7 @@ class TextTable(Form):
 
 
 class TextDataset(Form):
-    """Running text in a Hugging Face data set, or in a table in a file."""
+    """The [data] keys for running text in a Hugging Face data set, or in a table in a file."""
 
     #: The name on the hub, a folder, or a table: a .parquet, .csv, .tsv or .json file.
     dataset: Filled = Field(examples=["name"])
@@ -379,7 +379,7 @@ class TextDataset(Form):
     document: DocumentKind | None = None
 
     def as_source(self) -> TextSource:
-        """Return the source that reads the texts from one field of the data set."""
+        """Return the source that reads the texts in one field of the data set."""
         fields = {"text": self.field or "text"}
         rows = Dataset(self.dataset, self.split, fields, self.config, keys=_KEYS, revision=self.revision)
         return TextRows(rows, self.document or "file")

@@ -45,7 +45,7 @@ class Documents:
         return len(self.documents.ids)
 
     def boundary_ids(self, document: int) -> PrefixSuffix:
-        """Return the ids before and after those of a document in its sequence."""
+        """Return the special ids before and after a document."""
         return self.tokenizer.special_tokens.for_target
 
     def sequence(self, document: int, start: int, stop: int) -> Int64[ndarray, " _"]:
@@ -127,7 +127,7 @@ def prepare_corpus(source: TextSource, tokenizer: Tokenizer, *, share: Share = W
 
 
 def _write(writer: ArrayWriter, chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Write the ids and offsets of all documents that have a token; return facts about them for the record."""
+    """Write ids and offsets of all documents with a token into a store, and return facts about the store."""
     end = length = num_bytes = 0
     largest = -1
 

@@ -55,7 +55,7 @@ class ArrayWriter:
             file.write(rows.data)
 
     def finish(self, facts: Mapping[str, Any]) -> None:
-        """Write the record of the store: facts, array shapes and a hash of all arrays."""
+        """Finish the store: write a file with facts, array shapes and a hash of all arrays."""
         content = [[name, *form, self._hashes[name].hexdigest()] for name, form in self._forms.items()]
         identity = hashlib.sha256(json.dumps(content).encode()).hexdigest()
         write_json(self._folder / _RECORD, {**FORMAT.header(), **facts, "arrays": self._forms, "identity": identity})
@@ -137,7 +137,7 @@ class Store:
 
     @cached_property
     def longest(self) -> tuple[int, int]:
-        """The largest input length of the first stack, and that of the last stack."""
+        """The number of tokens of the longest example, for the first stack and for the last stack."""
         lengths = self.input_lengths
         return int(lengths[0].max()), int(lengths[-1].max())
 
@@ -152,7 +152,7 @@ class Store:
 
 
 def joint_lengths(store: Store) -> list[Rows]:
-    """Return the total length of each example, for models that read all its texts with one stack."""
+    """Return the number of ids of all texts of each example together, for models that read them with one stack."""
     lengths: Rows = np.sum([text.lengths for text in store.texts], axis=0)
     return [lengths]
 
@@ -225,7 +225,7 @@ def keep_pairs(
     max_ratio: float | None,
     num_special: tuple[int, int] = (1, 1),
 ) -> tuple[Bool[ndarray, " rows"], dict[str, int]]:
-    """Decide which pairs to keep; a pair with several faults counts once, for the first fault.
+    """Return which pairs pass the length filters, and counts of dropped pairs by their first fault.
 
     Args:
         source_lengths: the number of tokens of each source, without special tokens.

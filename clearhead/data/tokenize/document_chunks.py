@@ -81,14 +81,14 @@ def cut_before(limit: int, text: str, tokenizer: Tokenizer) -> tuple[int, int] |
 
 
 def _cuts_at(space: re.Match[str]) -> list[tuple[int, int]]:
-    """Return the possible cuts at some white space: it goes left, right, to both sides, or is dropped."""
+    """Return the possible cuts of a text at white space, which may stay left, right, on both sides or be dropped."""
     start, stop = space.span()
     cuts = [(stop, stop), (start, start), (start + 1, start + 1), (start, start + 1), (start, stop)]
     return list(dict.fromkeys(cuts))
 
 
 def _first_allowed(text: str, cuts: list[tuple[int, int]], tokenizer: Tokenizer) -> tuple[int, int] | None:
-    """Return the first cut that does not change the ids around it, or None."""
+    """Return the first of several cuts that does not change the ids around it; None if all change them."""
     samples: list[str] = []
     for stop, start in cuts:
         first, last = max(0, stop - _CONTEXT), start + _CONTEXT
@@ -109,7 +109,7 @@ def encode_chunks(chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterator
 
 
 def _batches(parts: Iterable[tuple[str, bool]]) -> Iterator[tuple[list[str], list[bool]]]:
-    """Group parts into batches for the tokenizer."""
+    """Group parts of documents into batches for the tokenizer."""
     texts: list[str] = []
     starts: list[bool] = []
     room = _BATCH_CHARACTERS

@@ -66,12 +66,12 @@ class TaskRecord(Printed, BaseModel):
     Args:
         kind: the name of the task, as in its run file.
         labels: the names of the labels, in the order of the outputs; empty for vocabulary heads and vectors.
-        label_kind: the kind of labels; None for tasks without labels.
+        label_kind: the kind of labels; None for a task without labels.
         max_length: the longest training sequence in tokens, with special tokens; None means unknown.
         is_paired: True if the model reads pairs of texts. None means unknown; then texts and pairs are accepted.
         number_mean, number_scale: mean and scale of a regression: a predicted number is output * number_scale +
             number_mean.
-        noise: the noise in the training text; None for tasks without noise.
+        noise: the noise in the training text; None for a task without noise.
         repeats: the first id of the decoder's input, if the decoder reads the encoder's input shifted right. It
             is the start token ("start") or the last id of the text ("last"). None means that the
             decoder reads another text, or the start token alone.

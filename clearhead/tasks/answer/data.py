@@ -89,7 +89,7 @@ class SquadFile:
             ) from None
 
     def _items(self, record: object, number: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], object]]:
-        """Yield the items of the list at the next level of the layout, each with its number."""
+        """Yield the articles, paragraphs or questions in the list of a JSON object, each with its number."""
         for index, value in enumerate(_list_of(record, _LAYOUT[len(number)], self.location(number))):
             yield (*number, index), value
 
@@ -104,7 +104,7 @@ class SquadFile:
 
 
 class QuestionRows(CheckedRows):
-    """Questions from the rows of a table, checked.
+    """Source of questions that are read from the rows of a table and checked.
 
     The table has the columns "context", "question", "answer" and "start". The last two hold lists if several answers
     are right, and null if the context holds none.
@@ -114,7 +114,7 @@ class QuestionRows(CheckedRows):
     columns: ClassVar[tuple[str, ...]] = _COLUMNS
 
     def check(self, record: Mapping[str, Any], location: str) -> tuple[Any, ...]:
-        """Return the values of a row, or raise an error if they are unusable."""
+        """Return context, question and answers of a row, or raise an error if a value is unusable."""
         context, question = (
             _read_nonempty_text(record, "context", location),
             _read_nonempty_text(record, "question", location),
@@ -230,7 +230,7 @@ def read_answers(source: TableSource, share: Share = WHOLE) -> DataTable:
 
 
 def _group_keys(data: DataTable) -> tuple[list[list[str]], list[bool]]:
-    """Return two keys per question: its context, and True if it has an answer."""
+    """Return the grouping keys of the questions: the context of each, and True for each with an answer."""
     return [[context] for context in data["context"]], list(map(bool, data["answers"]))
 
 

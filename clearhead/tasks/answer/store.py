@@ -78,7 +78,7 @@ def context_text(store: Store, question: int) -> str:
 
 
 def gold_texts(store: Store) -> list[list[str]]:
-    """Return the right answers to each question; the list is empty if the context holds none."""
+    """Return the list of right answers to each question, empty if the context holds no answer."""
     golds = store.ragged_rows("gold")
     return [json.loads(golds[question].tobytes()) for question in range(len(golds))]
 
@@ -111,7 +111,7 @@ def prepare_answers(source: TableSource, tokenizer: Tokenizer, *, max_length: in
 
 
 def token_span(spans_T2: Integer[ndarray, "tokens 2"], gold: GoldAnswer) -> tuple[int, int] | None:
-    """Return the first and the last token that cover a character of the answer.
+    """Return the indices of the first and the last context token that overlap with the answer.
 
     Args:
         spans_T2: the first character of each token of the context, and the character after its last one.
@@ -196,7 +196,7 @@ def _encode(data: DataTable, tokenizer: Tokenizer, max_length: int, num_special:
 
 
 class _WindowCollector:
-    """Collector of the windows of all questions.
+    """Collects the windows of all questions for a store.
 
     Args:
         contexts: the ids of each context.
@@ -234,14 +234,14 @@ class _WindowCollector:
 
 
 def _label(answer: tuple[int, int] | None, window: range) -> tuple[int, int]:
-    """Return the first and the last token of an answer within a window, or NO_ANSWER twice if it is not complete."""
+    """Return an answer's first and last token within a window, or NO_ANSWER twice if the window lacks a part of it."""
     if answer is None or answer[0] < window.start or answer[1] >= window.stop:
         return _NO_ANSWER_SPAN
     return answer[0] - window.start, answer[1] - window.start
 
 
 def _bytes(texts: Sequence[str]) -> Ragged:
-    """Return texts as a ragged array, one row of UTF-8 bytes per text."""
+    """Return a ragged array of the texts in UTF-8, one row of bytes per text."""
     encoded = [text.encode() for text in texts]
     lengths = np.array(list(map(len, encoded)), dtype=np.int64)
     return Ragged.of(np.frombuffer(b"".join(encoded), dtype=np.uint8), lengths)

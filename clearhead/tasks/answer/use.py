@@ -177,7 +177,7 @@ def window_length(module: Transformer, record: TaskRecord) -> int:
 
 
 def longest_answer(record: TaskRecord) -> int:
-    """Return the maximum number of tokens in an answer of a model."""
+    """Return the maximum answer length in tokens: that of the training answers, or a default if unknown."""
     return record.answer_tokens or MAX_ANSWER_TOKENS
 
 
@@ -190,7 +190,7 @@ def window_scores(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> Iterator[tuple[int, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]]:
-    """Yield the log-probabilities of each window: that an answer starts, and that it ends, at each of its tokens.
+    """Yield, per window, the log-probabilities that the answer starts and that it ends at each token.
 
     Args:
         module: a model whose head scores each token as start and as end of an answer. It runs in evaluation mode, and
@@ -444,7 +444,7 @@ class _BestSpan:
 
 
 def _measures(loss: float, predicted: list[str], golds: list[list[str]]) -> AnswerMeasures:
-    """Return the scores over all questions, and separately with and without an answer if both kinds occur."""
+    """Return the metrics of predicted answers; if some questions have no answer, also per kind of question."""
     kinds: dict[bool, AnswerScores] = {}
     for has_answer in {bool(gold) for gold in golds}:
         rows = [row for row, gold in enumerate(golds) if bool(gold) == has_answer]

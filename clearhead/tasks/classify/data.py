@@ -51,7 +51,7 @@ class ClassifyTask(PooledSection):
 
 
 class LabelledTable(Form):
-    """The [data] keys for a table or JSON lines, or for a text file with a file of labels and one of second texts."""
+    """The [data] keys for a table, JSON lines, or line-aligned files of texts, labels and, for pairs, second texts."""
 
     #: A .tsv, .csv or .jsonl file; or a file with one text per line.
     text: Filled = Field(examples=["train.tsv"])
@@ -109,14 +109,14 @@ class LabelledDataset(Form):
 
 
 def _name(role: str, column: int | str) -> str:
-    """Return the name of a field or a file; a column number is refused."""
+    """Return a [data] value that names a field or a file; raise an error if it is a column number."""
     if isinstance(column, int):
         raise InputError(key(_KEYS[role]) + f" is {column}; expected the name of a field or a file")
     return column
 
 
 def _is_delimited(path: Path | str) -> bool:
-    """Return whether a file has numbered columns: .tsv or .csv."""
+    """Return whether a file name ends in .tsv or .csv, so that columns can be given by number."""
     return has_ending(path, ".tsv", ".csv")
 
 
@@ -140,7 +140,7 @@ def read_labelled(source: TableSource, share: Share = WHOLE, *, kind: LabelKind 
 
 
 def _group_keys(data: DataTable, kind: LabelKind) -> tuple[list[list[str]], list[Hashable] | None]:
-    """Return two keys per example: its text (or both texts joined), and its labels; None for numbers."""
+    """Return the grouping keys of the examples: texts (pairs joined), and labels (None for a regression)."""
     texts = ["\n".join(texts).strip() for texts in zip(*text_columns(data), strict=True)]
     keys = [[text] if text else [] for text in texts]
     if kind == "regression":
@@ -152,7 +152,7 @@ def _group_keys(data: DataTable, kind: LabelKind) -> tuple[list[list[str]], list
 
 
 def text_columns(data: DataTable) -> list[list[str]]:
-    """Return one list with all texts, or for pairs two lists, with the first and the second texts."""
+    """Return the columns of texts: one list for single texts; for pairs, the list of first and of second texts."""
     return [list(data[role]) for role in ("text", "pair") if role in data]
 
 
@@ -220,7 +220,7 @@ def _read_labelled_examples(options: Mapping[str, Any], train: LabelledExamples 
 
 
 def _labels(data: DataTable, options: Mapping[str, Any], train: LabelledExamples | None) -> LabelSet:
-    """Return the labels of the training examples; the labels of validation examples must be among them."""
+    """Return the label set of the training data, after checking that it contains the labels of validation data."""
     # Imported late: it loads NumPy, which would delay the messages about faulty run files.
     from clearhead.tasks.classify.label_set import learn_labels
 
@@ -232,7 +232,7 @@ def _labels(data: DataTable, options: Mapping[str, Any], train: LabelledExamples
 
 
 def _label_kind(data: DataTable, wanted: str | None) -> LabelKind:
-    """Return the wanted kind of labels, or derive it: lists, numbers with decimals, or names."""
+    """Return the kind of labels that the user set, or derive it from the labels."""
     kinds: tuple[LabelKind, ...] = get_args(LabelKind)
     for kind in kinds:
         if kind == wanted:
@@ -250,7 +250,7 @@ def _label_kind(data: DataTable, wanted: str | None) -> LabelKind:
 
 
 def _read(source: TableSource, share: Share, task: Mapping[str, Any]) -> DataTable:
-    """Read a source; a faulty kind of labels is ignored here, and reported by the check of the run file."""
+    """Read labelled texts of the kind in [task]; a faulty kind is ignored, since the run file's check reports it."""
     kinds: tuple[LabelKind, ...] = get_args(LabelKind)
     kind = next((kind for kind in kinds if kind == task.get("labels")), kinds[0])
     return read_labelled(source, share, kind=kind)

@@ -125,7 +125,7 @@ def learn_labels(data: DataTable, kind: LabelKind) -> LabelSet:
 
 
 def _order(name: str) -> tuple[int, float, str]:
-    """Return a sort key: whole numbers by size, then names alphabetically."""
+    """Return the sort key of a class name: whole numbers sort by size, before other names in alphabetical order."""
     return (0, float(name), name) if re.fullmatch("-?[0-9]+", name) else (1, 0.0, name)
 
 
@@ -141,12 +141,12 @@ def _format_names(names: Sequence[str]) -> str:
 
 
 def _counts(data: DataTable, kind: LabelKind) -> Counter[str]:
-    """Return the number of occurrences of each class."""
+    """Return the number of examples with each class."""
     return Counter(itertools.chain.from_iterable(_names(data, kind)))
 
 
 def _names(data: DataTable, kind: LabelKind) -> Iterator[list[str]]:
-    """Yield the distinct classes of each row."""
+    """Yield the names of the distinct classes of each example."""
     for row, label in enumerate(data["labels"]):
         yield [_class(label, data.location(row))] if kind == "single_label" else _classes(label, data.location(row))
 
@@ -188,7 +188,7 @@ def _name(value: object, location: str, hint: str) -> str:
 
 
 def _numbers(data: DataTable) -> Float[ndarray, " texts"]:
-    """Return the labels of the data as numbers."""
+    """Return the regression labels of the examples as numbers."""
     return np.array([_number(label, data.location(row)) for row, label in enumerate(data["labels"])], dtype=np.float64)
 
 

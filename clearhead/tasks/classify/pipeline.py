@@ -36,7 +36,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
 
 
 def _only_label(model: Any) -> str:
-    """Return the name of the only output of a regression model."""
+    """Return the label name for the output of a regression model, as Hugging Face pipelines report it."""
     loaded = None if model.hf_checkpoint is None else model.hf_checkpoint.loaded
     names = {} if loaded is None else loaded.config.get("id2label") or {}
     return str(names.get("0", "LABEL_0"))

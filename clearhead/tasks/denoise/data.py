@@ -24,7 +24,7 @@ class DenoiseTask(TaskSection):
     mean_span: Annotated[float, Field(ge=1.0)] = 3.0
 
     def defaults(self, family: Family) -> dict[str, object]:
-        """Return the default share of the papers: 15 % of the tokens for "spans", 30 % for "infill"."""
+        """Return the default share of tokens to corrupt, from the papers: 15 % for "spans", 30 % for "infill"."""
         return {"noise_share": 0.3 if self.noise == "infill" else 0.15}
 
 

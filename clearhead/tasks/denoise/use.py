@@ -17,6 +17,6 @@ def predict(model: Any, texts: Sequence[str], *, batch_size: int | None = None) 
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
-    """Return the loss of the tokens that the noise of training hides."""
+    """Return the loss of the tokens that are hidden when the text is corrupted as in training."""
     objective = build_objective(noise_of(model), model.tokenizers.source)
     return measure_hidden_tokens(model, corpus_of(model, data), objective, options.batch_size)

@@ -111,7 +111,7 @@ def store_groups(store: Store) -> Rows:
 
 
 def _root(group: list[int], row: int) -> int:
-    """Return the first pair of a pair's group, and shorten the path for later calls."""
+    """Return the first pair of a pair's group (union-find root), and shorten the path for later calls."""
     while (parent := group[row]) != row:
         group[row] = group[parent]
         row = parent
@@ -134,7 +134,7 @@ class ContrastivePlan(LengthPlan):
         return [batches[index] for index in np.argsort(bits[len(self) : len(self) + len(batches)], kind="stable")]
 
     def _cut_group(self, rows: Indices) -> list[Indices]:
-        """Return the batches of a group, sorted by length, longest first."""
+        """Return the batches of one group of rows, which is first sorted by length, longest first."""
         # Among pairs with the same longest side, sort by the difference, so that the other side has little padding.
         batches = self._cut(rows[np.lexsort(((self._source - self._target)[rows], self._longest[rows]))])
         if len(batches) > 1 and len(batches[-1]) < len(batches[-2]):
@@ -144,7 +144,7 @@ class ContrastivePlan(LengthPlan):
 
 
 def contrastive_plan(store: Store, collator: InputCollator, *, batch_tokens: int, seed: int) -> ContrastivePlan:
-    """Return the plan for a store in which the model reads each text of a pair alone; see `LengthPlan`."""
+    """Return the batch plan for a store of pairs whose two texts the model reads separately; see `LengthPlan`."""
     num_special = collator.special_tokens.num_added()
     lengths = (side.lengths + num_special for side in store.texts)
     return ContrastivePlan(*lengths, batch_tokens=batch_tokens, seed=seed)

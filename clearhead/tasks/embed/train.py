@@ -77,7 +77,7 @@ class Training(PairTraining):
         )
 
     def _stores(self, tokenizer: Tokenizer) -> Stores[Store]:
-        """Return the prepared pairs of training and validation; each text has the special tokens of a single text."""
+        """Return the tokenized training and validation pairs; each text has the special tokens of a single text."""
         length, extra = self.run_file.data.max_length, tokenizer.special_tokens.num_added()
         if length < extra + 1:
             raise InputError(
@@ -130,7 +130,7 @@ def batch_loss(
     """Return the summed loss of a batch with its number of pairs, and the vectors of both sides.
 
     Args:
-        module: a Transformer whose head pools.
+        module: a Transformer whose head pools each text into one vector.
         batch: the batch, on the device of the module.
         temperature: the number that divides the cosines.
         start: the id that the decoder of a model with two stacks reads, attending to the encoder's output. None means

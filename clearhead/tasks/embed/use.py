@@ -149,11 +149,11 @@ def predict(model: Any, texts: Sequence[Any], *, batch_size: int | None = None) 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class RecallMeasures(Measures):
-    """Recall@1: the share of texts whose nearest vector on the other side is that of their partner.
+    """Recall@1: the share of texts whose partner has the nearest vector among all texts of the other side.
 
     Args:
-        recall_at_1: the mean of both directions, 0 to 1.
-        forward, backward: the recall of the sources, and that of the targets, 0 to 1.
+        recall_at_1: the mean of `forward` and `backward`, 0 to 1.
+        forward, backward: recall@1 of the sources, and recall@1 of the targets, 0 to 1.
         pairs: the number of pairs.
     """
 
@@ -193,7 +193,7 @@ class SimilarityMeasures(Measures):
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
-    """Return the recall of partners, or with `similarities` the correlation with the expected similarities."""
+    """Return recall@1 of pairs, or the correlation of cosines with expected similarities if `options` has these."""
     table = pairs_of(data, "embed")
     firsts, seconds = list(table["source"]), list(table["target"])
     for index, pair in enumerate(zip(firsts, seconds, strict=True)):

@@ -95,18 +95,18 @@ def _f1(
     predicted_L: Integer[ndarray, " labels"],
     expected_L: Integer[ndarray, " labels"],
 ) -> Float[ndarray, " labels"]:
-    """Return F1 = 2 correct / (predicted + expected), the harmonic mean of precision and recall."""
+    """Return F1 = 2 correct / (predicted + expected) from the counts of correct, predicted and expected labels."""
     total_L = predicted_L + expected_L
     return np.where(total_L > 0, 2.0 * correct_L / np.maximum(total_L, 1), np.nan)
 
 
 def mean_squared_error(predicted_N: Real[ndarray, " examples"], expected_N: Real[ndarray, " examples"]) -> float:
-    """Return the mean of the squared differences; needs at least one example."""
+    """Return the mean squared difference of predicted and expected numbers; needs at least one example."""
     return float(np.mean(np.square(np.asarray(predicted_N, np.float64) - np.asarray(expected_N, np.float64))))
 
 
 def pearson(first_N: Real[ndarray, " examples"], second_N: Real[ndarray, " examples"]) -> float:
-    """Return the linear correlation, -1 to 1; 0 if a side is constant.
+    """Return the linear correlation of two number sequences, -1 to 1; 0 if one of them is constant.
 
     Args:
         first_N, second_N: the two numbers of each example.
@@ -122,7 +122,7 @@ def pearson(first_N: Real[ndarray, " examples"], second_N: Real[ndarray, " examp
 
 
 def spearman(first_N: Real[ndarray, " examples"], second_N: Real[ndarray, " examples"]) -> float:
-    """Return the rank correlation, -1 to 1; equal numbers share the mean of their ranks.
+    """Return the rank correlation of two number sequences, -1 to 1; equal numbers get the mean of their ranks.
 
     Args:
         first_N, second_N: the two numbers of each example.

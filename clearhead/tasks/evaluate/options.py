@@ -45,7 +45,7 @@ class EvaluatedModel(Protocol):
 
     @property
     def tree(self) -> Transformer:
-        """The module that computes: the plain module, or a faster replica."""
+        """The module that computes the outputs: the plain module, or a faster replica with the same weights."""
 
     @property
     def hf_checkpoint(self) -> object | None:
@@ -53,7 +53,7 @@ class EvaluatedModel(Protocol):
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """The special tokens of input and output."""
+        """The special tokens of the model's input and output texts."""
 
     def translate(self, texts: list[str], **options: Unpack[TranslateKwargs]) -> list[str]:
         """Return the translation of each text."""

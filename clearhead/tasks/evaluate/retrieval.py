@@ -32,7 +32,7 @@ class Recall:
 
     @property
     def mean(self) -> float:
-        """The mean of both directions."""
+        """The mean of the forward and the backward recall."""
         return (self.forward + self.backward) / 2
 
 
@@ -71,7 +71,7 @@ def _one_way_recall(
     k: int,
     groups_N: Int64[ndarray, " pairs"],
 ) -> float:
-    """Return the share of queries whose best right candidate has fewer than k wrong ones at least as similar."""
+    """Return the share of queries for which fewer than k wrong candidates are as similar as the best right one."""
     rows = max(1, _CHUNK_ENTRIES // len(candidates_ND))
     hits = 0
     for start in range(0, len(queries_ND), rows):
@@ -83,7 +83,7 @@ def _one_way_recall(
 
 
 def check_pairs(firsts: Sized, seconds: Sized) -> None:
-    """Raise an error if the two sides have different lengths.
+    """Raise an error if the numbers of first and second texts differ.
 
     Raises:
         InputError: the counts differ.

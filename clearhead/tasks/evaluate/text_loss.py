@@ -55,7 +55,7 @@ def sequence_loss(
     stride: int | None = None,
     batch_size: int | None = None,
 ) -> TextLoss:
-    """Return the loss of all sequences together, without storing values per token.
+    """Return the total loss of token sequences under a language model, without storing values per token.
 
     Args:
         module, sequences, pad_id, window, stride, batch_size: the arguments of `score_sequences`; sequences may be

@@ -23,7 +23,7 @@ class TranslationScores:
 
 
 def join_segments(text: str) -> str:
-    """Join the segments of words in a text: a segment that ends in "@@ " continues in the next one."""
+    """Join subword segments to words, such as "trans@@ late" to "translate"."""
     return re.sub(r"@@(?: |$)", "", text)
 
 

@@ -65,7 +65,7 @@ class Filled(Printed):
 
 @dataclass(frozen=True)
 class _MaskedText:
-    """Ids of a text with mask tokens, and the positions of its blanks among the ids and the characters."""
+    """Ids of a text with a mask token for each blank; positions of the blanks in ids and in characters."""
 
     ids: list[int]
     places: list[int]
@@ -168,7 +168,7 @@ def _blank_spans(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
 def _read_start(
     text: str, number: int, tokenizer: Tokenizer, words: WordBoundaries, most: int
 ) -> tuple[_MaskedText, bool]:
-    """Return the first `most` ids of a text with its blanks, and whether the text is longer."""
+    """Return a text masked at its blanks, truncated to `most` ids, and whether it was truncated."""
     late_blanks = InputError(
         nth_text(number) + f" has its blanks after the {most} tokens that the model reads; shorten the text before them"
     )
@@ -188,7 +188,7 @@ def _read_start(
 
 
 def _mask_blanks(text: str, number: int, tokenizer: Tokenizer, words: WordBoundaries) -> _MaskedText:
-    """Return the ids of a text, with a mask token in place of each blank."""
+    """Return the ids of a text with a mask token in place of each blank, and the positions of the blanks."""
     mask_id = _mask_id(tokenizer)
     mask_text = tokenizer.tokens([mask_id])[0]
     spans = _blank_spans(text, tokenizer)
@@ -277,7 +277,7 @@ def _answers(
 
 
 def _fill_blanks(text: str, spans: Sequence[tuple[int, int]], fillings: Sequence[str], carries_space: bool) -> str:
-    """Return a text with its blanks filled; each filled token decides whether a space precedes it."""
+    """Return a text with filled blanks; if `carries_space`, a filling without leading space joins the word before."""
     result, last = "", 0
     for (start, end), filling in zip(spans, fillings, strict=True):
         result, last = result + text[last:start], end
@@ -306,6 +306,6 @@ def read_texts(texts: Sequence[str], collator: InputCollator, tokenizer: Tokeniz
 
 
 def measure(model: EvaluatedModel, data: object, options: EvaluateOptions) -> Measures:
-    """Return the loss and accuracy at tokens that are masked as in training."""
+    """Return loss and accuracy for the masked tokens of a text, masked as in training."""
     objective = build_objective(noise_of(model), model.tokenizers.source)
     return measure_hidden_tokens(model, corpus_of(model, data), objective, options.batch_size)

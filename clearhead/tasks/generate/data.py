@@ -19,11 +19,11 @@ class GenerateTask(TaskSection):
     objective: Literal["causal", "prefix"] | None = None
 
     def defaults(self, family: Family) -> dict[str, object]:
-        """Return the default objective of the family: "prefix" with an encoder, otherwise "causal"."""
+        """Return the default objective of a model family: "prefix" with an encoder, otherwise "causal"."""
         return {"objective": "prefix" if family == "encoder-decoder" else "causal"}
 
     def faults(self, family: Family) -> Iterator[tuple[str, str]]:
-        """Yield a fault if the objective does not fit the family."""
+        """Yield an error message if the objective does not fit the model family."""
         if self.objective == "causal" and family == "encoder-decoder":
             yield "objective", "= 'causal' needs [model] family = 'decoder'; with an encoder use 'prefix'"
         if self.objective == "prefix" and family == "decoder":
@@ -40,11 +40,11 @@ class GenerateData(DataSection):
     shuffle_buffer: Count | None = None
 
     def defaults(self) -> dict[str, object]:
-        """Return the default size of the shuffle buffer, for a streamed text."""
+        """Return the default size of the shuffle buffer if the text is streamed."""
         return {"shuffle_buffer": 16_000_000} if self.stream else {}
 
     def faults(self) -> Iterator[tuple[str, str]]:
-        """Yield faults of keys that contradict `stream`."""
+        """Yield an error message for each key that contradicts the value of `stream`."""
         if not self.stream:
             if self.shuffle_buffer is not None:
                 yield "shuffle_buffer", "has an effect only with stream = true; remove it"

@@ -34,7 +34,7 @@ SAMPLE_CHARACTERS: Final = 1 << 25
 
 @dataclass(frozen=True)
 class _TrainingText:
-    """Training batches and validation text of a run; counts are those of the buffer if the text is streamed."""
+    """Training batches and validation text of a run; token counts are those of the first buffer of a streamed text."""
 
     batches: EpochBatches[Batch]
     num_tokens: int
@@ -84,7 +84,7 @@ class Training(TextTraining):
         return train_tokenizer(kind, texts, vocab_size=vocab_size)
 
     def _tokenize_text(self, tokenizer: Tokenizer, views: _BatchViews) -> _TrainingText:
-        """Tokenize the whole text, and return its batches."""
+        """Tokenize the whole training text, and return its batches with the validation text."""
         corpora = self.corpora(tokenizer)
         train = corpora.train
         _check_block(train.num_tokens, views.block)
@@ -94,7 +94,7 @@ class Training(TextTraining):
         )
 
     def _stream_text(self, tokenizer: Tokenizer, views: _BatchViews) -> _TrainingText:
-        """Open a streamed text, and return its batches; later parts are read during training."""
+        """Read the first buffer of a streamed text, and return its batches; training reads the rest."""
         data, train, progress = self.data_table(GenerateData), self.run_file.train, self.setup.progress
         assert data.shuffle_buffer is not None, "the run file fills its defaults"
         shards = list_stream_shards(self.run_file)
@@ -127,7 +127,7 @@ def _check_block(num_tokens: int, block: int) -> None:
 
 
 class _BatchViews:
-    """Factory for batches of text: causal blocks, or windows split into prefix and rest."""
+    """Makes the batches of text: causal blocks, or windows split into prefix and rest for an encoder-decoder."""
 
     def __init__(self, data: GenerateData, train: Train, tokenizer: Tokenizer, spec: Model) -> None:
         self.block = data.max_length
@@ -137,13 +137,13 @@ class _BatchViews:
         self.split = None if spec.encoder is None else PrefixSplit(tokenizer)
 
     def training_view(self, documents: Documents) -> View:
-        """Return the training batches of documents."""
+        """Return the batch plan and the function that makes training batches from documents."""
         if self.split is None:
             return causal_view(documents, block=self.block, batch_tokens=self.budget, pack=self.pack, seed=self.seed)
         return window_view(documents, self.split, length=self.block, batch_tokens=self.budget, seed=self.seed)
 
     def validation_batches(self, corpus: Corpus) -> Iterator[Batch]:
-        """Return the validation batches, the same for every validation."""
+        """Return an iterator over the batches of the validation text, which are the same in every call."""
         if self.split is None:
             return causal_epoch(corpus, block=self.block, batch_tokens=self.budget)
         return window_epoch(corpus, self.split, length=self.block)

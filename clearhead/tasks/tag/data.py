@@ -51,7 +51,7 @@ class TaggedFile:
                 words, tags = [], []
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
-        """Yield the number and the columns of each line; lines between sentences and the end of the file have none."""
+        """Yield number and columns of each line; the columns are empty between sentences and at the end of the file."""
         is_tabbed, width, number = False, 0, 0
         for number, line in enumerate(read_lines(self.path), start=1):
             if not line.strip() or line.startswith(_DOCUMENT_MARK):
@@ -90,7 +90,7 @@ class TaggedRows(CheckedRows):
     columns: ClassVar[tuple[str, ...]] = tuple(_FIELDS)
 
     def check(self, record: Mapping[str, Any], location: str) -> tuple[Any, ...]:
-        """Return the values of a row, or raise an error if they are unusable."""
+        """Return the words and tags of a row, or raise an error if they are unusable."""
         words, tags = (_texts(record[field], field, location) for field in _FIELDS)
         if len(words) != len(tags):
             raise InputError(f"{location}: expected a tag for each of the {len(words)} words, got {len(tags)}")
@@ -139,7 +139,7 @@ def read_tagged(source: TableSource, share: Share = WHOLE) -> DataTable:
 
 
 def _group_keys(data: DataTable) -> tuple[list[list[tuple[str, ...]]], list[Hashable]]:
-    """Return two keys per sentence: its words, and the classes or entity types in it."""
+    """Return the grouping keys of the sentences: the words of each, and its classes or entity types."""
     words = [[tuple(words)] for words in data["tokens"]]
     return words, [tuple({entity_type(tag): None for tag in tags}) for tags in data["tags"]]
 

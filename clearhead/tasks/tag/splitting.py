@@ -123,11 +123,11 @@ def chunk_words(words: Sequence[str], tokenizer: Tokenizer, *, room: int) -> tup
 
 @dataclass
 class Chunks:
-    """Chunks of several sentences.
+    """Chunks of several sentences, with the words that they cover.
 
     Args:
         ids: the ids of each chunk, without special ids.
-        words: the words of the ids of each chunk, see `WordChunk`, with indices over all sentences.
+        words: the word of each id in each chunk, as in `WordChunk`; words are counted over all sentences.
         num_cut: the number of sentences in more than one chunk.
         num_shortened: the number of truncated words.
     """
@@ -139,7 +139,7 @@ class Chunks:
 
 
 def chunk_sentences(sentences: Iterable[Sequence[str]], tokenizer: Tokenizer, *, room: int) -> Chunks:
-    """Cut sentences into chunks, see `chunk_words`; sentences may be empty."""
+    """Cut sentences between words into chunks of at most `room` ids, see `chunk_words`; sentences may be empty."""
     chunks, first_word = Chunks(), 0
     for sentence in sentences:
         of_sentence, num_shortened = chunk_words(sentence, tokenizer, room=room) if sentence else ([], 0)
@@ -153,7 +153,7 @@ def chunk_sentences(sentences: Iterable[Sequence[str]], tokenizer: Tokenizer, *,
 
 
 def _first_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """Return the ids of a sentence, and for each id the word whose first token it is, or NO_WORD."""
+    """Return the ids of a sentence, and for each id the index of the word that begins there, or NO_WORD."""
     ends = list(itertools.accumulate((len(word) + 1 for word in words), initial=-1))[1:]
     ids, spans = tokenizer.encode_with_spans(" ".join(words))
     owners = [NO_WORD] * len(ids)
@@ -168,7 +168,7 @@ def _first_tokens(words: Sequence[str], tokenizer: Tokenizer) -> tuple[list[int]
 
 
 def _even_groups(lengths: Sequence[int], room: int) -> list[range]:
-    """Group neighbouring items into as few groups as possible, with lengths as even as possible."""
+    """Split items into the fewest runs of neighbours with a total length of at most `room`, as even as possible."""
     groups = _groups(lengths, room)
     if len(groups) < 2:
         return groups

@@ -54,7 +54,7 @@ def splitter_of(store: Store) -> WordSplitter:
 
 
 def names_of(store: Store, word_tags: Integer[ndarray, " words"]) -> list[list[str]]:
-    """Return the names of tags, sentence by sentence.
+    """Return the names of the tags of all words, one list per sentence.
 
     Args:
         store: the store of the sentences.

@@ -164,14 +164,14 @@ class TagSet:
 
 
 def _words(data: DataTable) -> Iterator[tuple[int, int, str]]:
-    """Yield the sentence index, the word index and the tag of all words."""
+    """Yield the sentence index, the word index and the tag of each word in a table."""
     for sentence, tags in enumerate(data["tags"]):
         for word, tag in enumerate(tags):
             yield sentence, word, tag
 
 
 def _breaks(data: DataTable, breaks: Callable[[str, str], bool]) -> Iterator[tuple[int, int, str, str]]:
-    """Yield neighbouring tags that a scheme forbids; the borders of a sentence count as O."""
+    """Yield each place where neighbouring tags break a scheme; outside the sentence, every tag counts as O."""
     for sentence, tags in enumerate(data["tags"]):
         for word, (before, tag) in enumerate(zip([OUTSIDE, *tags], [*tags, OUTSIDE], strict=True)):
             if breaks(before, tag):
@@ -195,7 +195,7 @@ def _breaks_iob1(before: str, tag: str) -> bool:
 
 
 def _follows_another(before: str, tag: str) -> bool:
-    """Return whether a tag follows O or an entity of another type."""
+    """Return whether the tag before a tag is O or belongs to an entity of another type."""
     return before == OUTSIDE or before[2:] != tag[2:]
 
 

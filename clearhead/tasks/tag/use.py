@@ -168,7 +168,7 @@ def word_logits(
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> Iterator[tuple[Int64[ndarray, " words"], Float[Tensor, "words tags"]]]:
-    """Yield the words of each batch with the logits of their first tokens, float32 on the CPU.
+    """Yield, per batch, the indices of words and the logits of their first tokens in float32 on the CPU.
 
     Args:
         module: a model whose head gives each token one output per tag. If it is in training mode, a replica in
@@ -213,7 +213,7 @@ def check_tagger(module: Transformer, record: TaskRecord) -> TagSet:
 
 
 def entity_spans(tags: Sequence[str], *, is_bare: bool = False) -> list[WordSpan]:
-    """Return the entities of a sentence as first word, word after the last, and type.
+    """Return the entities of a sentence, each as (first word, word after the last, entity type).
 
     The rules are those of conlleval: B begins an entity, and so does I after another type or after O. E ends an entity,
     and S is an entity of one word. With plain classes (tags without prefix) every word is an entity.
@@ -247,7 +247,7 @@ def split_tag(tag: str, *, is_bare: bool = False) -> tuple[str, str]:
 
 
 def _split(text: str | Sequence[str], number: int, splitter: WordSplitter) -> tuple[str, Sequence[tuple[int, int]]]:
-    """Return a text (words are joined by spaces) and the character offsets of its words."""
+    """Split a text into words: return the text (a list of words is joined by spaces) and each word's offsets."""
     if isinstance(text, str):
         text = text[:MOST_CHARACTERS]
         return text, splitter.spans(text)

@@ -24,7 +24,7 @@ class TranslateTask(TaskSection):
         return self.from_language, self.to_language
 
     def faults(self, family: Family) -> Iterator[tuple[str, str]]:
-        """Yield a fault for each language code without an initial checkpoint."""
+        """Yield an error message for each language code that is set without an initial checkpoint."""
         for name in ("from_language", "to_language"):
             if getattr(self, name) is not None and not self.init:
                 yield name, "has an effect only with a multilingual checkpoint in [task] init; remove it"

@@ -73,7 +73,7 @@ class Training(PairTraining):
         )
 
     def _translator(self, store: Store, tokenizers: TokenizerPair) -> _Translator | None:
-        """Return a translator for a sample of the validation data; None if no sentence is scored."""
+        """Return a translator of a sample of validation sentences; None if the run computes no BLEU."""
         rows = evenly_spaced(len(store), self.run_file.train.bleu_sentences or 0)
         if not rows:
             return None
@@ -88,7 +88,7 @@ class Training(PairTraining):
 
 @dataclass(frozen=True)
 class _Translator:
-    """Greedy translation of a sample of sentences, to compute BLEU during training.
+    """Translates a sample of validation sentences greedily, to compute BLEU during training.
 
     Args:
         tokenizers: the tokenizers of source and target.
@@ -103,7 +103,7 @@ class _Translator:
     steps: float
 
     def bleu(self, module: nn.Module) -> float:
-        """Return the BLEU of the translations, 0 to 100."""
+        """Translate the sample, and return the BLEU of the translations, 0 to 100."""
         translations = self.translations(module, self.sources)
         if self.tokenizers.target.kind != "split":
             return bleu_chrf(translations, self.references, tokenize="13a").bleu
@@ -136,8 +136,8 @@ class _Translator:
     def translations(
         self, module: nn.Module, sources: Sequence[list[int]], *, max_length: int | None = None
     ) -> list[str]:
-        """Return the greedy translations of source ids."""
-        assert isinstance(module, Transformer), "a model that translates is a Transformer"
+        """Return the greedy translations of tokenized source sentences."""
+        assert isinstance(module, Transformer), "translation needs the module that was built for it"
         target = self.tokenizers.target
         special_tokens = self.tokenizers.source.special_tokens.with_target(target.special_tokens.for_target)
         request = Decoder(module, self.tokenizers, special_tokens).source_request(
