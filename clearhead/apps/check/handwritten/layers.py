@@ -48,7 +48,7 @@ _OF_MEMORY = re.compile("mem|src|source|enc|cross")
 
 @dataclass(frozen=True)
 class _LayerParts:
-    """Submodules of a layer: weights of its attentions by path, norms, feed-forward weights, path of cross-attention."""
+    """Submodules of a layer: attention weights by path, norms, feed-forward weights, path of cross-attention."""
 
     attentions: Mapping[str, LinearMaps]
     norms: Sequence[nn.Module]
@@ -262,7 +262,7 @@ def _notes(base: Settings, meaning: str | None) -> list[str]:
 
 
 def _takes_causal(candidate: nn.Module) -> bool:
-    """Return whether a layer with a memory also takes a mask of its own tokens, such as a causal mask."""
+    """Return whether a layer with a memory also takes a mask of the layer input, such as a causal mask."""
     masks = [argument.name for argument in attention_arguments(candidate) if argument.role == "mask"]
     return len(masks) > 1 and not all(_OF_MEMORY.search(name) for name in masks)
 
