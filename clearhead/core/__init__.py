@@ -1,4 +1,4 @@
-"""The model: tensors in, tensors out. The equation that all files serve is at the top of `stack`.
+"""PyTorch modules of a Transformer. The equation that they compute is at the top of `stack`.
 
 Read in this order (lines of code): model 113, stack 87, attention 145, feedforward 37, norm 40, embedding 83, head 93,
 context 114.

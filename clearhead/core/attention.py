@@ -1,4 +1,4 @@
-"""Attention, an f_b of the equation in `stack`: out(softmax(query key^T * scale + bias) value), for each head.
+"""Attention: out(softmax(query key^T * scale + bias) value) for each head. It is an f_b of the equation in `stack`.
 
 Read `Attention.forward`, `attend` and `weights` first. Legend: B batch, T queries, D width, H heads, E head size.
 """
@@ -25,7 +25,7 @@ Heads = Float[Tensor, "batch any_heads tokens head_size"]
 
 
 class Attention(HookPoints):
-    """Multi-head attention; `source_width` None means the stream's width. Source: arXiv 1706.03762, section 3.2."""
+    """Multi-head attention; keys read vectors of `source_width` or `width`. Source: arXiv 1706.03762, section 3.2."""
 
     points: tuple[str, ...] = ("queries", "keys", "values", "scores", "weights", "mixed")
 
@@ -58,7 +58,7 @@ class Attention(HookPoints):
         return self.merge(self.attend(query, key, value, context))
 
     def attend(self, query: Queries, key: Keys, value: Keys, context: Context) -> Queries:
-        """Return softmax(query key^T * scale + bias) value, by the fused kernel or in steps, with equal results."""
+        """Return softmax(query key^T * scale + bias) value, computed by the fused kernel or in single steps."""
         bias = self.bias(query, key, context)
         if not eager_is_better(query, key, bias) and self.kernel()[0] == "fused":
             is_causal = bias is None and context.masking.is_only_causal(self.spec.mask)
@@ -68,7 +68,7 @@ class Attention(HookPoints):
         return self.dropout(weights).to(value.dtype) @ repeat_heads(value, weights.shape[1])  # a bias is float32
 
     def weights(self, query: Queries, key: Keys, bias: Scores | None, context: Context) -> Scores:
-        """Return softmax(query key^T * scale + bias), before dropout. Source: arXiv 1706.03762, eq. 1."""
+        """Return the weights softmax(query key^T * scale + bias), before dropout. Source: arXiv 1706.03762, eq. 1."""
         mask, step = self.mask(context), self.weight_step
         scores = self.point("scores", self.scores(query, key, bias, context))
         if step is None:
@@ -76,7 +76,7 @@ class Attention(HookPoints):
         return self.point("weights", weigh_by_step(step, scores, mask, context))
 
     def scores(self, query: Queries, key: Keys, bias: Scores | None, context: Context) -> Scores:
-        """Return query key^T * scale, capped and biased as the spec says; -inf where the mask is False."""
+        """Return the scores query key^T * scale, with soft cap and bias of the spec; -inf where the mask is False."""
         mask = self.mask(context)
         scores = query @ repeat_heads(key, query.shape[1]).transpose(-1, -2) * self.scale
         if self.spec.soft_cap is not None:
@@ -86,13 +86,13 @@ class Attention(HookPoints):
         return scores if mask is None else scores.masked_fill(~mask, float("-inf"))
 
     def mask(self, context: Context) -> MayAttend | None:
-        """Return the mask, built by the first attention of the call that needs it; None hides nothing."""
+        """Return the attention mask, which attentions with equal masks share; None hides nothing."""
         if self.mask_number not in context.masks:
             context.masks[self.mask_number] = context.masking.build(self.spec.mask, context.query_position.device)
         return context.masks[self.mask_number]
 
     def bias(self, query: Queries, key: Keys, context: Context) -> Scores | None:
-        """Return the bias on the scores; None in this class."""
+        """Return the bias to add to the scores; None means no bias. Subclasses override it."""
 
     def split(self, projected: Float[Tensor, "batch tokens inner"]) -> Heads:
         if self.spec.clip is not None:
@@ -103,7 +103,7 @@ class Attention(HookPoints):
         return self.out(self.point("mixed", mixed).transpose(1, 2).flatten(2))
 
     def prepare(self, query: Queries, key: Keys, context: Context) -> tuple[Tensor, Tensor]:
-        """Norm and rotate queries and keys, in the order of the spec."""
+        """Return queries and keys after the query-key norm and the rotation (RoPE), in the order of the spec."""
         choice = self.spec.query_key_norm
         is_late = choice is not None and choice.after_rotation
         if not is_late:
@@ -116,7 +116,7 @@ class Attention(HookPoints):
         return query, key
 
     def angles(self, rotary: spec.Rotary, context: Context) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines of the rotation, computed by the first attention of the call that needs them."""
+        """Return cosines and sines of the rotation (RoPE), which attentions with equal rotations share."""
         if (key := ("angles", self.rotation_number)) not in context.shared:
             lengths = total_lengths(rotary, context)
             context.shared[key] = rotary_angles(context.query_position, rotary, self.spec.head_size, lengths)
@@ -124,13 +124,13 @@ class Attention(HookPoints):
         return cos, sin
 
     def kernel(self) -> Kernel:
-        """Return the kernel that runs in the current mode on all but short sequences, and the reason."""
+        """Return the kernel, "fused" or "eager", for long sequences in the current mode, and the reason."""
         is_watched = self.is_watched("scores", "weights") or is_seen(self.dropout)
         return choose_kernel(self.spec, self.dropout.p, self.training, is_watched, self.eager_reason)
 
 
 class MemoryAttention(Attention):
-    """Cross-attention: keys and values are computed once for each source sentence, and shared by its rows (beams)."""
+    """Cross-attention: the keys and values of a source sentence are computed once and shared by its beams."""
 
     def forward(self, x_BTD: States, context: Context) -> States:
         query = norm_heads(self.query_norm, self.split(self.query(x_BTD)), self.spec.query_key_norm)
@@ -146,7 +146,7 @@ class MemoryAttention(Attention):
         return self.merge(mixed.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1))
 
     def memory_keys_values(self, context: Context) -> tuple[Keys, Keys]:
-        """Return keys and values of the memory, from the cache or computed and added to the cache."""
+        """Return keys and values of the encoder output (memory), from the cache if it has them."""
         name, cached = (self, context.depth), {} if context.cache is None else context.cache.memory_attention
         if name not in cached:
             assert context.memory is not None
@@ -160,7 +160,7 @@ class MemoryAttention(Attention):
 
 
 def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor, " heads"] | None = None) -> Scores:
-    """Return weights that sum to one over the keys that the mask allows; a query with none gets zeros.
+    """Return attention weights that sum to one over the allowed keys; a query without an allowed key gets zeros.
 
     Args:
         scores, mask: scores, which are -inf where the mask is False; None means no mask.
@@ -181,7 +181,7 @@ def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor
 
 
 def weigh_by_step(step: nn.Module, scores: Scores, mask: MayAttend | None, context: Context) -> Scores:
-    """Return the weights that a custom module makes in place of the softmax; it sees no query without a visible key."""
+    """Return the attention weights of a custom module that replaces the softmax; queries without a key get zeros."""
     if mask is None:
         return step(scores, context)
     return step(scores.masked_fill(~mask.any(-1, True), 0.0), context).masked_fill(~mask, 0.0)

@@ -1,4 +1,4 @@
-"""Input, masks and KV cache of one pass through a stack, and the context that its branches share.
+"""Input, masks and KV cache of one pass through a stack, and the context that all its layers share.
 
 A mask is boolean, True means "may attend", and masks are joined with "and"; None hides nothing and costs nothing.
 """
@@ -25,7 +25,7 @@ from clearhead.core.shapes import Ids, MayAttend, Memory, Real, RealMemory, Stat
 
 @dataclass(frozen=True, repr=False)
 class Sequence(Printed):
-    """The input of one stack."""
+    """Input of one stack: token ids and their mask, segments, positions and documents."""
 
     ids: Ids
     mask: Real | None = None  # None: all tokens are real
@@ -38,7 +38,7 @@ class Sequence(Printed):
 
 @dataclass(frozen=True)
 class Masking:
-    """Padding, documents and the caller's mask in one call, besides each attention's own mask. None hides nothing."""
+    """Padding, packed documents and the caller's mask in one call; `build` adds the mask of an attention."""
 
     num_queries: int  # tokens of this call; they are the last ones of the keys
     num_keys: int  # all tokens, cached ones included
@@ -48,12 +48,12 @@ class Masking:
     rows: slice | None = None  # the queries that a mask is built for; None: all
 
     def is_only_causal(self, mask: spec.Mask) -> bool:
-        """Return whether the causal triangle is the whole mask, so that a kernel can skip the hidden half."""
+        """Return whether `mask` is causal and nothing else is hidden, so that a kernel can skip half the work."""
         hides_nothing_else = self.key_mask is None and self.documents is None and self.allowed is None
         return isinstance(mask, spec.Causal) and hides_nothing_else and self.num_queries == self.num_keys > 1
 
     def build(self, mask: spec.Mask, device: torch.device) -> MayAttend | None:
-        """Combine the attention's mask, padding, documents and the caller's mask; None if nothing is hidden."""
+        """Return one mask of the attention's mask, padding, documents and the caller's mask; None hides nothing."""
         first, rows = max(0, self.num_keys - self.num_queries), self.rows or slice(None)
         index = torch.arange(max(self.num_keys, self.num_queries), device=device)[None]
         if isinstance(mask, spec.Window) and self.key_mask is not None:
@@ -95,7 +95,7 @@ class Cache(Printed):
         self.memory_mask: Bool[Tensor, "sentences keys"] | None = None
 
     def extend(self, ids: Ids, mask: Real | None) -> Bool[Tensor, "batch keys"] | None:
-        """Count the tokens of a call and return the mask of all tokens; called once, before the attentions."""
+        """Add the tokens of a call to the length; return the mask of all cached and new tokens (None: all real)."""
         if mask is not None or self.mask is not None:
             old = ids.new_ones(len(ids), self.length, dtype=torch.bool) if self.mask is None else self.mask
             new = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
@@ -104,7 +104,7 @@ class Cache(Printed):
         return self.mask
 
     def select(self, rows: Int[Tensor, " new_rows"], memory_rows: Int[Tensor, " new_sentences"] | None = None) -> None:
-        """Reorder, drop or repeat rows (and sentences by `memory_rows`): new row i continues old row `rows[i]`."""
+        """Reorder, drop or repeat cached rows (source sentences by `memory_rows`): row i becomes old row `rows[i]`."""
         for entry in self.self_attention.values():
             entry.select(rows)
         for tensors in self.states.values():
@@ -122,7 +122,7 @@ class Cache(Printed):
 
 @dataclass
 class Context:
-    """Positions, masks and cache that the attentions of one call of a stack share."""
+    """Positions, masks and KV cache that all layers share in one call of a stack."""
 
     masking: Masking
     query_position: Int[Tensor, "batch queries"]
@@ -137,7 +137,7 @@ class Context:
 
     @classmethod
     def of(cls, sequence: Sequence, memory: Tensor | None, memory_mask: Tensor | None, cache: Cache | None) -> Context:
-        """Build the context of a call, and extend its cache by the tokens of the call.
+        """Build the context of one call of a stack; a cache is extended by the tokens of the call.
 
         Raises:
             InputError: a mask that is not boolean, or an argument that a cache excludes.
@@ -159,5 +159,5 @@ class Context:
         return cls(masking, positions[:, first:], positions, memory, memory_mask, cache, total_length)
 
     def cached_tensors(self, module: nn.Module) -> dict[str, Tensor]:
-        """Return the tensors [batch, ...] that a module has cached for its next call; the module replaces them."""
+        """Return the dict of tensors [batch, ...] that a custom module caches between calls, and updates."""
         return {} if self.cache is None else self.cache.states[module, self.depth]

@@ -1,4 +1,4 @@
-"""The first x of the equation in `stack`: table rows plus positions. Legend: B batch, T tokens, D width.
+"""Embedding of token ids and positions, the first x of the equation in `stack`. Legend: B batch, T tokens, D width.
 
 Rotary positions are in `attention`, position biases on the scores in `rare.score_bias`.
 """
@@ -21,7 +21,7 @@ from clearhead.spec.registry import build_part
 
 
 class Table(PrintedModule, nn.Module):
-    """A trained table [rows, width], looked up by id."""
+    """Trained embedding table [rows, width]; token ids select its rows."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Table(PrintedModule, nn.Module):
 
 
 class SinusoidalPosition(PrintedModule, nn.Module):
-    """A table of sinusoids, looked up by position; it grows to the longest sequence seen."""
+    """Sinusoidal position vectors, read from a table that grows with the longest sequence so far."""
 
     def __init__(self, width: int, position: spec.Sinusoidal) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class SinusoidalPosition(PrintedModule, nn.Module):
 
 
 class LearnedPosition(PrintedModule, nn.Module):
-    """A trained table, looked up by position."""
+    """Trained position vectors [rows, width]; more positions than rows raise `InputError`."""
 
     def __init__(self, width: int, position: spec.Learned) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class LearnedPosition(PrintedModule, nn.Module):
 
 
 def build_position(width: int, position: spec.EmbeddingPosition | None) -> nn.Module | None:
-    """Build the positions that an embedding adds; None if the spec has none."""
+    """Build the module whose position vectors an embedding adds; None if the spec has no positions."""
     if position is None:
         return None
     if isinstance(position, spec.Sinusoidal):
@@ -76,7 +76,7 @@ def build_position(width: int, position: spec.EmbeddingPosition | None) -> nn.Mo
 
 
 class Embedding(PrintedModule, nn.Module):
-    """Embedding of ids: dropout(norm(word_norm(table[ids] * scale) + segments[segment] + positions[position])).
+    """Input embedding: dropout(norm(word_norm(table[ids] * scale) + segments[segment] + positions[position])).
 
     A table of another width is projected before the norm or after it. Source: arXiv 1706.03762, section 3.4;
     segments and norm: arXiv 1810.04805, section 3; projection: arXiv 1909.11942, section 3.1.
@@ -100,14 +100,14 @@ class Embedding(PrintedModule, nn.Module):
 
     @property
     def rows(self) -> Table:
-        """The embedding table: this module's table, or a tied one."""
+        """The embedding table, which another module owns if the weights are tied."""
         return self.tied.module if self.table is None else self.table
 
     def forward(
         self, ids_BT: Ids, position_BT: Int[Tensor, "#batch tokens"], limit: int, segments_BT: Ids | None = None,
         embeddings_BTD: Float[Tensor, "batch tokens rows_width"] | None = None,
     ) -> States:  # fmt: skip
-        """Embed ids, or vectors that replace their table rows; `limit` is an upper bound of the positions."""
+        """Return the embeddings of ids, or of vectors in place of table rows; all positions are below `limit`."""
         x_BTD = self.rows(ids_BT) if embeddings_BTD is None else embeddings_BTD
         if self.scale != 1.0:
             # A Python number is applied in float32; a tensor is rounded to the dtype of the weights first.

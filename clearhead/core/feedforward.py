@@ -1,4 +1,4 @@
-"""The position-wise network: f_b of the equation in `stack`. Legend: B batch, T tokens, D width, F inner size."""
+"""Feed-forward network, an f_b of the equation in `stack`. Legend: B batch, T tokens, D width, F inner size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACTIVATIONS: dict[spec.ActivationName, Callable[[Tensor], Tensor]] = {
 
 
 def activate(form: spec.ActivationName | spec.ClampedGate, up: Inner, gate: Inner | None) -> Inner:
-    """Apply an activation to the inner layer, or to its gate where there is one. Source: arXiv 2002.05202, eq. 5-6."""
+    """Return activation(up), or activation(gate) * up for a gated network. Source: arXiv 2002.05202, eq. 5-6."""
     if isinstance(form, spec.ClampedGate):
         assert gate is not None
         gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)
@@ -37,7 +37,7 @@ def activate(form: spec.ActivationName | spec.ClampedGate, up: Inner, gate: Inne
 
 
 class FeedForward(PrintedModule, nn.Module):
-    """Feed-forward network: down(dropout(act(up(x)))), or down(dropout(act(gate(x)) * up(x))) where gated.
+    """Feed-forward network: down(dropout(act(up(x)))), or down(dropout(act(gate(x)) * up(x))) with a gate.
 
     Source: arXiv 1706.03762, eq. 2; arXiv 2002.05202, eq. 6.
     """

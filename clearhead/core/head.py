@@ -1,4 +1,4 @@
-"""Heads: from the last x of the equation in `stack` to outputs. Legend: B batch, T tokens, D width, V outputs."""
+"""Output head: from states of the last stack to logits or vectors. Legend: B batch, T tokens, D width, V outputs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clearhead.core.shapes import Real, States
 
 @dataclass(frozen=True)
 class Projection:
-    """outputs = cap((states * scale) weight_VD^T + bias_V). Source of the cap: arXiv 2408.00118, section 2."""
+    """Output projection: cap((states * scale) weight_VD^T + bias_V). Source of the cap: arXiv 2408.00118, section 2."""
 
     weight_VD: Float[Tensor, "outputs width"]
     bias_V: Float[Tensor, " outputs"] | None
@@ -40,7 +40,7 @@ def soft_cap(x: Tensor, cap: float) -> Tensor:
 
 
 class Linear(PrintedModule, nn.Module):
-    """A projection with its own weight, or with a tied embedding table. Source: arXiv 1608.05859 (tying)."""
+    """Linear layer of a head, with its own weight or a tied embedding table. Source: arXiv 1608.05859 (tying)."""
 
     tied: Tied[Table]
 
@@ -59,7 +59,7 @@ class Linear(PrintedModule, nn.Module):
 
 
 class Pointwise(nn.Module):
-    """A function without weights."""
+    """Layer of a head without weights, such as an activation, a soft cap or L2 normalization."""
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ def _pool(mode: str, x_BTD: States, mask_BT: Real) -> Float[Tensor, "batch width
 
 
 class Head(nn.Module):
-    """Output layers, run in order; a pool reduces the states of a sequence to one."""
+    """Output head: its layers run in order; a `Pool` layer makes one vector of the states of a sequence."""
 
     def __init__(self, width: int, head: spec.Head) -> None:
         super().__init__()
@@ -122,13 +122,13 @@ class Head(nn.Module):
         return x_BTD
 
     def prepare(self, x_D: Vectors) -> Float[Tensor, "*axes last_width"]:
-        """Run the layers before the projection, for callers that need few outputs or never all at once."""
+        """Return the states [..., width] before the last linear layer, for losses that avoid the full logits."""
         for layer in self.layers[: -1 if self.soft_cap is None else -2]:
             x_D = layer(x_D)
         return x_D
 
     def projection(self) -> Projection:
-        """Return the last linear layer, and its cap, as tensors."""
+        """Return weight, bias, scale and soft cap of the last linear layer."""
         linear = self.layers[-1 if self.soft_cap is None else -2]
         assert isinstance(linear, Linear)
         return replace(linear.projection, soft_cap=self.soft_cap)

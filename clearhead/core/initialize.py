@@ -1,4 +1,4 @@
-"""Weight initialization: once for the whole model, from torch's global generator."""
+"""Initialization of all weights of a model, drawn from torch's global generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BRANCH_OUTPUTS = (".function.out.weight", ".function.down.weight", ".function.ex
 
 
 def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> None:
-    """Draw every weight of a model; norms keep their ones and zeros.
+    """Draw all weights of a model and set biases to zero; norms and custom weights keep their values.
 
     Source: for `Xavier`, Glorot and Bengio 2010, eq. 16;
     for `Normal`, Radford et al. 2019, section 2.3: residual maps are scaled by 1 / sqrt(number of branches).
@@ -39,6 +39,6 @@ def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> N
 
 
 def _num_branches(model: nn.Module, name: str) -> int:
-    """Count the branches of a weight's stack, once for each depth at which they run."""
+    """Return the number of residual branches in the stack of a weight; shared layers count at each depth."""
     stack: Any = model.get_submodule(name.split(".")[0])
     return sum(len(step.branches) for index in stack.order for step in stack.layers[index].steps)

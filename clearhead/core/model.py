@@ -26,7 +26,7 @@ RealTarget = Bool[Tensor, "targets target_tokens"]
 
 @dataclass(frozen=True, repr=False)
 class Output(Printed):
-    """The output of a model."""
+    """Output of a model: hidden states, logits and encoder output."""
 
     hidden: States  # output of the last stack
     logits: Float[Tensor, "batch *tokens outputs"] | None = None  # no token axis if the head pools; None: no head ran
@@ -35,7 +35,7 @@ class Output(Printed):
 
 @explain_types
 class Transformer(HookPoints):
-    """An encoder, a decoder or an encoder-decoder, built from its spec; see `build`."""
+    """Encoder, decoder or encoder-decoder with an optional head; `build` makes it from a spec."""
 
     def __init__(self, model: spec.Model) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Transformer(HookPoints):
         target_mask: RealTarget | None = None, segments: Ids | None = None, positions: Ids | None = None,
         documents: Ids | None = None, cache: Cache | None = None, embeddings: States | None = None, head: bool = True,
     ) -> Output:  # fmt: skip
-        """Run the whole model.
+        """Run encoder, decoder and head, and return hidden states and logits.
 
         Args:
             ids, segments, positions, documents, embeddings: input of the first stack; a `Sequence` as ids holds all.
@@ -90,7 +90,7 @@ class Transformer(HookPoints):
         self, ids: Ids, *, mask: Real | None = None, segments: Ids | None = None, positions: Ids | None = None,
         documents: Ids | None = None, embeddings: States | None = None,
     ) -> Output:  # fmt: skip
-        """Run the encoder; `memory` and `hidden` of the output are its last states.
+        """Run the encoder; its last states are both `memory` and `hidden` of the returned `Output`.
 
         Raises:
             InputError: the model has no encoder.
@@ -104,7 +104,7 @@ class Transformer(HookPoints):
         self, target_ids: TargetIds, memory: Memory | None = None, *, memory_mask: RealMemory | None = None,
         target_mask: RealTarget | None = None, cache: Cache | None = None,
     ) -> Output:  # fmt: skip
-        """Run the decoder and the head.
+        """Run the decoder and the head on target ids, with the memory from `encode`.
 
         Args:
             target_ids: input, shifted right, with equally many rows per sentence; with a cache, only new tokens.
@@ -123,18 +123,18 @@ class Transformer(HookPoints):
 
     @property
     def max_positions(self) -> int | None:
-        """Maximum sequence length for which every stack has positions; None means no limit."""
+        """Maximum sequence length in tokens, limited by trained position tables; None means no limit."""
         positions = [stack.embedding.position for stack in (self.spec.encoder, self.spec.decoder) if stack]
         return min((table.rows - table.offset for table in positions if isinstance(table, spec.Learned)), default=None)
 
     @property
     def num_source_ids(self) -> int:
-        """Number of rows of the first stack's embedding table."""
+        """Number of token ids that the first stack can read (rows of its embedding table)."""
         return self._stacks[0].embedding.rows.num_rows
 
     @property
     def num_target_ids(self) -> int:
-        """Number of rows of the last stack's embedding table."""
+        """Number of token ids that the last stack can read (rows of its embedding table)."""
         return self._stacks[-1].embedding.rows.num_rows
 
     @property
@@ -168,7 +168,7 @@ def build(model: spec.Model, *, device: torch.device | str = "cpu") -> Transform
     """Build a model and draw its weights from torch's global generator; on "meta", no weights are allocated or drawn.
 
     Raises:
-        InputError: the spec is inconsistent; every fault is named.
+        InputError: the spec is inconsistent; the message names every fault.
     """
     with torch.device(device):
         return Transformer(model)

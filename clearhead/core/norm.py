@@ -1,4 +1,4 @@
-"""Normalization over the last axis: `pre`, `post_b` and `out` of the equation in `stack`. Legend: D width."""
+"""LayerNorm and RMSNorm over the last axis: `pre`, `post_b` and `out` of the equation in `stack`. Legend: D width."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class LayerNorm(Norm):
 
 
 class RMSNorm(Norm):
-    """Root-mean-square norm: x / sqrt(mean(x^2) + eps) * weight. Source: arXiv 1910.07467, eq. 4."""
+    """RMS norm: x / sqrt(mean(x^2) + eps) * weight. Source: arXiv 1910.07467, eq. 4."""
 
     def normalize(self, x_D: Vectors, weight: Tensor | None, bias: Tensor | None) -> Vectors:
         return F.rms_norm(x_D, x_D.shape[-1:], None if weight is None else weight.to(x_D.dtype), self.eps)
 
 
 def build_norm(width: int | tuple[int, int], norm: spec.LayerNorm | spec.RMSNorm | spec.Part | None) -> nn.Module:
-    """Build the norm of a spec; None gives the identity. `width` is (heads, size) if each head has its own weight."""
+    """Build a norm from its spec; None builds the identity. `width` is (heads, size) for one weight per head."""
     if norm is None:
         return nn.Identity()
     if isinstance(norm, spec.LayerNorm | spec.RMSNorm):

@@ -1,4 +1,4 @@
-"""Tensor shapes for signatures. Within one call, every axis of one name has the same size."""
+"""Type annotations with tensor shapes. Within one call, all axes of one name have the same size."""
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The equation that every Transformer repeats, and stacks of it. Legend: B batch, T tokens, D width.
+"""Stacks of layers, and the equation of each residual step in a Transformer. Legend: B batch, T tokens, D width.
 
     x <- out( x + sum_b scale_b * dropout( post_b( f_b( pre_b( pre(x) ) ) ) ) )
 
@@ -24,7 +24,7 @@ from clearhead.spec.registry import build_part
 
 
 def build_function(width: int, function: spec.Function, memory_width: int | None = None) -> nn.Module:
-    """Build the function f of a branch."""
+    """Build the function f_b of a residual branch: attention, feed-forward network or custom module."""
     match function:
         case spec.Attention(source="memory"):
             return MemoryAttention(width, function, memory_width)
@@ -58,7 +58,7 @@ class Branch(nn.Module):
 
 
 class Step(HookPoints):
-    """Residual step: out(x + the sum of the branches of pre(x))."""
+    """Residual step: out(x + the sum of all branches applied to pre(x))."""
 
     points: tuple[str, ...] = ("before", "after")
 
@@ -77,7 +77,7 @@ class Step(HookPoints):
 
 
 class Layer(HookPoints):
-    """Residual steps, run one after the other."""
+    """Transformer layer: residual steps, such as attention and feed-forward, one after the other."""
 
     points: tuple[str, ...] = ("before", "after")
 
@@ -93,7 +93,7 @@ class Layer(HookPoints):
 
 
 class Stack(HookPoints):
-    """Stack of layers: final_norm(layers(embedding(ids))).
+    """Encoder or decoder: final_norm(layers(embedding(ids))).
 
     Layers that share their weights exist once and run at several depths. Source: arXiv 1909.11942, section 3.1.
     """
@@ -122,7 +122,7 @@ class Stack(HookPoints):
         return self.point("embedded", x_BTD)
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
-        """Run the layers from a depth on, then the final norm."""
+        """Run the layers from number `depth` on, then the final norm, and return the states [B, T, D]."""
         for context.depth in range(depth, len(self.order)):
             x_BTD = self.layers[self.order[context.depth]](x_BTD, context)
         return self.final_norm(x_BTD)

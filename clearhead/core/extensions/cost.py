@@ -1,4 +1,4 @@
-"""Cost of custom modules: estimated by their dataclass, or measured by a run on the meta device."""
+"""FLOPs and cache size of custom modules: estimated by their dataclass, or measured on the meta device."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LENGTHS: Final = (16, 32)
 
 
 def sample_input(role: Role, size: int, length: int, device: torch.device | str = "cpu", batch: int = 1) -> Tensor:
-    """Return a deterministic input for a custom module.
+    """Return a fixed input tensor to try or to measure a custom module, with the shape of its role.
 
     Args:
         role: role of the module.
@@ -36,7 +36,7 @@ def sample_input(role: Role, size: int, length: int, device: torch.device | str 
 
 
 def context_for(x: Tensor, length: int, memory: Tensor | None = None, cache: Cache | None = None) -> Context:
-    """Return the context of a call without padding, with the batch size of x."""
+    """Return the `Context` for a call of a custom module on unpadded sequences, with the batch size of x."""
     ids = torch.zeros(len(x), length, dtype=torch.long, device=x.device)
     return Context.of(Sequence(ids), memory, None, cache)
 
@@ -86,7 +86,7 @@ def _count_flops_on(build: Build, role: Role, node: Part, size: int, length: int
 
 
 def cache_numbers(build: Build, role: Role, node: Part, size: int) -> int:
-    """Return the number of values that a custom module caches per token while decoding.
+    """Return the count of numbers that a custom module caches per token during generation.
 
     The arguments are those of `flops`. If the dataclass has a method `cache_numbers`, that method is used. State whose
     size does not grow with the tokens is not counted.

@@ -1,4 +1,4 @@
-"""Files with custom modules: imported only when the user names them, never from the folder of a model."""
+"""Import of Python files with custom modules, only if the user names them and never from a model's folder."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def load_parts(files: str | Path | Sequence[str | Path]) -> None:
 
 
 def parts_options() -> list[str]:
-    """Return the `--parts` options that make a command import the same files as this process has imported."""
+    """Return the `--parts` options by which a command imports the same extension files as this process."""
     files = dict.fromkeys(str(module.__file__) for name, module in sys.modules.items() if name.startswith(_MODULE))
     return [word for file in files for word in ("--parts", file)]
 
@@ -60,7 +60,7 @@ def _load(path: Path) -> None:
 
 
 def _refuse_folder_of_model(path: Path) -> None:
-    """Refuse a file from the folder of a model: loading a model must not run code of its folder."""
+    """Raise `InputError` if an extension file lies in a model's folder: loading must not run code from there."""
     for folder in {*path.absolute().parents, *path.resolve().parents}:
         if any(folder.glob("checkpoints/step-*")) or any(folder.glob("*.safetensors")):
             raise InputError(
@@ -84,7 +84,7 @@ def _import(path: Path, name: str) -> None:
 
 
 def _line_of(error: BaseException, path: Path) -> str:
-    """Return " (line N)" for the line of the file that raised an error, or an empty text."""
+    """Return " (line N)" for the line of the file `path` that raised an error, or an empty text."""
     line, trace = getattr(error, "lineno", None), error.__traceback__
     while trace is not None:
         if Path(trace.tb_frame.f_code.co_filename) == path:

@@ -1,4 +1,4 @@
-"""Custom modules and the decorator that registers their classes. Legend: B batch, T tokens, D width."""
+"""Decorator that registers the class of a custom module. Legend: B batch, T tokens, D width."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def register(described_by: type, role: Role = "function") -> Callable[[type[Modu
         described_by: spec of the module: a frozen dataclass of numbers, text, booleans and tuples. Its name in snake
             case is the kind. Optional methods: `flops(size)` per token, or per token and per pair of query and key;
             `cache_numbers(size)` per token.
-        role: place of the module in the model, see above.
+        role: role of the module in the model, one of the five above.
 
     Raises:
         InputError: the dataclass is not frozen, cannot be written as JSON, or its name is already registered.
@@ -63,20 +63,20 @@ def register(described_by: type, role: Role = "function") -> Callable[[type[Modu
 
 
 class WithoutContext(nn.Module):
-    """Mixin for norms and embedding positions, which the core calls without a context."""
+    """Mixin for custom norms and position modules, which the model calls without a context."""
 
     def forward(self, x: Tensor, limit: int | None = None) -> Any:
-        """Call the custom module with None as context."""
+        """Call the custom module with x and None as context."""
         return super().forward(x, None)
 
 
 def keeps_nothing(module_type: type[nn.Module]) -> bool:
-    """Return whether the class of a branch function caches nothing between calls."""
+    """Return whether a module class, such as a custom mixer, caches nothing between calls of generation."""
     return not issubclass(module_type, Attention) and getattr(module_type, "keeps", None) is None
 
 
 def recomputed_parts(module: nn.Module) -> list[str]:
-    """Return a sentence for each class of a decoder that caches nothing during generation."""
+    """Return a warning for each custom module class of a decoder that generation computes for all tokens again."""
     decoder = getattr(module, "decoder", None)
     names = (
         {type(inner).__name__ for inner in decoder.modules() if isinstance(inner, RecomputedModule)} if decoder else ()

@@ -1,4 +1,4 @@
-"""Custom modules that cache nothing between calls. Legend: B batch, T tokens, D width."""
+"""Generation with custom modules without a cache: all tokens are computed again. Legend: B batch, T tokens, D width."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from clearhead.core.shapes import States
 
 
 class RecomputedModule(nn.Module):
-    """Mixin for branch functions that read all tokens again in each call; the cache stores their inputs."""
+    """Mixin for custom modules without a cache: their inputs are cached, and each call computes all tokens."""
 
     def forward(self, x_BTD: States, context: Context) -> Any:
-        """Return the outputs for the tokens of this call."""
+        """Compute all tokens, and return the outputs [B, T, D] of the new tokens."""
         if context.cache is None:
             return super().forward(x_BTD, context)
         cached, count = context.cached_tensors(self), x_BTD.shape[1]
@@ -29,6 +29,6 @@ class RecomputedModule(nn.Module):
 
 
 def _with_all_tokens(context: Context) -> Context:
-    """Return the context of a call that reads all tokens at once."""
+    """Return a copy of the context without cache, in which all tokens are queries."""
     masking = replace(context.masking, num_queries=context.masking.num_keys)
     return replace(context, masking=masking, query_position=context.key_position, cache=None, masks={}, shared={})

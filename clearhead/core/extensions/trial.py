@@ -1,4 +1,4 @@
-"""Trial calls of custom modules with few tokens, before anything runs."""
+"""Trial calls of custom modules on few tokens, before a training or another command begins."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SEEDS = (1, 2)
 
 
 def try_parts(model: spec.Model) -> None:
-    """Build each custom module of a model and call it with few tokens.
+    """Build and call each custom module of a model on few tokens, to report its faults early.
 
     Raises:
         InputError: a module cannot be built or called, returns a wrong shape, or draws random numbers that would make
@@ -102,7 +102,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 
 def _call_seeded(call: Callable[[], Tensor]) -> Iterator[Tensor]:
-    """Yield the results of two calls that start from the same random states of torch, Python and NumPy."""
+    """Yield the results of two calls, each with the same seeds of torch, random and numpy."""
     for _ in _SEEDS:
         torch.manual_seed(1)
         random.seed(1)
@@ -129,7 +129,7 @@ def _preserve_random_state() -> Iterator[None]:
 
 @contextmanager
 def _explain_errors(what: str, name: str, where: str = "") -> Iterator[None]:
-    """Convert errors that a custom module raises to `InputError`."""
+    """Context manager that converts errors of a custom module to `InputError`."""
     try:
         yield
     except InputError:

@@ -23,7 +23,7 @@ SHORT_ON_CPU = 64
 
 
 def eager_is_better(query_BHTE: Queries, key_BKSE: Keys, bias: Bias | None) -> bool:
-    """Return whether the eager kernel is faster for these tensors, or needed for the gradient of the bias."""
+    """Return whether attention should run eagerly: for short sequences on a CPU, or for a bias with a gradient."""
     num_queries = query_BHTE.shape[2]
     is_short = max(num_queries, key_BKSE.shape[2]) <= SHORT_ON_CPU and num_queries > 1
     return (is_short and query_BHTE.device.type == "cpu") or (bias is not None and bias.requires_grad)
@@ -32,7 +32,7 @@ def eager_is_better(query_BHTE: Queries, key_BKSE: Keys, bias: Bias | None) -> b
 def choose_kernel(
     attention: spec.Attention, dropout: float, is_training: bool, is_watched: bool, eager_reason: str
 ) -> Kernel:
-    """Return the kernel of an attention for all but short sequences, and the reason."""
+    """Return the kernel of an attention, "fused" or "eager", for long sequences, and the reason in words."""
     if eager_reason:
         return "eager", eager_reason
     if is_watched:
@@ -52,7 +52,7 @@ def fused_attention(
     query_BHTE: Queries, key_BKSE: Keys, value_BKSE: Keys, mask: Bool[Tensor, "#batch #heads #queries keys"] | None,
     bias: Bias | None = None, *, scale: float, is_causal: bool = False,
 ) -> Queries:  # fmt: skip
-    """Attend with PyTorch's fused kernel, which never builds the weights.
+    """Return softmax(query key^T * scale + bias) value by PyTorch's fused kernel, which never builds the weights.
 
     Args:
         query_BHTE, key_BKSE, value_BKSE: queries, keys and values; several query heads may share a key/value head.

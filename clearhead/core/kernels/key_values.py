@@ -1,4 +1,4 @@
-"""Keys and values that grow token by token. Legend: R rows, K key/value heads, S keys, E head size."""
+"""KV cache of one attention, in a growing buffer. Legend: R rows, K key/value heads, S keys, E head size."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class KeyValues:
         return filled[0], filled[1]
 
     def extend(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Make room for new tokens of a shape [rows, heads, new, head_size], and return the buffer."""
+        """Make room for new keys and values [rows, heads, new, head_size], and return the buffer to fill."""
         start, self.length = self.length, self.length + shape[2]
         if self.buffer is None or self.length > self.buffer.shape[3]:
             grown = like.new_empty(2, *shape[:2], max(16, 2 * self.length), shape[3])
@@ -33,6 +33,6 @@ class KeyValues:
         return self.buffer
 
     def select(self, rows: Int[Tensor, " new_rows"]) -> None:
-        """Reorder, drop or repeat rows."""
+        """Reorder, drop or repeat cached sequences: new row i is old row `rows[i]`."""
         if self.buffer is not None:
             self.buffer = self.buffer[:, rows, :, : self.length]

@@ -85,7 +85,7 @@ def linear_cross_entropy(
 
 
 def select_rows(values_ND: Float[Tensor, "all_rows width"], rows: Int[Tensor, " rows"]) -> Float[Tensor, "rows width"]:
-    """Select rows, each at most once; the gradient is copied back, while indexing would add it row by row.
+    """Return selected rows; the backward pass copies their gradient, which is faster than that of indexing.
 
     Args:
         values_ND: rows to select from.
@@ -113,13 +113,13 @@ class _SelectRows(torch.autograd.Function):
 
 
 def product_rows(num_rows: int, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the padded row count of a matrix product; it differs from `num_rows` only on a CPU in 16 bits."""
+    """Return the row count to which a matrix product is padded: `num_rows`, or more on a CPU in 16 bits."""
     is_rounded = device.type == "cpu" and dtype.itemsize <= 2 and num_rows > 0
     return -(-num_rows // shape_step(num_rows)) * shape_step(num_rows) if is_rounded else num_rows
 
 
 def shape_step(number: int) -> int:
-    """Return the rounding step for numbers near `number`, at least 1."""
+    """Return the multiple, at least 1, to which row counts near `number` are rounded up."""
     return max(1, (1 << (number.bit_length() - 1)) // _STEPS)
 
 
@@ -193,7 +193,7 @@ class _Sums:
         return bool(bound < _SAFE_EXPONENT)
 
     def run(self) -> Tensor:
-        """Process all rows and return the summed loss."""
+        """Compute loss and gradients of all rows, and return the summed loss in nats."""
         num_rows, num_entries = self.losses_N.shape[0], self.weight_VD.shape[0]
         product = self.setting.product_dtype
         least = _CHUNK_BYTES if self.hidden_ND.device.type == "cpu" else _CHUNK_BYTES_GPU
@@ -213,7 +213,7 @@ class _Sums:
         return loss
 
     def gradients(self, inputs: tuple[Tensor, Tensor, Tensor | None]) -> list[Tensor | None]:
-        """Return the gradients of the inputs in their dtypes; None for an input that needs no gradient."""
+        """Return the gradients of hidden states, weight and bias in their dtypes; None if a gradient is not needed."""
         if self.hidden_gradient_ND is not None and self.setting.scale != 1.0:
             self.hidden_gradient_ND.mul_(self.setting.scale)
         hidden_ND = None if self.hidden_gradient_ND is None else self.hidden_gradient_ND[: self.num_rows]
@@ -224,7 +224,7 @@ class _Sums:
         ]
 
     def _add_group(self, rows: slice, operand_GV: Tensor, buffer_CV: Tensor) -> None:
-        """Add loss and gradients of a group of rows, without the uniform share of label smoothing."""
+        """Add loss and gradients of a group of rows to the sums, without the label smoothing term."""
         hidden_GD, weight_DV = self.hidden_ND[rows], self.weight_VD.t()
         if self.bias_V is not None and operand_GV.dtype == self.dtype:
             torch.addmm(self.bias_V, hidden_GD, weight_DV, out=operand_GV)
@@ -252,7 +252,7 @@ class _Sums:
                 self.weight_gradient_VD.add_(torch.mm(operand_GV.t(), scaled_GD))
 
     def _add_chunk(self, start: int, logits_CV: Tensor) -> Tensor:
-        """Turn the logits of a chunk into their gradient up to one factor per row, and return these factors."""
+        """Add the loss of a chunk, turn its logits into gradients without a factor per row, and return the factors."""
         label_share = 1.0 - self.setting.label_smoothing
         labels_C1 = self.labels_N[start : start + len(logits_CV)].unsqueeze(1)
         label_logits_C1 = logits_CV.gather(1, labels_C1)
@@ -275,7 +275,7 @@ class _Sums:
         return rate_C1
 
     def _spread_evenly(self) -> Tensor:
-        """Return the label smoothing term (a share of the mean logits), and subtract its constant gradients.
+        """Return the label smoothing term of the loss, a multiple of the mean logits, and subtract its gradients.
 
         The mean over the vocabulary is linear in the hidden state, so it needs no pass over the logits.
         """

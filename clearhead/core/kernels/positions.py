@@ -26,7 +26,7 @@ Cosines = Float[Tensor, "#batch 1 queries half"]
 def token_positions(
     mask: Bool[Tensor, "batch keys"] | None, documents: KeyPosition | None, num_keys: int, device: torch.device
 ) -> KeyPosition:
-    """Count the real tokens before each token in its document; padding gets position 0."""
+    """Return the position of each token: the number of real tokens before it in its document; 0 for padding."""
     count = torch.arange(num_keys, device=device)[None] if mask is None else mask.cumsum(dim=1) - mask.long()
     if documents is not None:
         count = count.expand(documents.shape)
@@ -36,7 +36,7 @@ def token_positions(
 
 
 def sequence_lengths(position_BS: KeyPosition, documents_BS: KeyPosition | None) -> KeyPosition:
-    """Return the length of each token's sequence: its last position plus one."""
+    """Return for each token the length of its sequence or document: the last position plus one."""
     if documents_BS is None:
         return position_BS.amax(dim=1, keepdim=True).expand_as(position_BS) + 1
     number_BS = F.pad(documents_BS[:, 1:] != documents_BS[:, :-1], (1, 0)).cumsum(dim=1)
@@ -45,7 +45,7 @@ def sequence_lengths(position_BS: KeyPosition, documents_BS: KeyPosition | None)
 
 
 def sinusoidal_table(rows: int, width: int, position: spec.Sinusoidal) -> Float[Tensor, "{rows} {width}"]:
-    """Tabulate sin(p / theta^(2i/width)) and cos of the same angle, for the positions p = 0 .. rows - 1.
+    """Return the table of sin(p / theta^(2i/width)) and cos of the same angle, for positions p = 0 .. rows - 1.
 
     The layout interleaves sines and cosines, or puts all sines before all cosines. "fairseq" does the latter, with
     frequencies from 1 to 1 / theta, both included.
@@ -73,7 +73,7 @@ def sinusoidal_table(rows: int, width: int, position: spec.Sinusoidal) -> Float[
 def rotary_angles(
     position_BT: QueryPosition, rotary: spec.Rotary, head_size: int, length_BT: Int[Tensor, "#batch #queries"] | None
 ) -> tuple[Cosines, Cosines]:
-    """Return the cosine and sine of the angle of each pair of dimensions at each position.
+    """Return cosine and sine of the RoPE angle of each pair of dimensions, at each position.
 
     A scaling that depends on the length needs the total length of the sequence of each token.
     Source: arXiv 2104.09864, section 3.2.2.
@@ -87,7 +87,7 @@ def rotary_angles(
 def rotary_frequencies(
     rotary: spec.Rotary, size: int, length_BT: Int[Tensor, "#batch #queries"] | None, device: torch.device
 ) -> tuple[Float[Tensor, "*batch_and_queries pairs"], float]:
-    """Return the rotation angle per position of each pair of dimensions, and a factor on cosines and sines.
+    """Return the RoPE frequency (angle per position) of each pair of dimensions, and a factor on cosines and sines.
 
     Source: arXiv 2104.09864, section 3.2.2; for the scalings see the nodes of the spec.
     """
@@ -120,7 +120,7 @@ def rotary_frequencies(
 
 
 def _by_band(frequency_P: Frequencies, scaling: spec.BandScaling) -> Frequencies:
-    """Divide low frequencies by the factor, keep high ones, and interpolate between them."""
+    """Return RoPE frequencies scaled by band: low ones are divided by the factor, high ones kept, others between."""
     periods_P = scaling.original_length / (2 * math.pi / frequency_P)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     kept_P = ((periods_P - low) / (high - low)).clamp(0, 1)
@@ -128,7 +128,7 @@ def _by_band(frequency_P: Frequencies, scaling: spec.BandScaling) -> Frequencies
 
 
 def _ramp(theta: float, size: int, scaling: spec.YarnScaling) -> Frequencies:
-    """Return the share of each pair that is divided by the factor: 0 for high frequencies, 1 for low ones."""
+    """Return the YaRN weight of each pair: 0 keeps its (high) frequency, 1 divides its (low) frequency."""
     rotations, betas = scaling.original_length / (2 * math.pi), (scaling.beta_fast, scaling.beta_slow)
     first, last = (size * math.log(rotations / beta) / (2 * math.log(theta)) for beta in betas)
     if scaling.truncate:
@@ -141,7 +141,7 @@ def _ramp(theta: float, size: int, scaling: spec.YarnScaling) -> Frequencies:
 def rotate(
     x_BHTE: Float[Tensor, "batch heads queries head_size"], cos: Cosines, sin: Cosines
 ) -> Float[Tensor, "batch heads queries head_size"]:
-    """Rotate the first dimensions of each head; dimension i is paired with i + half, the rest is unchanged."""
+    """Rotate the first 2 * half dimensions of each head by RoPE; i is paired with i + half, others stay unchanged."""
     half = cos.shape[-1]
     first, second, rest = x_BHTE.split([half, half, x_BHTE.shape[-1] - 2 * half], dim=-1)
     cos, sin = cos.to(x_BHTE.dtype), sin.to(x_BHTE.dtype)
@@ -151,7 +151,7 @@ def rotate(
 def alibi_bias(
     query_position: QueryPosition, key_position: KeyPosition, num_heads: int, alibi: spec.Alibi
 ) -> Float[Tensor, "batch {num_heads} queries keys"]:
-    """Return minus slope times distance; in a bidirectional stack the distance counts both ways.
+    """Return the ALiBi bias on the scores: minus slope times the absolute distance of query and key.
 
     With rounding, the bias is slope times key position, which a softmax treats alike up to rounding. Slope, position
     and product are rounded, because models with rounding were trained so.
@@ -165,7 +165,7 @@ def alibi_bias(
 
 
 def relative_bucket(relative: Distances, count: int, max_distance: int, bidirectional: bool) -> Distances:
-    """Return the bucket number of key position minus query position: exact when near, logarithmic when far.
+    """Return the T5 bucket of key position minus query position: exact for near keys, logarithmic for far ones.
 
     Source: arXiv 1910.10683, section 2.1; the numbering is that of its released code.
     """
@@ -182,7 +182,7 @@ def relative_bucket(relative: Distances, count: int, max_distance: int, bidirect
 
 
 def distance_row(distance: Distances, table: spec.DistanceTable) -> Distances:
-    """Return the table row of query position minus key position; far distances share buckets.
+    """Return the row of the DeBERTa distance table for query position minus key position; far distances share rows.
 
     Source: arXiv 2006.03654, eq. 3; the buckets are those of its released code.
     """

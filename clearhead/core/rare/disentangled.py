@@ -1,4 +1,4 @@
-"""Disentangled attention.
+"""Disentangled attention, as in DeBERTa: scores depend on content and on trained vectors of distances.
 
 Legend: B batch, Q queries, S keys, D width, H heads, E head size, R table rows.
 """
@@ -21,7 +21,7 @@ from clearhead.core.shapes import Keys, Queries, Scores
 
 
 class DistanceTable(nn.Module):
-    """Trained vectors [2 * span, width], one for each distance, with an optional norm."""
+    """Table [2 * span, width] of trained vectors, one for each query-key distance, with an optional norm."""
 
     def __init__(self, width: int, table: spec.DistanceTable) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class DistanceTable(nn.Module):
 
 
 class PositionProjections(nn.Module):
-    """Separate key and query projections of the distance table (None if shared with the tokens), and the table."""
+    """Key and query projections of the distance vectors; None if the projections of the tokens are used."""
 
     tied: Tied[DistanceTable]
 
@@ -49,7 +49,7 @@ class PositionProjections(nn.Module):
 
 
 class DisentangledAttention(Attention):
-    """Attention with scores + (query . key_map(row) + key . query_map(row)) * scale, and a row per query-key distance.
+    """Attention with scores + (query . key_map(row) + key . query_map(row)) * scale, and a table row per distance.
 
     The maps are the key and query projections of the attention, or separate ones. Source: arXiv 2006.03654, eq. 4.
     """

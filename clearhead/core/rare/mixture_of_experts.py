@@ -1,4 +1,4 @@
-"""A mixture of experts. Legend: B batch, T tokens, N tokens of all rows, D width, X experts, K chosen experts."""
+"""Mixture of experts. Legend: B batch, T tokens, N tokens of all rows, D width, X experts, K chosen experts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Map = tuple[Tensor, Tensor | None]
 
 
 class ExpertMaps(nn.Module):
-    """An affine map for each expert: weights [experts, outputs, inputs], biases [experts, outputs]."""
+    """One linear layer per expert: weights [experts, outputs, inputs], biases [experts, outputs]."""
 
     def __init__(self, count: int, inputs: int, outputs: int, bias: bool) -> None:
         super().__init__()
@@ -24,13 +24,13 @@ class ExpertMaps(nn.Module):
         self.bias: nn.Parameter | None = nn.Parameter(torch.zeros(count, outputs)) if bias else None
 
     def split(self) -> list[Map]:
-        """Return the weight and the bias of each expert; one unbind for all stacks their gradients once."""
+        """Return the weight and the bias of each expert, by one unbind so that gradients are stacked once."""
         weights = self.weight.unbind()
         return list(zip(weights, [None] * len(weights) if self.bias is None else self.bias.unbind(), strict=True))
 
 
 class Experts(nn.Module):
-    """Feed-forward networks of one shape, with stacked weights."""
+    """Feed-forward networks of all experts, of one shape and with stacked weights."""
 
     def __init__(self, count: int, width: int, expert: spec.FeedForward) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Sum of weight * expert(x) over the top k experts of each token; the weights are a softmax over all experts.
+    """Mixture of experts: sum of weight * expert(x) over a token's top k experts, weighted by a softmax over all.
 
     Source: arXiv 2401.04088, section 2.1; arXiv 1701.06538, section 2.1.
     """

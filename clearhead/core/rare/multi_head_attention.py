@@ -1,4 +1,4 @@
-"""Multi-head attention by itself, to use outside of a model. Legend: B batch, T queries, S keys, D width, H heads."""
+"""Multi-head attention as a module for your own models. Legend: B batch, T queries, S keys, D width, H heads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MASK_HINT = "; key_mask takes [batch, keys], memory makes keys and values, the c
 
 @explain_types
 class MultiHeadAttention(PrintedModule, nn.Module):
-    """Multi-head attention with fresh weights.
+    """Multi-head attention module with newly initialized weights.
 
     Args:
         width: number of features of queries and memory.
@@ -70,7 +70,7 @@ class MultiHeadAttention(PrintedModule, nn.Module):
 
     @property
     def attention(self) -> Attention:
-        """The attention module that a model would have, with its hook points."""
+        """The inner `Attention`, as in a whole model; its hook points capture scores and weights."""
         return self._attention.module
 
     def train(self, mode: bool = True) -> MultiHeadAttention:
@@ -82,7 +82,7 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         mask: Bool[Tensor, "queries keys"] | Bool[Tensor, "#batch queries keys"] | MayAttend | None = None,
         key_mask: Bool[Tensor, "#batch keys"] | None = None, return_weights: bool = False,
     ) -> States | tuple[States, Tensor]:  # fmt: skip
-        """Attend from query to memory, or to query itself.
+        """Return the attention output [batch, queries, width]; keys and values come from memory, or from query.
 
         Args:
             query, memory: inputs of queries, and of keys and values; memory None means query.

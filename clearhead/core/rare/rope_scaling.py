@@ -1,4 +1,4 @@
-"""RoPE scaling beyond the training length, where it depends on the length of a sequence. Legend: B batch, S tokens."""
+"""Sequence lengths for those RoPE scalings that depend on the sequence length. Legend: B batch, S tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from clearhead.core.kernels.positions import sequence_lengths
 
 
 def total_lengths(rotary: spec.Rotary, context: Context) -> Int[Tensor, "batch queries"] | None:
-    """Return the total sequence length of each token in a call; None if the rotation does not depend on it.
+    """Return the total length of each token's sequence; None if the RoPE scaling does not depend on the length.
 
     Raises:
         InputError: a cached sequence exceeds the original length, for which its keys were rotated; or a sequence

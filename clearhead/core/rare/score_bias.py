@@ -17,7 +17,7 @@ from clearhead.core.shapes import Keys, Queries, Scores
 
 
 class RelativeBuckets(nn.Module):
-    """A trained score bias [buckets, heads], looked up by the bucket of the key-query distance."""
+    """Trained bias [buckets, heads] on attention scores, as in T5, one row per bucket of key-query distances."""
 
     def __init__(self, buckets: spec.RelativeBuckets) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class RelativeBuckets(nn.Module):
 
 
 class BiasedAttention(Attention):
-    """Attention with ALiBi, or with a bucket table (its own table or a tied one)."""
+    """Attention with an ALiBi bias, or with a trained bias per distance bucket, possibly a tied table."""
 
     tied: Tied[RelativeBuckets]
 
@@ -54,7 +54,7 @@ class BiasedAttention(Attention):
 
 
 def build_score_table(width: int, table: spec.RelativeBuckets | spec.DistanceTable | None) -> nn.Module | None:
-    """Build the table that the attentions of a stack share, or None."""
+    """Build the distance table that all attentions of a stack share; None if the spec has no such table."""
     if isinstance(table, spec.DistanceTable):
         return DistanceTable(width, table)
     return None if table is None else RelativeBuckets(table)

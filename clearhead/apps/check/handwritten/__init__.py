@@ -1,1 +1,1 @@
-"""Checks of hand-written parts of a Transformer: compare with the mathematics, and name the mistake."""
+"""Checks of hand-written Transformer modules: compare with the mathematics, and name the known mistake."""

@@ -1,4 +1,4 @@
-"""Checks of the functions of a course assignment (CS336, tests/adapters.py), by their names.
+"""Checks of the functions in tests/adapters.py of the Stanford course CS336, chosen by function name.
 
 Legend: B batch, T tokens, D width.
 """
@@ -122,7 +122,7 @@ def _compare_once(
     candidate: Callable[..., Any], call: tuple[Any, ...], compute: Callable[[Settings], Tensor],
     changes: tuple[tuple[str, Settings], ...], where: str, mathematics: str,
 ) -> Report:  # fmt: skip
-    """Call a function once, and compare its output."""
+    """Call the candidate once, and report whether its output is right or a known mistake explains it."""
     subject, runner = candidate.__name__, CandidateRunner(candidate)
     wanted = compute({})
     try:

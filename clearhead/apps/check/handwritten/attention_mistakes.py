@@ -1,4 +1,4 @@
-"""Attention in plain PyTorch, with every known mistake as one changed step.
+"""Reference attention in plain PyTorch, in which a changed setting reproduces each known mistake.
 
 Legend: B batch, T queries, S keys, H heads, E head size, D width.
 """
@@ -20,7 +20,7 @@ Split = Callable[[Tensor, int], Tensor]
 
 @dataclass(frozen=True)
 class Probe:
-    """One test input of an attention.
+    """Test input of an attention: query, memory and mask.
 
     Args:
         name: description for the report.
@@ -94,22 +94,22 @@ _MORE_SCALES: dict[str, tuple[Scale, ...]] = {
 
 @dataclass(frozen=True)
 class Steps:
-    """Steps of an attention; the defaults are the correct computation.
+    """Settings of the reference attention; the defaults are correct, other values are mistakes or variants.
 
     Args:
         scale: function that returns the factor on the scores.
         softmax: axis of the softmax.
-        query_split, key_split, value_split, merge: ways to split and merge the heads.
-        without: roles whose bias is missing, and "output projection" if that is missing.
-        transposed: roles whose weight is transposed.
-        roles: projections that make queries, keys and values.
+        query_split, key_split, value_split, merge: keys of `SPLITS` and `MERGES`, by which heads are split and merged.
+        without: projections without bias, such as "query"; "output projection" if the output projection is missing.
+        transposed: projections with a transposed weight, such as "query".
+        roles: names of the projections that compute queries, keys and values.
         inputs: sources of queries, keys and values: 0 the query, 1 the memory.
         is_flipped: True computes the scores as k q^T.
-        mask: way to apply the mask.
+        mask: operation that applies the mask, such as "hide" (the correct one) or "ignored".
         value: score of hidden keys, if `mask` uses one.
         is_causal: True hides the future without a mask of the caller.
         diagonal: diagonal of the causal mask: 0 is right, 1 shows the next token.
-        slices: slices of tokens instead of features: "" (none), "first" or "blocks".
+        slices: "first" or "blocks" if tokens instead of features are sliced into heads; "" otherwise.
     """
 
     scale: Scale = SCALES["root"]
@@ -131,7 +131,7 @@ class Steps:
 
 
 def attend(steps: Steps, weights: LinearMaps, probe: Probe, heads: int) -> Tensor:
-    """Compute an attention by these steps and return its output [B, T, D]."""
+    """Return the output [B, T, D] of the reference attention for a test input, with the settings in `steps`."""
     sources = probe.query, probe.query if probe.memory is None else probe.memory
     q, k, v = (
         _project(steps, weights, role, sources[which]) for role, which in zip(steps.roles, steps.inputs, strict=True)
@@ -174,7 +174,7 @@ def _attend_over_slices(steps: Steps, q: Tensor, k: Tensor, v: Tensor, heads: in
 
 
 def _build_mask(steps: Steps, probe: Probe, queries: int, keys: int) -> Tensor | None:
-    """Return the mask of these steps, True = may attend; None hides nothing."""
+    """Return the mask that the settings make of passed and causal mask, True = may attend; None hides nothing."""
     causal = torch.ones(queries, keys, dtype=torch.bool).tril(steps.diagonal) if steps.is_causal else None
     passed = probe.allowed
     if passed is not None and steps.mask == "ignored":
@@ -255,7 +255,7 @@ CONVENTIONS: tuple[dict[str, Any], ...] = tuple(
 
 
 def list_mistakes(steps: Steps, weights: LinearMaps, has_mask: bool, has_memory: bool) -> Iterator[tuple[str, Steps]]:
-    """Yield each known mistake by name, with the changed steps."""
+    """Yield the name of each known mistake with settings of the reference attention that reproduce it."""
     for cause, change in _list_changes(weights, has_mask or steps.is_causal, has_memory, steps.is_causal):
         yield cause, replace(steps, **change)
 

@@ -1,4 +1,4 @@
-"""Test inputs for attentions, and the call conventions by which a hand-written attention can be called.
+"""Test inputs for hand-written attentions, and the calls that they may expect (mask meaning, axes).
 
 Legend: B batch, T queries, S keys, D width.
 """
@@ -34,7 +34,7 @@ BATCH = 2
 
 @dataclass(frozen=True)
 class CallConvention:
-    """Convention of a call: meaning, shape and argument name of the mask, and the position of the batch axis."""
+    """Call convention of an attention: meaning, shape and argument name of its mask, and the order of its axes."""
 
     meaning: str = "attend"
     shape: str = SHAPES[0]
@@ -45,7 +45,7 @@ class CallConvention:
 
 @dataclass
 class Session:
-    """State of one comparison: the part, its arguments, possible weight assignments, findings and notes."""
+    """State of the check of one attention: its arguments, possible weight assignments, findings and notes."""
 
     runner: CandidateRunner
     arguments: list[Argument]
@@ -60,21 +60,21 @@ class Session:
 
     @property
     def is_library(self) -> bool:
-        """True if the checked module comes from a library, which may leave out a step on purpose."""
+        """True if the attention is a class of a library such as torch, which may leave out a step on purpose."""
         return type(self.runner.candidate).__module__.split(".")[0] in LIBRARIES
 
     @property
     def mask_arguments(self) -> list[str]:
-        """The names of the arguments that are masks."""
+        """Names of the mask arguments of the attention."""
         return [argument.name for argument in self.arguments if argument.role == "mask"]
 
     @property
     def has_memory(self) -> bool:
-        """True if the checked module takes a separate input for keys and values."""
+        """True if the attention has a separate argument for the input of keys and values."""
         return any(argument.role in ("memory", "key") for argument in self.arguments)
 
     def run(self, probe: Probe, convention: CallConvention) -> tuple[Probe, Tensor] | None:
-        """Run a test input, with an all-True mask if needed; return input and output, or None if it fails."""
+        """Run the attention on a test input, with a mask if it needs one; return input and output, None on an error."""
         output = self.output(probe, convention)
         if output is None and probe.allowed is None and convention.argument is not None:
             keys = (probe.query if probe.memory is None else probe.memory).shape[1]
@@ -87,7 +87,7 @@ class Session:
         return None if output is None else (probe, output)
 
     def output(self, probe: Probe, convention: CallConvention) -> Tensor | None:
-        """Call the attention with a test input, and return its output [B, T, D]; None if the call fails."""
+        """Return the attention's output [B, T, D] for a test input; None if the call fails."""
         turned = [None if x is None else self.to_layout(x, convention) for x in (probe.query, probe.memory)]
         assert turned[0] is not None
         mask = None if probe.allowed is None else convert_mask(probe.allowed, convention, turned[0].dtype)
@@ -102,7 +102,7 @@ class Session:
         return None
 
     def _mask_name(self, probe: Probe, convention: CallConvention) -> str | None:
-        """Return the name of the mask argument; padding of the memory may have a separate one."""
+        """Return the name of the mask argument for a test input; a mask of the memory may have its own argument."""
         if probe.memory is None or convention.shape not in KEY_SHAPES:
             return convention.argument
         return next((name for name in self.mask_arguments if _OF_MEMORY.fullmatch(name)), convention.argument)
@@ -112,7 +112,7 @@ class Session:
         return self.runner.attempt(*args, named=named)
 
     def to_layout(self, x: Tensor, convention: CallConvention) -> Tensor:
-        """Convert [B, T, D] to the layout that the part reads."""
+        """Convert an input [B, T, D] to the axes that the attention expects, such as [T, B, D]."""
         if self.is_split:
             return SPLITS["heads"](x, self.heads)
         return x if convention.is_batch_first else x.transpose(0, 1)
@@ -124,7 +124,7 @@ class Session:
 
 
 def convert_mask(allowed: Tensor, convention: CallConvention, dtype: torch.dtype) -> Tensor:
-    """Convert a mask [B or 1, 1, T or 1, S] to the shape and meaning of a call convention."""
+    """Convert a mask [B or 1, 1, T or 1, S] to the shape and meaning that the call convention demands."""
     match convention.shape:
         case "[batch, queries, keys]":
             allowed = allowed[:, 0]
@@ -145,14 +145,14 @@ def convert_mask(allowed: Tensor, convention: CallConvention, dtype: torch.dtype
 
 
 def _sizes(width: int, heads: int) -> tuple[int, int]:
-    """Return numbers of queries and keys that differ from all other axis sizes."""
+    """Return a number of queries and a number of keys, both unlike the sizes of all other axes."""
     taken = {BATCH, heads, width // heads, width, 3 * width}
     free = [size for size in (5, 7, 11, 13, 17, 19, 23) if size not in taken]
     return free[0], free[1]
 
 
 def probes(session: Session, convention: CallConvention) -> Iterator[Probe]:
-    """Yield the test inputs of an attention for one call convention; their axes all have different sizes."""
+    """Yield random test inputs for a call convention, with and without mask and memory."""
     generator = torch.Generator().manual_seed(23)
     width, (queries, keys) = session.width, _sizes(session.width, session.heads)
 

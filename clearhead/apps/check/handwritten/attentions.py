@@ -60,10 +60,10 @@ def attention(
         mask: meaning of the mask: "attend" (True = may attend), "block" (True = hidden), "additive" (0 and -inf),
             "ones" (1 = may attend), or "any" of these. None means "attend", or PyTorch's meaning of a known name.
         causal: True if the candidate hides the future itself; None accepts both.
-        batch_first: False if it reads [tokens, batch, width]; None means its attribute of that name, or True.
+        batch_first: False if inputs are [tokens, batch, width]; None means the candidate's `batch_first`, or True.
 
     Returns:
-        The report: `ok` is True if the candidate is right; printing it shows the mistakes.
+        The report. `ok` is True if the candidate is right; `print(report)` shows the mistakes.
 
     Raises:
         InputError: sizes that do not fit together, or parameters that are not weights.
@@ -115,7 +115,7 @@ def _open_session(
 
 
 def _draw_weights(roles: Sequence[str], numbers: dict[str, Any], width: int) -> list[WeightAssignment]:
-    """Draw the weights that a function takes as arguments, and return their readings as [out, in] and [in, out]."""
+    """Draw weights for the arguments of an attention function; return the assignments for [out, in] and [in, out]."""
     generator = torch.Generator().manual_seed(17)
     for role in roles:
         rows = width * {"qkv": 3, "kv": 2}.get(role.split()[1], 1)
@@ -131,7 +131,7 @@ def _draw_weights(roles: Sequence[str], numbers: dict[str, Any], width: int) -> 
 
 
 def _mask_meanings(session: Session, name: str, mask: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the accepted meanings of a mask, and the meanings that it may have by mistake."""
+    """Return the correct meanings of a mask argument, such as "attend", and the meanings to try as mistakes."""
     if mask not in (None, "any"):
         return (("ones", "float ones") if mask == "ones" else (mask,)), ()
     if session.is_library or mask == "any":
@@ -140,7 +140,7 @@ def _mask_meanings(session: Session, name: str, mask: str | None) -> tuple[tuple
 
 
 def _list_conventions(session: Session, mask: str | None, batch_first: bool | None) -> list[CallConvention]:
-    """Return the call conventions by which a hand-written part can be called, the expected ones first."""
+    """Return the call conventions to try on the attention, the expected ones first."""
     candidate = session.runner.candidate
     first = getattr(candidate, "batch_first", True) if batch_first is None else batch_first
     conventions = []
@@ -168,14 +168,14 @@ _Match = tuple[CallConvention, WeightAssignment, Steps, float]
 
 
 class _AttentionComparison:
-    """Search for the computation that reproduces the output: the correct one, or one with a known mistake."""
+    """Comparison of one attention: searches the correct computation, or a known mistake, with equal outputs."""
 
     def __init__(self, session: Session, conventions: Sequence[CallConvention], subject: str) -> None:
         self.session, self.conventions, self.subject = session, conventions, subject
         self.runs: list[tuple[CallConvention, Outputs]] = []
 
     def report(self) -> Report:
-        """Compare in float64, or in float32 if no call works in float64, and return the report."""
+        """Compare the attention in float64, or in float32 if it fails in float64, and return the report."""
         session, runner = self.session, self.session.runner
         match = self._find_match()
         if not self.runs:
@@ -195,7 +195,7 @@ class _AttentionComparison:
             return self._judge(match)
 
     def _find_match(self) -> _Match | None:
-        """Call the part by each call convention until its output is right; return that match, or None."""
+        """Call the attention by each convention until its outputs are correct; return the match, or None."""
         with self.session.runner.borrow():
             for convention in self.conventions:
                 outputs = self._outputs(convention)
@@ -245,7 +245,7 @@ class _AttentionComparison:
         return (Steps(is_causal=causal) for causal in wanted)
 
     def _match_output(self, convention: CallConvention, outputs: Outputs) -> _Match | None:
-        """Return the weight assignment and the head layout for which the output is right, or None."""
+        """Return the match of weight assignment and head layout for which the outputs are correct, or None."""
         for assignment in self.session.assignments:
             for base in self._base_steps(assignment):
                 for layout in CONVENTIONS:
@@ -258,7 +258,7 @@ class _AttentionComparison:
     def _error(
         self, steps: Steps, assignment: WeightAssignment, outputs: Outputs, *, limit: float | None = None
     ) -> float:
-        """Return the largest difference from the output of these steps; infinite if the steps fail."""
+        """Return the largest relative error against the reference with `steps`; infinite if the reference fails."""
         largest, compared = 0.0, 0
         projections = {
             role: LinearMap(projection.weight.double(), None if projection.bias is None else projection.bias.double())
@@ -283,7 +283,7 @@ class _AttentionComparison:
         return largest if compared else float("inf")
 
     def _largest(self, assignment: WeightAssignment, outputs: Outputs) -> float:
-        """Return the largest relative error of the outputs."""
+        """Return the largest relative error of the outputs against the correct attention."""
         return max(
             min(
                 self._error(base, assignment, {name: output}, limit=float("inf"))
@@ -293,7 +293,7 @@ class _AttentionComparison:
         )
 
     def _explain_difference(self) -> tuple[float, tuple[str, ...]]:
-        """Add the finding of the mistake that explains the output; return error and names of the compared inputs."""
+        """Add a finding for the mistake that explains the outputs; return the error and the names of the inputs."""
         session = self.session
         outputs = self.runs[0][1]
         assignment = session.assignments[0]
@@ -312,7 +312,7 @@ class _AttentionComparison:
         return error, tuple(outputs)
 
     def _explain(self) -> list[tuple[str, list[str]]]:
-        """Return the known mistakes that together reproduce the output, each with equivalent other mistakes."""
+        """Return one or two known mistakes that reproduce the outputs, each with mistakes of the same effect."""
         session = self.session
         expected = [(convention, outputs) for convention, outputs in self.runs if convention.is_expected]
         for convention, outputs in expected or self.runs:
@@ -351,7 +351,7 @@ class _AttentionComparison:
     def _find_mistake_pair(
         self, base: Steps, assignment: WeightAssignment, outputs: Outputs, convention: CallConvention
     ) -> tuple[str, ...]:
-        """Return two mistakes that together reproduce the output, each in its first form, or ()."""
+        """Return the names of two mistakes that together reproduce the outputs, or an empty tuple."""
         known = convention.argument is not None, self.session.has_memory
         for first, steps in _first_form_of_each(list_mistakes(base, assignment.projections, *known)):
             for second, both in _first_form_of_each(list_mistakes(steps, assignment.projections, *known)):
@@ -360,7 +360,7 @@ class _AttentionComparison:
         return ()
 
     def _describe_unexplained(self, assignment: WeightAssignment, outputs: Outputs, error: float) -> Finding:
-        """Return a finding that lists the inputs on which the part differs, if no known mistake explains it."""
+        """Return the finding for an unexplained difference; it names the test inputs with wrong and right outputs."""
         differ: list[str] = []
         agree: list[str] = []
         for name, output in outputs.items():
@@ -401,7 +401,7 @@ class _AttentionComparison:
                 session.findings.append(Finding.of("output_projection_missing"))
 
     def _check_special_cases(self, convention: CallConvention, assignment: WeightAssignment, steps: Steps) -> None:
-        """Check special cases: changes to the caller's mask, fully masked rows, and half precision."""
+        """Add findings for a changed mask of the caller, fully masked rows, and failures in half precision."""
         session = self.session
         probe = next(iter(probes(session, convention)))
         masked = dict(self.runs)[convention].get("with a mask")
@@ -440,7 +440,7 @@ class _AttentionComparison:
         return not torch.equal(inputs.mask if inputs.mask is not None else mask, mask)
 
     def _check_half_precision(self, convention: CallConvention, probe: Probe) -> Iterator[Finding]:
-        """Yield a finding if a run in float16 fails, or returns another dtype."""
+        """Yield a finding if the attention fails in float16, or returns another dtype."""
         session, runner = self.session, self.session.runner
         half = torch.float16
         inputs = CallInputs(session.to_layout(probe.query, convention).to(half), None, None, None)
@@ -463,7 +463,7 @@ class _AttentionComparison:
 
 
 def _likely_assignments(assignments: Sequence[WeightAssignment]) -> list[WeightAssignment]:
-    """Return the weight assignments to search for mistakes; for fused weights, only the usual orders."""
+    """Return at most four weight assignments for the search of mistakes; of fused weights only the usual orders."""
     usual = [
         assignment
         for assignment in assignments
@@ -473,7 +473,7 @@ def _likely_assignments(assignments: Sequence[WeightAssignment]) -> list[WeightA
 
 
 def _first_form_of_each(steps_by_cause: Iterator[tuple[str, Steps]]) -> Iterator[tuple[str, Steps]]:
-    """Yield only the first form of each mistake."""
+    """Yield each known mistake once, with the first of its settings."""
     seen: set[str] = set()
     for cause, steps in steps_by_cause:
         if cause not in seen:

@@ -1,4 +1,4 @@
-"""Arguments of a hand-written part: the role of each one, derived from its name and position."""
+"""Arguments of a hand-written module or function: their roles, such as query, by name and position."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ MASK_NAMES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Argument:
-    """Argument of a hand-written part.
+    """Argument of a hand-written module or function, with its role.
 
     Args:
-        name: name in the signature.
+        name: name of the argument in the signature.
         role: query, key, value, memory, mask, heads, width, rotation, or a weight such as "weight query".
-        is_required: True if it has no default.
+        is_required: True if the argument has no default.
     """
 
     name: str
@@ -46,15 +46,15 @@ class Argument:
 
 
 def function_of(candidate: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function that a call of a hand-written part runs: `forward` for a module."""
+    """Return the function that runs when the candidate is called: `forward` of a module, or the function itself."""
     return candidate.forward if isinstance(candidate, nn.Module) else candidate
 
 
 def parameters_of(candidate: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return the parameters in the signature of a hand-written part.
+    """Return the parameters in the candidate's signature, without *args and **kwargs.
 
     Raises:
-        CannotCompare: the part has no signature.
+        CannotCompare: the signature cannot be read.
     """
     try:
         parameters = list(inspect.signature(function_of(candidate)).parameters.values())
@@ -66,7 +66,7 @@ def parameters_of(candidate: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def attention_arguments(candidate: Callable[..., Any]) -> list[Argument]:
-    """Return the arguments of an attention with their roles.
+    """Return the arguments of an attention with their roles, such as query or mask.
 
     Raises:
         CannotCompare: a required argument has no known role.
@@ -92,7 +92,7 @@ def attention_arguments(candidate: Callable[..., Any]) -> list[Argument]:
 
 
 def _weight_names(names: Sequence[str]) -> dict[str, str]:
-    """Return the weight arguments of a function: those whose name contains a role and that are not inputs."""
+    """Return the arguments of a function that are weights or biases, as a dict of name and role ("weight query")."""
     roles = {}
     for name in names:
         role = role_of(name)
@@ -130,7 +130,7 @@ def _role(name: str, before: Sequence[str], required: bool) -> str | None:
 
 @dataclass(frozen=True)
 class CallInputs:
-    """Inputs of one call; None is passed only for arguments without a default."""
+    """Inputs of one call of an attention: query, memory, mask, and the name of the mask argument."""
 
     query: Tensor
     memory: Tensor | None = None
@@ -141,11 +141,11 @@ class CallInputs:
 def call_arguments(
     candidate: Callable[..., Any], arguments: Sequence[Argument], inputs: CallInputs, numbers: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the positional and the named arguments of a call.
+    """Return the positional and the named arguments for calling an attention on the given inputs.
 
     Args:
         candidate: the module or function.
-        arguments: its arguments with their roles.
+        arguments: arguments of the candidate with their roles.
         inputs: inputs of the call.
         numbers: number of heads, width, and weights by role.
     """

@@ -1,4 +1,4 @@
-"""Child process that imports a user's file and compares its parts: python -m ...child FILE NAME KIND SETTINGS.
+"""Child process that imports a user's file and checks its classes: python -m ...child FILE NAME KIND SETTINGS.
 
 It writes one JSON object per line to its standard output. The first object is empty and precedes the import. The names
 of the parts follow, then one report for each part. A fault ends the output. NAME and KIND may be empty. SETTINGS are
@@ -39,7 +39,7 @@ _OTHER_LANGUAGE = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a Python file or a notebook; its folder comes after the standard library on the module path.
+    """Import a user's Python file or notebook as a module; its folder is searched for imports.
 
     Raises:
         InputError: the file is no notebook although its name says so, or a code cell does not parse.
@@ -61,7 +61,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 class _Cell(ExecutionLoader):
-    """Loader of one code cell of a notebook; error messages of Python show its label."""
+    """Import loader of one code cell of a notebook; tracebacks show its label, such as "a.ipynb, code cell 3"."""
 
     def __init__(self, label: str, source: str) -> None:
         self.label = label
@@ -69,16 +69,16 @@ class _Cell(ExecutionLoader):
         linecache.cache[label] = len(source), None, source.splitlines(keepends=True), label
 
     def get_filename(self, fullname: str) -> str:
-        """Return the label of the cell, which Python shows as the file name."""
+        """Return the label of the code cell, which tracebacks show in place of a file name."""
         return self.label
 
     def get_source(self, fullname: str) -> str:
-        """Return the source code of the cell."""
+        """Return the source code of the code cell."""
         return self.source
 
 
 def _cells(path: Path) -> list[_Cell]:
-    """Return the code cells of a notebook, without cells in other languages.
+    """Return loaders of the Python code cells of a notebook.
 
     Raises:
         InputError: the file is no notebook, or a cell does not parse.
@@ -93,7 +93,7 @@ def _cells(path: Path) -> list[_Cell]:
 
 
 def _without_magic(source: str, number: int) -> str:
-    """Return a cell with `pass` in place of each line that begins with % or ! and does not parse."""
+    """Return a code cell in which lines with IPython commands (% or !) are replaced by `pass`."""
     lines = source.splitlines(keepends=True)
     while True:
         try:
@@ -135,7 +135,7 @@ _SIZES: Mapping[str, str] = {
 
 
 def build(cls: type[Any], width: int, heads: int) -> Any:
-    """Build a module of a user's class; the names of the constructor's arguments decide their values.
+    """Create an instance of a user's class; values such as `width` are passed by the names of its arguments.
 
     Raises:
         CannotCompare: a required argument has an unknown name.
@@ -157,16 +157,16 @@ def build(cls: type[Any], width: int, heads: int) -> Any:
 
 
 def kind_of(name: str) -> str | None:
-    """Return the kind of a hand-written part, derived from its name; None if no kind fits."""
+    """Return the kind of a class or function by its name, such as "attention" for MyAttention; None if unknown."""
     low = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
     return next((kind for kind, (names, _) in CHECKS.items() if re.search(names, low)), None)
 
 
 def _find_parts(user_module: ModuleType, name: str, kind: str) -> dict[str, str]:
-    """Return the parts to compare by their names, each with its kind.
+    """Return the names of the user's classes and functions to check, each with its kind, such as "attention".
 
     Raises:
-        InputError: there is no such part, or its name does not show its kind.
+        InputError: the file has no such class or function, or a name does not show its kind.
     """
     members = {
         each: value
@@ -195,13 +195,13 @@ def _find_parts(user_module: ModuleType, name: str, kind: str) -> dict[str, str]
 
 
 def _arguments(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keyword arguments of a comparison: the settings and sizes that its signature names."""
+    """Return those settings and sizes that the check of this kind takes as keyword arguments."""
     sizes = {**settings, "head_size": settings["width"] // settings["heads"]}
     return {name: sizes[name] for name in inspect.signature(CHECKS[kind][1]).parameters if name in sizes}
 
 
 def _refuse_unused(settings: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
-    """Refuse a setting that no comparison of the parts takes."""
+    """Raise `InputError` for a setting that no check of the chosen kinds takes."""
     taken = {
         name for kind in kinds.values() if kind in CHECKS for name in inspect.signature(CHECKS[kind][1]).parameters
     }
@@ -229,7 +229,7 @@ def _compare(candidate: Any, name: str, kind: str, settings: Mapping[str, Any]) 
 
 
 def answers(path: Path, name: str, kind: str, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Import a file, yield the names of its parts, then one report for each part; yield only a fault if this fails."""
+    """Import a user's file; yield the names to check, then a report for each. If this fails, yield only the fault."""
     try:
         user_module = import_file(path)
         parts = _find_parts(user_module, name, kind)
@@ -246,7 +246,7 @@ def answers(path: Path, name: str, kind: str, settings: Mapping[str, Any]) -> It
 
 
 def main(path: str, name: str, kind: str, settings: str) -> None:
-    """Write the answers to standard output, and redirect the output of the user's code to standard error."""
+    """Check a user's file; write the reports to standard output, and what the user's code prints to standard error."""
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as pipe:
         os.dup2(2, 1)
         pipe.write("{}\n")

@@ -1,4 +1,4 @@
-"""Search for known mistakes that reproduce the output of a hand-written part, alone or in pairs."""
+"""Search for one or two known mistakes that reproduce the outputs of a hand-written module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Compute = Callable[[Settings], Sequence[Tensor]]
 
 
 def largest_difference(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """Return the largest relative difference between two lists of outputs."""
+    """Return the largest relative difference between the outputs of two computations."""
     return max((output_error(output, other) for output, other in zip(outputs, wanted, strict=True)), default=math.inf)
 
 
@@ -30,13 +30,13 @@ def _error(outputs: Sequence[Tensor], compute: Compute, settings: Settings) -> f
 
 
 def single_mistakes(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[str]:
-    """Return each known mistake that by itself reproduces the outputs of a part; arguments as in `explain`."""
+    """Return all known mistakes, each of which reproduces the outputs by itself; arguments as in `explain`."""
     causes = [cause for cause, settings in changes if _error(outputs, compute, settings) <= bound]
     return list(dict.fromkeys(causes))
 
 
 def explain(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[list[str]]:
-    """Return one or two mistakes that reproduce the outputs of a part, each with its equivalents; empty if none do.
+    """Return one or two known mistakes that reproduce the outputs, each in a list of mistakes with the same effect.
 
     Args:
         outputs: outputs of the part.
@@ -57,17 +57,17 @@ def compare_outputs(
     names: Sequence[str], *, where: str, mathematics: str, loose: float = 0.0, notes: Sequence[str] = (),
     findings: Sequence[Finding] = (),
 ) -> Report:  # fmt: skip
-    """Compare the outputs of a part with the correct computation and with known mistakes, and return the report.
+    """Compare a candidate's outputs with the correct ones and with those of known mistakes; return the report.
 
     Args:
-        subject: name and sizes of the part.
+        subject: name and sizes of the candidate.
         outputs: outputs of the part.
         compute: the correct computation; its settings override the defaults.
         changes: known mistakes, each with the settings that cause it.
-        runner: the runner that called the part.
+        runner: the runner that called the candidate.
         names: names of the outputs.
         where: place of the difference, for the report.
-        mathematics: formula that the part should compute.
+        mathematics: formula that the candidate should compute.
         loose: bound for mistakes that round worse than the correct computation.
         notes, findings: notes and findings to add to the report.
     """

@@ -36,7 +36,7 @@ _MAIN: Final = "`if __name__ == '__main__':`"
 
 
 def python_file(ref: str) -> tuple[Path, str] | None:
-    """Return path and name of FILE.py, FILE.ipynb, FILE.py:NAME or FILE.ipynb:NAME; None for anything else."""
+    """Split a reference FILE.py[:NAME] or FILE.ipynb[:NAME] into path and name; None for any other text."""
     match = _FILE.fullmatch(ref)
     return None if match is None else (Path(match[1]), match[2] or "")
 
@@ -78,7 +78,7 @@ def compare_file(
 
 @dataclass(frozen=True)
 class _Answer:
-    """One line of output from the child process."""
+    """Message of the child process: a fault, the names that it will check, or a report."""
 
     fault: str | None = None
     parts: tuple[str, ...] = ()
@@ -90,11 +90,11 @@ def _misuse_failure(path: Path) -> RunFailure:
 
 
 class _Child:
-    """A running child process, whose whole process group ends with the with block.
+    """Running child process that checks a user's file; leaving the with block kills it and what it started.
 
     Args:
-        words: its arguments.
-        threads: the number of its CPU threads.
+        words: command-line arguments of the child process.
+        threads: the number of CPU threads of the child process.
     """
 
     def __init__(self, words: Sequence[str], threads: int) -> None:
@@ -119,7 +119,7 @@ class _Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Kill the process and all that it started."""
+        """Kill the child process and all processes that it started."""
         processes = [self.process]
         with contextlib.suppress(psutil.Error):
             processes += self.process.children(recursive=True)

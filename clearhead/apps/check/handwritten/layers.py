@@ -1,4 +1,4 @@
-"""Check of a hand-written layer: compare the whole, then its parts up to the first that differs.
+"""Check of a hand-written layer: compares the whole layer, then its attentions and norms until one differs.
 
 Legend: B batch, T tokens of the layer's input, S tokens of the memory, D width.
 """
@@ -48,7 +48,7 @@ _OF_MEMORY = re.compile("mem|src|source|enc|cross")
 
 @dataclass(frozen=True)
 class _LayerParts:
-    """Parts of a layer: attentions by submodule path, norms, feed-forward weights, and the path of cross-attention."""
+    """Submodules of a layer: attention weights by path, norms, feed-forward weights, path of cross-attention."""
 
     attentions: Mapping[str, LinearMaps]
     norms: Sequence[nn.Module]
@@ -57,7 +57,7 @@ class _LayerParts:
 
 
 def attentions_of(candidate: nn.Module, width: int, heads: int) -> dict[str, LinearMaps]:
-    """Return the outermost submodules that are attentions, with their weights."""
+    """Return the attentions of a module as a dict of submodule path and weights."""
     attentions: dict[str, LinearMaps] = {}
     for path, module in candidate.named_modules():
         is_named = re.search(r"att|mha|cross", f"{path.rpartition('.')[2]} {type(module).__name__}".lower())
@@ -97,7 +97,7 @@ def is_layer(candidate: nn.Module, width: int, heads: int) -> bool:
 
 
 def _find_cross_attention(candidate: nn.Module, attentions: list[str]) -> str | None:
-    """Return the path of the cross-attention, by its name, or the second attention of a layer that takes a memory."""
+    """Return the submodule path of a layer's cross-attention; None if it has no cross-attention."""
     for path in attentions:
         if re.search(r"cross|memory|enc|src|inter", path.lower()):
             return path
@@ -112,14 +112,14 @@ def _is_norm(module: nn.Module, width: int) -> bool:
 
 @dataclass(frozen=True)
 class _Layer:
-    """Correct computation of a layer; `settings` can replace single steps by known mistakes."""
+    """Reference layer with the weights of the candidate; settings reproduce variants and known mistakes."""
 
     parts: _LayerParts
     heads: int
     settings: Settings
 
     def __call__(self, probe: Probe, mask_of: str, changes: Settings) -> Tensor:
-        """Return the output [B, T, D]."""
+        """Return the output [B, T, D] of the reference layer for a test input, with changed settings."""
         settings = {**self.settings, **changes}
         x = probe.query
         steps: list[Callable[[Tensor], Tensor]] = [
@@ -132,7 +132,7 @@ class _Layer:
         return x
 
     def _apply_sublayer(self, settings: Settings, index: int, step: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Return x after one sub-layer with its norm and residual."""
+        """Return x after one sub-layer (attention or feed-forward) with its norm and residual connection."""
         norms = self.parts.norms
         apply: nn.Module = nn.Identity()
         if index < len(norms) and index not in settings.get("no_norm", ()):
@@ -241,7 +241,7 @@ def _nearest_base(
     parts: _LayerParts,
     bound: float,
 ) -> Settings:
-    """Return the settings of a usual layer that match exactly, or with one known mistake, or else most closely."""
+    """Return the settings of a correct layer that match exactly, or with one known mistake, or else most closely."""
     nearest = min(bases, key=lambda settings: largest_difference(outputs, compute(settings, {})))
     if largest_difference(outputs, compute(nearest, {})) <= bound:
         return nearest
@@ -262,7 +262,7 @@ def _notes(base: Settings, meaning: str | None) -> list[str]:
 
 
 def _takes_causal(candidate: nn.Module) -> bool:
-    """Return whether a layer takes a mask of its tokens besides that of the memory; it may hide the future."""
+    """Return whether a layer with a memory also takes a mask of the layer input, such as a causal mask."""
     masks = [argument.name for argument in attention_arguments(candidate) if argument.role == "mask"]
     return len(masks) > 1 and not all(_OF_MEMORY.search(name) for name in masks)
 
@@ -305,7 +305,7 @@ def _changes(parts: _LayerParts, base: Settings) -> list[tuple[str, Settings]]:
 def _run(
     runner: CandidateRunner, parts: _LayerParts, width: int, heads: int, mask: str | None
 ) -> tuple[list[tuple[Probe, Tensor]], str, str | None]:
-    """Return the outputs of a layer without and with a mask, the masked input ("self" or "memory"), and its meaning."""
+    """Run a layer without and with a mask; return outputs, the masked input ("self" or "memory"), mask meaning."""
     arguments = attention_arguments(runner.candidate)
     numbers = {"width": width, "heads": heads}
     generator = torch.Generator().manual_seed(29)
@@ -336,7 +336,7 @@ def _run_with_masks(
     numbers: Mapping[str, Any],
     mask: str | None,
 ) -> list[tuple[Tensor, Tensor, str, str, bool]]:
-    """Return for each mask that works: allowed tokens, output, masked input, meaning, and whether it hides padding."""
+    """Return for each working mask: real tokens, output, masked input, mask meaning, and whether padding is hidden."""
     results = []
     names = [argument.name for argument in arguments if argument.role == "mask"]
     for name in sorted(names, key=lambda argument_name: "padding" not in argument_name):
@@ -358,7 +358,7 @@ def _run_mask_forms(
     real: Tensor,
     kind: tuple[str | None, bool],
 ) -> Iterator[tuple[Tensor, str, bool]]:  # fmt: skip
-    """Yield for each working form of a mask: the output, its meaning, and whether it hides padding."""
+    """Yield for each working mask form: the layer's output, the mask meaning, and whether padding is hidden."""
     mask, is_memory = kind
     meanings = ("attend", "block", "additive", "ones") if mask in (None, "any") else (mask,)
     for meaning, shape in itertools.product(meanings, ("row", "broadcast", "square")):
@@ -383,7 +383,7 @@ def _hides(
     output: Tensor,
     is_memory: bool,
 ) -> bool:
-    """Return whether outputs at real tokens stay the same when hidden tokens change."""
+    """Return whether a mask hides padding: outputs at real tokens stay the same when padding changes."""
     hidden = ~real[:, 0, 0]
     if is_memory and inputs.memory is not None:
         inputs = replace(inputs, memory=torch.where(hidden[..., None], inputs.memory.flip(-1), inputs.memory))
@@ -408,7 +408,7 @@ def _output(
 
 
 def _first_wrong_part(candidate: nn.Module, parts: _LayerParts, width: int, heads: int) -> tuple[Finding, ...] | None:
-    """Return the findings of the first part that is wrong by itself; None if all comparable parts are right."""
+    """Return the findings of the first wrong attention or norm of a layer; None if none is wrong."""
     for path, report in part_reports(candidate, list(parts.attentions), width, heads):
         if report.verdict == "wrong":
             return tuple(replace(finding, where=f"{path}: {finding.where}") for finding in report.findings)
@@ -418,7 +418,7 @@ def _first_wrong_part(candidate: nn.Module, parts: _LayerParts, width: int, head
 def part_reports(
     candidate: nn.Module, attentions: Sequence[str], width: int, heads: int
 ) -> Iterator[tuple[str, Report]]:
-    """Yield the path and the report of each attention and each hand-written norm."""
+    """Check each attention and hand-written norm of a module, and yield its submodule path and report."""
     for path, module in candidate.named_modules():
         if path in attentions:
             yield path, attention(module, width=width, heads=heads, mask="any")

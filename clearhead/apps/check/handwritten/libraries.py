@@ -1,4 +1,4 @@
-"""Modules of libraries such as transformers: they are reported as right or as not comparable, never as wrong."""
+"""Modules of known libraries: the check never reports them as wrong, since they compute variants on purpose."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CheckT = TypeVar("CheckT", bound=Callable[..., Report])
 
 
 def library_of(candidate: Callable[..., Any]) -> str | None:
-    """Return the library that a module and all its submodules come from; None if any comes from elsewhere."""
+    """Return the library of a module, such as "torch"; None if any submodule is custom code."""
     if not isinstance(candidate, nn.Module) or type(candidate) in _CONTAINERS:
         return None
     names = {type(module).__module__.split(".")[0] for module in candidate.modules()}
@@ -25,7 +25,7 @@ def library_of(candidate: Callable[..., Any]) -> str | None:
 
 
 def spares_libraries(check: CheckT) -> CheckT:
-    """Decorate a comparison so that a library's module is reported as not comparable instead of wrong."""
+    """Decorate a check so that a module of a library is reported as "cannot compare" instead of "wrong"."""
 
     @functools.wraps(check)
     def call(candidate: Callable[..., Any], **options: Any) -> Report:

@@ -1,4 +1,4 @@
-"""Known mistakes in hand-written Transformers: place, correct formula, symptom and fix of each."""
+"""Table of known mistakes in hand-written Transformers: place, correct formula, symptom and fix of each."""
 
 from __future__ import annotations
 

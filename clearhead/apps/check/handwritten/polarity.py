@@ -22,7 +22,7 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 def find_reversed_masks(
     model: nn.Module, run: Callable[[], object], lengths: Sequence[int], *, is_causal: bool
 ) -> list[str]:
-    """Return the paths of the innermost submodules whose mask hides what it should show.
+    """Return the paths of the innermost submodules that read their mask with the wrong polarity.
 
     Such a mask hides everything although nothing is padding; or each token sees the tokens after it and none before.
 
@@ -69,7 +69,7 @@ def find_reversed_masks(
 
 
 def _measure_reads(module: nn.Module, call: Call, length: int) -> tuple[Tensor, Tensor]:
-    """Return a table [T, T] of the other tokens that each output depends on, and a mask [T] of blind outputs.
+    """Return a bool table [T, T], True where an output depends on another token, and a mask [T] of blind outputs.
 
     A blind output depends on no token. The input vectors are drawn anew, so that earlier faults do not matter. The
     masks stay the same.

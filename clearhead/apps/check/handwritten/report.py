@@ -1,4 +1,4 @@
-"""Report on a hand-written part: where it differs, by how much, the correct formula, and the fix."""
+"""Report on a hand-written module: where it differs, by how much, the correct formula, and the fix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FULL_HINT = 3
 
 
 class CannotCompare(Exception):
-    """Raised if a hand-written part cannot be compared; the message is the reason."""
+    """Raised if a module or function cannot be compared; the message is the reason."""
 
 
 class NotSteady(CannotCompare):
@@ -24,13 +24,13 @@ class NotSteady(CannotCompare):
 
 @dataclass(frozen=True, repr=False)
 class Finding(Printed):
-    """One difference between a hand-written part and the mathematics.
+    """One difference between a hand-written module and the mathematics, with cause and fix if known.
 
     Args:
         where: place in the computation, or address in the model.
         says: description of the difference, in one sentence.
         cause: known mistake that reproduces the output; None if no known mistake does.
-        mathematics: formula that the part should compute; empty if not known.
+        mathematics: formula that the module should compute; empty if not known.
         mend: fix for the mistake; empty if not known.
         difference: max|a-b| / max|b| between the output and the correct one; None if no numbers were compared.
         alternatives: other known mistakes with exactly the same output.
@@ -78,17 +78,17 @@ def _amount(difference: float) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """Result of comparing a hand-written part with the mathematics.
+    """Result of comparing a hand-written module or function with the mathematics.
 
     Args:
-        subject: name and sizes of the part.
+        subject: name and sizes of the module.
         verdict: "right", "wrong", "cannot compare" or "not written yet".
         findings: mistakes and warnings.
         compared: names of the compared inputs, such as "with a mask".
         largest: largest difference from the correct output; None if no numbers were compared.
         bound: largest difference that counts as rounding; None if no numbers were compared.
-        notes: interpretation of the part: its weights, mask and layout.
-        reason: explanation if the part cannot be compared; empty otherwise.
+        notes: assumptions about the module: its weights, mask and layout.
+        reason: explanation if the module cannot be compared; empty otherwise.
     """
 
     subject: str
@@ -102,14 +102,14 @@ class Report:
 
     @classmethod
     def refuse(cls, subject: str, reason: CannotCompare) -> Report:
-        """Return the report of a hand-written part that cannot be compared."""
+        """Return the report of a module that cannot be compared, with the reason."""
         if isinstance(reason, NotSteady):
             return make_report(subject, (Finding.of("randomness_in_evaluation"),))
         return cls(subject, "cannot compare", reason=f"{reason}")
 
     @property
     def ok(self) -> bool:
-        """True if the part computes the correct result."""
+        """True if the module computes the correct result; warnings are allowed."""
         return self.verdict == "right"
 
     def record(self, hint: int = FULL_HINT) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Runner of a hand-written part: random weights, double precision, and its old state restored afterwards."""
+"""Runner of a hand-written module with random weights in double precision; its state is restored afterwards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DROPOUTS = (
 
 
 def output_error(output: Tensor, expected: Tensor) -> float:
-    """Return the relative error over the finite expected values; infinite for another shape.
+    """Return the relative error of an output where the expected values are finite; infinite for another shape.
 
     If no expected value is finite, the error is infinite if any output is finite.
     """
@@ -43,10 +43,10 @@ def output_error(output: Tensor, expected: Tensor) -> float:
 
 
 class NoDropout(TorchFunctionMode):
-    """Context manager in which functional dropout does nothing, so that the rest can be compared."""
+    """Context manager in which functional dropout does nothing, so that other mistakes can be found."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the input of a dropout."""
+        """Return the input of a dropout unchanged, and run any other function."""
         kwargs = kwargs or {}
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
@@ -92,7 +92,7 @@ def borrow_weights(
 
     Args:
         owners: modules that own the weights and buffers.
-        tensors: further weights.
+        tensors: weights outside these modules.
         dtype: dtype of weights and floating-point buffers, which move to the CPU.
         draw: True draws random weights, so that a bias of zero or a weight of ones hides nothing.
     """
@@ -130,12 +130,12 @@ def _draw_weight(weight: Tensor, generator: torch.Generator, dtype: torch.dtype)
 
 @dataclass
 class CandidateRunner:
-    """Runs a hand-written part and records forbidden effects, such as dropout in evaluation.
+    """Runner of a hand-written module or function that records faults such as dropout in evaluation.
 
     Args:
         candidate: the module or function.
-        owners: modules whose weights it uses.
-        weights: further weights.
+        owners: modules whose weights the candidate uses.
+        weights: weights outside these modules.
         dtype: dtype of the weights during a run.
         bound: largest difference that counts as rounding.
         is_random: True if two runs on the same input differed.
@@ -160,12 +160,12 @@ class CandidateRunner:
 
     @contextlib.contextmanager
     def borrow(self, dtype: torch.dtype | None = None, *, draw: bool = True) -> Iterator[None]:
-        """Enter `borrow_weights` for the weights of the part."""
+        """Context manager that sets the candidate's weights to random values, as `borrow_weights` does."""
         with borrow_weights(self.owners, self.weights, dtype or self.dtype, draw=draw):
             yield
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the part twice and return the first output; if the two differ, run it again without dropout."""
+        """Run the candidate twice and return the first output; if the two differ, run it again without dropout."""
         watch = self.watch = _OperationWatch()
         state = [tensor.detach().clone() for tensor in self._state()]
         with watch if self.dtype == torch.float64 else contextlib.nullcontext():
@@ -184,7 +184,7 @@ class CandidateRunner:
         return first
 
     def attempt(self, *args: Any, named: Mapping[str, Any] | None = None) -> Any:
-        """Return the output, or None if the part raises an error; `error` keeps the error after most operations."""
+        """Return the candidate's output; None if it raises an error, which is kept in `error`."""
         try:
             return self(*args, **(named or {}))
         except (CannotCompare, NotImplementedError):
@@ -195,7 +195,7 @@ class CandidateRunner:
             return None
 
     def _put_back(self, state: Sequence[Tensor]) -> None:
-        """Restore weights that a run changed, and record the change."""
+        """Restore weights and buffers that a run changed, and record the change."""
         for before, now in zip(state, self._state(), strict=False):
             if not _equal(before, now):
                 self.changes_weights = True
@@ -227,7 +227,7 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def tensors_of(result: Any) -> list[Tensor]:
-    """Return all tensors in the result of a hand-written part, in order."""
+    """Return all tensors in a result, such as a tuple or a dict, in order."""
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, Mapping):
@@ -236,7 +236,7 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 def describe_result(result: Any) -> str:
-    """Describe the result of a hand-written part in words, for messages."""
+    """Describe the result of a call in words, for messages."""
     tensors = tensors_of(result)
     if not tensors:
         return f"{type(result).__name__}"

@@ -31,7 +31,7 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class LinearMap:
-    """A linear map with a weight [out, in] and a bias [out]; None means no bias."""
+    """Linear map, such as a projection: weight [out, in] and bias [out]; None means no bias."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -55,7 +55,7 @@ def role_of(name: str) -> Role | None:
 
 @dataclass
 class _Leaf:
-    """A weight with its bias, as a module stores them; a role such as query has several if heads are separate."""
+    """One weight of a module with its bias; a query has several of them if each head has its own weight."""
 
     name: str
     weight: Tensor
@@ -64,7 +64,7 @@ class _Leaf:
 
 
 def _leaves(candidate: nn.Module) -> list[_Leaf]:
-    """Return the weights with at least two axes and their biases, in the order of registration."""
+    """Return the matrices of a module with their biases, in the order of registration."""
     leaves, taken = [], set()
     for path, module in candidate.named_modules():
         parameters = dict(module.named_parameters(recurse=False))
@@ -87,7 +87,7 @@ def _find_bias(name: str, parameters: Mapping[str, Tensor]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class WeightAssignment:
-    """One possible assignment of weights to roles.
+    """Possible assignment of an attention's weights to the roles query, key, value and out.
 
     Args:
         projections: linear maps by role: query, key, value, and out if the part has one.
@@ -101,7 +101,7 @@ class WeightAssignment:
 
 
 def read_weights(candidate: nn.Module, width: int, heads: int) -> list[WeightAssignment]:
-    """Return the possible assignments of a module's weights, the most likely first.
+    """Return the possible assignments of an attention's weights to query, key, value and out, the most likely first.
 
     Raises:
         CannotCompare: the weights are not those of an attention, with the reason.
@@ -144,7 +144,7 @@ def _extra_weights(candidate: nn.Module, leaves: Sequence[_Leaf], unused: Sequen
 
 
 def _permute_roles(leaves: Sequence[_Leaf], width: int, heads: int) -> list[WeightAssignment]:
-    """Return the assignments of three or four weights with unknown names; the fourth is the output projection."""
+    """Return all assignments of three weights to query, key and value; a fourth is the output projection."""
     assignments = []
     for order in itertools.permutations(("query", "key", "value")):
         groups = {role: [leaf] for role, leaf in zip((*order, "out"), leaves, strict=False)}
@@ -171,7 +171,7 @@ def _is_out(leaf: _Leaf, width: int) -> bool:
 
 
 def assign_weights(parameters: Mapping[str, Any], width: int, heads: int) -> list[WeightAssignment]:
-    """Return the possible assignments of weights whose roles the user named.
+    """Return the possible assignments of weights that the user passed by role, such as query=layer.
 
     Args:
         parameters: modules with weight and bias, tensors, or lists with one entry per head, by role: query, key, value
@@ -203,7 +203,7 @@ def assign_weights(parameters: Mapping[str, Any], width: int, heads: int) -> lis
 def _assign_groups(
     groups: Mapping[Role, list[_Leaf]], extra: Sequence[str], width: int, heads: int
 ) -> list[WeightAssignment]:
-    """Return the assignments of grouped weights: both directions of raw tensors, and all orders of fused ones."""
+    """Return the assignments of weights by role; tensors may be transposed, and fused weights have any order."""
     every = [leaf for leaves in groups.values() for leaf in leaves]
     assignments = []
     is_raw = not all(leaf.is_linear for leaf in every)
@@ -220,7 +220,7 @@ def _assign_groups(
 
 
 def _flatten_groups(groups: Mapping[Role, list[_Leaf]], width: int, is_flipped: bool) -> dict[Role, LinearMap]:
-    """Return one projection for each role whose weights can be read in this direction."""
+    """Return one projection [out, in] per role; roles whose weights do not fit are left out."""
     flat: dict[Role, LinearMap] = {}
     for role, leaves in groups.items():
         parts = [_matrix(leaf, role, width, is_flipped and not leaf.is_linear) for leaf in leaves]
@@ -232,7 +232,7 @@ def _flatten_groups(groups: Mapping[Role, list[_Leaf]], width: int, is_flipped: 
 
 
 def _matrix(leaf: _Leaf, role: Role, width: int, is_flipped: bool) -> LinearMap | None:
-    """Return a weight as [out, in]; None if it cannot be read in this direction."""
+    """Return a weight as a matrix [out, in]; None if its shape does not fit."""
     weight, bias = leaf.weight.detach(), None if leaf.bias is None else leaf.bias.detach().flatten()
     if weight.dim() == 3:
         if role == "out":
@@ -249,7 +249,7 @@ def _matrix(leaf: _Leaf, role: Role, width: int, is_flipped: bool) -> LinearMap 
 
 
 def _join_heads(parts: Sequence[LinearMap], role: Role, width: int) -> LinearMap:
-    """Concatenate the projections of single heads."""
+    """Concatenate the projections of single heads to one projection."""
     if len(parts) == 1:
         return parts[0]
     axis = 1 if role == "out" and parts[0].weight.shape[0] == width else 0
@@ -283,7 +283,7 @@ def _unfuse(flat: Mapping[Role, LinearMap], heads: int) -> Iterator[tuple[dict[R
 
 
 def _parts(fused: LinearMap, count: int, groups: int) -> list[LinearMap]:
-    """Split a fused projection whose rows are [groups][count][rest]."""
+    """Split a fused projection, such as qkv, into `count` projections; its rows are [groups][count][rest]."""
 
     def split(tensor: Tensor | None) -> list[Tensor | None]:
         if tensor is None:
