@@ -1,4 +1,4 @@
-"""Commands that answer texts: `clearhead classify`, `tag`, `fill`, `embed`, `answer` and `predict`."""
+"""Commands that apply a model to texts: `clearhead classify`, `tag`, `fill`, `embed`, `answer` and `predict`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class LineCall:
         return model
 
     def write_answers(self, answer: Callable[[list[Any]], Iterable[Any]], show: Callable[[Any], Shown]) -> None:
-        """Answer every line and write each answer.
+        """Compute an answer for every input line, and write it.
 
         Args:
             answer: function that answers a list of texts or pairs.
