@@ -60,7 +60,7 @@ def measure_limits(
     size: int = MATRIX_SIZE,
     repeats: int = REPEATS,
 ) -> Limits:
-    """Measure the limits of a device with the current number of threads; the best of several tries counts.
+    """Measure the memory bandwidth and FLOP/s of a device with the current threads; the best of several tries counts.
 
     Args:
         device: the CPU or an accelerator.
@@ -85,7 +85,7 @@ def measure_limits(
 
 
 def best_seconds(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Return the seconds of the fastest of several runs; no run begins after `SECONDS`."""
+    """Return the shortest time in seconds of repeated calls of a function; no call begins after `SECONDS`."""
     began, times = time.perf_counter(), [seconds(work, device)]
     while len(times) <= repeats and time.perf_counter() - began < SECONDS:
         times.append(seconds(work, device))
@@ -93,7 +93,7 @@ def best_seconds(work: Callable[[], object], device: torch.device, repeats: int)
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds that a function takes on a device."""
+    """Return the seconds that one call of a function takes on a device."""
     began = time.perf_counter()
     work()
     if device.type != "cpu":

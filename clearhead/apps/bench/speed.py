@@ -41,15 +41,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Effort:
-    """Number and size of the measurements.
+    """Settings of a benchmark: prompt lengths, generated tokens, batch size and repetitions.
 
     Args:
         new_tokens: the number of tokens generated after a prompt.
-        repeats: the maximum number of repetitions, after a first run that does not count; the median counts.
-        seconds: the seconds after which nothing is repeated. A prompt that alone would take longer is left out.
-        batch: the size of the larger batch.
+        repeats: the maximum number of repetitions of a measurement, after a first run that does not count; the median
+            counts.
+        seconds: the seconds after which no measurement is repeated. A prompt that alone would take longer is left out.
+        batch: the size of the measured batches of several texts; single texts are measured, too.
         contexts: the lengths of the prompt in tokens.
-        seed: the seed of the texts.
+        seed: the seed of the random texts.
     """
 
     new_tokens: int = 32
@@ -62,7 +63,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Speed:
-    """One measured speed.
+    """Measured speed of a model at one kind of work, such as decoding, in tokens or sentences per second.
 
     Attributes:
         work: the measured work, such as "decode".
@@ -87,18 +88,18 @@ class Speed:
 
     @property
     def share(self) -> float:
-        """Share of the limit that the speed reaches."""
+        """Speed as a fraction of the machine's limit."""
         return self.per_second / self.limit
 
 
 def measure(model: Model, precision: Precision, limits: Limits, effort: Effort) -> Iterator[Speed]:
-    """Yield the speeds of a model at the work of its stacks: encoding, decoding or translation.
+    """Measure a model and yield its speeds at encoding, decoding or translation, depending on its stacks.
 
     Args:
         model: the model, loaded in this precision.
         precision: the precision of its weights.
         limits: the limits of its device.
-        effort: the number and size of measurements.
+        effort: the settings of the measurements, such as prompt lengths and repetitions.
 
     Raises:
         InputError: the model cannot do its work, such as a multilingual model without languages.
@@ -113,7 +114,7 @@ def measure(model: Model, precision: Precision, limits: Limits, effort: Effort) 
 
 
 class _Bench:
-    """Measurements of one model in one precision."""
+    """Speed measurements of one model in one precision."""
 
     def __init__(self, model: Model, precision: Precision, limits: Limits, effort: Effort) -> None:
         self.model, self.precision, self.limits, self.effort = model, precision, limits, effort
@@ -121,7 +122,7 @@ class _Bench:
         self.seconds_each = effort.seconds
 
     def decoding(self) -> Iterator[Speed]:
-        """Yield the speeds of prefill and decoding of one text at each context that fits, and of decoding a batch."""
+        """Yield the speeds of prefill and decoding at each prompt length that fits, and of decoding a batch."""
         effort, fitting = self.effort, [*_fitting_contexts(self.model, self.effort)]
         self.seconds_each = effort.seconds / (len(fitting) + 1)
         times_limit = 0.0
@@ -180,14 +181,17 @@ class _Bench:
         return statistics.median(self._repeat(run))
 
     def _repeat(self, run: Callable[[], T]) -> list[T]:
-        """Return the results of the repetitions; the first one counts only if there was no time for others."""
+        """Call a measurement repeatedly and return its results, without the first result if there are others."""
         began, results = time.perf_counter(), [run()]
         while len(results) <= self.effort.repeats and time.perf_counter() - began < self.seconds_each:
             results.append(run())
         return results[1:] or results
 
     def _stream(self, context: int, new: int) -> list[float]:
-        """Return the times of the start and of each token; each id is one letter, so that no text is held back."""
+        """Generate tokens and return the clock times of the start and of each token.
+
+        Each id is decoded to one letter, so that the stream holds back no text.
+        """
         times = [time.perf_counter()]
         for _ in stream_ids(self.model.tree, self._request(1, context, new)):
             times.append(time.perf_counter())
@@ -225,7 +229,7 @@ class _Bench:
         return [self.model.tokenizers.source.decode(self._ids(SENTENCE)) or "a" for _ in range(count)]
 
     def _use(self, texts: list[str]) -> object:
-        """Predict labels or vectors for texts; a model of another task only computes its outputs."""
+        """Compute the predictions of an encoder for texts, or only its forward pass if its task predicts none."""
         if find_task(self.model.task.kind).outputs in ("labels", "token_labels", "vector"):
             return self.model.predict(texts)
         tokenizer = self.model.tokenizer
@@ -239,7 +243,7 @@ class _Bench:
             return self.model.tree(ids, mask=mask)
 
     def _product_limit(self, length: int) -> float:
-        """Return the prompt tokens per second that the FLOP/s limit allows; a decoder computes one output."""
+        """Return the prompt tokens per second that the FLOP/s limit allows; a decoder has one output per prompt."""
         is_decoder = self.model.module.encoder is None
         counts = TokenCounts(
             first_tokens=length,
@@ -250,7 +254,7 @@ class _Bench:
         return length * self.limits.flops[self.precision] / forward_flops(self.model.spec, counts)
 
     def _read_limit(self, batch: int, context: int) -> float:
-        """Return the tokens per second that memory bandwidth allows, if a step reads weights and cache once."""
+        """Return the tokens per second that memory bandwidth allows, if a step reads weights and KV cache once."""
         cache = batch * context * sum(cache_bytes(self.model.spec, cache_dtype(self.model.tree)))
         return batch * self.limits.bytes_per_second / (weights_of_a_step(self.model) + cache)
 
@@ -271,12 +275,12 @@ def weights_of_a_step(model: Model) -> int:
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    """Return the weights of a module; 8-bit weights are buffers."""
+    """Return the parameters and buffers of a module; 8-bit weights are buffers."""
     return [*module.parameters(), *module.buffers()]
 
 
 def _fitting_contexts(model: Model, effort: Effort) -> Iterator[tuple[int, int]]:
-    """Yield (context, new tokens) for each context that fits into the model, or a shorter one if none fits."""
+    """Yield (prompt length, new tokens) for each prompt length within the model's limit; if none is, a shorter pair."""
     most = min((limit for limit in (model.module.max_positions, model.task.max_length) if limit is not None), default=0)
     fitting = [context for context in effort.contexts if not most or context + effort.new_tokens <= most]
     for context in fitting:
@@ -291,7 +295,7 @@ _CLOSE = 0.6
 
 
 def advice(speeds: Sequence[Speed], limits: Limits, *, default: str, processors: int) -> str:
-    """Return advice: the fastest precision, if several were measured, and the best further gain.
+    """Return advice for a faster model: the fastest measured precision, and the best change within one precision.
 
     Args:
         speeds: the measured speeds, at least one.
@@ -308,7 +312,7 @@ def advice(speeds: Sequence[Speed], limits: Limits, *, default: str, processors:
 
 
 def fastest_precision(speeds: Sequence[Speed], usual: str) -> str:
-    """Return a message with the fastest precision for each work, and its gain over the usual precision.
+    """Return a message with the fastest precision for each kind of work, and its gain over the usual precision.
 
     Args:
         speeds: the speeds in several precisions.
@@ -342,7 +346,7 @@ def _join_words(works: Sequence[str]) -> str:
 
 
 def _other_gain(speeds: Sequence[Speed], limits: Limits, processors: int) -> str:
-    """Return advice on the best gain within one precision."""
+    """Return advice for more speed in the same precision, such as more threads or larger batches."""
     single = [speed for speed in speeds if speed.batch == 1 and speed.work != "prompt"]
     usual = (single or speeds)[0]
     if limits.threads < processors:

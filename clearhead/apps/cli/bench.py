@@ -84,7 +84,7 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
 
 
 def _choose_precision(precision: str, device: torch.device) -> Precision:
-    """Return the precision of --precision, or the one that the device uses in its place."""
+    """Return the requested precision, or the precision that the device uses in its place."""
     from clearhead.base.machine import choose_precision
 
     return cast("Precision", precision if precision in ("int8", "int4") else choose_precision(precision, device))

@@ -127,7 +127,7 @@ def check(
 
 
 def _options_without_default(compute: ComputeOptions) -> dict[str, object]:
-    """Return the options for running a model by name; None for those at their default."""
+    """Return the values of the options for running a model, by option name; None for an option at its default."""
     return {
         "--device": None if compute.device == "auto" else compute.device,
         "--precision": None if compute.precision == "auto" else compute.precision,
@@ -138,10 +138,10 @@ def _options_without_default(compute: ComputeOptions) -> dict[str, object]:
 
 
 def _refuse_unused(reason: str, *options: Mapping[str, object]) -> None:
-    """Refuse options that have no effect on this check.
+    """Refuse options that have no effect on the check of the given input.
 
     Args:
-        reason: the kind of input that makes them useless, as the start of the message.
+        reason: the kind of input that makes the options useless, as the start of the message.
         options: option values by option name; None means not given.
 
     Raises:
@@ -187,7 +187,7 @@ def _check_checkpoint(
 
 
 def _settings(words: list[str]) -> dict[str, object]:
-    """Return keyword arguments from words name=value; values are Python literals, or text without quotation marks."""
+    """Parse keyword arguments from words name=value; values are Python literals, or text without quotation marks."""
     settings: dict[str, object] = {}
     for word in words:
         name, equals, value = word.partition("=")

@@ -47,7 +47,7 @@ def silence(stream: TextIO) -> None:
 
 
 def print_result(line: str = "") -> None:
-    """Write one line of the result to stdout; line ends inside it become spaces."""
+    """Write one line of a command's result to stdout; line ends inside it become spaces."""
     print(make_printable(line, is_terminal=sys.stdout.isatty()), flush=True)
 
 
@@ -69,7 +69,7 @@ def print_json(record: Mapping[str, Any]) -> None:
 
 
 def print_either(as_json: bool, record: Mapping[str, Any], *lines: str) -> None:
-    """Write a result as one JSON object, or as lines of text."""
+    """Write a result to stdout as one JSON object if `as_json` is True, else as lines of text."""
     if as_json:
         print_json(record)
     else:
@@ -78,10 +78,10 @@ def print_either(as_json: bool, record: Mapping[str, Any], *lines: str) -> None:
 
 
 class MessageDisplay(Display):
-    """A display that writes messages to stderr and shows no counts."""
+    """Progress display that writes messages to stderr and shows no counts."""
 
     def message(self, text: str) -> None:
-        """Write the message."""
+        """Write the message to stderr."""
         print_message(text)
 
 

@@ -124,7 +124,7 @@ def _convert(
 
 
 def _open(ref: str, precision: str | None) -> tuple[Model, Callable[[], Stream | None]]:
-    """Return a model and a function that starts a stream of its weights, or returns None if they are loaded."""
+    """Return a model, and a function that returns a stream of its weights, or None if the weights are in memory."""
     from clearhead.checkpoints.hf.saving import can_stream
     from clearhead.checkpoints.reference import ModelReference
     from clearhead.fast.memory import FORMATS
@@ -140,7 +140,7 @@ def _open(ref: str, precision: str | None) -> tuple[Model, Callable[[], Stream |
 
 
 def _calibrate(ref: str, text: Path) -> tuple[Model, Callable[[], Stream | None]]:
-    """Return an int4 model calibrated on a text, like `_open`, and print the result of the calibration."""
+    """Calibrate an int4 model on a text, print the result of the calibration, and return the same values as `_open`."""
     from clearhead.model.calibration import calibrate
     from clearhead.model.loading import load
 

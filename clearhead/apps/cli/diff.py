@@ -181,7 +181,7 @@ def _choose_shown(difference: Difference) -> list[Change]:
 
 
 def _fail_above(difference: Difference, bound: float | None) -> None:
-    """Fail if the difference exceeds the bound of --fail-above.
+    """Raise `RunFailure` if the difference between two models exceeds the bound of --fail-above.
 
     Raises:
         RunFailure: the difference is larger than the bound.

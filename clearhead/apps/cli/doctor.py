@@ -34,11 +34,11 @@ _MAX_REASON_LENGTH: Final = 300
 
 @dataclass
 class _Section:
-    """One section of the report.
+    """One section of the report on this machine, such as its packages or devices.
 
     Attributes:
-        facts: the values for JSON.
-        lines: the lines of text.
+        facts: the values of the section for JSON.
+        lines: the section as lines of text.
         advice: sentences with the fix for each problem.
     """
 

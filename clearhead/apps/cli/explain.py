@@ -147,5 +147,5 @@ def _terms(terms: ScoreTerms | NonlinearNorm) -> dict[str, Any]:
 
 
 def _finite(numbers: list[float]) -> list[float | None]:
-    """Return numbers for JSON, with None for infinite ones (masked scores)."""
+    """Return numbers for JSON, with None for infinite numbers, such as masked scores."""
     return [None if abs(number) == float("inf") else number for number in numbers]

@@ -133,7 +133,7 @@ def _answer_file(
     reading: dict[str, Any],
     answers: OutputOptions,
 ) -> None:
-    """Continue each line of a file by one text."""
+    """Generate one continuation for each line of a file, and print it."""
     settled = model.generate_options(**options)
     if settled.num_return_sequences > 1:
         raise InputError("--file writes one text per prompt: leave out --num-return-sequences")
@@ -159,7 +159,7 @@ def _answer_file(
 
 
 def _refuse_incomplete_json(reasons: Sequence[str], reading: dict[str, Any]) -> None:
-    """Fail if texts under a schema were cut off before the JSON was complete."""
+    """Raise `RunFailure` if the length limit cut off texts before their JSON was complete."""
     num_cut = sum(reason != "end" for reason in reasons)
     if num_cut and "schema" in reading:
         raise RunFailure(

@@ -105,7 +105,7 @@ def _check_column(sort: str) -> None:
 
 
 def _texts(file: Path, target: Path | None, pair: bool) -> tuple[list[InputLine], list[str] | None]:
-    """Return the lines with text, and their targets or None."""
+    """Return the non-empty lines of the input file, and their target texts or None without targets."""
     name, source = name_of(file), TextInput.of(file)
     numbered = enumerate(chain.from_iterable(source.blocks), start=1)
     lines = [parse_line(position, text, source, paired=pair) for position, text in numbered]

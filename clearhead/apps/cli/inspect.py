@@ -345,7 +345,7 @@ def _task_lines(task: TaskRecord | None) -> Iterator[str]:
 
 
 def _weight_lines(parameters: Mapping[str, tuple[int, ...]]) -> Iterator[str]:
-    """Yield a line for each tensor; equal tensors of several layers share one line."""
+    """Yield a report line for each weight tensor; equal tensors of several layers share one line."""
     groups: dict[tuple[str, tuple[int, ...]], list[str]] = {}
     for name, shape in parameters.items():
         groups.setdefault((_LAYER.sub("layers.*.", name), shape), []).append(name)
@@ -390,7 +390,7 @@ def _memory_lines(forecasts: Sequence[MemoryForecast], spec: Model) -> Iterator[
 
 
 def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a line for each attention kernel and its reason; training and evaluation share a line if equal."""
+    """Yield a report line for each attention kernel and its reason; training and evaluation share equal lines."""
     modes: dict[str, list[str]] = {}
     for kernel in kernels:
         modes.setdefault("the {kernel} kernel in {count} of {total}, because {reason}".format(**kernel), []).append(
@@ -401,7 +401,7 @@ def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:
-    """Return the kernels of the attentions of a model in training and in evaluation, with the reason."""
+    """Return the attention kernels of a model in training and in evaluation, with the reasons to use them."""
     from clearhead.core.attention import Attention
 
     attentions = [submodule for submodule in module.modules() if isinstance(submodule, Attention)]
@@ -415,7 +415,7 @@ def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def _report_kernels(spec: Model, headers: _WeightHeaders | None) -> tuple[list[ModuleBackend], list[str]]:
-    """Return the kernels of each module on this processor, and lines about batches and the precision auto."""
+    """Return the kernels that run each module on this processor, and report lines about batches and precision."""
     if headers is None:
         return [], []
     from clearhead.fast.runner import Runner, multiplies_in_bf16
@@ -433,7 +433,7 @@ def _report_kernels(spec: Model, headers: _WeightHeaders | None) -> tuple[list[M
 
 
 def _runner_lines(served: Sequence[ModuleBackend]) -> Iterator[str]:
-    """Yield a line for each kernel and reason, with the modules that it runs."""
+    """Yield a report line for each kernel or reason to use plain PyTorch, with the modules that it applies to."""
     groups: dict[tuple[str, str], list[str]] = {}
     for served_module in served:
         groups.setdefault((served_module.backend, served_module.detail), []).append(served_module.address)

@@ -77,7 +77,7 @@ def learn(
 
 
 def _copy(sources: list[Path], folder: Path) -> None:
-    """Copy the missing lessons, and name the changed files that stay."""
+    """Copy the missing lessons into a folder, and report the changed files, which are not replaced."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Line input of commands: reads lines, answers them in groups, and writes the answers in order."""
+"""Line input of commands: reads lines, answers them in groups (windows), and writes the answers in order."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(frozen=True)
 class InputLine:
-    """One line of input.
+    """One line of a command's input.
 
     Attributes:
-        position: the number of the line within the share, from 1.
+        position: the number of the line within the share of this process, from 1.
         text: the text of the line, or both texts of a pair.
-        count_before: function that counts the lines before the share; it reads all of them.
+        count_before: function that counts the lines before the share of this process; it reads all of them.
     """
 
     position: int
@@ -67,7 +67,7 @@ class TextInput:
         blocks: the lines, in blocks that are available at once.
         total: the number of lines. None means unknown.
         is_estimate: True if `total` is a forecast from the first lines of a large file.
-        count_before: function that counts the lines before the share.
+        count_before: function that counts the lines before the share of this process.
         output: the file for the answers. None means standard output.
         as_json: True if the report on `output` is a JSON object.
     """
@@ -135,7 +135,7 @@ class TextInput:
         return cls(name_of(file), [chain(head, lines)], total, is_estimate, count_before)
 
     def windows(self, batch_size: int | None) -> Iterator[list[tuple[int, str]]]:
-        """Yield windows of numbered lines that are answered together, without waiting for lines yet to arrive."""
+        """Yield groups of numbered lines to be answered together, without waiting for lines yet to arrive."""
         sizes, position = window_sizes(batch_size), 1
         for block in self.blocks:
             lines = iter(block)
@@ -152,7 +152,7 @@ def answer_lines(
     batch_size: int | None,
     paired: bool = False,
 ) -> None:
-    """Answer every line, and show the answers in order as they become available.
+    """Compute an answer for every line, and show the answers in order as they become available.
 
     Answers that a stopped command has written are not shown again. Its last window is computed again as a whole, so
     that its batches equal those of an uninterrupted command.
@@ -193,7 +193,7 @@ def answer_lines(
 def _answer_window(
     lines: Sequence[InputLine], name: str | None, answer: Callable[[list[Any]], Iterable[AnswerT]], bar: Bar
 ) -> Iterator[AnswerT]:
-    """Return the answers to the non-empty lines of a window."""
+    """Return the answers to the non-empty lines of a group that is answered together."""
     filled = [line for line in lines if not line.is_empty]
     with use_display(_WindowProgress(bar, bar.done, len(filled))), renaming(line_namer(filled, name)):
         return iter(answer([line.text for line in filled]) if filled else ())
@@ -201,7 +201,7 @@ def _answer_window(
 
 @contextmanager
 def _open_output(output: AnswerFile | None) -> Iterator[tuple[int, AbstractContextManager[object]]]:
-    """Yield the number of answers in the output file, and a context manager in which `print` writes to this file."""
+    """Open the output file; yield its number of answers, and a context manager in which `print` writes to the file."""
     if output is None:
         yield 0, nullcontext()
         return
@@ -210,7 +210,7 @@ def _open_output(output: AnswerFile | None) -> Iterator[tuple[int, AbstractConte
 
 
 def _read_head(lines: Iterator[str]) -> tuple[list[str], int]:
-    """Take lines until they have `HEAD_BYTES` bytes or end; return the lines and their number of bytes."""
+    """Take the first lines of an input, up to `HEAD_BYTES` bytes; return the lines and their number of bytes."""
     head, size = list[str](), 0
     for line in lines:
         head.append(line)
@@ -240,7 +240,7 @@ def _show_progress(lines: TextInput) -> AbstractContextManager[Bar]:
 
 @dataclass(frozen=True)
 class _WindowProgress(MessageDisplay):
-    """A display that adds the computed fraction of the current window to the bar of lines.
+    """Progress display that adds the computed fraction of the current window to the bar that counts lines.
 
     Attributes:
         bar: the bar that counts lines.
@@ -308,7 +308,7 @@ def read_numbers(source: Path) -> list[float]:
 
 
 def _split_blocks(read: Callable[[int], bytes]) -> Iterator[list[str]]:
-    """Yield lines in blocks as they arrive, so that no line waits for the next.
+    """Yield the lines of a stream in blocks as they arrive, so that no line waits for the next.
 
     Args:
         read: function that returns the available bytes, at most the given number; it waits only if none is available.
@@ -358,7 +358,7 @@ def is_standard_input(source: Path) -> bool:
 
 
 def name_of(file: Path) -> str:
-    """Return the name of an input for messages."""
+    """Return the name of an input file for messages."""
     return "standard input" if is_standard_input(file) else str(file)
 
 

@@ -98,7 +98,7 @@ def new_group() -> typer.Typer:
 
 
 def _help(task: Task) -> str:
-    """Return the text of --help; a paragraph after a backspace keeps its line breaks."""
+    """Return the --help text of the command for a task; a paragraph after a backspace keeps its line breaks."""
     words = task.new
     examples = "\n".join(f"  clearhead new {task.kind} {options}" for options in words.examples)
     return f"{words.does}\n\n\b\nExample:\n{examples}\n\n\b\nData, plain or .gz:\n{words.data}\n\n{_ALWAYS}"

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Command-line options that several commands share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def _limit_callback(most: int) -> Callable[[Any, Any, int | None], int | None]:
-    """Return a callback that limits a number; a range of typer would show all its digits in the help."""
+    """Return an option callback that refuses numbers above a limit; the help of typer's range shows all digits."""
 
     def check(ctx: typer.Context, param: typer.CallbackParam, value: int | None) -> int | None:
         if value is not None and value > most:
@@ -130,7 +130,7 @@ class ComputeOptions:
         return clearhead.load(resolved_ref, device=_local_device(self.device), precision=self.precision)
 
     def load_exact(self, ref: str) -> Model:
-        """Set threads and seeds, then load a model; in fp32 on a CPU, weights keep their stored form."""
+        """Set threads and seeds, then load a model; in fp32 on a CPU, weights stay in the precision of their file."""
         from clearhead.model.loading import load_exact
 
         resolved_ref = locate_model(ref)
@@ -167,7 +167,7 @@ def locate_model(ref: str) -> str:
 
 
 def refuse_absent_runs(runs: Sequence[Path]) -> None:
-    """Refuse missing run directories before torch is imported; the command checks those with a label.
+    """Refuse missing run directories before torch is imported; the command itself checks arguments RUN@LABEL.
 
     Raises:
         InputError: a run directory does not exist.

@@ -30,7 +30,7 @@ _WHOLE_FILE: Final = "--share 1/1 reads the whole file"
 
 @dataclass(frozen=True)
 class FileShare:
-    """One of several contiguous shares of the lines of a file.
+    """Contiguous share of a file's lines, for one of several processes that answer the file together.
 
     Attributes:
         number: the number of the share, from 1.
@@ -70,7 +70,7 @@ class FileShare:
         return cls(number + 1, count, " of ".join(reversed(names))) if names else None
 
     def file_of(self, output: Path) -> Path:
-        """Return the path of the output file for this share of the input, such as out.txt.2-of-8."""
+        """Return the path of the output file for one share of the input, such as out.txt.2-of-8."""
         return output.with_name(f"{output.name}.{self.number}-of-{self.count}")
 
 
@@ -154,12 +154,12 @@ class AnswerFile:
 
     @property
     def is_shared(self) -> bool:
-        """True if other output files have the answers to the rest of the input."""
+        """True if this file has the answers to one share of the input, and other output files have the rest."""
         return self.share is not None and self.share.count > 1
 
     @property
     def resume_hint(self) -> str:
-        """The end of the message of a stopped command: resume it, or no file was written."""
+        """End of the message of a stopped command: advice to use --resume, or the path of the file not written."""
         return "; --resume goes on from there" if self.can_resume else f"; {self.path} is not written"
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
@@ -170,7 +170,7 @@ class AnswerFile:
         return count, end
 
     def finish(self, file: BinaryIO) -> None:
-        """Complete the file after the last answer; lines of text need nothing more."""
+        """Complete the file after its last answer, such as by a header; lines of text need nothing."""
 
     def report(self, num_lines: int, *, as_json: bool) -> None:
         """Print the name of the complete file."""
@@ -182,7 +182,7 @@ class RankedLines(AnswerFile):
     """Output file with several lines per answer, each of which begins with the index of the text."""
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
-        """Return the number of whole answers and their end; the last one may be incomplete and does not count."""
+        """Return the number of whole answers and the byte offset after them; the last answer does not count."""
         count = start = end = 0
         last = b""
         for line in takewhile(lambda line: line.endswith(b"\n"), file):
@@ -204,7 +204,7 @@ class VectorFile(AnswerFile):
     width: int = 0
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
-        """Write a header, and return the number of whole rows and the byte offset after them."""
+        """Write the .npy header, and return the number of whole rows and the byte offset after them."""
         # The length of the header does not depend on the number of rows.
         self._write_header(file, 0)
         start = file.tell()
@@ -217,7 +217,7 @@ class VectorFile(AnswerFile):
         self.file.write(vector.astype("<f4").tobytes())
 
     def finish(self, file: BinaryIO) -> None:
-        """Write the number of rows into the header."""
+        """Write the number of rows into the .npy header."""
         end = file.tell()
         self._write_header(file, 0)
         self._write_header(file, (end - file.tell()) // self._row_bytes)
@@ -271,7 +271,7 @@ class OutputOptions:
         return bool(self.settings["as_json"])
 
     def refuse_unstable_choice(self, output: AnswerFile | None, choice: str, option: str) -> None:
-        """Refuse a choice that would differ between shares or after --resume.
+        """Refuse a choice, such as a drawn seed, that would differ between shares of the input or after --resume.
 
         Args:
             output: the output file. None means standard output.

@@ -1,4 +1,4 @@
-"""Progress of commands: a bar or the seconds of silence on a terminal, and lines of progress in a log.
+"""Progress of commands: a bar or the seconds without output on a terminal, and lines of progress in a log.
 
 A stopped command reports how much is done. rich's status line is not used for the seconds. While it is shown, rich
 ends a line wherever streamed text is flushed, and wraps results at the width of the terminal.
@@ -158,7 +158,7 @@ def _make_bar() -> Progress:
     from rich.text import Text
 
     class RateColumn(progress.ProgressColumn):
-        """A column with the number of items per second."""
+        """Column of a progress bar with the number of items per second."""
 
         def render(self, task: progress.Task) -> Text:
             """Return the rate as text, empty while it is unknown."""
@@ -263,7 +263,7 @@ class _WatchedStream:
 
 @contextmanager
 def show_idle_time(clock: Callable[[], float] = time.monotonic) -> Iterator[IdleDisplay]:
-    """Show the seconds of silence inside a with block, if stderr is a terminal and this is the first process.
+    """Show the seconds without output inside a with block, if stderr is a terminal and this is the first process.
 
     The output streams are wrapped, because bars and warnings of libraries and other threads write as well.
 

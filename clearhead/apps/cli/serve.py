@@ -208,7 +208,7 @@ def _warm_up(models: Models) -> None:
 
 
 def _lines(models: Models, host: str, port: int, key_file: Path | None) -> list[str]:
-    """Return a line for each model, and a curl command for a first request."""
+    """Return the start message of the server: a line for each model, and a curl command for a first request."""
     lines = []
     # Clients cannot connect to a wildcard address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)

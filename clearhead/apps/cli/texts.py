@@ -74,7 +74,7 @@ class LineCall:
         return model
 
     def write_answers(self, answer: Callable[[list[Any]], Iterable[Any]], show: Callable[[Any], Shown]) -> None:
-        """Answer every line and write each answer.
+        """Compute an answer for every input line, and write it.
 
         Args:
             answer: function that answers a list of texts or pairs.

@@ -242,7 +242,7 @@ class _AttentionReader:
         return self._read(self.load(ref), text, target)
 
     def read_with_other(self, ref: str, maps: AttentionMaps, text: str, target: str | None) -> AttentionMaps:
-        """Return the maps of another model on the same tokens, or on the same text if vocabulary or stacks differ."""
+        """Return another model's attention on the same tokens, or on the same text if vocabulary or stacks differ."""
         model = self.load(ref)
         has_same_tokens = model.tokenizers.fingerprint == maps.tokenizers.fingerprint
         is_same = has_same_tokens and model.spec.family == maps.module.spec.family
@@ -325,7 +325,7 @@ def _check_options(path: Path, force: bool, together: list[str], has_outcome: bo
 def _check_picture(
     path: Path, picture: str | None, stack: str | None, layers: list[int] | None, heads: list[int] | None
 ) -> None:
-    """Refuse picture options for other files, and several heads for one picture."""
+    """Refuse picture options if the output is no picture file, and several heads for one picture."""
     if path.suffix not in PICTURES:
         if picture is not None or stack is not None:
             raise InputError(f"--view and --stack have no effect on {path}: give -o a name that ends in .svg")
@@ -357,7 +357,7 @@ def _parse_outcome(of: Sequence[str]) -> OutcomeChoice:
 
 
 def _checkpoint_files(ref: str) -> dict[str, Path]:
-    """Return the weight files of all steps that a run kept, in order, by label."""
+    """Return the weight files of all training steps that a run has kept, in order, by label."""
     from clearhead.checkpoints.reference import ModelReference
     from clearhead.checkpoints.runs.checkpoint import find_undamaged_weights, read_best, snapshots_folder
     from clearhead.checkpoints.runs.directory import is_run_directory

@@ -204,7 +204,7 @@ def _validation_data_clause(run: ComparedRun, first: ComparedRun, name: str) -> 
 
 
 def _same_data(run: ComparedRun, first: ComparedRun, is_equal: bool | None, keys: Sequence[str]) -> bool:
-    """Compare fingerprints of token ids, or the run files if a fingerprint is missing or the tokenizers differ."""
+    """Return whether two runs have the same data, by fingerprints of their token ids or else by their run files."""
     if is_equal is None or not _same_tokenizer(run, first):
         return not _differing_keys_below(run, first, *keys)
     return is_equal
@@ -268,7 +268,7 @@ def _budget_clause(run: ComparedRun, first: ComparedRun, name: str) -> str:
 
 
 def _budget(run: ComparedRun) -> str:
-    """Return the limits of a run as text, such as 400 steps."""
+    """Return the budget of a run as text, such as 400 steps."""
     limits = {name: run.value_of(f"train.{name}") for name in ("steps", "epochs", "seconds")}
     shown = [
         f"{_count(value)} {name if value != 1 else name[:-1]}" for name, value in limits.items() if value is not None
@@ -323,7 +323,7 @@ def _seed_list(row: ComparisonRow) -> str:
 
 
 def _ratios(rows: Sequence[ComparisonRow], amount: Amount) -> list[tuple[str, str]]:
-    """Return the rows that used more or less of an amount than the first one, with the ratio."""
+    """Return the rows that used more or less of an amount, such as tokens, than the first row, with the ratio."""
     first, differences = rows[0], []
     most, verb, read = _AMOUNTS[amount]
     for row in rows[1:]:
@@ -367,7 +367,7 @@ def _differing_keys_below(run: ComparedRun, first: ComparedRun, *prefixes: str) 
 
 
 def _values(run: ComparedRun, first: ComparedRun, keys: Sequence[str]) -> str:
-    """Return the first three keys with both values as text."""
+    """Return the first three differing run-file keys, each with the values of both runs, as text."""
     shown = [f"{key} {_value_text(run.value_of(key))}, not {_value_text(first.value_of(key))}" for key in keys[:3]]
     return f" ({'; '.join(shown)})" if shown else ""
 

@@ -353,7 +353,7 @@ def _sentence(difference: RowDifference, name: str) -> str:
 
 
 def _differences(rows: Sequence[ComparisonRow], differs: dict[str, list[Any]]) -> Iterator[str]:
-    """Yield a line for each differing key, or for each row if there are fewer keys than rows."""
+    """Yield a line for each run-file key that differs, or for each row if there are fewer keys than rows."""
     cells = [["differs in", *(row.name for row in rows)]]
     cells += [[key, *map(_value, values)] for key, values in differs.items()]
     if len(differs) < len(rows):
@@ -371,7 +371,7 @@ def _value(value: Any) -> str:
 
 
 def _record(row: ComparisonRow, fairness: Fairness) -> dict[str, Any]:
-    """Return a row as JSON values; numbers over several seeds are {"mean", "deviation", "count"}."""
+    """Return a row of the comparison as JSON values; numbers over its seeds are {"mean", "deviation", "count"}."""
     parameters = row.first.parameters
     numbers = {
         "training_flops": row.flops,
@@ -404,7 +404,7 @@ LEFT: Final = 0.065
 
 @dataclass(frozen=True)
 class Curve:
-    """The points of a learning curve: tokens, seconds and the value of each validation."""
+    """Points of a learning curve: training tokens, seconds and the loss or score of each validation."""
 
     tokens: tuple[float, ...]
     seconds: tuple[float, ...]

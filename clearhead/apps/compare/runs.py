@@ -38,7 +38,7 @@ Quality = Literal["score", "loss"]
 
 @dataclass(frozen=True, repr=False)
 class ComparedRun(Printed):
-    """One run, finished or not, as a comparison reads it.
+    """Data of one training run, finished or not, that a comparison needs.
 
     Attributes:
         path: the run directory, as given.
@@ -56,7 +56,7 @@ class ComparedRun(Printed):
 
     @property
     def task(self) -> str:
-        """The kind of the task."""
+        """Kind of the run's task, such as "translate"."""
         return str(self.value_of("task.kind"))
 
     @property
@@ -66,12 +66,12 @@ class ComparedRun(Printed):
 
     @property
     def choices(self) -> Mapping[str, Any]:
-        """Settings chosen at the start of the run; empty without a checkpoint."""
+        """Settings that training chose at its start, such as planned steps; empty without a checkpoint."""
         return self.state["choices"] if self.state is not None else {}
 
     @property
     def work(self) -> TokenCounts | None:
-        """Token counts of all text seen, or None if the run did not record them."""
+        """Token counts of all text that training has read, or None if the run did not record token counts."""
         sample = TokenCounts.from_choices(self.choices)
         return None if sample is None else sample.scale_to(self.metrics[-1].tokens)
 

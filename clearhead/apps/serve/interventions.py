@@ -105,7 +105,7 @@ def _check_head(intervention: Intervention, module: Transformer, matches: Sequen
 
 
 def action(intervention: Intervention, other: Tensor | None = None) -> Callable[[Tensor, ActivationContext], Tensor]:
-    """Return the function of an edit, for `model.edit`.
+    """Return the function that changes an activation as an edit describes, for `model.edit`.
 
     Args:
         intervention: the edit, accepted by `check`.

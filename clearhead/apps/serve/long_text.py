@@ -33,7 +33,7 @@ _MOST_SCORES = 2**20  # scores of one head that are computed together; they fit 
 
 
 def is_long(maps: AttentionMaps, layers: int = 1) -> bool:
-    """Return whether the weights of a run are too many for a page.
+    """Return whether a run has too many attention weights for a page.
 
     Args:
         maps: the attention maps of the run.
@@ -77,7 +77,7 @@ def long_sample(maps: AttentionMaps, label: str, check: Callable[[], None]) -> S
 
 
 def _spans(record: AttentionRecord, check: Callable[[], None]) -> tuple[int, ...]:
-    """Return the first and the last visible key of each query, one after the other."""
+    """Return the numbers of the first and the last visible key of each query, as one flat tuple."""
     queries, keys = record.query_BHTE.shape[2], record.key_BKSE.shape[2]
     bounds: list[int] = []
     if record.attention.spec.mask == spec.Causal() and record.context.masking.is_only_causal(spec.Causal()):

@@ -47,7 +47,7 @@ SMALLEST_PROBABILITY = 1e-45
 
 @dataclass(frozen=True)
 class Outputs:
-    """The outputs of one run.
+    """Predicted outputs (tokens or labels) of one forward pass, with their probabilities.
 
     Args:
         positions: the positions in the last stack at which outputs are predicted. None means one output for the whole
@@ -67,7 +67,7 @@ class Outputs:
 
 @torch.no_grad()
 def outputs_of(maps: AttentionMaps, hidden_1TD: Float[Tensor, "1 tokens width"], written: str | None) -> Outputs:
-    """Return the outputs of a run.
+    """Return the predicted outputs of a forward pass.
 
     Args:
         maps: the attention maps of the run.
@@ -317,7 +317,7 @@ class Runs:
         return self.model.module.head is not None and task.outputs not in ("vector", "span")
 
     def page(self, encoder: Encoder, samples: Sequence[Sample]) -> dict[str, Any]:
-        """Return the samples of a page as JSON; the encoder stores their arrays."""
+        """Return the content of a page (title, facts and samples) as JSON; the encoder stores the arrays."""
         facts = [["parameters", f"{num_parameters(self.model.module):,}"]]
         encoded = [encoder.sample(sample) for sample in samples]
         return {"title": self.title, "facts": facts, "timeline": False, "samples": encoded, "spans": encoder.spans}
@@ -419,7 +419,7 @@ class Computation:
         return editing(module, edits, others)
 
     def _activation(self, intervention: Intervention) -> Tensor:
-        """Return the activation by which a patch replaces its target: that of the second text, at the same address.
+        """Return the activation at the address of a patch, computed on the second text.
 
         Raises:
             InputError: the text cannot be read.
@@ -521,7 +521,7 @@ def stack_lengths(maps: AttentionMaps) -> dict[str, int]:
 
 
 def _sharing(module: Any, intervention: Intervention) -> int:
-    """Return the number of depths at which the layer of an edit runs; 1 if the edit names one depth."""
+    """Return the number of depths at which the layer of an edited address runs, if layers share weights."""
     parts = intervention.address.split(".")
     if intervention.depth is None or parts[1] != "layers":
         return 1

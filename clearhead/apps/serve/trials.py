@@ -124,7 +124,7 @@ def compute_patch_grid(computation: Computation, grid: PatchGridRequest) -> dict
 
 
 def _json(patches: Patches) -> dict[str, Any]:
-    """Return the effects as JSON, null if a position has no counterpart."""
+    """Return the effects of all patches as JSON; null for a position that the other text does not have."""
     return {
         "outcome": patches.outcome,
         "total": patches.total,

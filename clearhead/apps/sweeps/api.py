@@ -164,7 +164,7 @@ def run_sweep(
 def plan_runs(
     text: str, name: str, words: Sequence[str], variation: Variation, folder: Path | None = Path()
 ) -> list[PlannedRun]:
-    """Read the run file with the changes of each run.
+    """Parse the run file once for each run of a sweep, with the changes of this run.
 
     Args:
         text, name, words, folder: the run file and the changes for all runs; see `run_sweep`.
@@ -193,12 +193,12 @@ def _assignments(values: Mapping[str, Any]) -> list[str]:
 
 
 def _with_run_directory(run: PlannedRun, path: Path) -> Mapping[str, Any]:
-    """Return the varied keys and values of a run, and its directory as train.run."""
+    """Return the varied run-file keys and values of a run, with its directory added as train.run."""
     return {**run.varied, "train.run": str(path)}
 
 
 def _refuse_other(folder: Path, base: str, sweep_file: str, *, resume: bool) -> None:
-    """Refuse a directory in which this sweep can neither start nor continue."""
+    """Refuse a sweep directory in which the given sweep can neither start nor continue."""
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file, not a directory for the sweep: name a folder with train.run")
     refuse_unwritable_place(folder)
@@ -282,11 +282,11 @@ class SweepJob:
 
 @dataclass
 class RunningSweepJob:
-    """A job in training; its messages are printed here.
+    """Running training process of a sweep, whose messages the sweep prints.
 
     Attributes:
-        job: the job.
-        slot: the index of its environment among those of the jobs that run at once.
+        job: the run that the process trains.
+        slot: the index of the job's environment variables among those of the jobs that run at once.
         prefix: the start of each printed line.
         process: the training process.
         peak: the largest memory of the process seen so far, in bytes.
@@ -319,7 +319,7 @@ class RunningSweepJob:
 
 
 def train_all(jobs: Sequence[SweepJob], folder: Path, slots: Sequence[dict[str, str]], total: int) -> dict[str, str]:
-    """Train the jobs in order, and return the names of the failed ones with their reasons.
+    """Train the runs of a sweep in order, and return the reason of each failure by the name of the run.
 
     Args:
         jobs: the unfinished jobs.
@@ -366,13 +366,13 @@ def _check_ended(running: RunningSweepJob, failed: dict[str, str]) -> bool:
 
 
 def _has_free_memory(running: Sequence[RunningSweepJob]) -> bool:
-    """Return whether memory is free for one more run; all running jobs must have begun their steps."""
+    """Return whether memory is free for one more run; False until all running jobs have begun their steps."""
     largest = max((each.peak for each in running), default=0)
     return all(each.process.has_started() for each in running) and free_memory() >= MARGIN * largest
 
 
 def _stop(running: Sequence[RunningSweepJob]) -> None:
-    """Stop processes after their current step; kill those that have not saved and ended after 120 seconds."""
+    """Stop training processes after their current step; kill those that have not saved and ended after 120 seconds."""
     for each in running:
         with contextlib.suppress(psutil.Error):
             each.process.popen.terminate()
@@ -385,7 +385,7 @@ def _stop(running: Sequence[RunningSweepJob]) -> None:
 
 
 def job_environments(runs: Sequence[RunFile], equal: Equal) -> list[dict[str, str]]:
-    """Return the environment variables for each run that may be trained at once.
+    """Return the environment variables, such as the visible GPU, for each run that may be trained at once.
 
     On a CPU, the number of processors divided by train.threads limits the runs. With several GPUs, each has one run. At
     equal seconds, each run has the machine to itself.

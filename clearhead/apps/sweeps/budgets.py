@@ -42,7 +42,7 @@ class PlannedRun:
     Attributes:
         varied: the varied keys and values.
         run_file: the run file with these values.
-        reread: function that reads the run file with further changes, given as texts `table.key=value`.
+        reread: function that parses the run file with further changes, given as texts `table.key=value`.
     """
 
     varied: Configuration
@@ -92,7 +92,7 @@ def _check_widths(keys: Collection[str], runs: Sequence[PlannedRun]) -> None:
 
 
 def budget_of(keys: Collection[str], runs: Sequence[PlannedRun], equal: Equal) -> list[list[str]]:
-    """Return the changes to the run file of each run, as texts `table.key=value`; the first run has none.
+    """Return the changes to each run file that make the budgets equal, as texts `table.key=value`; the first has none.
 
     Args:
         keys: the varied keys.
@@ -110,7 +110,7 @@ def budget_of(keys: Collection[str], runs: Sequence[PlannedRun], equal: Equal) -
 
 
 def _share_between_seeds(runs: Sequence[PlannedRun], change: Callable[[PlannedRun], list[str]]) -> list[list[str]]:
-    """Return the changes to each run, computed once for runs that differ only in the seed."""
+    """Return the run-file changes for each run, computed once for runs that differ only in the seed."""
     known: list[tuple[Configuration, list[str]]] = [(_without_seed(runs[0]), [])]
     changes = []
     for run in runs:
@@ -154,14 +154,14 @@ class _StepChooser:
         self.steps, self.tokens = self._count_work(first)
 
     def _count_work(self, run: PlannedRun) -> tuple[int, float]:
-        """Return the steps in the run file of a run, and the mean tokens of one step."""
+        """Return the number of training steps that a run file asks for, and the mean tokens of one step."""
         parts, train = prepare_run(run.run_file), run.run_file.train
         steps = planned_steps(train, parts.batches.batches_per_epoch)
         assert steps is not None, "a budget of tokens has steps or epochs"
         return steps, parts.mean_tokens * train.accumulate
 
     def change(self, run: PlannedRun) -> list[str]:
-        """Return the changes to a run."""
+        """Return the run-file changes, such as train.steps=500, that give a run the tokens of the first run."""
         before, tokens = self._count_work(run)
         steps = max(1, round(self.steps * self.tokens / tokens))
         return (
@@ -170,7 +170,7 @@ class _StepChooser:
 
 
 def _scale_step_keys(train: Train, ratio: float) -> list[str]:
-    """Return the changes that scale warmup and validate_every, where they are given in steps."""
+    """Return the run-file changes that scale warmup and validate_every by a ratio, if they are counted in steps."""
     values = {"warmup": train.warmup, "validate_every": train.validate_every}
     return [
         f"train.{key}={max(1, round(value * ratio))}"
@@ -190,7 +190,7 @@ class _WidthChooser:
         return num_parameters(build(spec, device="meta"))
 
     def change(self, run: PlannedRun) -> list[str]:
-        """Return the changes to a run."""
+        """Return the run-file change, such as model.width=256, that gives a run the parameters of the first run."""
         spec = prepare_run(run.run_file).spec
         stack = spec.decoder or spec.encoder
         assert stack is not None, "a model has a stack"

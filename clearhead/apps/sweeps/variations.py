@@ -33,7 +33,7 @@ _LONGEST_NAME: Final = 80
 
 @dataclass(frozen=True)
 class Variation:
-    """The varied keys of a sweep, as a grid or as a list of runs.
+    """Varied run-file keys of a sweep with their values, as a grid or as a list of runs.
 
     Attributes:
         grid: the values of each key, combined in every way; empty if a list is given.
@@ -45,11 +45,11 @@ class Variation:
 
     @property
     def keys(self) -> list[str]:
-        """The varied keys, in the given order."""
+        """Varied run-file keys, in the given order."""
         return list(dict.fromkeys(itertools.chain(self.grid, *self.listed)))
 
     def configurations(self) -> list[Configuration]:
-        """Return the keys and values of each run, with all seeds of a configuration next to each other.
+        """Return the varied keys and values of each run, with all seeds of a configuration next to each other.
 
         Raises:
             InputError: no key is varied, there are too many runs, or two runs are equal.
@@ -83,7 +83,7 @@ class Variation:
             yield from run.items()
 
     def to_toml(self, equal: Equal) -> str:
-        """Return the variation as the text of a sweep file.
+        """Return the text of a sweep file with the varied keys and the budget.
 
         Args:
             equal: the budget that is equal for all runs.
@@ -100,7 +100,7 @@ def _toml_lines(values: Configuration) -> list[str]:
 
 
 def describe_run(run: Configuration) -> str:
-    """Return the keys and values of a run as text, such as model.layers=2."""
+    """Return the varied keys and values of a run as text, such as model.layers=2."""
     return shorten(" ".join(f"{key}={toml_value(value)}" for key, value in run.items()), 200) or "the plain run file"
 
 
@@ -134,7 +134,7 @@ def read_sweep_file(path: Path) -> tuple[Variation, Equal]:
 
 
 def parse_budget(name: str) -> Equal:
-    """Parse the name of a budget.
+    """Parse the name of a budget: steps, tokens, seconds or parameters.
 
     Raises:
         InputError: the name is unknown.
@@ -147,7 +147,7 @@ def parse_budget(name: str) -> Equal:
 
 
 def parse_variation(words: Sequence[str]) -> tuple[Variation, Equal | None]:
-    """Parse the values of --sweep.
+    """Parse the values of the option --sweep: varied keys with their values, or one sweep file.
 
     Args:
         words: texts KEY=VALUES, or the path of one sweep file.
@@ -156,7 +156,7 @@ def parse_variation(words: Sequence[str]) -> tuple[Variation, Equal | None]:
         The variation, and the budget of a sweep file or None.
 
     Raises:
-        InputError: a word is neither, a key is named twice, or its values cannot be parsed.
+        InputError: a word is neither of these, a key is named twice, or its values cannot be parsed.
     """
     if len(words) == 1 and "=" not in words[0] and (words[0].endswith(".toml") or Path(words[0]).exists()):
         return read_sweep_file(Path(words[0]))
@@ -175,7 +175,7 @@ def parse_variation(words: Sequence[str]) -> tuple[Variation, Equal | None]:
 
 
 def parse_values(key: str, text: str) -> Sequence[Any]:
-    """Parse the values of a key: `pre,post`, `1..3`, or a TOML list such as `[[0.9, 0.98], [0.9, 0.999]]`.
+    """Parse the values of a varied key: `pre,post`, `1..3`, or a TOML list such as `[[0.9, 0.98], [0.9, 0.999]]`.
 
     Args:
         key: the name of the key, for messages.
@@ -231,6 +231,6 @@ def run_names(runs: Sequence[Configuration]) -> list[str]:
 
 
 def _short_key(key: str, last: Mapping[str, int]) -> str:
-    """Return the last word of a dotted key, or the whole key if another one ends with the same word."""
+    """Return the last word of a dotted key, or the whole key if another varied key ends with the same word."""
     word = key.rpartition(".")[2]
     return word if last[word] == 1 else key

@@ -240,7 +240,7 @@ _THREADS: Final = contextvars.ContextVar("threads", default=_SMALL)
 
 
 async def in_thread(function: Callable[[*Args], ResultT], *args: *Args) -> ResultT:
-    """Return the result of a function that runs in a thread for requests of the current size."""
+    """Run a function in a thread, and return its result; large and small requests have separate threads."""
     run = contextvars.copy_context().run
     return await asyncio.get_running_loop().run_in_executor(_THREADS.get(), run, function, *args)
 
@@ -249,7 +249,7 @@ class BodyRoute(APIRoute):
     """Route that parses its body in a thread, and cancels its endpoint when the client disconnects."""
 
     def get_route_handler(self) -> Handler:
-        """Return the handler of the route's requests."""
+        """Return the function that parses and answers the requests of the route."""
         handle, field = super().get_route_handler(), self.body_field
         if field is None:
             return handle

@@ -73,7 +73,7 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class EndEvent:
-    """Event: the end of a sequence."""
+    """Event: the end of one generated sequence."""
 
     number: int
     continuation: Continuation
@@ -91,7 +91,7 @@ class ChunkedPrompt(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens."""
+        """Number of tokens of the prompt."""
 
     @property
     def kind(self) -> Hashable:
@@ -107,7 +107,7 @@ class EngineJob:
 
     Args:
         begin: function that starts to read the prompt, in the thread of the engines.
-        num_sequences: the number of sequences; each delivers one `EndEvent`.
+        num_sequences: the number of generated sequences; each delivers one `EndEvent`.
         num_rows: the number of rows in the batch.
         num_read: the number of prompt tokens in each row.
         limit: the maximum number of tokens generated in each row.
@@ -140,19 +140,19 @@ class EngineJob:
 
     @property
     def cost(self) -> int:
-        """Tokens in the cache that the job needs until it grows again."""
+        """Number of KV cache tokens that the job needs until it grows again."""
         growth = RESERVED_TOKENS * (self.num_generated // RESERVED_TOKENS + 1)
         return self.num_rows * (self.num_read + (self.limit if self.is_search else min(self.limit, growth)))
 
     @property
     def needs_growth(self) -> bool:
-        """True if the job has outgrown the budget of jobs that begin."""
+        """True if the job needs more cache than a new job may reserve, and belongs to the long jobs."""
         is_large = self.num_rows * self.num_read > MOST_PROMPT_TOKENS
         return not self.is_search and (is_large or self.num_generated >= RESERVED_TOKENS)
 
     @classmethod
     def of_request(cls, engine: BatchEngine, request: GenerateRequest, alternatives: int = 0) -> EngineJob:
-        """Return the job of one prompt, or of one text to translate.
+        """Return the engine's job for a request with one prompt, or with one text to translate.
 
         Args:
             engine: the engine that runs the job.
@@ -175,7 +175,7 @@ class EngineJob:
 
 @dataclass(eq=False)
 class EngineCall:
-    """Inputs of a function; calls with an equal key are computed together."""
+    """Call of a function, such as embedding, for a list of inputs; calls with an equal key are computed together."""
 
     key: Hashable
     function: Callable[[list[Any]], Sequence[Any]]
@@ -356,7 +356,7 @@ class BatchEngine:
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Wait until the current turn has ended, and take no more turns."""
+        """Stop the engine after its current turn, and wait until this turn has ended."""
         with self._changed:
             self._is_closing = True
         _THREAD.remove(self)
@@ -528,7 +528,7 @@ class BatchEngine:
             self._advance(self._batch.step)
 
     def _advance(self, move: Callable[[], list[SequenceProgress]]) -> None:
-        """Run one operation of the batch; if it fails, all its requests fail, and an empty batch takes its place."""
+        """Run one operation of the batch; if it fails, all its requests fail, and an empty batch replaces it."""
         begun = time.perf_counter()
         try:
             with torch.inference_mode():

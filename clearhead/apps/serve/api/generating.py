@@ -190,7 +190,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
 
     @abstractmethod
     def piece(self, choice: AnswerChoice, step: TokenEvent | None, *, is_first: bool) -> dict[str, Any]:
-        """Return one token of a choice, or its end, in the JSON of a stream.
+        """Return the JSON of a stream event: one token of a choice or its end.
 
         Args:
             choice: the choice.
@@ -219,7 +219,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
         self.prompts.append(prompt)
 
     async def _echo(self) -> None:
-        """Put the prompts in front of the choices, if the client requests it."""
+        """Put the prompts in front of the generated texts, if the client requests the echo."""
 
     def _whole(self) -> Response:
         choices = [self.whole(choice) for choice in self.choices]
@@ -332,7 +332,7 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
         }
 
     def piece(self, choice: AnswerChoice, step: TokenEvent | None, *, is_first: bool) -> dict[str, Any]:
-        """Return one token of a choice, or its end, in the JSON of a stream; the first event repeats the prompt."""
+        """Return the JSON of a stream event: one token of a choice or its end; the first event repeats the prompt."""
         steps = [] if step is None else [step]
         scores = choice.prompt.scores if is_first else None
         return {
@@ -343,7 +343,7 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
         }
 
     async def _echo(self) -> None:
-        """Put the prompts in front of the choices, with their log-probabilities, if the client requests it."""
+        """Put the prompts and their log-probabilities in front of the generated texts, if the client sets `echo`."""
         if not self.body.echo:
             return
         served, k, scores = self.served, self.alternatives, list[ScoredText | None]([None] * len(self.prompts))
@@ -461,7 +461,7 @@ class ChatAnswer(GeneratedAnswer[ChatRequest]):
         }
 
     def piece(self, choice: AnswerChoice, step: TokenEvent | None, *, is_first: bool) -> dict[str, Any]:
-        """Return one token of a choice, or its end, in the JSON of a stream; the first event names the role."""
+        """Return the JSON of a stream event: one token of a choice or its end; the first event names the role."""
         text = "" if step is None else step.text
         delta = {"role": "assistant"} if is_first else {}
         if text or is_first:

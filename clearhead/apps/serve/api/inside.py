@@ -149,7 +149,7 @@ class Inspection(Generic[RequestT]):
 
     @cached_property
     def computation(self) -> Computation:
-        """The runs of the model for this request."""
+        """Computation that runs the model for this request."""
         return Computation(self.served.runs, self.work)
 
     @property
@@ -185,7 +185,7 @@ def _attend_with_edits(
     maps: AttentionMaps,
     inner: Sequence[AbstractContextManager[object]] = (),
 ) -> AttentionMaps:
-    """Run the same tokens again with the edits of a request.
+    """Run the model again on the same tokens with the edits of a request, and return the attention maps.
 
     Args:
         inspection: the request.

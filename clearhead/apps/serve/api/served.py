@@ -64,7 +64,7 @@ class ServedModel:
 
     @cached_property
     def runs(self) -> Runs:
-        """Float32 runs for requests that look inside; the first use copies a model of another precision."""
+        """Float32 runs for requests that use activations; the first use copies a model of another precision."""
         return Runs(self.model, self.name, ReadKwargs())
 
     @property
@@ -177,7 +177,7 @@ class ServedModel:
         return translator.translation_request([text], model.search_options(**options))
 
     def prompt_ids(self, request: GenerateRequest) -> Sequence[int]:
-        """Return the ids that the model reads for a request."""
+        """Return the token ids that the model reads for a request."""
         return request.prompts[0] if request.sources is None else request.sources[0]
 
     def score(self, prompts: list[tuple[int, ...]], alternatives: int) -> list[ScoredText]:
@@ -240,7 +240,7 @@ class Models:
         return iter(self._served.values())
 
     def get(self, name: str | None) -> ServedModel:
-        """Return the model of a name.
+        """Return the served model with a given name.
 
         Args:
             name: the name of the model. None means the only one.

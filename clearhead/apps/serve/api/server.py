@@ -70,7 +70,7 @@ class Protocol(H11Protocol):
         return not is_used and (self._is_refused or self.conn.our_state is h11.IDLE)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer for the first request."""
+        """Start the timer that limits the time until the first request."""
         super().connection_made(transport)
         self.idle_since = self.loop.time()
         self._wait(SECONDS_TO_ASK, self._never_asked)
@@ -81,7 +81,7 @@ class Protocol(H11Protocol):
         super().on_response_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Process data; a head that comes in pieces has no more time than one that comes whole."""
+        """Process data from the client; an HTTP head that arrives in pieces gets no more time than a whole one."""
         if self._is_refused:
             return
         super().data_received(data)
@@ -97,7 +97,7 @@ class Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start the timer for a client that reads nothing."""
+        """Start the timer that limits the time of a client that does not read its answer."""
         super().pause_writing()
         self._wait(SECONDS_TO_READ, self.transport.abort)
 
