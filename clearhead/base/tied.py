@@ -1,4 +1,4 @@
-"""Wrapper for an embedding table that one module owns and others use."""
+"""Wrapper for a table, such as an embedding or a score table, that one module owns and others use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Add tokens to a `tokenizer.json`, or remove entries from it; its parsed content is called a document."""
+"""Add tokens to a document (the parsed content of a `tokenizer.json`) or remove entries; return a new document."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def _models(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, A
 
 
 def _with_pieces(model: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return a unigram `model` entry (a list of scored pieces), reduced to the pieces that have a new id."""
+    """Return a unigram model, whose vocabulary is a list of scored pieces, with only the pieces that have a new id."""
     pieces, unknown = model["vocab"], model.get("unk_id")
     if unknown is not None:
         token = pieces[unknown][0]

@@ -38,7 +38,7 @@ class TokenizerPair(Printed):
             raise InputError("a joint pair needs the same tokenizer for both sides, got two different ones")
 
     def lines(self) -> list[str]:
-        """Return one line of text about each tokenizer, for a report."""
+        """Return one line of text about each tokenizer, for the printed summary of a model."""
         sides = {"tokenizer": self.source} if self.joint else {"source": self.source, "target": self.target}
         return [f"  {side}: {tokenizer.kind}, {tokenizer.vocab_size:,} tokens" for side, tokenizer in sides.items()]
 

@@ -69,7 +69,7 @@ def check_document(document: Mapping[str, Any], name: str) -> None:
 
 
 def _stage_faults(stage: str, stages: list[Any]) -> Iterator[str]:
-    """Yield the faults of the components of one tokenizer stage, such as the normalizer or the decoder."""
+    """Yield the faults of the components of a stage, such as the normalizer, including those inside sequences."""
     if len(stages) > MOST_PARTS:
         yield f"{stage} has {len(stages)} components, more than {MOST_PARTS}"
     growth = 1

@@ -54,7 +54,7 @@ class Change(Printed):
         score: ||B - A|| divided by the larger of ||A|| and the typical norm of such a tensor, head or row.
         index: number of the head or the row, from 0. None means a tensor.
         shape: shape of a tensor; empty for a head or a row.
-        rank: number of singular values of B - A above 1 % of the largest. None means no matrix.
+        rank: number of singular values of B - A above 1 % of the largest. None means that it is not a matrix.
         is_rank_at_least: True if the rank may be higher, because a large matrix was projected.
         token: token of a row. None means that no tokenizer was loaded or that it is not a row of an embedding.
         divergence: mean Jensen-Shannon divergence of a head's attention rows, in nats. None means without texts.
@@ -317,7 +317,7 @@ def _mean_square(tensors: Sequence[_TensorSums]) -> float:
 
 
 def _head_changes(a: spec.Model, b: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
-    """Yield the weight change of each attention head: its query and output weights, and the keys and values it uses."""
+    """Yield the weight change of each attention head: its query, key, value and output weights."""
     others = dict(spec.walk(b))
     for address, node in spec.walk(a):
         if not isinstance(node, spec.Attention):
@@ -344,7 +344,7 @@ def _head_squares(address: str, node: spec.Attention, sums: Mapping[str, _Tensor
 
 
 def _row_changes(model: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator[Change]:
-    """Yield, for each embedding table, the changes of the rows that changed most."""
+    """Yield the changes of the rows that changed most, for each table with a row per token, position or segment."""
     for address, tensor_sums in sums.items():
         if len(tensor_sums.shape) == 2 and _has_token_rows(model, address):
             largest_M = tensor_sums.rows_PM[0].clamp(min=float(tensor_sums.rows_PM[0].mean()))
@@ -356,7 +356,7 @@ def _row_changes(model: spec.Model, sums: Mapping[str, _TensorSums]) -> Iterator
 def _component_changes(
     kind: Literal["head", "row"], address: str, squares_PH: Squares, chosen: Sequence[int]
 ) -> Iterator[Change]:
-    """Yield the changes of chosen heads or rows; `score` uses the mean sum of squares of all of them in A."""
+    """Yield the changes of chosen heads or rows; `score` uses the mean sum of squares of all heads or rows in A."""
     typical = float(squares_PH[0].mean())
     for index in chosen:
         yield Change(kind, address, *_measure(squares_PH[:, index], typical), index=index)

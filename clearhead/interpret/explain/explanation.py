@@ -81,7 +81,7 @@ class Explanation:
         return scores
 
     def rows(self, section: ExplanationSection, value: Value) -> tuple[tuple[str, ...], int]:
-        """Return the tokens to which the rows of a value belong, and the row of the selected token.
+        """Return the tokens to which the rows of a value belong, and the row that is highlighted.
 
         Args:
             section: section of the explanation.
@@ -159,5 +159,5 @@ def _check(name: str, number: int, count: int, what: str) -> None:
 
 
 def _ending(ids: list[int], suffix: Sequence[int]) -> int:
-    """Return how many ids at the end of a text belong to the special tokens `suffix`."""
+    """Return the number of special tokens at the end of a text: all of `suffix` if the ids end with it, otherwise 0."""
     return len(suffix) if suffix and ids[-len(suffix) :] == list(suffix) else 0

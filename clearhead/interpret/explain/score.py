@@ -308,7 +308,7 @@ class _VectorTerms:
     def _prepare_terms(
         self, terms: dict[Writer, Tensor], name: str, position: int, head: int, projected: Tensor
     ) -> dict[Writer, Tensor]:
-        """Apply the attention's norm and rotation to the terms of a query or key; return the terms of one head."""
+        """Apply norm and rotation to the terms [heads * E] of a query or key; return the terms of one head."""
         attention, choice = self.record.attention, self.record.attention.spec.query_key_norm
         size, norm = attention.spec.head_size, getattr(attention, f"{name}_norm")
         total = Writer("all", self.stack)  # next to its terms: the norm takes its statistics from the sum

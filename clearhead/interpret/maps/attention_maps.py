@@ -245,7 +245,7 @@ def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, inp
 
 @torch.no_grad()
 def _most_probable(head: Head, hidden_1TD: Float[Tensor, "1 tokens width"], entries: int) -> int:
-    """Return the id of the most probable token after the end of the text.
+    """Return the id of the most probable token after the last token that the last stack reads.
 
     The head may have more outputs than the vocabulary has entries; the additional outputs are ignored.
     """

@@ -206,7 +206,7 @@ class AttentionRun:
         return heads_over_texts(self.module, self.tokenizers, [(self.inputs, list(self.records.values()))], seed=seed)
 
     def norm_weighted(self, stack: str, layer: int, head: int) -> Float32[Tensor, "queries keys"]:
-        """Return each weight of a head times the norm of the value vector it weights: see `flow.norm_weighted`.
+        """Return each weight of a head times the norm of the output-projected value: see `flow.norm_weighted`.
 
         Args:
             stack, layer, head: see `weights`.
@@ -217,7 +217,7 @@ class AttentionRun:
         return norm_weighted(*self._record_of(stack, layer, head))
 
     def rollout(self, stack: str) -> Float32[Tensor, "layers queries keys"]:
-        """Return attention rollout: the fraction of the residual stream at each position that comes from each token.
+        """Return attention rollout (see `flow.rollout`): the fraction of each position's stream from each token.
 
         Args:
             stack: one of `stacks`.
@@ -232,7 +232,7 @@ class AttentionRun:
         return rollout(list(self.records.values()), stack)
 
     def outcome(self, of: OutcomeChoice = None) -> ModelOutcome:
-        """Return the output (a token or label at a position) whose probability effects and contributions measure.
+        """Return the output that effects and contributions are measured on: a token or label, or two to compare.
 
         Args:
             of: position; token or label; two of these, to compare the first with the second; or a position followed by
@@ -424,7 +424,7 @@ def _check_size(count: int, advice: str) -> None:
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """Return ascending layer numbers in words, such as "0 to 11"."""
+    """Return ascending layer or head numbers in words, such as "0 to 11"."""
     if len(numbers) > 2 and numbers[-1] - numbers[0] == len(numbers) - 1:
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers))

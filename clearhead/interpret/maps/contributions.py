@@ -132,7 +132,7 @@ class _LogitPath:
     def back_through_step(
         self, step: Step, step_key: tuple[str, int], gradient_TD: Float64[Tensor, "positions width"]
     ) -> Float64[Tensor, "positions width"]:
-        """Add the logit terms of the branches of a layer step; return the gradient of the logit before the step."""
+        """Add the logit terms of a step's branches; return the gradient with respect to the stream before the step."""
         address, depth = step_key
         written_TD = [self.seen[f"{address}.branches.{number}", depth] for number in range(len(step.branches))]
         gradient_TD = self._back(step.out, sum(written_TD, self.seen[f"{address}.before", depth]), gradient_TD)

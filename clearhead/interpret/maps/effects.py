@@ -150,7 +150,7 @@ Positions = Mapping[str, Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True, repr=False)
 class Patches(Printed):
-    """Activation patching: changes of an output's log-probability if activations of another text replace those of this.
+    """Activation patching: changes of an output's log-probability if activations of another text replace its own.
 
     Args:
         streams: name of a stack ("encoder", "decoder") -> change if the residual stream has the other text's vector at

@@ -314,7 +314,7 @@ def _ordinary_ids(tokenizer: Tokenizer) -> Int[Tensor, " entries"]:
 
 
 def _draw_repeats(ordinary: Int[Tensor, " entries"], length: int, draw: torch.Generator) -> Int[Tensor, "texts tokens"]:
-    """Return sequences of random tokens, in which each half repeats the same distinct tokens."""
+    """Return sequences of `length` distinct random tokens, each followed by a copy of itself."""
     once_BN = torch.stack([ordinary[torch.randperm(len(ordinary), generator=draw)[:length]] for _ in range(SEQUENCES)])
     return once_BN.repeat(1, 2)
 

@@ -287,7 +287,7 @@ def _eager_stance() -> _EagerStance:
 
 
 def _has_compiled() -> bool:
-    """Return whether this process ran torch.compile, without importing the compiler, which takes seconds."""
+    """Return whether this process compiled a graph, without importing the compiler, which takes seconds."""
     utils = sys.modules.get("torch._dynamo.utils")
     return utils is not None and utils.counters["stats"].get("unique_graphs", 0) > 0
 

@@ -99,6 +99,7 @@ def _predictions(
 ) -> tuple[Tensor, ...]:
     """Return lens predictions: ids and probabilities [depths, top_k, positions], target ids, target probabilities.
 
+    Target ids have the shape [positions], their probabilities [depths, positions].
     If an outcome is followed, its log-probabilities are the last element.
     """
     stack: Stack = getattr(streams.module, streams.top)

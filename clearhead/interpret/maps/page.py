@@ -244,7 +244,7 @@ class _SampleBuilder:
             return ""
 
     def _add_outcome(self, notify: Notify | None) -> None:
-        """Add contributions and effects of the heads, if the model outputs probabilities to measure."""
+        """Add contributions of heads and feed-forward networks, and requested effects, if the model has an outcome."""
         run, of = self.run, self.options.of
         try:
             outcome = run.outcome(of)
@@ -369,7 +369,7 @@ class _SampleBuilder:
         return "encoder" if self.run.module.decoder is None else "decoder"
 
     def _compared_outputs(self) -> tuple[str, OutcomeChoice]:
-        """Return the two outputs that the logit lens compares, as text and as choice; ("", None) if it compares none.
+        """Return the two outputs that the lens compares at every depth, as text and as choice; ("", None) if none.
 
         A single output is not shown in the lens, only in the numbers of the heads.
         """

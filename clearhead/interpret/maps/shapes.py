@@ -115,6 +115,6 @@ def _name_axes(first: Record, second: Record, names: Mapping[tuple[int, int], st
 
 
 def _merge_shapes(shapes: Sequence[tuple[Axis, ...]]) -> tuple[Axis, ...]:
-    """Merge the shapes of all records of one activation; sizes that differ are joined, such as "512|768"."""
+    """Merge the equally long shapes of one activation's records; sizes that differ are joined, such as "512|768"."""
     choices = (list(dict.fromkeys(axes)) for axes in zip(*shapes, strict=True))
     return tuple(axes[0] if len(axes) == 1 else "|".join(map(str, axes)) for axes in choices)

@@ -367,7 +367,7 @@ class StackColumn:
         self.y -= _MARGIN
 
     def run(self, stack: spec.Stack, run: LayerRun, name: str, *, is_inside: bool) -> None:
-        """Draw a layer in a frame; inside a repeating unit, also write the number of its repeats."""
+        """Draw a layer in a frame; if it repeats inside a repeating unit, also write the number of its repeats."""
         first = len(self.shapes)
         for index, step in enumerate(stack.layers[run.layer].steps):
             self.step(step, stack.width, f"{name}.layers.{run.layer}.steps.{index}")

@@ -138,7 +138,7 @@ def format_number(value: float | int) -> str:
 
 
 def format_sizes(*values: int) -> str:
-    """Format the layer sizes of a network, such as 768 → 3,072 → 768."""
+    """Format the vector sizes, from input to output, of a linear or feed-forward layer, such as 768 → 3,072 → 768."""
     return " → ".join(map(format_number, values))
 
 

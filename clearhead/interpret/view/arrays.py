@@ -249,7 +249,7 @@ def _stack(stack: StackName, arrays: Mapping[str, ndarray], rows: Mapping[RowNam
 
 
 def _layer(layer: int, weights_HTS: ndarray, numbers: list[int], *, is_causal: bool) -> LayerAttention:
-    """Return the page's attention of one layer; heads that were not saved (all weights NaN) are left out."""
+    """Return the page's attention of one layer, without the heads that it does not have (their weights are NaN)."""
     rows = np.flatnonzero(~np.isnan(weights_HTS).any((1, 2))).tolist()
     found_HTS, count = weights_HTS[rows], max(numbers) + 1
     if not ((found_HTS >= 0) & (found_HTS <= 1 + 1e-3)).all():

@@ -37,7 +37,7 @@ Json = dict[str, Any]
 
 @dataclass
 class Encoder:
-    """Encodes an explorer page as JSON and numbered arrays; each array is computed only when it is written.
+    """Encodes an explorer page as JSON and numbered arrays; weights are computed one layer at a time when written.
 
     Args:
         makers: functions that return arrays; the arrays are numbered in this order.

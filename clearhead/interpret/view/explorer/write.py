@@ -141,7 +141,7 @@ def document(
 
 
 def bundle(first: str = FIRST_MODULE, read: Callable[[str], str] | None = None) -> str:
-    """Join a JavaScript module and its imports to one script; each module has its scope and follows its imports."""
+    """Join a JavaScript module and its imports to one script; each has a separate scope and follows its imports."""
     read = read or source_text
     texts: dict[str, str] = {}
 
