@@ -107,7 +107,7 @@ class Usage:
 
 @runtime_checkable
 class Threads(Protocol):
-    """The threads of PyTorch and their way of waiting."""
+    """Interface to PyTorch's threads: makes them sleep or wait busily."""
 
     @property
     def count(self) -> int:
@@ -134,7 +134,7 @@ class SpinPolicy:
         self._trial = FIRST_TRIAL
 
     def look(self, others: float, processors: int) -> None:
-        """Choose the way of waiting for one check.
+        """Decide once whether the threads sleep or wait busily, from the current load.
 
         Args:
             others: number of processors that other programs used since the last check.
@@ -189,7 +189,7 @@ class OpenMP:
             return int(fresh.submit(count_threads).result())
 
     def sleep(self) -> bool:
-        """Add sleeping threads until the library has more threads than there are processors."""
+        """Make the library's threads wait asleep: add sleeping threads until it has more threads than processors."""
         library = _libgomp()
         if library is None:
             return False

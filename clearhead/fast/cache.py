@@ -134,7 +134,7 @@ class IndexedCache(Cache):
 
     @property
     def is_separable(self) -> bool:
-        """True if single rows can be taken out: the cache has keys, and custom modules keep no state in it."""
+        """True if single rows can be removed with their keys: the cache has keys and no state of custom modules."""
         return not self.states and bool(self.self_attention)
 
     @property
@@ -180,7 +180,7 @@ def copy_row(cache: IndexedCache, row: int) -> IndexedCache:
 
 
 def _view_row(cache: IndexedCache, row: int, length: int, source_length: int | None) -> IndexedCache:
-    """Return a cache of views: the last `length` keys of one row and its first `source_length` keys of the source."""
+    """Return a cache of one row with views of its last `length` keys and its first `source_length` source keys."""
     row_slice, total = slice(row, row + 1), cache.total_length
     view = IndexedCache(total[row_slice] if isinstance(total, Tensor) else total)
     view.length = length
@@ -210,7 +210,7 @@ def concat_caches(caches: Sequence[Cache]) -> IndexedCache:
     keys of an encoder memory. Keys and values have the dtype of the first cache.
 
     Args:
-        caches: caches of one model that hold rows already read.
+        caches: caches of one model that already hold keys and values of their rows.
     """
     indexed = [cache for cache in caches if isinstance(cache, IndexedCache)]
     assert len(indexed) == len(caches), "only indexed caches can be concatenated"

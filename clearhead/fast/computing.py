@@ -40,7 +40,7 @@ def replica_in_dtype(module: Transformer, dtype: torch.dtype) -> Transformer:
 
 
 def plain_format(weight: Tensor) -> StorageFormat:
-    """Return the format of a matrix that is stored unchanged."""
+    """Return the storage format that holds a matrix unchanged, in its own dtype."""
     entry = FormatEntry("weight", weight.dtype, weight.dim())
     return StorageFormat("plain", (entry,), lambda matrix: (matrix,), lambda matrix: matrix, is_exact=True)
 

@@ -215,7 +215,7 @@ class DeviceComputation:
 
     Attributes:
         draw: function that returns the inputs of a case.
-        operations: functions that compute it, by the names in reports; the last one is the reference.
+        operations: functions that make the computation, by the names in reports; the last one is the reference.
     """
 
     draw: Callable[[DeviceCase, bool, Generator], Inputs]

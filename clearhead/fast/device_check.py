@@ -37,7 +37,7 @@ _LOGGER: Final = logging.getLogger("clearhead.fast.device_check")
 
 @dataclass(frozen=True)
 class Result:
-    """Result of a device for one case.
+    """Result of one test case on a device: its error and its fault, if any.
 
     Attributes:
         operation: name of the operation, a key of `DeviceComputation.operations`.
@@ -60,7 +60,7 @@ class Result:
 
 
 def check_device(device: torch.device, precisions: Sequence[str]) -> list[Result]:
-    """Compute every case on a device, twice for each input, and compare with the CPU in double precision.
+    """Compute every test case on a device, twice for each input, and compare with the CPU in double precision.
 
     Args:
         device: the device.
@@ -125,7 +125,7 @@ def _round(x: Tensor, dtype: torch.dtype) -> Tensor:
 def _judge(
     case: DeviceCase, compute: Callable[[Inputs], Tensor], device: torch.device, pairs: _Pairs, bound: float
 ) -> tuple[float | None, str]:
-    """Return the largest error of a case (None if not a number) and a description of the fault (empty if none)."""
+    """Return the largest error of a test case (None if not a number) and a description of its fault (or "")."""
 
     def run(inputs: Inputs) -> Tensor:
         return compute(tuple(layout(x, case.is_view and x.ndim > 1, device) for x in inputs)).cpu()

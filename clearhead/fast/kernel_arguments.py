@@ -113,7 +113,7 @@ KEY_KINDS: Final = [getattr(torch, name) for name in values("KeyKind")]
 
 
 def new_tokens(context: Context, batch: int) -> NewTokens:
-    """Return the new tokens of a call, computed once per call."""
+    """Return the new tokens that a forward pass reads, computed once per pass."""
     if "new tokens" not in context.shared:
         context.shared["new tokens"] = NewTokens.of(context.masking, batch)
     tokens: NewTokens = context.shared["new tokens"]
@@ -121,7 +121,7 @@ def new_tokens(context: Context, batch: int) -> NewTokens:
 
 
 def set_groups(keys: Keys, chunk: PromptChunk, first_keys: Tensor | None) -> None:
-    """Set the groups of rows with equal keys, and the first key of each row."""
+    """Write the groups of tokens that share keys (one per row) and the first key of each row into the arguments."""
     keys.groups, keys.rows_per_group, keys.cu_seqlens, keys.first_keys = chunk.count, 1, None, None
     if chunk.cu_seqlens is not None:
         keys.tensors.append(chunk.cu_seqlens)
@@ -167,7 +167,7 @@ def window_bounds(mask: spec.Mask) -> tuple[int, int]:
 
 
 def set_bias(keys: Keys, attention: Attention, rows: int, context: Context) -> None:
-    """Set the bias on the scores of one new token of each row; the bias depends on positions alone."""
+    """Write the bias on the scores of one new token per row into the arguments; it depends on positions alone."""
     choice = attention.spec
     if choice.score_bias is not None:
         key_BKSE = torch.empty(rows, choice.num_kv_heads, keys.count, choice.head_size)
@@ -183,7 +183,7 @@ def set_bias(keys: Keys, attention: Attention, rows: int, context: Context) -> N
 
 
 def set_bias_by_place(keys: Keys, attention: Attention, context: Context) -> None:
-    """Set the bias on the scores of texts; it depends on positions within a text, so all texts share one bias."""
+    """Write the bias on the scores of whole texts into the arguments; all texts share it."""
     if attention.spec.score_bias is not None:
         shape = 1, attention.spec.num_heads, keys.count, keys.count
         if (name := ("by place", keys.count)) not in context.shared:
@@ -203,7 +203,7 @@ def _position_context(context: Context, count: int) -> Context:
 
 
 def set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
-    """Set the addresses of keys and values from a first row on, unless they are unchanged since the last step."""
+    """Write the addresses of keys and values, from a first row on, into the arguments, unless they are unchanged."""
     if keys.is_made_from(sources := (first, buffer, scales)):
         return
     key, value = buffer[:, first:]
@@ -226,7 +226,7 @@ def _set_key_addresses(keys: Keys, choice: spec.Attention, key: Heads, value: He
 
 
 def set_mask(keys: Keys, mask_GS: Tensor | None) -> None:
-    """Set the mask of keys that each group of rows may attend to."""
+    """Write the mask of the keys that each group of rows may attend to into the arguments."""
     keys.mask = None
     if mask_GS is not None:
         keys.tensors.append(mask_GS := mask_GS.contiguous())
@@ -236,7 +236,7 @@ def set_mask(keys: Keys, mask_GS: Tensor | None) -> None:
 
 
 def set_angles(keys: Keys, attention: Attention, chunk: PromptChunk, batch: int, context: Context) -> None:
-    """Set the cosines and sines for the tokens of a chunk, if queries and keys are rotated."""
+    """Write the cosines and sines of RoPE for the tokens of a chunk into the arguments, if the attention uses it."""
     rotary = attention.spec.position
     if rotary is None:
         return

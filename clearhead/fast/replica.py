@@ -21,7 +21,7 @@ MixinT = TypeVar("MixinT", bound=nn.Module)
 
 
 def replica(module: ModuleT, *, is_training: bool = False) -> ModuleT:
-    """Return another module tree over the parameters and buffers of a module; both trees share their dictionaries.
+    """Return a second module tree with the same parameters and buffers; both trees share their dictionaries.
 
     A submodule that occurs several times does so in the replica too. The replica keeps the hooks that run in the
     calling context. Hooks registered or removed later concern one tree alone.

@@ -257,7 +257,7 @@ def _product(module: nn.Module, *, in_bf16: bool) -> LinearFunction | None:
 
 
 def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> LinearFunction | None:
-    """Return a function that multiplies with the matrix of a module; None if no kernel supports it."""
+    """Return a function that multiplies rows with a module's matrix and adds a bias; None if no kernel supports it."""
     if isinstance(holder, Stored) and holder.format == INT8:
         matrix, scale = holder.entries()
         return int8_linear(matrix, scale, bias)

@@ -145,7 +145,7 @@ class StackPlan:
         return y_MD.view(x_BTD.shape)
 
     def _buffers(self, x_BTD: States, dtype: torch.dtype, cache: IndexedCache) -> Iterator[tuple[Tensor, ...] | None]:
-        """Yield each attention's cache buffer with room for new tokens, and scales if int8; None for other branches."""
+        """Yield the key and value buffer of each self-attention, extended for new tokens; None for other branches."""
         rows, length, like = cache.buffer_rows(len(x_BTD)), x_BTD.shape[1], x_BTD.new_empty(0, dtype=dtype)
         for entry in self._attentions:
             if entry is None or isinstance(entry[0], MemoryAttention):
@@ -164,7 +164,7 @@ class StackPlan:
         context: Context,
         cache: IndexedCache,
     ) -> list[Keys]:
-        """Return the keys of each branch for a chunk of the new tokens; unchanged fields keep their values."""
+        """Return the kernel arguments for the keys of each branch, updated for a chunk of the new tokens."""
         if self not in cache.keys:
             cache.keys[self] = [Keys() for _ in self._attentions]
         keys = cache.keys[self]

@@ -38,7 +38,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True)
 class FormatEntry:
-    """Tensor that a format stores for each matrix, such as its scales: name, dtype, number of axes; axis 0 is rows."""
+    """One of the tensors that store a matrix, such as its scales: name, dtype, number of axes; rows come first."""
 
     name: str
     dtype: torch.dtype
@@ -152,7 +152,7 @@ def _format_by_name(name: str) -> StorageFormat:
 
 
 class Stored(nn.Module):
-    """A module with its matrix in a storage format such as int8, instead of the parameter `weight`."""
+    """A module that holds its matrix in a storage format such as int8, instead of the parameter `weight`."""
 
     format: StorageFormat
 
@@ -167,7 +167,7 @@ class Stored(nn.Module):
         return [tensor for name in self.format.names if (tensor := state[name]) is not None]
 
     def put(self, weight: Tensor) -> None:
-        """Store a weight of any floating-point dtype."""
+        """Replace the stored tensors by those of a new weight of any floating-point dtype."""
         for name, tensor in zip(self.format.names, self.format.encode(weight), strict=True):
             # 16-bit weights keep the name of the parameter, and so their position in `parameters()` and in files.
             if name == "weight":
@@ -183,10 +183,10 @@ class Stored(nn.Module):
 
 
 class StoredRows(Stored):
-    """An embedding table with its matrix in a storage format such as int8; an output layer may be tied to it."""
+    """Embedding table whose matrix is held in a storage format such as int8; an output layer may be tied to it."""
 
     def forward(self, ids_BT: Ids) -> Float[Tensor, "batch tokens width"]:
-        """Return the fp32 rows of these ids; no other row is widened."""
+        """Return the embeddings of the ids in fp32; only their rows are widened."""
         rows = (entry.index_select(0, ids_BT.flatten()) for entry in self.entries())
         widened: Tensor = self.format.widen(*rows).unflatten(0, ids_BT.shape)
         return widened
@@ -277,7 +277,7 @@ def _stack_layers(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def store(module: Transformer, formats: Mapping[str, StorageFormat] | StorageFormat) -> Transformer:
-    """Convert matrices of a model to storage formats such as int8, and all other weights to fp32, in place.
+    """Convert matrices of a model in place to storage formats such as int8, and all other weights to fp32.
 
     Args:
         module: the model on the CPU, or on the meta device with entries to be filled later.
@@ -309,7 +309,7 @@ def store(module: Transformer, formats: Mapping[str, StorageFormat] | StorageFor
 
 
 def keep_16_bits(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> dict[str, StorageFormat]:
-    """Return the format of each 16-bit matrix of a file; an empty result for a small model, which is fast in fp32.
+    """Return the formats that keep a file's 16-bit matrices, by address; none for a small model, which is fast in fp32.
 
     Args:
         module: a module on any device.
@@ -325,7 +325,7 @@ def keep_16_bits(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> dict[s
 
 
 def matching_formats(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, StorageFormat]:
-    """Return the formats in which tensors store the matrices of a plain module, by address.
+    """Return the storage formats of a module's matrices in saved tensors, by address.
 
     Quantized matrices are recognized by the names of their entries. A 16-bit matrix counts as stored if other tensors
     are fp32: the module then computes in fp32.
@@ -357,7 +357,7 @@ class WeightPlan:
         return dtype == (self.dtype if kind is None else kind.entries[0].dtype)
 
     def hold(self, address: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Return a weight in the form in which it is held, by the addresses of its entries."""
+        """Convert a weight to its planned dtype or format; return the resulting tensors by address."""
         owner, kind = address.rpartition(".")[0], self._format(address)
         if kind is not None:
             return {f"{owner}.{name}": entry for name, entry in zip(kind.names, kind.encode(tensor), strict=True)}
@@ -366,7 +366,7 @@ class WeightPlan:
         return {address: tensor}
 
     def outline(self, address: str, slot: Tensor) -> dict[str, Tensor]:
-        """Return the entries of a weight like `hold`, on the meta device; `slot` is the weight there."""
+        """Return the tensors that `hold` would return, on the meta device; `slot` is the weight on that device."""
         if self._format(address) is None:
             return {address: slot.to(self.dtype)}
         # Converting one row is enough: the first axis of every entry is the rows.
@@ -406,13 +406,13 @@ def stored_matrices(module: nn.Module) -> dict[str, StorageFormat]:
 
 
 def plain_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a model for changing them: in fp32 if matrices are stored in 16 bits."""
+    """Return the weights of a model in a form that can be changed: fp32 if matrices are stored in 16 bits."""
     state = module.state_dict()
     return {name: tensor.float() for name, tensor in state.items()} if stored_matrices(module) else state
 
 
 def state_to_save(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a model for its files: in 16 bits if the matrices have 16 bits and no bit is lost."""
+    """Return the weights to save: in the 16-bit dtype of the stored matrices wherever this loses no bit."""
     state, kinds = module.state_dict(), set(stored_matrices(module).values())
     if kinds not in ({BF16}, {FP16}):
         return state
@@ -500,7 +500,7 @@ def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
 
 
 def _entry_faults(owner: str, kind: StorageFormat, tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield a sentence for each tensor of a quantized matrix that is missing or does not fit the first one."""
+    """Yield a fault for each tensor of a quantized matrix that is missing or does not fit the integers."""
     matrix = tensors[f"{owner}.{kind.names[0]}"]
     for entry in kind.entries:
         tensor = tensors.get(f"{owner}.{entry.name}")

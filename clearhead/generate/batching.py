@@ -42,7 +42,7 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
 
 
 def batch_costs(costs: Sequence[int]) -> Sequence[int]:
-    """Return the costs that decide the order of sentences in batches.
+    """Return the costs by which sentences are sorted into batches; equal costs keep the order of the sentences.
 
     While the calling context watches a model, every sentence has the greatest cost. Rows then keep the order of the
     sentences: row 0 is the first sentence.

@@ -223,7 +223,7 @@ class RequestStarter:
     with_text: bool
 
     def run(self) -> Iterator[list[SequenceProgress]]:
-        """Run all prompts and yield the progress of each step."""
+        """Generate for all prompts in one running batch; yield the progress of the sequences after each step."""
         options, budget = self.request.options, BATCH_TOKENS
         if isinstance(options, SearchOptions):
             budget = options.batch_tokens
@@ -239,7 +239,7 @@ class RequestStarter:
         return self.start_prefilled(numbers, self.prefill(numbers))
 
     def prefill(self, numbers: Sequence[int]) -> Prefill:
-        """Return some prompts after the model has read them."""
+        """Run the model over some prompts, and return their KV cache and next logits."""
         request = self.request
         with naming_texts(numbers):
             return prefill_prompts(
@@ -251,7 +251,7 @@ class RequestStarter:
             )
 
     def num_read_later(self, number: int) -> int:
-        """Return the maximum number of generated tokens that the decoder reads, for the total length of a sequence."""
+        """Return the maximum number of generated tokens that the decoder reads, without a translation's last token."""
         # The decoder never reads the last token of a translation.
         return self.limits[number] - isinstance(self.request.options, SearchOptions)
 
@@ -284,7 +284,7 @@ class RequestStarter:
         return PrefilledMember(Sampling(rows, prefill.ids, chooser, streams, kind), prefill.cache, prefill.logits)
 
     def _costs(self) -> list[int]:
-        """Return the cost of each prompt: its maximum number of tokens in the cache, or the tokens of its source."""
+        """Return the batching cost of each prompt over its rows: the maximum of cached tokens, or the source tokens."""
         request, rows = self.request, self.request.options.num_rows
         if isinstance(request.options, SearchOptions):
             return [rows * len(source) for source in request.sources or ()]
@@ -319,7 +319,7 @@ class RequestStarter:
         return rows
 
     def _chain(self, number: int, prefill: Prefill) -> list[Processor]:
-        """Return the logits processors for a prompt and for all prompts that start with it."""
+        """Return the logits processors for a prompt and for the prompts that start in the same group."""
         request, options, prompt_length = self.request, self.request.options, prefill.ids.shape[1]
         num_prompt = len(request.prompts[number])
         if isinstance(options, GenerateOptions):
@@ -431,7 +431,7 @@ def _sampling_kind(request: GenerateRequest, options: GenerateOptions) -> Hashab
 
 
 def _rules(request: GenerateRequest) -> tuple[object, ...]:
-    """Return the settings of a request that, with its options, decide which tokens may follow."""
+    """Return the settings of a request that, besides its options, decide which tokens may follow."""
     return request.end_ids, frozenset(request.banned), request.config
 
 

@@ -162,7 +162,7 @@ class Decoder:
     def translation_request(
         self, texts: Sequence[str], options: SearchOptions, recorder: BeamRecorder | None = None
     ) -> GenerateRequest:
-        """Return the request that translates texts; a warning gives the number of truncated texts.
+        """Return the request to translate texts; a warning gives the number of truncated texts.
 
         Args:
             texts: texts to translate, one sentence in each, none empty.
@@ -180,7 +180,7 @@ class Decoder:
         return replace(self.source_request([around(ids) for ids in sources], options), recorder=recorder)
 
     def source_request(self, sources: Sequence[Sequence[int]], options: SearchOptions) -> GenerateRequest:
-        """Return the request that translates tokenized sources.
+        """Return the request to translate tokenized source texts.
 
         Args:
             sources: token ids that the encoder reads, one sequence per source, none empty.
@@ -209,7 +209,7 @@ class Decoder:
     def prompt_request(
         self, prompts: Sequence[str], options: GenerateOptions, schema: Schema | None = None
     ) -> GenerateRequest:
-        """Return the request that continues prompts, in the form of the training text.
+        """Return the request to continue prompts, tokenized like the training text.
 
         Args:
             prompts, options, schema: the arguments of `generate`.

@@ -70,7 +70,7 @@ class _Keys(BaseModel):
 
 
 def _settings_model() -> type[_Keys]:
-    """Return the pydantic model of all keys that are read; an option has the same range as in a call."""
+    """Return the pydantic model of all keys that clearhead reads, with the types and ranges of its options."""
     keys: dict[str, Any] = {}
     for kind, option in DECLARED[GenerateOptions].values():
         most = option.most if option.hf_most is None else option.hf_most

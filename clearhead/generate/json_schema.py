@@ -119,7 +119,7 @@ class _SchemaConstraint(Constraint):
 
     @property
     def failure(self) -> InputError | None:
-        """Error for a schema that exceeds llguidance's limits during generation; None without such an error."""
+        """Error if the schema exceeds llguidance's limits while a text is generated under it; else None."""
         error = read_error(self._matcher)
         return _refusal(error) if error else None
 

@@ -43,7 +43,7 @@ LEAST_REST: Final = 2
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """Keys and values of one block of tokens, with their scales, by table name and attention of a cache."""
+    """Keys and values of one block of prompt tokens, with their scales, for every attention of a model."""
 
     number: int
     tensors: dict[tuple[str, tuple[nn.Module, int]], Tensor]
@@ -54,7 +54,7 @@ class _Block:
 
 
 class Prefixes:
-    """Beginnings of prompts that one model has read; the least recently used ones are dropped first.
+    """Cache of the keys and values of prompt beginnings for one model; the least recently used are dropped first.
 
     Args:
         most_bytes: maximum size of their keys and values, in bytes.
@@ -152,7 +152,7 @@ def can_share(module: Transformer) -> bool:
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prompts after the model has read them.
+    """Result of a prefill: the KV cache of the prompts and the logits of their next tokens.
 
     Args:
         cache: KV cache with all tokens of the prompts.

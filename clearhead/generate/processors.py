@@ -53,7 +53,7 @@ def is_timeless(processor: Processor) -> bool:
 
 
 def only_banned(chain: Sequence[Processor], length: int, device: torch.device) -> Int[Tensor, " banned"] | None:
-    """Return the ids that a chain bans after `length` ids, perhaps repeated; None if it changes logits otherwise."""
+    """Return the ids that logits processors ban after `length` ids; None if they change logits in other ways."""
     banned = [processor.at_length(length, device) for processor in chain if isinstance(processor, BannedIds)]
     if len(banned) < len(chain):
         return None
@@ -61,7 +61,7 @@ def only_banned(chain: Sequence[Processor], length: int, device: torch.device) -
 
 
 def select(chain: Sequence[Processor], rows_K: Int[Tensor, " kept"]) -> list[Processor]:
-    """Return the processors for these rows, in this order."""
+    """Return the logits processors of a batch that keeps only the rows `rows_K`, in this order."""
     return [processor.select(rows_K) if isinstance(processor, NoSourceNGram) else processor for processor in chain]
 
 
@@ -123,7 +123,7 @@ class NoSourceNGram:
         return _ban_completions(logits_RV, self.source_RS, ids_RT, self.size)
 
     def select(self, rows_K: Int[Tensor, " kept"]) -> NoSourceNGram:
-        """Return the processor for these rows, in this order."""
+        """Return the processor of a batch that keeps only the rows `rows_K`, in this order."""
         return NoSourceNGram(self.size, self.source_RS[rows_K])
 
 

@@ -199,7 +199,7 @@ def _context_window(decode: Decode, context: list[int]) -> tuple[list[int], int]
 
 
 def continuation_text(decode: Decode, ids: Sequence[int], context: Sequence[int]) -> str:
-    """Return the text of ids after the text of their context."""
+    """Return the text that ids add to the text of the ids before them."""
     window, known = _context_window(decode, list(context))
     return decode([*window, *ids])[known:]
 
@@ -319,7 +319,7 @@ class Sentence:
 
 
 def _failure(log_probability: float, number: int) -> RunFailure | None:
-    """Return the error for the log-probability of the generated token with this number, or None."""
+    """Return the error if the log-probability of generated token `number` is NaN or -inf, else None."""
     if math.isnan(log_probability):
         return RunFailure(f"the model's output at generated token {number} is not a number.")
     if log_probability == -math.inf:

@@ -175,7 +175,7 @@ class RunningBatch:
         return paused
 
     def resume(self, paused: Sequence[PrefilledMember | Paused]) -> None:
-        """Add members that have already chosen a token."""
+        """Add paused or prefilled members that have already chosen a token to the batch."""
         joining: dict[Hashable, list[PrefilledMember | Paused]] = {}
         for start in paused:
             joining.setdefault(_group_key(start), []).append(start)
@@ -197,7 +197,7 @@ class RunningBatch:
         return progress
 
     def drop(self, sequence: Generated) -> None:
-        """Remove a sequence from the batch before it has ended.
+        """Remove an unfinished sequence and its rows from the batch.
 
         Args:
             sequence: the sequence; ignored if no member has it.
@@ -211,7 +211,7 @@ class RunningBatch:
 
 
 def _texts_of(member: Member) -> list[int]:
-    """Return the index of the prompt of each row."""
+    """Return the prompt index of each row of a member."""
     each = len(member.tokens) // len(member.sequences)
     return [sequence.prompt for sequence in member.sequences for _ in range(each)]
 
@@ -234,7 +234,7 @@ def _length_class(cache: Cache) -> int:
 
 @dataclass(frozen=True)
 class _RowChange:
-    """Changes of one member in a step, with its numbers of rows and sentences before the step."""
+    """The rows and sentences of one member that survive a step, and their numbers before the step."""
 
     member: Member
     survivors: SurvivingRows

@@ -1,4 +1,4 @@
-"""Stages from a run file to the first step: open the run, prepare the data, build the model, build the trainer.
+"""Prepare a training from its run file: open the run, prepare the data, build the model and its trainer.
 
 Each stage returns a record that contains the records of the stages before it.
 """
@@ -69,7 +69,7 @@ MAY_DIFFER = ["model.parts", *(f"train.{key}" for key in _MAY_DIFFER.split())]  
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run whose directory is open.
+    """A training run with its locked run directory, its processes and its device.
 
     Attributes:
         path: the run directory.
@@ -179,7 +179,7 @@ def _decide_to_resume(processes: Processes, run: Path, *, resume: bool) -> bool:
 
 
 def _tracker_config(run_file: RunFile) -> dict[str, object]:
-    """Return the settings of a run file for a tracker, without data and paths."""
+    """Return the settings that a tracker (such as wandb) logs for a run, without data and paths."""
     tables = run_file.model_dump(mode="json", include={"tokenizer", "model", "lora", "train"}, exclude_none=True)
     for table, key in (("tokenizer", "path"), ("model", "spec"), ("model", "parts"), ("train", "run")):
         tables[table].pop(key, None)
@@ -187,7 +187,7 @@ def _tracker_config(run_file: RunFile) -> dict[str, object]:
 
 
 def with_precision(run_file: RunFile, precision: str) -> RunFile:
-    """Return a copy of a run file with this precision instead of "auto"."""
+    """Return a copy of a run file whose `[train] precision` is the given precision."""
     return run_file.model_copy(update={"train": run_file.train.model_copy(update={"precision": precision})})
 
 
@@ -421,7 +421,7 @@ def _settings(model: BuiltModel, steps: int | None) -> TrainSettings:
 
 @dataclass(frozen=True)
 class AssembledRun:
-    """A run before its first step.
+    """A run that is ready for its first step: the model and its trainer.
 
     Attributes:
         model: the model with its first weights.

@@ -48,7 +48,7 @@ def describe_files(run_file: RunFile) -> str:
 
 
 def compare_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -> list[str]:
-    """Compare the data files with those that the run began with.
+    """Refuse to resume a run if its training data has changed since the run began; report changed validation data.
 
     Args:
         choices: the stored choices of the run.

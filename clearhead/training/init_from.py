@@ -67,7 +67,7 @@ class InitialModel:
         return self.spec.head is not None and find_task(self.record.kind).outputs == "vocabulary"
 
     def vocabulary_head(self, kind: str) -> Head | None:
-        """Return the vocabulary head of the checkpoint's family, for a checkpoint saved without one; else None."""
+        """Return the vocabulary head of the checkpoint's family; None if the family has no such head."""
         for task_kind in dict.fromkeys((kind, *(task.kind for task in tasks_with_outputs("vocabulary")))):
             head_and_repeats = self.family_head(TaskRecord(kind=task_kind))
             if head_and_repeats is not None:
@@ -107,7 +107,7 @@ class InitialModel:
         return [variant for variant in variants if variant.task == kind and (variant.has_decoder or not has_two)]
 
     def head_tensors(self, module: Transformer, kind: str) -> dict[str, Tensor]:
-        """Return the tensors of a new head that the checkpoint contains although its own class does not use them.
+        """Return the tensors of a new head that the checkpoint contains, although its model class does not use them.
 
         Args:
             module: the module with the new head.
@@ -125,7 +125,7 @@ class InitialModel:
 
 
 def _spare_tensors(rule: BoundRule, spare: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors of a rule by address; empty if one of them is missing or has another shape."""
+    """Return the unused checkpoint tensors that a rule maps to parameters, by address; empty if one does not fit."""
     theirs = []
     for group in rule.theirs:
         # Checkpoints of a class without a head have tensor names without the prefix.
@@ -202,7 +202,7 @@ def _load_folder_model(name: str, folder: Path, tensors: Callable[[], Mapping[st
 
 
 def _select_languages(initial: InitialModel, source: str | None, target: str | None) -> InitialModel:
-    """Return the initial model with the tokenizers of one pair of languages, if its checkpoint has several."""
+    """Return the initial model with the tokenizers of one language pair, if its checkpoint is multilingual."""
     if initial.hf_checkpoint is None or not initial.hf_checkpoint.tokenizers.languages:
         if source is not None or target is not None:
             raise InputError("the model has no language codes: remove from_language and to_language")

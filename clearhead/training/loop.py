@@ -113,7 +113,7 @@ OTHER_RANDOM_STATES: Final = "random_of_others"
 
 
 class _TrainingLoop(Generic[BatchT]):
-    """The loop of one call of `Trainer.run`, with its state."""
+    """The steps, validations and checkpoints of one call of `Trainer.run`, with the state of the loop."""
 
     def __init__(self, trainer: Trainer[BatchT], run: Path, signals: StopSignals) -> None:
         self.trainer = trainer
@@ -161,7 +161,7 @@ class _TrainingLoop(Generic[BatchT]):
         self._restore_random_state(saved.state)
 
     def _restore(self, saved: files.Checkpoint) -> None:
-        """Restore everything in memory, before any file of the run is changed."""
+        """Restore model, optimizer, schedule, data position and counters in memory, before any file changes."""
         parts, state = self.trainer, saved.state
         torch.set_num_threads(self.settings.threads or state["choices"]["threads"])
         self.choices = self._choices_here()
@@ -331,7 +331,7 @@ class _TrainingLoop(Generic[BatchT]):
         return sums
 
     def _agree(self, sums: StepSums) -> StepSums:
-        """Add up the sums of all processes; also share stop signals and the run time of the first process."""
+        """Return the sums of a step over all processes, and let the processes agree on stop signal and run time."""
         rows = self.processes.all_gather_rows([*sums.row(), float(self.signals.received or 0), self._seconds()])
         self.agreed = AgreedStop.of(rows)
         return StepSums.of(rows)
@@ -373,7 +373,7 @@ class _TrainingLoop(Generic[BatchT]):
         self.trainer.progress.end_validation(report)
 
     def _measure(self, weights: Mapping[str, Tensor] | None) -> Validation:
-        """Validate the given weights, or those of the module; restores random states and module afterwards.
+        """Validate the given weights, or those of the module; afterwards restore the random states and the module.
 
         Raises:
             StopRequested: a stop signal arrived; only sharded weights wait for the end of the validation.
@@ -404,7 +404,7 @@ class _TrainingLoop(Generic[BatchT]):
         return validations[0]
 
     def _judge(self, validation: Validation) -> bool:
-        """Update the counters with a validation, and return whether it is the best so far."""
+        """Count a validation for early stopping and the best checkpoint; return whether it is the best so far."""
         tally, metric = self.tally, self.settings.metric
         value = validation.loss if metric == "loss" else validation.score
         if value is None:
@@ -442,7 +442,7 @@ class _TrainingLoop(Generic[BatchT]):
         """Save a checkpoint.
 
         Args:
-            resumed: the tally and the schedule state for a run that is resumed from here. None means the current ones.
+            resumed: the counters and the schedule state that a resumed run starts with. None means the current ones.
         """
         tally = self.tally
         tally.seconds = self._seconds()

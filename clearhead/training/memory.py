@@ -32,25 +32,25 @@ _BOUNDS: Final = {
 
 
 def limit_kernel_cache() -> None:
-    """Limit the number of cached kernels, unless the user has set the variables; call before the first product."""
+    """Limit the kernels that oneDNN caches, by environment variables that the user has not set; call at the start."""
     for names, capacity in _BOUNDS.items():
         if not any(name in os.environ for name in names):
             os.environ[names[0]] = str(capacity)
 
 
 def return_memory(step: int, device: torch.device, precision: str) -> None:
-    """Return the memory of dropped kernels to the system, every `STEPS_BETWEEN` steps; needs glibc.
+    """Return the memory of kernels that left oneDNN's cache to the system, every `STEPS_BETWEEN` steps; needs glibc.
 
     Args:
         step: the training step.
-        device, precision: the device of the training, and the precision of its matrix products.
+        device, precision: the device and the precision of the matrix products.
     """
     if step % STEPS_BETWEEN == 0 and needs_kernels(device, precision):
         give_memory_back()
 
 
 def needs_kernels(device: torch.device, precision: str) -> bool:
-    """Return whether each shape of a batch needs its own kernels, which take memory during the whole run."""
+    """Return whether oneDNN compiles and caches kernels for each shape of a batch, which takes memory."""
     return device.type == "cpu" and (precision == "bf16" or has_faster_products())
 
 

@@ -55,7 +55,7 @@ class StepCost:
     """The cost of training on this machine, measured with a few steps without effect.
 
     Attributes:
-        step_seconds: the time of one step in seconds: its average batches and the update.
+        step_seconds: the time of one step in seconds: its batches at average size, and the optimizer update.
         validation_seconds: the time of one validation in seconds.
         memory_bytes: the peak memory use less the use before, in bytes: activations, gradients, optimizer states.
         slowdowns: the settings that make a step slower.
@@ -425,7 +425,7 @@ class TimeLimit:
 
 @dataclass
 class _DryRun(Generic[BatchT]):
-    """Timing of the parts of a step, without changing the weights of the module.
+    """Measures the time and memory of passes, updates and scores, without changing the weights of the module.
 
     Attributes:
         limit: the time limit, which decides whether a measurement is repeated.

@@ -109,7 +109,7 @@ def num_snapshots(settings: Train, module: nn.Module) -> int:
 
 
 def in_steps(count: int | float, steps: int | None, *, least: int = 1) -> int:
-    """Return a number of steps; a share is converted to steps.
+    """Convert a share of all steps to a number of steps; a whole number is returned unchanged.
 
     Args:
         count: the number of steps (int), or a share of all steps below 1 (float).
@@ -124,7 +124,7 @@ def in_steps(count: int | float, steps: int | None, *, least: int = 1) -> int:
 
 
 class RunRecord:
-    """The files of a run: writes checkpoints, metrics, snapshots and plots in the first process.
+    """Writes the files of a run in the first process: checkpoints, metrics, snapshots and plots.
 
     Args:
         run: the run directory.
@@ -169,7 +169,7 @@ class RunRecord:
         return folder
 
     def go_back(self, tally: files.Tally) -> None:
-        """Make every file agree with the checkpoint from which the run is resumed."""
+        """Remove lines, snapshots and checkpoints that are newer than the checkpoint from which the run is resumed."""
         for number in self._log.find_damaged_lines():
             message(f"{self._log.path}: line {number} is damaged and is left out")
         self._log.cut_back(tally.logged_step)
@@ -269,7 +269,7 @@ class RunRecord:
 
 
 class FollowerRecord(RunRecord):
-    """The record of all other processes: writes no files except shards of weights."""
+    """The run record in every process except the first: writes no files except shards of weights."""
 
     def begin(self) -> None:
         """Do nothing: the first process removes old files."""

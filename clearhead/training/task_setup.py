@@ -117,7 +117,7 @@ class TaskSetup:
         return with_head(base, head)
 
     def find_head(self, record: TaskRecord) -> tuple[spec.Head, Repeats | None] | None:
-        """Return the head of the initial model or of its family for these labels, and the decoder input that it needs.
+        """Return a head for the labels of a record from the initial model or its family, with its decoder input.
 
         Args:
             record: the record of the task.

@@ -88,7 +88,7 @@ class Keys(ctypes.Structure):
         self.sources: tuple[object, ...] = ()
 
     def is_made_from(self, sources: tuple[object, ...]) -> bool:
-        """Return whether the structure was filled from the same objects, compared by identity."""
+        """Return whether the structure was filled from the same objects as `sources`, compared by identity."""
         return len(self.sources) == len(sources) and all(map(is_, self.sources, sources))
 
 

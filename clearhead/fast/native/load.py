@@ -44,10 +44,10 @@ _TESTED: Final[dict[str, ctypes.CDLL]] = {}
 
 
 def uses_kernels() -> bool:
-    """Return whether to use the compiled kernels, and other module trees than the plain one.
+    """Return whether to use the compiled kernels and the replicas that call them.
 
     Raises:
-        InputError: the environment variable has another value.
+        InputError: the environment variable is neither auto nor plain.
     """
     choice = os.environ.get(KERNELS, "auto")
     if choice not in ("auto", "plain"):
@@ -71,10 +71,10 @@ def use_only(kernels: str, loaded: ctypes.CDLL) -> None:
 
 
 def find_library(kernels: str) -> tuple[Path, ctypes.CDLL] | None:
-    """Return the library that serves here and its file; None if it must be compiled at its first use.
+    """Return the file of the library for this processor, and the loaded library; None if it is not compiled yet.
 
     Raises:
-        OSError: no library can serve; the message says why.
+        OSError: no library works on this machine; the message says why.
     """
     file = find_packaged(kernels) or find_compiled(_options(), kernels)
     if file is None:
@@ -202,7 +202,7 @@ class ThreadShares:
         self._alone = threading.RLock()
 
     def share(self, threads: int) -> AbstractContextManager[int]:
-        """Return a context manager for a call next to other calls; it yields a number of threads, at least 1."""
+        """Return a context manager for a kernel call that shares the threads; it yields their number for the call."""
         return _SharedCall(self, threads)
 
     def begin(self, threads: int) -> int:

@@ -55,7 +55,7 @@ def serves_network(network: FeedForward) -> bool:
 
 
 def linears(x: Rows, layers: Sequence[nn.Linear]) -> tuple[Outputs, ...]:
-    """Compute several layers of the same rows, in bf16.
+    """Apply up to three linear layers to the same input rows in one kernel call, in bf16.
 
     Args:
         x: fp32 or bf16 rows.
@@ -78,7 +78,7 @@ def feed_forward(network: FeedForward, x: Rows) -> Rows:
 
 @dataclass
 class _Linear:
-    """Tensors of one layer in one call."""
+    """Weights, outputs and gradients of one linear layer in one kernel call."""
 
     weight: Tensor
     bias: Tensor | None

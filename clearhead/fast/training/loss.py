@@ -107,7 +107,7 @@ class _CrossEntropy(torch.autograd.Function):
 def _products(
     x_GD: Tensor, weight_VD: Tensor, powers_GW: Tensor, x_gradient_GD: Tensor, weight_gradient_VD: Tensor, adds: bool
 ) -> ctypes.Structure:
-    """Return the call that computes both gradients of the layer, or adds to the gradient of the weights."""
+    """Return the kernel arguments that compute the gradients of input and weights; `adds` adds to the latter."""
     (rows, width), entries = x_GD.shape, powers_GW.shape[1]
     call = LinearCall(count=1, M=rows, K=width, x_stride=width, result_stride=width, activation=NO_ACTIVATION)
     call.x, call.result = (address(tensor, torch.bfloat16, rows, width) for tensor in (x_GD, x_gradient_GD))
@@ -128,7 +128,7 @@ def _is_bounded(x_ND: Tensor, weight_VD: Tensor) -> bool:
 
 
 def _spread(x_ND: Tensor, weight_VD: Tensor, share: float, x_gradient_ND: Tensor, weight_gradient_VD: Tensor) -> Tensor:
-    """Return the smoothed share of all logits, which is linear in the states, and subtract its gradients."""
+    """Return the label-smoothing term, a share of the sum of all logits, and subtract its gradients in place."""
     x_sum_D, weight_sum_D = x_ND.sum(0, dtype=torch.float32), weight_VD.sum(0)
     x_gradient_ND.sub_(weight_sum_D.to(x_ND.dtype), alpha=share)
     weight_gradient_VD.sub_(x_sum_D, alpha=share)

@@ -25,7 +25,7 @@ from clearhead.fast.training.linear import run
 
 @dataclass(frozen=True)
 class StreamBranch:
-    """The only branch of a step with its norm (before the branch, or after the sum) and its depth."""
+    """Branch of a residual step that has no other branch, with its norm (before the branch or after the sum)."""
 
     branch: Branch
     norm: Norm
@@ -67,7 +67,7 @@ def _is_plain(norm: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class _BranchOutput:
-    """Output of a branch, to be added to the stream with dropout and scale."""
+    """Output of a branch that is added to the residual stream, with its dropout and scale."""
 
     y_BTD: Tensor
     dropout: float
@@ -115,7 +115,7 @@ def _run_branch(branch: Branch, read_BTD: Tensor, context: Context) -> _BranchOu
 
 
 def _norm_sum(x_BTD: Tensor, added: _BranchOutput | None, norm: Norm, wanted: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """Return the requested results for the sum of stream and branch output, in order: "sum", "normed", "rounded"."""
+    """Add a branch output to the residual stream; return those of "sum", "normed" and "rounded" that are `wanted`."""
     y_BTD = None if added is None else added.y_BTD.to(torch.bfloat16).contiguous()
     drawn = SeededDropout() if added is None else SeededDropout.draw(added.dropout, added.scale)
     setting = _StreamSetting(norm.eps, isinstance(norm, LayerNorm), wanted if added is not None else wanted[-1:], drawn)

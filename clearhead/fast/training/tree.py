@@ -99,7 +99,7 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
 
 
 def _is_trained(x: Tensor) -> bool:
-    """Return whether rows are computed in bf16 for a backward pass."""
+    """Return whether a module computes an input in bf16 and with gradients."""
     is_plain = torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
     return is_plain and torch.is_grad_enabled() and x.numel() > 0
 
@@ -189,7 +189,7 @@ class FusedAttention(Attention):
 
 
 class FusedSelfAttention(FusedAttention):
-    """Self-attention that projects queries, keys and values in one pass over its input."""
+    """Self-attention that computes query, key and value in one kernel call, in bf16."""
 
     def forward(self, x_BTD: States, context: Context) -> States:
         """Attend; the results equal those of the plain attention up to rounding."""

@@ -76,7 +76,7 @@ class Finished:
     count: int = 0
 
     def add(self, candidate: Continuation) -> None:
-        """Insert a candidate if it is among the best."""
+        """Count a finished hypothesis, and insert it if it is among the `capacity` best."""
         self.count += 1
         bisect.insort(self.ranked, candidate, key=lambda entry: (-entry.score, len(entry.ids), entry.ids))
         del self.ranked[self.capacity :]
@@ -99,7 +99,7 @@ class Extensions:
         return Extensions(self.sums_MC[:, :count], self.ids_MC[:, :count], self.parents_MC[:, :count])
 
     def take(self, order_MB: Int[Tensor, "sentences beams"]) -> Extensions:
-        """Return the extensions at these indices, in this order."""
+        """Return the extensions at the given indices of each sentence, in their order."""
         return Extensions(*(tensor.gather(1, order_MB) for tensor in (self.sums_MC, self.ids_MC, self.parents_MC)))
 
 
@@ -123,7 +123,7 @@ def top_log_probabilities(
 def top_changed_log_probabilities(
     log_probs_RV: Float[Tensor, "rows vocab"], count: int
 ) -> tuple[Float[Tensor, "rows top"], Int[Tensor, "rows top"], Float[Tensor, " rows"]]:
-    """Return the values of `top_log_probabilities` for processed log-probabilities, not normalised again."""
+    """Return each row's best log-probabilities and their ids, and zeros as denominators: the input is normalised."""
     top_RC, ids_RC = log_probs_RV.topk(min(count, log_probs_RV.shape[1]), dim=1)
     return top_RC.clamp_(max=0.0), ids_RC, log_probs_RV.new_zeros(len(log_probs_RV))
 
@@ -204,7 +204,7 @@ class Search(Member):
         return False
 
     def drop(self, sequence: Generated) -> SurvivingRows:
-        """Remove an unfinished sentence, such as that of a disconnected client."""
+        """Remove an unfinished sentence and its hypotheses from the search."""
         remaining = [index for index, number in enumerate(self.alive) if self.sentences[number] is not sequence]
         return self._leave(remaining) if len(remaining) < len(self.alive) else SurvivingRows()
 
@@ -250,7 +250,7 @@ class Search(Member):
         return self._advance(live, remaining)
 
     def _keep_finished(self, best: Extensions, is_end_MB: Bool[Tensor, "sentences beams"]) -> None:
-        """Move the extensions that end into the lists of their sentences."""
+        """Add the extensions that end to the finished hypotheses of their sentences."""
         sentences, columns = is_end_MB.nonzero(as_tuple=True)
         rows = sentences * self.sums_MB.shape[1] + best.parents_MC[sentences, columns]
         sums, ends = best.sums_MC[sentences, columns].tolist(), best.ids_MC[sentences, columns].tolist()
@@ -272,7 +272,7 @@ class Search(Member):
             self.recorder.finish((*prefix, last), total, forced if cut_off else END)
 
     def _end_sentences(self, live: Extensions, end_log_probs: Callable[[Tensor], Tensor]) -> list[int]:
-        """Return the indices of unfinished sentences; cut off the live hypotheses of the others, if they count."""
+        """End sentences that are done; return the batch indices of the others."""
         remaining = []
         for sentence, best_sum in enumerate(live.sums_MC[:, 0].tolist()):
             if math.isnan(best_sum):

@@ -54,7 +54,7 @@ class _Parent:
     """A live hypothesis before a step: its ids, its sum, and its most probable tokens.
 
     Attributes:
-        tokens: log-probability and whether the token is banned, by id.
+        tokens: log-probability of each probable token, and whether the token is banned, by id.
     """
 
     ids: IdTuple

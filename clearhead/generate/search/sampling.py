@@ -34,7 +34,7 @@ def fetch(tokens_R: Int[Tensor, " rows"], log_probs_R: Float[Tensor, " rows"]) -
 
 
 def draw(probs_RV: Float[Tensor, "rows vocab"], uniform_R: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
-    """Draw one id from each row by inverting the cumulative distribution.
+    """Draw one id from each row of probabilities by inverting the cumulative distribution.
 
     Args:
         probs_RV: probabilities, not negative; ids of probability 0 are never drawn.
@@ -153,7 +153,7 @@ class TokenChooser:
         return tokens_R, _log_probabilities(logits_RV, tokens_R, can_R)
 
     def keep(self, rows_K: Int[Tensor, " kept"]) -> TokenChooser:
-        """Return the chooser for these rows only."""
+        """Return the chooser of a batch that keeps only the rows `rows_K`."""
         return TokenChooser(select(self.chain, rows_K), self.options)
 
 
@@ -174,7 +174,7 @@ class Sampling(Member):
         ids_RT: prompts of the rows; `NO_ID` marks padding.
         chooser: chooses the tokens.
         streams: random numbers for each row; an empty list means greedy search.
-        kind: value that is equal for members that choose alike, at any start. None means that no other member does.
+        kind: value that is equal for members that choose tokens in the same way. None means no other such member.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Sampling(Member):
             row.alternatives.append(list(zip(ids, log_probabilities, strict=True))[: row.num_alternatives])
 
     def drop(self, sequence: Generated) -> SurvivingRows:
-        """Remove the row of an unfinished sequence, such as that of a disconnected client."""
+        """Remove an unfinished sequence and its row from the batch."""
         return self._keep([index for index, row in enumerate(self._rows) if row is not sequence])
 
     def absorb(self, other: Member) -> bool:

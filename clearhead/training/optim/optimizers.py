@@ -85,7 +85,7 @@ def _without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore the state of every parameter; the settings of the groups are not changed.
+    """Restore the optimizer's state of every parameter; the settings of the groups are not changed.
 
     Args:
         optimizer: the optimizer to restore.
@@ -185,7 +185,7 @@ class Muon(torch.optim.Optimizer):
                 self._step_shape(parameters, rates[0], weight_factor)
 
     def _step_shape(self, parameters: list[Tensor], rate: float, weight_factor: float) -> None:
-        """Update all matrices of one shape on one device."""
+        """Apply the Muon update to all matrices of one shape on one device."""
         # Singular values need whole matrices: each process gathers the updates of sharded ones.
         updates = torch.stack([_gather_whole(update) for update in self._nesterov(parameters)])
         dtype = torch.bfloat16 if has_fast_bf16(updates.device) else torch.float32

@@ -23,7 +23,7 @@ _PLATEAU_THRESHOLD = 1e-4
 
 
 class Schedule:
-    """A schedule: the learning rate of every step.
+    """Learning-rate schedule: computes the learning rate of each step.
 
     Args:
         rule: a function from the step, counted from 1, to its learning rate.
@@ -33,7 +33,7 @@ class Schedule:
         self._rule = rule
 
     def __call__(self, step: int) -> float:
-        """Return the learning rate of a step; step 0 has that of step 1."""
+        """Return the learning rate of a step; step 0 has the learning rate of step 1."""
         return self._rule(max(1, step))
 
     def observe(self, value: float) -> None:
@@ -85,7 +85,7 @@ class Plateau(Schedule):
 
 @dataclass(frozen=True)
 class Span:
-    """The parameters of a schedule.
+    """Values that the formula of a schedule uses: learning rate, warm-up, last step and model width.
 
     Attributes:
         learning_rate: the peak learning rate; a factor for the schedule of the paper.

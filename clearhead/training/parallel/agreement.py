@@ -225,7 +225,7 @@ def build_engine(
 def rank_workload(
     work: Workload[Any], engine: TrainingEngine[Any], batches: Batches[Any], process: Process
 ) -> Workload[Any]:
-    """Return the workload of one of several processes.
+    """Return the share of a run's workload that this process computes: the same work with its rows of each batch.
 
     Args:
         work: the workload of the whole run.

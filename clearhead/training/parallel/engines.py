@@ -26,8 +26,8 @@ class RankBatch(Generic[BatchT]):
 
     Args:
         batch: the rows of this process.
-        counts: True if the rows count. A process without rows computes the first row again, with a loss of 0, so that
-            it takes part in every reduction.
+        counts: True if the rows contribute to the loss. A process without rows computes the first row again, with a
+            loss of 0, so that it takes part in every reduction.
     """
 
     batch: BatchT
@@ -35,7 +35,7 @@ class RankBatch(Generic[BatchT]):
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens that count."""
+        """The number of source and target tokens in the rows; 0 if the rows do not contribute to the loss."""
         return self.batch.num_tokens if self.counts else 0
 
 
@@ -149,7 +149,7 @@ class AgreedStop:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> AgreedStop:
-        """Return the stop conditions from the rows of all processes; a row ends in stop signal (or 0) and run time."""
+        """Return the stop conditions from the rows of all processes; each row ends with signal (or 0) and run time."""
         number = int(max(row[-2] for row in rows))
         return cls(rows[0][-1], signal.Signals(number) if number else None)
 
@@ -185,7 +185,7 @@ class TrainingEngine(Generic[BatchT]):
         return self._loss(self.module, batch)
 
     def warm_up(self, batch: BatchT) -> None:
-        """Make a forward and backward pass without effect, so that gradients are summed in one order in every step.
+        """Make a pass that changes no weights, so that the first step adds up gradients in the order of later ones.
 
         DistributedDataParallel takes this order from its first pass.
         """
@@ -199,7 +199,7 @@ class TrainingEngine(Generic[BatchT]):
         yield
 
     def place_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Distribute the whole weights of the first process, in the form that the module needs."""
+        """Return the first process's weights in the form that `module` holds: plain, sent to all, or sharded."""
         return weights
 
     def save(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -207,7 +207,7 @@ class TrainingEngine(Generic[BatchT]):
         save_tensors(path, tensors)
 
     def join_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take part when the first process writes files; `files` has the tensors of each file, in the same order."""
+        """Join the first process in writing files: give it the shards of each file in `files`, in the same order."""
 
     def load_checkpoint(self, folder: Path) -> Checkpoint:
         """Check the files of a checkpoint and load it.

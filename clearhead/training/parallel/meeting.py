@@ -92,7 +92,7 @@ class Meeting:
                 return store
 
     def arrive(self) -> tuple[Store, str]:
-        """Wait for all processes; return the section of the store for this attempt, and its random word.
+        """Wait for all processes; return the section of the store for this attempt, and the attempt's random word.
 
         Raises:
             InputError: another process reported wrong input, in this attempt or in an earlier one.
@@ -123,7 +123,7 @@ class Meeting:
         return None if store.check([f"{self._word} begins"]) else []
 
     def _wait(self, absent: Callable[[], list[int] | None]) -> None:
-        """Wait for other processes; a long wait shows a message that names them.
+        """Wait for other processes; during a long wait, show a message with their ranks.
 
         Args:
             absent: a function that returns the ranks known to be missing; None ends the wait.

@@ -147,7 +147,7 @@ def _describe_best(points: Sequence[tuple[int, float]], choose: Callable[..., tu
 
 @dataclass(frozen=True)
 class _Plot:
-    """A plot: its title, the lines below it, the label of the vertical axis, and the function that draws the curves."""
+    """A plot of a run: title, lines below the title, label of the vertical axis, and the function that draws it."""
 
     title: str
     lines: Sequence[str]

@@ -157,7 +157,7 @@ class Pace:
 
 
 def step_of(step: int, steps: int | None) -> str:
-    """Return "12/400", or "12" if the number of steps is not known."""
+    """Return a step and the last step as text, such as "12/400"; only "12" if the last step is not known."""
     return f"{step:,}/{steps:,}" if steps is not None else f"{step:,}"
 
 

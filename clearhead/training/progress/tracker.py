@@ -73,7 +73,7 @@ class TrackedProgress(TrainingProgress):
         self._write(values, report.step)
 
     def begin_validation(self, step: int) -> None:
-        """Pass the start of a validation on."""
+        """Report the start of a validation to the display."""
         self.shown.begin_validation(step)
 
     def end_validation(self, report: ValidationReport) -> None:
@@ -83,7 +83,7 @@ class TrackedProgress(TrainingProgress):
         self._write({"loss/valid": report.loss, **score}, report.step)
 
     def message(self, text: str) -> None:
-        """Pass a message on."""
+        """Show a message on the display."""
         self.shown.message(text)
 
     def end(self) -> None:

@@ -122,7 +122,7 @@ def _hparams(section: ModelSection, joint: bool) -> Hyperparameters:
 
 
 def try_spec(model: Model) -> Model:
-    """Try the custom modules of a spec, if it has any, with few tokens, and return the spec.
+    """Check the custom modules of a spec by running them on a few tokens, and return the spec unchanged.
 
     Raises:
         InputError: a custom module does not do what its role needs.

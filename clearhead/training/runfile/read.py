@@ -73,7 +73,7 @@ def load_run_file(path: Path, overrides: Sequence[str] = (), *, is_of_run: bool 
 
 
 def extensions_folder(path: Path) -> Path | None:
-    """Return the folder to which [model] parts is relative; None if the run file belongs to a run directory."""
+    """Return the folder to which the path `parts` of [model] is relative; None for a file in a run directory."""
     return None if (path.parent / "checkpoints").is_dir() else path.parent
 
 
@@ -390,7 +390,7 @@ def _is_misspelt(missing: Address, unknown: Sequence[Address]) -> bool:
 
 
 def _type(address: Address, item: Mapping[str, Any]) -> str:
-    """Return the type of a pydantic error; an item missing in a list is a fault of the list."""
+    """Return the type of a pydantic error; "too_short" if an item is missing inside the value at the address."""
     is_inside = item["type"] == "missing" and item["loc"][-1] != address[-1]
     return "too_short" if is_inside else str(item["type"])
 

@@ -239,12 +239,12 @@ def _run_file_type(task: type[TaskSection], data: type[DataSection]) -> type[Run
 
 
 def _keys_of(tables: Sequence[type[RunFileSection]], base: type[RunFileSection]) -> dict[str, Any]:
-    """Return the keys of some tables that are not in their base class, with values of any type."""
+    """Return pydantic fields for the keys that tables add to their base class; they accept any value."""
     return {key: (Any, None) for table in tables for key in table.model_fields if key not in base.model_fields}
 
 
 def _data_type(forms: Sequence[type[Form]], *, can_be_share: bool = False) -> Any:
-    """Return the union of types that can name data; the keys of a table decide its form."""
+    """Return the pydantic type of a key that names data; the keys of a value decide which form it is parsed as."""
 
     def tag_of(table: object) -> str | None:
         if isinstance(table, int | float):
@@ -286,7 +286,7 @@ def name_of(address: Address) -> str:
 
 
 def only_for(kind: str | None, homes: Iterable[str]) -> str:
-    """Return a message about a key of other tasks only, such as "has no effect for the task 'fill', ..."."""
+    """Return the message about a key that only other tasks use: "has no effect for the task 'fill', ..."."""
     *others, last = map(repr, homes)
     tasks = f"{', '.join(others)} and {last}" if others else last
     return f"has no effect for the task '{kind}', only for {tasks}; remove it"
@@ -331,7 +331,7 @@ def _fault(address: str, sentence: str) -> Fault:
 
 
 def _without_effect(table: str, keys: Sequence[str], why: str) -> Iterator[Fault]:
-    """Yield one fault for all keys of a table that have no effect."""
+    """Yield one fault that lists all keys of a table that have no effect; nothing if there are none."""
     if len(keys) == 1:
         yield _fault(f"{table}.{keys[0]}", f"has no effect {why}; remove it")
     elif keys:
