@@ -169,7 +169,7 @@ class RunRecord:
         return folder
 
     def go_back(self, tally: files.Tally) -> None:
-        """Remove lines, snapshots and checkpoints that are newer than the checkpoint from which the run is resumed."""
+        """Set the files of the run back to the resumed checkpoint: log, snapshots, recent and best weights."""
         for number in self._log.find_damaged_lines():
             message(f"{self._log.path}: line {number} is damaged and is left out")
         self._log.cut_back(tally.logged_step)
