@@ -25,7 +25,7 @@ Heads = Float[Tensor, "batch any_heads tokens head_size"]
 
 
 class Attention(HookPoints):
-    """Multi-head attention; keys read width `source_width`, None: `width`. Source: arXiv 1706.03762, section 3.2."""
+    """Multi-head attention; key inputs have `source_width` (None: `width`). Source: arXiv 1706.03762, section 3.2."""
 
     points: tuple[str, ...] = ("queries", "keys", "values", "scores", "weights", "mixed")
 
