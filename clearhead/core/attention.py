@@ -25,7 +25,7 @@ Heads = Float[Tensor, "batch any_heads tokens head_size"]
 
 
 class Attention(HookPoints):
-    """Multi-head attention; keys read vectors of `source_width` or `width`. Source: arXiv 1706.03762, section 3.2."""
+    """Multi-head attention; key inputs have `source_width` (None: `width`). Source: arXiv 1706.03762, section 3.2."""
 
     points: tuple[str, ...] = ("queries", "keys", "values", "scores", "weights", "mixed")
 
@@ -58,7 +58,7 @@ class Attention(HookPoints):
         return self.merge(self.attend(query, key, value, context))
 
     def attend(self, query: Queries, key: Keys, value: Keys, context: Context) -> Queries:
-        """Return softmax(query key^T * scale + bias) value, computed by the fused kernel or in single steps."""
+        """Return softmax(query key^T * scale + bias) value, by the fused kernel or in steps with the same result."""
         bias = self.bias(query, key, context)
         if not eager_is_better(query, key, bias) and self.kernel()[0] == "fused":
             is_causal = bias is None and context.masking.is_only_causal(self.spec.mask)
@@ -146,7 +146,7 @@ class MemoryAttention(Attention):
         return self.merge(mixed.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1))
 
     def memory_keys_values(self, context: Context) -> tuple[Keys, Keys]:
-        """Return keys and values of the encoder output (memory), from the cache if it has them."""
+        """Return keys and values of the encoder output (memory), from the cache, or computed and added to the cache."""
         name, cached = (self, context.depth), {} if context.cache is None else context.cache.memory_attention
         if name not in cached:
             assert context.memory is not None
@@ -181,7 +181,7 @@ def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor
 
 
 def weigh_by_step(step: nn.Module, scores: Scores, mask: MayAttend | None, context: Context) -> Scores:
-    """Return the attention weights of a custom module that replaces the softmax; queries without a key get zeros."""
+    """Return the weights of a custom module in place of softmax; queries without a key have scores 0 and get zeros."""
     if mask is None:
         return step(scores, context)
     return step(scores.masked_fill(~mask.any(-1, True), 0.0), context).masked_fill(~mask, 0.0)

@@ -25,7 +25,7 @@ from clearhead.core.shapes import Ids, MayAttend, Memory, Real, RealMemory, Stat
 
 @dataclass(frozen=True, repr=False)
 class Sequence(Printed):
-    """Input of one stack: token ids and their mask, segments, positions and documents."""
+    """Input of one stack: token ids with mask, segments, positions, documents, embeddings and final length."""
 
     ids: Ids
     mask: Real | None = None  # None: all tokens are real
@@ -95,7 +95,7 @@ class Cache(Printed):
         self.memory_mask: Bool[Tensor, "sentences keys"] | None = None
 
     def extend(self, ids: Ids, mask: Real | None) -> Bool[Tensor, "batch keys"] | None:
-        """Add the tokens of a call to the length; return the mask of all cached and new tokens (None: all real)."""
+        """Count the tokens of a call, once before its attentions; return the mask of all tokens (None: all real)."""
         if mask is not None or self.mask is not None:
             old = ids.new_ones(len(ids), self.length, dtype=torch.bool) if self.mask is None else self.mask
             new = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask

@@ -21,7 +21,7 @@ from clearhead.spec.registry import build_part
 
 
 class Table(PrintedModule, nn.Module):
-    """Trained embedding table [rows, width]; token ids select its rows."""
+    """Trained embedding table [rows, width]; ids of tokens or segments select its rows."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class SinusoidalPosition(PrintedModule, nn.Module):
 
 
 class LearnedPosition(PrintedModule, nn.Module):
-    """Trained position vectors [rows, width]; more positions than rows raise `InputError`."""
+    """Trained position vectors [rows, width]; a position plus offset beyond the rows raises `InputError`."""
 
     def __init__(self, width: int, position: spec.Learned) -> None:
         super().__init__()

@@ -122,7 +122,7 @@ class Head(nn.Module):
         return x_BTD
 
     def prepare(self, x_D: Vectors) -> Float[Tensor, "*axes last_width"]:
-        """Return the states [..., width] before the last linear layer, for losses that avoid the full logits."""
+        """Return the states [..., width] before the last linear layer, for callers that need few logits at once."""
         for layer in self.layers[: -1 if self.soft_cap is None else -2]:
             x_D = layer(x_D)
         return x_D

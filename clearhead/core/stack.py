@@ -24,7 +24,7 @@ from clearhead.spec.registry import build_part
 
 
 def build_function(width: int, function: spec.Function, memory_width: int | None = None) -> nn.Module:
-    """Build the function f_b of a residual branch: attention, feed-forward network or custom module."""
+    """Build the function f_b of a branch: attention, feed-forward network, mixture of experts or custom module."""
     match function:
         case spec.Attention(source="memory"):
             return MemoryAttention(width, function, memory_width)

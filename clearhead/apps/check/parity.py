@@ -407,7 +407,7 @@ def find_causes(sides: ModelPair, inputs: TraceInputs, expected: Trace, toleranc
 
 
 def _measure_agreement(points: list[PointComparison], tolerance: float) -> tuple[int, float] | None:
-    """Return the agreement of two models (larger is better): index and -error of the first difference, or None."""
+    """Return the agreement (larger is better): index and -error of the first difference; None if models agree."""
     first = first_divergence(points, tolerance)
     return None if first is None else (points.index(first), -first.error)
 

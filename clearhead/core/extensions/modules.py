@@ -71,7 +71,7 @@ class WithoutContext(nn.Module):
 
 
 def keeps_nothing(module_type: type[nn.Module]) -> bool:
-    """Return whether a module class, such as a custom mixer, caches nothing between calls of generation."""
+    """Return whether the class of a branch function has no `keeps` and is no `Attention`, so it caches nothing."""
     return not issubclass(module_type, Attention) and getattr(module_type, "keeps", None) is None
 
 

@@ -36,7 +36,7 @@ class DistanceTable(nn.Module):
 
 
 class PositionProjections(nn.Module):
-    """Key and query projections of the distance vectors; None if the projections of the tokens are used."""
+    """Key and query projections of the distance vectors (None: those of the tokens), and the tied distance table."""
 
     tied: Tied[DistanceTable]
 

@@ -34,7 +34,7 @@ BATCH = 2
 
 @dataclass(frozen=True)
 class CallConvention:
-    """Call convention of an attention: meaning, shape and argument name of its mask, and the order of its axes."""
+    """Call convention of an attention: meaning, shape and argument name of its mask, and whether the batch is first."""
 
     meaning: str = "attend"
     shape: str = SHAPES[0]
@@ -74,7 +74,7 @@ class Session:
         return any(argument.role in ("memory", "key") for argument in self.arguments)
 
     def run(self, probe: Probe, convention: CallConvention) -> tuple[Probe, Tensor] | None:
-        """Run the attention on a test input, with a mask if it needs one; return input and output, None on an error."""
+        """Run a test input, with an all-True mask if one is needed; return input and output, None on an error."""
         output = self.output(probe, convention)
         if output is None and probe.allowed is None and convention.argument is not None:
             keys = (probe.query if probe.memory is None else probe.memory).shape[1]
@@ -152,7 +152,7 @@ def _sizes(width: int, heads: int) -> tuple[int, int]:
 
 
 def probes(session: Session, convention: CallConvention) -> Iterator[Probe]:
-    """Yield random test inputs for a call convention, with and without mask and memory."""
+    """Yield random test inputs for a call convention, with and without mask and memory; their axes differ in size."""
     generator = torch.Generator().manual_seed(23)
     width, (queries, keys) = session.width, _sizes(session.width, session.heads)
 

@@ -312,7 +312,7 @@ class _AttentionComparison:
         return error, tuple(outputs)
 
     def _explain(self) -> list[tuple[str, list[str]]]:
-        """Return one or two known mistakes that reproduce the outputs, each with mistakes of the same effect."""
+        """Return one or two known mistakes that reproduce the outputs, each with its equivalents; empty if none do."""
         session = self.session
         expected = [(convention, outputs) for convention, outputs in self.runs if convention.is_expected]
         for convention, outputs in expected or self.runs:
@@ -351,7 +351,7 @@ class _AttentionComparison:
     def _find_mistake_pair(
         self, base: Steps, assignment: WeightAssignment, outputs: Outputs, convention: CallConvention
     ) -> tuple[str, ...]:
-        """Return the names of two mistakes that together reproduce the outputs, or an empty tuple."""
+        """Return the names of two mistakes, each in its first form, that together reproduce the outputs, or ()."""
         known = convention.argument is not None, self.session.has_memory
         for first, steps in _first_form_of_each(list_mistakes(base, assignment.projections, *known)):
             for second, both in _first_form_of_each(list_mistakes(steps, assignment.projections, *known)):
@@ -440,7 +440,7 @@ class _AttentionComparison:
         return not torch.equal(inputs.mask if inputs.mask is not None else mask, mask)
 
     def _check_half_precision(self, convention: CallConvention, probe: Probe) -> Iterator[Finding]:
-        """Yield a finding if the attention fails in float16, or returns another dtype."""
+        """Yield a finding if float16 inputs cause an error of mixed dtypes, or an output of another dtype."""
         session, runner = self.session, self.session.runner
         half = torch.float16
         inputs = CallInputs(session.to_layout(probe.query, convention).to(half), None, None, None)

@@ -130,7 +130,7 @@ def _role(name: str, before: Sequence[str], required: bool) -> str | None:
 
 @dataclass(frozen=True)
 class CallInputs:
-    """Inputs of one call of an attention: query, memory, mask, and the name of the mask argument."""
+    """Inputs of one call of an attention. An absent mask is passed as None only to arguments without a default."""
 
     query: Tensor
     memory: Tensor | None = None

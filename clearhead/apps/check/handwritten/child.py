@@ -1,4 +1,4 @@
-"""Child process that imports a user's file and checks its classes: python -m ...child FILE NAME KIND SETTINGS.
+"""Child process that checks classes and functions of a user's file: python -m ...child FILE NAME KIND SETTINGS.
 
 It writes one JSON object per line to its standard output. The first object is empty and precedes the import. The names
 of the parts follow, then one report for each part. A fault ends the output. NAME and KIND may be empty. SETTINGS are
@@ -39,7 +39,7 @@ _OTHER_LANGUAGE = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a user's Python file or notebook as a module; its folder is searched for imports.
+    """Import a user's Python file or notebook; imports search its folder after the standard library.
 
     Raises:
         InputError: the file is no notebook although its name says so, or a code cell does not parse.
@@ -93,7 +93,7 @@ def _cells(path: Path) -> list[_Cell]:
 
 
 def _without_magic(source: str, number: int) -> str:
-    """Return a code cell in which lines with IPython commands (% or !) are replaced by `pass`."""
+    """Return a code cell with `pass` for IPython commands: lines that begin with % or ! and do not parse."""
     lines = source.splitlines(keepends=True)
     while True:
         try:

@@ -36,7 +36,7 @@ def single_mistakes(outputs: Sequence[Tensor], compute: Compute, changes: Change
 
 
 def explain(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[list[str]]:
-    """Return one or two known mistakes that reproduce the outputs, each in a list of mistakes with the same effect.
+    """Return one or two known mistakes that reproduce the outputs, each listed with its equivalents; empty if none do.
 
     Args:
         outputs: outputs of the part.

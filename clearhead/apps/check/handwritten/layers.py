@@ -57,7 +57,7 @@ class _LayerParts:
 
 
 def attentions_of(candidate: nn.Module, width: int, heads: int) -> dict[str, LinearMaps]:
-    """Return the attentions of a module as a dict of submodule path and weights."""
+    """Return the outermost submodules that are attentions, as a dict of path and weights."""
     attentions: dict[str, LinearMaps] = {}
     for path, module in candidate.named_modules():
         is_named = re.search(r"att|mha|cross", f"{path.rpartition('.')[2]} {type(module).__name__}".lower())
@@ -97,7 +97,7 @@ def is_layer(candidate: nn.Module, width: int, heads: int) -> bool:
 
 
 def _find_cross_attention(candidate: nn.Module, attentions: list[str]) -> str | None:
-    """Return the submodule path of a layer's cross-attention; None if it has no cross-attention."""
+    """Return the path of the cross-attention: by its name, or the second of two in a layer with memory; else None."""
     for path in attentions:
         if re.search(r"cross|memory|enc|src|inter", path.lower()):
             return path

@@ -46,7 +46,7 @@ class NoDropout(TorchFunctionMode):
     """Context manager in which functional dropout does nothing, so that other mistakes can be found."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the input of a dropout unchanged, and run any other function."""
+        """Return the input of a dropout unchanged; run any other function, attention without its dropout."""
         kwargs = kwargs or {}
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
@@ -160,7 +160,7 @@ class CandidateRunner:
 
     @contextlib.contextmanager
     def borrow(self, dtype: torch.dtype | None = None, *, draw: bool = True) -> Iterator[None]:
-        """Context manager that sets the candidate's weights to random values, as `borrow_weights` does."""
+        """Context manager that applies `borrow_weights` to the candidate's weights: random values if `draw`."""
         with borrow_weights(self.owners, self.weights, dtype or self.dtype, draw=draw):
             yield
 
@@ -184,7 +184,7 @@ class CandidateRunner:
         return first
 
     def attempt(self, *args: Any, named: Mapping[str, Any] | None = None) -> Any:
-        """Return the candidate's output; None if it raises an error, which is kept in `error`."""
+        """Return the candidate's output; None if it fails. `error` keeps the error after the most operations."""
         try:
             return self(*args, **(named or {}))
         except (CannotCompare, NotImplementedError):

@@ -55,7 +55,7 @@ def role_of(name: str) -> Role | None:
 
 @dataclass
 class _Leaf:
-    """One weight of a module with its bias; a query has several of them if each head has its own weight."""
+    """One weight of a module with its bias; a role, such as query, has several if each head has its own weight."""
 
     name: str
     weight: Tensor
@@ -64,7 +64,7 @@ class _Leaf:
 
 
 def _leaves(candidate: nn.Module) -> list[_Leaf]:
-    """Return the matrices of a module with their biases, in the order of registration."""
+    """Return the weights with at least two axes and their biases, in the order of registration."""
     leaves, taken = [], set()
     for path, module in candidate.named_modules():
         parameters = dict(module.named_parameters(recurse=False))
@@ -144,7 +144,7 @@ def _extra_weights(candidate: nn.Module, leaves: Sequence[_Leaf], unused: Sequen
 
 
 def _permute_roles(leaves: Sequence[_Leaf], width: int, heads: int) -> list[WeightAssignment]:
-    """Return all assignments of three weights to query, key and value; a fourth is the output projection."""
+    """Return all assignments of three nameless weights to query, key and value; a fourth is the output projection."""
     assignments = []
     for order in itertools.permutations(("query", "key", "value")):
         groups = {role: [leaf] for role, leaf in zip((*order, "out"), leaves, strict=False)}
@@ -220,7 +220,7 @@ def _assign_groups(
 
 
 def _flatten_groups(groups: Mapping[Role, list[_Leaf]], width: int, is_flipped: bool) -> dict[Role, LinearMap]:
-    """Return one projection [out, in] per role; roles whose weights do not fit are left out."""
+    """Return one projection [out, in] per role; roles whose weights do not fit this direction are left out."""
     flat: dict[Role, LinearMap] = {}
     for role, leaves in groups.items():
         parts = [_matrix(leaf, role, width, is_flipped and not leaf.is_linear) for leaf in leaves]
@@ -232,7 +232,7 @@ def _flatten_groups(groups: Mapping[Role, list[_Leaf]], width: int, is_flipped: 
 
 
 def _matrix(leaf: _Leaf, role: Role, width: int, is_flipped: bool) -> LinearMap | None:
-    """Return a weight as a matrix [out, in]; None if its shape does not fit."""
+    """Return a weight as a matrix [out, in], transposed if `is_flipped`; None if it has too many axes."""
     weight, bias = leaf.weight.detach(), None if leaf.bias is None else leaf.bias.detach().flatten()
     if weight.dim() == 3:
         if role == "out":
