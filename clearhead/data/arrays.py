@@ -71,7 +71,7 @@ class Ragged:
         return Ragged.of(self.ids[positions(lengths) + np.repeat(starts, lengths)], lengths)
 
     def keep(self, mask: Bool[ndarray, " tokens"]) -> Ragged:
-        """Remove ids from all rows: only those at which `mask` is True remain."""
+        """Return all rows with only the ids at which `mask` is True."""
         counts = np.bincount(self.row_numbers[mask], minlength=len(self))
         return Ragged.of(self.ids[mask], counts.astype(np.int64))
 

@@ -146,7 +146,7 @@ class HFCheckpoint(Printed):
         return cls(folder, checkpoint_tokenizers, generation_config, config, loaded)
 
     def save_origin(self, folder: Path) -> None:
-        """Write config.json, tokenizer files and unused tensors to the folder `origin` of a run or a saved model."""
+        """Write config.json, tokenizer and other files, and unused tensors to `origin` in a run or a saved model."""
         origin = folder / ORIGIN
         origin.mkdir(parents=True, exist_ok=True)
         write_json(origin / CONFIG, dict(self.config), is_indented=True)

@@ -48,7 +48,7 @@ Change = Callable[[spec.Model], Equivalent | None]
 
 
 def apply_changes(module: Transformer, changes: Iterable[Change]) -> Transformer:
-    """Return a module that computes the same outputs after changes of its spec; only changed tensors are copied."""
+    """Return an equivalent module with changes of its spec applied in order; only tensors that change are copied."""
     model, tensors = module.spec, plain_state(module)
     for change in changes:
         equivalent = change(model)

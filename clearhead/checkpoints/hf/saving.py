@@ -217,7 +217,7 @@ def _template_item(item: int | str, segment: int, entries: Mapping[int, str]) ->
 
 
 def _token_ids(module: Transformer, roles: TokenRoles) -> dict[str, int]:
-    """Return the config keys of special token ids; classifiers find the end of a text by the padding id."""
+    """Return the special token ids by config key; classifiers find the end of a text by the padding id."""
     ids = {"bos_token_id": roles.bos, "eos_token_id": roles.eos, "pad_token_id": roles.pad}
     has_both = module.encoder is not None and module.decoder is not None
     return ids | ({"decoder_start_token_id": roles.bos} if has_both else {})

@@ -39,7 +39,7 @@ SNAPSHOT_SPAN: Final = 1000
 
 
 def keep_recent(run: Path, step: int) -> None:
-    """Keep the validated weights of a checkpoint for later averaging, even after the checkpoint is deleted.
+    """Link or copy the validated weights of a checkpoint, which then stay when the checkpoint is deleted.
 
     Raises:
         RunFailure: the disk is full or refuses the write.

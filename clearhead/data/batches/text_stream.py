@@ -163,7 +163,7 @@ class TextStream:
             yield close(len(self.shards), 0, 0, goes_on=False)
 
     def _chunks(self, position: StreamPosition) -> Iterator[tuple[int, int, int, TextChunk]]:
-        """Yield the chunks of text of one pass: file number, chunk number, skipped characters, and the chunk."""
+        """Yield the chunks of one pass from a position on: file number, chunk number, skipped characters, chunk."""
         order = self._order(position.epoch)
         for number in range(position.shard, len(order)):
             first = position.chunk if number == position.shard else 0

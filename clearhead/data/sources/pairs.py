@@ -43,7 +43,7 @@ def read_pairs(source: TableSource, share: Share = WHOLE) -> DataTable:
 
 
 def pair_keys(pairs: DataTable) -> list[list[tuple[str, str]]]:
-    """Return both texts of each pair as grouping keys: pairs with a common text stay together. Empty pairs: none."""
+    """Return both texts of each pair as keys that group pairs with a common text; none if a text is empty."""
     sides = zip(pairs["source"], pairs["target"], strict=True)
     return [
         [("source", source.strip()), ("target", target.strip())] if source.strip() and target.strip() else []

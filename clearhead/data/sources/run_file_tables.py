@@ -48,7 +48,7 @@ class Form(RunFileSection):
 
     @classmethod
     def marker(cls) -> str:
-        """Return the first key of the form, by which a table of this form is recognized."""
+        """Return the first key of the form, which no other form has and by which a table is recognized."""
         return next(iter(cls.model_fields))
 
     @classmethod

@@ -68,7 +68,7 @@ def model(
 
 
 def _roberta_model(c: Values) -> spec.Model:
-    """Return the spec of RoBERTa's encoder, whose first position is the padding id plus 1."""
+    """Return the spec of RoBERTa's encoder: positions begin after the padding id, and no token uses the rows before."""
     return model(c, offset=c["pad_token_id"] + 1)
 
 

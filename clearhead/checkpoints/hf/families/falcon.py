@@ -72,7 +72,7 @@ def _kv_heads_of(model: spec.Model) -> int:
 
 
 def _is_new(model: spec.Model) -> bool:
-    """Return whether a model needs `new_decoder_architecture`: two norms per layer, or grouped-query attention."""
+    """Return whether a model needs `new_decoder_architecture`: parallel layers with two norms or grouped queries."""
     if not blocks.is_parallel(model):
         return False
     return _num_norms(model) == 2 or _kv_heads_of(model) not in (1, llama_like.first_attention(model).num_heads)

@@ -19,7 +19,7 @@ THETAS = {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0}
 
 
 def _windows(c: Values) -> list[bool]:
-    """Return for each layer whether it has a window; without `layer_types`, every n-th layer attends to all tokens."""
+    """Return whether each layer has a window; without `layer_types`, the layers 0, n, 2n, ... have none."""
     every = c["global_attn_every_n_layers"]
     if every < 1 and c["layer_types"] is None:
         raise InputError(f"config.json: global_attn_every_n_layers must be at least 1, got {every}")

@@ -18,7 +18,7 @@ MakeHead = Callable[[Values], spec.Head]
 
 
 class AttentionFields(TypedDict, total=False):
-    """Optional fields of `spec.Attention`, without the numbers and sizes of its query heads."""
+    """Optional fields of `spec.Attention`, without `num_heads` and `head_size`."""
 
     source: Literal["self", "memory"]
     num_kv_heads: int
@@ -64,7 +64,7 @@ ACTIVATIONS = {
 }
 INITIALIZATION = spec.Normal(scale_branches=False)
 CAUSAL = Fixed("is_causal", (True,), "bidirectional attention is not supported")
-"""Config key that every decoder family refuses unless its value is true."""
+"""Config key `is_causal`, which every decoder family refuses if its value is not true."""
 RESIDUAL_BEFORE_NORM = Fixed(
     "apply_residual_connection_post_layernorm", (False,), "branches added to the normed stream are not supported"
 )
@@ -122,7 +122,7 @@ def _layers(model: spec.Model) -> Sequence[spec.HeadLayer]:
 def derive(
     base: Sequence[Key], defaults: Mapping[str, Any], *others: Key, without: Sequence[str] = ()
 ) -> tuple[Key, ...]:
-    """Return the config keys of a family, derived from those of a similar one: `base` minus `without` plus `others`."""
+    """Return the config keys of a family: those of `base` with new `defaults`, minus `without`, plus `others`."""
     keys = {key.name: key for key in base if key.name not in without}
     for name, default in defaults.items():
         keys[name] = replace(keys[name], default=default, is_nullable=keys[name].default is None)
@@ -225,7 +225,7 @@ def pooling_head(by: Literal["first", "last"], *inner: spec.HeadLayer, bias: boo
 
 
 def mlp_head(by: Literal["first", "last"], width: str, activation: str) -> MakeHead:
-    """Return a function that makes a head for text classification: a pool, and two layers with an activation between.
+    """Return a function that makes a classification head: a pool, and two linear layers with an activation between.
 
     `width` is the config key with the width of the first layer.
     """

@@ -52,7 +52,7 @@ class Key:
 
     @property
     def most(self) -> int:
-        """Largest valid integer for the value of the key in config.json."""
+        """Largest valid integer for the value of the key, which no model exceeds."""
         return MAX_LAYERS if "layer" in self.name else MAX_SIZE
 
 

@@ -110,7 +110,7 @@ def feed_forward(
 
 
 def decoder(c: Values, layers: Sequence[spec.Layer], norm: blocks.AnyNorm) -> spec.Model:
-    """Return the spec of a decoder without position embeddings and without a head."""
+    """Return the spec of a decoder without a head, whose embedding is the token embedding alone."""
     return blocks.one_stack("decoder", c["hidden_size"], c["vocab_size"], layers, norm)
 
 
@@ -119,7 +119,7 @@ def masks(c: Values, pattern: Sequence[bool] | None = None) -> list[Mask]:
 
     Args:
         c: the config values; `layer_types` takes precedence over the pattern.
-        pattern: True for each layer with a window. None means all layers have one if `sliding_window` has a size.
+        pattern: True for each layer with a window. None means all layers if `sliding_window` has a size, else none.
 
     Raises:
         InputError: a type of layer is not known, the list has a wrong length, or a window has no size.

@@ -219,7 +219,7 @@ def attention_rules(theirs: str, ours: str, names: str = "q_proj k_proj v_proj o
 
 @dataclass(frozen=True)
 class BoundRule:
-    """A rule for the tensors of one layer of a module; `theirs` has the alternative names of each tensor."""
+    """A rule with numbers in place of its placeholders; `theirs` has the alternative names of each tensor."""
 
     theirs: tuple[tuple[str, ...], ...]
     ours: tuple[str, ...]
