@@ -122,7 +122,7 @@ class _Bench:
         self.seconds_each = effort.seconds
 
     def decoding(self) -> Iterator[Speed]:
-        """Yield the speeds of prefill and decoding at each prompt length that fits, and of decoding a batch."""
+        """Yield the speeds of prefill and decoding for one text at each length that fits, and of decoding a batch."""
         effort, fitting = self.effort, [*_fitting_contexts(self.model, self.effort)]
         self.seconds_each = effort.seconds / (len(fitting) + 1)
         times_limit = 0.0
@@ -295,7 +295,7 @@ _CLOSE = 0.6
 
 
 def advice(speeds: Sequence[Speed], limits: Limits, *, default: str, processors: int) -> str:
-    """Return advice for a faster model: the fastest measured precision, and the best change within one precision.
+    """Return advice for more speed: the fastest precision, if several were measured, and the best other change.
 
     Args:
         speeds: the measured speeds, at least one.

@@ -94,8 +94,8 @@ def check(
 
     A checkpoint or run is computed in single and double precision, and the inputs of each output are compared with the
     masks. Batches, padding, caches, packing, attention kernels and files must not change results beyond rounding.
-    Weights, heads and norms are inspected too. With --against transformers, both models read random, padded and real
-    texts, and the first submodule that differs is named with the cause.
+    Weights, heads, norms and embedding rows are inspected too. With --against transformers, both models read random,
+    padded and real texts, and the first submodule that differs is named with the cause.
 
     FILE.py or a notebook runs in another process and is compared with the paper; a known mistake with the same numbers
     is named. The words name=value are arguments of the comparison, as in Python. The first steps of a run file are

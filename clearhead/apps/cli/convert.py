@@ -66,10 +66,10 @@ def convert(
     writes the same folder with safetensors. Option --precision writes a folder for clearhead with rounded weights. With
     bf16, weights have 16 bits. With int8, they have 8 bits and take a quarter of the space. With int4, they have 4 bits
     in the layers, and 8 bits in embedding tables and the output layer. With --text, int4 measures the loss on a file,
-    keeps the matrices that lose most in 8 bits, and prints the loss before and after. Without it, a model is converted
-    one tensor at a time and need not fit into memory. README.md is the model card. Option --push uploads the files,
-    with the token of HF_TOKEN or `hf auth login`. With --json, the last line is {"path", "format"}, with "model_type"
-    for --to hf and "commit" for --push.
+    keeps the matrices that lose most in 8 bits, and prints the loss before and after. Without --text, a model is
+    converted one tensor at a time and need not fit into memory. README.md is the model card. Option --push uploads the
+    files, with the token of HF_TOKEN or `hf auth login`. With --json, the last line is {"path", "format"}, with
+    "model_type" for --to hf and "commit" for --push.
     """
     from clearhead.base.files import refuse_unwritable_place
 

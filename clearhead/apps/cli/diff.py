@@ -66,7 +66,8 @@ def diff(
 
     The table shows tensors, heads and rows with their relative change ||B - A|| / ||A|| (Frobenius). If ||A|| is
     below the typical norm of such a tensor, head or row, that norm replaces it. The rank is the number of singular
-    values of B - A above 1 % of the largest. For large matrices it is a lower bound of at most 256.
+    values of B - A above 1 % of the largest. The rank is exact up to 4 million numbers and a side of 1,024, otherwise
+    at most 256.
 
     With texts, both models read them. The table then shows the mean Jensen-Shannon divergence of the attention rows of
     each head. Tokens are listed with the KL divergence of their predictions. Without texts no model is loaded.

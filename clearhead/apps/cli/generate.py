@@ -159,7 +159,7 @@ def _answer_file(
 
 
 def _refuse_incomplete_json(reasons: Sequence[str], reading: dict[str, Any]) -> None:
-    """Raise `RunFailure` if the length limit cut off texts before their JSON was complete."""
+    """Raise `RunFailure` if the length limit cut off texts under a schema before their JSON was complete."""
     num_cut = sum(reason != "end" for reason in reasons)
     if num_cut and "schema" in reading:
         raise RunFailure(

@@ -415,7 +415,7 @@ def _attention_kernels(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def _report_kernels(spec: Model, headers: _WeightHeaders | None) -> tuple[list[ModuleBackend], list[str]]:
-    """Return the kernels that run each module on this processor, and report lines about batches and precision."""
+    """Return the kernels that run each module on this processor, and lines about batches and the precision auto."""
     if headers is None:
         return [], []
     from clearhead.fast.runner import Runner, multiplies_in_bf16

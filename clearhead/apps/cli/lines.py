@@ -210,7 +210,7 @@ def _open_output(output: AnswerFile | None) -> Iterator[tuple[int, AbstractConte
 
 
 def _read_head(lines: Iterator[str]) -> tuple[list[str], int]:
-    """Take the first lines of an input, up to `HEAD_BYTES` bytes; return the lines and their number of bytes."""
+    """Take lines of an input until they have `HEAD_BYTES` bytes or end; return the lines and their number of bytes."""
     head, size = list[str](), 0
     for line in lines:
         head.append(line)

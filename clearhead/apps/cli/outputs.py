@@ -159,7 +159,7 @@ class AnswerFile:
 
     @property
     def resume_hint(self) -> str:
-        """End of the message of a stopped command: advice to use --resume, or the path of the file not written."""
+        """End of the message of a stopped command: advice to use --resume, or that the file is not written."""
         return "; --resume goes on from there" if self.can_resume else f"; {self.path} is not written"
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
@@ -182,7 +182,7 @@ class RankedLines(AnswerFile):
     """Output file with several lines per answer, each of which begins with the index of the text."""
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
-        """Return the number of whole answers and the byte offset after them; the last answer does not count."""
+        """Return the number of whole answers and their end in bytes, without the last, perhaps incomplete answer."""
         count = start = end = 0
         last = b""
         for line in takewhile(lambda line: line.endswith(b"\n"), file):

@@ -78,9 +78,9 @@ def serve(
       clearhead serve runs/shakespeare --host 0.0.0.0 --api-key-file keys.txt
 
     OpenAI clients connect to http://127.0.0.1:8000/v1. NAME=REF names a model (letters, digits, ".", "_", "-"); the
-    default is the last folder of REF. A prompt and its answer may have as many tokens as the model has positions.
-    Requests share a running batch. GET /v1/models lists the models, /health is ready when each has produced a token,
-    /metrics is for Prometheus. Texts are never logged. SIGTERM finishes running requests; a second one ends at once.
+    default is the last folder of REF or the repository's name. A prompt and its answer share the model's positions.
+    Requests join and leave a batch at any token. GET /v1/models lists the models, /health is ready when each has made a
+    token, /metrics is for Prometheus. Texts are never logged. SIGTERM ends after running requests; a second, at once.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:

@@ -199,7 +199,7 @@ def view(
     The page shows all heads, a head as a matrix, a token through all layers, the logit lens and the search; -o names
     its file. Heads chosen by --layers and --heads are stored in full precision; --effects also measures their attended
     tokens. Option --checkpoints shows all weights that a run kept (train.snapshots). The last token, the first blank or
-    the predicted label is explained, unless --of names another output; --of Mary --of John explains why Mary.
+    the predicted label is explained, unless --of names another output; --of Mary --of John explains Mary over John.
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}

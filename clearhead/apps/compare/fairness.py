@@ -204,7 +204,7 @@ def _validation_data_clause(run: ComparedRun, first: ComparedRun, name: str) -> 
 
 
 def _same_data(run: ComparedRun, first: ComparedRun, is_equal: bool | None, keys: Sequence[str]) -> bool:
-    """Return whether two runs have the same data, by fingerprints of their token ids or else by their run files."""
+    """Compare data by fingerprints of token ids; if one is missing or the tokenizers differ, compare the run files."""
     if is_equal is None or not _same_tokenizer(run, first):
         return not _differing_keys_below(run, first, *keys)
     return is_equal
