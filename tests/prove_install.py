@@ -110,7 +110,7 @@ def check(clone: Path, environment: dict[str, str], *, from_clone: bool) -> None
     assert installed.is_relative_to(clone / ("clearhead" if from_clone else ".venv")), installed
     packages = json.loads(run(f"{clearhead} doctor --json", clone, environment).splitlines()[-1])["packages"]
     assert packages["unmet"] == packages["extras_without"]["serve"] == [], packages
-    (line,) = re.findall(r"without tensorboard: .*?; (.*)", run(f"{clearhead} doctor", clone, environment))
+    (line,) = re.findall(r"without tensorboard: .*?; install: (.*)", run(f"{clearhead} doctor", clone, environment))
     run(line, clone.parent, environment)
     packages = json.loads(run(f"{clearhead} doctor --json", clone, environment).splitlines()[-1])["packages"]
     assert packages["extras_without"]["tensorboard"] == [], packages
