@@ -1,4 +1,4 @@
-"""Output head: from states of the last stack to logits or vectors. Legend: B batch, T tokens, D width, V outputs."""
+"""Output head: from the last x of the equation in `stack` to outputs. Legend: B batch, T tokens, D width, V outputs."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_every_dropped_pair_is_counted_once(tmp_path: Path) -> None:
 def test_nothing_left_is_a_mistake_with_the_counts(tmp_path: Path, cache: Path) -> None:
     pairs = [("aa bb cc", "aa bb cc"), ("", "aa")]
     source, tokenizers = write(tmp_path, pairs), tokenizers_of(pairs)
-    with pytest.raises(InputError, match=r"no pair is left.*1 empty, 1 too long.*max_length is 3"):
+    with pytest.raises(InputError, match=r"no pair from here on can be used.*1 empty, 1 too long.*max_length is 3"):
         prepare_pairs(source, tokenizers, max_length=3, max_ratio=None, training=True)
     assert not list(cache.rglob("*"))
     with pytest.raises(InputError, match="max_length is 1; expected at least 2"):

@@ -64,7 +64,7 @@ def test_it_learns_what_belongs_together(tmp_path: Path, family: str) -> None:
     [
         ("train.label_smoothing=0.1", "label_smoothing has no effect for the task 'embed'"),
         ("data.max_length=2", r"max_length is 2; .* at least 3"),
-        ("data.max_length=3", r"train: .* no pair is left"),
+        ("data.max_length=3", r"train: .* no pair from here on can be used"),
         ("train.batch_tokens=12", "raise batch_tokens to at least 14"),
     ],
 )
