@@ -165,7 +165,7 @@ def alibi_bias(
 
 
 def relative_bucket(relative: Distances, count: int, max_distance: int, bidirectional: bool) -> Distances:
-    """Return the T5 bucket of key position minus query position: exact for near keys, logarithmic for far ones.
+    """Return the bucket of key position minus query position: exact for near keys, logarithmic for far ones.
 
     Source: arXiv 1910.10683, section 2.1; the numbering is that of its released code.
     """

@@ -1,4 +1,4 @@
-"""Disentangled attention, as in DeBERTa: scores depend on content and on trained vectors of distances.
+"""Disentangled attention: scores depend on content and on trained vectors of distances.
 
 Legend: B batch, Q queries, S keys, D width, H heads, E head size, R table rows.
 """

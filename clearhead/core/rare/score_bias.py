@@ -17,7 +17,7 @@ from clearhead.core.shapes import Keys, Queries, Scores
 
 
 class RelativeBuckets(nn.Module):
-    """Trained bias [buckets, heads] on attention scores, as in T5, one row per bucket of key-query distances."""
+    """Trained bias [buckets, heads] on attention scores, one row per bucket of key-query distances."""
 
     def __init__(self, buckets: spec.RelativeBuckets) -> None:
         super().__init__()
