@@ -63,5 +63,5 @@ def build_norm(width: int | tuple[int, int], norm: spec.LayerNorm | spec.RMSNorm
         return nn.Identity()
     if isinstance(norm, spec.LayerNorm | spec.RMSNorm):
         return (LayerNorm if isinstance(norm, spec.LayerNorm) else RMSNorm)(width, norm)
-    assert isinstance(width, int), "only our norms have a weight for each head"
+    assert isinstance(width, int), "a custom norm has no weight per head"
     return build_part(norm, width)

@@ -110,8 +110,8 @@ class StackPlan:
     def serves(self, context: Context, batch: int, length: int) -> bool:
         """Return whether the kernels compute a call with this batch size and length, without gradients.
 
-        They do not support masks of the caller and very long texts. They also refuse several tokens if padding is not
-        only in front and the layers depend on distances. Other rows in the call do not change the answer.
+        They do not support masks of the caller and very long texts. If the layers depend on distances between tokens,
+        calls of several tokens per row need left padding. Other rows in the call do not change the answer.
         """
         masking, cache = context.masking, context.cache
         hides_more = not masking.documents is masking.allowed is None
@@ -341,7 +341,7 @@ class StackPlan:
                 matrix: Matrix = getattr(branches[number - first], name)
                 matrix.weight = address(weight, torch.float32, matrix.outputs, matrix.inputs)
             run = stack_runner(self.kind, branches, self._width)
-            assert run is not None, "the plan was made with kernels"
+            assert run is not None, "a plan with kernels runs only while the kernels are on"
             run(x_MD, keys[first:last])
 
     def _address(self, tensor: Tensor, size: int) -> int:

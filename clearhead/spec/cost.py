@@ -1,16 +1,16 @@
 """Cost of a model, computed from its spec: FLOPs of all matrix products, and memory of the KV cache.
 
 One multiplication and one addition count as 2 FLOPs. d is the width, and F the inner size of a feed-forward network. H
-is the number of query heads and K that of key/value heads, each of size E. The forward pass takes
+is the number of query heads and K that of key/value heads, each of size E. The forward pass takes these FLOPs.
 
-    self-attention     4 d E (H + K)      per token, and 4 H E per pair of a query and a key
-    disentangled       4 H E S            per token and term, S the span; the projection of the table is left out
-    memory attention   4 d H E            per decoder token, 4 d_encoder K E per encoder token, 4 H E per pair
-    feed-forward       4 d F              per token, or 6 d F with a gate
-    mixture            2 d N + k times a feed-forward network, per token; N experts, k of them per token
-    embedding          2 e d              per token, if rows of size e are projected to the width
-    head               2 d V              per output, V its size
-    custom modules     the cost that their spec declares, or a measured one
+    self-attention     4 d E (H + K)      per token, and 4 H E per pair of a query and a key.
+    disentangled       4 H E S            per token and term, S the span; the projection of the table is left out.
+    memory attention   4 d H E            per decoder token, 4 d_encoder K E per encoder token, 4 H E per pair.
+    feed-forward       4 d F              per token, or 6 d F with a gate.
+    mixture            2 d N + k times a feed-forward network, per token; N experts, k of them per token.
+    embedding          2 e d              per token, if rows of size e are projected to the width.
+    head               2 d V              per output, V its size.
+    custom modules     the cost that their spec declares, or a measured one.
 
 The backward pass takes twice as much, for the gradients of both factors. Padding is not counted. Norms, activations and
 softmax are not counted either; they are a few percent.

@@ -217,7 +217,7 @@ def own_parts(root: Node) -> Iterator[tuple[str, Part]]:
 
 
 def find_kind(name: str, role: Role | None = None) -> PartKind | None:
-    """Return the kind of custom module with a name, registered or from an installed package; None if unknown.
+    """Return the registered or installed kind of custom module with a name; None if no kind has this name and role.
 
     Args:
         name: the name of the kind.
@@ -323,7 +323,7 @@ class RequiredPart(BaseModel):
 
 
 def required_parts(root: Node) -> list[dict[str, str]]:
-    """Return the file and the package of every kind of custom module that a spec needs."""
+    """Return one entry per kind of custom module in a spec: kind, file, SHA-256 digest of the file, and package."""
     kinds = {kind.name: kind for kind in (kind_of(node) for _, node in own_parts(root))}
     for name, kind in kinds.items():
         if not kind.source.file:

@@ -54,7 +54,7 @@ class TokenCounts:
 
     @classmethod
     def from_choices(cls, choices: Mapping[str, Any]) -> TokenCounts | None:
-        """Return the counts that `choices` wrote, or None if an entry is missing."""
+        """Return the token counts from entries that `choices` returned; None if an entry is missing."""
         entries = {field.name: choices.get(f"{PREFIX}{field.name}") for field in fields(cls)}
         numbers = {name: value for name, value in entries.items() if isinstance(value, int | float)}
         return cls(**numbers) if len(numbers) == len(entries) and numbers["tokens"] > 0 else None

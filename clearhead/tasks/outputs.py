@@ -78,7 +78,7 @@ def max_input_length(module: Transformer, max_length: int | None) -> int:
 def encode_sides(
     tokenizer: Tokenizer, texts: Sequence[str] | Sequence[tuple[str, str]], max_length: int
 ) -> tuple[Sides, Bool[ndarray, " texts"]]:
-    """Return the ids of texts or pairs, cut to `max_length`, with a mask of the truncated ones; warn with their number.
+    """Return the ids of texts or pairs, truncated to fit, and a mask of the truncated ones; warn with their number.
 
     Args:
         tokenizer: the tokenizer of the model's input.

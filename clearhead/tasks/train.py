@@ -158,7 +158,7 @@ class TaskTraining(ABC):
     def vocabulary(self) -> tuple[str, int]:
         """Return the kind of tokenizer to train, and the maximum size of its vocabulary."""
         section = self.run_file.tokenizer
-        assert section.kind is not None, "the run file sets kind or path"
+        assert section.kind is not None, "a checked run file has [tokenizer] kind or path"
         return section.kind, section.vocab_size or (_BYTE_VOCABULARY if section.kind == "byte" else _NO_LIMIT)
 
     def need_two_stacks(self, model: spec.Model) -> None:

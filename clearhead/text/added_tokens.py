@@ -40,7 +40,7 @@ def with_words(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, A
     stored = document.get("added_tokens") or []
     whole = {**document, "added_tokens": sorted([*stored, *entries], key=lambda token: token["id"])}
     numbers = backend_of(whole).vocabulary()
-    assert all(numbers[entry["content"]] == entry["id"] for entry in entries), "the library numbers words as they stand"
+    assert all(numbers[entry["content"]] == entry["id"] for entry in entries), "the library keeps the given ids"
     return whole
 
 

@@ -1,4 +1,4 @@
-"""SentencePiece backend: runs a SentencePiece model, with the token ids of its framework."""
+"""SentencePiece backend: runs a SentencePiece model, with the token ids of a framework such as fairseq."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ class _PatternChecker:
 
     def _open(self) -> str | None:
         group = _GROUP.match(self.pattern, self.position)
-        assert group is not None, "a bracket is a group"
+        assert group is not None, "an opening bracket begins a group"
         if self.pattern[group.end() : group.end() + 1] in ("?", "*"):
             return "has a group of an unsupported kind, such as a conditional or a callout"
         self.position = group.end()

@@ -56,7 +56,7 @@ class Trainer(Generic[BatchT]):
     """Trains a module of any task on endless batches.
 
     Attributes:
-        module: the training tree: see `training_tree`.
+        module: the module that is trained, as returned by `training_tree`.
         optimizer: the optimizer of its parameters.
         schedule: the schedule of the learning rate.
         batches: the endless training batches.
@@ -65,7 +65,7 @@ class Trainer(Generic[BatchT]):
         settings: the settings of the run.
         progress: the display that receives all reports.
         directory: the open run directory. None means that `run` opens `settings.run`.
-        validation_seconds: the forecast time of one validation with its checkpoint in seconds, for the remaining time.
+        validation_seconds: the forecast time of one validation with its checkpoint, to show the remaining time.
         processes: the processes that train together; all run the same loop, and the first one writes and reports.
         engine: the engine that computes the loss and its gradients. None means that one process trains alone.
     """

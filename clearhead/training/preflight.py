@@ -148,7 +148,7 @@ class Preflight:
             counts = f"{count_noun(self.steps or 0, 'step')} with {count_noun(self.validations, 'validation')}"
             total = f"; {duration(self.seconds)} for {counts}"
             if self.limit is not None and self.limit < self.seconds:
-                total += f", which train.seconds ends after {duration(self.limit)}"
+                total += f"; train.seconds stops the run after {duration(self.limit)}"
         num_kept, num_requested = self.snapshots
         fewer = f"snapshots   {num_kept} and not {num_requested}, because of train.snapshot_megabytes"
         return [
@@ -419,7 +419,7 @@ class TimeLimit:
         self.seconds = max(self.seconds, MOST_STEPS * step, MOST_SHARE * min(ends, default=0.0))
 
     def allows(self, seconds: float, share: float = 1.0) -> bool:
-        """Return whether a measurement of `seconds` seconds would end within a share of the limit."""
+        """Return whether a measurement of `seconds` seconds ends within `share` (0 to 1) of the time limit."""
         return self.is_alone and time.perf_counter() - self.began + seconds <= share * self.seconds
 
 

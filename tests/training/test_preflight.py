@@ -100,7 +100,7 @@ def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
     assert check(tmp_path / "run", steps=None, seconds=3.0).seconds is None
     for limit, is_said in ((1e-6, True), (1e6, False)):
         limited = "\n".join(check(tmp_path / "run", seconds=limit).lines())
-        assert ("which train.seconds ends after" in limited) == is_said
+        assert ("train.seconds stops the run after" in limited) == is_said
 
 
 @pytest.mark.parametrize(

@@ -353,7 +353,7 @@ class OutputOptions:
         """Return the path of the partial file for these settings and this input.
 
         Raises:
-            InputError: a stopped command left a partial file that --resume must continue, or cannot continue.
+            InputError: a stopped command left a partial file, and --resume is not given or other settings wrote it.
         """
         status = source.stat() if source.is_file() else None
         content = [sorted(self.settings.items()), status and (status.st_size, status.st_mtime_ns)]

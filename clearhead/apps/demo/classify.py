@@ -47,13 +47,13 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class NameSets:
-    """Names split by concept: a concept of one set occurs in no other set, in any language.
+    """Names of concepts, such as territories; all names of a concept, in every language, are in one set.
 
     Args:
         train: the training set.
         valid: the validation set, with the same number of names per language.
         test: the test set, with the same number of names per language.
-        languages: all languages, in the order of the locales.
+        languages: all languages, in the order of the `locales` that were read.
         latin: the languages written in Latin letters, in the same order.
         num_shared: the number of names that were left out because several languages have them.
     """

@@ -177,10 +177,11 @@ def tokenizer_kind(recipe: Recipe, data: Survey | TextSurvey) -> str:
 def vocab_size(recipe: Recipe, data: Survey | TextSurvey, *, num_special: int) -> int | None:
     """Return a vocabulary size for which every entry is frequent, or None if the kind of tokenizer has no size.
 
-    The size is at least the alphabet, with a row per character. A large alphabet gets up to a thousand further rows.
+    The size is at least the number of distinct characters. If there are many, up to 1,000 entries are added for
+    frequent character sequences.
 
     Args:
-        recipe: the recipe with the largest size.
+        recipe: the recipe, which holds the maximum vocabulary size.
         data: the survey of the text.
         num_special: the number of special tokens for masked text.
     """

@@ -442,7 +442,7 @@ class Computation:
         return runs.model.attention(request.text, request.target, request.generate, precision="auto", **runs.reading)
 
     def _show_beginning(self, request: PageRequest) -> ShownRun:
-        """Return the first layer of a long text in the form of its page; an empty page for other texts."""
+        """Return the page of a long text with the maps of the first layer only; an empty page for other texts."""
         model = self.runs.model
         stacks = [model.module.encoder, model.module.decoder]
         depth = max(len(stack.order) for stack in stacks if stack is not None)

@@ -15,7 +15,7 @@ from clearhead.core import Transformer
 def to_encoder_decoder(model: AnyModel) -> EditedModel[AnyModel]:
     """Make an encoder-decoder from an encoder: the decoder is a copy with a causal mask and new cross-attention.
 
-    The cross-attention is initialized randomly. The rest of the decoder is a copy that shares the word table. A
+    The cross-attention is initialized randomly. The rest of the decoder is a copy; both share the token embedding. A
     language-model head stays; any other head is replaced by one.
 
     Args:

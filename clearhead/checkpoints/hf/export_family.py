@@ -402,7 +402,7 @@ def _make_report(stuck: Sequence[_Candidate], *, is_free: bool) -> InputError:
 
 
 def _difference_lines(candidate: _Candidate) -> list[str]:
-    """Return one line per field name that the class cannot express, with the values on both sides."""
+    """Return one line per spec field that the class cannot express: its value in the model and in the family."""
     differing = candidate.differing
     paths_by_field: dict[str, list[str]] = {}
     for path in [path for path in differing if not _CHANGEABLE.search(path)] or differing:

@@ -67,7 +67,7 @@ def json_lines_entry(examples: Examples, path: Path, form: type[Form]) -> dict[s
     Args:
         examples: the examples in the file.
         path: the file.
-        form: the form of the task that names a file; its first key holds the path.
+        form: the task's form of [data] for a file; its first key holds the path.
     """
     if "source" in examples.columns:
         return {"jsonl": str(path)}

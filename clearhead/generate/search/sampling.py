@@ -102,8 +102,8 @@ class TokenChooser:
             logits_RV: fp32 or bf16 logits.
             ids_RT: prompt and generated ids.
             uniform_R: random number for each row, fp64, from 0 to below 1. None means greedy search.
-            allowed_RV: mask of tokens that may follow. If the chain bans all of them in a row, it is not applied there.
-                None means that all tokens may follow.
+            allowed_RV: mask of tokens that may follow. If the logits processors ban all of them in a row, the row
+                ignores the processors. None means that all tokens may follow.
         """
         if allowed_RV is not None:
             chooser, masked_RV = (

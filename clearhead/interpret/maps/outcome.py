@@ -117,7 +117,7 @@ class OutputNames:
         return label_tokens(self.tokenizer, [index])[0]
 
     def difference(self, outcome: ModelOutcome, joint: str) -> str:
-        """Return an outcome in words: 'Mary', or with another output joined by `joint`: 'Mary' less 'John'."""
+        """Return the quoted names of an outcome's outputs, joined by `joint`, such as "'Mary' less 'John'"."""
         return joint.join(f"'{self.display_name(index)}'" for index in outcome.signs)
 
     def find(self, token: str) -> int:

@@ -142,7 +142,7 @@ class Task:
         new, evaluate: the help texts and options of these commands.
         used_with: the command that uses a trained model, without `clearhead`; "{run}" stands for the run.
         recipes: the default values of run files by amount of data, smallest first.
-        options: the help of additional data options of `clearhead new`, by option name.
+        options: the help of additional data options of `clearhead new` and `clearhead evaluate`, by option name.
         score: the name of the validation score.
         scores_translations: True if the score is computed from translations of [train] bleu_sentences sentences.
         learns_head: True if the head starts untrained, because no text contains its outputs, such as labels, borders of

@@ -66,7 +66,7 @@ class TaskRecord(Printed, BaseModel):
     Args:
         kind: the name of the task, as in its run file.
         labels: the names of the labels, in the order of the outputs; empty for vocabulary heads and vectors.
-        label_kind: the kind of labels; None for a task without labels.
+        label_kind: the kind of labels; None for a task without such a kind, such as tag.
         max_length: the longest training sequence in tokens, with special tokens; None means unknown.
         is_paired: True if the model reads pairs of texts. None means unknown; then texts and pairs are accepted.
         number_mean, number_scale: mean and scale of a regression: a predicted number is output * number_scale +

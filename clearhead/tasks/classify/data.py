@@ -232,7 +232,7 @@ def _labels(data: DataTable, options: Mapping[str, Any], train: LabelledExamples
 
 
 def _label_kind(data: DataTable, wanted: str | None) -> LabelKind:
-    """Return the kind of labels that the user set, or derive it from the labels."""
+    """Return the kind of labels that the user set, or derive it: lists, numbers with decimals, or names."""
     kinds: tuple[LabelKind, ...] = get_args(LabelKind)
     for kind in kinds:
         if kind == wanted:

@@ -134,7 +134,7 @@ class ContrastivePlan(LengthPlan):
         return [batches[index] for index in np.argsort(bits[len(self) : len(self) + len(batches)], kind="stable")]
 
     def _cut_group(self, rows: Indices) -> list[Indices]:
-        """Return the batches of one group of rows, which is first sorted by length, longest first."""
+        """Sort one group of rows by length and cut it into batches; the batch of the longest rows comes first."""
         # Among pairs with the same longest side, sort by the difference, so that the other side has little padding.
         batches = self._cut(rows[np.lexsort(((self._source - self._target)[rows], self._longest[rows]))])
         if len(batches) > 1 and len(batches[-1]) < len(batches[-2]):

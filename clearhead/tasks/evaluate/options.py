@@ -45,7 +45,7 @@ class EvaluatedModel(Protocol):
 
     @property
     def tree(self) -> Transformer:
-        """The module that computes the outputs: the plain module, or a faster replica with the same weights."""
+        """The module that computes the outputs: the plain module, or a replica, which may round weights and inputs."""
 
     @property
     def hf_checkpoint(self) -> object | None:

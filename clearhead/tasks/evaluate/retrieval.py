@@ -71,7 +71,7 @@ def _one_way_recall(
     k: int,
     groups_N: Int64[ndarray, " pairs"],
 ) -> float:
-    """Return the share of queries for which fewer than k wrong candidates are as similar as the best right one."""
+    """Return the share of queries with fewer than k wrong candidates at least as similar as the best right one."""
     rows = max(1, _CHUNK_ENTRIES // len(candidates_ND))
     hits = 0
     for start in range(0, len(queries_ND), rows):

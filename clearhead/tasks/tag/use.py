@@ -247,7 +247,7 @@ def split_tag(tag: str, *, is_bare: bool = False) -> tuple[str, str]:
 
 
 def _split(text: str | Sequence[str], number: int, splitter: WordSplitter) -> tuple[str, Sequence[tuple[int, int]]]:
-    """Split a text into words: return the text (a list of words is joined by spaces) and each word's offsets."""
+    """Split a text into words: return the text (listed words joined by spaces) and each word's character offsets."""
     if isinstance(text, str):
         text = text[:MOST_CHARACTERS]
         return text, splitter.spans(text)

@@ -101,7 +101,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -
     for group in optimizer.param_groups:
         trained = [parameter for parameter in group["params"] if parameter in optimizer.state]
         if len({frozenset(optimizer.state[parameter]) for parameter in trained}) > 1:
-            raise ValueError("its optimizer keeps other values for some parameters")
+            raise ValueError("its optimizer state has other entries for some parameters than for others")
         for parameter in trained:
             for name, value in optimizer.state[parameter].items():
                 if name != "step" and isinstance(value, Tensor) and value.shape != parameter.shape:

@@ -186,7 +186,7 @@ class Meeting:
 
 
 def has_failed(store: Store) -> bool:
-    """Return whether a process has failed in the attempt to which this section of the store belongs."""
+    """Return whether a process has failed since the last restart; `store` has the keys of that attempt only."""
     return bool(store.check([_FAILED]))
 
 

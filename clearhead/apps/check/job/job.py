@@ -346,9 +346,10 @@ class JobReport:
         job: the checked job.
         seed: seed of the moments of the kills.
         kills: the kills, in order.
-        missed: number of kills that could not be placed.
+        missed: number of planned kills that found no moment before the last step.
         faults: differences from the undisturbed run; empty if every bit is the same.
-        halves, processes: comparisons of an update on half batches, and of one by two processes.
+        halves: comparison of an update on two half batches with the update on the whole batch.
+        processes: comparison of an update by two processes with the update by one.
         certificate: versions, machine and digests, by name.
     """
 

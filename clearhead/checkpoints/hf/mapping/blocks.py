@@ -324,7 +324,7 @@ def question_answering(
 
 
 def token_tasks(name: str, unused: tuple[str, ...] = ()) -> tuple[Variant, ...]:
-    """Return the records of an encoder's classes for token labels, for question answering, and without a head."""
+    """Return the variants of an encoder: ForTokenClassification, ForQuestionAnswering and the model without a head."""
     return (
         token_classification(name, unused=unused),
         question_answering(name, unused=unused),
