@@ -154,9 +154,9 @@ class AttentionMaps(AttentionRun):
         Args:
             path: HTML file to write.
             title: heading of the page.
-            options: content of the page. None means everything that needs no further run of the model.
-            notify: function called with the number of measured heads and the number of all. None means
-                `progress.update`.
+            options: options for the content of the page. None means all content that needs no further run of the model.
+            notify: function called with the numbers of measured and of all heads. None means the current progress
+                display.
             force: True to replace an existing file.
 
         Raises:
