@@ -82,7 +82,7 @@ def _stage_faults(stage: str, stages: list[Any]) -> Iterator[str]:
             yield f"{stage}, {kind}: {fault}"
         growth *= _growth(node)
     if growth > MOST_GROWTH:
-        yield f"{stage} can make a text {growth} times as long, more than {MOST_GROWTH}"
+        yield f"{stage} can make a text {growth} times as long; at most {MOST_GROWTH} times is allowed"
 
 
 def size_fault(count: int, what: str = "entries") -> str | None:
@@ -95,9 +95,9 @@ def check_size(count: int, name: object, what: str = "entries") -> None:
     """Refuse a tokenizer file whose vocabulary has too many entries, merges or other items.
 
     Args:
-        count: number of its items.
+        count: number of items.
         name: name of the file, for the message.
-        what: kind of its items, a key of `MOST`.
+        what: kind of the items, a key of `MOST`.
 
     Raises:
         InputError: the vocabulary has too many items.
@@ -143,7 +143,7 @@ def _node_faults(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _template_faults(node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the faults of templates around texts: too many items, and tokens that are not defined."""
+    """Yield the faults of special-token templates: too many items, and tokens that are not defined."""
     tokens = node.get("special_tokens")
     tokens = tokens if isinstance(tokens, Mapping) else {}
     lists = [("special_tokens", tokens), ("single", node.get("single")), ("pair", node.get("pair"))]
@@ -161,7 +161,7 @@ def _template_faults(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _growth(node: Mapping[str, Any]) -> int:
-    """Return the largest number of characters that a replacement makes of one; a pattern can match before each."""
+    """Return the largest factor by which a replacement lengthens a text; a pattern can match before each character."""
     text = node.get("content")
     if node.get("type") != "Replace" or not isinstance(text, str):
         return 1
