@@ -1,6 +1,6 @@
 """Input, masks and KV cache of one pass through a stack, and the context that all its layers share.
 
-Masks are boolean: True means "may attend". Several masks are combined with "and". None means no mask and is free.
+Masks are boolean: True means "may attend". Several masks are combined with "and". None means no mask, at no cost.
 """
 
 from __future__ import annotations

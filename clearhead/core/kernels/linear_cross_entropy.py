@@ -275,9 +275,9 @@ class _Sums:
         return rate_C1
 
     def _spread_evenly(self) -> Tensor:
-        """Return the label smoothing term, a multiple of all rows' mean logits, and subtract its gradients.
+        """Return the label smoothing term, a multiple of the sum of all logits, and subtract its gradients.
 
-        The mean over the vocabulary is linear in the hidden states, so it is computed without the logits.
+        The sum is linear in the hidden states, so it is computed without the logits.
         """
         share = self.setting.label_smoothing / self.weight_VD.shape[0]
         if share == 0.0:

@@ -36,7 +36,7 @@ class DistanceTable(nn.Module):
 
 
 class PositionProjections(nn.Module):
-    """Key and query projections of the distance vectors; None means that the projections of tokens are used."""
+    """Key and query projections of distance vectors (None: shared with the tokens), and the tied distance table."""
 
     tied: Tied[DistanceTable]
 

@@ -60,7 +60,7 @@ class Explanation:
 
     @cached_property
     def scores(self) -> dict[str, tuple[int, ScoreTerms | NonlinearNorm]]:
-        """Largest weight of each attention in the selected layer: address -> position of its key, terms of its score.
+        """Attention address in the selected layer -> key with the largest weight, and the terms of its score.
 
         If a custom norm may be nonlinear, a `NonlinearNorm` replaces the terms.
         """

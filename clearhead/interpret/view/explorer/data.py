@@ -79,7 +79,7 @@ class LayerAttention:
         score_bias: kind of the score bias in words; empty without a bias.
         exact: number of a head -> its float32 queries, keys and weights.
         values: name of a column -> number for each shown head; NaN if undefined.
-        patterns: names of the patterns of each shown head, as one text; empty if patterns were not measured.
+        patterns: names of the patterns of each shown head, as one text. An empty tuple means not measured.
         key_effects: change of the output if a head does not attend to one key. None means not measured.
         feed_forward: name of a column -> number of the feed-forward network of this layer.
     """
