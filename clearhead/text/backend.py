@@ -58,7 +58,7 @@ class DocumentBackend:
         return {token.content: index for index, token in self._backend.get_added_tokens_decoder().items()}
 
     def special_ids(self) -> frozenset[int]:
-        """Return the ids of special tokens; no text is encoded as these."""
+        """Return the ids of special tokens."""
         return frozenset(index for index, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

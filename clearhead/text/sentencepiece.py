@@ -63,7 +63,7 @@ class SentencePieceBackend:
         return dict(self._special)
 
     def special_ids(self) -> frozenset[int]:
-        """Return the ids of special tokens; no text is encoded as these."""
+        """Return the ids of special tokens."""
         return frozenset(self._special.values())
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -275,7 +275,7 @@ def sentencepiece_document(
     Args:
         content: bytes of the model.
         added: entries that the model does not have, with their ids.
-        special: special tokens; no text is encoded as these.
+        special: special tokens, which are recognized only by `encode_with_special`.
         unknown: unknown token, for text outside the vocabulary.
         numbering: mapping from pieces to ids, in one of two forms. With `front` and `skip`, ids follow the piece
             numbers, and the entries of `front` replace the first `skip` pieces. With `vocabulary`, this dictionary

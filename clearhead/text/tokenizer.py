@@ -250,7 +250,7 @@ class Tokenizer(Printed):
         )
 
     def needed_ids(self, texts: Sequence[str]) -> list[int]:
-        """Return, in order, the ids that a smaller vocabulary must keep: those of the texts, and special ids.
+        """Return, in order, the ids that a smaller vocabulary must keep: ids in the encoded texts, and special ids.
 
         Raises:
             InputError: no entry of the tokenizer can be left out.

@@ -176,8 +176,8 @@ def _is_literal(node: Mapping[str, Any]) -> bool:
 def charsmap_fault(table: bytes) -> str | None:
     """Return the fault of a compiled replacement table; None if all of its links stay inside the table.
 
-    The libraries follow these links without a check. A table has the size of a trie, the trie (32-bit units of a double
-    array), and the replacements, each ending with a zero byte.
+    The libraries follow these links without a check. A table consists of the size of a trie, the trie (32-bit units of
+    a double array), and the replacements, each ending with a zero byte.
 
     Args:
         table: `precompiled_charsmap` of a SentencePiece model.
@@ -222,7 +222,7 @@ def pattern_fault(pattern: str) -> str | None:
 
 
 class _PatternChecker:
-    """Scanner of a regular expression; for each open group it tracks variable length and unbounded repetitions."""
+    """Scanner that finds patterns with exponential running time, by the repetitions inside each open group."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern

@@ -233,7 +233,7 @@ def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, inp
         module: model to run, in evaluation mode; its training mode is restored afterwards.
         tokenizers: tokenizers of the model.
         task: task that the model was trained for.
-        inputs: inputs of its stacks.
+        inputs: inputs of the model's stacks.
     """
     records, hidden_1TD = record_states(module, inputs.source, inputs.target)
     # Predict now: edits of the model end with the context manager around this call.

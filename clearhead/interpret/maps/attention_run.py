@@ -52,7 +52,7 @@ class AttentionRun:
         module: model that ran, in evaluation mode.
         tokenizers: tokenizers of the model.
         task: task that the model was trained for.
-        inputs: inputs of its stacks.
+        inputs: inputs of the model's stacks.
         records: recorded attentions.
         next_id: token id that the decoder predicts after the last token that it reads. None means that the model writes
             no text, or that the run did not reach its output.
