@@ -177,7 +177,7 @@ def charsmap_fault(table: bytes) -> str | None:
     """Return the fault of a compiled replacement table; None if all of its links stay inside the table.
 
     The libraries follow these links without a check. A table consists of the size of a trie, the trie (32-bit units of
-    a double array), and the replacements, each ending with a zero byte.
+    a double array), and replacements that end with a zero byte.
 
     Args:
         table: `precompiled_charsmap` of a SentencePiece model.
