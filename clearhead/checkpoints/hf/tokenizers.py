@@ -44,7 +44,7 @@ class CheckpointTokenizers:
         Raises:
             InputError: the checkpoint does not have the language.
         """
-        assert self.templates is not None, "only a checkpoint with languages has special tokens for one"
+        assert self.templates is not None, "only a checkpoint with languages has special tokens for a language"
         named, roles = {"language": self.language_id(language)}, self.pair.source.roles
         single, pair = (_fill_template(template, roles, named) for template in self.templates)
         return SpecialTokens(single, pair)

@@ -347,7 +347,7 @@ def read_best(run: Path) -> int | None:
 
 @contextlib.contextmanager
 def write_folder(
-    folder: Path, *, otherwise: str = "nothing of it is left", unlisted: Collection[str] = ()
+    folder: Path, *, otherwise: str = "the unfinished folder was removed", unlisted: Collection[str] = ()
 ) -> Iterator[Path]:
     """Yield a temporary folder to fill; on success it gets a manifest, is synced and renamed to `folder`.
 

@@ -102,7 +102,7 @@ def label_names(names: Sequence[str]) -> dict[str, Any]:
 
 
 def num_labels(config: Mapping[str, Any]) -> int:
-    """Return the number of labels of a config; 2 if it names none, which is the default of the classes."""
+    """Return the number of labels of a config; 2, the default of transformers, if it names none."""
     names = config.get("id2label")
     if isinstance(names, dict):
         return len(names)
