@@ -156,7 +156,7 @@ class Branch(Node):
 
 
 class Step(Node):
-    """Residual step: x <- out(x + sum of the branches of pre(x))."""
+    """Residual step: x <- out(x + sum of the branches of pre(x)); the norms `pre` and `out` are optional."""
 
     branches: Annotated[tuple[Branch, ...], Field(min_length=1)]
     pre: Norm | None = None

@@ -444,7 +444,7 @@ class _BestSpan:
 
 
 def _measures(loss: float, predicted: list[str], golds: list[list[str]]) -> AnswerMeasures:
-    """Return the metrics of predicted answers; if some questions have no answer, also per kind of question."""
+    """Return the metrics of predicted answers; if some questions have no answer, also for both kinds of question."""
     kinds: dict[bool, AnswerScores] = {}
     for has_answer in {bool(gold) for gold in golds}:
         rows = [row for row, gold in enumerate(golds) if bool(gold) == has_answer]
