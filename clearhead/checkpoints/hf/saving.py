@@ -149,8 +149,8 @@ def _without_standardization(module: Transformer, task: TaskRecord) -> Transform
     tensors = plain_state(module)
     if f"{last}.bias" not in tensors:
         raise InputError(
-            f"this model predicts differences from the mean {task.number_mean:g}, and its last layer needs a bias for "
-            "the mean: save it with Model.save(path)"
+            f"the last layer has no bias, in which a Hugging Face checkpoint stores the mean {task.number_mean:g} of "
+            "the labels: save it with Model.save(path)"
         )
     tensors[f"{last}.weight"] = tensors[f"{last}.weight"] * task.number_scale
     tensors[f"{last}.bias"] = tensors[f"{last}.bias"] * task.number_scale + task.number_mean
