@@ -58,7 +58,7 @@ class Cost:
     """Cost of the forward pass per token: FLOPs, and numbers in the KV cache.
 
     Attributes:
-        source_flops: FLOPs per token of the encoder, including the keys and values that the decoder computes from it.
+        source_flops: FLOPs per token of the encoder, including the decoder's keys and values of its output.
         target_flops: FLOPs per token of the decoder, or of the only stack, including the head.
         cache_numbers: numbers in the KV cache per target token.
         memory_numbers: numbers in the KV cache per source token.

@@ -94,7 +94,7 @@ class Stores(Generic[StoreT]):
 
     @property
     def valid_share(self) -> float:
-        """The tokens of the validation data divided by those of the training data."""
+        """The number of tokens of the validation data divided by that of the training data."""
         return self.valid.num_tokens / self.train.num_tokens
 
 

@@ -55,7 +55,7 @@ class NotExpressible(InputError):
 
     @classmethod
     def of(cls, faults: Sequence[str], subject: str, expressed: spec.Model | None = None) -> NotExpressible:
-        """Return one error that lists all faults of saving a spec."""
+        """Return one error that lists all reasons why a spec cannot be saved."""
         error = cls(*InputError.from_faults(faults, subject=subject).lines)
         error.expressed = expressed
         return error
