@@ -26,7 +26,7 @@ class ExponentialAverage:
 
     Args:
         module: the module; the average starts with its weights.
-        decay: the share of the average that an update keeps, at least 0 and below 1.
+        decay: the factor of the old average in an update, at least 0 and below 1.
 
     Attributes:
         weights: the averaged weights by name, as in the state dict of the module.
@@ -108,7 +108,7 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
 
     Args:
         run: the run directory.
-        last: the number of checkpoints to average, at least 1; recent weights count too.
+        last: the number of checkpoints to average, at least 1. Weights that `train.average` has kept count too.
 
     Returns:
         The file of the averaged weights, and the averaged steps in ascending order.
