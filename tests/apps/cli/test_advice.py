@@ -165,7 +165,7 @@ TAGGED = "".join(f"{letter}\tB-A\n\n" for letter in "abcdefghijklmnopqrstuvwxyz"
 PROSE = "".join(f"{sentence} walks{' on' * (number % 3)}\n" for number, sentence in enumerate(SENTENCES))
 WRONG_DATA = {
     # Task, content and name of the file, the options besides --text, the expected message.
-    "UTF-16 without a mark": ("generate", "\n".join(LINES).encode("utf-16-le"), "a.txt", [], "zero bytes, as binary"),
+    "UTF-16 without a mark": ("generate", "\n".join(LINES).encode("utf-16-le"), "a.txt", [], "bytes of value 0"),
     "a name that promises gzip": ("generate", "\n".join(LINES).encode(), "a.gz", [], "give it a name without .gz"),
     "one column for two": ("classify", "\n".join(SENTENCES), "a.tsv", ["--labels", "1"], "column for --text-column"),
     "spaces for tabs": (

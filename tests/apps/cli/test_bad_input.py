@@ -203,7 +203,7 @@ def test_file_to_translate(
     [
         (b"", "standard input is empty; expected at least one line of text"),
         (b"a m u\n\xff\n", "standard input:2: not valid UTF-8"),
-        (b"a m\0 u\n", "standard input:1: expected text in UTF-8, but it has zero bytes"),
+        (b"a m\0 u\n", "standard input:1: expected text in UTF-8, but it contains bytes of value 0"),
     ],
 )
 def test_standard_input(
