@@ -237,7 +237,7 @@ def _find_tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callab
     elif remembered is not None:
         tokenizers = TokenizerPair.load(run.description)
     else:
-        run.progress.message("tokenizer: training it, unless the cache has it")
+        run.progress.message("tokenizer: loading it from the cache, or training it")
         tokenizers = train()
     if remembered is not None and tokenizers.fingerprint != remembered:
         where = path or run.run_file.task.init or run.path
@@ -484,8 +484,8 @@ def warn_of_new_schedule(assembled: AssembledRun) -> None:
     depends = train.schedule in SCHEDULES_WITH_AN_END or isinstance(train.warmup, float)
     if depends and before is not None and before != now:
         run.progress.message(
-            f"the {train.schedule} schedule is now that of {now:,} steps instead of {before:,}, so the learning rates "
-            "from here on differ from those planned before"
+            f"the {train.schedule} schedule now has {now:,} steps instead of {before:,}, so the learning rates from "
+            "here on differ from the original schedule"
         )
 
 

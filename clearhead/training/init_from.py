@@ -241,7 +241,7 @@ def take_weights(
     new = [name for name in wanted if name not in copied]
     lost = [name for name in new if same_head or not _is_head_tensor(name)]
     if lost:
-        raise InputError(f"[task] init: the weights of {initial.name} lack {', '.join(lost)}")
+        raise InputError(f"[task] init: {initial.name} lacks the tensors {', '.join(lost)}: use a complete model")
     with torch.no_grad():
         for name, tensor in copied.items():
             wanted[name].copy_(tensor)

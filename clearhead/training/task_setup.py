@@ -184,7 +184,7 @@ class DataSide:
         for role, token_id in self.special_ids.items():
             if not 0 <= token_id < rows:
                 faults.append(
-                    f"The {self.name} id for {role} is {token_id}, but the model's vocabulary has the rows 0 to "
+                    f"The {self.name} id for {role} is {token_id}, but the ids of the model's vocabulary end at "
                     f"{rows - 1}."
                 )
         return faults

@@ -85,7 +85,8 @@ class Meeting:
                     ) from error
                 if keeps:
                     raise InputError(
-                        f"MASTER_ADDR is '{process.address}', where process 0 cannot listen: name its own machine"
+                        f"MASTER_ADDR is '{process.address}', where process 0 cannot listen: name the machine of "
+                        "process 0"
                     ) from error
                 # The keeper has ended in the meantime: wait for its successor.
             else:
