@@ -19,8 +19,8 @@ class ListedExamples:
     """The format of a task's examples in a Python list.
 
     Attributes:
-        columns: for each allowed form of an example, the field name of each role (such as "source"), in order. An
-            example with one field is a text, not a tuple.
+        columns: the allowed forms of an example, each with the field name of each role (such as "source"), in order.
+            An example with one field is a text, not a tuple.
         raw: the roles whose values are not texts.
         as_source: a function that returns examples as a source of the task, like the sources of its files.
     """

@@ -87,7 +87,7 @@ class Store:
     Args:
         folder: a folder that an `ArrayWriter` wrote.
         kind: the kind of store.
-        special: for each stack of a model, the number of special ids that it reads per example.
+        special: the number of special ids per example, for each stack of a model.
 
     Attributes:
         arrays: the arrays by name.
