@@ -110,8 +110,8 @@ class StackPlan:
     def serves(self, context: Context, batch: int, length: int) -> bool:
         """Return whether the kernels compute a call with this batch size and length, without gradients.
 
-        They do not support masks of the caller, nor texts above `LONGEST_TEXT` tokens without a cache. If several
-        tokens per row follow cached ones in layers with a window or bias, all padding must be on the left.
+        They do not support masks of the caller, nor texts above `LONGEST_TEXT` tokens without a cache. With a
+        cache, several tokens per row in layers with a window or bias need all padding on the left.
         """
         masking, cache = context.masking, context.cache
         hides_more = not masking.documents is masking.allowed is None
