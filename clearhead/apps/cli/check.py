@@ -92,8 +92,8 @@ def check(
       clearhead check mine.py:MyAttention mask='block' --hint 1
       clearhead check run.toml --json > certificate.json
 
-    A checkpoint or run runs in single and double precision. The inputs that each output depends on are compared with
-    the masks. Batches, padding, caches, packing, attention kernels and files may change results by rounding only.
+    A checkpoint or run is computed in single and double precision. The inputs that each output depends on are compared
+    with the masks. Batches, padding, caches, packing, attention kernels and files may change results by rounding only.
     Weights, heads, norms and embedding rows are inspected too. With --against transformers, both models read random,
     padded and real texts, and the first submodule that differs is named with the cause.
 

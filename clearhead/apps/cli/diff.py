@@ -67,7 +67,7 @@ def diff(
     The table shows tensors, heads and rows with their relative change ||B - A|| / ||A|| (Frobenius). If ||A|| is
     below the typical norm of such a tensor, head or row, that norm replaces it. The rank is the number of singular
     values of B - A above 1 % of the largest. It is exact for matrices of at most 4 million numbers with a smaller side
-    of at most 1,024. For larger matrices, ranks above 256 are shown as 256.
+    of at most 1,024. For larger matrices, at most 256 singular values count.
 
     With texts, both models read them. The table then shows the mean Jensen-Shannon divergence of the attention rows of
     each head. Tokens are listed with the KL divergence of their predictions. Without texts no model is loaded.

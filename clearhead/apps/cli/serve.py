@@ -78,8 +78,8 @@ def serve(
       clearhead serve runs/shakespeare --host 0.0.0.0 --api-key-file keys.txt
 
     OpenAI clients connect to http://127.0.0.1:8000/v1. NAME=REF names a model (letters, digits, ".", "_", "-"); without
-    NAME, the last folder of REF is the name. A prompt and its answer share the model's positions. Requests share a
-    running batch. /v1/models lists the models, /health reports that all have generated a token, and /metrics is for
+    NAME, the last folder of REF is the name. A prompt and its answer must fit into the model's positions. Requests
+    share a running batch. /v1/models lists the models, /health reports that all have generated a token, /metrics is for
     Prometheus. Texts are never logged. SIGTERM finishes running requests and refuses new ones; a second one ends them.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
