@@ -12,7 +12,7 @@ class Mistake(NamedTuple):
     where: str
     math: str
     says: str
-    mend: str
+    fix: str
 
 
 def _table(where: str, math: str, **mistakes: tuple[str, str]) -> dict[str, Mistake]:

@@ -294,10 +294,10 @@ def _reversed_mask_findings(model: HandwrittenModel, ids: Tensor, flow: Flow | N
     lengths = [sequences.shape[1] for sequences in (ids, model.source) if sequences is not None]
     paths = find_reversed_masks(network, lambda: model(ids), lengths, is_causal=is_causal)
     says = "the mask has the wrong polarity: it hides what should be seen, and shows what should be hidden"
-    mend = "pass ~mask, or invert it in the attention; nn.MultiheadAttention hides where its mask is True"
+    fix = "pass ~mask, or invert it in the attention; nn.MultiheadAttention hides where its mask is True"
     more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
     where = f"{', '.join(paths[:4])}{more}: the mask"
-    return [Finding.of("mask_polarity", where=where, says=says, mend=mend)] if paths else []
+    return [Finding.of("mask_polarity", where=where, says=says, fix=fix)] if paths else []
 
 
 def _is_decoder(model: HandwrittenModel) -> bool:

@@ -40,10 +40,10 @@ class _HealthFinding:
     where: str
     says: str
     severity: Severity = "warning"
-    mend: str = ""
+    fix: str = ""
 
     def finding(self) -> Finding:
-        return Finding(where=self.where, says=self.says, severity=self.severity, mend=self.mend)
+        return Finding(where=self.where, says=self.says, severity=self.severity, fix=self.fix)
 
 
 def _outcome(name: str, findings: list[_HealthFinding], fine: str) -> Iterator[CheckOutcome | Finding]:
@@ -258,12 +258,12 @@ def check_tokenizers(module: Transformer, tokenizers: TokenizerPair) -> Iterator
 
 def _compare_with_table(side: str, tokenizer: Tokenizer, rows: int) -> Iterator[_HealthFinding]:
     size, largest = tokenizer.vocab_size, tokenizer.special_tokens.largest_id
-    mend = "restore the tokenizer that the model was trained with"
+    fix = "restore the tokenizer that the model was trained with"
     if size > rows:
-        yield _HealthFinding(side, f"it has {size:,} entries, but the table has {rows:,} rows", "wrong", mend)
+        yield _HealthFinding(side, f"it has {size:,} entries, but the table has {rows:,} rows", "wrong", fix)
     if largest >= rows:
         yield _HealthFinding(
-            side, f"a special token has the id {largest}, but the table has {rows:,} rows", "wrong", mend
+            side, f"a special token has the id {largest}, but the table has {rows:,} rows", "wrong", fix
         )
     spare = rows - size
     # Tables are padded to multiples of up to 256, and hold a few reserved rows.

@@ -126,7 +126,7 @@ class ModelReport(Printed):
         findings = [
             {
                 "severity": finding.severity, "where": finding.where, "says": finding.says,
-                "mend": finding.mend or None, "mathematics": finding.mathematics or None,
+                "fix": finding.fix or None, "mathematics": finding.mathematics or None,
                 "difference": (
                     finding.difference if finding.difference is None or math.isfinite(finding.difference) else None
                 ),
@@ -148,7 +148,7 @@ class ModelReport(Printed):
             amount = "" if finding.difference is None else f" ({finding.difference:.1e} of the largest value)"
             yield f"  {finding.severity} at {finding.where}{amount}"
             yield f"    {finding.says}"
-            for name, text in (("also", others), ("should be", finding.mathematics), ("fix", finding.mend)):
+            for name, text in (("also", others), ("should be", finding.mathematics), ("fix", finding.fix)):
                 if text:
                     yield f"    {name}: {text}"
         for group in GROUPS:
@@ -288,7 +288,7 @@ def _finding(finding: Finding, others: str) -> Iterator[str]:
     if finding.difference is not None:
         amount = f"{finding.difference:.1e} of the largest value" if math.isfinite(finding.difference) else "everything"
         yield f'<p class="faint">differs by {amount}</p>'
-    for name, text in (("also", others), ("should be", finding.mathematics), ("fix", finding.mend)):
+    for name, text in (("also", others), ("should be", finding.mathematics), ("fix", finding.fix)):
         if text:
             yield f'<p class="faint">{name}: {_text(text)}</p>'
     yield "</div>"
