@@ -31,7 +31,7 @@ class Finding(Printed):
         says: description of the difference, in one sentence.
         cause: known mistake that reproduces the output; None if no known mistake does.
         mathematics: formula that the module should compute; empty if not known.
-        fix: fix for the mistake; empty if not known.
+        fix: correction in words or code; empty if not known.
         difference: max|a-b| / max|b| between the output and the correct one; None if no numbers were compared.
         alternatives: other known mistakes with exactly the same output.
         severity: "wrong", or "warning" for code that is right by the paper but a trap in practice.
@@ -102,7 +102,7 @@ class Report:
 
     @classmethod
     def refuse(cls, subject: str, reason: CannotCompare) -> Report:
-        """Return the report of a module that cannot be compared, with the reason."""
+        """Return the report of a module that cannot be compared; if its runs differ at random, this is a mistake."""
         if isinstance(reason, NotSteady):
             return make_report(subject, (Finding.of("randomness_in_evaluation"),))
         return cls(subject, "cannot compare", reason=f"{reason}")
@@ -151,7 +151,7 @@ def make_report(
     subject: str, findings: Sequence[Finding], *, compared: Sequence[str] = (), largest: float | None = None,
     bound: float | None = None, notes: Sequence[str] = (),
 ) -> Report:  # fmt: skip
-    """Make a report whose verdict is "right" if all findings are warnings; the arguments are those of `Report`."""
+    """Make a report: "right" if all findings are warnings, else "wrong"; the arguments are those of `Report`."""
     is_wrong = any(finding.severity == "wrong" for finding in findings)
     verdict: Verdict = "wrong" if is_wrong else "right"
     return Report(subject, verdict, tuple(findings), tuple(compared), largest, bound, tuple(notes))

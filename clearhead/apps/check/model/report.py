@@ -36,7 +36,7 @@ class Drawing(Printed):
     reads: Tensor
 
     def rows(self) -> Iterator[str]:
-        """Yield the rows of the drawing; # reads, . does not, ! reads a hidden token, ? misses an allowed token."""
+        """Yield one line per output; # reads a token, . does not, ! reads a hidden token, ? misses an allowed token."""
         for allowed, reads in zip(self.allowed.tolist(), self.reads.tolist(), strict=True):
             yield "".join(_SIGNS[may, does] for may, does in zip(allowed, reads, strict=True))
 
@@ -171,7 +171,7 @@ class ModelReport(Printed):
 
 
 def _side_by_side(outcomes: Sequence[CheckOutcome]) -> Iterator[str]:
-    """Yield the small drawings side by side, four in a row."""
+    """Yield the lines of the small drawings side by side, four in a row."""
     drawn = [
         (outcome.name, list(outcome.drawing.rows()))
         for outcome in outcomes
