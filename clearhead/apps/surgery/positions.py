@@ -30,8 +30,8 @@ def resize_positions(
     Args:
         model: a module or a model; it is not changed.
         length: the new maximum length in tokens; it may be shorter than before.
-        by: "repeat" repeats the old rows, so that the outputs for short sequences stay the same; "interpolate"
-            interpolates the old rows linearly; "draw" adds randomly initialized rows.
+        by: the method. Method "repeat" repeats the old rows, so that the outputs for short sequences stay the same.
+            Method "interpolate" interpolates the old rows linearly. Method "draw" adds randomly initialized rows.
         stack: the stack with the table. None means every stack that has one.
 
     Raises:
