@@ -36,8 +36,8 @@ def grow_vocabulary(
         words: the words, each of which becomes one id of the tokenizer; or a number of rows without words.
         start: the initial values of new rows. The value "mean" is the mean of all rows, so that a new word is about as
             likely as an old word. The value "pieces" is the mean of the rows of the word's tokens, and "draw" is
-            random initialization. A list of ids for each word means the mean of their rows. A tensor [words, width] is the rows of the token
-            embeddings; an untied output layer then starts as the mean.
+            random initialization. A list of ids for each word means the mean of their rows. A tensor [words, width] is
+            the rows of the token embeddings; an untied output layer then starts as the mean.
         side: the vocabulary, "source" or "target". None means the only one.
 
     Raises:
