@@ -1,4 +1,4 @@
-"""Word alignments of the best heads and of the last layer's mean, compared with known ones and with eflomal.
+"""Word alignments from the best heads and the mean of the last layer, compared with known alignments and eflomal.
 
     python benchmarks/alignments.py FOLDER words
     python benchmarks/alignments.py FOLDER dates

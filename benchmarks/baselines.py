@@ -73,7 +73,7 @@ class TfIdf:
         return {word: (1 + math.log(count)) * self._rarity.get(word, 0.0) for word, count in bag.items()}
 
     def nearest(self, text: str) -> int:
-        """Return the row of the text with the largest cosine."""
+        """Return the index of the searched text whose vector has the largest cosine to that of `text`."""
         scores = np.zeros(self._size)
         for word, value in self._vector(Counter(words(text.lower()))).items():
             if word in self._rows:
@@ -82,7 +82,7 @@ class TfIdf:
 
 
 def nearest_sentence(pairs: Pairs, sources: Sequence[str]) -> list[str]:
-    """Return the translation of the training sentence that has the most words in common."""
+    """Translate each source by the target of the training source that is nearest by TF-IDF."""
     known = TfIdf([source for source, _ in pairs])
     return [pairs[known.nearest(source)][1] for source in sources]
 

@@ -4,8 +4,8 @@
 
 Each cell of the table is a JSON file in benchmarks/results/defaults. A cell with a file is skipped, unless --again is
 given. The table is printed at the end. On a busy machine, --steps N sets the number of steps. The option --steps-of
-FOLDER takes steps and model from the same cells in FOLDER, which an idle machine has written. There, --recipes FOLDER
-only runs `new`.
+FOLDER takes steps and model from the same cells in FOLDER, which an idle machine has written. On the idle machine,
+--recipes FOLDER only runs `new`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from clearhead.base.hooks import HookPoints
 
 @contextmanager
 def points_twice() -> Iterator[None]:
-    """Pass every activation through its hook point twice."""
+    """Context manager in which every activation passes through its hook point twice."""
     point = HookPoints.point
     HookPoints.point = lambda self, name, x: point(self, name, point(self, name, x))  # type: ignore[method-assign]
     try:

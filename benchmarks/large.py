@@ -119,7 +119,7 @@ def jobs_of(shape: Shape, folder: Path, options: argparse.Namespace) -> Iterator
 
 
 def measure_side(python: str, job: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Return the loads of a side with a cold and a warm cache, and its speeds."""
+    """Measure the loading of a side with a cold and a warm cache, and its speeds; return the figures."""
     path, loads = Path(job["folder"]), {}
     for cache, prepare in (("cold", drop_cache), ("warm", fill_cache)):
         answers = []

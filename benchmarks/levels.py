@@ -2,7 +2,7 @@
 
     python benchmarks/levels.py [--rows 1 8 64 512] [--outputs 3072] [--inputs 768] [--copies 24] [--rounds 7]
 
-Only the kernels of linear layers are compiled for each level. Every call uses another one of `copies` matrices. Printed
+Only the kernels of linear layers are compiled for each level. Calls use `copies` matrices in turn. Printed
 are GFLOP/s with two threads, in fp32 and with 8-bit weights: the median of the rounds with its spread. In fp32 the
 ratio to PyTorch in the same rounds follows, with its 95 % interval.
 """

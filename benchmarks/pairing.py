@@ -28,7 +28,7 @@ class Spread:
         """Return the spread of figures.
 
         Args:
-            values: at least one.
+            values: the figures, at least one.
         """
         return cls(len(values), statistics.median(values), min(values), max(values))
 

@@ -56,9 +56,9 @@ class Server:
 
     Args:
         name: the name in the table.
-        command: returns the command of the process for a port.
+        command: function that returns the command line of the server for a port.
         path: the path of a request.
-        body: returns the body of a request by its number.
+        body: function that returns the body of a request for its number.
         says: the words that mark lines of its output with versions and instructions.
     """
 

@@ -31,7 +31,7 @@ class Work:
     """Work of a side for one turn.
 
     Args:
-        run: the work.
+        run: function that does the work of one turn.
         by_ids: the same work from ids to ids, without texts. None means not measured.
         system: a line with the version of the library and the instructions that it uses.
     """
@@ -93,7 +93,7 @@ def serve(prepare: Callable[[], Work]) -> None:
     Each turn does the work from texts, then the work from ids.
 
     Args:
-        prepare: loads the model, and returns the work.
+        prepare: function that loads the model and returns the work.
     """
     # Libraries print; their output must not mix with the answers.
     answers = os.fdopen(os.dup(1), "w")
@@ -150,7 +150,7 @@ class Side:
             self.by_ids += seconds[1:]
 
     def output_lines(self, *words: str) -> list[str]:
-        """Return lines that its libraries printed, each from one of these words to its end."""
+        """Return the printed lines that contain one of `words`, each from this word to the end of the line."""
         self._said.seek(0)
         lines = self._said.read().splitlines()
         return [line[line.index(word) :] for line in lines for word in words if word in line]
@@ -188,7 +188,7 @@ def figures(sides: Iterable[Side], work: float, limit: Callable[[str], float | N
     Args:
         sides: all sides of a case; names of clearhead's sides begin with "clearhead".
         work: the units of one run.
-        limit: returns the minimum seconds of a run for the name of a side. None means not known.
+        limit: function that returns the minimum seconds of a run for the name of a side. None means not known.
     """
     results: dict[str, dict[str, Any]] = {}
     for side in sides:

@@ -18,7 +18,7 @@ peak memory of each side is from its own process, with the libraries and the dat
     python benchmarks/train_speed.py translate --data ../shared/data/multi30k-bpe --command
 
 measures the command `clearhead train` instead, in about 4 minutes. The tokens per second in its metrics.jsonl are
-compared with those of the steps above on the same batches, in turns. They should reach at least 0.95 of them.
+compared with those of the steps above on the same batches, in turns. The aim is 0.95 of that speed.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class TwoMachines:
         return value
 
     def process(self, rank: int) -> psutil.Process:
-        """Wait for the training process of a rank in the current attempt, and return it."""
+        """Wait for the training process of a rank since the latest start of torchrun's workers, and return it."""
         return self.until(lambda: next((process for process in self._processes() if self._is(process, rank)), None))
 
     def _processes(self) -> Iterator[psutil.Process]:
@@ -111,7 +111,7 @@ class TwoMachines:
 
         Args:
             rank: the rank of the process.
-            moment: one of `MOMENTS`; a step or a save is the next one.
+            moment: one of `MOMENTS`; "step" and "save" stand for the next step or save.
             run: the run directory of the first machine.
         """
         steps = max(checkpoint_steps(run), default=0)
@@ -135,7 +135,7 @@ class TwoMachines:
 
 
 def _is_stopped_in_save(writer: psutil.Process, run: Path) -> bool:
-    """Suspend the writing process while a checkpoint is half written, or resume it if no checkpoint is."""
+    """Suspend the writing process if a checkpoint is half written, and return whether it is suspended."""
     if not any((run / "checkpoints").glob(".step-*.writing-*")):
         return False
     writer.suspend()

@@ -1,4 +1,4 @@
-"""Entry point of the program `clearhead` and of `python -m clearhead`; Ctrl-C leaves no traceback."""
+"""Entry point of the program `clearhead` and of `python -m clearhead`; Ctrl-C prints no traceback."""
 
 import contextlib
 import os

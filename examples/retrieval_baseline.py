@@ -57,7 +57,7 @@ class AveragedEmbeddings(nn.EmbeddingBag):
         return vectors
 
     def of_side(self, side: Ragged) -> np.ndarray:
-        """Return the normalized vectors of all texts on one side of a store."""
+        """Return the normalized vectors of all texts on one side of tokenized pairs."""
         ids = torch.from_numpy(side.ids.astype(np.int64))
         with torch.inference_mode():
             vectors = nn.functional.normalize(self(ids, torch.from_numpy(side.offsets[:-1].copy())), dim=1)
@@ -128,7 +128,7 @@ def prepare(source: TableSource, tokenizers: TokenizerPair) -> Store:
 
 
 def vectors_of(module: AveragedEmbeddings, store: Store) -> tuple[np.ndarray, np.ndarray]:
-    """Return the vectors of both sides of a store."""
+    """Return the vectors of both sides of tokenized pairs."""
     firsts, seconds = store.texts
     return module.of_side(firsts), module.of_side(seconds)
 

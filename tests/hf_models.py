@@ -19,7 +19,7 @@ def save(model: transformers.PreTrainedModel, folder: Path, settings: dict[str, 
 
 
 def language_model(folder: Path, settings: dict[str, object] | None = None) -> Path:
-    """A causal language model over merges."""
+    """Write a causal language model whose tokenizer has BPE merges."""
     vocabulary = _with_merges(folder)
     torch.manual_seed(3)
     config = transformers.GPT2Config(
@@ -30,7 +30,7 @@ def language_model(folder: Path, settings: dict[str, object] | None = None) -> P
 
 
 def endless_model(folder: Path) -> Path:
-    """A causal language model over merges that reads millions of tokens and never ends."""
+    """Write a causal language model with BPE merges that reads millions of tokens and never ends a text."""
     vocabulary = _with_merges(folder)
     torch.manual_seed(4)
     config = transformers.LlamaConfig(
@@ -56,7 +56,7 @@ def _with_merges(folder: Path) -> int:
 
 
 def translator(folder: Path, settings: dict[str, object] | None = None) -> Path:
-    """An encoder-decoder with a SentencePiece model for each side and one vocabulary."""
+    """Write an encoder-decoder with a SentencePiece model for each side and one vocabulary."""
     source, target = tokenizer_folders.pieces_model("unigram"), tokenizer_folders.pieces_model("bpe")
     models = [tokenizer_folders.processor(content) for content in (source, target)]
     pieces = [model.id_to_piece(number) for model in models for number in range(3, model.get_piece_size())]
@@ -82,7 +82,7 @@ def translator(folder: Path, settings: dict[str, object] | None = None) -> Path:
 
 
 def rotary_model(folder: Path, *, rows: int = 0, **settings: object) -> Path:
-    """A causal language model with computed positions, over the merges of `language_model`.
+    """Write a causal language model with rotary positions and the tokenizer of `language_model`.
 
     Args:
         folder: the folder to write.

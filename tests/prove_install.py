@@ -62,7 +62,7 @@ def settings_of_pip() -> dict[str, str]:
 
 
 def environment_of(folder: Path) -> dict[str, str]:
-    """Return an environment without this one: its PATH has Python 3, uv and the system's programs alone."""
+    """Return variables of an environment without clearhead: PATH has only Python 3, uv and the system's programs."""
     tools = folder / "tools"
     subprocess.run([sys.executable, "-m", "venv", tools], check=True)
     subprocess.run([tools / "bin" / "python", "-m", "pip", "install", "--quiet", "uv"], check=True)

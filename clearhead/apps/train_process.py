@@ -1,6 +1,6 @@
 """A `clearhead train` command in a child process, with its messages and its progress.
 
-A sweep trains its runs in such processes. The check of a job kills them.
+A sweep trains its runs in such processes. `clearhead check` of a run file kills them to test resumption.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _READ_SECONDS: Final = 10.0
 
 
 class TrainProcess:
-    """A running `clearhead train`; it resumes from an existing checkpoint, and the end of its with block kills it.
+    """A running `clearhead train`; it resumes from an existing checkpoint, and is killed when its with block ends.
 
     Args:
         words: the arguments of `clearhead train`.

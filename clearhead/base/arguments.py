@@ -277,10 +277,10 @@ AnswersT = TypeVar("AnswersT", bound=Answers[Any])
 
 
 def window_sizes(batch_size: int | None = None) -> Iterator[int]:
-    """Yield the number of texts in each window: few at first, so that the first answers come early.
+    """Yield the sizes of the groups in which texts of an iterator are answered: small at first, for early answers.
 
     Args:
-        batch_size: the maximum batch size; a window has at least this size. None means 1.
+        batch_size: the maximum batch size; a group has at least this size. None means 1.
     """
     size = FIRST_WINDOW
     while True:
@@ -301,8 +301,8 @@ def answer_each(
     Args:
         texts: the argument of the caller: one text, several texts, or an iterator of texts.
         answer: function that returns the answers to a list of texts.
-        form: another allowed form of a text. None means that each text is a string.
-        is_paired: True if a tuple of strings is one text.
+        form: another allowed form of a text besides a string, such as "a pair of texts". None means strings only.
+        is_paired: True if a tuple of strings is one text (a pair), not several texts.
         batch_size: the maximum batch size, for iterators. None means the default.
 
     Raises:

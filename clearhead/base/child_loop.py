@@ -1,4 +1,4 @@
-"""Main loop of a child process: it limits its memory, then answers one line of JSON after another.
+"""Main loop of a child process with limited memory: it reads requests and writes answers, as lines of JSON.
 
 `child_process.py` starts this file outside the package, where it can import only Python's standard library.
 """

@@ -33,7 +33,7 @@ class ChildProcess:
     """A child process that answers one request at a time; it starts with the first request, and again after a kill.
 
     Args:
-        module: the file whose function `answer` runs in the child.
+        module: the Python file with the function `answer`, which the child calls for each request.
         packages: the names of the packages that the module can import.
     """
 
@@ -76,7 +76,7 @@ class ChildProcess:
         self, request: bytes, subject: str, seconds: float, is_abandoned: Callable[[], bool]
     ) -> dict[str, Any]:
         process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None, "the child has pipes"
+        assert process is not None and process.stdin is not None and process.stdout is not None, "no pipes to the child"
         self._fault = ""
         done, line = threading.Event(), b""
         watcher = threading.Thread(target=self._watch, args=(process, seconds, done, is_abandoned), daemon=True)

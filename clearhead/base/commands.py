@@ -23,7 +23,7 @@ _FOLDER: Final = Path(__file__).resolve().parents[2]
 
 
 def make_command(words: str) -> str:
-    """Return a command line of clearhead, with its path if PATH does not lead to it.
+    """Return a command line of clearhead; it starts with the program's full path if PATH does not find the program.
 
     Args:
         words: the command and its arguments, quoted for a shell, such as "view runs/demo TEXT". The result also has

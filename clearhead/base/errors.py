@@ -59,8 +59,8 @@ class MessageReference:
     """Subject of a message: an argument in Python, a key of a run file or of another file, or one of several texts.
 
     Args:
-        kind: the kind of subject. A "field" is a key of another file, for which there is no option. A "text" is the
-            subject of a sentence, a "place" stands in front of a sentence.
+        kind: the kind of subject. A "field" is a key of another file, without an option on the command line. A "text"
+            is the subject of a sentence, as in "text 3 is empty". A "place" is a prefix, as in "text 3: ...".
         name: the name of the argument or key, or the noun for a text.
         value: the suggested value of the argument or key. None means that the message suggests none.
         number: the number of the text, from 1; 0 for arguments and keys.
@@ -170,7 +170,7 @@ class InputError(ValueError):
             faults: one sentence for each fault; at least one.
             subject: the checked object, for the first line of a report with several faults.
         """
-        assert faults, "an error report needs at least one fault"
+        assert faults, "from_faults needs at least one fault"
         if len(faults) == 1:
             return cls(faults[0])
         shown = list(faults[:MOST_FAULTS])
@@ -226,7 +226,7 @@ class LongTexts(UserWarning):
 
     Args:
         count: the number of texts.
-        limit: the length of each text that is read.
+        limit: the maximum length that the model reads; the rest of a text is left out.
         unit: the unit of the limit.
     """
 

@@ -89,7 +89,7 @@ def label_text(text: str, longest: int) -> str:
 
 
 def text_width(text: str) -> float:
-    """Return the width of a label in inches; a blank label has none."""
+    """Return the width of a label in inches; 0 for a blank label."""
     return float(TextPath((0, 0), text, prop=FONT).get_extents().width) / 72 if text.strip() else 0.0
 
 
@@ -162,10 +162,10 @@ def draw_color_scale(figure: Figure, legend: str, *, largest: float | None = Non
 
 
 def late_limits(curves: Iterable[Sequence[float]]) -> tuple[float, float]:
-    """Return limits of a vertical axis that give its height to late training.
+    """Return limits of a vertical axis that fit the later values of training curves, not the high first values.
 
     Args:
-        curves: the values of each curve, in order; the first fifth of a curve may leave the picture.
+        curves: the values of each curve, in order; the first fifth of a curve does not count and may lie outside.
     """
     seen = [value for curve in curves for value in curve[len(curve) // 5 :]]
     low, high = min(seen), max(seen)

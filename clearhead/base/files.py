@@ -1,4 +1,4 @@
-"""Small files: written atomically, and read with checks that name every fault."""
+"""Write small files atomically, and read small files with checks that name every fault."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def explain_absent(path: Path, what: str = "file", others: Iterable[str] = ()) -
     Args:
         path: the missing path.
         what: the kind of file or folder, such as "run".
-        others: paths and names elsewhere that the user may have meant.
+        others: further paths and names that the user may have meant.
     """
     whole = Path(os.path.abspath(path))
     folder = next(parent for parent in whole.parents if os.path.exists(parent))
@@ -318,7 +318,7 @@ def parse_json(text: str) -> Any:
 
 
 class _Refused(Exception):
-    """A valid JSON value that no honest file contains."""
+    """Raised for JSON that Python accepts but `parse_json` refuses, such as a repeated key or NaN."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -398,7 +398,7 @@ def read_model_file(path: Path, *, what: str, largest: int = LARGEST_FILE) -> by
     with open_model_file(path, what=what) as file:
         size = os.fstat(file.fileno()).st_size
         if size > largest:
-            raise InputError(f"{path}: expected {what}, but {size} bytes are too many for one (at most {largest})")
+            raise InputError(f"{path}: expected {what}, got a file of {size} bytes (at most {largest} are read)")
         # The file may grow meanwhile.
         return file.read(largest)
 
@@ -474,8 +474,8 @@ def read_text_file(path: Path, what: str) -> str:
 
 
 def binary_file_error(name: object) -> InputError:
-    """Return the error for a file with zero bytes, which no text file has."""
-    return InputError(f"{name}: expected text in UTF-8, but it has zero bytes, as binary files and UTF-16 have")
+    """Return the error for a file that contains bytes of value 0, which text files do not have."""
+    return InputError(f"{name}: expected text in UTF-8, but it contains bytes of value 0, like binary files and UTF-16")
 
 
 def decode_text(data: bytes, name: str) -> str:

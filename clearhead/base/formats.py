@@ -24,7 +24,7 @@ class FileFormat:
     Args:
         what: the name of the files, with its article, such as "a run".
         number: the format number that this version writes; it rises with every change of the content or its meaning.
-        mend: the advice for files that cannot be read.
+        mend: the advice for a file in a format that this version does not read.
         oldest: the oldest format number that this version reads. None means `number`.
     """
 

@@ -89,17 +89,18 @@ def is_watching() -> bool:
 
 
 def texts_of_rows() -> tuple[int, ...] | None:
-    """Return the number of the text of each row of the batch; None if the caller runs the model directly."""
+    """Return for each row of the batch the number of its text; None if the caller runs the model directly."""
     return _ROWS.get()
 
 
 @contextmanager
 def naming_texts(numbers: Iterable[int], *, are_rows: bool = True) -> Iterator[None]:
-    """Record the number of the text of each row while a model runs in the with block.
+    """Record which text each row of a batch belongs to, while a model runs in the with block.
 
     Args:
-        numbers: the number of the text of each row, among the texts of the enclosing block.
-        are_rows: True for the rows of a batch. False for texts that inner blocks number from 0 again.
+        numbers: the number of each row's text, among the texts of the enclosing block.
+        are_rows: True if the numbers belong to the rows of a batch. False if they belong to a group of texts, which
+            inner blocks number from 0 again.
     """
     outer, named = _NUMBERS.get(), None
     if is_watching():
@@ -113,7 +114,7 @@ def naming_texts(numbers: Iterable[int], *, are_rows: bool = True) -> Iterator[N
 
 
 def active_hooks(hooks: Mapping[int, Any]) -> dict[int, Any]:
-    """Return those of a module's hooks that run in the calling context."""
+    """Return the hooks from a module's dictionary that run in the calling context."""
     return {number: hook for number, hook in list(hooks.items()) if getattr(hook, "is_active", True)}
 
 

@@ -81,12 +81,12 @@ def needs_check(device: torch.device) -> bool:
     if choice not in ("auto", "all", "off"):
         raise InputError(f"the environment variable {DEVICE_CHECK} is '{choice}'; expected auto, all or off")
     if choice == "off" and not is_cpu:
-        _LOGGER.warning("nothing checks that %s computes correctly: %s is off", device, DEVICE_CHECK)
+        _LOGGER.warning("the results of %s are not checked, because %s is off: set it to auto", device, DEVICE_CHECK)
     return choice == "all" or (choice == "auto" and not is_cpu)
 
 
 def too_many_threads(threads: int) -> str | None:
-    """Return a message if there are too many CPU threads for this machine; None if not."""
+    """Return a message if `threads` CPU threads are too many for this machine; None if they are not."""
     processors = os.cpu_count() or 1
     if threads <= MOST_THREADS * processors:
         return None

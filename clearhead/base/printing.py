@@ -47,7 +47,7 @@ class PrintedModule:
             return super().__repr__()
         mode = "training" if module.training else "evaluation"
         head = f"{type(self).__name__}: {module_summary(module)}, in {mode} mode"
-        return block([head, *(f"  {line}" for line in repr(node).splitlines())], more="spec is the whole tree")
+        return block([head, *(f"  {line}" for line in repr(node).splitlines())], more="its `spec` has the whole model")
 
     def extra_repr(self) -> str:
         """Return the text that torch prints between the parentheses, before the submodules."""

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class Interrupted(Exception):
-    """A signal stopped a run; everything is saved.
+    """Raised when a signal stopped a run; everything is saved.
 
     Args:
         number: the signal.
@@ -32,7 +32,7 @@ class Interrupted(Exception):
 
 
 class StopRequested(BaseException):
-    """Interrupts a validation; a BaseException, so that `except Exception` does not catch it."""
+    """Raised to interrupt a validation; a BaseException, so that `except Exception` does not catch it."""
 
 
 class StopSignals:

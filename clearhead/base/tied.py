@@ -12,6 +12,6 @@ TableT = TypeVar("TableT", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Tied(Generic[TableT]):
-    """A table of another module, hidden from PyTorch, so that its weights have one owner and one name."""
+    """Hides a table of another module from PyTorch, so that its weights have only one owner and one name."""
 
     module: TableT

@@ -156,9 +156,9 @@ def fetch(reference: str, *, with_bin: bool = False) -> Path:
 
 
 def describe_strange_answer(error: Exception) -> str:
-    """Return the end of an error message for a server whose answer is not that of a Hugging Face hub."""
+    """Return the end of an error message about a server that does not answer like a Hugging Face hub."""
     reason = shorten(" ".join(f"{type(error).__name__}: {error}".split()), 200)
-    return f"answers as no hub does ({reason}): check HF_ENDPOINT and the network's proxies"
+    return f"sent an unexpected answer ({reason}): check HF_ENDPOINT and the network's proxies"
 
 
 def _list_cached_names() -> list[str]:

@@ -1,4 +1,4 @@
-"""Attention: out(softmax(query key^T * scale + bias) value) for each head. It is an f_b of the equation in `stack`.
+"""Attention: out(softmax(query key^T * scale + bias) value) for each head; a function f_b in the equation of `stack`.
 
 Read `Attention.forward`, `attend` and `weights` first. Legend: B batch, T queries, D width, H heads, E head size.
 """
@@ -25,7 +25,7 @@ Heads = Float[Tensor, "batch any_heads tokens head_size"]
 
 
 class Attention(HookPoints):
-    """Multi-head attention; key inputs have `source_width` (None: `width`). Source: arXiv 1706.03762, section 3.2."""
+    """Multi-head attention; keys and values read `source_width` features. Source: arXiv 1706.03762, section 3.2."""
 
     points: tuple[str, ...] = ("queries", "keys", "values", "scores", "weights", "mixed")
 
@@ -58,7 +58,7 @@ class Attention(HookPoints):
         return self.merge(self.attend(query, key, value, context))
 
     def attend(self, query: Queries, key: Keys, value: Keys, context: Context) -> Queries:
-        """Return softmax(query key^T * scale + bias) value, by the fused kernel or in steps with the same result."""
+        """Return softmax(query key^T * scale + bias) value, by the fused kernel or step by step (eager)."""
         bias = self.bias(query, key, context)
         if not eager_is_better(query, key, bias) and self.kernel()[0] == "fused":
             is_causal = bias is None and context.masking.is_only_causal(self.spec.mask)
@@ -76,7 +76,7 @@ class Attention(HookPoints):
         return self.point("weights", weigh_by_step(step, scores, mask, context))
 
     def scores(self, query: Queries, key: Keys, bias: Scores | None, context: Context) -> Scores:
-        """Return the scores query key^T * scale, with soft cap and bias of the spec; -inf where the mask is False."""
+        """Return the scores query key^T * scale, then the soft cap and the bias; -inf where the mask is False."""
         mask = self.mask(context)
         scores = query @ repeat_heads(key, query.shape[1]).transpose(-1, -2) * self.scale
         if self.spec.soft_cap is not None:
@@ -86,7 +86,7 @@ class Attention(HookPoints):
         return scores if mask is None else scores.masked_fill(~mask, float("-inf"))
 
     def mask(self, context: Context) -> MayAttend | None:
-        """Return the attention mask, which attentions with equal masks share; None hides nothing."""
+        """Return the attention mask, which attentions with equal masks share; None means no mask."""
         if self.mask_number not in context.masks:
             context.masks[self.mask_number] = context.masking.build(self.spec.mask, context.query_position.device)
         return context.masks[self.mask_number]
@@ -146,7 +146,7 @@ class MemoryAttention(Attention):
         return self.merge(mixed.unflatten(2, (beams, -1)).transpose(1, 2).flatten(0, 1))
 
     def memory_keys_values(self, context: Context) -> tuple[Keys, Keys]:
-        """Return keys and values of the encoder output (memory), from the cache, or computed and added to the cache."""
+        """Return keys and values of the encoder output (memory); they are computed once and then cached."""
         name, cached = (self, context.depth), {} if context.cache is None else context.cache.memory_attention
         if name not in cached:
             assert context.memory is not None
@@ -163,7 +163,7 @@ def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor
     """Return attention weights that sum to one over the allowed keys; a query without an allowed key gets zeros.
 
     Args:
-        scores, mask: scores, which are -inf where the mask is False; None means no mask.
+        scores, mask: scores, which are -inf where the mask is False; mask None means no mask.
         sink: one more score per head; its weight is left out, so the others sum to less than one. None means no sink.
 
     Source: arXiv 1706.03762, eq. 1; the sink: arXiv 2309.17453, section 3.2.
@@ -181,7 +181,7 @@ def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor
 
 
 def weigh_by_step(step: nn.Module, scores: Scores, mask: MayAttend | None, context: Context) -> Scores:
-    """Return the weights of a custom module in place of softmax; queries without a key have scores 0 and get zeros."""
+    """Return the weights that a custom module makes from scores; a query without keys gets scores 0 and weights 0."""
     if mask is None:
         return step(scores, context)
     return step(scores.masked_fill(~mask.any(-1, True), 0.0), context).masked_fill(~mask, 0.0)

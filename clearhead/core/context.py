@@ -1,6 +1,6 @@
 """Input, masks and KV cache of one pass through a stack, and the context that all its layers share.
 
-A mask is boolean, True means "may attend", and masks are joined with "and"; None hides nothing and costs nothing.
+Masks are boolean: True means "may attend". Several masks are combined with "and". None means no mask, at no cost.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Sequence(Printed):
 
 @dataclass(frozen=True)
 class Masking:
-    """Padding, packed documents and the caller's mask in one call; `build` adds the mask of an attention."""
+    """Padding, packed documents and the caller's mask of one call; `build` combines them with an attention's mask."""
 
     num_queries: int  # tokens of this call; they are the last ones of the keys
     num_keys: int  # all tokens, cached ones included
@@ -48,12 +48,12 @@ class Masking:
     rows: slice | None = None  # the queries that a mask is built for; None: all
 
     def is_only_causal(self, mask: spec.Mask) -> bool:
-        """Return whether `mask` is causal and nothing else is hidden, so that a kernel can skip half the work."""
+        """Return whether `mask` is causal and no other mask applies, so that a kernel can skip half the work."""
         hides_nothing_else = self.key_mask is None and self.documents is None and self.allowed is None
         return isinstance(mask, spec.Causal) and hides_nothing_else and self.num_queries == self.num_keys > 1
 
     def build(self, mask: spec.Mask, device: torch.device) -> MayAttend | None:
-        """Return one mask of the attention's mask, padding, documents and the caller's mask; None hides nothing."""
+        """Return one mask that combines the attention's mask, padding, documents and the caller's mask, or None."""
         first, rows = max(0, self.num_keys - self.num_queries), self.rows or slice(None)
         index = torch.arange(max(self.num_keys, self.num_queries), device=device)[None]
         if isinstance(mask, spec.Window) and self.key_mask is not None:
@@ -76,12 +76,12 @@ class Masking:
 class Cache(Printed):
     """KV cache of a decoder; it grows by the tokens of each call.
 
-    Keys and values of the memory are stored once per sentence and shared by its rows (beams), which are adjacent.
+    Keys and values of the encoder output are stored once per sentence and shared by its beams (adjacent rows).
     A cache belongs to one sequence of calls of one model and holds no gradients.
 
     Args:
-        total_length: final number of tokens, for all rows or per row. RoPE scaling that depends on the length needs
-            it beyond the original length, because cached keys cannot be rotated again. None means not known.
+        total_length: final number of tokens, for all rows or per row. Only RoPE scaling that depends on the length
+            needs it, for sequences beyond the original length: cached keys are not rotated again. None means unknown.
     """
 
     def __init__(self, total_length: int | Int[Tensor, " rows"] | None = None) -> None:
@@ -95,7 +95,7 @@ class Cache(Printed):
         self.memory_mask: Bool[Tensor, "sentences keys"] | None = None
 
     def extend(self, ids: Ids, mask: Real | None) -> Bool[Tensor, "batch keys"] | None:
-        """Count the tokens of a call, once before its attentions; return the mask of all tokens (None: all real)."""
+        """Add the tokens of a call to the length and the mask; return the mask of all tokens (None: no padding)."""
         if mask is not None or self.mask is not None:
             old = ids.new_ones(len(ids), self.length, dtype=torch.bool) if self.mask is None else self.mask
             new = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
@@ -104,7 +104,7 @@ class Cache(Printed):
         return self.mask
 
     def select(self, rows: Int[Tensor, " new_rows"], memory_rows: Int[Tensor, " new_sentences"] | None = None) -> None:
-        """Reorder, drop or repeat cached rows (source sentences by `memory_rows`): row i becomes old row `rows[i]`."""
+        """Reorder, drop or repeat rows: new row i is old row `rows[i]`; `memory_rows` selects source sentences."""
         for entry in self.self_attention.values():
             entry.select(rows)
         for tensors in self.states.values():
@@ -140,16 +140,16 @@ class Context:
         """Build the context of one call of a stack; a cache is extended by the tokens of the call.
 
         Raises:
-            InputError: a mask that is not boolean, or an argument that a cache excludes.
+            InputError: a mask that is not boolean, or an argument that a cache does not allow.
         """
         check_tensor("mask", sequence.mask, "mask", ["batch tokens"], {})
         ids, mask, positions, documents = sequence.ids, sequence.mask, sequence.positions, sequence.documents
         keys, total_length = ids.shape[1], sequence.total_length
         if cache is not None:
             if documents is not None or positions is not None:
-                raise InputError("a cache counts positions itself: leave positions and documents out")
+                raise InputError("a cache counts positions itself, so the call must leave positions and documents out")
             if total_length is not None:
-                raise InputError("the total length of a cached sequence belongs to its cache: Cache(total_length=...)")
+                raise InputError("with a cache, total_length belongs to the cache: pass Cache(total_length=...)")
             mask = cache.extend(ids, mask)
             keys, total_length = cache.length, cache.total_length
         if positions is None:

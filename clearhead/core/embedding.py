@@ -1,6 +1,6 @@
-"""Embedding of token ids and positions: the first x of the equation in `stack`. Legend: B batch, T tokens, D width.
+"""Embedding of token ids and positions: the input x of the first layer. Legend: B batch, T tokens, D width.
 
-Rotary positions are in `attention`, position biases on the scores in `rare.score_bias`.
+Rotary positions are in `attention`, and biases on the scores by distance are in `rare.score_bias`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SinusoidalPosition(PrintedModule, nn.Module):
 
 
 class LearnedPosition(PrintedModule, nn.Module):
-    """Trained position vectors [rows, width]; a position plus offset beyond the rows raises `InputError`."""
+    """Trained position vectors [rows, width]; a position without a row raises `InputError`."""
 
     def __init__(self, width: int, position: spec.Learned) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class LearnedPosition(PrintedModule, nn.Module):
 
 
 def build_position(width: int, position: spec.EmbeddingPosition | None) -> nn.Module | None:
-    """Build the module whose position vectors an embedding adds; None if the spec has no positions."""
+    """Build the module of position vectors that are added to an embedding; None if the spec has no positions."""
     if position is None:
         return None
     if isinstance(position, spec.Sinusoidal):
@@ -78,7 +78,7 @@ def build_position(width: int, position: spec.EmbeddingPosition | None) -> nn.Mo
 class Embedding(PrintedModule, nn.Module):
     """Input embedding: dropout(norm(word_norm(table[ids] * scale) + segments[segment] + positions[position])).
 
-    A table of another width is projected before the norm or after it. Source: arXiv 1706.03762, section 3.4;
+    A table of another width is projected to `width` before or after the norm. Source: arXiv 1706.03762, section 3.4;
     segments and norm: arXiv 1810.04805, section 3; projection: arXiv 1909.11942, section 3.1.
     """
 
@@ -107,7 +107,7 @@ class Embedding(PrintedModule, nn.Module):
         self, ids_BT: Ids, position_BT: Int[Tensor, "#batch tokens"], limit: int, segments_BT: Ids | None = None,
         embeddings_BTD: Float[Tensor, "batch tokens rows_width"] | None = None,
     ) -> States:  # fmt: skip
-        """Return the embeddings of ids, or of vectors in place of table rows; all positions are below `limit`."""
+        """Return the embeddings of ids, or of `embeddings_BTD` in place of table rows; `limit` bounds the positions."""
         x_BTD = self.rows(ids_BT) if embeddings_BTD is None else embeddings_BTD
         if self.scale != 1.0:
             # A Python number is applied in float32; a tensor is rounded to the dtype of the weights first.

@@ -1,4 +1,4 @@
-"""Feed-forward network, an f_b of the equation in `stack`. Legend: B batch, T tokens, D width, F inner size."""
+"""Feed-forward network, a function f_b in the equation of `stack`. Legend: B batch, T tokens, D width, F inner size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACTIVATIONS: dict[spec.ActivationName, Callable[[Tensor], Tensor]] = {
 
 
 def activate(form: spec.ActivationName | spec.ClampedGate, up: Inner, gate: Inner | None) -> Inner:
-    """Return activation(up), or activation(gate) * up (`ClampedGate`: up + 1). Source: arXiv 2002.05202, eq. 5-6."""
+    """Return activation(up), activation(gate) * up, or the `ClampedGate` of both. Source: arXiv 2002.05202, eq. 5-6."""
     if isinstance(form, spec.ClampedGate):
         assert gate is not None
         gate, up = gate.clamp(max=form.limit), up.clamp(-form.limit, form.limit)

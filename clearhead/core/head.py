@@ -1,4 +1,4 @@
-"""Output head: from the last x of the equation in `stack` to outputs. Legend: B batch, T tokens, D width, V outputs."""
+"""Output head: turns the states of the last layer into logits or vectors. Legend: B batch, T tokens, V outputs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _pool(mode: str, x_BTD: States, mask_BT: Real) -> Float[Tensor, "batch width
 
 
 class Head(nn.Module):
-    """Output head: its layers run in order; a `Pool` layer makes one vector of the states of a sequence."""
+    """Output head: a sequence of layers; a `Pool` layer turns the states of a sequence into one vector."""
 
     def __init__(self, width: int, head: spec.Head) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Head(nn.Module):
         return x_BTD
 
     def prepare(self, x_D: Vectors) -> Float[Tensor, "*axes last_width"]:
-        """Return the states [..., width] before the last linear layer, for callers that need few logits at once."""
+        """Return the states [..., width] before the last linear layer, for callers that compute few logits at once."""
         for layer in self.layers[: -1 if self.soft_cap is None else -2]:
             x_D = layer(x_D)
         return x_D

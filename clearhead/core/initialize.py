@@ -17,7 +17,7 @@ def initialize(model: nn.Module, initialization: spec.Xavier | spec.Normal) -> N
     """Draw all weights of a model and set biases to zero; norms and custom weights keep their values.
 
     Source: for `Xavier`, Glorot and Bengio 2010, eq. 16;
-    for `Normal`, Radford et al. 2019, section 2.3: residual maps are scaled by 1 / sqrt(number of branches).
+    for `Normal`, Radford et al. 2019, section 2.3: the last map of a branch is scaled by 1 / sqrt(number of branches).
     """
     for name, parameter in model.named_parameters():
         owner = model.get_submodule(name.rpartition(".")[0])

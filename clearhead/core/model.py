@@ -61,8 +61,8 @@ class Transformer(HookPoints):
         """Run encoder, decoder and head, and return hidden states and logits.
 
         Args:
-            ids, segments, positions, documents, embeddings: input of the first stack; a `Sequence` as ids holds all.
-            target_ids: input of the decoder of an encoder-decoder, already shifted right; or a `Sequence`.
+            ids, segments, positions, documents, embeddings: input of the first stack; ids may be a `Sequence` of all.
+            target_ids: decoder input of an encoder-decoder, already shifted right: ids or a `Sequence`.
             mask, target_mask: masks of ids and of target_ids, True = a real token.
             cache: KV cache of the decoder; it grows by the tokens of this call.
             head: False skips the head, for losses that never build all logits.
@@ -71,7 +71,7 @@ class Transformer(HookPoints):
             InputError: target_ids are missing or not allowed, or a sequence is longer than the model's positions.
         """
         if target_ids is None and target_mask is not None:
-            raise InputError("target_mask needs target_ids; the mask of ids is the argument mask")
+            raise InputError("target_mask needs target_ids; pass the mask of ids as mask")
         if target_ids is not None and len(self._stacks) == 1:
             raise InputError("target_ids need a model with encoder and decoder; this one has one stack: pass ids alone")
         if target_ids is None and len(self._stacks) == 2:
@@ -107,8 +107,8 @@ class Transformer(HookPoints):
         """Run the decoder and the head on target ids, with the memory from `encode`.
 
         Args:
-            target_ids: input, shifted right, with equally many rows per sentence; with a cache, only new tokens.
-            memory: memory returned by `encode`; with a cache, it and its mask are needed in the first call only.
+            target_ids: ids, shifted right, equally many rows per source sentence; with a cache, only new tokens.
+            memory: encoder output from `encode`; with a cache, memory and its mask are needed in the first call only.
             memory_mask, target_mask: masks of the memory and of target_ids, True = a real token.
             cache: KV cache; it grows by the tokens of this call.
 

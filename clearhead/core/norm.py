@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm over the last axis: `pre`, `post_b` and `out` of the equation in `stack`. Legend: D width."""
+"""LayerNorm and RMSNorm over the last axis: all norms in the equation of `stack`. Legend: D width."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class RMSNorm(Norm):
 
 
 def build_norm(width: int | tuple[int, int], norm: spec.LayerNorm | spec.RMSNorm | spec.Part | None) -> nn.Module:
-    """Build a norm from its spec; None builds the identity. `width` is (heads, size) for one weight per head."""
+    """Build a norm from its spec, or the identity for None. `width` is (heads, size) for separate weights per head."""
     if norm is None:
         return nn.Identity()
     if isinstance(norm, spec.LayerNorm | spec.RMSNorm):

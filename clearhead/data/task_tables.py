@@ -103,13 +103,13 @@ class LabelledExamples:
         what: the plural noun for the examples in messages.
         texts: the texts of each example, for counts of words and characters.
         keys: the keys of each example; examples with a common key stay together. An empty example has no keys.
-        record: a function that returns the example with a number as a JSON object, for a copied file.
+        record: a function from the number of an example to its JSON object, for a copied file.
         facts: a sentence with further facts about the examples.
         columns: the keys of [data] that name the fields of a copied file, besides the text.
-        groups: the label of each example, or a tuple of labels; both parts get their share of each. None means that the
-            examples have no labels.
+        groups: the label of each example, or a tuple of labels. Training and validation data get their share of each
+            label. None means that the examples have no labels.
         labels: the labels that validation examples may have, for `TaskData.labelled`.
-        settings: the keys of [task] that follow from the examples.
+        settings: the keys of [task] with values that follow from the examples.
         unfit: the keys of [train] that do not suit the examples.
         few: the noun for the examples in a message that there are too few; empty means `what`.
     """
@@ -138,8 +138,8 @@ class TaskData:
         examples: the format of the examples in a list.
         data: the type of the [data] table.
         streams: True if the training text can be read and tokenized during the run.
-        labelled: a function that reads the labelled examples that the data options of `clearhead new` name. Its second
-            argument is the training data if it reads validation data, else None. None means that the data are pairs or
+        labelled: a function that reads the labelled examples that options of `clearhead new` name. For validation
+            data, its second argument is the training data, else None. The field is None if the data are pairs or
             running text.
         read: a function that reads a share of a source with the [task] table, like `read_table`. None means that the
             data are running text.

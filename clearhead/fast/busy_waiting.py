@@ -134,7 +134,7 @@ class SpinPolicy:
         self._trial = FIRST_TRIAL
 
     def look(self, others: float, processors: int) -> None:
-        """Decide once whether the threads sleep or wait busily, from the current load.
+        """Let the threads sleep or wait busily until the next check, depending on the load of other programs.
 
         Args:
             others: number of processors that other programs used since the last check.
@@ -207,7 +207,7 @@ class OpenMP:
         return True
 
     def spin(self) -> None:
-        """End the added threads."""
+        """End the added sleeping threads, so that waiting threads are busy again."""
         if self._ended is not None:
             self._ended.set()
 

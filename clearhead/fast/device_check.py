@@ -138,7 +138,7 @@ def _judge(
         return None, "is not a number"
     if not error <= bound:
         often = "" if min(errors[:2]) > bound or max(errors[:2]) <= bound else ", though not on every call"
-        return error, f"is off by {error:.1g}, where {bound:g} is rounding{often}"
+        return error, f"is off by {error:.1g}, but rounding explains at most {bound:g}{often}"
     mask = visible_keys(case)
     if case.kind == "attention" and mask is not None:
         query, *keys_and_values = (x.clone() for x in pairs[0][0])

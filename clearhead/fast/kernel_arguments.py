@@ -66,7 +66,7 @@ class NewTokens:
 
     @classmethod
     def of(cls, masking: Masking, batch: int) -> NewTokens:
-        """Return the new tokens of a call."""
+        """Return the new tokens and the padding that the masks of a forward pass describe."""
         mask_BS = masking.key_mask
         if mask_BS is None:
             return cls(batch, masking.num_queries, None, None)
@@ -75,7 +75,7 @@ class NewTokens:
         return cls(batch, masking.num_queries, *((first_keys_B, None) if is_in_front else (None, mask_BS)))
 
     def chunks(self, num_keys: int) -> Iterator[PromptChunk]:
-        """Yield the chunks of rows that will have `num_keys` keys; the chunks of one row come in order."""
+        """Yield the chunks of the new tokens, those of one row in order; `num_keys` includes padding and new tokens."""
         if self.length == 1:
             yield PromptChunk(slice(0, self.batch), slice(None), None)
             return
@@ -134,7 +134,7 @@ def set_groups(keys: Keys, chunk: PromptChunk, first_keys: Tensor | None) -> Non
 def set_memory(
     keys: Keys, chunk: PromptChunk, batch: int, row_index: Tensor | None, attention: MemoryAttention, context: Context
 ) -> None:
-    """Set the keys of an encoder memory and their groups: all beams of a sentence, or the tokens of one row."""
+    """Write keys of an encoder memory and their groups into the arguments: beams of a sentence, or tokens of a row."""
     (key, value), mask_NS = attention.memory_keys_values(context), context.memory_mask
     sources = key, value, mask_NS, row_index, chunk.cu_seqlens, chunk.count, batch
     if keys.is_made_from(sources):
@@ -183,7 +183,7 @@ def set_bias(keys: Keys, attention: Attention, rows: int, context: Context) -> N
 
 
 def set_bias_by_place(keys: Keys, attention: Attention, context: Context) -> None:
-    """Write the bias on the scores of whole texts into the arguments; all texts share it."""
+    """Write the bias on the scores of whole texts into the arguments; all texts share one bias."""
     if attention.spec.score_bias is not None:
         shape = 1, attention.spec.num_heads, keys.count, keys.count
         if (name := ("by place", keys.count)) not in context.shared:

@@ -30,7 +30,7 @@ class WeightFormat:
 
     Args:
         precision: the value of the option `precision`.
-        form: the form of the weights.
+        form: the rule for the dtype and the storage formats of the weights.
         cache: dtype of the decoder's KV cache.
     """
 
@@ -99,7 +99,7 @@ def load_peak(
 
     Args:
         module: the model on the meta device.
-        plan: form of the weights in memory.
+        plan: dtype or storage format of each weight in memory.
         dtypes, is_mapped: the arguments of `forecast_memory`.
     """
     mapped = copied = largest = 0
@@ -151,7 +151,7 @@ def refuse_load(
 
     Args:
         module: the model on the meta device.
-        plan: form of the weights in memory.
+        plan: dtype or storage format of each weight in memory.
         dtypes, is_mapped: the arguments of `forecast_memory`.
         subject: folder or file, for the message.
 

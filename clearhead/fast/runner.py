@@ -171,7 +171,7 @@ def multiplies_in_bf16(module: nn.Module) -> bool:
 
 
 def warn_of_slow_products(module: nn.Module) -> None:
-    """Log a warning if matrices in a storage format are multiplied slowly on this processor, with a faster choice."""
+    """Log a warning if this processor multiplies the model's int4, int8 or 16-bit matrices slowly."""
     kinds = set(stored_matrices(module).values())
     # Asking for the library may compile kernels, so ask only for models with such weights.
     if not kinds.isdisjoint((INT4, INT8)) and uses_kernels() and library() is None:

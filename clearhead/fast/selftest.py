@@ -93,7 +93,7 @@ def compare_products() -> list[Comparison]:
 
 @torch.inference_mode()
 def compare_nibble_products() -> Iterator[Comparison]:
-    """Compare 4-bit linear layers, for few and for many rows, with their plain form."""
+    """Compare the kernels of 4-bit layers with PyTorch in double precision, for few and for many rows."""
     for rows in (1, 2, 3, 7, 9, 10, 40):  # many rows use packed weights
         # Sizes that fill whole panels and vectors, and sizes that fill none.
         for outputs, inputs in ((96, 128), (37, 96)):
@@ -117,7 +117,7 @@ def _compare_choices() -> Iterator[Comparison]:
         allowed_MV = exact_MV.index_fill(1, banned, -torch.inf)
         values, places, totals = top_and_log_total(x_MV, 3, banned)
         yield "the highest numbers", relative_error(values, allowed_MV.topk(3).values), EXACT
-        yield "the places of the highest numbers", relative_error(places, allowed_MV.topk(3).indices), 0.0
+        yield "the indices of the highest numbers", relative_error(places, allowed_MV.topk(3).indices), 0.0
         yield "sums of exponentials", relative_error(totals, exact_MV.logsumexp(1)), EXACT
         shares_MV, chosen = (exact_MV / 2.0).softmax(1), torch.tensor([0, 17, 500, 999])
         # A random number in the middle of each token's share.

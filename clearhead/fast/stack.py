@@ -110,8 +110,8 @@ class StackPlan:
     def serves(self, context: Context, batch: int, length: int) -> bool:
         """Return whether the kernels compute a call with this batch size and length, without gradients.
 
-        They do not support masks of the caller and very long texts. If the layers depend on distances between tokens,
-        calls of several tokens per row need left padding. Other rows in the call do not change the answer.
+        They do not support masks of the caller, nor texts above `LONGEST_TEXT` tokens without a cache. With a
+        cache, several tokens per row in layers with a window or bias need all padding on the left.
         """
         masking, cache = context.masking, context.cache
         hides_more = not masking.documents is masking.allowed is None
@@ -145,7 +145,7 @@ class StackPlan:
         return y_MD.view(x_BTD.shape)
 
     def _buffers(self, x_BTD: States, dtype: torch.dtype, cache: IndexedCache) -> Iterator[tuple[Tensor, ...] | None]:
-        """Yield the key and value buffer of each self-attention, extended for new tokens; None for other branches."""
+        """Yield key and value buffer (int8: and scales) of each self-attention, with room for new tokens, else None."""
         rows, length, like = cache.buffer_rows(len(x_BTD)), x_BTD.shape[1], x_BTD.new_empty(0, dtype=dtype)
         for entry in self._attentions:
             if entry is None or isinstance(entry[0], MemoryAttention):

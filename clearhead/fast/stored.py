@@ -38,7 +38,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True)
 class FormatEntry:
-    """One of the tensors that store a matrix, such as its scales: name, dtype, number of axes; rows come first."""
+    """One of the tensors that store a matrix, such as its scales; its first axis is the rows of the matrix."""
 
     name: str
     dtype: torch.dtype
@@ -325,7 +325,7 @@ def keep_16_bits(module: nn.Module, dtypes: Mapping[str, torch.dtype]) -> dict[s
 
 
 def matching_formats(module: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, StorageFormat]:
-    """Return the storage formats of a module's matrices in saved tensors, by address.
+    """Return the formats in which saved tensors store the matrices of a module, by address.
 
     Quantized matrices are recognized by the names of their entries. A 16-bit matrix counts as stored if other tensors
     are fp32: the module then computes in fp32.
@@ -401,7 +401,7 @@ class WeightForm:
 
 
 def stored_matrices(module: nn.Module) -> dict[str, StorageFormat]:
-    """Return the storage formats of a model's matrices, such as int8, by address."""
+    """Return the storage format, such as int8, of each matrix that has one, by the address of its module."""
     return {address: submodule.format for address, submodule in module.named_modules() if isinstance(submodule, Stored)}
 
 
@@ -412,7 +412,7 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def state_to_save(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights to save: in the 16-bit dtype of the stored matrices wherever this loses no bit."""
+    """Return the weights to save; if all stored matrices have one 16-bit dtype, others get it where no bit is lost."""
     state, kinds = module.state_dict(), set(stored_matrices(module).values())
     if kinds not in ({BF16}, {FP16}):
         return state
@@ -478,7 +478,7 @@ def repair(tensors: Mapping[str, Tensor]) -> None:
 
 
 def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield a sentence for each tensor of a file whose dtype or shape no weight has.
+    """Yield a sentence for each tensor of a file whose dtype or shape no weight can have.
 
     A quantized matrix has every entry of its format, with equal rows. All other tensors of its model are fp32.
     """
@@ -494,18 +494,18 @@ def weight_faults(tensors: Mapping[str, Tensor]) -> Iterator[str]:
         if tensor.dtype not in expected:
             yield f"'{address}' must hold {_dtypes(*expected)}, got {_dtypes(tensor.dtype)}"
         elif entry is None and name in names:
-            yield f"'{address}' is without its matrix"
+            yield f"'{address}' belongs to a quantized matrix that the file lacks"
         elif kind is not None and name == kind.names[0]:
             yield from _entry_faults(owner, kind, tensors)
 
 
 def _entry_faults(owner: str, kind: StorageFormat, tensors: Mapping[str, Tensor]) -> Iterator[str]:
-    """Yield a fault for each tensor of a quantized matrix that is missing or does not fit the integers."""
+    """Yield a sentence for each tensor of a quantized matrix that is missing or has a wrong shape."""
     matrix = tensors[f"{owner}.{kind.names[0]}"]
     for entry in kind.entries:
         tensor = tensors.get(f"{owner}.{entry.name}")
         if tensor is None:
-            yield f"'{owner}.{kind.names[0]}' is without its '{entry.name}'"
+            yield f"'{owner}.{kind.names[0]}' is incomplete: the file lacks its '{entry.name}'"
         elif tensor.dim() != entry.num_axes or tensor.shape[:1] != matrix.shape[:1]:
             yield f"'{owner}.{entry.name}' has the shape {list(tensor.shape)}, and its matrix {list(matrix.shape)}"
 

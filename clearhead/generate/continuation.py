@@ -177,7 +177,7 @@ def check_limits(module: Transformer, request: GenerateRequest) -> list[int]:
     if request.prompts:
         _refuse_large_cache(module, request)
     if isinstance(options, SearchOptions):
-        assert sources is not None, "a translation has a source"
+        assert sources is not None, "a translation needs a source for each prompt"
         check_lengths(sources, module.spec.position_limit, noun="source")
         return target_limits(module, list(map(len, sources)), options)
     check_model(module, with_sources=sources is not None)
@@ -284,7 +284,7 @@ class RequestStarter:
         return PrefilledMember(Sampling(rows, prefill.ids, chooser, streams, kind), prefill.cache, prefill.logits)
 
     def _costs(self) -> list[int]:
-        """Return the batching cost of each prompt over its rows: the maximum of cached tokens, or the source tokens."""
+        """Return the batching cost of each prompt: rows times source tokens (translation) or most cached tokens."""
         request, rows = self.request, self.request.options.num_rows
         if isinstance(request.options, SearchOptions):
             return [rows * len(source) for source in request.sources or ()]

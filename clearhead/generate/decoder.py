@@ -44,7 +44,7 @@ class Decoder:
         special_tokens: special tokens around the sources and targets of translations.
         config: generation settings of a Hugging Face checkpoint. None means a model trained by clearhead.
         max_length: length of the longest training text in tokens, with its special tokens. None means unknown. A longer
-            text to translate is truncated. The limit without a table of positions is at least `LONGEST_SOURCE` tokens.
+            text to translate is truncated. Without a table of positions, the limit is at least `LONGEST_SOURCE` tokens.
         chat: template that formats a prompt as a chat message. None means that prompts are plain texts.
         continues: True if the text of an encoder-decoder model continues the prompt and may start with a space. False
             means another text, such as a translation.
@@ -274,7 +274,7 @@ class Decoder:
         if self.module.encoder is None or limit is None or self.chat is not None:
             reason = "a decoder continues the end of its prompt"
             if self.module.encoder is not None:
-                reason = "a chat cannot be read in windows" if limit else "the positions of this model have no limit"
+                reason = "a chat cannot be cut" if limit else "the positions of this model have no limit"
             raise InputError(
                 argument("truncate") + f" cuts a text at the positions of an encoder, and {reason}: leave it out"
             )
@@ -365,5 +365,5 @@ def encode_prompt(tokenizer: Tokenizer, text: str, chat: ChatTemplate | None = N
 
 def unused_outputs(module: Transformer, tokenizer: Tokenizer) -> range:
     """Return the indices of outputs without a vocabulary entry: the padding rows of the embedding table."""
-    assert module.spec.num_outputs is not None, "a model that predicts tokens has a head"
+    assert module.spec.num_outputs is not None, "the model must have a head over a vocabulary"
     return range(tokenizer.vocab_size, module.spec.num_outputs)

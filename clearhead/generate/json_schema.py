@@ -74,7 +74,7 @@ def with_schema(
     for key, index in forced.items():
         if index is not None:
             raise InputError(f"the checkpoint's {key} forces a token, but a schema allows no forced tokens")
-    assert num_outputs is not None, "a model that predicts tokens has a head"
+    assert num_outputs is not None, "the model must have a head over a vocabulary"
     content = schema if isinstance(schema, Mapping) else read_json_object(Path(schema), what="a JSON schema")
     try:
         import llguidance  # noqa: F401 - only whether it is installed

@@ -53,7 +53,7 @@ def is_timeless(processor: Processor) -> bool:
 
 
 def only_banned(chain: Sequence[Processor], length: int, device: torch.device) -> Int[Tensor, " banned"] | None:
-    """Return the ids that logits processors ban after `length` ids; None if they change logits in other ways."""
+    """Return the ids (may repeat) that logits processors ban after `length` ids; None if they do more than ban."""
     banned = [processor.at_length(length, device) for processor in chain if isinstance(processor, BannedIds)]
     if len(banned) < len(chain):
         return None

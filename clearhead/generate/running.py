@@ -169,7 +169,7 @@ class RunningBatch:
         return progress
 
     def pause(self, sequence: Generated) -> Paused | None:
-        """Remove a row with its keys and values; return None if no member has it or its rows cannot be separated."""
+        """Take a sequence out with its keys and values; return None if it is not in the batch or not separable."""
         paused = next(filter(None, (group.pause(sequence) for group in self._groups.values())), None)
         self._drop_empty_groups()
         return paused
@@ -286,7 +286,7 @@ class SharedCacheGroup:
         return progress
 
     def pause(self, sequence: Generated) -> Paused | None:
-        """Remove a row with its keys and values; return None if that is impossible."""
+        """Take a sequence out with its keys and values; return None if that is impossible."""
         first = 0
         for member in self.members:
             copy = member.copy_row(sequence)
@@ -299,7 +299,7 @@ class SharedCacheGroup:
         return None
 
     def pause_longest(self) -> list[Paused]:
-        """Pause rows that have outgrown the group; runs only now and then, because it reads all masks."""
+        """Pause rows that are too long for the group; checked only now and then, since it reads all masks."""
         cache = self._cache
         if not isinstance(cache, IndexedCache) or cache.length < self._most_tokens or cache.length % CHECKED_TOKENS:
             return []
@@ -366,7 +366,7 @@ def run_queue(
 def _choose_joining(
     waiting: deque[int], running: list[int], costs: Sequence[int], budget: int, most: int | None
 ) -> list[int]:
-    """Return the prompts that join now: all that fit, once they are enough to be worth a copy of the keys."""
+    """Return the prompts that join now: as many as fit, or none while too few fit to be worth a copy of the keys."""
     greatest = max([*running, *(costs[number] for number in list(waiting)[:1])], default=1)
     room = max(budget // max(greatest, 1), 1)
     room = room if most is None else min(room, most)

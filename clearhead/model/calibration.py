@@ -48,7 +48,7 @@ class Calibration:
     Args:
         model: the model, with some matrices in 8 bits.
         exact_loss: the loss of the original weights on the text, in nats per label.
-        first_loss: the loss with all matrices in 4 bits that can have 4 bits, in nats per label.
+        first_loss: the loss with 4 bits in every matrix that can have them, in nats per label.
         loss: the loss of the model, in nats per label.
         num_in_8_bits: the number of linear layers that calibration moved to 8 bits.
         num_matrices: the number of linear layers that can have 4 bits.
@@ -115,7 +115,7 @@ def _measure_loss(model: Model, text: Path) -> float:
 
 @contextmanager
 def _sum_squares(module: nn.Module, addresses: list[str]) -> Iterator[Powers]:
-    """Yield the sums of squared inputs of linear layers, updated whenever the model runs in the context manager."""
+    """Context manager that sums the squared inputs of linear layers while the model runs, and yields these sums."""
     powers: Powers = {}
     handles = []
     for address in addresses:

@@ -32,7 +32,7 @@ def diff(
     """Return the changes from one model to another: weights, and with texts also heads and predictions.
 
     Weights are compared where addresses and shapes agree. A table with more rows is compared on the common rows.
-    Without texts, weights of a reference are read a few rows at a time, and no model is loaded.
+    Without texts, a model given as a reference is not loaded: its weights are read a few rows at a time.
 
     Args:
         a, b: the model before and the model after, each a `Model` or a reference for `load`.
@@ -41,7 +41,7 @@ def diff(
 
     Raises:
         InputError: a model is missing, no weight can be compared, the models read different tokens, or a text cannot
-            be read; its number is named.
+            be read. The message has the number of this text.
     """
     every = [texts] if isinstance(texts, str) else list(texts)
     names = [str(item) if isinstance(item, str | Path) else name for item, name in ((a, "A"), (b, "B"))]

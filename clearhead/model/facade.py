@@ -67,8 +67,8 @@ class Model(Predictions, Saving):
         tokenizers: the tokenizers of source and target; the same for both if they share a vocabulary.
         task: the task that the model was trained for.
         checkpoint: the Hugging Face checkpoint that the model came from. None means that it was trained with clearhead.
-        runner: the object that chooses the fastest module tree for each request. None means one that multiplies in the
-            precision of the weights.
+        runner: the object that chooses the fastest form of the module for each request. None means a runner that
+            multiplies in the precision of the weights.
         weights_file: the weights file of the run or saved model, which contains facts about the training. None means
             that the model was not loaded from one.
     """
@@ -95,7 +95,7 @@ class Model(Predictions, Saving):
 
     @property
     def exact(self) -> Model:
-        """Same model with products in the precision of its weights, so that results do not depend on the processor."""
+        """Model that multiplies in the precision of its weights, so that results do not depend on the processor."""
         return Model(self.module, self.tokenizers, self.task, self.hf_checkpoint, self.runner.exact, self.weights_file)
 
     @property
@@ -196,7 +196,7 @@ class Model(Predictions, Saving):
     def generate(
         self, prompt: object, *, chat: bool = False, schema: Schema | None = None, **options: Unpack[GenerateKwargs]
     ) -> list[Generation] | list[list[Generation]] | Iterator[list[Generation]]:
-        """Generate continuations of a prompt; a list or an iterator of prompts gives one list of them for each prompt.
+        """Generate continuations of a prompt; a list or an iterator of prompts gives a list of continuations for each.
 
         Args:
             prompt: one text, or a list of texts. An empty prompt starts a new text.
@@ -293,7 +293,7 @@ class Model(Predictions, Saving):
         return WordAligner(translator, None if isinstance(heads, bool) else heads)
 
     def for_task(self, task: str) -> tuple[Model, str]:
-        """Return the model with its checkpoint's settings for a listed task, and the prefix of that task's prompts."""
+        """Return the model with its checkpoint's settings for a task, and the prefix of prompts for this task."""
         if self.hf_checkpoint is None:
             raise InputError("the model was trained with clearhead and lists no tasks: leave the task out")
         hf_checkpoint, prefix = self.hf_checkpoint.for_task(task, self.module)
@@ -331,7 +331,7 @@ class Model(Predictions, Saving):
     def score(
         self, source: object, target: object = None, *, length_penalty: float = 1.0, batch_size: int | None = None
     ) -> PairScore | list[PairScore]:
-        """Return the log-probability of each target given its source, with the score that search reports.
+        """Return the log-probability of each target given its source, and its score as beam search computes it.
 
         Args:
             source: one text, or a list of texts.
@@ -432,8 +432,8 @@ class Model(Predictions, Saving):
             notify: the function that gets the number of finished texts and of all texts. None means a progress line.
 
         Raises:
-            InputError: there is no text, the numbers of texts and targets differ, or a text cannot be read; its number
-                is named.
+            InputError: there is no text, the numbers of texts and targets differ, or a text cannot be read. The message
+                has the number of this text.
         """
         every: Sequence[str | tuple[str, str]] = [texts] if isinstance(texts, str) else texts
         if not every:
@@ -534,7 +534,7 @@ def make_writer(model: Model, module: Transformer, options: Collection[str], *, 
     Args:
         model: the model.
         module: the module that runs, with the architecture of the model.
-        options: the names of the options of a call; its lengths replace those of the checkpoint.
+        options: the names of the options of a call; a length among them replaces that of the checkpoint.
         chat: True if a prompt is a message, which the checkpoint's chat template formats.
 
     Raises:

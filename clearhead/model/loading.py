@@ -88,7 +88,7 @@ def load(
 
 
 def load_exact(ref: str | Path, *, device: str = "auto", precision: str = "fp32") -> Model:
-    """Load a model that computes in fp32 while its weights keep the form of their files.
+    """Load a model that computes in fp32, with weights in the dtype or quantized format of their files.
 
     The model converts one matrix at a time to fp32, so it takes no more memory than its files.
 
@@ -113,7 +113,7 @@ def load_unchecked(ref: str | Path, *, device: str = "auto") -> Model:
     """Load a model that computes in fp32 without checking for NaN or for a tokenizer with too many entries.
 
     Args:
-        ref, device: same as in `load`. On a CPU, weights keep the form of their files.
+        ref, device: same as in `load`. On a CPU, weights keep the dtype or quantized format of their files.
 
     Raises:
         InputError: there is no model, or this machine does not have the device.
@@ -160,10 +160,10 @@ def _load(ref: str | Path, device: str, precision: str, *, check_rows: bool = Tr
 
 
 def _choose_form(precision: str, device: torch.device) -> WeightForm:
-    """Return the form of weights for a precision.
+    """Return the dtype or quantized format in which a model holds its weights for a precision.
 
     Raises:
-        InputError: the device cannot use weights in this form.
+        InputError: the device cannot use this format.
     """
     if precision in ("int8", "int4"):
         if device.type != "cpu":
@@ -236,7 +236,7 @@ def read_saved(
         task = read_task(folder)
         if find_task(task.kind).learns_head and weights.parent.name == "step-0":
             raise InputError(
-                f"{weights.parent} is the start of a run, whose head is untrained; use a later checkpoint, or train on"
+                f"{weights.parent} is the first checkpoint of a run, and its head is untrained: use a later checkpoint"
             )
         spec = ModelSpec.from_file(folder / SPEC_FILE)
         _refuse_other_task(spec, task, folder)

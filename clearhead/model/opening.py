@@ -30,9 +30,10 @@ class OpenModel:
     Args:
         model: the model, with its module on the meta device.
         dtypes: the dtypes in the files, by the addresses of weights.
-        read: the function that yields weights by address, each in a separate mapping; quantized weights become fp32.
+        read: the function that yields addresses and weights, one at a time, each in a separate memory mapping.
+            Quantized weights become fp32.
         saved: the tensors in the file of a quantized model. None means that the model is not quantized.
-        is_mapped: True if loading leaves weights that need no conversion in their mapped files.
+        is_mapped: True if loading does not copy weights that need no conversion, and maps them from their files.
     """
 
     model: Model
@@ -90,7 +91,7 @@ def change_form(opened: OpenModel, form: WeightForm, name: str) -> tuple[Model, 
         name: the name of the model, for messages about NaN and infinite weights.
 
     Raises:
-        InputError: the model has no matrix for the form.
+        InputError: the model has no matrix that can have this form.
     """
     model, saved = opened.model, opened.saved
     plan = form.plan(model.module, opened.dtypes)

@@ -38,7 +38,7 @@ class Predictions:
 
     @property
     def tree(self) -> Transformer:
-        """Module tree that computes a request, in evaluation mode; see `Runner.tree`."""
+        """Fastest form of the module for one request, in evaluation mode; see `Runner.tree`."""
         return self.runner.tree()
 
     @property

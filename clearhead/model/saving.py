@@ -172,7 +172,7 @@ def write_card(
 
     Args:
         folder: the folder with all other files of the model.
-        name: the repository or folder from which the card loads the model.
+        name: the repository or folder from which the code in the card loads the model.
         module, task, hf_checkpoint: same as in `Model`.
         facts: the facts about the training. None means that they are not known.
         is_clearhead_format: True if the folder has clearhead's layout, False for that of the hub.

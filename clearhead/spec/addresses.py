@@ -1,4 +1,4 @@
-"""Patterns of addresses: `*` matches within one part of an address, `**` matches any number of parts."""
+"""Patterns of addresses: `*` matches within one name between dots, `**` matches any number of names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def select_addresses(pattern: str, addresses: Collection[str]) -> list[str]:
     """Return the addresses that a pattern matches, in the given order.
 
     Args:
-        pattern: an address with wildcards. Within a part, `*`, `?` and `[0-9]` match characters, as in file names. The
-            part `**` matches any number of parts, also none; at the end it matches everything inside.
+        pattern: an address with wildcards. `*`, `?` and `[0-9]` match characters within one name between dots, as in
+            file names. `**` matches any number of names between dots, also none; at the end it matches at least one.
         addresses: the addresses of the model, such as "encoder.layers.0".
     """
     if not set(pattern) & set("*?["):
@@ -35,5 +35,5 @@ def nearest_address(pattern: str, addresses: Collection[str]) -> str:
     """Return a hint for a pattern without a match: the pattern with `**` for `*` if it matches, else near addresses."""
     wider = ".".join("**" if section == "*" else section for section in pattern.split("."))
     if select_addresses(wider, addresses):
-        return f" (did you mean '{wider}'? * stays within one part of an address)"
+        return f" (did you mean '{wider}'? * matches no dot)"
     return did_you_mean(pattern, addresses)

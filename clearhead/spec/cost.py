@@ -58,7 +58,7 @@ class Cost:
     """Cost of the forward pass per token: FLOPs, and numbers in the KV cache.
 
     Attributes:
-        source_flops: FLOPs per token of the encoder, including the keys and values that the decoder computes from it.
+        source_flops: FLOPs per token of the encoder, including the decoder's keys and values of its output.
         target_flops: FLOPs per token of the decoder, or of the only stack, including the head.
         cache_numbers: numbers in the KV cache per target token.
         memory_numbers: numbers in the KV cache per source token.
@@ -75,8 +75,8 @@ def cost_per_token(model: Model, source_length: int, target_length: int) -> Cost
 
     Args:
         model: a spec with one or two stacks.
-        source_length: the number of tokens in the encoder.
-        target_length: the number of tokens in the decoder.
+        source_length: the number of tokens that the encoder reads.
+        target_length: the number of tokens that the decoder reads.
     """
     first_length = target_length if model.encoder is None else source_length
     counts = TokenCounts(first_tokens=1, second_tokens=1, memory_pairs=source_length, outputs=1, sequences=1)
@@ -155,7 +155,7 @@ def _feed_forward_flops(function: FeedForward, width: int) -> int:
 
 
 def _cache_numbers(model: Model, source: Literal["self", "memory"]) -> int:
-    """Return the number of values per token that the decoder stores in its KV cache."""
+    """Return the numbers per token in the decoder's KV cache of self-attention or of cross-attention ("memory")."""
     if model.decoder is None:
         return 0
     functions, width = _functions(model.decoder), model.decoder.width
@@ -175,7 +175,11 @@ def _attended_positions(length: int, mask: Mask) -> int:
 
 
 def _head_flops(model: Model, stack: Stack, counts: TokenCounts, tokens: Number) -> Number:
-    """Return the FLOPs of the head: layers before a pool run at all positions, others at the labelled ones."""
+    """Return the FLOPs of the head.
+
+    Layers before a pool run at all positions, layers after it once per sequence. Without a pool, all layers run at the
+    labelled positions.
+    """
     layers = model.head.layers if model.head is not None else ()
     rows = tokens if any(isinstance(layer, Pool) for layer in layers) else counts.outputs
     total: Number = 0

@@ -217,7 +217,7 @@ def _reference_faults(model: Model) -> list[str]:
         if table is None:
             faults.append(f"{path}: no table at '{node.path}'{did_you_mean(node.path, tables)}")
         elif not isinstance(table, _kind_of_table(user)):
-            faults.append(f"{path}: '{node.path}' is another kind of table than this field needs")
+            faults.append(f"{path}: '{node.path}' is a table of the wrong kind for this field")
         elif isinstance(table, RelativeBuckets):
             if isinstance(user, Attention) and table.num_heads != user.num_heads:
                 faults.append(
@@ -230,7 +230,7 @@ def _reference_faults(model: Model) -> list[str]:
             table = tables.get(layer.weight.path)
             if isinstance(table, Table) and table.rows != layer.size:
                 faults.append(
-                    f"head.layers.{index}: size {layer.size} differs from the {table.rows} rows it is tied to"
+                    f"head.layers.{index}: size {layer.size} differs from the {table.rows} rows of the tied table"
                 )
     return faults
 

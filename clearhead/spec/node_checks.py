@@ -76,7 +76,7 @@ def _attention_faults(node: Attention) -> Iterator[str]:
             if getattr(node, name) is not None:
                 yield f"{name} with disentangled scores is not supported (no defined effect on distances); remove it"
     if isinstance(node.score_bias, Alibi) and node.score_bias.rounding != "none" and not isinstance(node.mask, Causal):
-        yield f"rounded penalties count from the first token and need a causal mask, got {node.mask.kind}"
+        yield f"rounded ALiBi penalties count from the first token and need a causal mask, got {node.mask.kind}"
     if node.source == "memory" and (node.position or node.score_bias or node.mask != Full()):
         yield "attention to the memory needs a full mask and no position or score bias"
     if node.weight_step is not None and node.sink:
@@ -100,7 +100,7 @@ def _rotary_faults(rotary: Rotary, head_size: int) -> Iterator[str]:
 def _query_key_norm_faults(norm: QueryKeyNorm, node: Attention) -> Iterator[str]:
     has_parameters = norm.norm.weight or (isinstance(norm.norm, LayerNorm) and norm.norm.bias)
     if norm.per_head and norm.over == "width":
-        yield "query_key_norm.per_head has no effect on a norm over the width, which has weights per head anyway"
+        yield "query_key_norm.per_head has no effect on a norm over the width, which has weights per head; remove it"
     if norm.per_head and not has_parameters:
         yield "query_key_norm.per_head has no effect on a norm without weight and bias; remove it"
     if norm.after_rotation and node.position is None:
@@ -167,6 +167,6 @@ def _stack_faults(node: Stack) -> Iterator[str]:
             yield f"sharing names layer {wrong[0]}, but there are {len(node.layers)} layers"
         unused = sorted(set(range(len(node.layers))) - set(node.sharing))
         if unused:
-            yield f"sharing never runs layer {unused[0]}"
+            yield f"sharing never runs layer {unused[0]}; remove the layer"
         if node.sharing == tuple(range(len(node.layers))):
             yield "sharing has no effect if every layer runs once, in order; remove it"

@@ -17,7 +17,7 @@ Norm = Annotated[LayerNorm | RMSNorm | Part, AcceptsParts("norm")]
 
 
 class Full(Node):
-    """Mask in which every position may attend to every real position."""
+    """Mask in which every position may attend to every position that is not padding."""
 
     kind: Literal["full"] = "full"
 
@@ -156,7 +156,7 @@ class Branch(Node):
 
 
 class Step(Node):
-    """Residual step: x <- out(x + sum of the branches of pre(x))."""
+    """Residual step: x <- out(x + sum of the branches of pre(x)); the norms `pre` and `out` are optional."""
 
     branches: Annotated[tuple[Branch, ...], Field(min_length=1)]
     pre: Norm | None = None
@@ -233,7 +233,7 @@ PoolMode = Literal["first", "mean", "last", "max", "root", "weighted"]
 
 
 class Pool(Node):
-    """Pooling over the real tokens of a sequence: the first or last state, the mean, or the maximum.
+    """Pooling over a sequence without its padding: the first or last state, the mean, or the maximum.
 
     "root" is the sum divided by the square root of the number of tokens. "weighted" is the mean with the weights 1, 2,
     3 and so on. With several modes, their vectors are concatenated.

@@ -106,7 +106,7 @@ RotaryScaling = Annotated[
 
 
 class Rotary(Node):
-    """Rotary positions: rotate query and key, first half paired with second half. Source: arXiv 2104.09864."""
+    """Rotary positions: rotate query and key, pairing dimension i with i + size / 2. Source: arXiv 2104.09864."""
 
     kind: Literal["rotary"] = "rotary"
     theta: Positive = 10000.0
@@ -134,7 +134,9 @@ class Alibi(Node):
     slopes: tuple[Positive, ...] | None = None  # one per head; None: the default for the number of heads
 
     def head_slopes(self, num_heads: int) -> tuple[float, ...]:
-        """Return the slope of each head: `slopes`, or a geometric sequence filled up from the next finer one.
+        """Return the slope of each head: `slopes`, or the default geometric sequence.
+
+        If the number of heads is no power of two, further slopes come from the sequence for twice the next lower power.
 
         Source: arXiv 2108.12409, section 3, and its reference code for head counts that are no power of two.
         """

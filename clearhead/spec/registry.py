@@ -328,8 +328,8 @@ def required_parts(root: Node) -> list[dict[str, str]]:
     for name, kind in kinds.items():
         if not kind.source.file:
             raise InputError(
-                f"the custom module '{name}' was defined in no file, so a saved model could not find it; write it to a "
-                "file, and name this in parts"
+                f"the custom module '{name}' was not defined in a file, so a saved model could not find it; write it "
+                "to a file, and name the file in parts"
             )
     return [{"kind": name, **dataclasses.asdict(kind.source)} for name, kind in sorted(kinds.items())]
 

@@ -94,7 +94,7 @@ class Stores(Generic[StoreT]):
 
     @property
     def valid_share(self) -> float:
-        """The tokens of the validation data divided by those of the training data."""
+        """The number of tokens of the validation data divided by that of the training data."""
         return self.valid.num_tokens / self.train.num_tokens
 
 
@@ -179,14 +179,14 @@ class LabelledTraining(TaskTraining):
 
     @abstractmethod
     def texts(self, source: TableSource, share: Share) -> Iterable[str]:
-        """Return the texts of a share of a source, to train the tokenizer."""
+        """Return the texts of the selected rows of a source, to train the tokenizer."""
 
     @abstractmethod
     def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
-        """Tokenize a share of a source, and return it as a store.
+        """Tokenize the selected rows of a source, and return them as a store.
 
         Args:
-            source, share: the source, and the share of it to read.
+            source, share: the source, and the share of its rows to read.
             tokenizer: the tokenizer of the run.
             train: the store of the training data, which defines the labels; None means that this is the training data.
         """
@@ -245,7 +245,7 @@ class LabelledTraining(TaskTraining):
         Args:
             tokenizer: the tokenizer of the run.
             outputs: the number of scores per token.
-            reads: the input that the decoder of a model with two stacks would not read, for the message.
+            reads: the input that a decoder would not read, for the error message, such as "the words".
 
         Raises:
             InputError: the model has two stacks.

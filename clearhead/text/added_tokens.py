@@ -1,4 +1,4 @@
-"""Add tokens to a document (the parsed content of a `tokenizer.json`) or remove entries; return a new document."""
+"""Add tokens to the parsed content of a `tokenizer.json` (a document), or remove entries, in a new document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clearhead.text.sentencepiece import KIND
 
 
 def with_words(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Return a `tokenizer.json` with new words, each an added token with one id; texts are first split at these words.
+    """Return a `tokenizer.json` document with new words; each becomes an added token, at which texts are split first.
 
     Args:
         document: parsed content of a `tokenizer.json`.
@@ -24,7 +24,7 @@ def with_words(document: Mapping[str, Any], words: Sequence[str]) -> dict[str, A
         InputError: a word exists already, is empty or occurs twice, or the tokenizer cannot learn words.
     """
     if document.get("type") == KIND:
-        raise InputError("no words can be added to a tokenizer with a SentencePiece model: add only rows")
+        raise InputError("no words can be added to a tokenizer with a SentencePiece model: add only embedding rows")
     known = backend_of(document).vocabulary()
     faults = _word_faults(words, known)
     if faults:
@@ -97,7 +97,7 @@ def with_entries(document: Mapping[str, Any], keep: Sequence[int]) -> dict[str, 
 
 
 def needed_entries(document: Mapping[str, Any], ids: Iterable[int]) -> set[int]:
-    """Return the ids that a tokenizer needs for some ids: these ids, and those that they are merged from.
+    """Return the ids that a smaller tokenizer must keep: `ids`, ids they are merged from, and fallback entries.
 
     Args:
         document: parsed content of a `tokenizer.json`.

@@ -41,7 +41,7 @@ class DocumentBackend:
 
     @cached_property
     def _parsing(self) -> tokenizers.Tokenizer:
-        """Second tokenizer of the document, which recognizes special tokens in a text."""
+        """Second tokenizer for the same document, which recognizes special tokens in a text."""
         return _load_backend(self._document)
 
     @cached_property
@@ -58,7 +58,7 @@ class DocumentBackend:
         return {token.content: index for index, token in self._backend.get_added_tokens_decoder().items()}
 
     def special_ids(self) -> frozenset[int]:
-        """Return the ids of special tokens; no text is encoded as these."""
+        """Return the ids of special tokens."""
         return frozenset(index for index, token in self._backend.get_added_tokens_decoder().items() if token.special)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -136,7 +136,7 @@ def _library() -> Iterator[None]:
 
     Raises:
         TypeError: a text is not a str; passed on unchanged.
-        InputError: the library cannot run the document, or not on this text.
+        InputError: the library cannot run the document, or fails on this text.
     """
     try:
         yield

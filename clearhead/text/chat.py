@@ -76,7 +76,7 @@ class ChatTemplate(Printed):
 
         Raises:
             InputError: the template does not exist, or a message has no role or content. The template rejects the chat,
-                needs too much time or memory, or makes far more text than the chat has.
+                needs too much time or memory, or renders far more text than the chat has.
         """
         wanted = self.templates.get(name or _DEFAULT)
         if wanted is None:

@@ -28,7 +28,7 @@ def refuse_enormous(texts: Sequence[str], most: int | None, what: str = "text") 
 
     Args:
         texts: texts that must be read whole.
-        most: most tokens that the model reads. None means no limit.
+        most: maximum number of tokens that the model reads. None means no limit.
         what: noun for a text in the message.
 
     Raises:
@@ -51,7 +51,7 @@ def encode_start(tokenizer: Tokenizer, texts: Sequence[str], most: int) -> tuple
     Args:
         tokenizer: tokenizer of the texts.
         texts: texts to encode.
-        most: most ids of a text, at least 1.
+        most: maximum number of ids per text, at least 1.
 
     Raises:
         InputError: same as `Tokenizer.encode_batch`.

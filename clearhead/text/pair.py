@@ -49,10 +49,10 @@ class TokenizerPair(Printed):
         return hashlib.sha256(content.encode()).hexdigest()
 
     def check_rows(self, source_rows: int, target_rows: int, name: str) -> None:
-        """Refuse a model whose tables have fewer rows than the vocabulary has entries; more rows are fine.
+        """Refuse a model whose embedding tables have fewer rows than the vocabulary has entries; more rows are fine.
 
         Args:
-            source_rows, target_rows: number of rows of the model's tables on each side.
+            source_rows, target_rows: number of rows of the model's embedding tables on each side.
             name: name of the model in messages.
 
         Raises:

@@ -26,7 +26,7 @@ _CODE_START = ">>"
 
 
 class SentencePieceBackend:
-    """Backend that runs a SentencePiece model and maps its piece numbers to the token ids of a framework.
+    """Backend that runs a SentencePiece model and maps its pieces to the token ids of the model's framework.
 
     Args:
         document: document from `sentencepiece_document`.
@@ -63,7 +63,7 @@ class SentencePieceBackend:
         return dict(self._special)
 
     def special_ids(self) -> frozenset[int]:
-        """Return the ids of special tokens; no text is encoded as these."""
+        """Return the ids of special tokens."""
         return frozenset(self._special.values())
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -112,7 +112,7 @@ class SentencePieceBackend:
         return [self._code_id(code), *ids] if code else ids
 
     def _vocabulary_ids(self, numbers: Sequence[int], pieces: Sequence[str]) -> list[int]:
-        """Return the ids of pieces, by their texts if there is a vocabulary, otherwise by their numbers."""
+        """Return the ids of pieces: looked up by text if there is a separate vocabulary, otherwise by piece number."""
         if self._lookup is None:
             return [self._ids[number] for number in numbers]
         return [self._lookup.get(piece, self._unknown) for piece in pieces]
@@ -199,7 +199,7 @@ def read_pieces(path: Path) -> bytes:
 
 
 def check_tables(content: bytes, name: str) -> None:
-    """Refuse a SentencePiece model with damaged replacement tables; the library follows their links unchecked.
+    """Refuse a SentencePiece model with damaged replacement tables, whose links the library follows unchecked.
 
     Args:
         content: bytes of the model.
@@ -275,11 +275,11 @@ def sentencepiece_document(
     Args:
         content: bytes of the model.
         added: entries that the model does not have, with their ids.
-        special: special tokens; no text is encoded as these.
+        special: special tokens, which are recognized only by `encode_with_special`.
         unknown: unknown token, for text outside the vocabulary.
         numbering: mapping from pieces to ids, in one of two forms. With `front` and `skip`, ids follow the piece
-            numbers, and the entries of `front` replace the first `skip` pieces. With `vocabulary`, it has the ids.
-            Then `codes` is True if a text may begin with a language code such as >>fra<<, which is one entry.
+            numbers, and the entries of `front` replace the first `skip` pieces. With `vocabulary`, this dictionary
+            has the ids. Then `codes` is True if a text may begin with a language code, such as the entry >>fra<<.
     """
     model = base64.b64encode(content).decode("ascii")
     tokens = {"added": dict(added), "special": list(special), "unknown": unknown}

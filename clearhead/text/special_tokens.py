@@ -1,6 +1,6 @@
 """Special tokens around one text or a pair of texts, as ids and segments.
 
-A Hugging Face tokenizer has them in its files; for a tokenizer trained here they follow from its start and end token.
+A Hugging Face tokenizer has the templates in its files; a tokenizer trained here uses its start and end token.
 Training, prediction, generation and scoring all use this module.
 """
 
@@ -46,8 +46,8 @@ class SpecialTokens:
     """Templates of special tokens around one text and around a pair of texts.
 
     Args:
-        single: template of one text: ids and "A", each with its segment.
-        pair: template of a pair: ids, "A" and "B". None means that the tokenizer reads no pairs.
+        single: template of one text: special ids and "A" (the text), each with its segment.
+        pair: template of a pair: special ids, "A" and "B" (the texts). None means that the tokenizer reads no pairs.
         source: ids around a text that the encoder of an encoder-decoder reads. None means those of a single text.
         target: ids around a text that a decoder reads (without the last id) and predicts (without the first id). None
             means unknown.
@@ -63,11 +63,11 @@ class SpecialTokens:
         for name, template, wanted in (("a text", self.single, ["A"]), ("a pair of texts", self.pair, ["A", "B"])):
             texts = sorted(item for item, _ in template or () if isinstance(item, str))
             if template is not None and texts != wanted:
-                raise InputError(f"the tokenizer's template of {name} has the texts {texts}, expected {wanted}")
+                raise InputError(f"the tokenizer's template of {name} contains the texts {texts}, expected {wanted}")
 
     @classmethod
     def from_ids(cls, prefix: Sequence[int], suffix: Sequence[int]) -> SpecialTokens:
-        """Return templates with a prefix and a suffix; a second text gets only the suffix."""
+        """Return templates with special ids before and after a text; a second text gets only the ids after it."""
         single: tuple[TemplateItem, ...] = (
             *((index, 0) for index in prefix),
             ("A", 0),

@@ -61,7 +61,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Convert to JSON without escaping for HTML, unlike jinja2's built-in filter."""
+    """Convert a value to JSON without escaping for HTML, unlike jinja2's built-in filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -92,7 +92,7 @@ def render(template: str, values: Mapping[str, Any], longest: int) -> dict[str, 
     Args:
         template: source of the template.
         values: variables of the template.
-        longest: most characters of the text.
+        longest: maximum number of characters of the rendered text.
     """
     try:
         text = _compile_template(template).render(**values)

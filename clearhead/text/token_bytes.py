@@ -41,7 +41,7 @@ def token_bytes(tokenizer: Tokenizer) -> list[bytes]:
 
 
 def part_of_character(entry: str) -> bytes:
-    """Return the bytes of a vocabulary entry that is part of a character, such as <0xE2>."""
+    """Return the bytes of a vocabulary entry that is part of a character, such as <0xE2>; empty for other entries."""
     piece = _BYTE_PIECE.fullmatch(entry)
     if piece is not None:
         return bytes([int(piece[1], 16)])

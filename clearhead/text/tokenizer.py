@@ -170,7 +170,7 @@ class Tokenizer(Printed):
         return ids, word_numbers(text, spans, joint=_JOINT if self.kind == "split" else None)
 
     def _replace_reserved(self, ids: list[int]) -> list[int]:
-        """Replace reserved ids by the unknown id, or drop them: some vocabularies have "</s>" as an ordinary entry."""
+        """Replace ids of special tokens by the unknown id, or drop them: a text may contain an entry such as "</s>"."""
         if self._reserved.isdisjoint(ids):
             return ids
         if self.roles.unk is None:
@@ -214,7 +214,7 @@ class Tokenizer(Printed):
 
     @property
     def has_own_special_tokens(self) -> bool:
-        """Return whether the special tokens came with the tokenizer (otherwise they follow from its roles)."""
+        """Return whether the special tokens came with the tokenizer (otherwise its start and end token are used)."""
         return self._own_special_tokens is not None
 
     def with_special_tokens(self, special_tokens: SpecialTokens) -> Tokenizer:
@@ -250,7 +250,7 @@ class Tokenizer(Printed):
         )
 
     def needed_ids(self, texts: Sequence[str]) -> list[int]:
-        """Return, in order, the ids that a smaller vocabulary must keep: those of the texts, and special ids.
+        """Return, in order, the ids that a smaller vocabulary must keep: ids in the encoded texts, and special ids.
 
         Raises:
             InputError: no entry of the tokenizer can be left out.
@@ -321,7 +321,7 @@ class Tokenizer(Printed):
 
 
 def _read_roles(settings: Mapping[str, Any]) -> TokenRoles | None:
-    """Return the saved roles of a checkpoint's tokenizer, or None; its other files may define different roles."""
+    """Return the roles that `save` wrote for a tokenizer with special tokens in its files; None if there are none."""
     saved = settings.get("roles")
     return None if saved is None else TokenRoles(**{**saved, "sentinels": tuple(saved["sentinels"])})
 
@@ -344,7 +344,7 @@ def _config_path(path: Path) -> Path:
 
 
 def _split_batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield batches of texts of limited size; during a call of the library, signals such as Ctrl-C have to wait."""
+    """Yield batches of texts of limited size, since signals such as Ctrl-C wait until a call of the library ends."""
     start = size = 0
     for end, text in enumerate(texts, start=1):
         size += len(text)

@@ -82,7 +82,7 @@ def _stage_faults(stage: str, stages: list[Any]) -> Iterator[str]:
             yield f"{stage}, {kind}: {fault}"
         growth *= _growth(node)
     if growth > MOST_GROWTH:
-        yield f"{stage} can make a text {growth} times as long, more than {MOST_GROWTH}"
+        yield f"{stage} can make a text {growth} times as long; at most {MOST_GROWTH} times is allowed"
 
 
 def size_fault(count: int, what: str = "entries") -> str | None:
@@ -95,9 +95,9 @@ def check_size(count: int, name: object, what: str = "entries") -> None:
     """Refuse a tokenizer file whose vocabulary has too many entries, merges or other items.
 
     Args:
-        count: number of its items.
+        count: number of items.
         name: name of the file, for the message.
-        what: kind of its items, a key of `MOST`.
+        what: kind of the items, a key of `MOST`.
 
     Raises:
         InputError: the vocabulary has too many items.
@@ -143,7 +143,7 @@ def _node_faults(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _template_faults(node: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the faults of templates around texts: too many items, and tokens that are not defined."""
+    """Yield the faults of special-token templates: too many items, and tokens that are not defined."""
     tokens = node.get("special_tokens")
     tokens = tokens if isinstance(tokens, Mapping) else {}
     lists = [("special_tokens", tokens), ("single", node.get("single")), ("pair", node.get("pair"))]
@@ -161,7 +161,7 @@ def _template_faults(node: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _growth(node: Mapping[str, Any]) -> int:
-    """Return the largest number of characters that a replacement makes of one; a pattern can match before each."""
+    """Return the largest factor by which a replacement lengthens a text; a pattern can match before each character."""
     text = node.get("content")
     if node.get("type") != "Replace" or not isinstance(text, str):
         return 1
@@ -176,8 +176,8 @@ def _is_literal(node: Mapping[str, Any]) -> bool:
 def charsmap_fault(table: bytes) -> str | None:
     """Return the fault of a compiled replacement table; None if all of its links stay inside the table.
 
-    The libraries follow these links without a check. A table has the size of a trie, the trie (32-bit units of a double
-    array), and the replacements, each ending with a zero byte.
+    The libraries follow these links without a check. A table consists of the size of a trie, the trie (32-bit units of
+    a double array), and replacements that end with a zero byte.
 
     Args:
         table: `precompiled_charsmap` of a SentencePiece model.
@@ -222,7 +222,7 @@ def pattern_fault(pattern: str) -> str | None:
 
 
 class _PatternChecker:
-    """Scanner of a regular expression; for each open group it tracks variable length and unbounded repetitions."""
+    """Scanner that finds patterns with exponential running time, by the repetitions inside each open group."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern

@@ -30,15 +30,15 @@ class TokenizerClass:
         tokens: role -> token, for roles that the configuration may lack.
         single, pair: templates of one text and of a pair.
         second_segment: True if the second text and the tokens after it have segment 1.
-        front: entries that replace the first pieces of the model.
+        front: entries that replace the first pieces of the SentencePiece model.
         skip: number of pieces of the model that `front` replaces.
         last_entries: entries after the last piece.
         sentinels: number of sentinel tokens, which have the last ids; the first sentinel has the highest id.
         languages: language codes of the class, in the order of their ids.
         language_form: format of the entry of a language, with {} for its code.
-        language_set: name of these codes in the configuration.
+        language_set: name of the set of language codes in the configuration.
         language_is_start: True if a target begins with its language code in place of the start token.
-        legacy_single: template of one text with `legacy_behaviour`.
+        legacy_single: template of one text if the configuration sets `legacy_behaviour`.
         prefix_space: default of `add_prefix_space`.
         lowers: default of `do_lower_case`.
         adds_start, adds_end: defaults of `add_bos_token` and `add_eos_token`. None means that these are ignored.

@@ -140,7 +140,7 @@ def _with_older_files(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _with_tokens(config: Mapping[str, Any], tokenizer_class: TokenizerClass | None, backend: Backend) -> dict[str, Any]:
-    """Return the configuration with those special tokens of the class that the vocabulary has."""
+    """Return the configuration, completed with the special tokens of its class that are in the vocabulary."""
     if tokenizer_class is None:
         return dict(config)
     entries = backend.vocabulary()

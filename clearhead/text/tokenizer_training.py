@@ -115,7 +115,7 @@ def _special_tokens(mask: bool, sentinels: int) -> tuple[tuple[str, ...], TokenR
 
 @dataclass
 class _CutTexts(Iterable[str]):
-    """Texts with long words split, since the time of a trainer grows with the square of the longest word.
+    """Texts in which long words are split, since the time of a trainer grows with the square of the longest word.
 
     Attributes:
         backend: tokenizer that splits texts into words.
@@ -155,7 +155,7 @@ def _train_model(kind: str, texts: Iterable[str], size: _VocabularySize) -> mode
 
 
 def _pipeline(kind: str) -> tokenizers.Tokenizer:
-    """Return a tokenizer without its vocabulary: normalizer, pre-tokenizer and decoder of a kind."""
+    """Return a tokenizer of a kind without a vocabulary: only normalizer, pre-tokenizer and decoder."""
     backend = tokenizers.Tokenizer(models.WordLevel({}, unk_token=SPECIAL_TOKENS[1]))
     if kind == "split":
         backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -51,7 +51,7 @@ class WordBoundaries:
     Attributes:
         texts: text of each entry with its leading white space; empty for unused ids.
         ordinary: True for entries that a text can be encoded as; False for special tokens, "unknown" and unused ids.
-        carries_space: True if words include the white space before them, so that it has no separate tokens.
+        carries_space: True if words include the white space before them, so that spaces have no separate tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -117,7 +117,7 @@ def word_boundaries(tokenizer: Tokenizer) -> WordBoundaries:
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Return the ids with a role, "unknown" included, and all other ids that decoding skips.
+    """Return the ids of tokens with a role, such as padding and unknown, and all other ids that decoding skips.
 
     Args:
         tokenizer: tokenizer with the vocabulary.

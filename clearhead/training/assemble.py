@@ -1,6 +1,6 @@
 """Prepare a training from its run file: open the run, prepare the data, build the model and its trainer.
 
-Each stage returns a record that contains the records of the stages before it.
+The functions run in this order; each returns an object that contains the result of the function before it.
 """
 
 from __future__ import annotations
@@ -73,9 +73,10 @@ class OpenedRun:
 
     Attributes:
         path: the run directory.
-        run_file: the checked run file; in the first process of a resumed run with the resolved precision.
+        run_file: the checked run file. In the first process of a resumed run, precision "auto" is replaced by the
+            precision of the run.
         is_resumed: True if the run continues from a checkpoint.
-        choices: the automatic choices made when a resumed run began; empty for a new run.
+        choices: the automatic choices, such as the precision, that a resumed run has stored; empty for a new run.
         processes: the processes that train together.
         directory: the locked run directory. None in all processes except the first.
         progress: the display that receives all reports; only the first process shows them.
@@ -198,7 +199,7 @@ class PreparedData:
     Attributes:
         run: the open run.
         initial: the trained model from which the run starts. None means from scratch.
-        parts: the prepared task: tokenizers, batches, loss, validation and spec.
+        parts: the prepared task, with tokenizers, batches, loss, validation and spec.
     """
 
     run: OpenedRun
@@ -236,7 +237,7 @@ def _find_tokenizers(run: OpenedRun, initial: InitialModel | None, train: Callab
     elif remembered is not None:
         tokenizers = TokenizerPair.load(run.description)
     else:
-        run.progress.message("tokenizer: training it, unless the cache has it")
+        run.progress.message("tokenizer: loading it from the cache, or training it")
         tokenizers = train()
     if remembered is not None and tokenizers.fingerprint != remembered:
         where = path or run.run_file.task.init or run.path
@@ -360,7 +361,7 @@ def build_trainer(model: BuiltModel) -> Trainer[Any]:
     """
     run, parts = model.data.run, model.data.parts
     train, processes = run.run_file.train, run.processes
-    assert train.learning_rate is not None and train.warmup is not None, "the run file has every default filled in"
+    assert train.learning_rate is not None and train.warmup is not None, "fill the defaults of the run file first"
     tree = training_tree(model.module, model.precision, recomputes_layers=train.activation_checkpointing)
     # Before the optimizer: sharding replaces the parameters of the tree.
     engine = None
@@ -483,8 +484,8 @@ def warn_of_new_schedule(assembled: AssembledRun) -> None:
     depends = train.schedule in SCHEDULES_WITH_AN_END or isinstance(train.warmup, float)
     if depends and before is not None and before != now:
         run.progress.message(
-            f"the {train.schedule} schedule is now that of {now:,} steps instead of {before:,}, so the learning rates "
-            "from here on differ from those planned before"
+            f"the {train.schedule} schedule now has {now:,} steps instead of {before:,}, so the learning rates from "
+            "here on differ from the original schedule"
         )
 
 

@@ -88,9 +88,9 @@ def compare_files(choices: Mapping[str, object], run_file: RunFile, run: Path) -
 def _parse_digests(text: str, run: Path) -> dict[str, dict[str, tuple[int, str]]]:
     """Parse the JSON text of `describe_files`."""
     try:
-        described = convert_json(parse_json(text), _FileDigests, name=f"{run}, the files of its data").root
+        described = convert_json(parse_json(text), _FileDigests, name=f"{run}, stored digests of data files").root
     except json.JSONDecodeError as error:
-        raise InputError(f"{run}: expected the files of its data in JSON, but {error.msg.lower()}") from None
+        raise InputError(f"{run}: expected stored digests of data files in JSON, but {error.msg.lower()}") from None
     return {split: described.get(split, {}) for split in ("train", "valid")}
 
 

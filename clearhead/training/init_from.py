@@ -67,7 +67,7 @@ class InitialModel:
         return self.spec.head is not None and find_task(self.record.kind).outputs == "vocabulary"
 
     def vocabulary_head(self, kind: str) -> Head | None:
-        """Return the vocabulary head of the checkpoint's family; None if the family has no such head."""
+        """Return the vocabulary head of the Hugging Face checkpoint's family; None if there is no such head."""
         for task_kind in dict.fromkeys((kind, *(task.kind for task in tasks_with_outputs("vocabulary")))):
             head_and_repeats = self.family_head(TaskRecord(kind=task_kind))
             if head_and_repeats is not None:
@@ -125,7 +125,7 @@ class InitialModel:
 
 
 def _spare_tensors(rule: BoundRule, spare: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the unused checkpoint tensors that a rule maps to parameters, by address; empty if one does not fit."""
+    """Return the parameters that a rule makes of unused checkpoint tensors; empty if one is missing or misshapen."""
     theirs = []
     for group in rule.theirs:
         # Checkpoints of a class without a head have tensor names without the prefix.
@@ -170,7 +170,7 @@ def load_resumed_model(run: Path) -> InitialModel:
 def _load_checkpoint_model(reference: str, folder: Path) -> InitialModel:
     hf_checkpoint = HFCheckpoint.load(folder)
     pretrained = hf_checkpoint.loaded
-    assert pretrained is not None, "a loaded checkpoint has a family"
+    assert pretrained is not None, "HFCheckpoint.load must set `loaded`"
     tokenizers = hf_checkpoint.tokenizers.pair
     tokenizers.check_rows(pretrained.module.num_source_ids, pretrained.module.num_target_ids, reference)
     return InitialModel(
@@ -241,7 +241,7 @@ def take_weights(
     new = [name for name in wanted if name not in copied]
     lost = [name for name in new if same_head or not _is_head_tensor(name)]
     if lost:
-        raise InputError(f"[task] init: the weights of {initial.name} lack {', '.join(lost)}")
+        raise InputError(f"[task] init: {initial.name} lacks the tensors {', '.join(lost)}: use a complete model")
     with torch.no_grad():
         for name, tensor in copied.items():
             wanted[name].copy_(tensor)

@@ -171,7 +171,7 @@ class _TrainingLoop(Generic[BatchT]):
         parts.module.load_state_dict(saved.weights)
         load_optimizer(parts.optimizer, saved.optimizer)
         if self.ema is not None:
-            assert saved.ema is not None, "the run was started without an average"
+            assert saved.ema is not None, "the checkpoint has no weight average: the run was started without train.ema"
             self.ema.load(saved.ema, state["ema_updates"])
         parts.schedule.load_state(state["schedule"])
         parts.batches.load_state(state["batches"])
@@ -404,7 +404,7 @@ class _TrainingLoop(Generic[BatchT]):
         return validations[0]
 
     def _judge(self, validation: Validation) -> bool:
-        """Count a validation for early stopping and the best checkpoint; return whether it is the best so far."""
+        """Record a validation for early stopping, best checkpoint and averaging; return whether it is the best yet."""
         tally, metric = self.tally, self.settings.metric
         value = validation.loss if metric == "loss" else validation.score
         if value is None:
@@ -512,7 +512,7 @@ class _TrainingLoop(Generic[BatchT]):
         try:
             validation = self._measure(self.engine.place_weights(weights))
         except StopRequested:
-            assert self._signal is not None, "only a signal interrupts a validation"
+            assert self._signal is not None, "only a stop signal interrupts a validation"
             self._leave(self._signal)
         self.record.save_averaged(weights, steps, validation)
         return validation

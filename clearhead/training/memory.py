@@ -32,14 +32,14 @@ _BOUNDS: Final = {
 
 
 def limit_kernel_cache() -> None:
-    """Limit the kernels that oneDNN caches, by environment variables that the user has not set; call at the start."""
+    """Limit the cached oneDNN kernels by variables that the user has not set; call before the first matrix product."""
     for names, capacity in _BOUNDS.items():
         if not any(name in os.environ for name in names):
             os.environ[names[0]] = str(capacity)
 
 
 def return_memory(step: int, device: torch.device, precision: str) -> None:
-    """Return the memory of kernels that left oneDNN's cache to the system, every `STEPS_BETWEEN` steps; needs glibc.
+    """Give the memory of dropped oneDNN kernels back to the system, every `STEPS_BETWEEN` steps; needs glibc.
 
     Args:
         step: the training step.

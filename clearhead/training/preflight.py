@@ -52,7 +52,7 @@ _SMALLER_BATCHES: Final = "lower train.batch_tokens and raise train.accumulate i
 
 @dataclass(frozen=True)
 class StepCost:
-    """The cost of training on this machine, measured with a few steps without effect.
+    """The cost of training on this machine, measured with a few steps that change nothing.
 
     Attributes:
         step_seconds: the time of one step in seconds: its batches at average size, and the optimizer update.
@@ -205,9 +205,9 @@ def preflight(
     process: Process = ALONE,
     display: Display = SILENT,
 ) -> Preflight:
-    """Check a run before its first step and forecast its cost; nothing is changed.
+    """Check a run before its first step and forecast its cost, without changing model, optimizer or data position.
 
-    The time limit is a second, `MOST_STEPS` steps or `MOST_SHARE` of the run, whichever is longest.
+    The measurements may take a second, `MOST_STEPS` steps or `MOST_SHARE` of the run, whichever is longest.
 
     Args:
         trial: the training to check.
@@ -312,7 +312,7 @@ def measure_step_cost(
         InputError: the largest batch does not fit into memory.
     """
     module, optimizer, work, settings = trial.module, trial.optimizer, trial.work, trial.settings
-    assert not optimizer.state, "the optimizer has a state, which would be lost"
+    assert not optimizer.state, "the measurement would clear the state of the optimizer: use a new optimizer"
     device, batches_state = device_of(module), work.batches.state()
     limit = TimeLimit(time.perf_counter(), max(seconds, ONCE), is_alone)
     dry = _DryRun(module, work.loss, device, settings.precision, limit, display)
@@ -403,7 +403,7 @@ class TimeLimit:
 
     Attributes:
         began: the start of the pre-flight, in seconds of the performance counter.
-        seconds: the limit in seconds; at first the limit for a run with short steps.
+        seconds: the limit in seconds. `fit_run` raises it for a run with long steps.
         is_alone: True if one process trains alone. Several processes cannot decide by their clocks, so they leave out
             all optional measurements.
     """
@@ -413,7 +413,7 @@ class TimeLimit:
     is_alone: bool = True
 
     def fit_run(self, settings: TrainSettings, batch_seconds: float, batches_per_epoch: int) -> None:
-        """Raise the limit for a run whose batches take `batch_seconds` seconds each."""
+        """Raise the limit to fit a run with batches of `batch_seconds` seconds each."""
         step, steps = batch_seconds * settings.accumulate, planned_steps(settings, batches_per_epoch)
         ends = [end for end in (settings.seconds, None if steps is None else step * steps) if end is not None]
         self.seconds = max(self.seconds, MOST_STEPS * step, MOST_SHARE * min(ends, default=0.0))

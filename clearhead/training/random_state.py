@@ -23,12 +23,12 @@ def seed_everything(seed: int) -> None:
 
 
 def seed_process(seed: int, rank: int, step: int = 0) -> None:
-    """Seed the generators of one of several processes; each gets its own stream, and rank 0 that of a single process.
+    """Seed the generators of a process by its rank; rank 0 gets the random numbers of a run with a single process.
 
     Args:
         seed: the seed of the run.
         rank: the rank of the process.
-        step: the step at which the stream starts.
+        step: the step from which the random numbers are used.
     """
     mixed = np.random.SeedSequence([seed, rank, step]).generate_state(1, np.uint64)[0] >> np.uint64(1)
     seed_everything(seed if rank == 0 else int(mixed))

@@ -113,12 +113,12 @@ def in_steps(count: int | float, steps: int | None, *, least: int = 1) -> int:
 
     Args:
         count: the number of steps (int), or a share of all steps below 1 (float).
-        steps: the last step of the run. None means that it is not known; `count` is then no share.
+        steps: the last step of the run. None means that it is not known; then `count` must be an int.
         least: the minimum result for a share.
     """
     if isinstance(count, int):
         return count
-    assert steps is not None, "the rules of the run file refuse a share of unknown steps"
+    assert steps is not None, "a share of all steps needs a known number of steps"
     # The small number corrects a share such as 0.57, whose float is slightly too low.
     return max(least, math.floor(count * steps + 1e-9))
 
@@ -131,7 +131,7 @@ class RunRecord:
         settings: the settings of the run.
         engine: the training engine, which writes the tensors of a checkpoint.
         num_snapshots: the number of snapshots to keep.
-        note: the note about the training loss, for its plot.
+        note: a sentence below the title of the loss plot.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class RunRecord:
         self._rows: list[MetricsRow] = []
 
     def begin(self) -> None:
-        """Remove the files of an earlier attempt that took no step."""
+        """Remove the files of an earlier start of this run that took no step."""
         files.clear_leftovers(self.run)
         self._log.cut_back(0)
         if self._settings.average:
@@ -169,7 +169,7 @@ class RunRecord:
         return folder
 
     def go_back(self, tally: files.Tally) -> None:
-        """Set the files of the run back to the resumed checkpoint: log, snapshots, recent and best weights."""
+        """Set the files of the run back to the resumed checkpoint: metrics, snapshots, average, best checkpoint."""
         for number in self._log.find_damaged_lines():
             message(f"{self._log.path}: line {number} is damaged and is left out")
         self._log.cut_back(tally.logged_step)
@@ -181,7 +181,7 @@ class RunRecord:
         self._prune(tally)
 
     def _restore_best(self, tally: files.Tally) -> None:
-        """Make the file `best` agree with the resumed checkpoint; the best checkpoint may be damaged."""
+        """Make the file `best` name the best checkpoint so far; if that one is damaged, the resumed checkpoint."""
         best = tally.best_step
         if best is None:
             (self.run / "best").unlink(missing_ok=True)
@@ -219,7 +219,7 @@ class RunRecord:
         self._prune(tally, checkpoint.state["tally"]["best_step"])
 
     def _prune(self, tally: files.Tally, resumed_best: int | None = None) -> None:
-        """Delete old checkpoints and snapshots, and recent weights that no kept checkpoint needs."""
+        """Delete old checkpoints and snapshots, and weights for the average that no remaining checkpoint needs."""
         settings = self._settings
         files.prune_checkpoints(
             self.run,
@@ -269,7 +269,7 @@ class RunRecord:
 
 
 class FollowerRecord(RunRecord):
-    """The run record in every process except the first: writes no files except shards of weights."""
+    """The run record in every process except the first: writes no files except shards of tensors."""
 
     def begin(self) -> None:
         """Do nothing: the first process removes old files."""

@@ -26,7 +26,7 @@ class Slowdown:
     Attributes:
         setting: the key of the run file and its value, such as "model.attention_dropout = 0.1".
         reason: the reason for the extra time.
-        factor: the time of a step with the setting divided by that without it. None means that it was not measured.
+        factor: the time of a step with the setting, divided by the time without it. None means not measured.
     """
 
     setting: str
@@ -78,7 +78,7 @@ class Suspect:
 
 
 def find_suspects(passes: Passes) -> list[Suspect]:
-    """Return the settings that may slow down a step, to be measured."""
+    """Return the settings of a module that may slow down a step; the caller measures whether they do."""
     suspects = _attention_dropout(passes), _recomputation(passes), _slow_precision(passes)
     return [suspect for suspect in suspects if suspect is not None]
 

@@ -1,4 +1,4 @@
-"""Protocol between training and tasks: the inputs of a task, and the prepared task that it returns.
+"""Interface between training and tasks: the inputs of a task, and the prepared task that it returns.
 
 Training finds a task by its name and imports none; the `train` module of a task imports this file.
 """
@@ -117,7 +117,7 @@ class TaskSetup:
         return with_head(base, head)
 
     def find_head(self, record: TaskRecord) -> tuple[spec.Head, Repeats | None] | None:
-        """Return a head for the labels of a record from the initial model or its family, with its decoder input.
+        """Return the head for the labels of a record that the initial model or its family has, and its decoder input.
 
         Args:
             record: the record of the task.
@@ -150,7 +150,7 @@ class DataSide:
 
     @classmethod
     def of(cls, name: str, tokenizer: Tokenizer, *, largest_id: int, longest: int) -> DataSide:
-        """Return a side of the data with the special ids of a tokenizer."""
+        """Return the facts about one side of the data, with the special ids of its tokenizer."""
         return cls(
             name, largest_id, longest, {role: getattr(tokenizer, f"{role}_id") for role in ("pad", "bos", "eos")}
         )
@@ -159,7 +159,7 @@ class DataSide:
     def of_texts(
         cls, name: str, tokenizer: Tokenizer, texts: Iterable[Ragged], lengths: Iterable[Int64[ndarray, " _"]]
     ) -> DataSide:
-        """Return the side of some texts; `lengths` has the number of tokens per row, special tokens included."""
+        """Return the facts about some texts; `lengths` has the number of tokens per row, special tokens included."""
         largest = max(int(text_ids.ids.max()) for text_ids in texts)
         return cls.of(name, tokenizer, largest_id=largest, longest=max(int(counts.max()) for counts in lengths))
 
@@ -184,7 +184,7 @@ class DataSide:
         for role, token_id in self.special_ids.items():
             if not 0 <= token_id < rows:
                 faults.append(
-                    f"The {self.name} id for {role} is {token_id}, but the model's vocabulary has the rows 0 to "
+                    f"The {self.name} id for {role} is {token_id}, but the ids of the model's vocabulary end at "
                     f"{rows - 1}."
                 )
         return faults

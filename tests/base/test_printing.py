@@ -71,7 +71,7 @@ def things(model: ch.Model) -> dict[type, Any]:
     cache = ch.Cache()
     output = model.module(ch.core.Sequence(ids), ch.core.Sequence(ids), cache=cache)
     edited = ch.surgery.keep_layers(model, [1], stack="encoder")
-    finding = ch.check.Finding(text, text, mathematics=text, mend=text, alternatives=("no_scaling",))
+    finding = ch.check.Finding(text, text, mathematics=text, fix=text, alternatives=("no_scaling",))
     examples = [
         ch.check.Report(
             text, "wrong", (finding, *[ch.check.Finding("a", "b")] * MANY), compared=tuple(words), notes=tuple(words)

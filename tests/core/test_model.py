@@ -74,7 +74,7 @@ for short in (0, 1000):
             raise SystemExit("a mask of numbers was taken")
 
 pairs, padding = torch.ones(7, 7, dtype=torch.bool), torch.ones(2, 7, dtype=torch.bool)
-hint = "; key_mask takes [batch, keys], memory makes keys and values, the constructor takes Causal()"
+hint = "; pass masks [batch, keys] as key_mask, the source of keys as memory, Causal() to the constructor"
 shapes = "[queries=7, keys=7] or [batch=2, queries=7, keys=7] or [batch=2, heads=3, queries=7, keys=7]"
 refused = [
     (lambda: attend(x, x, x), "mask must be boolean, True = may attend; got torch.float32 [2, 7, 15]" + hint),

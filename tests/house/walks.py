@@ -1,4 +1,4 @@
-"""The files that five walks run through: calls on a tiny model, each in a separate process.
+"""Source files that five typical calls on a tiny model ("walks") run through, each call in a separate process.
 
     python -m tests.house.walks            print the files of every walk
     python -m tests.house.walks record     write their numbers to tests/house/walks.json

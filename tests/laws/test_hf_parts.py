@@ -147,7 +147,7 @@ def test_a_cache_past_the_original_length_must_know_the_length(name: str) -> Non
         module(ids, cache=Cache(total_length=7))
     with pytest.raises(ValueError, match="of 8 tokens is longer than its total length"):
         module(Sequence(ids, total_length=torch.tensor([9, 7])))
-    with pytest.raises(ValueError, match="belongs to its cache"):
+    with pytest.raises(ValueError, match="belongs to the cache"):
         module(Sequence(ids, total_length=9), cache=Cache())
     assert difference(module(Sequence(ids, total_length=8)).logits, module(ids).logits) <= 1e-6
     assert difference(module(Sequence(ids, total_length=23)).logits, module(ids).logits) > 1e-3 or name.endswith("rope")

@@ -199,7 +199,7 @@ def test_constructors_report_all_faults_too() -> None:
         ),
         (one_layer(attention(), sharing=(0, 1)), "sharing names layer 1, but there are 1 layers"),
         (one_layer(attention(), sharing=(0,)), "sharing has no effect if every layer runs once"),
-        (one_layer(attention(), sharing=()), "sharing never runs layer 0"),
+        (one_layer(attention(), sharing=()), "sharing never runs layer 0; remove the layer"),
     ],
 )
 def test_sizes_that_do_not_fit_together(node: spec.Node, words: str) -> None:
@@ -234,13 +234,13 @@ def change_model(**parts: Any) -> spec.Model:
             change_model(
                 head=spec.Head(layers=(spec.Linear(size=29, weight=spec.Reference(path="encoder.score_table")),))
             ),
-            "'encoder.score_table' is another kind of table than this field needs",
+            "'encoder.score_table' is a table of the wrong kind for this field",
         ),
         (
             change_model(
                 head=spec.Head(layers=(spec.Linear(size=31, weight=spec.Reference(path="encoder.embedding.table")),))
             ),
-            "head.layers.0: size 31 differs from the 29 rows it is tied to",
+            "head.layers.0: size 31 differs from the 29 rows of the tied table",
         ),
         (
             change_model(head=spec.Head(layers=(spec.Linear(size=29), spec.Activation(function="relu")))),
@@ -273,7 +273,7 @@ def change_model(**parts: Any) -> spec.Model:
         ),
         (
             spec.Model(encoder=one_layer(attention(score_bias=spec.Reference(path="encoder.embedding.table")))),
-            "'encoder.embedding.table' is another kind of table than this field needs",
+            "'encoder.embedding.table' is a table of the wrong kind for this field",
         ),
         (
             spec.Model(
@@ -282,7 +282,7 @@ def change_model(**parts: Any) -> spec.Model:
                     score_table=spec.RelativeBuckets(num_heads=2, bidirectional=True),
                 )
             ),
-            "'encoder.score_table' is another kind of table than this field needs",
+            "'encoder.score_table' is a table of the wrong kind for this field",
         ),
         (
             spec.Model(
@@ -291,7 +291,7 @@ def change_model(**parts: Any) -> spec.Model:
                     score_table=spec.DistanceTable(span=3),
                 )
             ),
-            "'encoder.score_table' is another kind of table than this field needs",
+            "'encoder.score_table' is a table of the wrong kind for this field",
         ),
         (
             change_model(

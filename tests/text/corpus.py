@@ -13,7 +13,7 @@ _SIGNS = (".", "!", "?", " (sic).", ", don't.", " – 1998.", ' "#7".', " a#b ##
 
 
 def make_corpus(num_lines: int = 241, seed: int = 5) -> list[str]:
-    """Lines of words, some frequent and many rare, that share stems and endings: subwords are worth learning."""
+    """Return lines of words, some frequent and many rare, that share stems and endings: subwords are worth learning."""
     stems = random.Random(3)
     words = ["".join(stems.choices(_SYLLABLES, k=stems.randint(1, 4))) for _ in range(601)]
     draw = random.Random(seed)

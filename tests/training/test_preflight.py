@@ -108,7 +108,7 @@ def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
     [
         ({"largest_id": 13}, r"token id 13, but the model's source vocabulary ends at 12"),
         ({"longest": 12}, r"longest source has 12 tokens, but the model has 11 positions: lower data.max_length to 11"),
-        ({"special_ids": {"end": 13}}, r"id for end is 13, but the model's vocabulary has the rows 0 to 12"),
+        ({"special_ids": {"end": 13}}, r"id for end is 13, but the ids of the model's vocabulary end at 12"),
         ({"special_ids": {"pad": -1}}, r"id for pad is -1"),
     ],
 )

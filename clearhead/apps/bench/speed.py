@@ -69,7 +69,7 @@ class Speed:
         work: the measured work, such as "decode".
         precision: the precision of the weights.
         batch: the batch size.
-        context: the number of tokens of each text before the work began, or of the text that was read.
+        context: the number of tokens of each text before decoding began, or of the text that was read.
         unit: the unit, "tokens" or "sentences".
         per_second: the number of units per second, the median of the repetitions.
         limit: the number of units per second that the machine's limits allow.
@@ -262,7 +262,7 @@ class _Bench:
 def weights_of_a_step(model: Model) -> int:
     """Return the bytes of weights that a decoding step reads: the decoder without its embedding table, and the head."""
     module = model.module
-    assert module.decoder is not None, "a model that decodes has a decoder"
+    assert module.decoder is not None, "decoding needs a model with a decoder"
     parts = [module.decoder] if module.head is None else [module.decoder, module.head]
     weights: set[Tensor] = {weight for submodule in parts for weight in _tensors(submodule)}
     weights -= set(_tensors(module.decoder.embedding))
@@ -280,7 +280,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _fitting_contexts(model: Model, effort: Effort) -> Iterator[tuple[int, int]]:
-    """Yield (prompt length, new tokens) for each prompt length within the model's limit; if none is, a shorter pair."""
+    """Yield (prompt length, new tokens) for each prompt length in the model's limit; if none fits, a shorter pair."""
     most = min((limit for limit in (model.module.max_positions, model.task.max_length) if limit is not None), default=0)
     fitting = [context for context in effort.contexts if not most or context + effort.new_tokens <= most]
     for context in fitting:

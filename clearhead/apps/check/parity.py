@@ -407,7 +407,7 @@ def find_causes(sides: ModelPair, inputs: TraceInputs, expected: Trace, toleranc
 
 
 def _measure_agreement(points: list[PointComparison], tolerance: float) -> tuple[int, float] | None:
-    """Return the agreement (larger is better): index and -error of the first difference; None if models agree."""
+    """Return index and negative error of the first difference (larger means closer); None if models agree."""
     first = first_divergence(points, tolerance)
     return None if first is None else (points.index(first), -first.error)
 
@@ -527,7 +527,7 @@ def _order_experiments(module: Transformer, trace: Trace, expected: Trace, toler
 
 
 def _match_heads(actual: Tensor, wanted: Tensor, tolerance: float) -> list[int] | None:
-    """Return, for each head of transformers, the equal head here; None if some have none."""
+    """Return, for each head of transformers, the number of the equal head here; None if a head has no equal."""
     heads = range(actual.shape[-2])
     order = [
         next((i for i in heads if relative_error(actual[..., i, :], wanted[..., j, :]) <= tolerance), -1) for j in heads
@@ -547,7 +547,7 @@ def _reorder_heads(module: Transformer, places: Mapping[str, Mapping[str, list[i
 
 
 def _describe_tensors(sides: ModelPair, module: Transformer) -> str:
-    """Describe the tensors that differ, if no experiment explains the divergence."""
+    """Return a sentence about the tensors that differ, for a divergence that no experiment explains."""
     loaded = sides.pretrained
     mine = module_to_hf_tensors(module, loaded.family, loaded.variant, loaded.prefix, module.state_dict())
     base, theirs = f"{getattr(sides.theirs, 'base_model_prefix', '')}.", sides.theirs.state_dict()

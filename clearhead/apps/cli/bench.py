@@ -31,10 +31,10 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
 
     A decoder reads prompts and generates text after 32, 500, 2,000 and 8,000 tokens, up to its maximum length. An
     encoder-decoder translates greedily and by beam search. An encoder does its task. The limit is the fastest speed
-    that the machine allows. In generation, each step must read the weights and the cache from memory once; prompts and
-    sentences need the matrix products. Both limits are measured first, with the same threads, on a buffer of 512 MB and
-    on matrices of 2,048 x 2,048 numbers. Each figure is the median of five runs, or of fewer if all would take more
-    than half a minute. A large model runs each work once, and too slow contexts are left out and named. Without
+    that the machine allows. Generation is limited by reading the weights and the KV cache from memory once per step.
+    Prompts and sentences are limited by the matrix products. Both limits are measured first, with the same threads: on
+    a buffer of 512 MB and on matrices of 2,048 x 2,048 numbers. Each figure is the median of five runs, or of fewer if
+    all would take more than half a minute. Contexts that would take seconds are left out and named. Without
     --precision, every precision in which this machine multiplies fast is measured. Option --batch-size sets the larger
     batch, by default 16 rows. The columns p50 and p95 are the median and the 95th percentile of the time for one token.
     With --json, the last line is {"device", "limits", "peak_memory", "speeds", "advice"}.

@@ -92,14 +92,14 @@ def check(
       clearhead check mine.py:MyAttention mask='block' --hint 1
       clearhead check run.toml --json > certificate.json
 
-    A checkpoint or run is computed in single and double precision, and the inputs of each output are compared with the
-    masks. Batches, padding, caches, packing, attention kernels and files must not change results beyond rounding.
+    A checkpoint or run is computed in single and double precision. The inputs that each output depends on are compared
+    with the masks. Batches, padding, caches, packing, attention kernels and files may change results by rounding only.
     Weights, heads, norms and embedding rows are inspected too. With --against transformers, both models read random,
     padded and real texts, and the first submodule that differs is named with the cause.
 
-    FILE.py or a notebook runs in another process and is compared with the paper; a known mistake with the same numbers
-    is named. The words name=value are arguments of the comparison, as in Python. The first steps of a run file are
-    trained, killed and resumed; every bit must equal training without a kill. The output is a certificate. The exit
+    FILE.py or a notebook runs in another process and is compared with the paper; a known mistake that gives the same
+    numbers is named. The words name=value are arguments of the comparison, as in Python. The first steps of a run file
+    are trained, killed and resumed; every bit must equal training without a kill. The output is a certificate. The exit
     code is 1 if something is wrong, differs or is not written yet, and 2 if it cannot be compared. With --json, the
     last line is {"ok", "findings"} and more, {"same", "divergence", "causes"}, or {"ok", "reports"}.
     """
@@ -166,7 +166,7 @@ def _check_checkpoint(
     if against is None:
         raise InputError("--reference and --tolerance have no effect without --against: add --against transformers")
     if against != "transformers":
-        raise InputError(f"--against {against} is not known; expected transformers")
+        raise InputError(f"--against expects transformers, got '{against}'")
     if reference is not None and not reference.exists():
         raise InputError(f"--reference {reference}: {explain_absent(reference, 'folder')}")
     if reference is not None and not (reference / "config.json").is_file():
@@ -262,7 +262,7 @@ def is_certificate(ref: str) -> bool:
 
 
 def check_certificate(file: str, options: Mapping[str, object], *, as_json: bool) -> None:
-    """Print a certificate, and exit with 1 if it does not hold any more.
+    """Print the certificate of a training job, and exit with code 1 if it does not hold any more.
 
     Raises:
         InputError: the file cannot be read, or an option is given.
@@ -279,7 +279,7 @@ def check_certificate(file: str, options: Mapping[str, object], *, as_json: bool
 
 
 def check_run_file(file: str, *, steps: int | None, kills: int | None, seed: int | None, as_json: bool) -> None:
-    """Check a training job, print its certificate, and exit with 1 if something is wrong.
+    """Check that a training job resumes exactly, print its certificate, and exit with code 1 if something is wrong.
 
     Raises:
         InputError: the run file cannot be trained.
@@ -297,7 +297,7 @@ def check_run_file(file: str, *, steps: int | None, kills: int | None, seed: int
 
 
 def check_model(ref: str, compute: ComputeOptions, *, html: Path | None, force: bool, as_json: bool) -> None:
-    """Check a model, print the report, and exit with 1 if something is wrong.
+    """Check a model, print the report, and exit with code 1 if something is wrong.
 
     Raises:
         InputError: the model cannot be loaded or checked, or the file cannot be written.

@@ -104,7 +104,7 @@ def convert(
 def _convert(
     ref: str, out: Path, push: str | None, *, precision: str | None, text: Path | None, max_shard_size: int | None
 ) -> dict[str, str]:
-    """Write a model, upload it if asked, and return its model type and the commit of the upload."""
+    """Write a model, upload it if --push is given, and return its model type and the commit of the upload."""
     from clearhead.base.files import read_json_object
 
     resolved_ref = locate_model(ref)
@@ -124,7 +124,7 @@ def _convert(
 
 
 def _open(ref: str, precision: str | None) -> tuple[Model, Callable[[], Stream | None]]:
-    """Return a model, and a function that returns a stream of its weights, or None if the weights are in memory."""
+    """Open a model; return it with a function that streams its weights, or returns None if they are in memory."""
     from clearhead.checkpoints.hf.saving import can_stream
     from clearhead.checkpoints.reference import ModelReference
     from clearhead.fast.memory import FORMATS

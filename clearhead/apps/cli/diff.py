@@ -66,8 +66,8 @@ def diff(
 
     The table shows tensors, heads and rows with their relative change ||B - A|| / ||A|| (Frobenius). If ||A|| is
     below the typical norm of such a tensor, head or row, that norm replaces it. The rank is the number of singular
-    values of B - A above 1 % of the largest. The rank is exact up to 4 million numbers and a side of 1,024, otherwise
-    at most 256.
+    values of B - A above 1 % of the largest. It is exact for matrices of at most 4 million numbers with a smaller side
+    of at most 1,024. For larger matrices, at most 256 singular values count.
 
     With texts, both models read them. The table then shows the mean Jensen-Shannon divergence of the attention rows of
     each head. Tokens are listed with the KL divergence of their predictions. Without texts no model is loaded.
@@ -113,7 +113,7 @@ def _check_options(output: Path | None, force: bool, has_texts: bool, compute: t
 
 
 def _name_by_line(lines: Mapping[int, str], file: Path | None) -> AbstractContextManager[None]:
-    """Return a context manager in which messages name texts of a file by their lines."""
+    """Return a context manager in which messages name texts of a file by their line numbers."""
     return (
         nullcontext()
         if file is None
@@ -122,7 +122,7 @@ def _name_by_line(lines: Mapping[int, str], file: Path | None) -> AbstractContex
 
 
 def _read_texts(texts: list[str] | None, file: Path | None) -> dict[int, str]:
-    """Return the texts by number; texts of a file are its lines without the empty ones."""
+    """Return the texts by number, from 1: those of the command line, or the non-empty lines of a file."""
     if texts and file is not None:
         raise InputError("give texts on the command line or with --file, not both")
     if file is None:

@@ -245,7 +245,7 @@ def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
     Args:
         ref: the reference of the model.
         options: the parameter names of the given options.
-        is_named: True if options must name the data.
+        is_named: True if the options must name all data that the task needs.
 
     Raises:
         InputError: options without effect or missing options, all in one sentence; or the model does not exist.

@@ -62,8 +62,8 @@ def explain(
 
     The output goes from the text to tokens, embedding, norms, queries, keys, values, scores, mask, weights and
     probabilities. Each step has its formula, shape and numbers, and the lines of the core that compute it. The terminal
-    shows one layer, head and token; a page shows all of them. Below each attention, the largest score is a sum over the
-    modules that wrote query and key, with norm statistics held fixed. Layers, heads and tokens count from 0. With
+    shows one layer, head and token; a page shows all of them. Below each attention, the largest score is split into a
+    sum over the modules that wrote its query and key. Layers, heads and tokens count from 0. With
     --json, the last line has all numbers of the chosen layer, head and token.
     """
     if output is not None:

@@ -58,9 +58,9 @@ def heads(
 
     Each line is a text; empty lines are left out. Each number is the mean over the lines, followed by ± and its
     standard deviation. The entropy is in nats, the distance in tokens. The others are shares of the attention weight on
-    the first or previous token, the same token elsewhere (duplicate), or the same position (diagonal). For induction,
-    the attended token followed an earlier copy of the current token. For alignment, the link is the largest of both its
-    tokens.
+    the first token, the previous token, the same token elsewhere (duplicate), or the same position (diagonal). The
+    column induction is the share on tokens that follow another copy of the current token. The column alignment is the
+    share on links that are the largest of both their tokens.
 
     The columns duplicate and induction are measured on repeated random tokens, drawn with --seed. A pattern is named if
     more than half of the weight follows it. The model computes in fp32 unless --precision is given. With --json, the

@@ -220,7 +220,7 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class _InspectedModel:
-    """The spec and task of a model, and lines of notes on a Hugging Face checkpoint.
+    """Spec, task and weight headers of the inspected model, with notes on its Hugging Face checkpoint.
 
     The function `read_headers` reads the headers of the weight files. None means that the model has no weights.
     """
@@ -390,7 +390,7 @@ def _memory_lines(forecasts: Sequence[MemoryForecast], spec: Model) -> Iterator[
 
 
 def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a report line for each attention kernel and its reason; training and evaluation share equal lines."""
+    """Yield a report line for each attention kernel and its reason; one line for training and evaluation if equal."""
     modes: dict[str, list[str]] = {}
     for kernel in kernels:
         modes.setdefault("the {kernel} kernel in {count} of {total}, because {reason}".format(**kernel), []).append(

@@ -64,7 +64,7 @@ class TextInput:
 
     Attributes:
         name: the name of the input in messages. None means a single text without a file.
-        blocks: the lines, in blocks that are available at once.
+        blocks: the lines, in blocks; all lines of a block have arrived when the block is yielded.
         total: the number of lines. None means unknown.
         is_estimate: True if `total` is a forecast from the first lines of a large file.
         count_before: function that counts the lines before the share of this process.
@@ -154,8 +154,8 @@ def answer_lines(
 ) -> None:
     """Compute an answer for every line, and show the answers in order as they become available.
 
-    Answers that a stopped command has written are not shown again. Its last window is computed again as a whole, so
-    that its batches equal those of an uninterrupted command.
+    Answers that a stopped command has written are not shown again. Its last group of lines (window) is computed again
+    as a whole, so that its batches equal those of an uninterrupted command.
 
     Args:
         lines: the texts, and the file for the answers.
@@ -245,7 +245,7 @@ class _WindowProgress(MessageDisplay):
     Attributes:
         bar: the bar that counts lines.
         before: the number of lines before the window.
-        count: the number of lines of the window that are computed.
+        count: the number of non-empty lines in the window.
     """
 
     bar: Bar

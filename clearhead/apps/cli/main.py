@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split_parts(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the words without --parts, and the files of --parts; typer reports a missing file name."""
+    """Return the words of a command line without --parts, and the files that --parts names."""
     rest, files, waiting = list[str](), list[str](), list(words)
     while waiting:
         word = waiting.pop(0)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def _limit_callback(most: int) -> Callable[[Any, Any, int | None], int | None]:
-    """Return an option callback that refuses numbers above a limit; the help of typer's range shows all digits."""
+    """Return an option callback that refuses numbers above a limit, and keeps the limit out of the help."""
 
     def check(ctx: typer.Context, param: typer.CallbackParam, value: int | None) -> int | None:
         if value is not None and value > most:
@@ -139,7 +139,7 @@ class ComputeOptions:
 
 
 def _local_device(name: str) -> str:
-    """Return the device name, with one GPU for each process that torchrun started on this machine."""
+    """Return the device name; under torchrun, each process on this machine gets a different GPU."""
     import torch
 
     rank, count = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()

@@ -118,7 +118,7 @@ class AnswerFile:
         can_resume: True if a later command can continue the partial file.
         num_answers: the number of answers that a stopped command has written.
         file: the partial file while it is open.
-        has_first_window: True once a window of answers is complete.
+        has_first_window: True once the first group (window) of answers is complete.
     """
 
     path: Path
@@ -342,7 +342,7 @@ class OutputOptions:
         faults = {
             "standard input cannot be split into shares: name a file": source == STANDARD_INPUT,
             f"{source} is compressed and cannot be split into shares: decompress it": source.suffix == ".gz",
-            f"{source} is no regular file, so it has no shares: copy it": source.exists() and not source.is_file(),
+            f"{source} is no regular file and cannot be split: copy it": source.exists() and not source.is_file(),
         }
         for fault, is_so in faults.items():
             if is_so:
@@ -353,7 +353,8 @@ class OutputOptions:
         """Return the path of the partial file for these settings and this input.
 
         Raises:
-            InputError: a stopped command left a partial file, and --resume is not given or other settings wrote it.
+            InputError: a stopped command left a partial file, and --resume is not given or the settings
+                or the input differ.
         """
         status = source.stat() if source.is_file() else None
         content = [sorted(self.settings.items()), status and (status.st_size, status.st_mtime_ns)]
@@ -374,7 +375,7 @@ class OutputOptions:
 
 
 def explain_rounding(model: Model, output: AnswerFile | None) -> None:
-    """Print that shares may differ from one process by rounding, if results of the model depend on the batch."""
+    """Print a notice if rounding may make the answers of shares differ from those of a single process."""
     if output is not None and output.is_shared and not model.is_batch_invariant:
         print_message(
             "results of this model depend on their batch in the last digits, so shares can differ from one process by "

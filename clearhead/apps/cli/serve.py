@@ -77,10 +77,10 @@ def serve(
       clearhead serve path/to/gpt2 vectors=path/to/minilm --port 8080
       clearhead serve runs/shakespeare --host 0.0.0.0 --api-key-file keys.txt
 
-    OpenAI clients connect to http://127.0.0.1:8000/v1. NAME=REF names a model (letters, digits, ".", "_", "-"); the
-    default is the last folder of REF or the repository's name. A prompt and its answer share the model's positions.
-    Requests join and leave a batch at any token. GET /v1/models lists the models, /health is ready when each has made a
-    token, /metrics is for Prometheus. Texts are never logged. SIGTERM ends after running requests; a second, at once.
+    OpenAI clients connect to http://127.0.0.1:8000/v1. NAME=REF names a model (letters, digits, ".", "_", "-"); without
+    NAME, the last folder of REF is the name. A prompt and its answer must fit into the model's positions. Requests
+    share a running batch. /v1/models lists the models, /health reports that all have generated a token, /metrics is for
+    Prometheus. Texts are never logged. SIGTERM finishes running requests and refuses new ones; a second one ends them.
     """
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:

@@ -286,7 +286,7 @@ def _cosines(model: Model, pairs: list[tuple[str, str]], batch_size: int | None)
 
 
 def _write_vectors(model: Model, call: LineCall, output: VectorFile) -> None:
-    """Write the vectors of all lines as an array.
+    """Write the vectors of all lines to a .npy file.
 
     Raises:
         InputError: a line is empty.

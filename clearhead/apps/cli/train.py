@@ -116,7 +116,7 @@ def _train(path: Path, words: list[str], *, resume: bool, as_json: bool) -> None
 
 @contextlib.contextmanager
 def _print_faults_once() -> Iterator[None]:
-    """Print faults that all processes of torchrun or Slurm find only in the first process."""
+    """Print faults in the first process only, if all processes of torchrun or Slurm find the same faults."""
     try:
         yield
     except InputError:
@@ -168,7 +168,8 @@ def train_sweep(
         path: the run file, or the directory of a sweep to continue.
         words: changes for all runs, as texts `table.key=value`.
         swept: texts KEY=VALUES, or the path of a sweep file.
-        equal: the budget that is equal for all runs. None means the one of the sweep file, or the steps.
+        equal: the budget that is equal for all runs. None means the budget of the sweep file; without a sweep
+            file, the steps.
         resume: True to continue a sweep.
         as_json: True to print the result as one JSON object.
 
@@ -182,7 +183,7 @@ def train_sweep(
     folder = None if path.is_dir() else path.parent
     if path.is_dir():
         if swept or not (path / SWEEP_FILE).is_file():
-            raise InputError(f"{path} is a directory: begin a sweep with a run file, or continue one by its directory")
+            raise InputError(f"{path} is a directory: give a run file, or a sweep's directory without --sweep")
         words.insert(0, f"train.run={json.dumps(str(path))}")
         path, swept, resume = path / BASE_FILE, [str(path / SWEEP_FILE)], True
     if not swept:

@@ -196,10 +196,10 @@ def view(
       clearhead view runs/de-en "Zwei Hunde." --view matrix \\
         --stack decoder.memory --layers 2 --heads 1 -o head.svg
 
-    The page shows all heads, a head as a matrix, a token through all layers, the logit lens and the search; -o names
-    its file. Heads chosen by --layers and --heads are stored in full precision; --effects also measures their attended
-    tokens. Option --checkpoints shows all weights that a run kept (train.snapshots). The last token, the first blank or
-    the predicted label is explained, unless --of names another output; --of Mary --of John explains Mary over John.
+    The page shows all heads, a head as a matrix, a token through all layers, the logit lens and the beam search. Heads
+    chosen by --layers and --heads are stored in full precision; --effects also measures each of their attended tokens.
+    Option --checkpoints shows all weights that a run kept. The page explains the last token, the first blank or the
+    predicted label; --of names another output. With --of Mary --of John it explains why the model prefers Mary.
     """
     path = output or Path(re.sub(r"[^\w.-]+", "-", Path(ref).name or "attention") + PAGE)
     together = {"--checkpoints": checkpoints, "--compare": compare, "--compare-with": compare_with}

@@ -361,7 +361,7 @@ def _notes(row: ComparisonRow) -> Iterator[tuple[str, str]]:
 
 
 def _differing_keys_below(run: ComparedRun, first: ComparedRun, *prefixes: str) -> list[str]:
-    """Return the keys, equal to or below the given dotted keys, whose values differ between two run files."""
+    """Return the dotted keys, at or below the given keys, whose values differ between two run files."""
     keys = differing_keys(run.configuration, first.configuration)
     return [key for prefix in prefixes for key in keys if key == prefix or key.startswith(f"{prefix}.")]
 

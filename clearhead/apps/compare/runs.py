@@ -98,7 +98,7 @@ class ComparedRun(Printed):
 
     @property
     def unfinished(self) -> str | None:
-        """The progress of an unfinished run as text, or None if the run is finished or the state unknown."""
+        """The progress of an unfinished run as text, or None if the run is finished or its state is unknown."""
         if self.state is None:
             return None
         tally = Tally(**self.state.get("tally", {}))

@@ -98,7 +98,7 @@ class ComparisonRow(Printed):
 
     def _spread_or_fail(self, value: Callable[[ComparedRun], int | float]) -> Spread:
         summary = self.spread(value)
-        assert summary is not None, "a run that was read has metrics"
+        assert summary is not None, "a run must have metrics"
         return summary
 
 

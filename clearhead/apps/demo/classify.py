@@ -142,7 +142,7 @@ def drop_shared_names(tables: Mapping[str, Sequence[Name]]) -> tuple[dict[str, l
 
 
 def split(names: Sequence[Name], seed: int) -> tuple[list[Name], list[Name], list[Name]]:
-    """Return the training, validation and test names, split by concept."""
+    """Split names into training, validation and test names; all names of a concept are in one of the three."""
     concepts = sorted({name.concept for name in names})
     random.Random(seed).shuffle(concepts)
     num_valid, num_test = round(VALID_SHARE * len(concepts)), round(TEST_SHARE * len(concepts))
@@ -180,11 +180,11 @@ def _clean(names: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def _draw(source: random.Random, names: Sequence[Name], languages: Iterable[str], most: int | None) -> list[Name]:
-    """Return shuffled names; with a limit, the same number for each language."""
+    """Return the names in random order; with a limit `most`, the same number of names for each language."""
     shuffled = source.sample(names, len(names))
     counts = Counter(name.language for name in names)
     if missing := [language for language in languages if not counts[language]]:
-        raise InputError(f"too few names are only in {missing[0]}, so that three sets cannot be made: leave it out")
+        raise InputError(f"too few names occur only in {missing[0]} for three sets of names: leave this language out")
     if most is None:
         return shuffled
     equal = min(most, *counts.values())

@@ -105,7 +105,7 @@ def train_recipe(recipe: str, plan: DemoPlan, files: Mapping[str, Path]) -> RunR
 def train_on_library(
     recipe: str, plan: DemoPlan, *, max_bytes: int, max_valid_bytes: int, folder: Path | None
 ) -> LibrarySources:
-    """Collect source code of Python's standard library, print its size, train on it, and return it.
+    """Collect source code of Python's standard library, print its size, train on it, and return the sources.
 
     Args:
         recipe: the run file, as in `train_recipe`, with {train} and {valid}.
@@ -130,7 +130,7 @@ def train_on_library(
 
 
 def load_trained(plan: DemoPlan, label: str = "best") -> Model:
-    """Load the model of a checkpoint of the run."""
+    """Load the model from a checkpoint of the run, such as "best"."""
     import clearhead
 
     return clearhead.load(f"{plan.run}@{label}", device=plan.device, precision=plan.precision)

@@ -157,7 +157,7 @@ def answer_table(lines: Sequence[str], answers: Sequence[Sequence[Filled]]) -> T
 
 
 def _visible(text: str) -> str:
-    """Return the text of a candidate; white space becomes visible if there is nothing else."""
+    """Return the text of a candidate; a candidate of white space alone gets visible signs."""
     return text.replace("\n", "⏎").replace(" ", "␣") if text.isspace() else text
 
 

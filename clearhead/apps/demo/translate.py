@@ -53,7 +53,7 @@ _Texts: TypeAlias = Sequence[tuple[str, _Day]]
 
 
 class DatePair(NamedTuple):
-    """A date as a text of a locale, its ISO form, and the locale."""
+    """A date as written in a locale, its ISO form, and the name of the locale."""
 
     source: str
     target: str
@@ -62,7 +62,7 @@ class DatePair(NamedTuple):
 
 @dataclass(frozen=True)
 class DateSets:
-    """Pairs split by date: a date of one set occurs in no other set, in any language.
+    """Pairs of a date text and its ISO form in three sets; all pairs with the same date are in one set.
 
     Args:
         train: the training set.

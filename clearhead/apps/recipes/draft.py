@@ -35,10 +35,10 @@ class NewOptions:
     Attributes:
         task: the kind of the task.
         folder: the folder for held-out data.
-        run: the run directory. None means that it is named after the data.
+        run: the run directory. None means a directory named after the data.
         source, target, text, labels, text_column, pair, document, pattern: the training data.
         valid_source, valid_target, valid_text, valid_labels: the validation data.
-        others: the data options that only this task has, by name. None means not given.
+        others: the data options that only this task has, by name. A value None means not given.
     """
 
     task: str
@@ -140,7 +140,7 @@ class _SurveyedExamples:
         survey: the survey of the examples.
         held: the split into training and held-out examples.
         train, valid: the data tables of the run file.
-        facts: further facts for the first message.
+        facts: the end of the message with the number of examples, such as the number of distinct words.
         files: the copies of both splits; empty if nothing is held out.
         num_overlapping: the number of given validation examples that share a text with the training data.
     """
@@ -223,7 +223,7 @@ def _draft_pairs(options: NewOptions) -> Draft:
     from clearhead.data.sources.run_file_tables import parse_table
 
     source, target = options.source, options.target
-    assert source is not None and target is not None, "the options were checked"
+    assert source is not None and target is not None, "call check_options first"
     train, valid = pair_table(source, target), dict[str, Value]()
     data = read_pairs(parse_table(train, PAIR_FORMS).as_source())
     surveyed = survey(list(zip(data["source"], data["target"], strict=True)))
@@ -266,7 +266,7 @@ def _draft_text(options: NewOptions) -> Draft:
     from clearhead.data.sources.texts import TEXT_FORMS, measure
 
     text = options.text
-    assert text is not None, "the options were checked"
+    assert text is not None, "call check_options first"
     train: dict[str, Value] = text_table(text, options.text_column)
     if options.pattern is not None:
         train["pattern"] = options.pattern
@@ -344,7 +344,7 @@ def _line_keys(lines: Iterable[str]) -> list[list[str]]:
 
 def _data_name(options: NewOptions) -> str:
     """Return a name for a run from the name of the text; the folder precedes a general name such as train.txt."""
-    assert options.text is not None, "the options were checked"
+    assert options.text is not None, "call check_options first"
     if (named := parse_dataset_name(options.text)) is not None:
         return f"{Path(named.table['dataset']).name.removesuffix('.parquet')}-{options.task}"
     path = options.text.resolve()
@@ -440,7 +440,8 @@ def draw_split(keys: Keys, labels: Labels = None) -> HeldOutSplit:
     """Draw a tenth of the examples for validation, at most `MOST_HELD_OUT`.
 
     Args:
-        keys: the keys of each example. Examples with a common key stay in one split; one without keys is for training.
+        keys: values that identify the texts of each example. Examples with a common key stay in one split; an example
+            without keys is for training.
         labels: the label of each example, drawn in proportion. None means no labels.
 
     Raises:

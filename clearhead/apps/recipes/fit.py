@@ -137,12 +137,12 @@ def fit_run_file(plan: DataPlan, minutes: float) -> FittedRunFile:
 def write_run_file(
     plan: DataPlan, recipe: Recipe, choice: RunFileChoice, candidate: Candidate, minutes: float
 ) -> FittedRunFile:
-    """Return the run file of a choice, with the steps that fit into a time.
+    """Return the run file with the chosen values, and with the steps that fit into a time.
 
     Args:
         plan: the data of the run.
         recipe: the recipe for the task and the amount of data.
-        choice: the choice without its steps.
+        choice: the values of the run file, without its steps.
         candidate: the measured model.
         minutes: the minutes that training may take.
     """
@@ -179,11 +179,11 @@ class RunFileFitter:
         self._tokenizers: dict[str, TokenizerPair] = {}
 
     def parse_choice(self, choice: RunFileChoice) -> RunFile:
-        """Return the parsed run file of a choice."""
+        """Return the run file with the chosen values, parsed."""
         return parse_run_file(run_file_text(self.plan, self.recipe, choice), "the run file")
 
     def prepare_task(self, choice: RunFileChoice) -> PreparedTask[Batch]:
-        """Return the task setup of a choice, with data and spec; each tokenizer is trained once."""
+        """Return the task setup for the chosen values, with data and spec; each tokenizer is trained once."""
         run_file = self.parse_choice(choice)
 
         def find(train: Callable[[], TokenizerPair]) -> TokenizerPair:
@@ -201,7 +201,7 @@ class RunFileFitter:
         return prepare_task(setup)
 
     def with_max_length(self, choice: RunFileChoice) -> RunFileChoice:
-        """Return a choice whose `max_length` fits the longest text."""
+        """Return the chosen values with a `max_length` that fits the longest text."""
         recipe, survey = self.recipe, self.plan.survey
         if isinstance(survey, TextSurvey):
             if dict(self.plan.train).get("document") != "line":
@@ -216,7 +216,7 @@ class RunFileFitter:
         return replace(choice, length_note=f"The longest text has {longest} or more")
 
     def measure_candidate(self, choice: RunFileChoice) -> Candidate:
-        """Build the model of a choice, and measure its steps."""
+        """Build the model for the chosen values, and measure its training steps."""
         run_file, parts = self.parse_choice(choice), self.prepare_task(choice)
         device = choose_device(run_file.train.device)
         seed_everything(run_file.train.seed)
@@ -234,7 +234,7 @@ class RunFileFitter:
 
 
 def choose_size(recipe: Recipe, candidate: Callable[[Size], Candidate], minutes: float) -> Candidate:
-    """Return the largest size of a recipe that fits into memory and reads enough tokens in the time.
+    """Return the largest model of a recipe that fits into memory and reads enough tokens in the given minutes.
 
     Args:
         recipe: the recipe with its sizes in ascending order.
@@ -259,7 +259,7 @@ def choose_size(recipe: Recipe, candidate: Callable[[Size], Candidate], minutes:
         if best is not None and steps * trial.step_tokens < size.least_tokens:
             break
         best = trial
-    assert best is not None, "a recipe has a size"
+    assert best is not None, "a recipe needs at least one size"
     return best
 
 

@@ -66,7 +66,7 @@ def fit_to_checkpoint(plan: DataPlan, reference: str, minutes: float) -> FittedR
         InputError: the checkpoint does not exist or does not suit the task.
     """
     initial = find_initial_model(reference, None, None)
-    assert initial is not None, "a reference is not empty"
+    assert initial is not None, "the reference must not be empty"
     _check_family(initial, plan.task, reference)
     module = build(initial.spec, device="meta")
     count = num_parameters(module)

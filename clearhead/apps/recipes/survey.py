@@ -177,8 +177,8 @@ def tokenizer_kind(recipe: Recipe, data: Survey | TextSurvey) -> str:
 def vocab_size(recipe: Recipe, data: Survey | TextSurvey, *, num_special: int) -> int | None:
     """Return a vocabulary size for which every entry is frequent, or None if the kind of tokenizer has no size.
 
-    The size is at least the number of distinct characters. If there are many, up to 1,000 entries are added for
-    frequent character sequences.
+    The size exceeds the alphabet: the distinct characters (or all bytes) and special tokens. Its maximum is that of
+    the recipe, or 1,000 entries more than the alphabet if that is larger.
 
     Args:
         recipe: the recipe, which holds the maximum vocabulary size.

@@ -202,7 +202,7 @@ def _bytes(content: bytes) -> Response:
 
 
 def _model_facts(runs: Runs) -> dict[str, Any]:
-    """Return facts about the model that a page needs to name its edits: attention addresses, layer order, abilities."""
+    """Return the addresses of attentions, the order of layers, and the outputs of the model, for edits on a page."""
     module = runs.model.module
     attentions: dict[str, dict[int, str]] = {}
     orders: dict[str, list[int]] = {}

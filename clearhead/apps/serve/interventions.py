@@ -184,7 +184,7 @@ def python_lines(edits: Sequence[Intervention], num_records: Sequence[int], call
 
     Args:
         edits: the edits.
-        num_records: the number of depths that share the layer of each edit.
+        num_records: the number of activations that one call captures at the address of each edit.
         call: the call of the model.
     """
     before, blocks = list[str](), list[str]()

@@ -248,7 +248,7 @@ class ShownRun:
         runs: the unchanged run, and the edited one if there are edits.
         page: the samples of the page as JSON.
         outputs: the outputs as JSON, see `OutputComparison.to_json`.
-        python: the lines of Python that do the same.
+        python: the lines of Python that compute the same run.
         encoder: the arrays of the page.
     """
 
@@ -286,8 +286,8 @@ class Runs:
 
     Attributes:
         bases: the unchanged runs with their outputs, by texts.
-        samples: the unchanged runs in the form that a page draws.
-        shown: the runs in the form that their pages show, by the name of the request.
+        samples: the unchanged runs as a page draws them, by request without edits.
+        shown: the runs as their pages show them, by the name of the request.
         requests: the requests, by name.
     """
 
@@ -334,7 +334,7 @@ class Runs:
         return maps.tokenizers.target.decode(list(reading.labels[reading.num_given - 1 :]))
 
     def python_of_request(self, request: PageRequest, of: OutcomeChoice) -> list[str]:
-        """Return the lines of Python that do the same as a request.
+        """Return the lines of Python that compute the result of a request.
 
         Args:
             request: the request of the page.
@@ -387,7 +387,7 @@ class Computation:
         return self.runs.shown.get(request.name, partial(self._show, request))
 
     def show_named(self, name: str) -> ShownRun:
-        """Return a run by the name of its request; a run that is no longer cached is computed again.
+        """Return a run by the name of its request; a run that has left the cache is computed again.
 
         Raises:
             InputError: no recent request has this name.
@@ -442,7 +442,7 @@ class Computation:
         return runs.model.attention(request.text, request.target, request.generate, precision="auto", **runs.reading)
 
     def _show_beginning(self, request: PageRequest) -> ShownRun:
-        """Return the page of a long text with the maps of the first layer only; an empty page for other texts."""
+        """Return the page of a long text with the first layer only; empty for short, edited or generated texts."""
         model = self.runs.model
         stacks = [model.module.encoder, model.module.decoder]
         depth = max(len(stack.order) for stack in stacks if stack is not None)
@@ -521,7 +521,7 @@ def stack_lengths(maps: AttentionMaps) -> dict[str, int]:
 
 
 def _sharing(module: Any, intervention: Intervention) -> int:
-    """Return the number of depths at which the layer of an edited address runs, if layers share weights."""
+    """Return the number of depths of the edited stack if the edit names a depth of a layer, else 1."""
     parts = intervention.address.split(".")
     if intervention.depth is None or parts[1] != "layers":
         return 1

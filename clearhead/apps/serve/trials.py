@@ -124,7 +124,7 @@ def compute_patch_grid(computation: Computation, grid: PatchGridRequest) -> dict
 
 
 def _json(patches: Patches) -> dict[str, Any]:
-    """Return the effects of all patches as JSON; null for a position that the other text does not have."""
+    """Return the effects of all patches as JSON; null for a position that is missing from the second text."""
     return {
         "outcome": patches.outcome,
         "total": patches.total,

@@ -75,15 +75,15 @@ class Work(Display):
         # Time begins with the first check, in the computing thread.
         self._deadline = now + MOST_SECONDS if self._deadline is None else self._deadline + now - begun
         if now > self._deadline:
-            raise InputError(f"this took more than {MOST_SECONDS:g} seconds: send a shorter text, or ask for less")
+            raise InputError(f"the request took more than {MOST_SECONDS:g} seconds: shorten the text or ask for less")
 
     def update(self, done: int, total: int, what: Counted) -> None:
-        """Check at each reported count."""
+        """Check, at each reported count, whether to stop."""
         self.check()
 
     @contextmanager
     def watching(self, model: Model) -> Iterator[None]:
-        """Check before each layer and each operation of a model that runs inside the with block."""
+        """Check, before each layer and operation of a model inside the with block, whether to stop."""
 
         def check_input(x: Tensor) -> Tensor:
             self.check()

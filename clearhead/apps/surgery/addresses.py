@@ -1,4 +1,4 @@
-"""Helpers for addresses in a spec: find stacks, word tables and functions, and update nodes."""
+"""Helpers for addresses in a spec: find stacks, token embeddings and branch functions, and update nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AnyNode = TypeVar("AnyNode", bound=spec.Node)
 
 
 def update_nodes(node: AnyNode, updates: Mapping[str, Mapping[str, Any]], path: str = "") -> AnyNode:
-    """Return a copy of a spec with new values for some fields, by the address of their node."""
+    """Return a copy of a spec node with new values for some fields; `updates` has them by node address."""
 
     def change(path: str, node: spec.Node) -> spec.Node:
         return node.model_copy(update=updates[path]) if path in updates else node
@@ -41,7 +41,7 @@ def stack_of(model: spec.Model, name: Side | None, *, what: str) -> tuple[Side, 
     Args:
         model: the spec.
         name: the name of the stack. None means the only one.
-        what: the edited part of the stack, such as "layers", for the message.
+        what: the plural noun for the edited thing, such as "layers", for messages.
 
     Raises:
         InputError: the name is missing with two stacks, or the model has no stack of this name.
@@ -56,7 +56,7 @@ def stack_of(model: spec.Model, name: Side | None, *, what: str) -> tuple[Side, 
 
 
 def word_table(model: spec.Model, side: str) -> tuple[str, spec.Table]:
-    """Return the address and the node of the word table of a stack."""
+    """Return the address and the spec node of the token embedding of a stack, which another stack may own."""
     table: spec.Table | spec.Reference = getattr(model, side).embedding.table
     path = table.path if isinstance(table, spec.Reference) else f"{side}.embedding.table"
     owner = dict(spec.walk(model))[path]
@@ -65,14 +65,14 @@ def word_table(model: spec.Model, side: str) -> tuple[str, spec.Table]:
 
 
 def token_output(head: spec.Head | None) -> tuple[int, spec.Linear] | None:
-    """Return the index and the node of the layer that gives logits for every token; None if the head has none."""
+    """Return index and spec node of the head layer that computes logits for every token; None if there is none."""
     layers = head.layers if head is not None else ()
     linears = [(index, layer) for index, layer in enumerate(layers) if isinstance(layer, spec.Linear)]
     return None if not linears or any(isinstance(layer, spec.Pool) for layer in layers) else linears[-1]
 
 
 def branch_functions(model: spec.Model, kind: type[AnyNode]) -> dict[str, AnyNode]:
-    """Return all branch functions of one kind, by address."""
+    """Return the nodes of one class that are functions of residual branches, such as attentions, by address."""
     return {path: node for path, node in spec.walk(model) if path.endswith(".function") and isinstance(node, kind)}
 
 
@@ -86,7 +86,7 @@ def match_addresses(
         numbers_by_pattern: the numbers of heads or neurons, by pattern. A pattern matches addresses of functions, or of
             nodes with one function.
         candidates: the addresses of the functions.
-        what: the name of such a function, for messages.
+        what: the noun for such a function in messages, such as "attention".
 
     Raises:
         InputError: a pattern matches nothing, or a node has several functions; the message names every fault.
@@ -111,7 +111,7 @@ def match_addresses(
 
 
 def _explain_unmatched(model: spec.Model, pattern: str, candidates: Collection[str], what: str) -> str:
-    """Return a message about a pattern that matches nothing."""
+    """Return the message for a pattern that matches no address, with the nearest address."""
     depth = re.match(r"(encoder|decoder)\.layers\.(\d+)", pattern)
     if depth is not None:
         stack: spec.Stack | None = getattr(model, depth.group(1))

@@ -19,14 +19,14 @@ from clearhead.core import Transformer
 
 @check_types
 def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
-    """Remove attention heads; the output is that of the old model with the output of these heads set to zero.
+    """Remove attention heads; the new model computes the same as the old model with the output of these heads zero.
 
     If heads share a key and a value, remove whole groups, or the same number of heads from each group.
 
     Args:
         model: a module or a model; it is not changed.
-        heads: the numbers of the heads to remove, by address or pattern, such as "encoder.layers.*". An address is that
-            of an attention, or of a layer with one attention.
+        heads: the numbers of the heads to remove, by address or pattern, such as "encoder.layers.*". The address is
+            that of an attention, or of a layer with one attention.
 
     Raises:
         InputError: an address or head does not exist, or other heads depend on a head; the message names every fault.
@@ -38,12 +38,12 @@ def remove_heads(model: AnyModel, heads: Mapping[str, Collection[int]]) -> Edite
 
 @check_types
 def remove_neurons(model: AnyModel, neurons: Mapping[str, Collection[int]]) -> EditedModel[AnyModel]:
-    """Remove inner neurons of feed-forward networks; the output is that of the old model with them set to zero.
+    """Remove inner neurons of feed-forward networks; the new model equals the old model with these neurons zero.
 
     Args:
         model: a module or a model; it is not changed.
-        neurons: the numbers of the neurons to remove, by address or pattern. An address is that of a network, or of a
-            layer with one network. Every expert of a mixture loses the neurons.
+        neurons: the numbers of the neurons to remove, by address or pattern. The address is that of a feed-forward
+            network, or of a layer with one. Every expert of a mixture loses the neurons.
 
     Raises:
         InputError: an address or neuron does not exist, or no neuron would be left; the message names every fault.
@@ -105,7 +105,7 @@ def _obstacles(address: str, attention: spec.Attention, removed: Collection[int]
 
 
 def _group_sizes(attention: spec.Attention, removed: Collection[int]) -> list[int]:
-    """Return the number of remaining heads for each key/value head."""
+    """Return the number of remaining query heads for each key/value head."""
     group = attention.num_heads // attention.num_kv_heads
     return [group - sum(head // group == number for head in removed) for number in range(attention.num_kv_heads)]
 

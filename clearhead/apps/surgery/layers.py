@@ -15,10 +15,10 @@ from clearhead.core import Transformer
 
 @check_types
 def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = None) -> EditedModel[AnyModel]:
-    """Build a stack from some layers of an old one, in any order; layers named twice are copied with weights.
+    """Build a stack from some layers of an old stack, in any order; a repeated number copies the layer with weights.
 
-    The new stack computes the same as the old one would if its layers ran in this order. If layers share weights, the
-    numbers are depths; depths that shared a layer still share it.
+    The new stack computes the same as the old stack would if its layers ran in this order. If layers share weights,
+    the numbers are depths, and depths that shared a layer still share it.
 
     Args:
         model: a module or a model; it is not changed.
@@ -34,7 +34,7 @@ def keep_layers(model: AnyModel, layers: Sequence[int], *, stack: Side | None = 
 
 
 def _origins(module: Transformer, prefix: str, layers: Sequence[int]) -> dict[str, Origin]:
-    """Return the origin of each tensor if a stack has only some layers, with new numbers."""
+    """Return the origin of each tensor of a module whose stack keeps some layers, under their new numbers."""
     every = copy_origins(module)
     origins = {address: origin for address, origin in every.items() if not address.startswith(prefix)}
     for new, number in enumerate(layers):
@@ -66,7 +66,7 @@ def _plan(module: Transformer, layers: Sequence[int], name: Side | None) -> Surg
 def _with_shared_tables(
     module: Transformer, model: spec.Model, side: Side, layers: Sequence[int], origins: dict[str, Origin]
 ) -> SurgeryPlan:
-    """Give each shared table of scores to the first remaining layer that uses it."""
+    """Move each shared table of score biases to the first remaining layer that uses it."""
     prefix, old = f"{side}.layers.", dict(spec.walk(module.spec))
     references = [node.path for node in old.values() if isinstance(node, spec.Reference)]
     shared = {path for path in references if path.startswith(prefix)}

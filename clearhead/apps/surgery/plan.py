@@ -1,4 +1,4 @@
-"""Plans for surgery: a new spec, and the origin of each of its tensors."""
+"""Plans for surgery: the spec of the new module, and the old tensor that each new tensor is made from."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Origin:
 
     Args:
         address: the address of the old tensor.
-        change: function that makes the new tensor. None means a copy.
+        change: function that computes the new tensor. None means a copy.
         is_drawn: True if the change needs the randomly initialized tensor; otherwise that tensor is empty.
     """
 
@@ -51,7 +51,7 @@ class SurgeryPlan:
         model: the spec of the new module.
         origins: the origin of each tensor, by address. Tensors without an origin are initialized randomly; origins of
             tensors that the spec does not have are ignored.
-        notes: the remarks for the report.
+        notes: remarks for the report.
     """
 
     model: spec.Model
@@ -118,7 +118,7 @@ def task_of(model: spec.Model, old: TaskRecord) -> TaskRecord:
 
 
 def _outputs(model: spec.Model) -> tuple[Outputs, int]:
-    """Return the kind of outputs of the head, and the size of its last linear layer."""
+    """Return the kind of outputs of a model, such as classes, and the size of the last linear layer of its head."""
     output = token_output(model.head)
     layers = model.head.layers if model.head is not None else ()
     count = next((layer.size for layer in reversed(layers) if isinstance(layer, spec.Linear)), 0)
@@ -161,7 +161,7 @@ def _build_module(old: Transformer, plan: SurgeryPlan) -> tuple[Transformer, Sur
 
 
 def _draw(module: Transformer, addresses: Collection[str]) -> dict[str, Tensor]:
-    """Return some tensors of a module on the meta device, randomly initialized; the others take no memory."""
+    """Return randomly initialized tensors for some addresses of a module on the meta device; others use no memory."""
     if not addresses:
         return {}
     real = copy.deepcopy(module)

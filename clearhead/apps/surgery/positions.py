@@ -54,7 +54,7 @@ def scale_rotary(
     theta: float | None = None,
     layers: str = "**",
 ) -> EditedModel[AnyModel]:
-    """Extend RoPE beyond the training length with one of the kinds of scaling in the spec.
+    """Set the scaling of RoPE, such as `spec.LinearScaling`, for texts longer than in training.
 
     Args:
         model: a module or a model; it is not changed.
@@ -65,7 +65,7 @@ def scale_rotary(
     Raises:
         InputError: the pattern matches no attention with RoPE, or the scaling does not fit the head size.
 
-    Source: see the kinds of scaling in the spec.
+    Source: the docstring of each scaling in the spec names its paper.
     """
     return apply_plan(model, lambda module: _plan_rotary(module, scaling, theta, layers))
 

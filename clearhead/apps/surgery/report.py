@@ -21,10 +21,10 @@ class SurgeryReport:
 
     Args:
         copied: the new address of each unchanged tensor -> its old address.
-        changed: the new address of each tensor with removed, added or computed rows or columns -> its old address.
+        changed: the new address of each tensor that was cut, extended or computed -> the address of its old tensor.
         new: the addresses of newly initialized tensors.
         dropped: the old addresses of tensors that no new tensor uses.
-        notes: further remarks.
+        notes: remarks about the operation.
     """
 
     copied: Mapping[str, str]
@@ -52,7 +52,7 @@ class SurgeryReport:
 
 @dataclass(frozen=True, repr=False)
 class EditedModel(Printed, Generic[AnyModel]):
-    """A new model and the report of its tensors.
+    """Result of a surgery operation: the new model, and a report of its tensors.
 
     Args:
         model: the new model, of the same kind as the old one: a module, or a model with its tokenizers.
@@ -64,7 +64,7 @@ class EditedModel(Printed, Generic[AnyModel]):
 
 
 def _fold_layers(addresses: Iterable[str]) -> list[str]:
-    """Merge addresses that differ only in their first number to one with a star and a count."""
+    """Merge addresses that differ only in their first number into one address with a star and a count."""
     groups: dict[str, list[str]] = {}
     for address in addresses:
         groups.setdefault(_NUMBER.sub("*", address, count=1), []).append(address)

@@ -1,4 +1,4 @@
-"""Surgery on stacks: encoder to encoder-decoder, decoder to encoder, and other heads."""
+"""Surgery on stacks: convert an encoder to an encoder-decoder or a decoder to an encoder, or replace the head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def to_encoder_decoder(model: AnyModel) -> EditedModel[AnyModel]:
     """Make an encoder-decoder from an encoder: the decoder is a copy with a causal mask and new cross-attention.
 
     The cross-attention is initialized randomly. The rest of the decoder is a copy; both share the token embedding. A
-    language-model head stays; any other head is replaced by one.
+    language-model head stays; any other head is replaced by a language-model head.
 
     Args:
         model: a module or a model with only an encoder; it is not changed.
@@ -69,7 +69,7 @@ def replace_head(model: AnyModel, head: spec.Head | None) -> EditedModel[AnyMode
 def _with_head(
     model: spec.Model, origins: dict[str, Origin], old: spec.Head | None, head: spec.Head | None
 ) -> SurgeryPlan:
-    """Add a head to a planned model; its first layers keep old weights as long as they equal those of the old head."""
+    """Plan a model with another head; its first layers keep the weights of equal first layers of the old head."""
     remaining = {address: origin for address, origin in origins.items() if not address.startswith("head.")}
     layers = [() if side is None else side.layers for side in (old, head)]
     for index, (before, after) in enumerate(zip(*layers, strict=False)):
@@ -104,7 +104,7 @@ def _plan_decoder(module: Transformer) -> SurgeryPlan:
     table, _ = word_table(model, "encoder")
 
     def move_path(path: str) -> str:
-        """Return the address in the decoder for one in the encoder; the word table is shared."""
+        """Return the decoder address for an encoder address; the shared token embedding keeps its address."""
         if path.removesuffix(".weight") == table or not path.startswith("encoder."):
             return path
         targets = (new + path.removeprefix(old) for new, old in names.items() if path.startswith(old))
@@ -126,7 +126,7 @@ def _self_attention(step: spec.Step) -> tuple[spec.Branch, spec.Attention] | Non
 
 
 def _memory_step(layer: spec.Layer, step: spec.Step, attended: tuple[spec.Branch, spec.Attention]) -> spec.Step:
-    """Return a cross-attention step with its norms placed as in a self-attention step."""
+    """Return a cross-attention step for a decoder layer, with norms at the same places as in a self-attention step."""
     branch, attention = attended
     norm = attention.query_key_norm
     is_disentangled = isinstance(attention.score_bias, spec.Disentangled)
@@ -165,7 +165,7 @@ def _causal(stack: spec.Stack) -> spec.Stack:
 
 
 def _word_head(model: spec.Model, encoder: spec.Stack) -> spec.Head:
-    """Return a language-model head: the old one, or a new one tied to the word table where their widths agree."""
+    """Return the old language-model head, or else a new one, tied to the token embedding if their widths agree."""
     path, table = word_table(model, "encoder")
     output = token_output(model.head)
     if model.head is not None and output is not None and output[1].size == table.rows:
@@ -203,7 +203,7 @@ def _plan_encoder(module: Transformer, head: spec.Head | None) -> SurgeryPlan:
 
 
 def _plan_first_stack(module: Transformer, encoder: spec.Stack, head: spec.Head | None) -> SurgeryPlan:
-    """Plan an encoder from an encoder-decoder; it takes over a word table that the decoder owns."""
+    """Plan an encoder from an encoder-decoder; a token embedding that the decoder owns moves to the encoder."""
     origins = {
         address: origin for address, origin in copy_origins(module).items() if not address.startswith("decoder.")
     }
@@ -225,7 +225,7 @@ def _refuse_rounded(decoder: spec.Stack) -> None:
 
 
 def _bidirectional(stack: spec.Stack) -> spec.Stack:
-    """Return a stack with bidirectional masks; windows are as wide after a token as before it."""
+    """Return a stack without causal masks; windows extend as far after a token as before the token."""
 
     def change(_: str, node: spec.Node) -> spec.Node:
         if isinstance(node, spec.Causal):

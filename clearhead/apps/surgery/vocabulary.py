@@ -34,10 +34,10 @@ def grow_vocabulary(
     Args:
         model: a module or a model; it is not changed.
         words: the words, each of which becomes one id of the tokenizer; or a number of rows without words.
-        start: the initial values of new rows. The value "mean" stands for the mean of all rows, so that a new word is
-            about as likely as an old one. The value "pieces" stands for the mean of the tokens of the word, and "draw"
-            for random initialization. A list of ids for each word gives the mean of their rows. A tensor [words,
-            width] gives the rows of the word tables; an untied output then starts as the mean.
+        start: the initial values of new rows. The value "mean" is the mean of all rows, so that a new word is about as
+            likely as an old word. The value "pieces" is the mean of the rows of the word's tokens, and "draw" is
+            random initialization. A list of ids for each word means the mean of their rows. A tensor [words, width] is
+            the rows of the token embeddings; an untied output layer then starts as the mean.
         side: the vocabulary, "source" or "target". None means the only one.
 
     Raises:
@@ -117,7 +117,7 @@ def _tokenizer_of(model: Model, side: VocabularySide | None) -> Tokenizer:
 def _with_tokenizer(
     model: Model, side: VocabularySide | None, tokenizer: Tokenizer, rows: Sequence[int | None], start: RowInit
 ) -> EditedModel[Any]:
-    """Return a model with other rows of the vocabulary and a new tokenizer."""
+    """Return a model with added or removed rows of the vocabulary and a new tokenizer."""
     edited = apply_plan(
         model.module, lambda module: plan_rows(module, VocabularyRows.of(module.spec, side), rows, start)
     )
@@ -130,7 +130,7 @@ def _with_tokenizer(
 
 
 def _check_named(model: Model, keep: Sequence[int]) -> None:
-    """Refuse a cut that would change an id that config.json names."""
+    """Raise an `InputError` if a cut vocabulary would change an id that config.json names."""
     if model.hf_checkpoint is None:
         return
     rows = max(model.module.num_source_ids, model.module.num_target_ids)
@@ -148,12 +148,13 @@ RowInit = Literal["mean", "draw"] | Sequence[Sequence[int]] | Tensor
 
 @dataclass(frozen=True)
 class VocabularyRows:
-    """Word tables and output layer of a vocabulary.
+    """Addresses of the tensors with one row per token of a vocabulary: token embeddings and output layer.
 
     Args:
-        tables: the addresses of the word tables.
+        tables: the addresses of the token embeddings.
         rows: the number of rows of each table.
-        output: the index of the layer in the head that gives the logits. None means that there is none.
+        output: the index of the head layer that computes the logits. None means that no layer does, or the labels
+            are not words.
     """
 
     tables: tuple[str, ...]
@@ -162,7 +163,7 @@ class VocabularyRows:
 
     @classmethod
     def of(cls, model: spec.Model, side: VocabularySide | None) -> VocabularyRows:
-        """Return the word tables and the output layer of a model.
+        """Return the token embeddings and the output layer of a vocabulary of a model.
 
         Args:
             model: the spec of the model.
@@ -197,11 +198,11 @@ class VocabularyRows:
 
 
 def plan_rows(module: Transformer, words: VocabularyRows, rows: Sequence[int | None], start: RowInit) -> SurgeryPlan:
-    """Return the plan for other rows of a vocabulary.
+    """Return the plan for a model whose vocabulary has added, removed or reordered rows.
 
     Args:
         module: the module.
-        words: the tables and the output of the vocabulary.
+        words: the token embeddings and the output layer of the vocabulary.
         rows: the index of the old row for each new row. None means a new row.
         start: the initial values of new rows.
 
@@ -255,7 +256,7 @@ def _check_start(model: spec.Model, words: VocabularyRows, start: RowInit, count
 
 
 def _change(rows: Sequence[int | None], start: RowInit) -> Change:
-    """Return the change of a word table, of an untied output layer, or of its bias."""
+    """Return the function that changes a token embedding, an untied output layer, or the bias of that layer."""
     index = torch.tensor([0 if row is None else row for row in rows])
     places = torch.tensor([number for number, row in enumerate(rows) if row is None], dtype=torch.long)
 

@@ -44,7 +44,7 @@ class SweepResult(Printed):
     Attributes:
         folder: the directory of the sweep.
         runs: the directories of the finished runs.
-        failed: the names of the failed runs, each with its reason.
+        failed: the reason of each failure, by the name of the run.
         comparison: the comparison of the finished runs.
         picture: the path of the learning curves. None means that no run was validated.
     """
@@ -286,7 +286,7 @@ class RunningSweepJob:
 
     Attributes:
         job: the run that the process trains.
-        slot: the index of the job's environment variables among those of the jobs that run at once.
+        slot: the index of the job's environment variables in the list that `job_environments` returns.
         prefix: the start of each printed line.
         process: the training process.
         peak: the largest memory of the process seen so far, in bytes.

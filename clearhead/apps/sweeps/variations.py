@@ -49,7 +49,7 @@ class Variation:
         return list(dict.fromkeys(itertools.chain(self.grid, *self.listed)))
 
     def configurations(self) -> list[Configuration]:
-        """Return the varied keys and values of each run, with all seeds of a configuration next to each other.
+        """Return the varied keys and values of each run; in a grid, runs that differ only in the seed are neighbours.
 
         Raises:
             InputError: no key is varied, there are too many runs, or two runs are equal.
@@ -83,7 +83,7 @@ class Variation:
             yield from run.items()
 
     def to_toml(self, equal: Equal) -> str:
-        """Return the text of a sweep file with the varied keys and the budget.
+        """Return the text of a sweep file with the varied keys, their values and the budget.
 
         Args:
             equal: the budget that is equal for all runs.

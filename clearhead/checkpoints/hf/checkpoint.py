@@ -295,7 +295,7 @@ def with_decoder_tokens(
 
 
 def _decoder_affixes(config: GenerationConfig, prefix: tuple[int, ...], eos: int) -> PrefixSuffix | None:
-    """Return the prefix and suffix of the decoder's text; None if the checkpoint names no start token."""
+    """Return the special ids before and after the decoder's text; None if the checkpoint names no start token."""
     start = config.decoder_start_id
     if start is None:
         return None
@@ -306,7 +306,7 @@ def _decoder_affixes(config: GenerationConfig, prefix: tuple[int, ...], eos: int
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy the files of a checkpoint's tokenizer and generation unchanged.
+    """Copy the tokenizer files, chat template and generation settings of a checkpoint unchanged.
 
     Args:
         source: the folder of the checkpoint.
@@ -350,7 +350,7 @@ def find_variant(
 
 
 def label_config(task: TaskRecord) -> dict[str, Any]:
-    """Return the keys of a config for the labels of a task."""
+    """Return the keys of config.json that describe the labels of a task."""
     if find_task(task.kind).outputs == "span":
         # Classes for question answering take the number of their scores, two, from the labels of the config.
         return configs.label_names(("LABEL_0", "LABEL_1"))
@@ -361,7 +361,7 @@ def label_config(task: TaskRecord) -> dict[str, Any]:
 
 
 def _is_expressible(family: Family, variant: Variant, config: Mapping[str, Any], module: Transformer) -> bool:
-    """Return whether a class of a family can express a module, with this config or another one."""
+    """Return whether a class can express a module with any config, or with this config if dropout is ignored."""
     try:
         parsed = configs.parse(family, config)
         if not parsed.faults and not configs.differences(family.spec_of(parsed.values, variant), module.spec):
@@ -375,7 +375,7 @@ def _is_expressible(family: Family, variant: Variant, config: Mapping[str, Any],
 def spec_up_to_dropout(
     family: Family, variant: Variant, config: Mapping[str, Any], module: Transformer
 ) -> Model | None:
-    """Return the spec of a config if it differs from that of a module in dropout alone, else None."""
+    """Return the spec that a config describes if it differs from a module's spec in dropout alone, else None."""
     try:
         expressed = family.spec_of(configs.parse(family, config).values, variant)
     except InputError:

@@ -187,7 +187,7 @@ def with_output_bias(model: spec.Model) -> Equivalent | None:
 def with_halves(model: spec.Model) -> Equivalent | None:
     """Return the spec whose sinusoidal positions have all sines before all cosines.
 
-    The result is None if a stack has no interleaved positions, or a module that depends on the order of the channels.
+    The result is None if a stack has no interleaved positions, or contains a module that depends on channel order.
     """
     stacks = model.stacks
     if not all(_is_plain(stack) for stack in stacks.values()) or len({stack.width for stack in stacks.values()}) > 1:
@@ -228,7 +228,7 @@ def _is_plain(stack: spec.Stack) -> bool:
 
 
 def _stream_axes(model: spec.Model, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Return the axes of the residual stream for each tensor that reads or writes it."""
+    """Return the axes along which each tensor has the channels of the residual stream, by tensor name."""
     axes = _head_axes(model)
     for name in names:
         *owner, leaf = name.split(".")
@@ -243,7 +243,10 @@ def _stream_axes(model: spec.Model, names: Iterable[str]) -> dict[str, tuple[int
 
 
 def _head_axes(model: spec.Model) -> dict[str, tuple[int, ...]]:
-    """Return the axes of the residual stream in a head: up to its first linear layer, or to its tied one."""
+    """Return the axes along which tensors of the head have the channels of the residual stream, by tensor name.
+
+    The tied linear layer, or without one the first linear layer, is the last that reads these channels.
+    """
     axes: dict[str, tuple[int, ...]] = {}
     layers = model.head.layers if model.head else ()
     last = max((i for i, layer in enumerate(layers) if isinstance(layer, spec.Linear) and layer.weight), default=-1)
@@ -336,7 +339,7 @@ def choose_family(
 ) -> tuple[Transformer, Family, Variant, dict[str, Any]]:
     """Return an equivalent module, and the family, class and config that express it.
 
-    The module with the fewest changes is chosen; with equally many changes, the earlier family.
+    The module with the fewest changes is chosen; among equals, the first in `list_export_families`.
 
     Args:
         module: the module.

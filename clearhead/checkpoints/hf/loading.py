@@ -1,6 +1,6 @@
 """Loading of a Hugging Face checkpoint into a module, or one report of all faults of its config and tensors.
 
-A slot is an entry of the module's state dict. Names of the checkpoint's tensors are spelled as the family spells them.
+A slot is an entry of the module's state dict. Tensor names of the files are converted to the family's spelling.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ class LoadedModule:
         module: the module in evaluation mode.
         task: the task of the module's outputs.
         config: the content of config.json.
-        family, variant: the family, and its class.
+        family, variant: the family of the checkpoint, and the transformers class.
         prefix: the prefix of the stacks' tensors in the file.
         notes: remarks for the user that are not faults.
         unused: tensors that files of the class may hold and the class does not use; they are saved again.
-        pooling: the modules of sentence-transformers. None means that there are none.
+        pooling: the head and settings of sentence-transformers. None means that the checkpoint has none.
     """
 
     module: Transformer
@@ -344,7 +344,7 @@ class _FileTensors:
             else:
                 # Searching for the nearest name is slow: skip names that the report leaves out.
                 hint = did_you_mean(name, known) if len(faults) < MOST_FAULTS else ""
-                faults.append(f"'{name}' has no slot in {self.variant.classes[0]}{hint}")
+                faults.append(f"'{name}' is not a tensor of {self.variant.classes[0]}{hint}")
         if unused:
             names = shorten(", ".join(sorted(unused)), LONGEST_LINE)
             self.notes.append(f"tensors that are kept for saving, but not used by {self.variant.classes[0]}: {names}")
@@ -352,7 +352,7 @@ class _FileTensors:
 
 
 def _decide_tying(file_tensors: _FileTensors, values: Values) -> Values:
-    """Return the config values with the tying of output and token embedding that the tensors show."""
+    """Return the config values, with `tie_word_embeddings` corrected where the tensors contradict it."""
     output = file_tensors.variant.output
     tables = [
         file_tensors.prefix + name for name in (file_tensors.family.table, *reversed(file_tensors.family.table_copies))

@@ -134,13 +134,13 @@ class _PromptSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Pooling:
-    """Head that replaces the sentence-transformers modules after the transformer, and text settings.
+    """Head in place of the sentence-transformers modules after the transformer, with length limit and prompt of texts.
 
     Args:
         head: the head that makes vectors.
         tensors: the tensors of the head's linear layers, by address.
         max_length: the longest text in tokens, with special tokens. Longer texts are truncated. None means no limit.
-        prompt: the text in front of every text.
+        prompt: the prompt that is put in front of every text.
         files: the settings by their paths in the folder.
     """
 
@@ -347,7 +347,7 @@ def write_pooling(
         loaded: the loaded pooling, whose settings are written again. If it is None or its head differs from the
             module's head, new settings are written.
         max_length: the longest text in tokens. None means no limit.
-        prompt: the text in front of every text.
+        prompt: the prompt that is put in front of every text.
 
     Raises:
         InputError: sentence-transformers has no module for a layer of the head.

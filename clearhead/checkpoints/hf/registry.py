@@ -92,7 +92,7 @@ def choose_variant(family: Family, config: Mapping[str, Any], names: frozenset[s
 
 
 def headless_variant(family: Family) -> Variant:
-    """Return the class without a head, if possible of the encoder alone; tensors of other heads are unused in it.
+    """Return the class without a head, if possible of the encoder alone, which leaves tensors of heads unused.
 
     Raises:
         InputError: the family has no such class.

@@ -149,8 +149,8 @@ def _without_standardization(module: Transformer, task: TaskRecord) -> Transform
     tensors = plain_state(module)
     if f"{last}.bias" not in tensors:
         raise InputError(
-            f"this model predicts differences from the mean {task.number_mean:g}, and its last layer needs a bias for "
-            "the mean: save it with Model.save(path)"
+            f"the last layer has no bias, in which a Hugging Face checkpoint stores the mean {task.number_mean:g} of "
+            "the labels: save it with Model.save(path)"
         )
     tensors[f"{last}.weight"] = tensors[f"{last}.weight"] * task.number_scale
     tensors[f"{last}.bias"] = tensors[f"{last}.bias"] * task.number_scale + task.number_mean
@@ -241,8 +241,8 @@ def save_module(
         directory: the folder, created if it is missing.
         loaded: the loaded module, with settings that are not in the spec, and unused tensors. None means a new module.
         task: the task of the module, whose labels are written. None means the task of `loaded`.
-        model_type: the family to save as if the module was not loaded. None means the first that can express the spec.
-        token_ids: the ids of padding, start and end by their config keys, if the module was not loaded.
+        model_type: the family to write if `loaded` is None. None means the first family that can express the spec.
+        token_ids: the ids of padding, start and end by their config keys; only used if `loaded` is None.
         max_shard_size: the maximum size of the tensors in a file, in bytes.
         weights: a stream of weights by address. None means the weights of the module.
 
@@ -348,7 +348,7 @@ def _rename_stream(
     """Convert a stream of weights to a stream of the checkpoint's tensors.
 
     Args:
-        weights: a stream of weights by address. Weights of one rule should be neighbors: the first waits for the last.
+        weights: a stream of weights by address. Weights of one rule stay in memory until all of them have come.
         module, family, variant, prefix: same as in `module_to_hf_tensors`.
         tensors: all tensors by name; those that no weight fills are yielded at the end.
     """

@@ -44,7 +44,7 @@ class CheckpointTokenizers:
         Raises:
             InputError: the checkpoint does not have the language.
         """
-        assert self.templates is not None, "only a checkpoint with languages has special tokens for one"
+        assert self.templates is not None, "only a checkpoint with languages has special tokens for a language"
         named, roles = {"language": self.language_id(language)}, self.pair.source.roles
         single, pair = (_fill_template(template, roles, named) for template in self.templates)
         return SpecialTokens(single, pair)
@@ -167,7 +167,7 @@ def _choose_templates(files: TokenizerFiles, known: TokenizerClass) -> tuple[Tem
 
 
 def _read_languages(files: TokenizerFiles, known: TokenizerClass) -> dict[str, int]:
-    """Return the ids of the languages of the class, or of those that the configuration adds."""
+    """Return the ids of the languages of the tokenizer class; if it has none, of those that the configuration adds."""
     if not _has_language(known):
         return {}
     entries = backend_of(files.document).vocabulary()

@@ -324,7 +324,7 @@ def prune_checkpoints(run: Path, *, newest: int, keep: int, best: int | None, re
         newest: the step just saved; later, damaged checkpoints are neither counted nor deleted.
         keep: the number of checkpoints to keep, at least 1.
         best: the step of the best checkpoint. None means that there is none.
-        resumed_best: the step of the best checkpoint for a resumed run. None means that there is none.
+        resumed_best: the best step in the checkpoint `newest`, for a resumed run. None means that there is none.
     """
     past = [step for step in checkpoint_steps(run) if step <= newest]
     for step in past[:-keep]:
@@ -347,7 +347,7 @@ def read_best(run: Path) -> int | None:
 
 @contextlib.contextmanager
 def write_folder(
-    folder: Path, *, otherwise: str = "nothing of it is left", unlisted: Collection[str] = ()
+    folder: Path, *, otherwise: str = "the unfinished folder was removed", unlisted: Collection[str] = ()
 ) -> Iterator[Path]:
     """Yield a temporary folder to fill; on success it gets a manifest, is synced and renamed to `folder`.
 
@@ -408,7 +408,7 @@ def link_weights(run: Path, step: int, folder: Path) -> None:
 
 
 def find_undamaged_weights(*parents: Path) -> dict[int, Path]:
-    """Return the undamaged validated weights of every step in ascending order.
+    """Return the file with undamaged validated weights of each step that has one, in ascending order.
 
     Args:
         parents: the folders of a run with checkpoints, or with weights alone; a later folder takes precedence.

@@ -51,7 +51,7 @@ TASK_FILE: Final = "task.json"
 WEIGHTS_FILE: Final = "weights.safetensors"
 LOCK: Final = "lock"
 JOB_FILE: Final = "job"
-"""File with the random word of the torchrun job that began or resumed the run; its restarts recognize the run."""
+"""File with the random identifier of the torchrun job that began or resumed the run; its restarts recognize the run."""
 # Specs of format 1 have `projection_out` in each stack.
 RUN_FORMAT: Final = FileFormat("a run directory", 2, "train again", oldest=1)
 SAVED_FORMAT: Final = FileFormat("a saved model", 2, "save the model again", oldest=1)
@@ -154,7 +154,7 @@ def open_run(
 
 
 def read_job(path: Path) -> str:
-    """Return the random word of the torchrun job that began or resumed a run; "" if there is none."""
+    """Return the random identifier of the torchrun job that began or resumed a run; "" if there is none."""
     file = path / JOB_FILE
     return read_model_text(file, what="the identifier of a torchrun job") if file.is_file() else ""
 

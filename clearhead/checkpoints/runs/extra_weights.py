@@ -132,8 +132,8 @@ def snapshot_folder(run: Path, step: int) -> Path:
 def is_snapshot_step(step: int, count: int) -> bool:
     """Return whether a run that keeps `count` snapshots takes a snapshot at a step.
 
-    Snapshots are taken at step 0 and at rounded powers of the number whose power `count - 1` is `SNAPSHOT_SPAN`. They
-    do not depend on the length of the run, so a resumed run takes the same snapshots.
+    Snapshots are taken at step 0 and at the rounded steps `SNAPSHOT_SPAN ** (i / (count - 1))` for i = 0, 1, 2 and so
+    on. These do not depend on the length of the run, so a resumed run takes the same snapshots.
     """
     if step == 0 or count < 2:
         return step == 0 < count
@@ -142,12 +142,12 @@ def is_snapshot_step(step: int, count: int) -> bool:
 
 
 def prune_snapshots(run: Path, *, newest: int, keep: int) -> None:
-    """Delete old snapshots, but keep step 0, the newest ones, and the newest ones up to the last checkpoint.
+    """Delete old snapshots, except step 0, the newest ones of all, and the newest ones up to the last checkpoint.
 
     Args:
         run: the run directory.
         newest: the step of the last checkpoint. A killed run resumes there and needs the snapshots before it.
-        keep: the number of snapshots to keep, with that of step 0, and again up to the last checkpoint.
+        keep: the number of snapshots to keep, step 0 included. As many are kept up to the last checkpoint.
     """
     later = [step for step in steps_in(snapshots_folder(run)) if step > 0]
     until = [step for step in later if step <= newest]

@@ -260,9 +260,9 @@ def refuse_misfits(module: nn.Module, tensors: Mapping[str, Tensor], *, source: 
     slots = module.state_dict()
     faults = [f"'{name}' is missing" for name in slots if name not in tensors]
     strangers = [name for name in tensors if name not in slots]
-    faults += [f"'{name}' has no slot in the model{did_you_mean(name, slots)}" for name in strangers[:MOST_NAMED]]
+    faults += [f"'{name}' is not a tensor of the model{did_you_mean(name, slots)}" for name in strangers[:MOST_NAMED]]
     if len(strangers) > MOST_NAMED:
-        faults.append(f"{len(strangers) - MOST_NAMED} more tensors have no slot in the model")
+        faults.append(f"{len(strangers) - MOST_NAMED} more tensors do not belong to the model")
     faults += [
         f"'{name}' has the shape {list(tensors[name].shape)}, the model needs {list(slot.shape)}"
         for name, slot in slots.items()

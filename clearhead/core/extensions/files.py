@@ -64,8 +64,8 @@ def _refuse_folder_of_model(path: Path) -> None:
     for folder in {*path.absolute().parents, *path.resolve().parents}:
         if any(folder.glob("checkpoints/step-*")) or any(folder.glob("*.safetensors")):
             raise InputError(
-                f"{path} lies in the folder of a model, {folder}, from which no code is imported; read it, and put a "
-                "copy elsewhere"
+                f"{path} lies in the folder of a model, {folder}, from which no code is imported: check the file, and "
+                "copy it to another folder"
             )
 
 

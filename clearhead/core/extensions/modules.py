@@ -38,7 +38,7 @@ def register(described_by: type, role: Role = "function") -> Callable[[type[Modu
         weights    x [batch, heads, queries, keys], -inf where a mask hides; returns the attention weights.
 
     A function lists in `keeps` the names of the tensors that it stores in `context.cached_tensors(self)` between calls
-    with a cache. It is then called with new tokens only. `keeps = ()` means that each token is computed by itself.
+    with a cache. It is then called with new tokens only. `keeps = ()` means that no token depends on others.
     Without `keeps`, each call gets all tokens again. Linear layers are initialized like those of the model; other
     weights keep the values that the constructor gave them.
 

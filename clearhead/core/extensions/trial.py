@@ -33,7 +33,7 @@ def try_parts(model: spec.Model) -> None:
         return
     with _preserve_random_state():
         with _explain_errors(
-            "the model with it cannot be built", " and ".join({kind_of(node).name for _, node in nodes})
+            "a model that contains it cannot be built", " and ".join({kind_of(node).name for _, node in nodes})
         ):
             module = build(model, device="meta")
         sizes = {(node, int(module.get_submodule(path).built_size)): path for path, node in nodes}  # type: ignore[arg-type]
@@ -61,8 +61,8 @@ def _try_part(kind: PartKind, node: spec.Part, size: int, memory: Tensor | None)
     same = _same(call(), call())
     if _states() != before or not same:
         raise InputError(
-            f"the module '{kind.name}' draws random numbers in evaluation, or remembers its last call: the same input "
-            "gave another result or moved a generator; draw in training alone, by nn.Dropout"
+            f"the module '{kind.name}' draws random numbers in evaluation, or its result depends on earlier calls: "
+            "use nn.Dropout, and keep no state"
         )
     module.train()
     if not _same(*_call_seeded(call)):
@@ -92,8 +92,8 @@ _STANDS = {
     "function": "the function of a branch",
     "norm": "a norm",
     "position": "the positions of an embedding",
-    "scores": "a step on scores",
-    "weights": "a step that makes weights",
+    "scores": "the score step of an attention",
+    "weights": "the weight step of an attention",
 }
 
 

@@ -23,7 +23,7 @@ SHORT_ON_CPU = 64
 
 
 def eager_is_better(query_BHTE: Queries, key_BKSE: Keys, bias: Bias | None) -> bool:
-    """Return whether attention should run eagerly: for short sequences on a CPU, or for a bias with a gradient."""
+    """Return whether the eager kernel is better: for short sequences on a CPU, or for a bias that needs gradients."""
     num_queries = query_BHTE.shape[2]
     is_short = max(num_queries, key_BKSE.shape[2]) <= SHORT_ON_CPU and num_queries > 1
     return (is_short and query_BHTE.device.type == "cpu") or (bias is not None and bias.requires_grad)
@@ -45,21 +45,21 @@ def choose_kernel(
         return "eager", "the fused kernel has no attention dropout on a CPU"
     if is_training and not isinstance(attention.score_bias, spec.Alibi | None):
         return "eager", "the fused kernel has no trainable score bias on a CPU"
-    return "fused", f"no weights are needed; a CPU is faster with the eager kernel up to {SHORT_ON_CPU} tokens"
+    return "fused", f"no attention weights are needed; on a CPU, the eager kernel runs up to {SHORT_ON_CPU} tokens"
 
 
 def fused_attention(
     query_BHTE: Queries, key_BKSE: Keys, value_BKSE: Keys, mask: Bool[Tensor, "#batch #heads #queries keys"] | None,
     bias: Bias | None = None, *, scale: float, is_causal: bool = False,
 ) -> Queries:  # fmt: skip
-    """Return softmax(query key^T * scale + bias) value by PyTorch's fused kernel, which never builds the weights.
+    """Return softmax(query key^T * scale + bias) value by PyTorch's fused kernel, which never stores the weights.
 
     Args:
         query_BHTE, key_BKSE, value_BKSE: queries, keys and values; several query heads may share a key/value head.
-        mask: True = may attend; None hides nothing.
+        mask: True = may attend; None means no mask.
         bias: bias added to the scores; None means no bias.
         scale: factor on the products of queries and keys.
-        is_causal: True hides the keys after each query without a mask, which skips half the work.
+        is_causal: True = a causal mask, which is not stored and halves the work.
 
     Source: arXiv 2205.14135, algorithm 1.
     """

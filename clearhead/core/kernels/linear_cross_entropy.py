@@ -49,7 +49,7 @@ def linear_cross_entropy(
 
     Args:
         hidden_ND: hidden states.
-        weight_VD: vocabulary matrix; it may be used elsewhere in the model as well.
+        weight_VD: output matrix, one row per vocabulary entry; it may be tied to an embedding table.
         bias_V: one number per vocabulary entry; None means no bias.
         labels_N: vocabulary ids; NO_LABEL for rows without a loss.
         label_smoothing: share of the target that is spread evenly over the vocabulary, at least 0 and below 1.
@@ -65,7 +65,7 @@ def linear_cross_entropy(
     Source: Szegedy et al. 2016 (arXiv 1512.00567), section 7, for label smoothing.
     """
     if not 0.0 <= label_smoothing < 1.0:
-        raise InputError(f"label_smoothing is a share from 0 up to but not 1, got {label_smoothing}; 0.1 is usual")
+        raise InputError(f"label_smoothing must be at least 0 and below 1, got {label_smoothing}; 0.1 is usual")
     labelled_N = labels_N != NO_LABEL
     if not bool(labelled_N.all()):
         rows = labelled_N.nonzero().squeeze(1)
@@ -85,7 +85,7 @@ def linear_cross_entropy(
 
 
 def select_rows(values_ND: Float[Tensor, "all_rows width"], rows: Int[Tensor, " rows"]) -> Float[Tensor, "rows width"]:
-    """Return selected rows; the backward pass copies their gradient, which is faster than that of indexing.
+    """Return selected rows, with a faster backward pass than indexing: it copies the gradients, without sums.
 
     Args:
         values_ND: rows to select from.
@@ -252,7 +252,7 @@ class _Sums:
                 self.weight_gradient_VD.add_(torch.mm(operand_GV.t(), scaled_GD))
 
     def _add_chunk(self, start: int, logits_CV: Tensor) -> Tensor:
-        """Add the loss of a chunk, turn its logits into gradients without a factor per row, and return the factors."""
+        """Add the loss of a chunk, and turn its logits into gradients up to a factor per row; return the factors."""
         label_share = 1.0 - self.setting.label_smoothing
         labels_C1 = self.labels_N[start : start + len(logits_CV)].unsqueeze(1)
         label_logits_C1 = logits_CV.gather(1, labels_C1)
@@ -275,9 +275,9 @@ class _Sums:
         return rate_C1
 
     def _spread_evenly(self) -> Tensor:
-        """Return the label smoothing term of the loss, a multiple of the mean logits, and subtract its gradients.
+        """Return the label smoothing term, a multiple of the sum of all logits, and subtract its gradients.
 
-        The mean over the vocabulary is linear in the hidden state, so it needs no pass over the logits.
+        The sum is linear in the hidden states, so it is computed without the logits.
         """
         share = self.setting.label_smoothing / self.weight_VD.shape[0]
         if share == 0.0:

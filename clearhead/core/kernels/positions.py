@@ -56,7 +56,7 @@ def sinusoidal_table(rows: int, width: int, position: spec.Sinusoidal) -> Float[
     Source: arXiv 1706.03762, section 3.5 (interleaved).
     """
     if width % 2:
-        raise InputError(f"sinusoidal positions pair sines with cosines, so the width must be even; got {width}")
+        raise InputError(f"the width must be even, since sinusoidal positions pair sines with cosines; got {width}")
     if position.layout == "fairseq":
         # float32 in every step, as in the library of that name, whose tables are never stored.
         half = width // 2
@@ -120,7 +120,7 @@ def rotary_frequencies(
 
 
 def _by_band(frequency_P: Frequencies, scaling: spec.BandScaling) -> Frequencies:
-    """Return RoPE frequencies scaled by band: low ones are divided by the factor, high ones kept, others between."""
+    """Scale RoPE frequencies by band: divide low ones by the factor, keep high ones, and interpolate between them."""
     periods_P = scaling.original_length / (2 * math.pi / frequency_P)
     low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
     kept_P = ((periods_P - low) / (high - low)).clamp(0, 1)
@@ -128,7 +128,7 @@ def _by_band(frequency_P: Frequencies, scaling: spec.BandScaling) -> Frequencies
 
 
 def _ramp(theta: float, size: int, scaling: spec.YarnScaling) -> Frequencies:
-    """Return the YaRN weight of each pair: 0 keeps its (high) frequency, 1 divides its (low) frequency."""
+    """Return YaRN's interpolation weight of each pair: 0 keeps its frequency, 1 divides it by the factor."""
     rotations, betas = scaling.original_length / (2 * math.pi), (scaling.beta_fast, scaling.beta_slow)
     first, last = (size * math.log(rotations / beta) / (2 * math.log(theta)) for beta in betas)
     if scaling.truncate:
@@ -153,8 +153,8 @@ def alibi_bias(
 ) -> Float[Tensor, "batch {num_heads} queries keys"]:
     """Return the ALiBi bias on the scores: minus slope times the absolute distance of query and key.
 
-    With rounding, the bias is slope times key position, which a softmax treats alike up to rounding. Slope, position
-    and product are rounded, because models with rounding were trained so.
+    With rounding, the bias is slope times key position, which gives the same softmax up to rounding. Slope, position
+    and product are rounded, as in the training of models with this setting.
     """
     slope = torch.tensor(alibi.head_slopes(num_heads)).to(key_position.device)
     if alibi.rounding == "bfloat16":
@@ -182,7 +182,7 @@ def relative_bucket(relative: Distances, count: int, max_distance: int, bidirect
 
 
 def distance_row(distance: Distances, table: spec.DistanceTable) -> Distances:
-    """Return the row of the DeBERTa distance table for query position minus key position; far distances share rows.
+    """Return the row of the distance table for query position minus key position; far distances share rows.
 
     Source: arXiv 2006.03654, eq. 3; the buckets are those of its released code.
     """

@@ -1,4 +1,4 @@
-"""Disentangled attention: scores depend on content and on trained vectors of distances.
+"""Disentangled attention: scores depend on token states and on trained vectors of query-key distances.
 
 Legend: B batch, Q queries, S keys, D width, H heads, E head size, R table rows.
 """
@@ -36,7 +36,7 @@ class DistanceTable(nn.Module):
 
 
 class PositionProjections(nn.Module):
-    """Key and query projections of the distance vectors (None: those of the tokens), and the tied distance table."""
+    """Key and query projections of distance vectors (None: shared with the tokens), and the tied distance table."""
 
     tied: Tied[DistanceTable]
 
@@ -49,7 +49,7 @@ class PositionProjections(nn.Module):
 
 
 class DisentangledAttention(Attention):
-    """Attention with scores + (query . key_map(row) + key . query_map(row)) * scale, and a table row per distance.
+    """Attention that adds (query . key_map(row) + key . query_map(row)) * scale to scores; row: distance vector.
 
     The maps are the key and query projections of the attention, or separate ones. Source: arXiv 2006.03654, eq. 4.
     """

@@ -52,7 +52,7 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """Mixture of experts: sum of weight * expert(x) over a token's top k experts, weighted by a softmax over all.
+    """Mixture of experts: sum of weight * expert(x) over a token's top k experts; a softmax router gives the weights.
 
     Source: arXiv 2401.04088, section 2.1; arXiv 1701.06538, section 2.1.
     """

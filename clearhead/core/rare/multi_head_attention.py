@@ -19,7 +19,7 @@ from clearhead.core.shapes import MayAttend, States
 from clearhead.core.stack import build_function
 
 MASK_SHAPES = ("queries keys", "#batch queries keys", "#batch #heads #queries keys")
-MASK_HINT = "; key_mask takes [batch, keys], memory makes keys and values, the constructor takes Causal()"
+MASK_HINT = "; pass masks [batch, keys] as key_mask, the source of keys as memory, Causal() to the constructor"
 
 
 @explain_types
@@ -33,7 +33,7 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         head_size: features per head; None means width / num_heads.
         bias: True gives the four projections biases.
         dropout: probability of dropping an attention weight in training.
-        mask: mask of every call, such as `Causal()`.
+        mask: mask that applies in every call, such as `Causal()`.
         position: rotation of queries and keys, or a bias on the scores; None means no positions.
 
     Raises:
@@ -85,7 +85,7 @@ class MultiHeadAttention(PrintedModule, nn.Module):
         """Return the attention output [batch, queries, width]; keys and values come from memory, or from query.
 
         Args:
-            query, memory: inputs of queries, and of keys and values; memory None means query.
+            query, memory: input for the queries, and input for keys and values; memory None means self-attention.
             mask: True = may attend; [queries, keys], [batch, queries, keys] or [batch, heads, queries, keys].
             key_mask: True = a real token of the memory; both masks apply in addition to the constructor's mask.
             return_weights: True also returns the weights [batch, heads, queries, keys], before dropout.

@@ -16,8 +16,8 @@ def total_lengths(rotary: spec.Rotary, context: Context) -> Int[Tensor, "batch q
     """Return the total length of each token's sequence; None if the RoPE scaling does not depend on the length.
 
     Raises:
-        InputError: a cached sequence exceeds the original length, for which its keys were rotated; or a sequence
-            exceeds its total length.
+        InputError: a sequence in a cache without `total_length` exceeds the original length; or a sequence exceeds
+            its total length.
     """
     if not isinstance(rotary.scaling, spec.DynamicScaling | spec.LongRopeScaling):
         return None

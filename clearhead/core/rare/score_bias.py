@@ -31,7 +31,7 @@ class RelativeBuckets(nn.Module):
 
 
 class BiasedAttention(Attention):
-    """Attention with an ALiBi bias, or with a trained bias per distance bucket, possibly a tied table."""
+    """Attention with an ALiBi bias, or with a trained bias per distance bucket, from a separate or a shared table."""
 
     tied: Tied[RelativeBuckets]
 

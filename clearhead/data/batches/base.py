@@ -71,8 +71,8 @@ class Batch(DeviceBatch):
     Args:
         ids: the input ids of the first stack.
         mask: the mask of `ids`.
-        labels: one id for each token of the last stack, or NO_LABEL if none is predicted. For other tasks one class or
-            number per example, or 1 or 0 for each class.
+        labels: one id per token of the last stack, NO_LABEL where none is predicted. If the task labels whole
+            examples: one class or number per example, or 1 or 0 per class.
         num_labels: the number of labels that are not NO_LABEL.
         num_tokens: the number of real tokens that the stacks read.
         rows: the numbers of these examples in the store.
@@ -107,7 +107,7 @@ class Batch(DeviceBatch):
         """Split the batch into smaller batches of consecutive rows, padded to the length of the whole batch.
 
         Args:
-            most: the maximum number of rows in a group. None means all rows.
+            most: the maximum number of rows in a smaller batch. None means all rows.
         """
         size = len(self.ids) if most is None else most
         return (self.take_rows(slice(start, start + size)) for start in range(0, len(self.ids), size))
@@ -166,7 +166,7 @@ def seq2seq_batch(
         sources, targets: the ids of the texts, without special ids.
         source_tokenizer, target_tokenizer: the tokenizers, which define the special ids and the padding id.
         rows: the numbers of these examples in the store.
-        limits: the `limit` of `pad_rows` for sources and for targets.
+        limits: the argument `limit` of `pad_rows`, for sources and for targets.
     """
     special = target_tokenizer.special_tokens.for_target
     source = pad_rows(

@@ -66,7 +66,7 @@ class InputCollator:
         pad: the padding id.
         has_segments: True if the model has a segment embedding, which tells the two texts of a pair apart.
         start: the start id of the decoder of a two-stack model. None means that the model has one stack, or that the
-            last id of the text takes its place.
+            decoder starts with the last id of the text.
         repeats: the way in which the decoder reads the text again, as in the task record. None means that it reads the
             start token alone.
 
@@ -86,13 +86,13 @@ class InputCollator:
         Args:
             model: the spec of the model.
             tokenizer: the tokenizer of the model.
-            repeats: the field `repeats` of its task record.
+            repeats: the field `repeats` of the model's task record.
 
         Raises:
             InputError: the model has two stacks, and the start token of its decoder is not known.
         """
         first = model.encoder or model.decoder
-        assert first is not None, "a validated model has a stack"
+        assert first is not None, "the model has no stack: validate its spec first"
         has_two_stacks = model.encoder is not None and model.decoder is not None
         return cls(
             special_tokens=tokenizer.special_tokens,

@@ -35,7 +35,7 @@ class BatchPlan(Protocol):
 
 
 class LengthPlan:
-    """A plan of batches with similar lengths and few shapes; rows times padded length stay within a budget.
+    """A plan that puts examples of similar lengths into a batch; rows times padded length stay within a budget.
 
     Args:
         lengths: the number of tokens of each example, special tokens included; for examples with two sides one array
@@ -52,7 +52,7 @@ class LengthPlan:
 
     def __init__(self, *lengths: Rows, batch_tokens: int, seed: int) -> None:
         self._source, self._target = (np.asarray(side, dtype=np.int64) for side in (lengths[0], lengths[-1]))
-        assert len(self._source) == len(self._target), "lengths come in pairs"
+        assert len(self._source) == len(self._target), "sources and targets must be equally many"
         if len(self) < self.least_rows:
             raise InputError(f"there are {len(self)} examples; a batch needs at least {self.least_rows}: add examples")
         if seed < 0:
@@ -162,8 +162,9 @@ class LengthSortedPlan(LengthPlan):
     def _order(self, jitter: Float[ndarray, " pairs"], direction: int) -> Rows:
         """Sort rows so that neighbours have equal lengths of the longer side, and similar lengths of the other side.
 
-        The second key alternates its direction from one length to the next, so that a batch across both lengths stays
-        narrow too. The jitter gives examples other neighbours in every epoch.
+        Rows whose longer sides are equal are sorted by source length minus target length. The direction of this sort
+        alternates from one length to the next, so that a batch across two lengths needs little padding. The random
+        jitter gives examples other neighbours in every epoch.
         """
         turn = np.where(self._longest % 2 == 0, direction, -direction)
         return np.lexsort(((self._source - self._target) * turn + _JITTER * jitter, self._longest))
@@ -181,7 +182,7 @@ class EpochBatches(Generic[BatchT]):
     Args:
         plan: the plan that chooses the rows of each batch.
         make: a function that makes a batch from row numbers, the number of the epoch, and the number of the batch.
-        identity: JSON values that identify these batches, such as data, seed and sizes; the rule of shapes is added.
+        identity: JSON values that identify these batches, such as data, seed and sizes.
     """
 
     def __init__(
@@ -228,7 +229,7 @@ class EpochBatches(Generic[BatchT]):
         return {"epoch": self._epoch, "batch": self._position, **self._identity}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that `state` returned, without making the batches before it.
+        """Continue from a position that `state` returned, without making the batches before it.
 
         Raises:
             InputError: the position belongs to other data or to another plan.
@@ -236,7 +237,7 @@ class EpochBatches(Generic[BatchT]):
         self.refuse_others(state)
         epoch, position = int(state["epoch"]), int(state["batch"])
         self._move_to(epoch, position)
-        assert 0 <= position < len(self._batches), "a position that state() returned is inside its epoch"
+        assert 0 <= position < len(self._batches), "the batch number lies outside its epoch"
 
     def refuse_others(self, state: Mapping[str, Any]) -> None:
         """Refuse a position that belongs to other batches.

@@ -72,7 +72,7 @@ class Windows:
             corpus: the documents from which the windows were cut.
             index: the number of the window.
         """
-        assert self.special is None, "only causal windows predict the next id"
+        assert self.special is None, "labels of the next id need causal windows"
         return corpus.sequence(int(self.document[index]), int(self.start[index]) + 1, int(self.stop[index]) + 1)
 
 
@@ -135,7 +135,7 @@ def pack_windows(lengths: Rows, block: int) -> Ragged:
     Source: arXiv 2404.10830, section 3.1 (best-fit decreasing).
     """
     order = np.argsort(-lengths, kind="stable")
-    assert not len(order) or 1 <= lengths[order[-1]] <= lengths[order[0]] <= block, "windows fit into a block"
+    assert not len(order) or 1 <= lengths[order[-1]] <= lengths[order[0]] <= block, "a window must fit a block"
     blocks: list[list[int]] = []
     with_room: list[list[int]] = [[] for _ in range(block + 1)]  # blocks by the room that is left in them
     rooms = 0  # bit r is set if some block has room r
@@ -171,7 +171,7 @@ class View:
     Attributes:
         plan: the plan that chooses the windows of each batch.
         make: the function that makes a batch, as in `EpochBatches`.
-        identity: JSON values that identify this view of the documents.
+        identity: JSON values that identify the settings of this view, such as the seed.
     """
 
     plan: BatchPlan

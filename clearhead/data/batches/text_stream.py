@@ -41,9 +41,9 @@ class StreamPosition:
 
     Args:
         epoch: the number of complete passes over the files.
-        shard: the number of files that were read in this pass.
-        chunk: the number of chunks that were read of the next file.
-        character: the number of characters that were read of the next chunk.
+        shard: the number of files that were read completely in this pass.
+        chunk: the number of chunks that were read from the next file.
+        character: the number of characters that were read from the next chunk.
         last_id: the id before this position, if it is inside a document. None means that a document begins here.
     """
 
@@ -181,7 +181,7 @@ class TextStream:
     def _tokenize_pool(
         self, chunks: Sequence[TextChunk], position: StreamPosition, *, goes_on: bool
     ) -> tuple[TextPool, int | None]:
-        """Return the pool of some chunks, and its last id if the last document continues after it."""
+        """Return a pool made of some chunks of text, and its last id if the last document continues after the pool."""
         ids, lengths = [np.empty(0, dtype=id_dtype(self.tokenizer))], list[int]()
         for rows, starts in encode_chunks(chunks, self.tokenizer):
             ids.append(rows.ids)
@@ -275,7 +275,7 @@ class StreamedBatches(EpochBatches[Batch]):
         self._move_to(int(state["epoch"]), int(state["batch"]))
 
     def _move_to(self, epoch: int, position: int) -> None:
-        """Move to a batch of the current pool or of the next pool; `epoch` is the number of the pool."""
+        """Move to a batch of the current pool or of the next one; `epoch` is the number of the pool, not the pass."""
         if epoch != self._epoch:
             self.pool = self._next_pool()
             view = self._view(self.pool)

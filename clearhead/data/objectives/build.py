@@ -20,5 +20,5 @@ def build_objective(noise: Noise, tokenizer: Tokenizer) -> MaskedLM | SpanCorrup
     """
     if noise.kind == "mask":
         return MaskedLM(tokenizer, noise.share, noise.whole_words)
-    assert noise.mean_span is not None, "spans have a mean length"
+    assert noise.mean_span is not None, "the noise record needs mean_span for spans"
     return (SpanCorruption if noise.kind == "spans" else TextInfilling)(tokenizer, noise.share, noise.mean_span)

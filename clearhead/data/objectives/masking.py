@@ -29,8 +29,8 @@ class MaskedLM:
 
     Args:
         tokenizer: a tokenizer with a mask token.
-        share: the share of ordinary tokens of a window that are chosen, above 0 and below 1. It is exact on average
-            for windows in which it amounts to at least one token.
+        share: the share of ordinary tokens of a window that are chosen, above 0 and below 1. The average over many
+            windows is exact, unless the share of a window is less than one token.
         whole_words: True if all tokens of a word are chosen together; every kind of vocabulary is supported.
 
     Raises:

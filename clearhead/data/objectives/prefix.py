@@ -31,7 +31,7 @@ class PrefixSplit:
         self._tokenizer = tokenizer
 
     def __call__(self, windows: Sequence[Window], generator: np.random.Generator) -> Batch:
-        """Return a batch whose sources are the prefixes and whose targets are the rests, both with an end token.
+        """Return a batch with the prefix of each window as source and the rest as target, both with an end token.
 
         Args:
             windows: the ids of each window, special ids included; at least one window.

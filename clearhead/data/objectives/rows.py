@@ -28,7 +28,7 @@ def concat_windows(windows: Sequence[Window]) -> Ragged:
 def without_special(windows: Sequence[Window], tokenizer: Tokenizer) -> Ragged:
     """Concatenate windows, without their special ids, into a ragged array."""
     special = tokenizer.special_tokens.for_text
-    assert all(len(window) >= len(special) for window in windows), "a window has its tokenizer's special ids"
+    assert all(len(window) >= len(special) for window in windows), "a window lacks the tokenizer's special ids"
     return concat_windows([window[len(special.prefix) : len(window) - len(special.suffix)] for window in windows])
 
 

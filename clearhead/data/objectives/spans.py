@@ -1,6 +1,6 @@
 """Span corruption and text infilling: the model predicts hidden spans, or reconstructs the whole text.
 
-Shape suffixes: N tokens of all windows, B windows, S spans of all windows, M slots of all corrupted windows.
+Shape suffixes: N tokens of all windows, B windows, S spans of all windows, M tokens of all corrupted windows.
 """
 
 from __future__ import annotations

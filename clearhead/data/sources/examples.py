@@ -19,8 +19,8 @@ class ListedExamples:
     """The format of a task's examples in a Python list.
 
     Attributes:
-        columns: the fields of an example by role, in order, for each form that an example may have. An example with one
-            field is a bare text, not a tuple.
+        columns: the allowed forms of an example, each with the field name of each role (such as "source"), in order.
+            An example with one field is a text, not a tuple.
         raw: the roles whose values are not texts.
         as_source: a function that returns examples as a source of the task, like the sources of its files.
     """
@@ -67,7 +67,7 @@ def json_lines_entry(examples: Examples, path: Path, form: type[Form]) -> dict[s
     Args:
         examples: the examples in the file.
         path: the file.
-        form: the task's form of [data] for a file; its first key holds the path.
+        form: the task's type of [data] table for a file; its first key holds the path.
     """
     if "source" in examples.columns:
         return {"jsonl": str(path)}

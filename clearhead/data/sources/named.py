@@ -27,7 +27,7 @@ class NamedDataset:
 
     Args:
         table: the keys that name the data set in the [data] table of a run file.
-        field: the field of the name, after the colon. None means that the name has no field.
+        field: the field that follows the colon in the name. None means that the name has no field.
     """
 
     table: Mapping[str, str]
@@ -40,7 +40,7 @@ class NamedDataset:
             InputError: the data set cannot be found.
         """
         name, split, config, revision = map(self.table.get, ("dataset", "split", "config", "revision"))
-        assert name is not None and split is not None, "a named data set has a name and a split"
+        assert name is not None and split is not None, "a data set of the hub needs a name and a split"
         if split != "train" or has_ending(name, *TABLE_FORMATS):
             return None
         names = Dataset(name, split, {}, config, revision=revision).splits()

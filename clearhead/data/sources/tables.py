@@ -26,13 +26,13 @@ from clearhead.data.sources.run_file_tables import has_ending, user_path
 
 
 def describe_misalignment(first: Path, lines: Sequence[str], second: Path, others: Sequence[str]) -> str:
-    """Return a sentence about the first line that seems to lack its partner in the other file."""
+    """Return a sentence that names the first line of the longer file that seems to have no partner."""
     path, longer, shorter = (first, lines, others) if len(lines) > len(others) else (second, others, lines)
     line = find_misaligned_line(longer, shorter)
     if line > len(shorter):
         return f"{path}:{line} and the lines after it have no partner, or the other file was cut short"
     return (
-        f"by the lengths of the lines the first that looks wrong is {path}:{line} "
+        f"judged by line lengths, the first line without a partner is {path}:{line} "
         f"({json_text(longer[line - 1])} next to {json_text(shorter[line - 1])})"
     )
 
@@ -81,11 +81,11 @@ _SEPARATORS = {
 }
 _OTHER_SEPARATORS = {
     "\t": "tabs, give the file a name that ends in .tsv",
-    ";": "semicolons, write tabs or commas in their place",
-    "|": "bars, write tabs or commas in their place",
+    ";": "semicolons, write tabs or commas instead",
+    "|": "bars, write tabs or commas instead",
     ",": "commas, give the file a name that ends in .csv",
 }
-_OTHERWISE = "anything else, write tabs or commas in its place"
+_OTHERWISE = "another character, write tabs or commas instead"
 _MOST_SHOWN = 12
 _LONGEST_CELL = 2**31 - 1
 # A cell is quoted, with inner quotes doubled, or contains neither a quote nor a comma.
@@ -109,7 +109,7 @@ class DataTable:
     Args:
         columns: the values of each column by role, such as "source" or "label".
         numbers: the number of each row in its source.
-        where: a function that returns the location of the row with such a number, or of an item in the row.
+        where: a function from a row number to its location in the source, for messages; also for an item in the row.
     """
 
     columns: Mapping[str, Sequence[Any]]
@@ -308,7 +308,7 @@ class DelimitedFile:
         parts[1] += f" {_format_cells(cells)}"
         if len(cells) == 1:
             hints = (hint for sign, hint in _OTHER_SEPARATORS.items() if sign in cells[0])
-            parts.append(f"if they are separated by {next(hints, _OTHERWISE)}")
+            parts.append(f"if the columns are separated by {next(hints, _OTHERWISE)}")
         else:
             parts.append("choose one with " + self._key(role) + ", by its name in the first line or its number from 1")
         return InputError(Message("; ").join(parts))
@@ -529,7 +529,7 @@ def read_table(
 
 
 def _choose_held_out(keys: Keys, labels: Labels, share: Share, what: str) -> list[int]:
-    """Return the rows to hold out for validation; warn if rows equal to them remain in the training data."""
+    """Return the rows to hold out for validation; warn if training reads rows that are equal to them."""
     size = 1.0 - (share[0] or share[1])
     # If groups of equal texts exceed the share, a larger share is better than equal texts on both sides.
     held = draw_rows(keys, size, labels) or draw_rows(keys, min(0.5, 2 * size), labels)

@@ -58,7 +58,7 @@ class Documents:
         """
         special, ids = self.boundary_ids(document), self.documents[document]
         front, last = len(special.prefix), len(special.prefix) + len(ids)
-        assert 0 <= start < stop <= last + len(special.suffix), "a slice of a sequence lies within it"
+        assert 0 <= start < stop <= last + len(special.suffix), "the slice is empty or lies outside the sequence"
         parts = (
             special.prefix[start:stop],
             ids[max(start - front, 0) : max(stop - front, 0)],

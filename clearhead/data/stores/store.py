@@ -87,7 +87,7 @@ class Store:
     Args:
         folder: a folder that an `ArrayWriter` wrote.
         kind: the kind of store.
-        special: the number of special ids per example that each stack of a model reads.
+        special: the number of special ids per example, for each stack of a model.
 
     Attributes:
         arrays: the arrays by name.
@@ -225,7 +225,7 @@ def keep_pairs(
     max_ratio: float | None,
     num_special: tuple[int, int] = (1, 1),
 ) -> tuple[Bool[ndarray, " rows"], dict[str, int]]:
-    """Return which pairs pass the length filters, and counts of dropped pairs by their first fault.
+    """Return a mask of the pairs that pass the length filters, and the numbers of kept and dropped pairs.
 
     Args:
         source_lengths: the number of tokens of each source, without special tokens.

@@ -1,7 +1,8 @@
 """Tokenize documents of any length: long ones are cut into parts where the cut does not change the ids.
 
-A tokenizer needs about a hundred times the memory of its text. A text may be cut where both parts alone give the same
-ids as together. The allowed positions depend on the tokenizer, so candidates are tested with it.
+A tokenizer needs about a hundred times the memory of its text. A text may be cut where the ids of both parts, tokenized
+separately, are the ids of the whole text. The allowed positions depend on the tokenizer, so candidates are tested with
+it.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def chunk_documents(chunks: Iterable[TextChunk], tokenizer: Tokenizer) -> Iterat
         tokenizer: the tokenizer, which decides where a cut changes no id.
 
     Returns:
-        An iterator over the parts; their ids, concatenated, are those of the whole document. The flag is True for the
-        first part of a document. White space that the tokenizer itself adds between two parts is left out.
+        An iterator over pairs: a part, and True for the first part of a document. The concatenated ids of the parts are
+        the ids of the document. White space that the tokenizer itself adds between two parts is left out.
     """
     text, starts = "", True
     for chunk in chunks:
@@ -81,7 +82,7 @@ def cut_before(limit: int, text: str, tokenizer: Tokenizer) -> tuple[int, int] |
 
 
 def _cuts_at(space: re.Match[str]) -> list[tuple[int, int]]:
-    """Return the possible cuts of a text at white space, which may stay left, right, on both sides or be dropped."""
+    """Return the possible cuts at white space: it stays with the left or the right part, or is split or dropped."""
     start, stop = space.span()
     cuts = [(stop, stop), (start, start), (start + 1, start + 1), (start, start + 1), (start, stop)]
     return list(dict.fromkeys(cuts))

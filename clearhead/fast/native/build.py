@@ -301,7 +301,7 @@ def read_private(path: Path) -> bytes:
     with open(descriptor, "rb") as opened:
         status = os.fstat(opened.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size > LARGEST:
-            raise OSError("it is not a library")
+            raise OSError("it is not a regular file, or too large")
         if (fault := _open_to_others(status)) is not None:
             raise OSError(f"it {fault}")
         return opened.read()

@@ -2,8 +2,7 @@
 
 If concurrent calls took turns, much time would be lost: sleeping threads start slowly, and one late thread makes its
 team wait. So if several threads call kernels, each gets a share of the threads, as long as no result depends on their
-number. Kernels must use the OpenMP library of PyTorch. Otherwise its threads and theirs would wait for the
-same processors.
+number. Kernels must use the OpenMP library of PyTorch. The threads of two libraries would wait for the same processors.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
 
 
 def use_only(kernels: str, loaded: ctypes.CDLL) -> None:
-    """Make this process, which tests a library, use that library alone."""
+    """Make this process use only the loaded library, which it tests."""
     _TESTED[kernels] = loaded
 
 
@@ -206,7 +205,7 @@ class ThreadShares:
         return _SharedCall(self, threads)
 
     def begin(self, threads: int) -> int:
-        """Begin a call and return its share of the threads; `end` ends the call."""
+        """Begin a call and return its number of threads, at least 1; `end` ends the call."""
         caller = threading.current_thread()
         with self._changed:
             others = {*self._running, *self._ended} - {caller}

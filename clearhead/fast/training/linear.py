@@ -128,7 +128,7 @@ def _call(
 def run(name: str, call: ctypes.Structure) -> None:
     """Run a training kernel with the address of its arguments."""
     kernel = load.function(name, pointers=1, kernels=TRAINING)
-    assert kernel is not None, "modules are served only with kernels"
+    assert kernel is not None, "the compiled kernels for training must be available"
     kernel(ctypes.addressof(call))
 
 

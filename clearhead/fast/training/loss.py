@@ -107,7 +107,7 @@ class _CrossEntropy(torch.autograd.Function):
 def _products(
     x_GD: Tensor, weight_VD: Tensor, powers_GW: Tensor, x_gradient_GD: Tensor, weight_gradient_VD: Tensor, adds: bool
 ) -> ctypes.Structure:
-    """Return the kernel arguments that compute the gradients of input and weights; `adds` adds to the latter."""
+    """Return the kernel arguments for the gradients of input and weights; `adds` keeps earlier weight gradients."""
     (rows, width), entries = x_GD.shape, powers_GW.shape[1]
     call = LinearCall(count=1, M=rows, K=width, x_stride=width, result_stride=width, activation=NO_ACTIVATION)
     call.x, call.result = (address(tensor, torch.bfloat16, rows, width) for tensor in (x_GD, x_gradient_GD))

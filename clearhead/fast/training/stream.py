@@ -25,7 +25,7 @@ from clearhead.fast.training.linear import run
 
 @dataclass(frozen=True)
 class StreamBranch:
-    """Branch of a residual step that has no other branch, with its norm (before the branch or after the sum)."""
+    """Only branch of a residual step, with its norm (before the branch or after the sum) and its depth in the stack."""
 
     branch: Branch
     norm: Norm
@@ -115,7 +115,10 @@ def _run_branch(branch: Branch, read_BTD: Tensor, context: Context) -> _BranchOu
 
 
 def _norm_sum(x_BTD: Tensor, added: _BranchOutput | None, norm: Norm, wanted: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """Add a branch output to the residual stream; return those of "sum", "normed" and "rounded" that are `wanted`."""
+    """Add a branch output to the residual stream; return those of "sum", "normed" and "rounded" that are `wanted`.
+
+    Without a branch output, only the last of them is returned.
+    """
     y_BTD = None if added is None else added.y_BTD.to(torch.bfloat16).contiguous()
     drawn = SeededDropout() if added is None else SeededDropout.draw(added.dropout, added.scale)
     setting = _StreamSetting(norm.eps, isinstance(norm, LayerNorm), wanted if added is not None else wanted[-1:], drawn)

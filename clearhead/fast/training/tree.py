@@ -35,8 +35,8 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
     """Return the tree that a run trains: it shares the parameters of the module, which stays unchanged.
 
     Losses equal those of the module up to the order of sums, and gradients up to rounding in the precision of the
-    products. The tree keeps the current hooks of the module; submodules with hooks compute with their plain code. On a
-    CPU, the process then keeps memory that it frees.
+    products. The tree keeps the current hooks of the module; submodules with hooks compute with their plain code. With
+    kernels, the process from now on keeps freed memory for reuse.
 
     Args:
         module: the module to train.
@@ -99,7 +99,7 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
 
 
 def _is_trained(x: Tensor) -> bool:
-    """Return whether a module computes an input in bf16 and with gradients."""
+    """Return whether an input is computed in bf16 (autocast) and with gradients."""
     is_plain = torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling()
     return is_plain and torch.is_grad_enabled() and x.numel() > 0
 

@@ -3,7 +3,7 @@
 Targets are scored as in beam search, from one uncached pass over whole sentences. Long texts are read by a sliding
 window. A sequence is start token, text, end token. Every token except the first is scored once. The first window scores
 all tokens that it predicts. Each later window starts `stride` tokens further and scores the `stride` tokens that no
-window has scored. So these have at least `window` - `stride` tokens of context.
+window has scored. So each of them is predicted from at least `window` - `stride` tokens.
 
 Shapes: B windows or sentence pairs of a batch, S source tokens, C scored tokens of a window, D width, V vocabulary.
 T tokens of a window, or of a target with the end token.
@@ -110,7 +110,7 @@ def score_targets(
             target_BT, _ = pad(inputs, batch)
             with naming_texts(batch):
                 out = module(ids_BS, target_BT, mask=mask_BS, target_mask=mask_BT)
-            assert out.logits is not None, "the model has no head"
+            assert out.logits is not None, "the model must have a head over a vocabulary"
             for i, row in zip(batch, label_log_probabilities(out.logits, labels_BT, mask_BT), strict=True):
                 per_token[i] = [0.0] * forced + row[forced:]
     return [PairScore.of(ids, row, length_penalty) for ids, row in zip(labels, per_token, strict=True)]

@@ -28,7 +28,7 @@ def score_tokens(module: nn.Module, batches: Iterable[Batch], device: torch.devi
         batches: batches with a label at each token to predict.
         device: device of the module.
     """
-    assert isinstance(module, Transformer) and module.head is not None, "tokens are scored by a head over a vocabulary"
+    assert isinstance(module, Transformer) and module.head is not None, "the model must have a head over a vocabulary"
     projection = module.head.projection()
     rows = max(1, _CHUNK_BYTES // (4 * projection.weight_VD.shape[0]))
     loss, hits, count = 0.0, 0, 0
@@ -52,7 +52,7 @@ def labelled_states(module: Transformer, batch: Batch) -> tuple[Float[Tensor, "l
     out = module(source, batch.target_ids, head=False)
     labels_N = batch.labels.flatten()
     rows = (labels_N != NO_LABEL).nonzero().squeeze(1)
-    assert module.head is not None, "tokens are scored by a head over a vocabulary"
+    assert module.head is not None, "the model must have a head over a vocabulary"
     return module.head.prepare(select_rows(out.hidden.flatten(0, 1), rows)), labels_N[rows]
 
 

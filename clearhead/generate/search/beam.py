@@ -166,7 +166,7 @@ class Search(Member):
         recorder: BeamRecorder | None = None,
     ) -> None:
         """Start every sentence with one hypothesis: its prompt."""
-        assert recorder is None or len(sentences) == 1, "a recorder notes the search for one sentence"
+        assert recorder is None or len(sentences) == 1, "a recorder supports a search for one sentence only"
         self.sentences: list[Sentence] = list(sentences)
         self.recorder = recorder
         self.options = options
@@ -272,7 +272,7 @@ class Search(Member):
             self.recorder.finish((*prefix, last), total, forced if cut_off else END)
 
     def _end_sentences(self, live: Extensions, end_log_probs: Callable[[Tensor], Tensor]) -> list[int]:
-        """End sentences that are done; return the batch indices of the others."""
+        """Return the batch indices of unfinished sentences; end the others, with cut-off hypotheses or a failure."""
         remaining = []
         for sentence, best_sum in enumerate(live.sums_MC[:, 0].tolist()):
             if math.isnan(best_sum):

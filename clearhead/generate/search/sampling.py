@@ -174,7 +174,7 @@ class Sampling(Member):
         ids_RT: prompts of the rows; `NO_ID` marks padding.
         chooser: chooses the tokens.
         streams: random numbers for each row; an empty list means greedy search.
-        kind: value that is equal for members that choose tokens in the same way. None means no other such member.
+        kind: value that is equal for members that choose tokens in the same way. None means: never merge.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ def write_percent(share: float | None) -> str:
 
 
 def write_rank(change: Change) -> str:
-    """Return the rank of a weight change and the largest possible rank, such as "4 of 64"; empty if not of a matrix."""
+    """Return the rank of a weight change and the largest possible rank, such as "4 of 64"; empty if there is none."""
     if change.rank is None:
         return ""
     return f"{'≥ ' if change.is_rank_at_least else ''}{change.rank} of {min(change.shape)}"
@@ -73,10 +73,10 @@ def difference_page(title: str, weights: WeightChanges, texts: TextChanges | Non
     if texts is not None:
         yield f"<p>{html.escape(describe_texts(texts))}.</p>\n"
     yield from _heads(weights.changes)
-    yield "<h2>Parts that changed most</h2>\n"
+    yield "<h2>Tensors, heads and rows that changed most</h2>\n"
     yield (
-        "<p>The change is ||B − A|| / ||A|| in the Frobenius norm. If ||A|| is smaller than the typical norm of such a "
-        "part, the typical norm divides. The rank counts the singular values of B − A above 1 % of the largest.</p>\n"
+        "<p>The change is ||B − A|| divided by ||A|| (Frobenius norms), or by the typical norm of such a tensor, head "
+        "or row if that is larger. The rank counts the singular values of B − A above 1 % of the largest.</p>\n"
     )
     yield from _table([change for change in weights.changes if change.score][:MOST_LISTED])
     tensors = [change for change in weights.changes if change.kind == "tensor"]

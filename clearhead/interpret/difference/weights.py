@@ -129,8 +129,7 @@ def compare_weights(a: StoredWeights, b: StoredWeights, notify: Notify | None = 
 
     Args:
         a, b: stored weights of the models; only a few blocks of rows are in memory at a time.
-        notify: function called with the number of compared tensors and the number of all. None means
-            `progress.update`.
+        notify: function called with the numbers of compared and of all tensors. None means the progress display.
 
     Raises:
         InputError: no address has the same shape in both models, or a weight is NaN or infinite.

@@ -18,7 +18,7 @@ LONGEST = 512
 
 @dataclass(frozen=True)
 class ExplainSelection:
-    """The layer, head and token that are shown.
+    """Layer, head and token that an explanation shows.
 
     Args:
         stack: "encoder" or "decoder".
@@ -60,7 +60,7 @@ class Explanation:
 
     @cached_property
     def scores(self) -> dict[str, tuple[int, ScoreTerms | NonlinearNorm]]:
-        """Address of an attention step -> position of the key with the largest weight, and the terms of its score.
+        """Attention address in the selected layer -> key with the largest weight, and the terms of its score.
 
         If a custom norm may be nonlinear, a `NonlinearNorm` replaces the terms.
         """

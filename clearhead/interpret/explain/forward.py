@@ -1,7 +1,7 @@
 """Capture the forward pass of a model on one text, as sections of values in the order of computation.
 
 Numbers are activations captured at their addresses. Three kinds have no address and are computed here: table rows,
-masks and the shares of experts. Legend: T tokens, S keys, D width, H heads, E head size, V outputs.
+masks and the weights of experts. Legend: T tokens, S keys, D width, H heads, E head size, V outputs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Forward:
         module: replica of the model that ran.
         source, target: inputs of the first stack and of the decoder of a two-stack model, one row each.
         seen: captured activations of every address.
-        records: (stack with its source, such as "decoder.memory"; depth) -> attention as it ran.
+        records: recorded attentions by stack with source, such as "decoder.memory", and depth.
         tokens: name of a stack -> display texts of the tokens that it reads.
         names: names of the outputs. None means that the outputs have no probabilities.
         written: display texts of the tokens that the decoder writes at each step; empty if it writes no text.
@@ -110,7 +110,7 @@ class Forward:
 
         Args:
             address: address of the activation.
-            depth: number of layers of its stack that ran before.
+            depth: number of layers of its stack that ran before the activation was computed.
             has_batch: True if the activation has a batch axis; the router of a mixture of experts has none.
         """
         activation = next(record.tensor for record in self.seen[address] if record.depth == depth)

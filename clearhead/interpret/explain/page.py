@@ -205,7 +205,7 @@ def _score(query: str, key: str, terms: ScoreTerms | NonlinearNorm) -> Iterator[
     yield (
         f'<details class="chosen" open><summary><b>why {html.escape(query)} looks at {html.escape(key)}</b>'
         f"<span>its largest weight</span></summary><div class=body><p>The score {terms.score:.4f} is the sum of the "
-        "terms of all pairs of writers, with the statistics of norms held at their values in this run"
+        "terms of all pairs of writers, with the mean and variance of norms fixed at their values in this run"
         + (f", plus {terms.position_bias:.4f} for the distance" if terms.position_bias else "")
         + '.</p><div class="columns">'
     )

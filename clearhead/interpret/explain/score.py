@@ -1,8 +1,9 @@
-"""Decompose an attention score into terms, one per pair of a writer of the query and a writer of the key.
+"""Decompose an attention score into terms, one per pair of components that contribute to query and key.
 
-Every vector of the residual stream is a sum over its writers. These are the embedding rows, the heads and feed-forward
-networks of the lower layers, and biases. Hold the mean and variance of every norm at their values in this run. Then
-query and key are linear in the stream, and their product is a sum over all pairs of writers.
+Every vector of the residual stream is a sum over the components that wrote it, here called writers. These are the
+embedding rows, the heads and feed-forward networks of the lower layers, and biases. The mean and variance of every
+norm are fixed at their values in this run. Then query and key are linear in the stream, and their product is a sum
+over all pairs of writers.
 
 Legend: W writers, P positions, D width, H heads, E head size.
 """
@@ -30,7 +31,7 @@ class Writer:
         component: "token", "position", "segment"; "self-attention", "cross-attention", "feed-forward"; or "bias" for
             the biases of all projections and norms together.
         stack: "encoder" or "decoder".
-        layer: number of layers of its stack that ran before. None means below the layers.
+        layer: depth of the layer in its stack. None means below the layers.
         head: number of the head. None means that the component has no heads.
     """
 
@@ -123,13 +124,13 @@ class ScoreTerms:
 
 @torch.no_grad()
 def score_terms(forward: Forward, attention_key: tuple[str, str, int], head: int, query: int, key: int) -> ScoreTerms:
-    """Decompose the score of a query and a key; the terms and the position bias add up to it.
+    """Decompose the attention score of a query and a key into terms; terms and position bias sum to the score.
 
-    This is the score before a soft cap, a mask and a custom score step.
+    The decomposed score is the one before a soft cap, a mask and a custom score step.
 
     Args:
         forward: captured forward pass.
-        attention_key: name of the stack, source of the attention ("self" or "memory"), and number of layers before.
+        attention_key: name of the stack, source of the attention ("self" or "memory"), and depth of its layer.
         head: number of the query head.
         query, key: positions of the two tokens.
 
@@ -269,7 +270,7 @@ class _VectorTerms:
 
     Args:
         forward: captured forward pass.
-        attention_key: name of the stack, source of the attention, and depth.
+        attention_key: name of the stack, source of the attention, and depth of its layer.
     """
 
     def __init__(self, forward: Forward, attention_key: tuple[str, str, int]) -> None:

@@ -99,7 +99,7 @@ class ExplanationSection:
     Args:
         title: title, such as "embedding", "layer 3, step 0: self-attention" or "head".
         address: address of the module.
-        rows: tokens that the rows of its values belong to.
+        rows: tokens to which the rows of the section's values belong.
         values: values in the order of computation.
         layer: number of layers of its stack that ran before. None means outside of the layers.
         stack: "encoder" or "decoder"; "head" for the head of the model.

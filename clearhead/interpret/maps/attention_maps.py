@@ -154,9 +154,9 @@ class AttentionMaps(AttentionRun):
         Args:
             path: HTML file to write.
             title: heading of the page.
-            options: content of the page. None means everything that needs no further run of the model.
-            notify: function called with the number of measured heads and the number of all. None means
-                `progress.update`.
+            options: options for the content of the page. None means all content that needs no further run of the model.
+            notify: function called with the numbers of measured and of all heads. None means the current progress
+                display.
             force: True to replace an existing file.
 
         Raises:
@@ -233,7 +233,7 @@ def attend(module: Transformer, tokenizers: TokenizerPair, task: TaskRecord, inp
         module: model to run, in evaluation mode; its training mode is restored afterwards.
         tokenizers: tokenizers of the model.
         task: task that the model was trained for.
-        inputs: inputs of its stacks.
+        inputs: inputs of the model's stacks.
     """
     records, hidden_1TD = record_states(module, inputs.source, inputs.target)
     # Predict now: edits of the model end with the context manager around this call.

@@ -52,7 +52,7 @@ class AttentionRun:
         module: model that ran, in evaluation mode.
         tokenizers: tokenizers of the model.
         task: task that the model was trained for.
-        inputs: inputs of its stacks.
+        inputs: inputs of the model's stacks.
         records: recorded attentions.
         next_id: token id that the decoder predicts after the last token that it reads. None means that the model writes
             no text, or that the run did not reach its output.
@@ -123,7 +123,7 @@ class AttentionRun:
 
     @property
     def stacks(self) -> tuple[str, ...]:
-        """The stacks with their source: those of encoder.self, decoder.self and decoder.memory that the model has."""
+        """Names of the attentions that the model has, out of encoder.self, decoder.self and decoder.memory."""
         return tuple(dict.fromkeys(stack for stack, _ in self.records))
 
     def layers(self, stack: str) -> tuple[int, ...]:
@@ -206,7 +206,7 @@ class AttentionRun:
         return heads_over_texts(self.module, self.tokenizers, [(self.inputs, list(self.records.values()))], seed=seed)
 
     def norm_weighted(self, stack: str, layer: int, head: int) -> Float32[Tensor, "queries keys"]:
-        """Return each weight of a head times the norm of the output-projected value: see `flow.norm_weighted`.
+        """Return each attention weight of a head times the length of its projected value: see `flow.norm_weighted`.
 
         Args:
             stack, layer, head: see `weights`.
@@ -217,7 +217,7 @@ class AttentionRun:
         return norm_weighted(*self._record_of(stack, layer, head))
 
     def rollout(self, stack: str) -> Float32[Tensor, "layers queries keys"]:
-        """Return attention rollout (see `flow.rollout`): the fraction of each position's stream from each token.
+        """Return attention rollout: the share of each token in the stream at each position; see `flow.rollout`.
 
         Args:
             stack: one of `stacks`.
@@ -235,9 +235,9 @@ class AttentionRun:
         """Return the output that effects and contributions are measured on: a token or label, or two to compare.
 
         Args:
-            of: position; token or label; two of these, to compare the first with the second; or a position followed by
-                one or two. See `outcome.choose_outcome`. None means the last token of a language model, the first mask
-                of a masked model, or the label of a classifier.
+            of: a position; a token or label; two tokens or labels to compare; or a position followed by one or two of
+                them. See `outcome.choose_outcome`. None means the last token of a language model, the first mask of a
+                masked model, or the label of a classifier.
 
         Raises:
             InputError: the output does not exist, or the model outputs no probabilities.
@@ -245,13 +245,14 @@ class AttentionRun:
         return choose_outcome(of, self._streams, self.output_names, self.inputs.labels)
 
     def effects(self, of: OutcomeChoice = None, *, notify: Notify | None = None) -> list[HeadEffect]:
-        """Return the change of an output's log-probability (or of the difference of two) if each head is switched off.
+        """Return, for each head, the change of an output's log-probability if this head is switched off.
 
-        The model runs once for each head, in batches, from the layer of the head on.
+        With two outputs, it is the change of the difference of their log-probabilities. The model runs once for each
+        head, in batches, from the layer of the head on.
 
         Args:
             of: see `outcome`.
-            notify: function called with the numbers of finished and of all heads. None means `progress.update`.
+            notify: function called with the numbers of finished and of all heads. None means the progress display.
 
         Raises:
             InputError: same as `outcome`.
@@ -266,7 +267,7 @@ class AttentionRun:
         Args:
             stack, layer, head: see `weights`.
             of: see `outcome`.
-            notify: function called with the numbers of finished and of all keys. None means `progress.update`.
+            notify: function called with the numbers of finished and of all keys. None means the progress display.
 
         Raises:
             InputError: same as `weights` and `outcome`.
@@ -282,7 +283,7 @@ class AttentionRun:
         positions: Positions | None = None,
         notify: Notify | None = None,
     ) -> Patches:
-        """Return the changes of an output's log-probability if activations of another text are patched into this one.
+        """Return the changes of an output's log-probability if activations are replaced by those of another text.
 
         The model runs once for each depth and position of every stack and once for each head, in batches.
 
@@ -291,7 +292,7 @@ class AttentionRun:
             of: output of this text; see `outcome`.
             positions: name of a stack ("encoder", "decoder") -> pairs of a position in this text and its counterpart in
                 the other text. None means that both texts have equally many tokens, and equal positions correspond.
-            notify: function called with the numbers of finished and of all patches. None means `progress.update`.
+            notify: function called with the numbers of finished and of all patches. None means the progress display.
 
         Raises:
             InputError: the runs are of different models, positions have no counterparts, or same as `outcome`.

@@ -1,7 +1,7 @@
 """Direct contributions of each head and feed-forward network to the logit of an output (direct logit attribution).
 
-The residual stream below the head is a sum of the embedding and of the outputs of all branches. Hold the statistics of
-the norms at their values in this run. Then the path from the stream to the logit is linear, so the logit is a sum too.
+The residual stream below the head is a sum of the embedding and of the outputs of all branches. The mean and variance
+of the norms are fixed at their values in this run. So the logit is linear in the stream: a sum of the same terms.
 
 Legend: T positions that the logit depends on directly, D width, H heads, E head size, V outputs.
 """
@@ -52,8 +52,8 @@ def contributions(streams: Streams, outcome: ModelOutcome) -> list[Contribution]
     For an outcome with two outputs, the terms sum to the difference of the two logits. Without a soft cap, this is also
     the difference of their log-probabilities.
 
-    Norms are linear with their statistics held fixed. A nonlinear layer of the head, such as an activation, is
-    replaced by its tangent at this point. The constant term of the tangent counts as a bias.
+    Norms are linear while their mean and variance are fixed. A nonlinear layer of the head, such as an activation, is
+    replaced by its tangent at the values of this run. The constant term of the tangent counts as a bias.
     The encoder of a two-stack model has no term: it acts on the logit only through cross-attention.
 
     Args:

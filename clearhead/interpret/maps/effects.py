@@ -54,7 +54,7 @@ class EffectMeter:
         streams: residual streams of the run.
         outcome: output that is measured.
         records: recorded attentions of the run.
-        notify: function called with the numbers of finished and of all items. None means `progress.update`.
+        notify: function called with the numbers of finished and of all items. None means the current progress display.
     """
 
     streams: Streams
@@ -150,15 +150,15 @@ Positions = Mapping[str, Sequence[tuple[int, int]]]
 
 @dataclass(frozen=True, repr=False)
 class Patches(Printed):
-    """Activation patching: changes of an output's log-probability if activations of another text replace its own.
+    """Activation patching: changes of an output's log-probability if activations are replaced by another text's.
 
     Args:
         streams: name of a stack ("encoder", "decoder") -> change if the residual stream has the other text's vector at
             one depth and position. Depth 0 is the embedding, depth d the stream after d layers. NaN at a position
             without a counterpart.
         heads: change if a head's output is that in the other text, at every position with a counterpart.
-        total: log-probability in the other text minus that in this text. None means that the position that predicts
-            the output has no counterpart.
+        total: log-probability of the output in the other text minus that in this text. None means that the position
+            that predicts the output has no counterpart.
         outcome: measured output, in words.
         tokens: name of a stack -> display texts of the tokens that it reads.
     """

@@ -60,13 +60,13 @@ class HeadStatistics(Printed):
             measured on the same random tokens. Source: arXiv 2209.11895, section "Induction heads".
         diagonal: weight on the key at the same relative position, floor((i + 1/2) S / T); in self-attention the token
             itself. Source: arXiv 1908.08593, section 4.1.
-        alignment: weight of links that are the largest of both their query and their key, divided by the number of
+        alignment: sum of the weights that are the largest of both their query and their key, divided by the number of
             queries, in cross-attention. Source: Och and Ney 2003, symmetrization by intersection.
         patterns: names of the patterns that more than half of the weight follows. In self-attention: "first token",
             "previous token", "duplicate token", "induction", "current token". In cross-attention: "first token",
             "duplicate token", "copying", "diagonal", "alignment".
         spread: name of a statistic -> standard deviation over texts (duplicate_token and induction: over the sequences
-            of random tokens). None means fewer than two.
+            of random tokens). None means fewer than two values.
         num_texts: number of texts.
     """
 

@@ -58,7 +58,7 @@ def logit_lens(
         streams: residual streams of the text.
         names: names of the outputs.
         top_k: number of outputs for each position.
-        labels: known ids of the tokens that follow those of the last stack, in a language model.
+        labels: known ids of the tokens that follow each token of the last stack, in a language model; otherwise empty.
         outcome: output that is followed at every position; its position is ignored. None means no output.
 
     Raises:

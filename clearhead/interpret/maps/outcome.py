@@ -168,14 +168,14 @@ def choose_outcome(of: OutcomeChoice, streams: Streams, names: OutputNames, labe
     and in a tagger, an output is predicted at the same position.
 
     Args:
-        of: choice, one of these. Position: the token of a language model there, otherwise the predicted output there.
-            Token: the next token of a language model, or the token at the first mask. Label of a classifier. Two tokens
-            or labels: the difference of their log-probabilities. Position followed by one or two: these outputs at the
-            position. None means the last token of a language model (no end token), the prediction at the first mask, or
-            the predicted label.
+        of: choice of the user. A position means the token there in a language model, otherwise the output predicted
+            there. A token means the next token of a language model, or the token at the first mask. A label means that
+            output of a classifier. Two tokens or labels mean the difference of their log-probabilities. A position may
+            come before one or two of them. None means the last token of a language model (no end token), the prediction
+            at the first mask, or the predicted label.
         streams: residual streams of the text.
         names: names of the outputs.
-        labels: known ids of the tokens that follow those of the last stack, in a language model.
+        labels: known ids of the tokens that follow each token of the last stack, in a language model; otherwise empty.
 
     Raises:
         InputError: the position, token or label does not exist.
@@ -217,7 +217,7 @@ def choose_outcome(of: OutcomeChoice, streams: Streams, names: OutputNames, labe
 
 
 def _last_label(labels: Sequence[int], names: OutputNames) -> int:
-    """Return the position, in the text, of the last label token that is no end token; 1 if there is none."""
+    """Return the position of the last known next token that is no end token; 1 if there is none."""
     end = None if names.tokenizer is None else names.tokenizer.eos_id
     return max((position for position, label in enumerate(labels, start=1) if label != end), default=1)
 

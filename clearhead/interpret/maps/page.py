@@ -1,4 +1,4 @@
-"""Build a page of the attention explorer from runs of a model: statistics, effects, lens and exact heads."""
+"""Build a page of the attention explorer from runs of a model: statistics, effects, logit lens and float32 heads."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ STATISTIC_COLUMNS = (
     HeadColumn(
         "diagonal", "diagonal", "The share of the weight on the same relative position (self-attention: itself)."
     ),
-    HeadColumn(
-        "alignment", "alignment", "The share of links between source and target that are best in both directions."
-    ),
+    HeadColumn("alignment", "alignment", "The share of the weight on links that are the largest in both directions."),
 )
 EFFECT: Final = "effect"
 CONTRIBUTION: Final = "contribution"
@@ -96,8 +94,8 @@ def run_sample(run: AttentionRun, label: str, options: SampleOptions, notify: No
     Args:
         run: run of the model.
         label: label that distinguishes the sample from others.
-        options: content of the page.
-        notify: function called with the numbers of measured and of all heads. None means `progress.update`.
+        options: options for the content of the page.
+        notify: function called with the numbers of measured and of all heads. None means the current progress display.
 
     Raises:
         InputError: a layer, head or outcome does not exist.
@@ -118,9 +116,9 @@ def explorer_page(
     Args:
         title: heading of the page.
         runs: pairs of a label, such as "step 100", and a run.
-        options: content of the page. None means everything that needs no further run of the model.
+        options: options for the content of the page. None means all content that needs no further run of the model.
         is_timeline: True if the runs are of one text at successive checkpoints.
-        notify: function called with the numbers of measured and of all heads. None means `progress.update`.
+        notify: function called with the numbers of measured and of all heads. None means the current progress display.
 
     Raises:
         InputError: same as `run_sample`.
@@ -303,7 +301,7 @@ class _SampleBuilder:
                 if record.stack == stack
             ],
             self.rows,
-            "weight times length of the moved vector, as a share of the largest in the layer",
+            "weight times length of the projected value, as a share of the largest in the layer",
         )
 
     def _norm_weighted_shares(self, record: AttentionRecord, heads: Sequence[int]) -> Weights:

@@ -53,12 +53,12 @@ class AttentionRecord:
 
     @property
     def stack(self) -> str:
-        """Name of its stack and of its source ("self" or "memory"), such as "decoder.memory"."""
+        """Name of the attention's stack and source ("self" or "memory"), such as "decoder.memory"."""
         return f"{self.address.partition('.')[0]}.{self.attention.spec.source}"
 
     @property
     def layer(self) -> int:
-        """Number of layers of its stack that ran before."""
+        """Depth of the attention: number of layers of its stack that ran before."""
         return self.context.depth
 
     @property

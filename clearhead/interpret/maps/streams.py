@@ -33,7 +33,7 @@ class Streams:
         module: model that ran.
         source: input of the first stack, one row.
         target: input of the decoder of a two-stack model. None means one stack.
-        before: name of a stack -> its stream before each depth and after the last one, each [1, tokens, width].
+        before: name of a stack -> its stream before each layer and after the last layer, each [1, tokens, width].
         memory: output of the encoder of a two-stack model. None means one stack.
         hidden: output of the last stack.
     """
@@ -55,7 +55,7 @@ class Streams:
             target: input of the decoder of a two-stack model. None means one stack.
 
         Raises:
-            InputError: same as `Transformer.run`.
+            InputError: same as `Transformer.forward`.
         """
         module = replica(module)
         after: dict[str, list[str]] = {}
@@ -91,7 +91,7 @@ class Streams:
 
         Args:
             stack: "encoder" or "decoder".
-            depth: first layer of the stack to run. Lower layers do not run again, nor does the encoder of a decoder.
+            depth: first layer of the stack to run. Lower layers do not run, nor does the encoder if it is a decoder.
             rows: number of batch rows; edits of activations make them differ.
             x_BTD: stream at this depth. None means the recorded stream in every row.
         """

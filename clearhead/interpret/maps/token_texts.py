@@ -39,7 +39,7 @@ class WrittenToken:
 
 
 class TokenWriter:
-    """Converts the tokens of one text one by one; their bytes together are those of the text.
+    """Converts the tokens of one text one by one to display texts and bytes; the bytes add up to those of the text.
 
     Args:
         tokenizer: tokenizer of the tokens.

@@ -138,7 +138,7 @@ class MemoryEntry:
     """Position at which keys and values of the memory enter a cross-attention.
 
     Args:
-        x: x of the value arrow and of the key arrow.
+        x: x positions of the value arrow and of the key arrow.
         y: y at which the two arrows split.
         top: y of the end of the arrows.
     """

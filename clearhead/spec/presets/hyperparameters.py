@@ -64,7 +64,7 @@ class Hyperparameters:
     dropout: Rate = 0.1
     #: Dropout rate of attention weights. If it is not set, `dropout` replaces the attention dropout of a preset.
     attention_dropout: Rate = 0.0
-    #: Dropout rate of the inner layer of feed-forward networks. `dropout` replaces it in the same case.
+    #: Dropout rate of the inner layer of feed-forward networks. If it is not set, `dropout` replaces that of a preset.
     activation_dropout: Rate = 0.0
     #: Number of tokens back, and in an encoder also ahead, that self-attention can attend to; by default no limit.
     window: Count | None = None

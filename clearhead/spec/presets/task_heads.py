@@ -32,7 +32,7 @@ def label_head(width: int, count: int, *, pool: PoolBy, inner: Literal["tanh", "
 
 
 def default_label_head(model: spec.Model, count: int, *, pool: PoolBy) -> spec.Head:
-    """Return the label head that published classifiers with the same stacks use, so that the model can be saved as one.
+    """Return the label head of published classifiers with the same stacks, so that a family can express the model.
 
     Args:
         model: the spec with the stacks.

@@ -230,7 +230,7 @@ def read_answers(source: TableSource, share: Share = WHOLE) -> DataTable:
 
 
 def _group_keys(data: DataTable) -> tuple[list[list[str]], list[bool]]:
-    """Return the grouping keys of the questions: the context of each, and True for each with an answer."""
+    """Return the context of each question, and True for each with an answer; a split keeps equal contexts together."""
     return [[context] for context in data["context"]], list(map(bool, data["answers"]))
 
 

@@ -38,7 +38,7 @@ class Training(LabelledTraining):
         return answer_texts(source, share)
 
     def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
-        """Tokenize a share of a source, and return it as a store."""
+        """Tokenize the selected rows of a source, and return them as a store."""
         return prepare_answers(source, tokenizer, max_length=self.run_file.data.max_length, share=share)
 
     def record(self, stores: Stores[Store]) -> TaskRecord:

@@ -286,7 +286,7 @@ def answer_scores(predicted: Sequence[str], expected: Sequence[Sequence[str]]) -
     """Score answers against the right ones; for each question, the best match of its right answers counts.
 
     Texts are compared in lower case, without punctuation and articles. F1 counts the words that both have. An empty
-    text is "no answer": if no answer is expected it is right, with an F1 of 1; otherwise it is wrong.
+    text means "no answer". It is right, with an F1 of 1, if no answer is expected, otherwise wrong.
 
     Args:
         predicted: the answer to each question; at least one question.
@@ -444,7 +444,7 @@ class _BestSpan:
 
 
 def _measures(loss: float, predicted: list[str], golds: list[list[str]]) -> AnswerMeasures:
-    """Return the metrics of predicted answers; if some questions have no answer, also per kind of question."""
+    """Return the metrics of predicted answers; if some questions have no answer, also for both kinds of question."""
     kinds: dict[bool, AnswerScores] = {}
     for has_answer in {bool(gold) for gold in golds}:
         rows = [row for row, gold in enumerate(golds) if bool(gold) == has_answer]

@@ -140,7 +140,10 @@ def read_labelled(source: TableSource, share: Share = WHOLE, *, kind: LabelKind 
 
 
 def _group_keys(data: DataTable, kind: LabelKind) -> tuple[list[list[str]], list[Hashable] | None]:
-    """Return the grouping keys of the examples: texts (pairs joined), and labels (None for a regression)."""
+    """Return the text (or joined pair) and label of each example; a split keeps equal texts together.
+
+    The labels are None for a regression.
+    """
     texts = ["\n".join(texts).strip() for texts in zip(*text_columns(data), strict=True)]
     keys = [[text] if text else [] for text in texts]
     if kind == "regression":

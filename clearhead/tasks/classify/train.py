@@ -67,7 +67,7 @@ class Training(LabelledTraining):
         return replace(super().parts(), score_name=SCORES[self.kind])
 
     def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
-        """Tokenize a share of a source, and return it as a store."""
+        """Tokenize the selected rows of a source, and return them as a store."""
         length = self.run_file.data.max_length
         prepared = partial(prepare_labelled, source, tokenizer, max_length=length, kind=self.kind, share=share)
         if train is not None:

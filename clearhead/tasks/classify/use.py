@@ -232,7 +232,7 @@ class MultiLabelMeasures(Measures):
 
     def lines(self) -> list[str]:
         """Return the metrics as lines of text."""
-        exact = f"{percent(self.exact)} of the texts have exactly their labels"
+        exact = f"{percent(self.exact)} of the texts have exactly the right labels"
         return align_columns(
             {"micro F1": percent(self.micro_f1), "macro F1": percent(self.macro_f1), "exact match": exact}
         )

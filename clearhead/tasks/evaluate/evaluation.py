@@ -39,7 +39,7 @@ def evaluate_model(model: EvaluatedModel, data: object, options: EvaluateOptions
         added = [f"{key} = {json.dumps(value)}" for key, value in read.items() if key not in data]
     measures: Measures = task.module("use").measure(model, read, options)
     if added:
-        message(f"settings from training: {', '.join(added)}")
+        message(f"the data were read with settings of the training data: {', '.join(added)}")
     unusable = [name for name, value in measures.items() if isinstance(value, float) and not math.isfinite(value)]
     if unusable:
         raise InputError(

@@ -51,7 +51,8 @@ def recall_at(
         first_ND: the vectors of the first texts, of length 1; their dot products are the similarities.
         second_ND: the vectors of their partners, row by row.
         k: the number of most similar texts to look at, at least 1.
-        groups: the group number of each pair; any text of the same group counts as right. None means that all differ.
+        groups: the group number of each pair; any text of the same group counts as right. None means a group
+            for each pair.
 
     Raises:
         InputError: k is not positive, the counts differ, or there are no pairs.

@@ -96,7 +96,7 @@ class Training(TextTraining):
     def _stream_text(self, tokenizer: Tokenizer, views: _BatchViews) -> _TrainingText:
         """Read the first buffer of a streamed text, and return its batches; training reads the rest."""
         data, train, progress = self.data_table(GenerateData), self.run_file.train, self.setup.progress
-        assert data.shuffle_buffer is not None, "the run file fills its defaults"
+        assert data.shuffle_buffer is not None, "a checked run file has its defaults"
         shards = list_stream_shards(self.run_file)
         progress.message("train: reading and tokenizing the first part")
         with within("[data] train"):
@@ -118,7 +118,7 @@ class Training(TextTraining):
 
 
 def _check_block(num_tokens: int, block: int) -> None:
-    """Raise an error if the training text is shorter than one block, so that training never reaches the full length."""
+    """Raise an error if the training text is shorter than one block, since no sequence would have the full length."""
     if num_tokens < block:
         raise InputError(
             f"[data] train: the whole text has {num_tokens:,} tokens, less than one block of max_length "

@@ -139,7 +139,7 @@ def read_tagged(source: TableSource, share: Share = WHOLE) -> DataTable:
 
 
 def _group_keys(data: DataTable) -> tuple[list[list[tuple[str, ...]]], list[Hashable]]:
-    """Return the grouping keys of the sentences: the words of each, and its classes or entity types."""
+    """Return the words of each sentence, and its classes or entity types; a split keeps equal sentences together."""
     words = [[tuple(words)] for words in data["tokens"]]
     return words, [tuple({entity_type(tag): None for tag in tags}) for tags in data["tags"]]
 

@@ -37,7 +37,7 @@ class Training(LabelledTraining):
         return tagged_texts(source, share)
 
     def prepare(self, source: TableSource, share: Share, tokenizer: Tokenizer, train: Store | None) -> Store:
-        """Tokenize a share of a source as a store; if the initial model has the same tags, their order is kept."""
+        """Tokenize the selected rows of a source as a store; the order of equal tags of the initial model is kept."""
         prepared = partial(prepare_tagged, source, tokenizer, max_length=self.run_file.data.max_length, share=share)
         if train is not None:
             return prepared(tags=tags_of(train))

@@ -90,8 +90,8 @@ def tag(
         module: the model; in training mode, a replica in evaluation mode runs in its place.
         tokenizer: the tokenizer of the model.
         record: the task record of the model.
-        texts: the raw texts, which are split into words as in the training data, or lists of words. Offsets then count
-            characters in the words joined by spaces. Long texts are read in chunks.
+        texts: the raw texts, which are split into words as in the training data, or lists of words. For lists,
+            offsets count characters in the words joined by spaces. Long texts are read in chunks.
         batch_size: the maximum number of chunks in a batch; None means that only `batch_tokens` limits it.
         batch_tokens: the maximum number of padded tokens in a batch; a longer chunk forms a separate batch. None means
             `read_tokens`.

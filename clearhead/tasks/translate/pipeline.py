@@ -1,4 +1,4 @@
-"""Server schema "translation": the server translates in its running batch, and can return word alignments."""
+"""Server schema "translation": request parameters; the server itself translates, in a batch with other requests."""
 
 from __future__ import annotations
 

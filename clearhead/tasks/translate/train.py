@@ -137,7 +137,7 @@ class _Translator:
         self, module: nn.Module, sources: Sequence[list[int]], *, max_length: int | None = None
     ) -> list[str]:
         """Return the greedy translations of tokenized source sentences."""
-        assert isinstance(module, Transformer), "translation needs the module that was built for it"
+        assert isinstance(module, Transformer), "a model that translates is a Transformer"
         target = self.tokenizers.target
         special_tokens = self.tokenizers.source.special_tokens.with_target(target.special_tokens.for_target)
         request = Decoder(module, self.tokenizers, special_tokens).source_request(

@@ -85,27 +85,27 @@ def _without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore the optimizer's state of every parameter; the settings of the groups are not changed.
+    """Restore the optimizer's state (such as moments) of every parameter; the settings of the groups do not change.
 
     Args:
         optimizer: the optimizer to restore.
         state: a state dict of the optimizer, which may be altered.
 
     Raises:
-        ValueError: the state belongs to other parameters.
+        ValueError: the state does not fit the parameters of the optimizer.
     """
     groups = optimizer.state_dict()["param_groups"]
     if [group.get("params") for group in state["param_groups"]] != [group["params"] for group in groups]:
-        raise ValueError("its optimizer state belongs to other parameters")
+        raise ValueError("its optimizer state lists other parameters than the optimizer of this run")
     optimizer.load_state_dict({"state": state["state"], "param_groups": groups})
     for group in optimizer.param_groups:
         trained = [parameter for parameter in group["params"] if parameter in optimizer.state]
         if len({frozenset(optimizer.state[parameter]) for parameter in trained}) > 1:
-            raise ValueError("its optimizer state has other entries for some parameters than for others")
+            raise ValueError("its optimizer state must have the same entries for every parameter, but they differ")
         for parameter in trained:
             for name, value in optimizer.state[parameter].items():
                 if name != "step" and isinstance(value, Tensor) and value.shape != parameter.shape:
-                    raise ValueError("its optimizer keeps tensors of other shapes")
+                    raise ValueError("its optimizer state has a tensor with another shape than its parameter")
 
 
 def matrix_parameters(module: nn.Module) -> list[nn.Parameter]:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions of the step (the first is 1), and one that follows the validation loss."""
+"""Learning-rate schedules: functions of the step, and a schedule that depends on the validation loss."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ class Span:
     """Values that the formula of a schedule uses: learning rate, warm-up, last step and model width.
 
     Attributes:
-        learning_rate: the peak learning rate; a factor for the schedule of the paper.
+        learning_rate: the peak learning rate; for the schedule "paper" a factor of the formula, usually 1.
         warmup: the number of steps of the linear warm-up.
         steps: the last step of the run. None for schedules without an end.
-        width: the width of the model, for the schedule of the paper.
+        width: the width of the model, for the schedule "paper". None for other schedules.
     """
 
     learning_rate: float
@@ -105,13 +105,13 @@ class Span:
 
     def progress(self, step: int) -> float:
         """Return the progress of a step from the end of the warm-up (0) to the end of the run (1)."""
-        assert self.steps is not None, "a schedule with an end knows the number of steps"
+        assert self.steps is not None, "a schedule with an end needs the number of steps"
         return min(1.0, max(0.0, (step - self.warmup) / (self.steps - self.warmup)))
 
 
 def paper(span: Span, step: int) -> float:
     """Return learning_rate * width**-0.5 * min(step**-0.5, step * warmup**-1.5). Source: arXiv 1706.03762, eq. 3."""
-    assert span.width is not None, "the schedule of the paper knows the model's width"
+    assert span.width is not None, "the schedule 'paper' needs the width of the model"
     return span.learning_rate * float(span.width**-0.5 * min(step**-0.5, step * span.warmup**-1.5))
 
 

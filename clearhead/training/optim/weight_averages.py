@@ -26,7 +26,7 @@ class ExponentialAverage:
 
     Args:
         module: the module; the average starts with its weights.
-        decay: the share of the average that an update keeps, at least 0 and below 1.
+        decay: the factor of the old average in an update, at least 0 and below 1.
 
     Attributes:
         weights: the averaged weights by name, as in the state dict of the module.
@@ -93,7 +93,7 @@ def average_checkpoints(checkpoints: Iterable[Mapping[str, Tensor]]) -> dict[str
             continue
         if shapes_here != shapes:
             names = ", ".join(sorted(dict(shapes_here.items() ^ shapes.items())))
-            raise InputError(f"checkpoint {count} of those to average differs from the first in the tensors {names}")
+            raise InputError(f"checkpoint {count} of the average has other tensors than checkpoint 1: {names}")
         for name, total in sums.items():
             total.add_(last[name])
     if not count:
@@ -108,7 +108,7 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
 
     Args:
         run: the run directory.
-        last: the number of checkpoints to average, at least 1; recent weights count too.
+        last: the number of checkpoints to average, at least 1. Weights that `train.average` has kept count too.
 
     Returns:
         The file of the averaged weights, and the averaged steps in ascending order.
@@ -119,7 +119,7 @@ def average_run(run: Path, last: int) -> tuple[Path, list[int]]:
     reference = ModelReference.parse(str(run))
     if reference.label is not None and is_run_directory(reference.folder):
         raise InputError(
-            f"{run} names one checkpoint, but the last ones of a run are averaged: name {reference.folder}"
+            f"{run} names one checkpoint, but an average needs the last checkpoints of a run: name {reference.folder}"
         )
     refuse_absent(run, "run directory")
     if not is_run_directory(run):

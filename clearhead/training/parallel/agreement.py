@@ -1,4 +1,4 @@
-"""Checks and decisions of several processes before the first step: same run, same data, and the engine."""
+"""Checks that all processes train the same run on the same data, and the choice of their training engine."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def build_engine(
 def rank_workload(
     work: Workload[Any], engine: TrainingEngine[Any], batches: Batches[Any], process: Process
 ) -> Workload[Any]:
-    """Return the share of a run's workload that this process computes: the same work with its rows of each batch.
+    """Return the workload of this process: the workload of the run, but with this process's rows of each batch.
 
     Args:
         work: the workload of the whole run.

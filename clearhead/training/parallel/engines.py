@@ -46,7 +46,7 @@ def take_rank_rows(batch: BatchT, process: Process) -> RankBatch[BatchT]:
         batch: the whole batch, which every process makes.
         process: the process.
     """
-    assert isinstance(batch, Batch), "check_divisible lets no other kind of batch through"
+    assert isinstance(batch, Batch), "only a Batch can be divided: call check_divisible first"
     counts = process.rank < len(batch.rows)
     share: Any = batch.take_rows(slice(process.rank, None, process.size) if counts else slice(1))
     return RankBatch(share, counts)
@@ -199,7 +199,7 @@ class TrainingEngine(Generic[BatchT]):
         yield
 
     def place_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the first process's weights in the form that `module` holds: plain, sent to all, or sharded."""
+        """Return whole weights in the form that the module of this process needs; a single process changes nothing."""
         return weights
 
     def save(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -207,7 +207,7 @@ class TrainingEngine(Generic[BatchT]):
         save_tensors(path, tensors)
 
     def join_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
-        """Join the first process in writing files: give it the shards of each file in `files`, in the same order."""
+        """Take part when the first process saves `files`: named tensors of each file, in the same order; else no-op."""
 
     def load_checkpoint(self, folder: Path) -> Checkpoint:
         """Check the files of a checkpoint and load it.

@@ -1,7 +1,8 @@
 """Meeting of the processes of a training: a common store, a random word for each attempt, and reported faults.
 
-torchrun counts restarts on each machine separately, so these counts cannot identify an attempt. Instead the first
-process draws a random word for each attempt, and all others read it.
+An attempt is one start of all processes; torchrun starts them again after a failure. It counts restarts on each machine
+separately, so these counts cannot identify an attempt. Instead the first process draws a random word for each attempt,
+and all others read it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Meeting:
         seconds: the maximum wait for other processes in seconds. None means `ARRIVAL_SECONDS`.
 
     Attributes:
-        job: the random word of all attempts that torchrun starts.
+        job: a random word that is the same in all attempts of a job.
 
     Raises:
         InputError: the port is in use.
@@ -84,7 +85,8 @@ class Meeting:
                     ) from error
                 if keeps:
                     raise InputError(
-                        f"MASTER_ADDR is '{process.address}', where process 0 cannot listen: name its own machine"
+                        f"MASTER_ADDR is '{process.address}', where process 0 cannot listen: name the machine of "
+                        "process 0"
                     ) from error
                 # The keeper has ended in the meantime: wait for its successor.
             else:
@@ -92,7 +94,7 @@ class Meeting:
                 return store
 
     def arrive(self) -> tuple[Store, str]:
-        """Wait for all processes; return the section of the store for this attempt, and the attempt's random word.
+        """Wait for all processes; return a store with only the keys of this attempt, and the attempt's random word.
 
         Raises:
             InputError: another process reported wrong input, in this attempt or in an earlier one.
@@ -148,7 +150,7 @@ class Meeting:
 
     @property
     def _opened(self) -> Store:
-        assert self._store is not None, "a meeting opens its store first"
+        assert self._store is not None, "the store of the meeting is not open yet"
         return self._store
 
     def fault(self) -> str | None:
@@ -169,7 +171,7 @@ class Meeting:
         return is_first or (num_times > 1 and process.local_rank == 0)
 
     def report_early(self, error: InputError) -> bool:
-        """Report wrong input before this process has joined; the keeper of the store waits for the others."""
+        """Report wrong input before this process has joined; the process that keeps the store waits for the others."""
         is_told = self.report(error)
         if self._process.rank == 0 and not self._process.has_agent:
             known = [f"{self._fault} is known to {rank}" for rank in range(1, self._process.size)]
@@ -186,7 +188,7 @@ class Meeting:
 
 
 def has_failed(store: Store) -> bool:
-    """Return whether a process has failed since the last restart; `store` has the keys of that attempt only."""
+    """Return whether a process has failed in the current attempt; `store` is the result of `Meeting.arrive`."""
     return bool(store.check([_FAILED]))
 
 

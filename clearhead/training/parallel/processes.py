@@ -30,10 +30,10 @@ class Processes:
 
     Args:
         process: this process.
-        job: the random word of all attempts that torchrun starts; "" without torchrun.
+        job: a random word that is the same in all attempts of a job; "" without torchrun.
 
     Attributes:
-        attempt: the random word of this attempt; "" for a process alone.
+        attempt: the random word of this attempt (start of all processes); "" for a process alone.
     """
 
     attempt: str = ""
@@ -79,8 +79,8 @@ class ProcessGroup(Processes):
 
     Args:
         process: this process.
-        job: the random word of all attempts that torchrun starts.
-        store: the section of the common store for this attempt.
+        job: a random word that is the same in all attempts of a job.
+        store: the store that `Meeting.arrive` returned, with only the keys of this attempt.
         attempt: the random word of this attempt.
     """
 

@@ -102,7 +102,7 @@ class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
             self._root.reshard()
 
     def place_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return whole weights as shards, like those of the module."""
+        """Return whole weights as shards of this process, like the weights of the module."""
         state = self.module.state_dict()
         return {
             name: distribute_tensor(value, self._mesh, [Shard(0)]) if isinstance(state[name], DTensor) else value
@@ -137,7 +137,7 @@ class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
             _make_scalars(path, scalars)
 
     def join_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take part when the first process writes files; the first process sends their names."""
+        """Write the shards of this process while the first process saves `files`; it sends their names."""
         for tensors in files:
             self.save(Path(), tensors)
 

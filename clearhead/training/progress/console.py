@@ -219,7 +219,7 @@ class NotebookLive:
 
     def update(self, renderable: RenderableType, *, refresh: bool) -> None:
         """Replace the shown renderable."""
-        assert refresh, "a notebook shows every update"
+        assert refresh, "a notebook shows every update at once: pass refresh=True"
         self._handle.update(renderable)
 
     def stop(self) -> None:

@@ -119,7 +119,7 @@ class _Draft:
     Attributes:
         name: the name of the run file in messages.
         values: the unchecked tables.
-        lines: the line of each table and key.
+        lines: the line number of each table and key in the file.
         overrides: the override that set a key, by address.
         faults: the faults found so far.
     """

@@ -57,7 +57,7 @@ def test_a_file_and_its_hints(tmp_path: Path, monkeypatch, capsys) -> None:
     (report,) = json.loads(capsys.readouterr().out.splitlines()[-1])["reports"]
     (finding,) = report["findings"]
     assert report["verdict"] == "wrong" and finding["where"] == "the scores, before the softmax"
-    assert not finding["mend"] and not finding["mathematics"] and finding["cause"] is None
+    assert not finding["fix"] and not finding["mathematics"] and finding["cause"] is None
 
 
 def compare(path: Path, text: str | None = None, seconds: float = 120.0, **settings: object) -> list[Report]:

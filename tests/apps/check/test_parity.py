@@ -191,7 +191,7 @@ def test_what_cannot_be_compared_is_one_sentence(
     folder = hf_models.language_model(tmp_path / "model")
     for arguments, words in (
         (["--tolerance", "0.1"], "add --against transformers"),
-        (["--against", "jax"], "--against jax is not known"),
+        (["--against", "jax"], "--against expects transformers, got 'jax'"),
         (["--against", "transformers", "--reference", str(tmp_path)], "it has no config.json"),
     ):
         assert main(["check", str(folder), *arguments]) == 2

@@ -36,7 +36,7 @@ def test_a_picture_in_a_folder_of_texts_is_left_out_with_the_option_of_the_messa
     words = [command, "generate" if command == "new" else str(runs("generate")), "--text", str(tmp_path / "texts")]
     words += ["--output", str(tmp_path / "run.toml")] if command == "new" else []
     message = run_refused(capfd, *words)
-    assert "as binary files and UTF-16 have; or leave it out: --pattern" in message
+    assert "like binary files and UTF-16; or leave it out: --pattern" in message
     assert main([*words, *shlex.split(message.rpartition("leave it out: ")[2])]) == 0
     if command == "new":
         assert set((tmp_path / "run-data" / "train.txt").read_text(encoding="utf-8").splitlines()) < set(LINES)
@@ -165,7 +165,7 @@ TAGGED = "".join(f"{letter}\tB-A\n\n" for letter in "abcdefghijklmnopqrstuvwxyz"
 PROSE = "".join(f"{sentence} walks{' on' * (number % 3)}\n" for number, sentence in enumerate(SENTENCES))
 WRONG_DATA = {
     # Task, content and name of the file, the options besides --text, the expected message.
-    "UTF-16 without a mark": ("generate", "\n".join(LINES).encode("utf-16-le"), "a.txt", [], "zero bytes, as binary"),
+    "UTF-16 without a mark": ("generate", "\n".join(LINES).encode("utf-16-le"), "a.txt", [], "bytes of value 0"),
     "a name that promises gzip": ("generate", "\n".join(LINES).encode(), "a.gz", [], "give it a name without .gz"),
     "one column for two": ("classify", "\n".join(SENTENCES), "a.tsv", ["--labels", "1"], "column for --text-column"),
     "spaces for tabs": (

@@ -203,7 +203,7 @@ def test_file_to_translate(
     [
         (b"", "standard input is empty; expected at least one line of text"),
         (b"a m u\n\xff\n", "standard input:2: not valid UTF-8"),
-        (b"a m\0 u\n", "standard input:1: expected text in UTF-8, but it has zero bytes"),
+        (b"a m\0 u\n", "standard input:1: expected text in UTF-8, but it contains bytes of value 0"),
     ],
 )
 def test_standard_input(
@@ -234,7 +234,7 @@ HUGE = "9" * 24
         (["average", "RUN"], "missing option '--last'; see clearhead average"),
         (["translate", "RUN", "FILE", "--length-penalty", "inf"], "--length-penalty must be a number from -10 to 10"),
         (["translate", "RUN", "FILE", "--n-bset", "2"], "no such option: --n-bset (did you mean '--n-best'?)"),
-        (["average", "RUN@best", "--last", "2"], "RUN@best names one checkpoint, but the last ones of a run"),
+        (["average", "RUN@best", "--last", "2"], "RUN@best names one checkpoint, but an average needs the last"),
         (["average", "RUNS", "--last", "2"], "there is no such run directory: FOLDER has no 'runs'"),
         (["train", "RUN.toml", "train.run=RUNS", "--resume"], "no such run directory: FOLDER has no 'runs'"),
         (["inspect", "RUN", "--svg", "FOLDER"], "give a name that ends in .svg"),

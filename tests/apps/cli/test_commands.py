@@ -82,7 +82,7 @@ def test_a_longer_run_says_that_its_schedule_moved(tmp_path: Path, capfd: pytest
     assert main(["train", str(file), *options, "train.steps=3"]) == 0
     assert "cosine schedule" not in capfd.readouterr().err
     assert main(["train", str(file), *options, "--resume", "train.steps=4"]) == 0
-    assert "the cosine schedule is now that of 4 steps instead of 3" in capfd.readouterr().err
+    assert "the cosine schedule now has 4 steps instead of 3" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["best", "last", "step-3", ""])

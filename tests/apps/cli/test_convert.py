@@ -137,7 +137,7 @@ def test_a_full_disk_leaves_nothing(
 
     monkeypatch.setattr("clearhead.checkpoints.hf.saving.save_shards", full)
     assert main(["convert", str(trained / "run"), str(tmp_path / "out"), "--to", "hf"]) == 1
-    message = f"clearhead: {tmp_path}/out could not be saved: the disk is full; nothing of it is left\n"
+    message = f"clearhead: {tmp_path}/out could not be saved: the disk is full; the unfinished folder was removed\n"
     assert capfd.readouterr().err == message and not list(tmp_path.iterdir())
 
 

@@ -154,7 +154,7 @@ def test_data_is_read_as_in_training(runs: Runs, capfd: pytest.CaptureFixture[st
     capfd.readouterr()
     assert main(["evaluate", f"{run_directory}@last", "--text", text, "--json"]) == 0
     captured = capfd.readouterr()
-    assert 'settings from training: labels = "label", pair = "other"' in captured.err
+    assert 'the data were read with settings of the training data: labels = "label", pair = "other"' in captured.err
     assert json.loads(captured.out) == evaluate_run("pair", runs, capfd)
     assert clearhead.load(f"{run_directory}@last").evaluate({"text": text}) == evaluate_run("pair", runs, capfd)
 

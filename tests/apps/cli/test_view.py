@@ -116,7 +116,10 @@ def test_without_a_name_the_page_is_named_after_the_model(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([""], "the text is empty"),
+        ([""], "the text is empty: give at least one word"),
+        ([" \t"], "the text is empty: give at least one word"),
+        ([TEXT, "--compare", ""], "the text is empty: give at least one word"),
+        ([TEXT, "--target", ""], "the target is empty: give at least one word"),
         ([TEXT, "--layers", "7"], "this model has no layer 7; it has 0"),
         ([TEXT, "--heads", "0-5"], "this model has no head 2; it has 0, 1"),
         (

@@ -1,4 +1,4 @@
-"""Tiny models of every part of the core and of every family, with weights that hide no part."""
+"""Tiny models with every module of the core and of every family; no weight is 0 or 1, so that a lost weight shows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def scramble(module: Transformer) -> Transformer:
 
 
 def run(module: Transformer, rows: int = 2, length: int = 7, vocab: int | None = None) -> Output:
-    """Run a model on random ids; a decoder with a memory gets a padded one."""
+    """Run a model on random ids; a decoder with cross-attention gets a padded memory."""
     source = torch.randint(vocab or module.num_source_ids, (rows, length))
     if module.encoder is None or module.decoder is None:
         return module(source)

@@ -211,7 +211,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "tensor missing": (tensors(lambda weights: weights.pop(FIRST)), f"'{FIRST}' is missing"),
     "tensor unknown": (
-        tensors(lambda weights: weights.update({"extra": torch.zeros(2)})), "'extra' has no slot in GPT2",
+        tensors(lambda weights: weights.update({"extra": torch.zeros(2)})), "'extra' is not a tensor of GPT2",
     ),
     "key unknown": (config(n_hed=2), "gpt2 has no key 'n_hed', so it is not supported (did you mean 'n_head'?)"),
     "layers absurd": (config(n_layer=10**9), "config.json: n_layer = 1000000000 is out of range; expected 0 to 1024"),
@@ -230,7 +230,7 @@ FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "very many shards": (
         shards(many_shards), f"{INDEX} names 100,000 files; expected at most 1,024",
     ),
-    "very long name": (header(long_name), f"'{'n' * 77}...' has no slot in GPT2"),
+    "very long name": (header(long_name), f"'{'n' * 77}...' is not a tensor of GPT2"),
     "holes": (with_holes, "cannot be mapped into memory: it has 4.4 TB"),
     "index climbs": (
         shards(lambda folder, table: table.update({FIRST: "../part-0.safetensors"})),

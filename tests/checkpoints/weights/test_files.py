@@ -75,7 +75,7 @@ def test_all_faults_are_in_one_report_and_nothing_is_filled() -> None:
     assert str(caught.value).splitlines() == [
         "3 faults in weights.safetensors:",
         "  - 'first.bias' is missing",
-        "  - 'frist.bias' has no slot in the model (did you mean 'first.bias'?)",
+        "  - 'frist.bias' is not a tensor of the model (did you mean 'first.bias'?)",
         "  - 'first.weight' has the shape [3, 5], the model needs [5, 3]",
     ]
     assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in before.items())

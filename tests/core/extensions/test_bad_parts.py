@@ -40,7 +40,7 @@ class Module(nn.Module):
 FORWARDS = {
     "narrow": ("self.out(x)[..., :3]", r"returns torch.float32 \[2, 5, 3\] for x \[2, 5, 14\]; as the function of a b"),
     "listed": ("[x]", "returns list for x"),
-    "noisy": ("x + torch.randn_like(x)", "draws random numbers in evaluation, or remembers its last call"),
+    "noisy": ("x + torch.randn_like(x)", "draws random numbers in evaluation, or its result depends on earlier calls"),
     "drawing": (
         "x + torch.rand(1, generator=self.generator) if self.training else x",
         "draws its own random numbers in training, so a resumed run would not be exact",

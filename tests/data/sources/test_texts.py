@@ -202,7 +202,7 @@ def test_mistakes_have_a_place(tmp_path: Path) -> None:
         (TextFiles(tmp_path / "latin"), r"latin.b\.txt:1: invalid UTF-8.*leave it out: only the texts in the folder"),
         (
             TextFiles(tmp_path / "picture"),
-            r"a\.png: expected text in UTF-8, .* zero bytes.*; or leave it out: pattern = \"\*\.md\"",
+            r"a\.png: expected text in UTF-8, .* bytes of value 0.*; or leave it out: pattern = \"\*\.md\"",
         ),
         (json_lines(write(tmp_path / "e.jsonl", "")), r"e\.jsonl: the file is empty"),
         (json_lines(write(tmp_path / "a.jsonl", '{"text": "a"}\n{"txt": "a"}')), r"a\.jsonl:2: there is no field"),

@@ -1,4 +1,4 @@
-"""Recompute the forward pass in numpy: every value of a section from earlier values and from the weights.
+"""Recompute the forward pass in numpy: every value of an explanation from earlier values and the weights.
 
 Legend: T tokens, S keys, D width, H heads, E head size.
 """

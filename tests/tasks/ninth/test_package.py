@@ -211,7 +211,7 @@ def test_it_is_converted_as_what_its_head_returns(ran: dict[str, CommandResult],
     ("name", "sentence"),
     [
         ("as trained", "there is no column 'number'; its columns, separated by tabs, are"),
-        ("untrained", "is the start of a run, whose head is untrained; use a later checkpoint"),
+        ("untrained", "is the first checkpoint of a run, and its head is untrained: use a later checkpoint"),
         ("paired", "this model was trained to 'rate' single texts, got a pair; give one text"),
         ("unknown kind", "[task] kind must be one of translate, generate, fill, classify, tag, embed, denoise, answer, "
          "rate, got the text 'rat' (did you mean 'rate'?)"),

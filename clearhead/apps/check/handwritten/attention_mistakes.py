@@ -98,16 +98,16 @@ class Steps:
 
     Args:
         scale: function that returns the factor on the scores.
-        softmax: axis of the softmax.
-        query_split, key_split, value_split, merge: keys of `SPLITS` and `MERGES`, by which heads are split and merged.
+        softmax: axis of the scores [B, H, T, S] over which the softmax is taken; -1 is correct.
+        query_split, key_split, value_split, merge: keys of `SPLITS` and `MERGES`, which name the layouts of the heads.
         without: projections without bias, such as "query"; "output projection" if the output projection is missing.
         transposed: projections with a transposed weight, such as "query".
         roles: names of the projections that compute queries, keys and values.
         inputs: sources of queries, keys and values: 0 the query, 1 the memory.
         is_flipped: True computes the scores as k q^T.
         mask: operation that applies the mask, such as "hide" (the correct one) or "ignored".
-        value: score of hidden keys, if `mask` uses one.
-        is_causal: True hides the future without a mask of the caller.
+        value: number that the scores of hidden keys are set to; operations such as "added" do not use it.
+        is_causal: True adds a causal mask to the mask of the caller.
         diagonal: diagonal of the causal mask: 0 is right, 1 shows the next token.
         slices: "first" or "blocks" if tokens instead of features are sliced into heads; "" otherwise.
     """
@@ -174,7 +174,7 @@ def _attend_over_slices(steps: Steps, q: Tensor, k: Tensor, v: Tensor, heads: in
 
 
 def _build_mask(steps: Steps, probe: Probe, queries: int, keys: int) -> Tensor | None:
-    """Return the mask that the settings make of passed and causal mask, True = may attend; None hides nothing."""
+    """Combine the caller's mask and the causal mask by `steps.mask`, True = may attend; None hides nothing."""
     causal = torch.ones(queries, keys, dtype=torch.bool).tril(steps.diagonal) if steps.is_causal else None
     passed = probe.allowed
     if passed is not None and steps.mask == "ignored":

@@ -1,4 +1,4 @@
-"""Test inputs for hand-written attentions, and the calls that they may expect (mask meaning, axes).
+"""Test inputs for hand-written attentions, and the call conventions to try: mask meaning, mask shape, batch axis.
 
 Legend: B batch, T queries, S keys, D width.
 """
@@ -74,7 +74,7 @@ class Session:
         return any(argument.role in ("memory", "key") for argument in self.arguments)
 
     def run(self, probe: Probe, convention: CallConvention) -> tuple[Probe, Tensor] | None:
-        """Run a test input, with an all-True mask if one is needed; return input and output, None on an error."""
+        """Run a test input, with an all-True mask if the call needs a mask; return input and output, or None."""
         output = self.output(probe, convention)
         if output is None and probe.allowed is None and convention.argument is not None:
             keys = (probe.query if probe.memory is None else probe.memory).shape[1]
@@ -145,14 +145,14 @@ def convert_mask(allowed: Tensor, convention: CallConvention, dtype: torch.dtype
 
 
 def _sizes(width: int, heads: int) -> tuple[int, int]:
-    """Return a number of queries and a number of keys, both unlike the sizes of all other axes."""
+    """Return a number of queries and a number of keys that differ from the sizes of all other axes."""
     taken = {BATCH, heads, width // heads, width, 3 * width}
     free = [size for size in (5, 7, 11, 13, 17, 19, 23) if size not in taken]
     return free[0], free[1]
 
 
 def probes(session: Session, convention: CallConvention) -> Iterator[Probe]:
-    """Yield random test inputs for a call convention, with and without mask and memory; their axes differ in size."""
+    """Yield random test inputs for a call convention; some have a mask or a memory, if the attention takes it."""
     generator = torch.Generator().manual_seed(23)
     width, (queries, keys) = session.width, _sizes(session.width, session.heads)
 

@@ -58,7 +58,8 @@ def attention(
         parameters: projections by role: query, key, value, out, or qkv for one weight [q|k|v]. Each is a linear layer
             or a tensor [out, in] or [in, out]. None means that names and shapes decide.
         mask: meaning of the mask: "attend" (True = may attend), "block" (True = hidden), "additive" (0 and -inf),
-            "ones" (1 = may attend), or "any" of these. None means "attend", or PyTorch's meaning of a known name.
+            "ones" (1 = may attend), or "any" of these. None means "attend" or "ones". If the argument has a name of
+            PyTorch or transformers, such as key_padding_mask, None means their meaning.
         causal: True if the candidate hides the future itself; None accepts both.
         batch_first: False if inputs are [tokens, batch, width]; None means the candidate's `batch_first`, or True.
 
@@ -168,7 +169,7 @@ _Match = tuple[CallConvention, WeightAssignment, Steps, float]
 
 
 class _AttentionComparison:
-    """Comparison of one attention: searches the correct computation, or a known mistake, with equal outputs."""
+    """Comparison of one attention with the reference, whose settings are changed until the outputs are equal."""
 
     def __init__(self, session: Session, conventions: Sequence[CallConvention], subject: str) -> None:
         self.session, self.conventions, self.subject = session, conventions, subject
@@ -258,7 +259,7 @@ class _AttentionComparison:
     def _error(
         self, steps: Steps, assignment: WeightAssignment, outputs: Outputs, *, limit: float | None = None
     ) -> float:
-        """Return the largest relative error against the reference with `steps`; infinite if the reference fails."""
+        """Return the largest relative error of outputs against the reference with `steps`; infinite if that fails."""
         largest, compared = 0.0, 0
         projections = {
             role: LinearMap(projection.weight.double(), None if projection.bias is None else projection.bias.double())
@@ -293,7 +294,7 @@ class _AttentionComparison:
         )
 
     def _explain_difference(self) -> tuple[float, tuple[str, ...]]:
-        """Add a finding for the mistake that explains the outputs; return the error and the names of the inputs."""
+        """Add findings of mistakes that explain the outputs, or one without a cause; return error and input names."""
         session = self.session
         outputs = self.runs[0][1]
         assignment = session.assignments[0]
@@ -312,7 +313,10 @@ class _AttentionComparison:
         return error, tuple(outputs)
 
     def _explain(self) -> list[tuple[str, list[str]]]:
-        """Return one or two known mistakes that reproduce the outputs, each with its equivalents; empty if none do."""
+        """Return one or two known mistakes that reproduce the outputs, each with its equivalents; empty if none do.
+
+        Equivalents are other known mistakes that give the same outputs.
+        """
         session = self.session
         expected = [(convention, outputs) for convention, outputs in self.runs if convention.is_expected]
         for convention, outputs in expected or self.runs:
@@ -351,7 +355,7 @@ class _AttentionComparison:
     def _find_mistake_pair(
         self, base: Steps, assignment: WeightAssignment, outputs: Outputs, convention: CallConvention
     ) -> tuple[str, ...]:
-        """Return the names of two mistakes, each in its first form, that together reproduce the outputs, or ()."""
+        """Return the names of two mistakes whose first settings together reproduce the outputs, or ()."""
         known = convention.argument is not None, self.session.has_memory
         for first, steps in _first_form_of_each(list_mistakes(base, assignment.projections, *known)):
             for second, both in _first_form_of_each(list_mistakes(steps, assignment.projections, *known)):
@@ -381,7 +385,7 @@ class _AttentionComparison:
         return Finding(
             "the axes of the input", "it attends over the batch: it reads [tokens, batch, width]",
             "batch_mixed_into_heads", "q, k, v: [batch, heads, tokens, head_size]",
-            "batch_first=True; if it is meant, check it with batch_first=False",
+            "set batch_first=True; if the layout is intended, check with batch_first=False",
         )  # fmt: skip
 
     def _add_notes(self, convention: CallConvention, assignment: WeightAssignment, steps: Steps) -> None:

@@ -87,7 +87,7 @@ def attention_arguments(candidate: Callable[..., Any]) -> list[Argument]:
             arguments.append(Argument(parameter.name, role, required))
     roles = [entry.role for entry in arguments]
     if "query" not in roles:
-        raise CannotCompare("it takes no argument that could be the input: call one x or query")
+        raise CannotCompare("it takes no argument that could be the input: name the input x or query")
     return arguments
 
 

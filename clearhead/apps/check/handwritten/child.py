@@ -1,8 +1,8 @@
 """Child process that checks classes and functions of a user's file: python -m ...child FILE NAME KIND SETTINGS.
 
 It writes one JSON object per line to its standard output. The first object is empty and precedes the import. The names
-of the parts follow, then one report for each part. A fault ends the output. NAME and KIND may be empty. SETTINGS are
-arguments as JSON.
+of the classes and functions to check follow, then one report for each. If nothing can be checked, one object with the
+fault takes their place. NAME and KIND may be empty. SETTINGS are the arguments of the checks as JSON.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OTHER_LANGUAGE = re.compile(r"\s*%%(?!time\b|timeit\b|capture\b|prun\b)")
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a user's Python file or notebook; imports search its folder after the standard library.
+    """Import a user's Python file or notebook; its imports search its folder before installed packages.
 
     Raises:
         InputError: the file is no notebook although its name says so, or a code cell does not parse.
@@ -78,7 +78,7 @@ class _Cell(ExecutionLoader):
 
 
 def _cells(path: Path) -> list[_Cell]:
-    """Return loaders of the Python code cells of a notebook.
+    """Return import loaders for the code cells of a notebook, without cells in other languages such as %%bash.
 
     Raises:
         InputError: the file is no notebook, or a cell does not parse.
@@ -119,7 +119,7 @@ CHECKS: Final[Mapping[str, tuple[str, Check]]] = {
     "transformer": ("transformer|lm$|language|model|decoder|encoder", transformer),
     "module": ("$^", module),
 }
-"""Kinds of parts: a pattern for their names, and the comparison function."""
+"""Check of each kind of class or function: a pattern for its name, and the function that compares it."""
 _SIZES: Mapping[str, str] = {
     "width": r"^(width|d_model|dim|embed_dim|hidden(_size|_dim)?|n_embd|embed(_size)?|emb(_dim|_size)?|model_dim|d|c|"
     r"features|normalized_shape|size)$",
@@ -207,7 +207,9 @@ def _refuse_unused(settings: Mapping[str, Any], kinds: Mapping[str, str]) -> Non
     }
     for name in settings.keys() - taken - {"width", "heads"}:
         known = ", ".join(sorted(taken - {"candidate", "width", "heads", "head_size", "parameters"})) or "no setting"
-        raise InputError(f"no part in it takes the setting '{name}'{did_you_mean(name, taken)}; available: {known}")
+        raise InputError(
+            f"no class or function in it takes the setting '{name}'{did_you_mean(name, taken)}; available: {known}"
+        )
 
 
 def _compare(candidate: Any, name: str, kind: str, settings: Mapping[str, Any]) -> Report:
@@ -229,7 +231,7 @@ def _compare(candidate: Any, name: str, kind: str, settings: Mapping[str, Any]) 
 
 
 def answers(path: Path, name: str, kind: str, settings: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Import a user's file; yield the names to check, then a report for each. If this fails, yield only the fault."""
+    """Import a user's file; yield the names to check, then a report for each; or one fault if it cannot be checked."""
     try:
         user_module = import_file(path)
         parts = _find_parts(user_module, name, kind)

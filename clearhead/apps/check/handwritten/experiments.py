@@ -30,16 +30,18 @@ def _error(outputs: Sequence[Tensor], compute: Compute, settings: Settings) -> f
 
 
 def single_mistakes(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[str]:
-    """Return all known mistakes, each of which reproduces the outputs by itself; arguments as in `explain`."""
+    """Return the known mistakes that reproduce the outputs by themselves; arguments as in `explain`."""
     causes = [cause for cause, settings in changes if _error(outputs, compute, settings) <= bound]
     return list(dict.fromkeys(causes))
 
 
 def explain(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[list[str]]:
-    """Return one or two known mistakes that reproduce the outputs, each listed with its equivalents; empty if none do.
+    """Return one or two known mistakes that reproduce the outputs, each in a list with mistakes of the same effect.
+
+    The result is empty if no mistakes reproduce the outputs.
 
     Args:
-        outputs: outputs of the part.
+        outputs: outputs of the candidate.
         compute: the correct computation; its settings override the defaults.
         changes: known mistakes, each with the settings that cause it.
         bound: largest difference that counts as rounding.
@@ -61,14 +63,14 @@ def compare_outputs(
 
     Args:
         subject: name and sizes of the candidate.
-        outputs: outputs of the part.
+        outputs: outputs of the candidate.
         compute: the correct computation; its settings override the defaults.
         changes: known mistakes, each with the settings that cause it.
         runner: the runner that called the candidate.
         names: names of the outputs.
         where: place of the difference, for the report.
         mathematics: formula that the candidate should compute.
-        loose: bound for mistakes that round worse than the correct computation.
+        loose: rounding bound for known mistakes, used if it is larger than the bound of the runner.
         notes, findings: notes and findings to add to the report.
     """
     findings = [*findings, *([Finding.of("dropout_in_evaluation")] if runner.is_random else [])]

@@ -47,7 +47,7 @@ def compare_file(
     """Compare the classes and functions of a user's file with the mathematics; yield each report when it is ready.
 
     Args:
-        path: the file, which is run.
+        path: the file; the child process runs it.
         name: the class or function to compare; empty means all whose name shows their kind.
         kind: the kind of the named class or function; None means that its name decides.
         settings: arguments of the comparison: the width, the heads, and others, such as the mask of `attention`.
@@ -55,7 +55,7 @@ def compare_file(
         threads: the number of CPU threads.
 
     Raises:
-        InputError: no such file, or it cannot be imported, or has no such name.
+        InputError: the file does not exist or cannot be imported, or has no class or function `name`.
         RunFailure: the file does not end in time, ends the process, or writes to the pipe that carries the reports.
     """
     if not path.is_file():

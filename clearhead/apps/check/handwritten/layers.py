@@ -180,7 +180,7 @@ def layer(
     candidate: Callable[..., Any], *, width: int, heads: int, norm_place: NormPlace | None = None,
     activation: ActivationName | None = None, causal: bool | None = None, mask: MaskMeaning | None = None,
 ) -> Report:  # fmt: skip
-    """Compare a hand-written layer with the mathematics: the whole first, then its parts and their order.
+    """Compare a hand-written layer with the mathematics; if it is wrong, check its attentions and norms one by one.
 
     Args:
         candidate: module called as candidate(x, mask=None) or candidate(x, memory, mask=None), with inputs
@@ -305,7 +305,7 @@ def _changes(parts: _LayerParts, base: Settings) -> list[tuple[str, Settings]]:
 def _run(
     runner: CandidateRunner, parts: _LayerParts, width: int, heads: int, mask: str | None
 ) -> tuple[list[tuple[Probe, Tensor]], str, str | None]:
-    """Run a layer without and with a mask; return outputs, the masked input ("self" or "memory"), mask meaning."""
+    """Run a layer without and with a mask; return outputs, masked input ("self" or "memory") and mask meaning."""
     arguments = attention_arguments(runner.candidate)
     numbers = {"width": width, "heads": heads}
     generator = torch.Generator().manual_seed(29)
@@ -418,7 +418,7 @@ def _first_wrong_part(candidate: nn.Module, parts: _LayerParts, width: int, head
 def part_reports(
     candidate: nn.Module, attentions: Sequence[str], width: int, heads: int
 ) -> Iterator[tuple[str, Report]]:
-    """Check each attention and hand-written norm of a module, and yield its submodule path and report."""
+    """Check each attention and hand-written norm of a module; yield the path of the submodule and its report."""
     for path, module in candidate.named_modules():
         if path in attentions:
             yield path, attention(module, width=width, heads=heads, mask="any")

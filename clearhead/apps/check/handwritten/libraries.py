@@ -17,7 +17,7 @@ CheckT = TypeVar("CheckT", bound=Callable[..., Report])
 
 
 def library_of(candidate: Callable[..., Any]) -> str | None:
-    """Return the library of a module, such as "torch"; None for a function, a container or a custom submodule."""
+    """Return the library of a module, such as "torch"; None for functions, containers and custom submodules."""
     if not isinstance(candidate, nn.Module) or type(candidate) in _CONTAINERS:
         return None
     names = {type(module).__module__.split(".")[0] for module in candidate.modules()}

@@ -1,4 +1,4 @@
-"""Table of known mistakes in hand-written Transformers: place, correct formula, symptom and fix of each."""
+"""Known mistakes in hand-written Transformers: part of the computation, correct formula, symptom and fix of each."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final, NamedTuple
 
 
 class Mistake(NamedTuple):
-    """A known mistake: its place, the correct formula, the symptom and the fix; hints reveal them step by step."""
+    """A known mistake: the part of the computation, its correct formula, the symptom and the fix."""
 
     where: str
     math: str
     says: str
-    mend: str
+    fix: str
 
 
 def _table(where: str, math: str, **mistakes: tuple[str, str]) -> dict[str, Mistake]:
@@ -51,7 +51,7 @@ _HEADS = _table(
     ),
     batch_mixed_into_heads=(
         "items of the batch are mixed with heads: one sentence reads another",
-        "keep the batch first: [batch, heads, tokens, head_size], and undo every reshape in the order it was made",
+        "keep the batch first: [batch, heads, tokens, head_size], and undo the reshapes in reverse order",
     ),
     split_by_number_of_heads=(
         "the features are split into pieces of `heads` features, not into `heads` pieces",
@@ -254,7 +254,7 @@ _FLOW = _table(
     future_read=("outputs read inputs of the future", "a causal mask in every self-attention"),
     batch_mates_read=("one row of the batch reads another", "no operation may cross the batch axis"),
     padding_read=("outputs at real tokens read padding", "hide padding from every attention, and from pools and norms"),
-    padding_side=("left padding and right padding give other outputs", "count positions over real tokens alone"),
+    padding_side=("left padding and right padding give different outputs", "count positions over real tokens alone"),
     nothing_read=("the output does not depend on the input", "use the ids"),
     mask_one_short=(
         "the mask has another length than the input",

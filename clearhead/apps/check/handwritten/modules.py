@@ -46,7 +46,7 @@ class ModelArguments:
     Args:
         ids: argument with the ids of the text, or of the target.
         source: argument with the ids of the source; None for a model with one stack.
-        masks: mask arguments; True if an argument is required.
+        masks: names of the mask arguments, each with True if it is required.
     """
 
     ids: str
@@ -76,7 +76,7 @@ def read_arguments(candidate: Callable[..., Any]) -> ModelArguments:
         parameter.name: parameter.default is parameter.empty for parameter in parameters if parameter.name not in masks
     }
     if not others:
-        raise CannotCompare("it takes no argument that could be the ids: call one ids or x")
+        raise CannotCompare("it takes no argument that could be the ids: name the ids argument ids or x")
     passed = [name for name, is_required in others.items() if is_required] or list(others)[:1]
     if "decoder_input_ids" in others and "decoder_input_ids" not in passed:
         passed.append("decoder_input_ids")
@@ -116,7 +116,7 @@ class MaskForm:
     Args:
         shape: "row" [B, T], "query" [B, T or 1, T], "head" [B, 1, T or 1, T], or "square" [T, T] without padding.
         meaning: "attend" (True = may attend), "block" (True = hidden), or "additive" (0 and -inf).
-        is_causal: True if masks of the text or target, except rows, also hide the future.
+        is_causal: True if masks of the text or target also hide the future; masks of shape "row" cannot.
     """
 
     shape: Shape = "row"
@@ -162,7 +162,7 @@ _BATCH, _LENGTH, _SOURCE_LENGTH, _PADDED = 2, 6, 7, 2
 
 @dataclass
 class HandwrittenModel:
-    """A module that maps ids to logits, with its source ids and the form of its masks.
+    """Hand-written module that maps ids to logits, with the source ids and the form of masks to call it with.
 
     Args:
         runner: runner of the module.
@@ -200,7 +200,7 @@ class HandwrittenModel:
                 return tensor.detach().double()
             if source is not None and tensor.dim() == 3 and tensor.shape[:2] == source.shape:
                 labels = self.inputs.ids
-                raise CannotCompare(f"its output has the tokens of its first argument: give '{labels}' a default")
+                raise CannotCompare(f"its output belongs to the tokens of the source: give '{labels}' a default")
         raise CannotCompare(f"it returns {describe_result(result)}, not logits {[*ids.shape, 'vocabulary']}")
 
     def can_hide_padding(self, *, of_source: bool) -> bool:
@@ -253,17 +253,17 @@ def module(
 ) -> Report:
     """Find the inputs on which each output of a module depends, and whether batches and padding change its results.
 
-    One input after another is changed; the outputs that change depend on it.
+    Each input token is changed in turn; outputs that change depend on this token.
 
     Args:
         candidate: module that maps ids [batch, tokens], perhaps with a mask, to logits [batch, tokens, vocabulary]. It
             may also map the ids of a source and of a target, perhaps with masks, to the logits of the target. A mask
             [batch, tokens] is True or 1 at real tokens. For other shapes and for two stacks, the check takes the form
             of mask that works best.
-        vocab_size: number of ids; None means the rows of its smallest embedding table of at least 8.
+        vocab_size: number of ids; None means the rows of the smallest embedding table with at least 8 rows.
         flow: "causal" if no output may read a later input, "full" if each may read all. None means "causal" for a
-            target or a name that contains "causal". Otherwise it means "full" if the first output reads the last
-            input, else "causal".
+            model with a source and a target, or with "causal" in its class name. For other models, None means "full"
+            if the first output reads the last input, else "causal".
         length: length of the test texts, at least 4.
 
     Returns:
@@ -294,10 +294,10 @@ def _reversed_mask_findings(model: HandwrittenModel, ids: Tensor, flow: Flow | N
     lengths = [sequences.shape[1] for sequences in (ids, model.source) if sequences is not None]
     paths = find_reversed_masks(network, lambda: model(ids), lengths, is_causal=is_causal)
     says = "the mask has the wrong polarity: it hides what should be seen, and shows what should be hidden"
-    mend = "pass ~mask, or invert it in the attention; nn.MultiheadAttention hides where its mask is True"
+    fix = "pass ~mask, or invert it in the attention; nn.MultiheadAttention hides where its mask is True"
     more = f" and {len(paths) - 4} more" if len(paths) > 4 else ""
     where = f"{', '.join(paths[:4])}{more}: the mask"
-    return [Finding.of("mask_polarity", where=where, says=says, mend=mend)] if paths else []
+    return [Finding.of("mask_polarity", where=where, says=says, fix=fix)] if paths else []
 
 
 def _is_decoder(model: HandwrittenModel) -> bool:
@@ -341,7 +341,7 @@ def _judge(model: HandwrittenModel, subject: str, flow: Flow | None, length: int
 
 
 def with_masks(model: HandwrittenModel, ids: Tensor, flow: Flow | None) -> tuple[HandwrittenModel, Exception | None]:
-    """Find the form of masks with which the model runs and that hides most; return the model with it, or the error.
+    """Find the working mask form that hides most; return the model with this form and None, or with the error.
 
     Raises:
         CannotCompare: the module raises an error that the passed masks may have caused.
@@ -377,7 +377,7 @@ def with_masks(model: HandwrittenModel, ids: Tensor, flow: Flow | None) -> tuple
 
 
 def _hiding_score(model: HandwrittenModel, ids: Tensor, output: Tensor, is_causal: bool) -> int:
-    """Return the number of token kinds that the masks hide, 0 to 3: future, padding of the text or of the source."""
+    """Return the number of token kinds that the masks hide, 0 to 2: the future, and padding (of the source, if any)."""
     score, other = 0, _other_ids(model, ids)
     if is_causal:
         later = torch.cat([ids[:, :-1], other[:, -1:]], 1)
@@ -400,7 +400,7 @@ def _error_finding(model: HandwrittenModel, error: Exception, length: int) -> Fi
 
 
 def _other_ids(model: HandwrittenModel, ids: Tensor) -> Tensor:
-    """Return ids that differ at every position, without the lowest ids."""
+    """Return ids that differ from `ids` at every position, without the lowest ids, which are often special."""
     low = _lowest(model)
     count = model.vocabulary - low
     step = 1 + torch.arange(ids.numel()).view(ids.shape) % max(count - 1, 1)
@@ -410,11 +410,11 @@ def _other_ids(model: HandwrittenModel, ids: Tensor) -> Tensor:
 def _dependencies(
     model: HandwrittenModel, run: Callable[[Tensor], Tensor], ids: Tensor, outputs: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return two tables [outputs, inputs]: the dependencies within a row, and those on another row."""
+    """Return two bool tables [outputs, inputs]: dependencies within the first row, and of other rows on it."""
     size, other = (outputs.shape[1], ids.shape[1]), _other_ids(model, ids)
     reads, mates = torch.zeros(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool)
     if not outputs.isfinite().all():
-        raise CannotCompare("its output is not a number")
+        raise CannotCompare("its output contains NaN or infinity")
     scale = float(outputs.abs().max()) or 1.0
     for position in range(ids.shape[1]):
         changed = ids.clone()
@@ -444,7 +444,7 @@ def _flow_findings(reads: Tensor, mates: Tensor, flow: Flow | None) -> tuple[lis
 
 
 def _source_findings(model: HandwrittenModel, ids: Tensor, outputs: Tensor, target_reads: Tensor) -> Iterator[Finding]:
-    """Yield findings about the source: each output should depend on all its tokens and on their order.
+    """Yield findings if outputs ignore a source token, or the order of the tokens that they read.
 
     Raises:
         CannotCompare: no output reads the target, so the second argument is no target.
@@ -460,7 +460,7 @@ def _source_findings(model: HandwrittenModel, ids: Tensor, outputs: Tensor, targ
 
     reads, mates = _dependencies(model, run, source, outputs)
     if reads.any() and not target_reads.any():
-        raise CannotCompare(f"no output reads '{model.inputs.ids}', as if these were labels: give it a default")
+        raise CannotCompare(f"no output reads '{model.inputs.ids}', so it may hold labels: give it a default")
     if bool(mates.any()):
         says = "one row of the batch reads the source of another"
         yield Finding.of("batch_mates_read", says=says)
@@ -480,7 +480,7 @@ def _describe_first(reads: Tensor) -> str:
 def _invariances(
     model: HandwrittenModel, ids: Tensor, outputs: Tensor, flow: Flow, future: bool, mates: bool
 ) -> Iterator[Finding]:
-    """Compare a batch with its rows, a text with its beginning, and padding on either side."""
+    """Yield findings if a row alone, the beginning of a text, or padding changes the outputs."""
     bound = max(model.runner.bound, ROUNDED if model.runner.dtype == torch.float32 else 0.0)
     try:
         first = None if model.source is None else model.source[:1]

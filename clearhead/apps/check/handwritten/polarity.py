@@ -28,7 +28,7 @@ def find_reversed_masks(
 
     Args:
         model: the model.
-        run: runs the model on texts without padding.
+        run: function that runs the model on texts without padding.
         lengths: the number T of tokens in each text. For a model with two stacks a second number follows: the tokens
             in each source.
         is_causal: True if no token of a text may see later tokens. Otherwise a model may read backwards on purpose.

@@ -31,7 +31,7 @@ class Finding(Printed):
         says: description of the difference, in one sentence.
         cause: known mistake that reproduces the output; None if no known mistake does.
         mathematics: formula that the module should compute; empty if not known.
-        mend: fix for the mistake; empty if not known.
+        fix: correction in words or code; empty if not known.
         difference: max|a-b| / max|b| between the output and the correct one; None if no numbers were compared.
         alternatives: other known mistakes with exactly the same output.
         severity: "wrong", or "warning" for code that is right by the paper but a trap in practice.
@@ -41,7 +41,7 @@ class Finding(Printed):
     says: str
     cause: str | None = None
     mathematics: str = ""
-    mend: str = ""
+    fix: str = ""
     difference: float | None = None
     alternatives: tuple[str, ...] = ()
     severity: Literal["wrong", "warning"] = "wrong"
@@ -50,7 +50,7 @@ class Finding(Printed):
     def of(cls, cause: str, difference: float | None = None, **fields: Any) -> Finding:
         """Return the finding of a known mistake; `fields` override its description."""
         mistake = MISTAKES[cause]
-        known = {"where": mistake.where, "says": mistake.says, "mathematics": mistake.math, "mend": mistake.mend}
+        known = {"where": mistake.where, "says": mistake.says, "mathematics": mistake.math, "fix": mistake.fix}
         return cls(cause=cause, difference=difference, **{**known, **fields})
 
     def lines(self, hint: int = FULL_HINT) -> Iterator[str]:
@@ -65,9 +65,9 @@ class Finding(Printed):
         yield f"  mistake     {self.says}"
         for name in self.alternatives:
             yield f"  or          {MISTAKES[name].says} (the same numbers)"
-        for mend in dict.fromkeys((self.mend, *(MISTAKES[name].mend for name in self.alternatives))):
-            if mend:
-                yield f"  fix         {mend}"
+        for fix in dict.fromkeys((self.fix, *(MISTAKES[name].fix for name in self.alternatives))):
+            if fix:
+                yield f"  fix         {fix}"
 
 
 def _amount(difference: float) -> str:
@@ -102,7 +102,7 @@ class Report:
 
     @classmethod
     def refuse(cls, subject: str, reason: CannotCompare) -> Report:
-        """Return the report of a module that cannot be compared, with the reason."""
+        """Return the report of a module that cannot be compared; if its runs differ at random, this is a mistake."""
         if isinstance(reason, NotSteady):
             return make_report(subject, (Finding.of("randomness_in_evaluation"),))
         return cls(subject, "cannot compare", reason=f"{reason}")
@@ -116,7 +116,7 @@ class Report:
         """Return the report as JSON values; `hint` limits the details as in `lines`."""
         findings = []
         for finding in self.findings:
-            shown = finding if hint >= FULL_HINT else replace(finding, cause=None, says="", mend="", alternatives=())
+            shown = finding if hint >= FULL_HINT else replace(finding, cause=None, says="", fix="", alternatives=())
             mathematics = finding.mathematics if hint >= 2 else ""
             findings.append({**vars(shown), "mathematics": mathematics, "difference": _finite(finding.difference)})
         return {**vars(self), "ok": self.ok, "findings": findings, "largest": _finite(self.largest)}
@@ -151,7 +151,7 @@ def make_report(
     subject: str, findings: Sequence[Finding], *, compared: Sequence[str] = (), largest: float | None = None,
     bound: float | None = None, notes: Sequence[str] = (),
 ) -> Report:  # fmt: skip
-    """Make a report whose verdict is "right" if all findings are warnings; the arguments are those of `Report`."""
+    """Make a report: "right" if all findings are warnings, else "wrong"; the arguments are those of `Report`."""
     is_wrong = any(finding.severity == "wrong" for finding in findings)
     verdict: Verdict = "wrong" if is_wrong else "right"
     return Report(subject, verdict, tuple(findings), tuple(compared), largest, bound, tuple(notes))

@@ -46,7 +46,7 @@ class NoDropout(TorchFunctionMode):
     """Context manager in which functional dropout does nothing, so that other mistakes can be found."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the input of a dropout unchanged; run any other function, attention without its dropout."""
+        """Return the input of a dropout unchanged; run other functions, and attention without dropout."""
         kwargs = kwargs or {}
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
@@ -94,7 +94,7 @@ def borrow_weights(
         owners: modules that own the weights and buffers.
         tensors: weights outside these modules.
         dtype: dtype of weights and floating-point buffers, which move to the CPU.
-        draw: True draws random weights, so that a bias of zero or a weight of ones hides nothing.
+        draw: True draws random weights, so that a bias of zero or a weight of ones hides no mistake.
     """
     whole = nn.ModuleList(owners)
     weights = {id(weight): weight for weight in (*whole.parameters(), *tensors)}

@@ -192,7 +192,7 @@ def norm(
         width: number of features.
         kind: "layer" or "rms". None means "rms" if its name contains "rms", "layer" if there is a bias, else the kind
             that fits better.
-        eps: number added to the variance; None means its attribute of that name, or any usual value.
+        eps: number added to the variance, if the candidate has no attribute for it; None accepts any usual value.
 
     Returns:
         The report.
@@ -230,7 +230,7 @@ def norm(
 
 
 def _norm_bases(kinds: Sequence[str], candidates: Sequence[float]) -> list[dict[str, Any]]:
-    """Return the settings of the correct norms that a hand-written part may be; an RMS norm may ignore its bias."""
+    """Return the settings of each correct norm to compare with; an RMS norm may ignore its bias."""
     bases = []
     for kind, eps, has_bias in itertools.product(kinds, candidates, (True, False)):
         if kind == "rms" or has_bias:
@@ -247,7 +247,7 @@ def _norm_changes(base: Settings, candidates: Sequence[float]) -> list[tuple[str
 
 
 def _epsilons(candidate: Any, eps: float | None) -> tuple[float, ...]:
-    """Return the epsilon that a norm has as attribute, else `eps`, else all usual values."""
+    """Return the epsilon in the attribute of a norm, else `eps`, else all usual values."""
     for name in ("eps", "epsilon", "variance_epsilon"):
         if isinstance(getattr(candidate, name, None), float):
             return (float(getattr(candidate, name)),)
@@ -255,7 +255,7 @@ def _epsilons(candidate: Any, eps: float | None) -> tuple[float, ...]:
 
 
 def _kinds(candidate: Any, kind: str | None, has_bias: bool) -> tuple[str, ...]:
-    """Return the kinds of norm that a hand-written part may be, by its name and its weights."""
+    """Return the kinds of norm to compare with: `kind`, or those that fit the candidate's name and bias."""
     if kind is not None:
         return (kind,)
     if "rms" in f"{_name(candidate)} {' '.join(_norm_arguments(candidate))}".lower():
@@ -264,7 +264,7 @@ def _kinds(candidate: Any, kind: str | None, has_bias: bool) -> tuple[str, ...]:
 
 
 def _gains(candidate: Any, width: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return weight and bias of a norm: its own, or drawn ones for a function."""
+    """Return the weight and bias of a norm module, or random ones for the arguments of a function."""
     if isinstance(candidate, nn.Module):
         gains: dict[str, Tensor] = {}
         for name, parameter in candidate.named_parameters():
@@ -281,7 +281,7 @@ def _gains(candidate: Any, width: int) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _norm_arguments(candidate: Any) -> list[str]:
-    """Return the roles of a function's arguments after x: weight, bias, eps."""
+    """Return the roles of a function's arguments after x: weight, bias, and eps if it is required."""
     if isinstance(candidate, nn.Module):
         return []
     roles = []
@@ -295,7 +295,7 @@ def _norm_arguments(candidate: Any) -> list[str]:
 
 
 def _loss(settings: Settings, logits: Tensor, ids: Tensor, pad: int) -> Tensor:
-    """Return the loss of the next token, computed with the mistakes in `settings`."""
+    """Return the next-token loss, computed with the mistakes in `settings`."""
     vocab, shift = logits.shape[-1], settings.get("shift", 1)
     match settings.get("shape", "usual"):
         case "transposed":
@@ -359,12 +359,12 @@ def _loss_changes(shifts: bool) -> Changes:
 
 @check_types
 def loss(candidate: Callable[..., Any], *, vocab_size: int = 9, pad: int = 0, shifts: bool = True) -> Report:
-    """Compare a hand-written loss of the next token with the mathematics.
+    """Compare a hand-written next-token loss with the mathematics.
 
     Args:
         candidate: function of logits [batch, tokens, vocabulary] and ids [batch, tokens], then perhaps the padding id.
         vocab_size: number of entries of the vocabulary, at least 3.
-        pad: padding id, which must not count.
+        pad: padding id; its positions must not count in the loss.
         shifts: True if the candidate shifts the ids itself; False if it takes shifted targets.
 
     Returns:

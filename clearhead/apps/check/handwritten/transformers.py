@@ -1,4 +1,4 @@
-"""Check of a hand-written Transformer: information flow, wiring, layers and parts, up to the first difference."""
+"""Check of a hand-written Transformer: information flow, attentions, norms, layers, and wiring of the layers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def transformer(
     candidate: Callable[..., Any], *, width: int, heads: int, vocab_size: int | None = None,
     flow: Literal["causal", "full"] | None = None,
 ) -> Report:  # fmt: skip
-    """Check a hand-written Transformer: the dependencies of its outputs, then its parts, then its wiring.
+    """Check a hand-written Transformer: dependencies of its outputs, then attentions, norms and layers, then wiring.
 
     A layer that differs from the usual layers, without a known mistake, is not called wrong.
 
@@ -45,7 +45,7 @@ def transformer(
         flow: allowed dependencies, as in `module`.
 
     Returns:
-        The report; if a part differs, that is the first finding.
+        The report; its first findings are those of the first wrong attention, norm or layer.
 
     Raises:
         InputError: not a module, or the size of the vocabulary is not known.
@@ -82,7 +82,7 @@ def transformer(
 
 
 def _layers(candidate: nn.Module, width: int, heads: int) -> list[str]:
-    """Return the paths of the layers: the innermost modules with attention, feed-forward and norms, without tables."""
+    """Return the paths of the layers: the innermost modules with attention, feed-forward and norms, no embedding."""
     layers: list[str] = []
     for path, submodule in reversed([*candidate.named_modules()]):
         is_inner = not any(other.startswith(f"{path}.") for other in layers)

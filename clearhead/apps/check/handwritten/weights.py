@@ -90,7 +90,7 @@ class WeightAssignment:
     """Possible assignment of an attention's weights to the roles query, key, value and out.
 
     Args:
-        projections: linear maps by role: query, key, value, and out if the part has one.
+        projections: linear maps by role: query, key, value, and out if there is an output projection.
         note: description of the assignment, for the report.
         extra: names of weights that an attention does not have.
     """
@@ -104,7 +104,7 @@ def read_weights(candidate: nn.Module, width: int, heads: int) -> list[WeightAss
     """Return the possible assignments of an attention's weights to query, key, value and out, the most likely first.
 
     Raises:
-        CannotCompare: the weights are not those of an attention, with the reason.
+        CannotCompare: the weights are not those of an attention, or their roles are not clear.
     """
     leaves = _leaves(candidate)
     if not leaves:
@@ -179,7 +179,7 @@ def assign_weights(parameters: Mapping[str, Any], width: int, heads: int) -> lis
         width, heads: number of features and of heads of the attention.
 
     Raises:
-        InputError: a name is not known, or a value has no weight of at least two axes.
+        InputError: a name is not known, query or qkv is missing, or a value has no weight of at least two axes.
     """
     known = {*ROLES, "qkv", "kv", *(f"{role}_bias" for role in (*ROLES, "qkv", "kv"))}
     groups: dict[Role, list[_Leaf]] = {}
@@ -249,7 +249,7 @@ def _matrix(leaf: _Leaf, role: Role, width: int, is_flipped: bool) -> LinearMap 
 
 
 def _join_heads(parts: Sequence[LinearMap], role: Role, width: int) -> LinearMap:
-    """Concatenate the projections of single heads to one projection."""
+    """Concatenate the projections of single heads into one projection."""
     if len(parts) == 1:
         return parts[0]
     axis = 1 if role == "out" and parts[0].weight.shape[0] == width else 0

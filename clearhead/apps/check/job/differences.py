@@ -38,7 +38,7 @@ class RunDifference:
 
     Attributes:
         step: step of the checkpoint or of the line of metrics.
-        description: the differing value, in words.
+        description: text that names the values that differ.
     """
 
     step: int
@@ -50,7 +50,7 @@ class RunDifference:
 
 
 def find_differences(run: Path, other: Path, last: int, names: Sequence[str]) -> list[RunDifference]:
-    """Return the differences between two runs up to a step, ordered by step; times may differ.
+    """Return the differences between two runs up to a step, ordered by step; measured times are not compared.
 
     Args:
         run, other: run directories.
@@ -114,7 +114,7 @@ def _distance_text(first: Mapping[str, Tensor], second: Mapping[str, Tensor], na
 
 
 def _compare_values(first: Mapping[str, Any] | None, second: Mapping[str, Any] | None, what: str) -> Iterator[str]:
-    """Yield one sentence about the values that differ; it shows both values of the first."""
+    """Yield one sentence if values differ: the first key, the number of others, and both values of the first key."""
     if first is None or second is None:
         yield f"{what} are in one of the runs only"
         return

@@ -56,13 +56,13 @@ class CheckedJob:
         file: the run file.
         folder: the temporary folder.
         steps: the last step that is trained.
-        planned: number of steps of the whole job; None if only time ends it.
-        validate_every, validate_every_before: steps between validations, in the check and in the run file.
+        planned: number of steps of the whole job; None if the job ends only by time.
+        validate_every, validate_every_before: steps between validations, in the check and by the run file.
         save_every: steps between checkpoints.
         overrides: changes to the run file, for every process.
         save_seconds, validation_seconds, seconds: forecasts of one save, one validation, and the whole check.
         limit: seconds after which a process counts as stuck.
-        digests: SHA-256 of "run file" and "data".
+        digests: SHA-256 digests by name: "run file" and "data".
         names: address of each weight, in the order of the optimizer.
         undivided_reason: explanation if a batch cannot be divided; empty if it can.
         one_process_reason: explanation if two processes cannot train; empty if they can.
@@ -108,7 +108,7 @@ class CheckedJob:
 
 
 def examine(file: Path, folder: Path, *, steps: int | None, kills: int) -> CheckedJob:
-    """Assemble a job, measure a few steps without keeping their effect, and plan the check.
+    """Assemble a job, measure a few steps and undo their effect, and plan the check.
 
     Args:
         file: the run file.
@@ -163,7 +163,7 @@ def _steps(requested_steps: int | None, report: Preflight) -> tuple[int, int]:
 
 
 def _overrides(run_file: RunFile, precision: str, save_every: int, seconds: float) -> list[str]:
-    """Return the changes to a run file, which keep the computation of a step and fix choices that are measured."""
+    """Return changes to the run file that keep the computation of a step and pin settings chosen by measurement."""
     train = run_file.train
     changes = [f"train.save_every={save_every}", f"train.keep={max(train.keep, SAVES + 2)}", "train.tracker=none"]
     if train.precision == "auto":

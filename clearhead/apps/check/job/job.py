@@ -1,4 +1,4 @@
-"""Check of a training job: it must resume exactly after kills, and its batches must be divisible; the certificate."""
+"""Check of a training job: exact resumption after kills, updates on divided batches, and a certificate."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class DivisionResult:
     """Comparison of one update on whole batches with the same update on divided batches.
 
     Attributes:
-        distance: result of `gradient_distance`; None if it was not compared.
+        distance: result of `gradient_distance`; None if the updates were not compared.
         where: the gradient or loss with the largest distance.
-        reason: explanation if it was not compared or failed; empty otherwise.
+        reason: explanation if the updates were not compared or a run failed; empty otherwise.
         is_wrong: True if the updates differ or a run failed.
     """
 
@@ -62,7 +62,7 @@ class DivisionResult:
     is_wrong: bool = False
 
     def __str__(self) -> str:
-        """Return the result in words."""
+        """Return the verdict and the distance, or the reason, in words."""
         if self.distance is None:
             return self.reason if self.is_wrong else f"not checked: {self.reason}"
         verdict = "DIFFERENT" if self.is_wrong else "the same"
@@ -97,7 +97,7 @@ class _HalfBatches:
 
 
 def compare_divisions(job: CheckedJob) -> tuple[DivisionResult, DivisionResult]:
-    """Compare an update on whole batches with one on half batches, and with one by two processes.
+    """Compare one update on a whole batch with the update on its two halves, and with the update by two processes.
 
     Raises:
         InputError: the job cannot be trained in fp32.
@@ -266,7 +266,7 @@ def _reach_the_end(job: CheckedJob, process: TrainProcess) -> None:
 def _kill_at_moment(
     job: CheckedJob, killed: KilledRun, moments: Sequence[Moment], draw: random.Random, seconds: float
 ) -> bool:
-    """Continue a run and kill it at the first of the moments; return whether it was killed before its last step."""
+    """Continue a run and kill it at the moment `moments[0]`; return False if it reached its last step before."""
     newest, moment = max(checkpoint_steps(killed.run), default=-1), moments[0]
     if newest >= job.steps:
         return False
@@ -308,7 +308,7 @@ def _wait(process: TrainProcess, seconds: float, is_over: Callable[[], bool]) ->
 
 
 def _kill_inside(process: TrainProcess, is_inside: Callable[[], bool]) -> bool:
-    """Suspend the process, kill it if it is still at a moment, and return whether it was."""
+    """Suspend the process; kill it if `is_inside()`, otherwise resume it. Return whether it was killed."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.popen.suspend()
         if is_inside():
@@ -423,7 +423,7 @@ def check_job(file: str | Path, *, steps: int | None = None, kills: int, seed: i
 
     Args:
         file: the run file.
-        steps: number of steps, at least 1; None means as many as take some seconds.
+        steps: number of steps, at least 1; None means as many steps as take some seconds.
         kills: number of kills, at least 1.
         seed: seed of the moments of the kills; None draws one.
 
@@ -467,7 +467,7 @@ def read_certificate(file: Path) -> tuple[dict[str, Any], list[str]]:
         file: the certificate, a JSON file.
 
     Returns:
-        A record, in which "ok" means that the job was right and its run file has not changed; and lines of text.
+        A record, whose "ok" is True if the job was right and its run file has not changed; and lines of text.
 
     Raises:
         InputError: the file is no certificate, or has an unknown format version.
@@ -494,7 +494,7 @@ class _Record(BaseModel):
 
 
 def find_faults(job: CheckedJob, whole: Path, killed: KilledRun) -> list[str]:
-    """Return the faults of a killed run: it did not continue, it differs, or it differed before it was killed."""
+    """Return the faults of a killed run: it did not resume, or values differ from the undisturbed run."""
     if killed.failure:
         return [f"after the kill {killed.kills[-1]}, --resume: {killed.failure}"]
     run_differences: list[RunDifference] = find_differences(whole, killed.run, job.steps, job.names)

@@ -128,7 +128,7 @@ def expand_mask(mask: spec.Mask, sequence: Sequence) -> Tensor:
 
 
 def expected_reach(stack: spec.Stack, sequence: Sequence, seen: Seen = expand_mask) -> dict[tuple[int, int], Tensor]:
-    """Return the allowed dependencies after each residual step: the masks of all attentions up to this step, chained.
+    """Return the dependencies allowed after each residual step, by chaining the masks of all attentions so far.
 
     Args:
         stack: spec of the stack.
@@ -153,7 +153,7 @@ def _chain(attends: Tensor, reach: Tensor) -> Tensor:
 
 
 def measure_reach(reader: Reader, scenario: Scenario, rows_at_once: int) -> dict[TracePoint, Tensor]:
-    """Change one token after another, and return the states that change after every residual step.
+    """Change one token at a time, and return which outputs of every residual step change with it.
 
     Returns:
         Bool [outputs at real tokens, changed tokens] for each point.
@@ -184,7 +184,7 @@ def _states(reader: Reader, sequence: Sequence, ids: Tensor) -> Trace:
 
 
 def _other_ids(reader: Reader, ids: Tensor) -> Tensor:
-    """Return other ids; of four candidates per token, those whose table rows differ most."""
+    """Return another id for each token: of four candidates, the id whose embedding differs most."""
     table, count = reader.stack.embedding.rows.weight, reader.vocabulary
     candidates = (ids[None] + torch.tensor([[1], [count // 3], [count // 2], [count - 1]])) % count
     differences = (table[candidates] - table[ids]).abs().amax(-1)
@@ -216,7 +216,7 @@ class Reach:
         return self.measured[point] & ~self.wanted[point]
 
     def gap(self, point: TracePoint) -> Tensor:
-        """Return the allowed dependencies that are missing, with the model's weights and with random ones."""
+        """Return allowed dependencies that are missing with the model's weights, and with random weights if drawn."""
         missing = self.wanted[point] & ~self.measured[point]
         return missing if self.drawn is None else missing & ~self.drawn[point]
 
@@ -266,7 +266,7 @@ def _check_scenario(reader: Reader, scenario: Scenario, rows_at_once: int) -> It
 
 
 def draw_twin(module: Transformer) -> Transformer:
-    """Return a replica of a model in double precision with random weights, small enough for an unsaturated softmax."""
+    """Return a copy of a model in double precision with random weights, too small to saturate a softmax."""
     twin = replica_in_dtype(module, torch.float64)
     for number, submodule in enumerate(twin.modules()):
         state: dict[str, nn.Parameter | None] = vars(submodule)["_parameters"]
@@ -296,7 +296,7 @@ def _draw_weight(seed: int, shape: torch.Size, like: Tensor, *_: Tensor) -> Tens
 
 
 def _address(reader: Reader, point: TracePoint) -> str:
-    """Return the address of a step's self-attention, else of the step; the side for points after the layers."""
+    """Return the address of a step's self-attention, else of the step; the name of the stack after its layers."""
     if point.depth >= len(reader.stack.order):
         return reader.side
     step = f"{reader.side}.layers.{reader.stack.order[point.depth]}.steps.{point.step}"
@@ -307,7 +307,7 @@ def _address(reader: Reader, point: TracePoint) -> str:
 
 
 def _leak_finding(reader: Reader, scenario: Scenario, point: TracePoint, tokens: list[int], reach: Reach) -> Finding:
-    """Return the finding for a mask that hides too little, with the mistakes that would show the same pairs."""
+    """Return the finding for a mask that hides too little, with the mistakes that allow the same dependencies."""
     columns, step = list(scenario.columns), (point.depth, point.step)
     output, column = reach.leak(point).nonzero()[0].tolist()
     causes = []
@@ -361,7 +361,7 @@ def _check_mates(reader: Reader, draw: Draw, has_source: bool) -> Iterator[Check
             yield Finding(where=_address(reader, point), says=f"{says}are mixed, or something is shared between rows")
             yield CheckOutcome(GROUP, name, "wrong", "rows of a batch read each other")
             return
-    yield CheckOutcome(GROUP, name, "right", "no row of a batch changes with another one")
+    yield CheckOutcome(GROUP, name, "right", "no row of a batch changes with another row")
 
 
 def _check_memory(module: Transformer, draw: Draw, rows_at_once: int) -> Iterator[CheckOutcome | Finding]:

@@ -40,10 +40,10 @@ class _HealthFinding:
     where: str
     says: str
     severity: Severity = "warning"
-    mend: str = ""
+    fix: str = ""
 
     def finding(self) -> Finding:
-        return Finding(where=self.where, says=self.says, severity=self.severity, mend=self.mend)
+        return Finding(where=self.where, says=self.says, severity=self.severity, fix=self.fix)
 
 
 def _outcome(name: str, findings: list[_HealthFinding], fine: str) -> Iterator[CheckOutcome | Finding]:
@@ -96,15 +96,15 @@ def check_health(module: Transformer, exact: Transformer, draw: Draw) -> Iterato
         exact: the model in double precision.
         draw: function that draws ids.
     """
-    yield from _outcome("dead heads", list(_find_dead_heads(exact, draw)), "every head adds something")
+    yield from _outcome("dead heads", list(_find_dead_heads(exact, draw)), "every head adds to the residual stream")
     yield from _outcome("duplicate heads", list(_find_duplicate_heads(exact)), "no two heads have the same weights")
-    yield from _outcome("collapsed norms", list(_find_collapsed_norms(module)), "every norm lets its input through")
+    yield from _outcome("collapsed norms", list(_find_collapsed_norms(module)), "no norm has weights of zero")
     yield from _outcome("rows of the tables", list(_check_table_rows(module)), "no row is zero or equal to another row")
     yield from _outcome("trained", list(_find_untrained(module)), "no norm or head has its initial weights")
 
 
 def _find_dead_heads(exact: Transformer, draw: Draw) -> Iterator[_HealthFinding]:
-    """Yield heads whose output (mixed values times output projection) adds almost nothing to the stream."""
+    """Yield heads whose output (mixed values times output projection) adds almost nothing to the residual stream."""
     attentions = {path: submodule for path, submodule in exact.named_modules() if isinstance(submodule, Attention)}
     if not attentions:
         return
@@ -229,7 +229,7 @@ def _is_neutral(norm: Norm) -> bool:
 
 
 def _looks_drawn(layer: HeadLinear) -> bool:
-    """Return whether a projection looks new: biases of zero, and weights normally distributed around zero."""
+    """Return whether a projection looks untrained: zero biases, and weights that are zero or normally distributed."""
     if layer.weight is None or layer.bias is None or bool(layer.bias.any()):
         return False
     weight = layer.weight.detach().double().flatten()
@@ -258,12 +258,12 @@ def check_tokenizers(module: Transformer, tokenizers: TokenizerPair) -> Iterator
 
 def _compare_with_table(side: str, tokenizer: Tokenizer, rows: int) -> Iterator[_HealthFinding]:
     size, largest = tokenizer.vocab_size, tokenizer.special_tokens.largest_id
-    mend = "restore the tokenizer that the model was trained with"
+    fix = "restore the tokenizer that the model was trained with"
     if size > rows:
-        yield _HealthFinding(side, f"it has {size:,} entries, but the table has {rows:,} rows", "wrong", mend)
+        yield _HealthFinding(side, f"it has {size:,} entries, but the table has {rows:,} rows", "wrong", fix)
     if largest >= rows:
         yield _HealthFinding(
-            side, f"a special token has the id {largest}, but the table has {rows:,} rows", "wrong", mend
+            side, f"a special token has the id {largest}, but the table has {rows:,} rows", "wrong", fix
         )
     spare = rows - size
     # Tables are padded to multiples of up to 256, and hold a few reserved rows.

@@ -61,7 +61,7 @@ class InvarianceCase:
     Args:
         name: name of the invariance.
         side: the stack, "encoder" or "decoder".
-        run: function that runs both computations on a model in any precision.
+        run: function that runs both computations on a model of any precision and returns their traces.
         reason: explanation if the case is not tried; empty otherwise.
     """
 
@@ -81,7 +81,7 @@ def is_rounding(single: float, double: float) -> bool:
 
 
 def check_invariances(module: Transformer, exact: Transformer, draw: Draw) -> Iterator[CheckOutcome | Finding]:
-    """Run all invariance cases, and yield outcomes and findings.
+    """Compare both computations of every invariance case, and yield outcomes and findings.
 
     Args:
         module: the model in single precision.
@@ -288,7 +288,7 @@ def _check_search(exact: Transformer, draw: Draw) -> Iterator[CheckOutcome | Fin
 
 @torch.inference_mode()
 def _search_with_one_beam(exact: Transformer, request: GenerateRequest, new: int, end: int) -> list[int]:
-    """Return the result of beam search with one beam, for which calls have no option."""
+    """Return the token ids of beam search with one beam, for which `generate_ids` has no option."""
     prefill = prefill_prompts(exact, request.prompts, request.sources, pad_id=request.pad_id, limits=[new])
     sentence, options = Sentence(0, new), SearchOptions(beam_size=1)
     batch = RunningBatch(exact)

@@ -1,4 +1,4 @@
-"""Runs of one stack of a model with captured activations, the same way for all families.
+"""Run one stack of a model, and capture its activations in the same form for all families.
 
 Legend: B rows, T tokens, S source tokens.
 """
@@ -29,9 +29,9 @@ class TracePoint(NamedTuple):
     """Point of a computation at which a value is captured; points sort in the order of the computation.
 
     Args:
-        depth: number of layers that ran before; -1 for embeddings, and the number of all layers for outputs.
-        step: number of the step in the layer.
-        rank: order within the step.
+        depth: number of layers that ran before this point; -1 for embeddings, the number of layers for outputs.
+        step: number of the residual step in the layer.
+        rank: order of the activations within the step.
         address: address of the activation.
     """
 
@@ -95,7 +95,7 @@ class Reader:
         return self.module.head is not None and (self.side == "decoder" or self.module.decoder is None)
 
     def row(self, index: int) -> Reader:
-        """Return a reader for one row alone, with the padding of its memory removed."""
+        """Return a reader for one row of the batch, with the padding of its memory removed."""
         if self.memory is None:
             return self
         memory = self.memory[index : index + 1]
@@ -152,7 +152,7 @@ def run(
 
 
 def _list_addresses(reader: Reader) -> Iterator[str]:
-    """Yield the addresses of a stack to compare, without the keys of a memory, which are computed once per source."""
+    """Yield the addresses to compare in a stack, without cross-attention keys, which are computed once per source."""
     for address in addresses(reader.stack):
         owner, _, name = address.rpartition(".")
         submodule = reader.stack.get_submodule(owner)

@@ -36,7 +36,7 @@ class Drawing(Printed):
     reads: Tensor
 
     def rows(self) -> Iterator[str]:
-        """Yield the rows of the drawing; # reads, . does not, ! reads a hidden token, ? misses an allowed token."""
+        """Yield one line per output; # reads a token, . does not, ! reads a hidden token, ? misses an allowed token."""
         for allowed, reads in zip(self.allowed.tolist(), self.reads.tolist(), strict=True):
             yield "".join(_SIGNS[may, does] for may, does in zip(allowed, reads, strict=True))
 
@@ -126,7 +126,7 @@ class ModelReport(Printed):
         findings = [
             {
                 "severity": finding.severity, "where": finding.where, "says": finding.says,
-                "mend": finding.mend or None, "mathematics": finding.mathematics or None,
+                "fix": finding.fix or None, "mathematics": finding.mathematics or None,
                 "difference": (
                     finding.difference if finding.difference is None or math.isfinite(finding.difference) else None
                 ),
@@ -148,7 +148,7 @@ class ModelReport(Printed):
             amount = "" if finding.difference is None else f" ({finding.difference:.1e} of the largest value)"
             yield f"  {finding.severity} at {finding.where}{amount}"
             yield f"    {finding.says}"
-            for name, text in (("also", others), ("should be", finding.mathematics), ("fix", finding.mend)):
+            for name, text in (("also", others), ("should be", finding.mathematics), ("fix", finding.fix)):
                 if text:
                     yield f"    {name}: {text}"
         for group in GROUPS:
@@ -171,7 +171,7 @@ class ModelReport(Printed):
 
 
 def _side_by_side(outcomes: Sequence[CheckOutcome]) -> Iterator[str]:
-    """Yield the small drawings side by side, four in a row."""
+    """Yield the lines of the small drawings side by side, four in a row."""
     drawn = [
         (outcome.name, list(outcome.drawing.rows()))
         for outcome in outcomes
@@ -288,7 +288,7 @@ def _finding(finding: Finding, others: str) -> Iterator[str]:
     if finding.difference is not None:
         amount = f"{finding.difference:.1e} of the largest value" if math.isfinite(finding.difference) else "everything"
         yield f'<p class="faint">differs by {amount}</p>'
-    for name, text in (("also", others), ("should be", finding.mathematics), ("fix", finding.mend)):
+    for name, text in (("also", others), ("should be", finding.mathematics), ("fix", finding.fix)):
         if text:
             yield f'<p class="faint">{name}: {_text(text)}</p>'
     yield "</div>"

@@ -33,7 +33,7 @@ def make_application(models: Models, access: Access, *, openapi: bool = False) -
     Args:
         models: the models of the server.
         access: the allowed hosts and keys.
-        openapi: True if /openapi.json is served although requests need a key; it then needs the key, too.
+        openapi: True if /openapi.json is served even if requests need a key; requests for it then need a key, too.
     """
     workers, metrics = Workers(), ServerMetrics(models)
 

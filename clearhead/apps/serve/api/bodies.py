@@ -47,7 +47,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_neutral(cls, body: Any) -> Any:
-        """Drop neutral values, and all unknown fields except the first: errors about all would take much memory."""
+        """Drop fields without effect, and all unknown fields except the first: many errors would take much memory."""
         if not isinstance(body, dict):
             return body
         known = {field.alias or name for name, field in cls.model_fields.items()} | cls.NEUTRAL.keys()
@@ -107,7 +107,7 @@ class CompletionRequest(GenerationBody):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """Prompts of the request, each a text or ids; null stands for an empty text."""
+        """Prompts of the request, each a text or token ids; a missing prompt means an empty text."""
         if self.prompt is None or isinstance(self.prompt, str):
             return [self.prompt or ""]
         if all(isinstance(token, int) for token in self.prompt):
@@ -246,7 +246,7 @@ async def in_thread(function: Callable[[*Args], ResultT], *args: *Args) -> Resul
 
 
 class BodyRoute(APIRoute):
-    """Route that parses its body in a thread, and cancels its endpoint when the client disconnects."""
+    """Route that parses its body in a thread, and cancels the computation when the client disconnects."""
 
     def get_route_handler(self) -> Handler:
         """Return the function that parses and answers the requests of the route."""

@@ -95,10 +95,10 @@ class ChunkedPrompt(Protocol):
 
     @property
     def kind(self) -> Hashable:
-        """Key that is equal for prompts that may be read together; None means that the prompt is read alone."""
+        """Key that prompts share if they may be read together; None means that the prompt is read alone."""
 
     def step(self, others: Sequence[Any] = ()) -> list[PrefilledMember] | None:
-        """Read the next chunk, with all tokens of `others`; after the last chunk return the starts of all, in order."""
+        """Read the next chunk, with all of `others`; after the last chunk return the prefilled rows of all prompts."""
 
 
 @dataclass(eq=False)
@@ -108,7 +108,7 @@ class EngineJob:
     Args:
         begin: function that starts to read the prompt, in the thread of the engines.
         num_sequences: the number of generated sequences; each delivers one `EndEvent`.
-        num_rows: the number of rows in the batch.
+        num_rows: the number of rows that the job takes in the batch.
         num_read: the number of prompt tokens in each row.
         limit: the maximum number of tokens generated in each row.
         alternatives: the number of the most probable ids that come with each token.
@@ -146,7 +146,7 @@ class EngineJob:
 
     @property
     def needs_growth(self) -> bool:
-        """True if the job needs more cache than a new job may reserve, and belongs to the long jobs."""
+        """True if the job belongs in the budget of long jobs: a long prompt, or `RESERVED_TOKENS` generated."""
         is_large = self.num_rows * self.num_read > MOST_PROMPT_TOKENS
         return not self.is_search and (is_large or self.num_generated >= RESERVED_TOKENS)
 
@@ -343,7 +343,7 @@ class BatchEngine:
         return call.result
 
     def post(self, loop: asyncio.AbstractEventLoop, receive: Callable[[Any], None], event: Any) -> None:
-        """Queue an event for a function of an event loop; the end of the turn delivers it. For the engines' thread."""
+        """Queue an event that a function of an event loop gets at the end of the turn; for the engines' thread."""
         self._posted.setdefault(loop, []).append((receive, event))
 
     def leave(self, jobs: Sequence[EngineJob]) -> None:
@@ -477,7 +477,7 @@ class BatchEngine:
         self._reading.append((job, job.begin()))
 
     def _read_piece(self) -> None:
-        """Read one chunk: of the prompt that waits longest, or of all prompts that fit into one chunk with it."""
+        """Read one chunk of the prompt that waits longest, together with other prompts that fit into the chunk."""
         some = self._next_readings()
         if not some:
             return

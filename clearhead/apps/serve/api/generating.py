@@ -92,7 +92,7 @@ class AnswerChoice:
         prompt: the prompt that the choice continues.
         steps: the tokens generated so far.
         continuation: the whole sequence after its end; None before.
-        writer: the writer of the generated tokens; None before the first token.
+        writer: the converter of generated tokens to their texts and offsets; None before the first token.
     """
 
     index: int
@@ -137,7 +137,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
         alternatives: the number of the most probable ids that come with each token.
 
     Raises:
-        InputError: two fields contradict each other, or the model cannot honour one.
+        InputError: two fields contradict each other, or the model does not support a field.
     """
 
     KIND: ClassVar[str]
@@ -181,7 +181,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
 
     @property
     def generates(self) -> bool:
-        """False if the answer is the echo of its prompts alone."""
+        """False if the answer only repeats its prompts."""
         return True
 
     @abstractmethod

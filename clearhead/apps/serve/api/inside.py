@@ -1,7 +1,7 @@
 """Routes that look inside a model: attention maps, activations, and the answer of an edited model.
 
-All of it runs in float32 in a thread besides the running batch, in the context of its request. No change stays on the
-model, and no other request sees it.
+All requests run in float32, in a thread besides the running batch. Edits hold for their request only: none stays on
+the model, and no other request sees them.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class GenerationParameters(PipelineParameters):
 
 
 def inside_router(models: Models, workers: Workers) -> APIRouter:
-    """Return the routes that look inside.
+    """Return the routes of attention maps, activations and edits.
 
     Args:
         models: the models of the server.
@@ -149,7 +149,7 @@ class Inspection(Generic[RequestT]):
 
     @cached_property
     def computation(self) -> Computation:
-        """Computation that runs the model for this request."""
+        """Forward passes of the model for this request; cancelled when the client disconnects."""
         return Computation(self.served.runs, self.work)
 
     @property

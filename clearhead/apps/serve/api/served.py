@@ -64,7 +64,7 @@ class ServedModel:
 
     @cached_property
     def runs(self) -> Runs:
-        """Float32 runs for requests that use activations; the first use copies a model of another precision."""
+        """Float32 runs for attention maps, activations and edits; the first use copies a model of another precision."""
         return Runs(self.model, self.name, ReadKwargs())
 
     @property

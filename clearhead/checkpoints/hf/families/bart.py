@@ -32,7 +32,7 @@ class StackDesign:
     """Choices in which the families differ: places of norms and kind of positions.
 
     Args:
-        norm: place of the norm, after the residual sum ("out") or before the function ("pre").
+        norm: place of the norm, after the residual sum ("out") or before attention or the feed-forward network ("pre").
         final_norm, embedding_norm: True if each stack has a norm after its last layer, or after its embedding.
         position: function from config values to the positions of the embedding.
     """

@@ -45,7 +45,7 @@ def model(
         layers: the layers. None means BERT's layers.
         offset: the offset of learned positions.
         width: the width of the token embedding, if a projection follows it. None means no projection.
-        projection: the projection. None means one after the norm, with a bias.
+        projection: the projection from `width` to the width of the layers. None means one after the norm, with a bias.
         has_positions: True if the embedding has a table of positions.
         score_table: the table of score biases that the layers share. None means no such table.
     """
@@ -68,7 +68,7 @@ def model(
 
 
 def _roberta_model(c: Values) -> spec.Model:
-    """Return the spec of RoBERTa's encoder: positions begin after the padding id, and no token uses the rows before."""
+    """Return the spec of RoBERTa's encoder, in which the position of the first token is the padding id plus 1."""
     return model(c, offset=c["pad_token_id"] + 1)
 
 

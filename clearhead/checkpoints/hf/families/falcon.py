@@ -29,7 +29,7 @@ def _kv_heads(c: Values) -> int:
     num_norms = c["num_ln_in_parallel_attn"]
     if c["new_decoder_architecture"]:
         if not c["parallel_attn"] or num_norms not in (None, 1, 2):
-            raise InputError("config.json: new_decoder_architecture needs parallel_attn = true and one norm or two")
+            raise InputError("config.json: new_decoder_architecture needs parallel_attn = true and 1 or 2 norms")
         return int(kv_heads)
     if num_norms not in (None, 1):
         raise InputError(f"config.json: num_ln_in_parallel_attn = {num_norms} needs new_decoder_architecture = true")

@@ -108,7 +108,7 @@ FAMILIES = (
         fixed=(
             blocks.CAUSAL,
             Fixed("expansion_ratio", (4,), "another size of the feed-forward networks is not supported"),
-            Fixed("logit_scale", (None,), "scaled outputs are not supported"),
+            Fixed("logit_scale", (None,), "scaled logits are not supported"),
             Fixed("no_bias", (True,), "biases are not supported"),
             Fixed("embedding_fraction", (1.0,), "scaled gradients of the token embedding are not supported"),
             Fixed("emb_pdrop", (0.0,), "dropout of the embedding is not supported"),

@@ -116,7 +116,7 @@ class TensorFiles(Mapping[str, Tensor]):
                 raise InputError(f"{directory / name}: expected at most {MOST_TENSORS} tensors, got more")
         if index is not None:
             faults += [
-                f"{INDEX}: '{name}' should be in {file}, which lacks it"
+                f"{INDEX}: '{name}' should be in {file}, which lacks it: download both again"
                 for name, file in index.items()
                 if file in self._files and (name not in self.headers or self.headers[name].file != file)
             ]
@@ -213,7 +213,7 @@ class TensorFiles(Mapping[str, Tensor]):
     def _read_headers(self, name: str, faults: list[str]) -> None:
         path = file_inside(self.directory, name)
         if not path.is_file():
-            faults.append(f"{INDEX} names {name}, which is missing")
+            faults.append(f"{INDEX} names {name}, which is missing: download it")
             return
         try:
             # No context manager: the file stays mapped as long as one of its tensors exists.

@@ -108,7 +108,7 @@ def is_parallel(model: spec.Model) -> bool:
 
 
 def in_head(kind: type[spec.Node], field: str) -> Address:
-    """Return a function that gets a spec and returns a field of its head's first layer of a class, or None."""
+    """Return a function that gets a spec and returns `field` of its head's first layer of the class `kind`, or None."""
     return lambda model: next((getattr(layer, field) for layer in _layers(model) if isinstance(layer, kind)), None)
 
 

@@ -55,7 +55,7 @@ class NotExpressible(InputError):
 
     @classmethod
     def of(cls, faults: Sequence[str], subject: str, expressed: spec.Model | None = None) -> NotExpressible:
-        """Return one error that lists all faults of saving a spec."""
+        """Return one error that lists all reasons why a spec cannot be saved."""
         error = cls(*InputError.from_faults(faults, subject=subject).lines)
         error.expressed = expressed
         return error
@@ -102,7 +102,7 @@ def label_names(names: Sequence[str]) -> dict[str, Any]:
 
 
 def num_labels(config: Mapping[str, Any]) -> int:
-    """Return the number of labels of a config; 2 if it names none, which is the default of the classes."""
+    """Return the number of labels of a config; 2, the default of transformers, if it names none."""
     names = config.get("id2label")
     if isinstance(names, dict):
         return len(names)

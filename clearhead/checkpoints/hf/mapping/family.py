@@ -33,7 +33,7 @@ class Key:
             the value. None means that the spec has no such value.
         kind: the Python type or pydantic type of the value. None means the type of the default.
         is_nullable: True if null is allowed although the default is not null.
-        names: the spec's value for each value in a config; of several names for a value, the first is written.
+        names: the spec's value for each value in a config; if several mean the same, the first is written.
         aliases: other names of the key in config.json.
     """
 

@@ -2,8 +2,9 @@
 
 A rule names tensors on both sides and the transforms between them: "theirs" are tensors of a Hugging Face checkpoint,
 "ours" are tensors of clearhead. Every transform can be reversed without arithmetic, so saving is exact bit for bit. A
-name may contain a placeholder for a number, such as {layer}. A placeholder in their name alone numbers the tensors that
-are stacked in one of ours. A slot is an entry of the module's state dict, which a tensor fills.
+name may contain a placeholder for a number, such as {layer}. If only the checkpoint's name has the placeholder, the
+numbered tensors are stacked into one tensor of clearhead. A slot is an entry of the module's state dict, which a tensor
+fills.
 """
 
 from __future__ import annotations

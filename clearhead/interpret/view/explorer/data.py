@@ -41,7 +41,7 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class ExactHead:
-    """Inputs of the weights of one head: weights = softmax(cap(query key^T * scale) + bias), masked.
+    """Float32 inputs of one head's weights, which are softmax(cap(query key^T * scale) + bias) after the mask.
 
     Args:
         query: queries after norm and rotation.
@@ -75,11 +75,11 @@ class LayerAttention:
             query sees every key.
         mask_name: mask in words, such as "causal" or "window: 64 before, 64 after".
         has_sink: True if a share of each query's attention goes to no token.
-        spans: first and last visible key of each query in turn, in place of a large mask; empty: use the mask.
+        spans: first and last visible key of each query in turn, in place of a large mask. Empty means: see `mask`.
         score_bias: kind of the score bias in words; empty without a bias.
         exact: number of a head -> its float32 queries, keys and weights.
         values: name of a column -> number for each shown head; NaN if undefined.
-        patterns: named pattern of each shown head, empty without a pattern; or an empty tuple.
+        patterns: names of the patterns of each shown head, as one text. An empty tuple means not measured.
         key_effects: change of the output if a head does not attend to one key. None means not measured.
         feed_forward: name of a column -> number of the feed-forward network of this layer.
     """

@@ -157,7 +157,7 @@ class Dropout(Cross):
 
 
 class DropoutOfFunction(Cross):
-    """dropout_p of scaled_dot_product_attention does not know of evaluation."""
+    """dropout_p of scaled_dot_product_attention also applies in evaluation."""
 
     def forward(self, x):
         q, k, v = self.project(x, x, x)

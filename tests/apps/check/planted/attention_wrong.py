@@ -57,7 +57,7 @@ class ScaledByWidth(Linears):
 
 
 class ScaledByWidthPerHead(nn.Module):
-    """A list of heads, each scaled by C of its input."""
+    """A list of heads, each scaled by the root of the width C of its input."""
 
     def __init__(self, width, heads):
         super().__init__()

@@ -14,7 +14,7 @@ Weights = dict[str, Tensor | None]
 
 @dataclass(frozen=True)
 class Planted:
-    """A student's part: `make(width, heads)` builds it; `cause` names its mistake, and None means that it is right.
+    """A student's code: `make(width, heads)` builds it; `cause` names its mistake, and None means that it is right.
 
     `inputs` are its arguments: x, or q k v, then perhaps mask. `mask` is the meaning of the mask: attend (True =
     attend), block (True = block), additive (0 and -inf), or ones (int 1 = attend). A causal part masks by itself;

@@ -119,5 +119,5 @@ def test_answers_that_no_hub_gives_are_refused_in_a_sentence(tmp_path: Path) -> 
     with serving(Strange({}, {})) as (_, endpoint):
         answers = run(endpoint, tmp_path, *names)
     for name in names:
-        assert "the Hugging Face hub answers as no hub does" in answers[name]["error"], answers[name]
+        assert "the Hugging Face hub sent an unexpected answer" in answers[name]["error"], answers[name]
         assert "\n" not in answers[name]["error"] and len(answers[name]["error"]) < 600
