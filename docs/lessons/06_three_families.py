@@ -351,12 +351,14 @@ def check_families(mine):
     }
     for job, answer in mine.items():
         wanted, reason = reasons[job]
+        if answer is None:
+            raise NotImplementedError
         assert answer in ("encoder", "decoder", "encoder-decoder"), f"'{job}': {answer!r} is none of the three families"
         assert answer == wanted, f"'{job}': {reason}"
     return "right; decoders can do all four, but they read in one direction only"
 
 
-attempt(lambda: check_families(mine) if all(mine.values()) else "not written yet")
+attempt(lambda: check_families(mine))
 
 # %% tags=["hide-cell", "solution"]
 families_solution = dict(zip(mine, ("encoder", "decoder", "encoder-decoder", "encoder"), strict=True))

@@ -433,7 +433,7 @@ at_0, at_1, turns_at = None, None, None
 
 def check_lengths(at_0, at_1, turns_at):
     if None in (at_0, at_1, turns_at):
-        return "not written yet"
+        raise NotImplementedError
     assert at_0 == 6, "α = 0 divides by 1: the larger sum wins, and −6.0 is larger than −7.5"
     assert at_1 == 10, "α = 1 compares means of a token: −6.0 / 6 = −1.00 and −7.5 / 10 = −0.75"
     score_6, score_10 = -6.0 / 6**turns_at, -7.5 / 10**turns_at
@@ -458,7 +458,7 @@ mine = None
 
 def check_reward(mine):
     if mine is None:
-        return "not written yet"
+        raise NotImplementedError
     before = torch.tensor([float(mine), 1.0]).softmax(-1)[0]
     after = torch.tensor([float(mine) / 1.5, 1.0]).softmax(-1)[0]
     assert after > before, (
