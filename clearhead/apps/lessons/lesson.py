@@ -94,7 +94,21 @@ def needed_statements(cells: Sequence[Cell], index: int) -> dict[int, list[ast.s
         cells: the cells of the lesson.
         index: the index of the cell.
     """
-    needed: set[str] = set()
+    later: set[str] = set()
+    while True:
+        chosen = _needed_before(cells, index, later)
+        functions = [
+            node for nodes in chosen.values() for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)
+        ]
+        # A function reads its names when it is called, perhaps after a statement below it has bound them.
+        if (reads := set().union(*map(_read_names, functions))) <= later:
+            return chosen
+        later |= reads
+
+
+def _needed_before(cells: Sequence[Cell], index: int, later: set[str]) -> dict[int, list[ast.stmt]]:
+    """Return the needed statements; `later` are names that the cell reads through functions."""
+    needed = set(later)
     for node in reversed(ast.parse(cells[index].body).body):
         needed = needed - _bound_names(node) | _read_names(node)
     chosen: dict[int, list[ast.stmt]] = {}
