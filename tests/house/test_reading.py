@@ -44,7 +44,7 @@ ALLOWED = {
     "clearhead/model/training.py": {"read_text_file": 1},
     "clearhead/apps/cli/texts.py": {"read_text_file": 1},
     "clearhead/apps/cli/outputs.py": {".open": 1},
-    "clearhead/apps/cli/learn.py": {"read_text_file": 2},
+    "clearhead/apps/lessons/lesson.py": {"read_text_file": 1},
     "clearhead/training/data_files.py": {".open": 1},
     "clearhead/apps/recipes/draft.py": {".read_text": 1},
     # What this process wrote: prepared data, pages, pictures, appended metrics, records as JSON.

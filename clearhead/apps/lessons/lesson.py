@@ -36,11 +36,11 @@ class Cell:
 def read_cells(path: Path) -> list[Cell]:
     """Return the cells of a lesson in order."""
     cells, line = list[Cell](), 1
-    for number, part in enumerate(f"\n{read_text_file(path, 'a lesson')}".split(f"\n{_CELL}")):
-        header, _, body = part.partition("\n")
+    for number, piece in enumerate(f"\n{read_text_file(path, 'a lesson')}".split(f"\n{_CELL}")):
+        header, _, body = piece.partition("\n")
         if number:
             cells.append(_make_cell(header, body, line + 1))
-        line += part.count("\n") + bool(number)
+        line += piece.count("\n") + bool(number)
     return cells
 
 
@@ -74,17 +74,17 @@ class Exercise:
 
 def find_exercises(cells: Sequence[Cell]) -> list[Exercise]:
     """Return the exercises of a lesson; the task is the end of the text above, from its last bold heading on."""
-    found = list[Exercise]()
+    exercises = list[Exercise]()
     for index, cell in enumerate(cells):
         if cell.kind == "exercise":
             above = next((each.body for each in reversed(cells[:index]) if each.kind == "text"), "")
             paragraphs = above.strip().split("\n\n")
             first = max((n for n, each in enumerate(paragraphs) if each.startswith("**")), default=0)
-            found.append(Exercise(len(found) + 1, "\n\n".join(paragraphs[first:]), index))
-    return found
+            exercises.append(Exercise(len(exercises) + 1, "\n\n".join(paragraphs[first:]), index))
+    return exercises
 
 
-def needed_statements(cells: Sequence[Cell], index: int) -> dict[int, list[ast.stmt]]:
+def select_statements(cells: Sequence[Cell], index: int) -> dict[int, list[ast.stmt]]:
     """Return the statements before a cell that bind or change what the cell needs, by the index of their cells.
 
     Going backwards, a statement is needed if it writes a name that a needed statement below reads. A call such as
@@ -96,32 +96,32 @@ def needed_statements(cells: Sequence[Cell], index: int) -> dict[int, list[ast.s
     """
     later: set[str] = set()
     while True:
-        chosen = _needed_before(cells, index, later)
+        chosen = _select_before(cells, index, later)
         functions = [
             node for nodes in chosen.values() for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)
         ]
         # A function reads its names when it is called, perhaps after a statement below it has bound them.
-        if (reads := set().union(*map(_read_names, functions))) <= later:
+        if (reads := set().union(*map(_list_read_names, functions))) <= later:
             return chosen
         later |= reads
 
 
-def _needed_before(cells: Sequence[Cell], index: int, later: set[str]) -> dict[int, list[ast.stmt]]:
+def _select_before(cells: Sequence[Cell], index: int, later: set[str]) -> dict[int, list[ast.stmt]]:
     """Return the needed statements; `later` are names that the cell reads through functions."""
     needed = set(later)
     for node in reversed(ast.parse(cells[index].body).body):
-        needed = needed - _bound_names(node) | _read_names(node)
+        needed = needed - _list_bound_names(node) | _list_read_names(node)
     chosen: dict[int, list[ast.stmt]] = {}
     for number in reversed(range(index)):
         if cells[number].kind != "text":
             for node in reversed(ast.parse(cells[number].body).body):
-                if needed & (_bound_names(node) | _changed_names(node)):
-                    needed = needed - _bound_names(node) | _read_names(node)
+                if needed & (_list_bound_names(node) | _list_changed_names(node)):
+                    needed = needed - _list_bound_names(node) | _list_read_names(node)
                     chosen.setdefault(number, []).insert(0, node)
     return dict(sorted(chosen.items()))
 
 
-def _read_names(node: ast.stmt) -> set[str]:
+def _list_read_names(node: ast.stmt) -> set[str]:
     """Return the names of the module that a statement reads, in its functions and classes too."""
 
     def names(table: symtable.SymbolTable) -> Iterator[str]:
@@ -134,7 +134,7 @@ def _read_names(node: ast.stmt) -> set[str]:
     return set(names(symtable.symtable(ast.unparse(node), "lesson", "exec")))
 
 
-def _bound_names(node: ast.stmt) -> set[str]:
+def _list_bound_names(node: ast.stmt) -> set[str]:
     """Return the names that a statement gives a new value, whatever they were before."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return {node.name}
@@ -151,16 +151,16 @@ def _bound_names(node: ast.stmt) -> set[str]:
     return set()
 
 
-def _changed_names(node: ast.stmt) -> set[str]:
+def _list_changed_names(node: ast.stmt) -> set[str]:
     """Return the names that a statement may bind, and those whose objects it changes."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return set()
     stored = {_root(each) for each in ast.walk(node) if _is_stored(each)}
     calls = [each.value for each in ast.walk(node) if isinstance(each, ast.Expr)]
-    return (stored | {_changed_by_call(call) for call in calls if isinstance(call, ast.Call)}) - {""}
+    return (stored | {_name_changed_object(call) for call in calls if isinstance(call, ast.Call)}) - {""}
 
 
-def _changed_by_call(call: ast.Call) -> str:
+def _name_changed_object(call: ast.Call) -> str:
     """Return the name whose object a call changes, such as `model` in `model.eval()`, or an empty text."""
     if not isinstance(call.func, ast.Attribute):
         return ""

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.syntax import Syntax
 
-from clearhead.apps.lessons.lesson import Cell, find_exercises, needed_statements, read_cells, read_title
+from clearhead.apps.lessons.lesson import Cell, find_exercises, read_cells, read_title, select_statements
 from clearhead.apps.lessons.mathematics import replace_formulas
 from clearhead.base.commands import make_command, quote
 
@@ -33,7 +33,7 @@ _WIDTH: Final = 88
 _PROMPT: Final = "[Enter runs this, Ctrl-D ends] "
 
 
-class Reader:
+class LessonReader:
     """Lesson in a terminal.
 
     Args:
@@ -78,7 +78,7 @@ class Reader:
         self.show_text(exercise.task)
         self.show_code(cell.body)
         self.console.print(f"Edit {self.path}, line {cell.line}, and run this command again.\n")
-        for index, statements in needed_statements(self.cells, exercise.index).items():
+        for index, statements in select_statements(self.cells, exercise.index).items():
             if not self.run(index, statements, is_shown=False):
                 return 1
         return 0 if self.run(exercise.index) else 1
@@ -124,7 +124,8 @@ class Reader:
             # The frames of this file come first, and do not concern the reader.
             entries = [each for each in traceback.extract_tb(error.__traceback__) if each.filename != __file__]
             lines = ["Traceback (most recent call last):\n", *traceback.format_list(entries)]
-            sys.stderr.write("".join([*lines, *traceback.format_exception_only(error)]))
+            text = "".join([*lines, *traceback.format_exception_only(error)])
+            Console(stderr=True).print(text, end="", markup=False, highlight=False, soft_wrap=True)
             return False
         if is_shown:
             self._show_value(value)
@@ -221,7 +222,7 @@ def main(words: Sequence[str]) -> int:
     """Read a lesson or one of its exercises."""
     path = Path(words[0])
     sys.path.insert(0, str(path.parent.resolve()))
-    reader = Reader(path)
+    reader = LessonReader(path)
     return reader.read_exercise(int(words[1])) if len(words) > 1 else reader.read()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.apps.lessons.lesson import find_exercises, needed_statements, read_cells, read_title
+from clearhead.apps.lessons.lesson import find_exercises, read_cells, read_title, select_statements
 from clearhead.apps.lessons.mathematics import formula_text, replace_formulas
 
 LESSONS = sorted((Path(__file__).parents[3] / "docs" / "lessons").glob("[0-9][0-9]_*.py"))
@@ -63,7 +63,7 @@ def chosen(text: str, tmp_path: Path, number: int = 1) -> list[str]:
     path.write_text(text, encoding="utf-8")
     cells = read_cells(path)
     exercise = find_exercises(cells)[number - 1]
-    return [ast.unparse(node) for nodes in needed_statements(cells, exercise.index).values() for node in nodes]
+    return [ast.unparse(node) for nodes in select_statements(cells, exercise.index).values() for node in nodes]
 
 
 def test_cells_titles_and_exercises(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_every_exercise_starts_without_the_rest_of_its_lesson(path: Path, monkey
     monkeypatch.delitem(sys.modules, "shared", raising=False)
     cells = read_cells(path)
     for exercise in find_exercises(cells):
-        needed = needed_statements(cells, exercise.index)
+        needed = select_statements(cells, exercise.index)
         total = sum(len(ast.parse(cell.body).body) for cell in cells[: exercise.index] if cell.kind != "text")
         assert sum(map(len, needed.values())) <= max(10, total // 3)
         nodes = [node for statements in needed.values() for node in statements]
