@@ -43,7 +43,7 @@ class HookPoints(PrintedModule, nn.Module):
         return x
 
     def is_watched(self, *names: str) -> bool:
-        """Return whether the calling context watches one of the named hook points of this module."""
+        """Return whether the calling thread or task watches one of the named hook points of this module."""
         return any(map(self._watchers, names))
 
     def _watchers(self, name: str) -> list[Watcher]:
@@ -65,17 +65,17 @@ class Hook:
 
     @property
     def is_active(self) -> bool:
-        """True if the calling context is inside `watching` with these watchers."""
+        """True if the calling thread or task is inside a `watching` block with these watchers."""
         return any(watchers is self._watchers for watchers in _WATCHING.get())
 
     def __call__(self, *call: object) -> Any:
-        """Run the hook if it is active; otherwise return None."""
+        """Call the hook function and return its result if the hook is active; otherwise return None."""
         return self._run(*call) if self.is_active else None
 
 
 @contextmanager
 def watching(watchers: Watchers) -> Iterator[None]:
-    """Call functions at their hook points while the calling context is inside the with block."""
+    """Call functions at their hook points within the with block, in the thread or task that entered it."""
     _WATCHING.set((*_WATCHING.get(), watchers))
     try:
         yield
@@ -84,12 +84,12 @@ def watching(watchers: Watchers) -> Iterator[None]:
 
 
 def is_watching() -> bool:
-    """Return whether the calling context watches any module."""
+    """Return whether the calling thread or task watches any module."""
     return bool(_WATCHING.get())
 
 
 def texts_of_rows() -> tuple[int, ...] | None:
-    """Return for each row of the batch the number of its text; None if the caller runs the model directly."""
+    """Return the number of each batch row's text; None outside of a `naming_texts` block."""
     return _ROWS.get()
 
 
