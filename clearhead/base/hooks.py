@@ -98,7 +98,7 @@ def naming_texts(numbers: Iterable[int], *, are_rows: bool = True) -> Iterator[N
     """Record which text each row of a batch belongs to, while a model runs in the with block.
 
     Args:
-        numbers: the number of each row's text, among the texts of the enclosing block.
+        numbers: the number of each row's text, from 0; inside another such block, an index into its texts.
         are_rows: True if the numbers belong to the rows of a batch. False if they belong to a group of texts, which
             inner blocks number from 0 again.
     """
@@ -114,19 +114,19 @@ def naming_texts(numbers: Iterable[int], *, are_rows: bool = True) -> Iterator[N
 
 
 def active_hooks(hooks: Mapping[int, Any]) -> dict[int, Any]:
-    """Return the hooks from a module's dictionary that run in the calling context."""
+    """Return the hooks from a module's dictionary that run in the calling thread or task."""
     return {number: hook for number, hook in list(hooks.items()) if getattr(hook, "is_active", True)}
 
 
 def is_seen(module: nn.Module) -> bool:
-    """Return whether the calling context watches or changes a module; submodules do not count."""
+    """Return whether the calling thread or task watches or changes a module; submodules do not count."""
     if any(active_hooks(hooks) for hooks in (module._forward_hooks, module._forward_pre_hooks) if hooks):
         return True
     return isinstance(module, HookPoints) and module.is_watched(*module.points)
 
 
 def are_seen(modules: Iterable[nn.Module]) -> bool:
-    """Return whether the calling context watches or changes one of these modules."""
+    """Return whether the calling thread or task watches or changes one of these modules."""
     if _WATCHING.get():
         return any(map(is_seen, modules))
     return any(is_seen(module) for module in modules if module._forward_hooks or module._forward_pre_hooks)

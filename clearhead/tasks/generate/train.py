@@ -47,7 +47,7 @@ class Training(TextTraining):
     """Training of a language model."""
 
     def parts(self) -> PreparedTask[Batch]:
-        """Prepare data, tokenizers and model of the run."""
+        """Return the prepared task of the run: its data, tokenizers and spec."""
         setup = self.setup
         tokenizer = setup.find_tokenizer(self._train_tokenizer)
         spec = setup.build_spec(source_vocab=tokenizer.vocab_size)
