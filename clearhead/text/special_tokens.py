@@ -32,12 +32,12 @@ class PrefixSuffix:
 
     @property
     def decoder_input(self) -> PrefixSuffix:
-        """Prefix and suffix of the decoder's input; the last id of the suffix is left out, since it is only predicted."""
+        """Prefix and suffix of the decoder's input; the suffix's last id is left out, since it is only predicted."""
         return PrefixSuffix(self.prefix, self.suffix[:-1])
 
     @property
     def labels(self) -> PrefixSuffix:
-        """Prefix and suffix of the decoder's labels; the first id of the prefix is left out, since it is only read."""
+        """Prefix and suffix of the decoder's labels; the prefix's first id is left out, since it is only read."""
         return PrefixSuffix(self.prefix[1:], self.suffix)
 
 

@@ -1,4 +1,4 @@
-"""Meeting of the processes of a training: a common store, a random word for each attempt, and reported faults.
+"""Rendezvous of the processes of a training: a common store, a random word for each attempt, and reported faults.
 
 An attempt is one start of all processes; torchrun starts them again after a failure. It counts restarts on each machine
 separately, so these counts cannot identify an attempt. Instead the first process draws a random word for each attempt,
