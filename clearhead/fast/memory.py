@@ -75,7 +75,7 @@ def forecast_memory(
     Args:
         model: the spec of the model.
         dtypes: dtypes of the files, by the addresses of weights. None means fp32.
-        is_mapped: True if weights that need no conversion stay in their mapped files.
+        is_mapped: True if weights that need no conversion are mapped from their files instead of copied.
     """
     module, forecasts = build(model, device="meta"), []
     dtypes = dtypes or dict.fromkeys(module.state_dict(), torch.float32)

@@ -187,7 +187,7 @@ class RunningBatch:
             self._groups[kind].join(some)
 
     def step(self) -> list[SequenceProgress]:
-        """Choose one token for every row of the groups that have used the least time."""
+        """Choose the next token of each sequence in the groups that have used the least computation time."""
         least = min((group.seconds for group in self._groups.values()), default=0.0)
         progress: list[SequenceProgress] = []
         for group in [group for group in self._groups.values() if group.seconds <= least]:
@@ -268,7 +268,7 @@ class SharedCacheGroup:
         self._cache = caches[0] if len(caches) == 1 else concat_caches(caches)
 
     def step(self) -> list[SequenceProgress]:
-        """Choose one token for every row of the group."""
+        """Choose the next token of each sequence in the group."""
         begun = time.perf_counter()
         tokens = torch.cat([member.tokens for member in self.members])
         with naming_texts(chain.from_iterable(map(_texts_of, self.members))):

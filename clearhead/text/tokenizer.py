@@ -292,7 +292,7 @@ class Tokenizer(Printed):
 
     @classmethod
     def load(cls, path: Path, *, roles: Mapping[str, str] | None = None) -> Tokenizer:
-        """Load a tokenizer trained here, or one of a Hugging Face checkpoint without the special tokens of its class.
+        """Load a tokenizer that `save` wrote, or that of a Hugging Face checkpoint without its class's special tokens.
 
         Args:
             path: a `tokenizer.json`; or a folder with one, or with `vocab.json` and `merges.txt`, `vocab.txt`, or a

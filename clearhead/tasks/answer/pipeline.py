@@ -1,4 +1,4 @@
-"""Server schema "question-answering": returns spans of contexts that answer questions."""
+"""Pipeline "question-answering" of the server: returns spans of contexts that answer questions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAME = "question-answering"
 
 
 class Parameters(PipelineParameters):
-    """Parameters that a client may set."""
+    """Parameters that a request may set."""
 
     top_k: int = Field(default=1, ge=1, le=1000)
     handle_impossible_answer: bool = False
@@ -25,7 +25,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     Args:
         model: a model of the task answer.
         inputs: the questions, as {"question", "context"}.
-        parameters: the parameters of the request.
+        parameters: the parameters that the client sent with the inputs.
     """
     results = []
     for item in inputs:
