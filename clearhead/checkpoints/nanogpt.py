@@ -100,8 +100,8 @@ def read_checkpoint(path: Path, tokenizer: Path | None, folder: Path) -> tuple[T
         The module, and the checkpoint with the tokenizers and the settings of generation.
 
     Raises:
-        InputError: the file is damaged or contains code, is a file of nanochat, or does not fit its sizes; or the
-            tokenizer is missing, or has more entries than the model.
+        InputError: the file is damaged, contains code, or does not fit its sizes. Or it is a file of nanochat, or its
+            tokenizer is missing or too large.
     """
     content = load_pickle(path)
     if not isinstance(content, dict) or "model_args" not in content:

@@ -72,9 +72,9 @@ def convert(
     --to hf writes config.json, safetensors and the tokenizer in the form that transformers reads. It uses the first
     model type that can express the model, or reports why none can. Weights keep their dtype. Above --max-shard-size
     they are split into shards with an index. Option --from-bin reads pickled weights, which no other command does, and
-    writes the same folder with safetensors. A ckpt.pt of nanoGPT becomes a folder for clearhead, without the state of
-    its optimizer; its tokenizer is meta.pkl in the same folder, or the one of --tokenizer. Option --precision writes a
-    folder for clearhead with rounded weights. With bf16, weights have 16 bits. With int8, they have 8 bits and take a
+    writes the same folder with safetensors. A ckpt.pt of nanoGPT becomes a folder for clearhead. Its tokenizer is
+    meta.pkl in the same folder, or the one of --tokenizer. Option --precision writes a folder for clearhead with
+    rounded weights. With bf16, weights have 16 bits. With int8, they have 8 bits and take a
     quarter of the space. With int4, they have 4 bits in the layers, and 8 bits in embedding tables and the output
     layer. With --text, int4 measures the loss on a file, keeps the matrices that lose most in 8 bits, and prints the
     loss before and after. Without --text, a model is converted one tensor at a time and need not fit into memory.
@@ -83,18 +83,7 @@ def convert(
     """
     from clearhead.base.files import refuse_unwritable_place
 
-    if [from_bin, to is not None, precision is not None].count(True) != 1:
-        raise InputError("choose one output: --to hf, --from-bin, or --precision bf16, int8 or int4")
-    if precision not in (None, *_PRECISIONS):
-        raise InputError(f"--precision {precision} is unknown; expected {' or '.join(_PRECISIONS)}")
-    if text is not None and precision != "int4":
-        raise InputError("--text has an effect with --precision int4 only; leave it out")
-    if to not in (None, "hf"):
-        raise InputError(f"--to {to} is unknown; expected hf")
-    if tokenizer is not None and not from_bin:
-        raise InputError("--tokenizer has an effect with --from-bin and nanoGPT's ckpt.pt only; leave it out")
-    if to is None and max_shard_size is not None:
-        raise InputError("--max-shard-size has an effect with --to hf only; leave it out")
+    _check_options(to, from_bin, tokenizer, precision, text, max_shard_size)
     if push is not None:
         from clearhead.model.saving import refuse_bad_repository
 
@@ -111,6 +100,29 @@ def convert(
     else:
         record |= _convert(ref, out, push, precision=precision, text=text, max_shard_size=size)
     print_either(as_json, record, *filter(None, [str(out), record.get("commit")]))
+
+
+def _check_options(
+    to: str | None,
+    from_bin: bool,
+    tokenizer: Path | None,
+    precision: str | None,
+    text: Path | None,
+    max_shard_size: str | None,
+) -> None:
+    """Refuse options that are not known or do not go together."""
+    if [from_bin, to is not None, precision is not None].count(True) != 1:
+        raise InputError("choose one output: --to hf, --from-bin, or --precision bf16, int8 or int4")
+    if precision not in (None, *_PRECISIONS):
+        raise InputError(f"--precision {precision} is unknown; expected {' or '.join(_PRECISIONS)}")
+    if text is not None and precision != "int4":
+        raise InputError("--text has an effect with --precision int4 only; leave it out")
+    if to not in (None, "hf"):
+        raise InputError(f"--to {to} is unknown; expected hf")
+    if tokenizer is not None and not from_bin:
+        raise InputError("--tokenizer has an effect with --from-bin and nanoGPT's ckpt.pt only; leave it out")
+    if to is None and max_shard_size is not None:
+        raise InputError("--max-shard-size has an effect with --to hf only; leave it out")
 
 
 def _convert(
