@@ -29,7 +29,8 @@ def record(folder: Path, model_type: str) -> list[dict[str, object]]:
     rows = []
     for case in cases():
         answers = pipeline(question=QUESTION, max_seq_len=POSITIONS, **case)
-        rows.append({**case, "answers": answers if isinstance(answers, list) else [answers]})
+        listed = answers if isinstance(answers, list) else [answers]
+        rows.append({**case, "answers": [{**row, "score": float(f"{row['score']:.7g}")} for row in listed]})
     return rows
 
 
@@ -39,8 +40,9 @@ def main() -> None:
     for model_type in MODELS:
         with tempfile.TemporaryDirectory() as folder:
             records[model_type] = record(Path(folder), model_type)
-    content = {"transformers": transformers.__version__, "records": records}
-    Path(sys.argv[1]).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    tables = ",\n".join(f'"{name}": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]" for name, rows in records.items())
+    content = f'{{"transformers": "{transformers.__version__}", "records": {{\n{tables}\n}}}}\n'
+    Path(sys.argv[1]).write_text(content, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -109,9 +109,7 @@ def answer(
             raise InputError(argument(name) + f" must be at least 1, got {count}")
     question_ids, ids, spans = _encode(tokenizer, question, context)
     longest, num_special = window_length(module, record), collator.special_tokens.num_added(paired=True)
-    windows = context_windows(
-        len(question_ids), len(ids), longest=longest, num_special=num_special, overlap=doc_stride
-    )
+    windows = context_windows(len(question_ids), len(ids), longest=longest, num_special=num_special, overlap=doc_stride)
     if allow_no_answer:
         check_no_answer(collator)
     words = tokenizer.split_words(context[:MOST_CHARACTERS]) if align_to_words else None

@@ -20,7 +20,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 PIECES = ("an", "##an", "er", "##er", "ing", "##ing", "th", "##th", "st", "##st", "on", "##on")
 ENTRIES = (*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS), *PIECES, ".", ",", "?", "-")
-MODELS = {"bert": "BertForQuestionAnswering", "distilbert": "DistilBertForQuestionAnswering"}
+MODELS = {"bert": "Bert", "distilbert": "DistilBert"}
 WORDS = "the singer stands on another stone and then wanders north without rest".split()
 QUESTION = "who wanders?"
 
@@ -32,7 +32,9 @@ def write(folder: Path, model_type: str) -> Path:
         sizes |= {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 31}
     else:
         sizes |= {"dim": WIDTH, "n_layers": 2, "n_heads": 2, "hidden_dim": 31}
-    model = getattr(transformers, MODELS[model_type])(transformers.AutoConfig.for_model(model_type, **sizes))
+    model = getattr(transformers, f"{MODELS[model_type]}ForQuestionAnswering")(
+        transformers.AutoConfig.for_model(model_type, **sizes)
+    )
     draw = np.random.RandomState(17)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
@@ -41,7 +43,8 @@ def write(folder: Path, model_type: str) -> Path:
             weight.copy_(torch.from_numpy(1 + 0.1 * values if is_scale else 0.5 * values))
     model.save_pretrained(folder)
     (folder / "vocab.txt").write_text("".join(f"{entry}\n" for entry in ENTRIES), encoding="utf-8")
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}), encoding="utf-8")
+    config = json.dumps({"tokenizer_class": f"{MODELS[model_type]}Tokenizer"})
+    (folder / "tokenizer_config.json").write_text(config, encoding="utf-8")
     return folder
 
 
