@@ -54,7 +54,7 @@ def cases() -> list[dict[str, Any]]:
     contexts = [" ".join(draw.choices(WORDS, k=count)) + "." for count in (3, 5, 6, 23, 31, 44)]
     listed = []
     for context in contexts:
-        for options in ({"top_k": 1}, {"top_k": 4}, {"top_k": 3, "max_answer_len": 4}):
+        for options in ({"top_k": 1}, {"top_k": 9}, {"top_k": 3, "max_answer_len": 4}):
             for allows in (False, True):
                 stride = {} if len(context) < 45 else {"doc_stride": draw.choice([0, 7, 16, 25])}
                 listed.append({"context": context, "handle_impossible_answer": allows, **options, **stride})

@@ -37,7 +37,12 @@ def test_answers_are_those_of_the_recorded_pipeline(model_type: str, tmp_path: P
         assert np.allclose([found.score for found in actual], scores, rtol=1e-4, atol=1e-7)
         num_windows += "doc_stride" in row
         texts |= {found.text for found in actual}
-    assert num_windows >= 12 and "" in texts and len(texts) >= 8
+    assert num_windows >= 12 and len(texts) >= 8, "the record says little"
+
+
+def test_the_record_has_questions_without_an_answer() -> None:
+    rows = [row for rows in RECORD["records"].values() for row in rows]
+    assert sum(answer["answer"] == "" for row in rows for answer in row["answers"]) >= 3
 
 
 def test_the_schema_of_the_server_gives_the_same_answers(tmp_path: Path) -> None:
