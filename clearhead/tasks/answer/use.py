@@ -114,21 +114,34 @@ def answer(
         check_no_answer(collator)
     words = tokenizer.split_words(context[:MOST_CHARACTERS]) if align_to_words else None
     candidates = _Candidates(context, spans, words)
-    # Whole words merge candidates, so that more of them are needed.
-    num_candidates, no_answer = (top_k if words is None else 2 * top_k + 10), 1.0
     texts = [ids[window.start : window.stop] for window in windows]
     with naming_texts([0] * len(windows), are_rows=False):
         scored = [*window_scores(module, collator, [question_ids] * len(windows), texts, batch_size=batch_size)]
+    no_answer = _score_windows(candidates, windows, scored, top_k, max_tokens)
+    answers = [*candidates.answers.values()]
+    if allow_no_answer:
+        answers.append(Answer("", no_answer, 0, 0))
+    return sorted(answers, key=lambda answer: (-answer.score, answer.start, answer.end))[:top_k]
+
+
+def _score_windows(
+    candidates: _Candidates,
+    windows: Sequence[range],
+    scored: Sequence[tuple[int, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]],
+    top_k: int,
+    max_tokens: int,
+) -> float:
+    """Add the best spans of each window to the candidates, and return the score of "no answer"."""
+    # Whole words merge candidates, so that more of them are needed.
+    num_candidates = top_k if candidates.words is None else 2 * top_k + 10
+    no_answer = 1.0
     # The first of equal texts gives the span, so windows are visited in the order of the context.
     for row, starts, ends in sorted(scored, key=lambda window: window[0]):
         starts, ends = starts.exp(), ends.exp()
         no_answer = min(no_answer, float(starts[0] * ends[0]))
         for first, last, score in best_spans(starts[1:], ends[1:], num_candidates, max_tokens):
             candidates.add(windows[row], first, last, score)
-    answers = [*candidates.answers.values()]
-    if allow_no_answer:
-        answers.append(Answer("", no_answer, 0, 0))
-    return sorted(answers, key=lambda answer: (-answer.score, answer.start, answer.end))[:top_k]
+    return no_answer
 
 
 @dataclass(frozen=True)
