@@ -90,6 +90,10 @@ class SentencePieceBackend:
         spans = [(start + len(code), stop + len(code)) for start, stop in mapping["offsets"]]
         return (ids, spans) if not code else ([self._code_id(code), *ids], [(0, len(code)), *spans])
 
+    def word_numbers(self, text: str) -> list[int | None]:
+        """Return None for each id of a text: a SentencePiece model splits no words."""
+        return [None] * len(self._encode(_check_text(text)))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids to a text, without special tokens."""
         special = set(self._special.values())
