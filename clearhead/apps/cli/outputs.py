@@ -342,7 +342,9 @@ class OutputOptions:
         faults = {
             "standard input cannot be split into shares: name a file": source == STANDARD_INPUT,
             f"{source} is compressed and cannot be split into shares: decompress it": source.suffix == ".gz",
-            f"{source} is no regular file and cannot be split: copy it": source.exists() and not source.is_file(),
+            f"{source} is not a regular file and cannot be split: copy its content to a file, and name that file": (
+                source.exists() and not source.is_file()
+            ),
         }
         for fault, is_so in faults.items():
             if is_so:

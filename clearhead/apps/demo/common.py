@@ -1,4 +1,4 @@
-"""Shared code of the demos: options, run directory, training, outcome, and source code as training data."""
+"""Shared code of the demos: parse options, create the run directory, collect source code and train on it."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def write_heads_page(model: Model, text: str, plan: DemoPlan, *, generate: int =
     Args:
         model: the trained model.
         text: the text.
-        plan: the run directory.
+        plan: the options of the demo; the page is written into its run directory.
         generate: the maximum number of tokens that a decoder-only model generates after the text.
     """
     from clearhead.interpret.maps.page import SampleOptions

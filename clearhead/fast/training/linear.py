@@ -32,7 +32,7 @@ BLOCK: Final = 32
 
 
 def has_products() -> bool:
-    """Return whether compiled kernels multiply bf16 on this processor, which needs AMX or AVX-512 for bf16."""
+    """Return whether the compiled kernels can multiply bf16 here: the processor must have AMX or AVX-512 for bf16."""
     return load.has_gemm(TRAINING)
 
 

@@ -25,7 +25,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     Args:
         model: a model of the task answer.
         inputs: the questions, as {"question", "context"}.
-        parameters: the parameters of the request.
+        parameters: the object `parameters` of a request in Hugging Face's schema, parsed.
     """
     results = []
     for item in inputs:

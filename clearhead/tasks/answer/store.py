@@ -94,7 +94,7 @@ def prepare_answers(source: TableSource, tokenizer: Tokenizer, *, max_length: in
         share: the share of the questions to read, see `read_table`.
 
     Raises:
-        InputError: the source or an answer is unusable, or no question and context have a token.
+        InputError: the source or an answer is unusable, or no example has a token in both question and context.
         RunFailure: the cache cannot be written.
     """
     num_special = tokenizer.special_tokens.num_added(paired=True)

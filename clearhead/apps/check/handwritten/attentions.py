@@ -467,7 +467,10 @@ class _AttentionComparison:
 
 
 def _likely_assignments(assignments: Sequence[WeightAssignment]) -> list[WeightAssignment]:
-    """Return at most four weight assignments for the search of mistakes; of fused weights only the usual orders."""
+    """Return at most four assignments of weights to query, key, value and output, for the search of mistakes.
+
+    A fused weight is split only in the usual orders: [q|k|v], for all heads together or within each head.
+    """
     usual = [
         assignment
         for assignment in assignments

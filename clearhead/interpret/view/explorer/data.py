@@ -128,7 +128,7 @@ class HeadColumn:
         name: key in `LayerAttention.values`.
         title: title of one or two words.
         description: meaning and unit, in one sentence.
-        kind: kind of the number, for the order in menus; effects and contributions are signed.
+        kind: "statistic", "effect" or "contribution". Effects and contributions can be negative.
     """
 
     name: str
