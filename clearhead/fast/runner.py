@@ -229,7 +229,7 @@ def _backend_of(address: str, kind: str | None, reason: str) -> ModuleBackend:
 
 
 def _state(module: nn.Module) -> Iterator[int | float]:
-    """Yield numbers that change if a module, its settings, its forward method, its children or a weight changes."""
+    """Yield numbers that change whenever a module changes: its settings, forward method, children or weights."""
     yield id(module)
     for name, value in vars(module).items():
         if type(value) in (int, float) or name == "forward":
@@ -258,7 +258,7 @@ def _product(module: nn.Module, *, in_bf16: bool) -> LinearFunction | None:
 
 
 def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> LinearFunction | None:
-    """Return a function that multiplies rows with a module's matrix and adds a bias; None if no kernel supports it."""
+    """Return a function that multiplies rows with a module's matrix and adds a bias; None if no kernel can."""
     if isinstance(holder, Stored) and holder.format == INT8:
         matrix, scale = holder.entries()
         return int8_linear(matrix, scale, bias)

@@ -1,4 +1,4 @@
-"""Group sequences of similar cost into batches, and pad them.
+"""Group sequences of similar cost, such as length, into batches, and pad the sequences.
 
 Shapes: B sentences of a batch, T tokens.
 """
@@ -44,8 +44,8 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
 def batch_costs(costs: Sequence[int]) -> Sequence[int]:
     """Return the cost of each sentence for sorting into batches; equal costs keep the order of the sentences.
 
-    Inside `capture` or `edit`, every sentence gets the cost of the costliest. Rows then keep the order of sentences: row
-    0 is the first sentence.
+    Inside `capture` or `edit`, every sentence gets the cost of the costliest. Rows then keep the order of sentences:
+    row 0 is the first sentence.
     """
     return [max(costs, default=0)] * len(costs) if is_watching() else costs
 

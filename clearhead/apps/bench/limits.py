@@ -27,7 +27,7 @@ SECONDS: Final = 1.5
 
 @dataclass(frozen=True)
 class Limits:
-    """Measured limits of a device with a number of threads.
+    """Measured memory bandwidth and FLOP/s of a device, for a number of CPU threads.
 
     Attributes:
         threads: the number of CPU threads.

@@ -159,7 +159,7 @@ class AnswerFile:
 
     @property
     def resume_hint(self) -> str:
-        """End of the message of a stopped command: advice to use --resume, or that the file is not written."""
+        """Sentence for the message of a stopped command: it advises --resume, or says that no file was written."""
         return "; --resume goes on from there" if self.can_resume else f"; {self.path} is not written"
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
@@ -170,7 +170,7 @@ class AnswerFile:
         return count, end
 
     def finish(self, file: BinaryIO) -> None:
-        """Complete the file after its last answer, such as by a header; lines of text need nothing."""
+        """Complete the file after its last answer: binary formats write their header, text formats do nothing."""
 
     def report(self, num_lines: int, *, as_json: bool) -> None:
         """Print the name of the complete file."""

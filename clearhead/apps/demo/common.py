@@ -265,7 +265,7 @@ def _hash_name(name: str) -> int:
 
 
 def _take(folder: Path, names: list[str], max_bytes: int) -> list[SourceFile]:
-    """Read files in order while they fit into `max_bytes`, and return them sorted by name."""
+    """Read files in order, skip those too large for the rest of `max_bytes`, and return the others sorted by name."""
     taken: list[SourceFile] = []
     left = max_bytes
     for name in names:

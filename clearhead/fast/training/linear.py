@@ -133,7 +133,7 @@ def run(name: str, call: ctypes.Structure) -> None:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return the tensor as rows whose numbers are adjacent in memory."""
+    """Flatten a tensor to rows whose features are adjacent in memory."""
     rows = x.flatten(0, -2)
     return rows if rows.stride(1) == 1 and rows.stride(0) % BLOCK == 0 else rows.contiguous()
 

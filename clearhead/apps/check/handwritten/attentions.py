@@ -1,4 +1,4 @@
-"""Check of a hand-written attention: compare it with the mathematics. Legend: B batch, T queries, S keys, D width."""
+"""Compare a hand-written attention with the mathematics. Legend: B batch, T queries, S keys, D width."""
 
 from __future__ import annotations
 
@@ -480,7 +480,7 @@ def _likely_assignments(assignments: Sequence[WeightAssignment]) -> list[WeightA
 
 
 def _first_form_of_each(steps_by_cause: Iterator[tuple[str, Steps]]) -> Iterator[tuple[str, Steps]]:
-    """Yield each known mistake once, with the first of its settings."""
+    """Yield each known mistake once, with the first of the settings that reproduce it."""
     seen: set[str] = set()
     for cause, steps in steps_by_cause:
         if cause not in seen:

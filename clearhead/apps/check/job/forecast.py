@@ -1,4 +1,4 @@
-"""Plan of a job check: number of steps, steps of validation and saving, and the forecast duration."""
+"""Plan the check of a training job: its steps, its validations and checkpoints, and its forecast duration."""
 
 from __future__ import annotations
 

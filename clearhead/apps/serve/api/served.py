@@ -1,4 +1,4 @@
-"""Models of a server, each with its engine, and requests to them in token ids."""
+"""Models of a server with their engines, and the conversion of client requests to token ids."""
 
 from __future__ import annotations
 
