@@ -60,7 +60,7 @@ def measure_limits(
     size: int = MATRIX_SIZE,
     repeats: int = REPEATS,
 ) -> Limits:
-    """Measure the memory bandwidth and FLOP/s of a device with the current threads; the best of several tries counts.
+    """Measure the memory bandwidth and FLOP/s of a device with the current CPU threads, as the best of several tries.
 
     Args:
         device: the CPU or an accelerator.

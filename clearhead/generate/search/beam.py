@@ -338,7 +338,7 @@ class Search(Member):
         return torch.arange(sentence * beams, (sentence + 1) * beams, device=self.sums_MB.device)
 
     def _advance(self, live: Extensions, remaining: list[int]) -> SurvivingRows:
-        """Make the live extensions of the remaining sentences the new hypotheses."""
+        """Replace the hypotheses of the remaining sentences by their live extensions."""
         old_beams = self.sums_MB.shape[1]
         some_finished = len(remaining) < len(self.alive)
         if not some_finished and self.options.beam_size == 1:

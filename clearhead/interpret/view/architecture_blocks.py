@@ -94,7 +94,7 @@ def layer_groups(stack: spec.Stack) -> list[LayerGroup]:
 
 
 def _best_unit(kinds: Sequence[int]) -> tuple[int, int, int]:
-    """Find the repeating unit of layers that shortens the drawing most: its start, length and repeats (0 if there is none).
+    """Find the repeating unit of layers that shortens the drawing most: its start, length and repeats (0 if none).
 
     Args:
         kinds: one number per layer; equal layers have equal numbers.

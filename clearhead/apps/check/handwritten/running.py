@@ -46,7 +46,7 @@ class NoDropout(TorchFunctionMode):
     """Context manager in which functional dropout does nothing, so that other mistakes can be found."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Skip functional dropout, run fused attention with dropout 0, and run all other functions as they are called."""
+        """Skip functional dropout, run fused attention without dropout, and run all other functions unchanged."""
         kwargs = kwargs or {}
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
