@@ -107,7 +107,7 @@ class Usage:
 
 @runtime_checkable
 class Threads(Protocol):
-    """Interface to PyTorch's threads: makes them sleep or wait busily."""
+    """Interface to PyTorch's threads, which makes idle threads sleep or wait busily (spin)."""
 
     @property
     def count(self) -> int:

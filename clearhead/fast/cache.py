@@ -143,7 +143,7 @@ class IndexedCache(Cache):
         return [self.length] * self.buffer_rows(0) if self.mask is None else self.mask.sum(1).tolist()
 
     def buffer_rows(self, rows: int) -> int:
-        """Return the number of rows of the buffers; without buffers yet, `rows`."""
+        """Return the number of rows of the key and value buffers, or `rows` if no buffer exists yet."""
         buffer = next((entry.buffer for entry in self.self_attention.values()), None)
         return rows if buffer is None else buffer.shape[1]
 

@@ -1,4 +1,4 @@
-"""Replicas that compute in another dtype and convert one matrix at a time instead of keeping a second copy of all."""
+"""Replicas that compute in another dtype: each matrix is converted when read, so that no second copy is kept."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _UNIFORM_STEPS: Final = 2**20
 
 @dataclass(frozen=True)
 class DeviceCase:
-    """One shape of a computation on a device.
+    """Test case for a device: one computation, with its shape, masks and memory layout.
 
     Attributes:
         kind: name of the computation, a key of `KINDS`.

@@ -1,4 +1,4 @@
-"""Check of a device before its first use: its results are compared with those of the CPU in double precision.
+"""Check a device before its first use: compare its results with those of the CPU in double precision.
 
 The cache folder keeps the verdict under the facts that it depends on: device, driver, PyTorch and this check.
 """
@@ -60,7 +60,7 @@ class Result:
 
 
 def check_device(device: torch.device, precisions: Sequence[str]) -> list[Result]:
-    """Compute every test case on a device, twice for each input, and compare with the CPU in double precision.
+    """Compute every test case twice on a device, and compare the results with the CPU in double precision.
 
     Args:
         device: the device.
@@ -207,7 +207,7 @@ def device_name(device: torch.device) -> str:
 
 
 def _describe(device: torch.device) -> tuple[str, ...]:
-    """Return the facts that the results of a device depend on."""
+    """Return the facts on which a device's results depend, such as its driver, as the key of the cached verdict."""
     # Each GPU is checked by itself: one of several equal GPUs may be broken.
     serial = torch.cuda.get_device_properties(device).uuid if device.type == "cuda" else ""
     driver = _NVIDIA_DRIVER.read_text("utf-8") if _NVIDIA_DRIVER.exists() else ""

@@ -29,7 +29,7 @@ TokenIndices = slice | Int[Tensor, " rows"]
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """New tokens that run through the layers together.
+    """New tokens of a batch that run through all layers in one kernel call.
 
     Args:
         rows: slice of the batch rows.
@@ -51,7 +51,7 @@ class PromptChunk:
 
 @dataclass(frozen=True)
 class NewTokens:
-    """New tokens of a batch, and their padding.
+    """New tokens of a batch that one forward pass reads, with the padding around them.
 
     Args:
         batch, length: size of the batch, and its number of new tokens per row with padding.
@@ -203,7 +203,7 @@ def _position_context(context: Context, count: int) -> Context:
 
 
 def set_buffers(keys: Keys, choice: spec.Attention, first: int, buffer: Tensor, scales: Tensor | None = None) -> None:
-    """Write the addresses of keys and values, from a first row on, into the arguments, unless they are unchanged."""
+    """Write the buffer addresses of keys and values into the arguments, if they changed; the rows begin at `first`."""
     if keys.is_made_from(sources := (first, buffer, scales)):
         return
     key, value = buffer[:, first:]

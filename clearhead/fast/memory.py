@@ -26,7 +26,7 @@ IN_TRANSIT: Final = 2
 
 @dataclass(frozen=True)
 class WeightFormat:
-    """A precision that weights can have in memory.
+    """Precision in which weights can be held in memory, with the dtype of its KV cache.
 
     Args:
         precision: the value of the option `precision`.

@@ -87,7 +87,7 @@ def _find_scales(weight_GE: Tensor) -> Tensor:
 
 
 def _fit_scale(weight_GE: Tensor, scale_G1: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the reduction of a group's squared error by integers of this scale, and the best scale for them."""
+    """Return how much integers of this scale reduce a group's squared error, and the best scale for these integers."""
     integers_GE = _round_weights(weight_GE, scale_G1)
     products_G1 = _sum_group(weight_GE * integers_GE)
     fitted_G1 = products_G1 / _sum_group(integers_GE * integers_GE).clamp_(min=1.0)

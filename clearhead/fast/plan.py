@@ -10,7 +10,7 @@ from clearhead.core.stack import Branch, Layer, Stack, Step
 
 @dataclass(frozen=True)
 class PlannedBranch:
-    """One branch of a residual step at one depth.
+    """Branch of a residual step (an attention or feed-forward network), at one depth of the stack.
 
     Args:
         branch: the module.

@@ -1,4 +1,4 @@
-"""Features of the processor, determined in one module, so that tests and benchmarks can hide some of them."""
+"""Detect the features of the processor, some of which tests and benchmarks can hide."""
 
 from __future__ import annotations
 

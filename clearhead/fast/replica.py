@@ -46,7 +46,7 @@ def replica(module: ModuleT, *, is_training: bool = False) -> ModuleT:
 
 
 def override(module: nn.Module, mixin: type[MixinT]) -> MixinT:
-    """Put a mixin before the class of a replica's module: its methods come first, `super()` calls the class."""
+    """Mix a class into one module of a replica: the mixin's methods come first, and `super()` calls the old class."""
     module.__class__ = cast("type[MixinT]", _with_mixin(type(module), mixin))  # type: ignore[arg-type]
     assert isinstance(module, mixin)
     return module

@@ -38,7 +38,8 @@ class ModuleBackend:
     """Backend of one module: compiled kernels or plain PyTorch.
 
     Args:
-        address: address of a stack, or of a linear layer outside of the served stacks; "" means the whole model.
+        address: address of a stack, or of a linear layer outside of the stacks that kernels compute; "" means the whole
+            model.
         backend: "kernels" or "plain".
         detail: the kind of weights that kernels multiply ("float32", "int8", "int4", "mixed" for products in bf16), or
             the reason for plain PyTorch.
@@ -177,13 +178,13 @@ def warn_of_slow_products(module: nn.Module) -> None:
     if not kinds.isdisjoint((INT4, INT8)) and uses_kernels() and library() is None:
         if INT4 in kinds:
             _LOGGER.warning(
-                "there are no compiled kernels, so weights in 4 bits become fp32 at their first use, with its memory "
-                "and time"
+                "there are no compiled kernels, so 4-bit weights become fp32 at their first use, and need the memory "
+                "and time of fp32"
             )
         elif INT8 in kinds and not has_exact_int_mm():
             _LOGGER.warning(
-                "there are no compiled kernels and no AVX-512 VNNI, so weights in 8 bits become fp32 at their first "
-                "use, with its memory and time"
+                "there are no compiled kernels and no AVX-512 VNNI, so 8-bit weights become fp32, and need the memory "
+                "and time of fp32"
             )
     if any(kind.is_exact for kind in kinds) and not has_fast_bf16(torch.device("cpu")):
         _LOGGER.warning(
@@ -228,7 +229,7 @@ def _backend_of(address: str, kind: str | None, reason: str) -> ModuleBackend:
 
 
 def _state(module: nn.Module) -> Iterator[int | float]:
-    """Yield numbers that change if a module, its settings, its forward method, its children or a weight changes."""
+    """Yield numbers that change whenever a module changes: its settings, forward method, children or weights."""
     yield id(module)
     for name, value in vars(module).items():
         if type(value) in (int, float) or name == "forward":
@@ -257,7 +258,7 @@ def _product(module: nn.Module, *, in_bf16: bool) -> LinearFunction | None:
 
 
 def _product_of(holder: nn.Module, bias: Tensor | None, in_bf16: bool) -> LinearFunction | None:
-    """Return a function that multiplies rows with a module's matrix and adds a bias; None if no kernel supports it."""
+    """Return a function that multiplies rows with a module's matrix and adds a bias; None if no kernel can."""
     if isinstance(holder, Stored) and holder.format == INT8:
         matrix, scale = holder.entries()
         return int8_linear(matrix, scale, bias)

@@ -145,7 +145,7 @@ class StackPlan:
         return y_MD.view(x_BTD.shape)
 
     def _buffers(self, x_BTD: States, dtype: torch.dtype, cache: IndexedCache) -> Iterator[tuple[Tensor, ...] | None]:
-        """Yield key and value buffer (int8: and scales) of each self-attention, with room for new tokens, else None."""
+        """Yield, for each self-attention, its KV buffer with room for new tokens (in int8 also scales); else None."""
         rows, length, like = cache.buffer_rows(len(x_BTD)), x_BTD.shape[1], x_BTD.new_empty(0, dtype=dtype)
         for entry in self._attentions:
             if entry is None or isinstance(entry[0], MemoryAttention):

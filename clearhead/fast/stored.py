@@ -38,7 +38,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True)
 class FormatEntry:
-    """One of the tensors that store a matrix, such as its scales; its first axis is the rows of the matrix."""
+    """One tensor of a stored matrix, such as its integers or its scales; the first axis is the rows of the matrix."""
 
     name: str
     dtype: torch.dtype
@@ -384,7 +384,7 @@ class WeightPlan:
 
 @dataclass(frozen=True)
 class WeightForm:
-    """Rule for the form in which a load holds the weights of any model.
+    """Rule that decides in which dtype or storage format a load keeps each weight, for any model.
 
     Args:
         dtype: dtype of all weights that are not stored.

@@ -1,4 +1,4 @@
-"""Group sequences of similar cost into batches, and pad them.
+"""Group sequences of similar cost, such as length, into batches, and pad the sequences.
 
 Shapes: B sentences of a batch, T tokens.
 """
@@ -22,7 +22,7 @@ from clearhead.text.long_texts import LONGEST_PROMPT
 def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None) -> Iterator[list[int]]:
     """Yield lists of indices, costliest first, so that rows * greatest cost stays within the budget.
 
-    While the calling context watches a model, the indices keep the order of the sentences: see `batch_costs`.
+    Inside `capture` or `edit`, the indices keep the order of the sentences: see `batch_costs`.
 
     Args:
         costs: cost of each sentence, without padding.
@@ -42,10 +42,10 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
 
 
 def batch_costs(costs: Sequence[int]) -> Sequence[int]:
-    """Return the costs by which sentences are sorted into batches; equal costs keep the order of the sentences.
+    """Return the cost of each sentence for sorting into batches; equal costs keep the order of the sentences.
 
-    While the calling context watches a model, every sentence has the greatest cost. Rows then keep the order of the
-    sentences: row 0 is the first sentence.
+    Inside `capture` or `edit`, every sentence gets the cost of the costliest. Rows then keep the order of sentences:
+    row 0 is the first sentence.
     """
     return [max(costs, default=0)] * len(costs) if is_watching() else costs
 

@@ -284,7 +284,7 @@ class RequestStarter:
         return PrefilledMember(Sampling(rows, prefill.ids, chooser, streams, kind), prefill.cache, prefill.logits)
 
     def _costs(self) -> list[int]:
-        """Return the batching cost of each prompt: rows times source tokens (translation) or most cached tokens."""
+        """Return each prompt's cost for batching: rows times source tokens (translation) or most cached tokens."""
         request, rows = self.request, self.request.options.num_rows
         if isinstance(request.options, SearchOptions):
             return [rows * len(source) for source in request.sources or ()]
@@ -294,7 +294,7 @@ class RequestStarter:
         return costs
 
     def _start_groups(self, numbers: list[int]) -> list[PrefilledMember]:
-        """Start prompts in groups with equal rules: some settings depend on the lengths of prompt and text."""
+        """Start prompts in groups that share their logits processors: some depend on the lengths of prompt and text."""
         groups: dict[Hashable, list[int]] = {}
         for number in numbers:
             rules = self.request.config.rules_of(len(self.request.prompts[number]), self.limits[number])
@@ -431,7 +431,7 @@ def _sampling_kind(request: GenerateRequest, options: GenerateOptions) -> Hashab
 
 
 def _rules(request: GenerateRequest) -> tuple[object, ...]:
-    """Return the settings of a request that, besides its options, decide which tokens may follow."""
+    """Return the values of a request that, besides its options, decide which tokens may be generated."""
     return request.end_ids, frozenset(request.banned), request.config
 
 

@@ -241,7 +241,7 @@ class GenerationConfig:
         return tuple(word for word in self.banned_sequences if min(len(word), 2) == least)
 
     def rules_of(self, num_prompt: int, limit: int) -> Hashable:
-        """Return a value that is equal for prompts whose processors are the same, so that they can start together.
+        """Return a value that is equal for prompts with the same logits processors, which can start together.
 
         Args:
             num_prompt: number of tokens of the prompt, without padding.

@@ -167,7 +167,7 @@ class Prefill:
     logits: Float[Tensor, "rows vocab"]
 
     def repeat(self, count: int) -> Prefill:
-        """Return every prompt `count` times in adjacent rows, each with its own rows of the cache."""
+        """Return a `Prefill` with `count` adjacent rows for each prompt, each with a separate row of the cache."""
         if count == 1:
             return self
         rows_R = torch.arange(len(self.ids), device=self.ids.device).repeat_interleave(count)

@@ -42,7 +42,7 @@ def apply(chain: Sequence[Processor], logits_RV: Logits, ids_RT: RowIds) -> Logi
 
 
 def is_timeless(processor: Processor) -> bool:
-    """Return whether a processor treats a row in the same way in every batch.
+    """Return whether a logits processor changes a row in the same way in every batch.
 
     Processors that count tokens depend on the batch that a row started in. Processors that read sources store the rows
     of that batch.
@@ -270,7 +270,7 @@ class BannedSequences:
 def repetition_processors(
     options: GenerateOptions | SearchOptions, source_RS: Int[Tensor, "rows source"]
 ) -> list[Processor]:
-    """Return the logits processors against repetition, in order.
+    """Return the logits processors that the options set against repetition, in the order in which they run.
 
     Args:
         options: options of the call.

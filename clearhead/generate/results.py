@@ -1,4 +1,4 @@
-"""Generated sequences and searches: their state during generation, and their results in ids, text and scores.
+"""State of sequences and searches during generation, and their results: ids, text and scores.
 
 Shapes: V vocabulary.
 """
@@ -35,7 +35,7 @@ def length_normalised(log_probability: float, length: int, length_penalty: float
 
 @dataclass(frozen=True, repr=False)
 class Hypothesis(Printed):
-    """One finished hypothesis in text.
+    """One finished hypothesis of a translation, as text with its score.
 
     Args:
         text: the decoded translation.
@@ -184,7 +184,7 @@ class StreamingDecoder:
 
 
 def _longest_start(text: str, stops: Sequence[str]) -> int:
-    """Return the number of characters at the end of a text that are the beginning of a stop text."""
+    """Return the length of the longest end of a text that is the beginning of a stop text."""
     longest = min(max((len(stop) for stop in stops), default=1) - 1, len(text))
     return next((size for size in range(longest, 0, -1) if any(s.startswith(text[-size:]) for s in stops)), 0)
 

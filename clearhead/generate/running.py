@@ -45,7 +45,7 @@ LEAST_FREE_SHARE: Final = 0.25
 
 @dataclass(frozen=True)
 class SurvivingRows:
-    """Rows and sentences of a member that remain after a step.
+    """Rows and encoder sentences of a batch member that remain after a decoding step.
 
     Args:
         rows: index of the earlier row that each row continues. None means that the rows are unchanged.
@@ -58,7 +58,7 @@ class SurvivingRows:
 
 @dataclass(frozen=True)
 class SequenceProgress:
-    """Effect of one step on a sequence.
+    """Effect of one decoding step on a sequence: its new text, and whether it has ended.
 
     Args:
         sequence: the sequence.
@@ -72,7 +72,7 @@ class SequenceProgress:
 
 
 class Member(ABC):
-    """Rows of a running batch that choose their tokens together."""
+    """Rows of a running batch that choose their tokens together, such as the beams of one search."""
 
     @property
     @abstractmethod

@@ -146,7 +146,7 @@ def _check_text(text: str) -> str:
 def _number_pieces(
     model: sentencepiece.SentencePieceProcessor, document: Mapping[str, Any]
 ) -> tuple[dict[str, int], list[int]]:
-    """Return the id of each vocabulary entry, and a list with the id of each piece, by its number in the model."""
+    """Return the vocabulary as {piece: id}, and a list with the id of each piece of the SentencePiece model."""
     front, skip = document["front"], document["skip"]
     shift = len(front) - skip
     entries = {entry: index for index, entry in enumerate(front)}

@@ -32,12 +32,12 @@ class PrefixSuffix:
 
     @property
     def decoder_input(self) -> PrefixSuffix:
-        """Prefix and suffix of the decoder's input; the suffix's last id is left out, since it is only predicted."""
+        """Special ids before and after a target in the decoder's input, which omits the last id of the suffix."""
         return PrefixSuffix(self.prefix, self.suffix[:-1])
 
     @property
     def labels(self) -> PrefixSuffix:
-        """Prefix and suffix of the decoder's labels; the prefix's first id is left out, since it is only read."""
+        """Special ids before and after a target in the decoder's labels, which omit the first id of the prefix."""
         return PrefixSuffix(self.prefix[1:], self.suffix)
 
 

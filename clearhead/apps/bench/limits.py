@@ -27,7 +27,7 @@ SECONDS: Final = 1.5
 
 @dataclass(frozen=True)
 class Limits:
-    """Measured limits of a device with a number of threads.
+    """Measured memory bandwidth and FLOP/s of a device, for a number of CPU threads.
 
     Attributes:
         threads: the number of CPU threads.
@@ -60,7 +60,7 @@ def measure_limits(
     size: int = MATRIX_SIZE,
     repeats: int = REPEATS,
 ) -> Limits:
-    """Measure the memory bandwidth and FLOP/s of a device with the current threads; the best of several tries counts.
+    """Measure the memory bandwidth and FLOP/s of a device with the current CPU threads, as the best of several tries.
 
     Args:
         device: the CPU or an accelerator.

@@ -181,7 +181,7 @@ class _Bench:
         return statistics.median(self._repeat(run))
 
     def _repeat(self, run: Callable[[], T]) -> list[T]:
-        """Call a measurement repeatedly and return its results, without the first result if there are others."""
+        """Repeat a measurement and return the results; the first one (warm-up) is dropped unless it is the only one."""
         began, results = time.perf_counter(), [run()]
         while len(results) <= self.effort.repeats and time.perf_counter() - began < self.seconds_each:
             results.append(run())
@@ -280,7 +280,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _fitting_contexts(model: Model, effort: Effort) -> Iterator[tuple[int, int]]:
-    """Yield (prompt length, new tokens) for each prompt length in the model's limit; if none fits, a shorter pair."""
+    """Yield (prompt length, new tokens) for each length that the model can read; if none, for a shorter prompt."""
     most = min((limit for limit in (model.module.max_positions, model.task.max_length) if limit is not None), default=0)
     fitting = [context for context in effort.contexts if not most or context + effort.new_tokens <= most]
     for context in fitting:

@@ -47,7 +47,7 @@ class ParityReport(Printed):
 
     Args:
         folder, reference: folders loaded here and by transformers.
-        cls: class in transformers.
+        cls: name of the class that transformers loads.
         version: version of transformers.
         tolerance: largest relative difference that counts as equal.
         layers: largest relative difference of each layer, on random tokens.
@@ -365,7 +365,7 @@ Change = Callable[[spec.Node], spec.Node]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A changed model: description of the change, and a function that builds the module."""
+    """Changed model for the search of a cause: the change in words, and a function that builds the module."""
 
     description: str
     make: Callable[[], Transformer]

@@ -257,7 +257,7 @@ def is_run_file(ref: str) -> bool:
 
 
 def is_certificate(ref: str) -> bool:
-    """Return whether a reference names the certificate of a training job, in a JSON file."""
+    """Return whether a reference names a JSON file with the certificate of a checked training job."""
     return ref.endswith(".json") and Path(ref).is_file()
 
 

@@ -57,7 +57,7 @@ def print_text(text: str, *, end: str = "") -> None:
 
 
 def make_printable(text: str, *, allowed: str = "\t", is_terminal: bool = False) -> str:
-    """Return a text for output: line ends that are not allowed become spaces, other control characters are escaped."""
+    """Return a text for output: escape control characters and replace line ends by spaces, unless in `allowed`."""
     text = LINE_ENDS.sub(lambda match: match[0] if match[0] in allowed else " ", text)
     return escape_unsafe(text, allowed=allowed if is_terminal else allowed + _DIRECTIONS)
 

@@ -129,7 +129,7 @@ def _packages() -> _Section:
 
 
 def _unmet_requirements(extra: str) -> list[str]:
-    """Return the requirements of an extra that are missing or too old; "" means the required packages."""
+    """Return the packages of an optional extra that are missing or too old; extra "" means the required packages."""
     versions = {requirement: _version(requirement.name) for requirement in list_requirements(extra)}
     return [
         str(requirement)

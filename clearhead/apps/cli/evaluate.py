@@ -240,7 +240,7 @@ def _validate(model: Model, ref: str, options: Mapping[str, Any]) -> None:
 
 
 def _check_options(ref: str, options: Sequence[str], *, is_named: bool) -> Task:
-    """Refuse options that have no effect on the model's task, and return the task.
+    """Refuse options that have no effect on the task of the model, and return this task.
 
     Args:
         ref: the reference of the model.

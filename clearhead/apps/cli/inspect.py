@@ -117,7 +117,7 @@ def _refuse_options(addresses: bool, svg: Path | None, force: bool, length: int 
 
 
 def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], list[str]]:
-    """Return the report on a model as JSON values and as lines of text."""
+    """Return the report of `clearhead inspect` twice: as JSON values and as lines of text."""
     from clearhead.base.printing import num_parameters
     from clearhead.core import build
     from clearhead.core.extensions.modules import part_lines
@@ -233,7 +233,7 @@ class _InspectedModel:
 
 @dataclass(frozen=True)
 class _WeightHeaders:
-    """The headers of the weight files of a model.
+    """Dtypes and storage formats of a model's weights, from the headers of its files.
 
     Args:
         dtypes: the stored dtypes by weight address.

@@ -135,7 +135,7 @@ class TextInput:
         return cls(name_of(file), [chain(head, lines)], total, is_estimate, count_before)
 
     def windows(self, batch_size: int | None) -> Iterator[list[tuple[int, str]]]:
-        """Yield groups of numbered lines to be answered together, without waiting for lines yet to arrive."""
+        """Yield groups of lines to answer together: those that have arrived, without waiting for more."""
         sizes, position = window_sizes(batch_size), 1
         for block in self.blocks:
             lines = iter(block)
@@ -193,7 +193,7 @@ def answer_lines(
 def _answer_window(
     lines: Sequence[InputLine], name: str | None, answer: Callable[[list[Any]], Iterable[AnswerT]], bar: Bar
 ) -> Iterator[AnswerT]:
-    """Return the answers to the non-empty lines of a group that is answered together."""
+    """Return the answers to the non-empty lines of one group (window) of input lines."""
     filled = [line for line in lines if not line.is_empty]
     with use_display(_WindowProgress(bar, bar.done, len(filled))), renaming(line_namer(filled, name)):
         return iter(answer([line.text for line in filled]) if filled else ())
@@ -201,7 +201,7 @@ def _answer_window(
 
 @contextmanager
 def _open_output(output: AnswerFile | None) -> Iterator[tuple[int, AbstractContextManager[object]]]:
-    """Open the output file; yield its number of answers, and a context manager in which `print` writes to the file."""
+    """Open the output file; yield the number of answers in it, and a context that redirects `print` to it."""
     if output is None:
         yield 0, nullcontext()
         return
@@ -240,7 +240,7 @@ def _show_progress(lines: TextInput) -> AbstractContextManager[Bar]:
 
 @dataclass(frozen=True)
 class _WindowProgress(MessageDisplay):
-    """Progress display that adds the computed fraction of the current window to the bar that counts lines.
+    """Progress display for one window (group of lines), which adds its computed fraction to the bar for all lines.
 
     Attributes:
         bar: the bar that counts lines.

@@ -159,7 +159,7 @@ class AnswerFile:
 
     @property
     def resume_hint(self) -> str:
-        """End of the message of a stopped command: advice to use --resume, or that the file is not written."""
+        """Sentence for the message of a stopped command: it advises --resume, or says that no file was written."""
         return "; --resume goes on from there" if self.can_resume else f"; {self.path} is not written"
 
     def find_end(self, file: BinaryIO) -> tuple[int, int]:
@@ -170,7 +170,7 @@ class AnswerFile:
         return count, end
 
     def finish(self, file: BinaryIO) -> None:
-        """Complete the file after its last answer, such as by a header; lines of text need nothing."""
+        """Complete the file after its last answer: binary formats write their header, text formats do nothing."""
 
     def report(self, num_lines: int, *, as_json: bool) -> None:
         """Print the name of the complete file."""
@@ -342,7 +342,9 @@ class OutputOptions:
         faults = {
             "standard input cannot be split into shares: name a file": source == STANDARD_INPUT,
             f"{source} is compressed and cannot be split into shares: decompress it": source.suffix == ".gz",
-            f"{source} is no regular file and cannot be split: copy it": source.exists() and not source.is_file(),
+            f"{source} is not a regular file and cannot be split: copy its content to a file, and name that file": (
+                source.exists() and not source.is_file()
+            ),
         }
         for fault, is_so in faults.items():
             if is_so:

@@ -16,7 +16,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(BaseException):
-    """Raised when SIGINT or SIGTERM stops a command; no subclass of Exception, so that `except Exception` lets it pass.
+    """Raised when SIGINT or SIGTERM stops a command; a BaseException, which `except Exception` does not catch.
 
     Args:
         number: the number of the signal.

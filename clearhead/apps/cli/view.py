@@ -309,7 +309,7 @@ def _write_page(
 
 
 def _check_options(path: Path, force: bool, together: list[str], has_outcome: bool) -> None:
-    """Refuse options without effect and an unwritable file, before a model is loaded."""
+    """Refuse options without effect and an output file that cannot be written, before a model is loaded."""
     from clearhead.base.files import refuse_unwritable
 
     if path.suffix not in (PAGE, *PICTURES, ARRAYS):

@@ -1,4 +1,4 @@
-"""Fairness of a comparison: the properties equal for all runs, and a sentence for each unfair difference."""
+"""Judge whether runs are compared fairly: list the properties that are equal, and each unfair difference."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def _common_seeds(ours: Mapping[int, Sequence[float]], theirs: Mapping[int, Sequ
 
 
 def _half_interval(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Return half the interval of the difference of two means, or None if a sample has one value."""
+    """Return half the width of the confidence interval of a difference of means; None if a sample has one value."""
     if min(len(first), len(second)) < 2:
         return None
     errors = [variance(sample) / len(sample) for sample in (first, second)]

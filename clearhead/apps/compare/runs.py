@@ -66,7 +66,7 @@ class ComparedRun(Printed):
 
     @property
     def choices(self) -> Mapping[str, Any]:
-        """Settings that training chose at its start, such as planned steps; empty without a checkpoint."""
+        """Values that training chose at its start, such as the planned steps; empty without a checkpoint."""
         return self.state["choices"] if self.state is not None else {}
 
     @property
@@ -119,7 +119,7 @@ class ComparedRun(Printed):
         return flatten_keys(self.configuration).get(name)
 
     def points(self, quality: Quality) -> list[tuple[MetricsRow, float]]:
-        """Return every validation with its loss or score."""
+        """Return the loss or score of every validation, each with its line of metrics."""
         values = ((row, row.valid_score if quality == "score" else row.valid_loss) for row in self.metrics)
         return [(row, value) for row, value in values if value is not None]
 

@@ -20,12 +20,12 @@ SEED_KEYS: Final = ("train.run", "train.seed")
 
 @dataclass(frozen=True, repr=False)
 class Spread(Printed):
-    """Mean and standard deviation of a number over the seeds of a row.
+    """Mean and standard deviation of a number, such as the best loss, over the seeds of one table row.
 
     Attributes:
         mean: the mean over the seeds.
         deviation: the sample standard deviation. None means that there is one seed.
-        count: the number of seeds that have the number.
+        count: the number of seeds for which the number is known.
     """
 
     mean: float
@@ -55,7 +55,7 @@ class ComparisonRow(Printed):
 
     @property
     def first(self) -> ComparedRun:
-        """The first run, for values that all seeds share."""
+        """The first run of the row, which stands for all seeds where their values are equal."""
         return self.runs[0]
 
     @property

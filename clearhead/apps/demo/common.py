@@ -1,4 +1,4 @@
-"""Shared code of the demos: options, run directory, training, outcome, and source code as training data."""
+"""Shared code of the demos: parse options, create the run directory, collect source code and train on it."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def write_heads_page(model: Model, text: str, plan: DemoPlan, *, generate: int =
     Args:
         model: the trained model.
         text: the text.
-        plan: the run directory.
+        plan: the options of the demo; the page is written into its run directory.
         generate: the maximum number of tokens that a decoder-only model generates after the text.
     """
     from clearhead.interpret.maps.page import SampleOptions
@@ -265,7 +265,7 @@ def _hash_name(name: str) -> int:
 
 
 def _take(folder: Path, names: list[str], max_bytes: int) -> list[SourceFile]:
-    """Read files in order while they fit into `max_bytes`, and return them sorted by name."""
+    """Read files in order, skip those too large for the rest of `max_bytes`, and return the others sorted by name."""
     taken: list[SourceFile] = []
     left = max_bytes
     for name in names:

@@ -187,7 +187,7 @@ def blank_words(model: Model, texts: Sequence[str], seed: int, count: int) -> li
 
 
 def places_of_the_right_word(model: Model, questions: Sequence[Question], batch_size: int | None) -> list[float]:
-    """Return the share of questions whose word is the first candidate, the second one, and so on."""
+    """Return, for each rank, the share of questions whose right word is the model's candidate of this rank."""
     size = batch_size or max(1, len(questions))
     places: Counter[int] = Counter()
     for start in range(0, len(questions), size):

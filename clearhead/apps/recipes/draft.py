@@ -1,4 +1,4 @@
-"""Drafts of run files for `clearhead new`: survey the data of a task, and choose the held-out examples."""
+"""First step of `clearhead new`: survey the data of a task, and choose the examples to hold out for validation."""
 
 from __future__ import annotations
 
@@ -418,7 +418,7 @@ class HeldOutSplit:
     num_shared: int = 0
 
     def copies(self, folder: Path, ending: str, texts: Sequence[str]) -> dict[Path, Sequence[str]]:
-        """Return the texts of both splits by the paths of their copies, training first.
+        """Return the lines of the training and the validation file, by the path of each file to write.
 
         Args:
             folder, ending: the folder and the file ending of the copies.

@@ -1,4 +1,4 @@
-"""Fit a recipe to data and machine: lengths from the tokenizer, size and steps from measured training steps."""
+"""Fit a recipe to data and machine: text length by the tokenizer, model size and steps by timed training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run files that start from a checkpoint: train all weights, or low-rank matrices if memory or time is short."""
+"""Write run files that fine-tune a checkpoint: all weights, or low-rank matrices if memory or time is short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Surveys of text: its amount, its lengths, and the vocabulary that fits it."""
+"""Survey text data: its amount, the lengths of texts, and the vocabulary size that fits."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ Refuse = Callable[[int, str], Response]
 
 @dataclass(frozen=True)
 class Access:
-    """Conditions for requests: allowed hosts, the token of the address, and keys.
+    """Conditions that a request must meet: an allowed host, the token in the path, and a key.
 
     Args:
         hosts: the allowed Host headers; users see the first one. None means any host.
@@ -64,7 +64,7 @@ class Access:
 
 @dataclass
 class Traffic:
-    """State of the requests that have passed the gate.
+    """Counts of the requests that the gate has accepted.
 
     Args:
         num_running: the number of requests that are not answered yet.

@@ -180,7 +180,7 @@ def editing(
 
 
 def python_lines(edits: Sequence[Intervention], num_records: Sequence[int], call: str) -> list[str]:
-    """Return lines of Python that run a call with edits: captures for patches, the `with` line, and the call.
+    """Return lines of Python that run a model call with edits: captures for patches, a `with` statement, the call.
 
     Args:
         edits: the edits.

@@ -1,4 +1,4 @@
-"""Runs of one model for the live page, cached by their request.
+"""Forward passes of one model for the live page, cached by the request of the page.
 
 A page sends its texts and edits with every request. So the application stores no state of a page, and no page sees the
 edits of another one.

@@ -1,4 +1,4 @@
-"""Experiments of the live page: forcing another token, and patching activations from a second text."""
+"""Experiments of the live page: force another token, or patch in activations of a second text."""
 
 from __future__ import annotations
 

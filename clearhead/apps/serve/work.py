@@ -42,7 +42,7 @@ def ignore_failure(future: asyncio.Future[Any]) -> None:
 
 
 class Work(Display):
-    """Computation for one request; it stops at its next check after `end`, or after `MOST_SECONDS`.
+    """Computation for one request, which stops at its next check after a call of `end` or after `MOST_SECONDS`.
 
     Args:
         workers: the threads of the application.
@@ -78,7 +78,7 @@ class Work(Display):
             raise InputError(f"the request took more than {MOST_SECONDS:g} seconds: shorten the text or ask for less")
 
     def update(self, done: int, total: int, what: Counted) -> None:
-        """Check, at each reported count, whether to stop."""
+        """Check whether to stop the computation, each time that it reports its progress."""
         self.check()
 
     @contextmanager

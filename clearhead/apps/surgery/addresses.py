@@ -79,7 +79,7 @@ def branch_functions(model: spec.Model, kind: type[AnyNode]) -> dict[str, AnyNod
 def match_addresses(
     model: spec.Model, numbers_by_pattern: Mapping[str, Collection[int]], candidates: Collection[str], what: str
 ) -> dict[str, set[int]]:
-    """Return the numbers of heads or neurons for each address that a pattern matches.
+    """Expand patterns to addresses: return the numbers of the heads or neurons for each matched address.
 
     Args:
         model: the spec.

@@ -1,4 +1,4 @@
-"""Result of a surgery operation: the new model, and a report of every tensor."""
+"""Result of a surgery operation: the new model, and a report on the origin of every tensor."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def _assignments(values: Mapping[str, Any]) -> list[str]:
 
 
 def _with_run_directory(run: PlannedRun, path: Path) -> Mapping[str, Any]:
-    """Return the varied run-file keys and values of a run, with its directory added as train.run."""
+    """Return the varied run-file keys and values of one run, plus its directory as train.run."""
     return {**run.varied, "train.run": str(path)}
 
 

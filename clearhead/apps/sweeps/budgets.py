@@ -110,7 +110,7 @@ def budget_of(keys: Collection[str], runs: Sequence[PlannedRun], equal: Equal) -
 
 
 def _share_between_seeds(runs: Sequence[PlannedRun], change: Callable[[PlannedRun], list[str]]) -> list[list[str]]:
-    """Return the run-file changes for each run by `change`, called once for runs that differ only in the seed."""
+    """Return the run-file changes of each run; runs that differ only in the seed share one result of `change`."""
     known: list[tuple[Configuration, list[str]]] = [(_without_seed(runs[0]), [])]
     changes = []
     for run in runs:

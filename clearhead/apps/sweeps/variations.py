@@ -1,4 +1,4 @@
-"""Variations of a sweep: parse the varied keys from words or a sweep file, and write them as a sweep file."""
+"""Varied keys of a sweep: parse them from the command line or a sweep file, and write a sweep file."""
 
 from __future__ import annotations
 

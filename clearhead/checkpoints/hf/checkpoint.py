@@ -361,7 +361,10 @@ def label_config(task: TaskRecord) -> dict[str, Any]:
 
 
 def _is_expressible(family: Family, variant: Variant, config: Mapping[str, Any], module: Transformer) -> bool:
-    """Return whether the class has a config for the module's spec, or `config` describes it except for dropout."""
+    """Return whether a transformers class computes the same as a module, with a config that can be written for it.
+
+    The given config also suffices if it differs from the module in dropout alone.
+    """
     try:
         parsed = configs.parse(family, config)
         if not parsed.faults and not configs.differences(family.spec_of(parsed.values, variant), module.spec):

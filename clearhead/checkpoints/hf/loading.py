@@ -280,7 +280,10 @@ class _FileTensors:
         return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
     def read(self, source: _SlotSource, *, is_kept: bool) -> list[Tensor]:
-        """Return the module tensors that a rule makes; with `is_kept`, they are views of the mapped file."""
+        """Return the module tensors that a tensor rule makes from the files.
+
+        If `is_kept`, tensors that need no conversion are views into the mapping of the whole file.
+        """
         dtype, bound = self.dtype(source), source.bound
         if not source.names:
             return list(map(torch.zeros, bound.slots.shapes))

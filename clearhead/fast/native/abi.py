@@ -19,7 +19,7 @@ _ADD: Final = ctypes.CFUNCTYPE(None, *(ctypes.c_char_p,) * 3, *(ctypes.c_int64,)
 
 @cache
 def _declarations() -> dict[str, list[tuple[str, ...]]]:
-    """Return the fields of each structure (type, name, array size), and the values of each enumeration."""
+    """Parse `abi.h`: return the fields of each structure (type, name, array size), and each enumeration's values."""
     declarations: dict[str, list[tuple[str, ...]]] = {}
     text = re.sub("//.*", "", _HEADER.read_text("utf-8").rpartition("#else")[2])
     for kind, arguments in re.findall(r"\b([A-Z]+)\(([^)]*)\)", text):

@@ -65,7 +65,7 @@ def library(kernels: str = INFERENCE) -> ctypes.CDLL | None:
 
 
 def use_only(kernels: str, loaded: ctypes.CDLL) -> None:
-    """Make this process use only the loaded library, which it tests."""
+    """Make this process use the given library for a kernel folder, without a test: for the process that tests it."""
     _TESTED[kernels] = loaded
 
 
@@ -129,7 +129,7 @@ def isa(loaded: ctypes.CDLL) -> frozenset[str]:
 
 
 def has_gemm(kernels: str = INFERENCE) -> bool:
-    """Return whether kernels multiply many rows in blocks, which needs AMX or AVX-512 for bf16."""
+    """Return whether the kernels can multiply many rows in blocks: the processor must have AMX or AVX-512 for bf16."""
     loaded = library(kernels)
     return loaded is not None and bool(loaded.has_gemm())
 
@@ -217,7 +217,7 @@ class ThreadShares:
         return max(1, threads // (1 + len(others)))
 
     def end(self) -> None:
-        """End the call of this thread."""
+        """End the kernel call that the current thread began."""
         caller = threading.current_thread()
         with self._changed:
             self._running.discard(caller)
@@ -226,7 +226,7 @@ class ThreadShares:
 
     @contextmanager
     def alone(self, threads: int) -> Iterator[int]:
-        """Yield all threads, one call at a time: for calls whose results depend on the number of threads."""
+        """Run one kernel call with all threads while no other such call runs: its result depends on their number."""
         with self._alone, self.share(threads):
             yield threads
 

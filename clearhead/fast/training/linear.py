@@ -32,7 +32,7 @@ BLOCK: Final = 32
 
 
 def has_products() -> bool:
-    """Return whether compiled kernels multiply bf16 on this processor, which needs AMX or AVX-512 for bf16."""
+    """Return whether the compiled kernels can multiply bf16 here: the processor must have AMX or AVX-512 for bf16."""
     return load.has_gemm(TRAINING)
 
 
@@ -133,7 +133,7 @@ def run(name: str, call: ctypes.Structure) -> None:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return the tensor as rows whose numbers are adjacent in memory."""
+    """Flatten a tensor to rows whose features are adjacent in memory."""
     rows = x.flatten(0, -2)
     return rows if rows.stride(1) == 1 and rows.stride(0) % BLOCK == 0 else rows.contiguous()
 

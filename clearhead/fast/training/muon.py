@@ -18,7 +18,7 @@ Matrix = Float[Tensor, "rows columns"]
 
 @dataclass(frozen=True)
 class Update:
-    """Settings of an update, the same for all matrices.
+    """Settings of Muon's update, which all matrices share.
 
     Attributes:
         factors: factors of the polynomial of a Newton-Schulz step: a x + b (x x^T) x + c (x x^T)^2 x.

@@ -115,9 +115,9 @@ def _run_branch(branch: Branch, read_BTD: Tensor, context: Context) -> _BranchOu
 
 
 def _norm_sum(x_BTD: Tensor, added: _BranchOutput | None, norm: Norm, wanted: tuple[str, ...]) -> tuple[Tensor, ...]:
-    """Add a branch output to the residual stream; return those of "sum", "normed" and "rounded" that are `wanted`.
+    """Add a branch output to the residual stream, apply a norm, and return the tensors named in `wanted`.
 
-    Without a branch output, only the last of them is returned.
+    The names are "sum", "normed" and "rounded". Without a branch output, only the last named tensor is returned.
     """
     y_BTD = None if added is None else added.y_BTD.to(torch.bfloat16).contiguous()
     drawn = SeededDropout() if added is None else SeededDropout.draw(added.dropout, added.scale)

@@ -1,4 +1,4 @@
-"""Results of a validation and of an evaluation."""
+"""Result types: loss and score of a validation, and metrics of an evaluation."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def percent(share: float) -> str:
 
 
 def f1_table(title: str, rows: Mapping[str, Mapping[str, float | int | None]], counted: str) -> list[str]:
-    """Return the lines of a table with precision, recall, F1 and count of each row.
+    """Return a table with the columns precision, recall, F1 and count, as lines of text.
 
     Args:
         title: title of the first column.

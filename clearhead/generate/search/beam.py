@@ -82,7 +82,7 @@ class Finished:
         del self.ranked[self.capacity :]
 
     def open_to(self, score: float) -> bool:
-        """Return whether a hypothesis with this score would still change the list."""
+        """Return whether a hypothesis with this score would enter the list of the best finished hypotheses."""
         return len(self.ranked) < self.capacity or score > self.ranked[-1].score
 
 
@@ -309,7 +309,7 @@ class Search(Member):
         return ""
 
     def _is_full(self, finished: Finished) -> bool:
-        """Return whether a sentence is done regardless of its live hypotheses."""
+        """Return whether the search of a sentence ends, regardless of the scores of its live hypotheses."""
         if self.options.beam_size == 1:
             return finished.count > 0
         return self.options.early_stopping is True and finished.count >= self.options.beam_size
@@ -338,7 +338,7 @@ class Search(Member):
         return torch.arange(sentence * beams, (sentence + 1) * beams, device=self.sums_MB.device)
 
     def _advance(self, live: Extensions, remaining: list[int]) -> SurvivingRows:
-        """Make the live extensions of the remaining sentences the new hypotheses."""
+        """Replace the hypotheses of the remaining sentences by their live extensions."""
         old_beams = self.sums_MB.shape[1]
         some_finished = len(remaining) < len(self.alive)
         if not some_finished and self.options.beam_size == 1:

@@ -1,4 +1,4 @@
-"""Record of a beam search for one sentence: the candidates of every step, and their fates.
+"""Record the beam search for one sentence: the candidates of every step, and whether each was kept or pruned.
 
 Shapes: R live hypotheses, V vocabulary, K most probable tokens of each, B candidates that stay live.
 """

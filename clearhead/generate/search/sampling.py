@@ -96,7 +96,7 @@ class TokenChooser:
         uniform_R: Float[Tensor, " rows"] | None = None,
         allowed_RV: Bool[Tensor, "rows vocab"] | None = None,
     ) -> tuple[Int[Tensor, " rows"], Float[Tensor, " rows"]]:
-        """Return a token for each row, and its log-probability from the unprocessed logits.
+        """Return the chosen token of each row, and its log-probability from the unprocessed logits.
 
         Args:
             logits_RV: fp32 or bf16 logits.

@@ -47,7 +47,7 @@ Squares = Float64[Tensor, "2 parts"]
 
 @dataclass(frozen=True, repr=False)
 class Change(Printed):
-    """Change of a tensor, an attention head, or a row of a table.
+    """Weight change from model A to model B of a tensor, an attention head, or a row of a table.
 
     Args:
         kind: "tensor", "head" or "row".

@@ -102,7 +102,7 @@ class Forward:
 
     @property
     def stacks(self) -> dict[str, Stack]:
-        """Dictionary from "encoder" and "decoder" to the stack, in the order in which the stacks run."""
+        """The stacks of the model by name ("encoder", "decoder"), in the order in which they run."""
         return {name: getattr(self.module, name) for name in self.tokens}
 
     def at(self, address: str, depth: int = 0, *, has_batch: bool = True) -> Tensor:
@@ -122,7 +122,7 @@ class Forward:
         return sequence.ids[0]
 
     def queries(self, stack: str, keys: str | None) -> tuple[str, ...]:
-        """Return the row labels of a layer step: input tokens; in cross-attention, the tokens that the decoder writes.
+        """Return the row labels of a layer step: input tokens, or in cross-attention the tokens that are written.
 
         Args:
             stack: stack of the layer.

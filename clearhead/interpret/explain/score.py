@@ -25,7 +25,7 @@ from clearhead.interpret.explain.forward import Forward
 
 @dataclass(frozen=True)
 class Writer:
-    """Component that adds a vector to the residual stream.
+    """Component that adds a vector to the residual stream, such as an attention head.
 
     Args:
         component: "token", "position", "segment"; "self-attention", "cross-attention", "feed-forward"; or "bias" for

@@ -1,4 +1,4 @@
-"""Values of an explanation: a formula, the numbers, and the lines of code that compute them.
+"""Values that an explanation shows, each with its formula, its numbers, and the code that computes them.
 
 Legend: T rows (tokens), C columns, H heads.
 """
@@ -53,7 +53,7 @@ def code_of(function: Callable[..., Any]) -> Code:
 
 @dataclass(frozen=True)
 class Value:
-    """Value of the forward pass, such as the queries of a layer.
+    """One value of the forward pass, such as the queries of a layer, with its formula and code.
 
     Args:
         name: name of the value, such as "query".

@@ -304,7 +304,7 @@ def draw_record_overview(records: Sequence[AttentionRecord], path: Path, *, titl
 
 
 def thumbnails(record: AttentionRecord) -> Float[Tensor, "heads rows columns"]:
-    """Return a small picture of the weights of each head, with at most `THUMBNAIL` cells on a side.
+    """Return a thumbnail of the attention weights of each head, with at most `THUMBNAIL` cells on a side.
 
     Args:
         record: attention over a single text.

@@ -46,7 +46,7 @@ MOST_BYTES = 2**31
 
 @check_types
 class AttentionRun:
-    """Attention of one run of a model, and measurements on this run.
+    """Attention of one run of a model, with methods that measure heads, effects and the logit lens on this run.
 
     Args:
         module: model that ran, in evaluation mode.
@@ -156,7 +156,7 @@ class AttentionRun:
         return self.records[stack, layer]
 
     def query_tokens(self, stack: str) -> list[str]:
-        """Return the tokens of the rows of a stack's weights.
+        """Return the query tokens: the rows of a stack's weights.
 
         Rows of `decoder.memory` have the token that the decoder writes at that step. All other rows have the token that
         the stack reads.
@@ -217,7 +217,7 @@ class AttentionRun:
         return norm_weighted(*self._record_of(stack, layer, head))
 
     def rollout(self, stack: str) -> Float32[Tensor, "layers queries keys"]:
-        """Return attention rollout: the share of each token in the stream at each position; see `flow.rollout`.
+        """Return attention rollout: the share of each input token in the residual stream; see `flow.rollout`.
 
         Args:
             stack: one of `stacks`.

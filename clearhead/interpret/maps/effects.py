@@ -48,7 +48,7 @@ class HeadEffect(Printed):
 
 @dataclass(frozen=True)
 class EffectMeter:
-    """Measures how an output's log-probability changes if the mixed values (weights @ values) of an attention change.
+    """Measures the change of an output's log-probability if the mixed values (weights @ values) of a head are edited.
 
     Args:
         streams: residual streams of the run.

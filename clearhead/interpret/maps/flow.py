@@ -35,7 +35,7 @@ def norm_weighted(record: AttentionRecord, head: int) -> Float32[Tensor, "querie
 
 
 def rollout(records: Sequence[AttentionRecord], stack: str) -> Float32[Tensor, "layers queries keys"]:
-    """Return attention rollout: the share of each token in the stream at each position, after each layer.
+    """Return attention rollout: the share of each input token in the residual stream, by position and layer.
 
     Each layer is assumed to keep one half of the stream and to take the other half from attention. With the mean
     weights W of all heads: R <- (R + W R) / 2, starting from R = I. In a model with encoder and decoder, the decoder's

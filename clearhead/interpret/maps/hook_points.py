@@ -229,7 +229,10 @@ class _StackCounters:
         return enter
 
     def current_context(self, address: str) -> ActivationContext:
-        """Return the context of the current activation; outside of all stacks, it has the step of the last stack."""
+        """Return the depth, decoding step and token positions of an activation that the model computes now.
+
+        Outside of all stacks, such as in the head, the step is that of the model's last stack.
+        """
         enclosing = [path for path in self.stacks if address.startswith(f"{path}.") or not path]
         stack = enclosing[-1] if enclosing else self.stacks[-1]
         inner = address.removeprefix(f"{stack}.")

@@ -23,7 +23,7 @@ _MOST_LOGITS = 2**26
 
 @dataclass(frozen=True)
 class LogitLens:
-    """Predictions of the logit lens at every depth and position of the last stack.
+    """Logit-lens predictions at every depth and position of the model's last stack.
 
     Depth 0 is the embedding and depth d the stream after d layers; the last depth is the model's prediction. If the
     head pools, there is one position for the whole text.

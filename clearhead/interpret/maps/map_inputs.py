@@ -1,4 +1,4 @@
-"""Inputs of a model's stacks for one text, tokenized in the same way as for its predictions."""
+"""Inputs of a model's stacks for one text, tokenized in the same way as when the model predicts."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def predicts_text(module: Transformer, task: TaskRecord) -> bool:
 
 
 def read_input(module: Transformer, tokenizer: Tokenizer, task: TaskRecord, text: str | tuple[str, str]) -> MapInputs:
-    """Tokenize a text, or a pair of texts, for a model that predicts labels, vectors or masked words.
+    """Tokenize a text or a pair of texts for a model that predicts labels, vectors or masked words.
 
     Args:
         module: model.

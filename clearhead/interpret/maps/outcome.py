@@ -1,4 +1,4 @@
-"""Outcome: the token or label whose probability is measured, at a position; or a comparison of two.
+"""Model outputs to measure: the probability of a token or label at a position, or a comparison of two.
 
 Legend: B rows, V outputs.
 """

@@ -441,7 +441,7 @@ def _mask(record: AttentionRecord) -> np.ndarray | None:
 
 
 def _reach(records: Sequence[AttentionRecord]) -> np.ndarray | None:
-    """Return the causal mask for rollout if all layers are causal; None if some layer shows later tokens to a query."""
+    """Return the causal mask for attention rollout, or None if a query sees later tokens in some layer."""
     masks = [_mask(record) for record in records]
     causal = np.tri(*_size(records[0]), dtype=np.bool_)
     return causal if all(mask is not None and not mask[~causal].any() for mask in masks) else None

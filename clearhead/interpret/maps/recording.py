@@ -1,4 +1,4 @@
-"""Record one run of a model: queries, keys and values of every attention at every depth.
+"""Record queries, keys and values of every attention at every depth, while a model runs once.
 
 Attention weights are not stored but recomputed for the requested heads and queries. So memory grows with the number of
 tokens, not with its square, and the model runs with the fused kernel.

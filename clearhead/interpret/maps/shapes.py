@@ -27,8 +27,10 @@ class ActivationShape:
         address: address of the activation.
         shape: sizes of the axes. Sizes of the model are numbers, and sizes of a call are names. The names are "batch";
             "tokens", or "source" and "target" with two stacks; and "queries" and "keys" of a matrix. The name
-            "batch*tokens" is a merged axis, and "source|target" means that records differ.
-        records: number of times that one call computes it; more than one if depths share a layer, or stacks a table.
+            "batch*tokens" is a merged axis. An axis "source|target" is the source in some computations of the
+            activation, and the target in others.
+        records: number of times that one call of the model computes the activation. It is more than one if several
+            depths share a layer, or both stacks share a table.
         is_identity: True if the module is an identity, such as an absent norm.
     """
 

@@ -1,4 +1,4 @@
-"""Residual stream of one text at every depth; the model can continue from any depth.
+"""Residual stream of one text at every depth, from which the model can run its remaining layers.
 
 Legend: B rows of a batch, T tokens, D width, V outputs.
 """
@@ -27,7 +27,7 @@ def repeat_rows(sequence: Sequence, rows: int) -> Sequence:
 
 @dataclass(frozen=True)
 class Streams:
-    """Residual stream of one text.
+    """Residual stream of one text at every depth of each stack.
 
     Args:
         module: model that ran.

@@ -1,4 +1,4 @@
-"""Display texts of tokens, for pages, pictures and messages.
+"""Convert tokens to readable texts for pages, pictures and messages.
 
 Data (Python results, JSON, arrays) has the vocabulary entries instead, which are exact.
 """

@@ -61,7 +61,7 @@ class LayerRun:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Unit of consecutive runs of layers that repeats.
+    """Repeating unit of layers in a drawing: runs of equal layers, and the number of repeats.
 
     Args:
         runs: runs of the unit.
@@ -94,7 +94,7 @@ def layer_groups(stack: spec.Stack) -> list[LayerGroup]:
 
 
 def _best_unit(kinds: Sequence[int]) -> tuple[int, int, int]:
-    """Return start, length and repeats of the unit of layers whose repeats shorten the drawing most; repeats 0 if none.
+    """Find the repeating unit of layers that shortens the drawing most: its start, length and repeats (0 if none).
 
     Args:
         kinds: one number per layer; equal layers have equal numbers.

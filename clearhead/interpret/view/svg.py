@@ -61,7 +61,7 @@ text {{ font-family: {_FAMILY}; }}
 
 @dataclass(frozen=True)
 class Text:
-    """One line of text.
+    """Line of text in a drawing.
 
     Args:
         x, y: position in pixels; y is the middle of the line.
@@ -103,7 +103,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Box:
-    """Rectangle with text inside.
+    """Rectangle in a drawing, with text inside.
 
     Args:
         left, top, width, height: position and size, in pixels.

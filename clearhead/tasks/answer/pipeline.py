@@ -27,7 +27,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     Args:
         model: a model of the task answer.
         inputs: the questions, as {"question", "context"}.
-        parameters: the parameters that the client sent with the inputs.
+        parameters: the object `parameters` of a request in Hugging Face's schema, parsed.
     """
     results = []
     for item in inputs:

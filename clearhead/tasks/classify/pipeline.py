@@ -25,7 +25,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     Args:
         model: a classifier.
         inputs: the texts, or {"text", "text_pair"} for a model that reads pairs.
-        parameters: the parameters that the client sent with the inputs.
+        parameters: the object `parameters` of a request in Hugging Face's schema, parsed.
     """
     answers = []
     for predicted in model.classify([_text(item) for item in inputs]):

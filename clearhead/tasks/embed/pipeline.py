@@ -27,7 +27,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     Args:
         model: an embedding model.
         inputs: the texts.
-        parameters: the parameters that the client sent with the inputs.
+        parameters: the object `parameters` of a request in Hugging Face's schema, parsed.
     """
     vectors = model.embed(texts_of(inputs))
     width = vectors.shape[1]

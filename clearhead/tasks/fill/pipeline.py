@@ -23,7 +23,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     Args:
         model: a masked language model.
         inputs: the texts.
-        parameters: the parameters that the client sent with the inputs.
+        parameters: the object `parameters` of a request in Hugging Face's schema, parsed.
     """
     answers = []
     for blanks in model.fill(texts_of(inputs), top_k=parameters.top_k):

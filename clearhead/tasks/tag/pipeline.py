@@ -24,7 +24,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     Args:
         model: a tagger.
         inputs: the texts.
-        parameters: the parameters that the client sent with the inputs.
+        parameters: the object `parameters` of a request in Hugging Face's schema, parsed.
     """
     return [
         [

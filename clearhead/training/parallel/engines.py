@@ -149,7 +149,10 @@ class AgreedStop:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> AgreedStop:
-        """Return the stop conditions; the row of each process ends with the signal that it got (or 0) and run time."""
+        """Return the stop conditions from the rows of numbers that all processes exchanged after a step.
+
+        The last two numbers of a row are the number of the stop signal (0 for none) and the run time in seconds.
+        """
         number = int(max(row[-2] for row in rows))
         return cls(rows[0][-1], signal.Signals(number) if number else None)
 

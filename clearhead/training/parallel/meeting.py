@@ -150,7 +150,7 @@ class Meeting:
 
     @property
     def _opened(self) -> Store:
-        assert self._store is not None, "the common store is not open yet"
+        assert self._store is not None, "the torch.distributed store is used before it is open"
         return self._store
 
     def fault(self) -> str | None:

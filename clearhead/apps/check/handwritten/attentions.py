@@ -1,4 +1,4 @@
-"""Check of a hand-written attention: compare it with the mathematics. Legend: B batch, T queries, S keys, D width."""
+"""Compare a hand-written attention with the mathematics. Legend: B batch, T queries, S keys, D width."""
 
 from __future__ import annotations
 
@@ -467,7 +467,10 @@ class _AttentionComparison:
 
 
 def _likely_assignments(assignments: Sequence[WeightAssignment]) -> list[WeightAssignment]:
-    """Return at most four weight assignments for the search of mistakes; of fused weights only the usual orders."""
+    """Return at most four assignments of weights to query, key, value and output, for the search of mistakes.
+
+    A fused weight is split only in the usual orders: [q|k|v], for all heads together or within each head.
+    """
     usual = [
         assignment
         for assignment in assignments
@@ -477,7 +480,7 @@ def _likely_assignments(assignments: Sequence[WeightAssignment]) -> list[WeightA
 
 
 def _first_form_of_each(steps_by_cause: Iterator[tuple[str, Steps]]) -> Iterator[tuple[str, Steps]]:
-    """Yield each known mistake once, with the first of its settings."""
+    """Yield each known mistake once, with the first of the settings that reproduce it."""
     seen: set[str] = set()
     for cause, steps in steps_by_cause:
         if cause not in seen:

@@ -195,7 +195,7 @@ def _find_parts(user_module: ModuleType, name: str, kind: str) -> dict[str, str]
 
 
 def _arguments(kind: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those settings and sizes that the check of this kind takes as keyword arguments."""
+    """Select the settings and sizes that are keyword arguments of the check for `kind`, such as "attention"."""
     sizes = {**settings, "head_size": settings["width"] // settings["heads"]}
     return {name: sizes[name] for name in inspect.signature(CHECKS[kind][1]).parameters if name in sizes}
 

@@ -30,7 +30,7 @@ def _error(outputs: Sequence[Tensor], compute: Compute, settings: Settings) -> f
 
 
 def single_mistakes(outputs: Sequence[Tensor], compute: Compute, changes: Changes, bound: float) -> list[str]:
-    """Return the known mistakes that reproduce the outputs by themselves; arguments as in `explain`."""
+    """Return the known mistakes that reproduce the outputs without a second mistake; for arguments, see `explain`."""
     causes = [cause for cause, settings in changes if _error(outputs, compute, settings) <= bound]
     return list(dict.fromkeys(causes))
 

@@ -305,7 +305,7 @@ def _changes(parts: _LayerParts, base: Settings) -> list[tuple[str, Settings]]:
 def _run(
     runner: CandidateRunner, parts: _LayerParts, width: int, heads: int, mask: str | None
 ) -> tuple[list[tuple[Probe, Tensor]], str, str | None]:
-    """Run a layer without and with a mask; return outputs, masked input ("self" or "memory") and mask meaning."""
+    """Run a layer without and with a mask; return outputs, the masked input ("self", "memory") and the mask meaning."""
     arguments = attention_arguments(runner.candidate)
     numbers = {"width": width, "heads": heads}
     generator = torch.Generator().manual_seed(29)
@@ -336,7 +336,7 @@ def _run_with_masks(
     numbers: Mapping[str, Any],
     mask: str | None,
 ) -> list[tuple[Tensor, Tensor, str, str, bool]]:
-    """Return for each working mask: real tokens, output, masked input, mask meaning, and whether padding is hidden."""
+    """Return, for each mask that works: real tokens, output, masked input, mask meaning, True if it hides padding."""
     results = []
     names = [argument.name for argument in arguments if argument.role == "mask"]
     for name in sorted(names, key=lambda argument_name: "padding" not in argument_name):

@@ -258,8 +258,8 @@ def module(
     Args:
         candidate: module that maps ids [batch, tokens], perhaps with a mask, to logits [batch, tokens, vocabulary]. It
             may also map the ids of a source and of a target, perhaps with masks, to the logits of the target. A mask
-            [batch, tokens] is True or 1 at real tokens. For other shapes and for two stacks, the check takes the form
-            of mask that works best.
+            [batch, tokens] is True or 1 at real tokens. For masks of another shape, or a mask for each of two stacks,
+            the check tries the usual forms. It takes the form that hides the most: the future, and padding.
         vocab_size: number of ids; None means the rows of the smallest embedding table with at least 8 rows.
         flow: "causal" if no output may read a later input, "full" if each may read all. None means "causal" for a
             model with a source and a target, or with "causal" in its class name. For other models, None means "full"
@@ -490,7 +490,11 @@ def _invariances(
         if flow == "causal" and not future:
             short = output_error(model(ids[:, :-2]), outputs[:, :-2])
             if short > bound:
-                yield Finding.of("future_read", short, says="the beginning of a text alone gives another output")
+                yield Finding.of(
+                    "future_read",
+                    short,
+                    says="the beginning of a text gives another output alone than in the text",
+                )
         for of_source in (False, True):
             if model.can_hide_padding(of_source=of_source):
                 yield from _padding(model, ids, bound, of_source, sides=not of_source and model.source is None)

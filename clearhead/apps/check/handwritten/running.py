@@ -1,4 +1,4 @@
-"""Runner of a hand-written module with random weights in double precision; its state is restored afterwards."""
+"""Run a hand-written module with random weights in double precision, and restore its weights afterwards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class NoDropout(TorchFunctionMode):
     """Context manager in which functional dropout does nothing, so that other mistakes can be found."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return the input of a dropout unchanged; run other functions, and attention without dropout."""
+        """Skip functional dropout, run fused attention without dropout, and run all other functions unchanged."""
         kwargs = kwargs or {}
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]

@@ -55,7 +55,7 @@ def role_of(name: str) -> Role | None:
 
 @dataclass
 class _Leaf:
-    """One weight of a module with its bias; a role, such as query, has several if each head has its own weight."""
+    """One weight of a module with its bias. If heads have separate weights, a role such as query has one per head."""
 
     name: str
     weight: Tensor

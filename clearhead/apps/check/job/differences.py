@@ -1,4 +1,4 @@
-"""Differences between two runs of one job: bit for bit, or between the gradients of one update."""
+"""Compare two training runs of one job: all files bit for bit, or the gradients of one update."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan of a job check: number of steps, steps of validation and saving, and the forecast duration."""
+"""Plan the check of a training job: its steps, its validations and checkpoints, and its forecast duration."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def _steps(requested_steps: int | None, report: Preflight) -> tuple[int, int]:
 
 
 def _overrides(run_file: RunFile, precision: str, save_every: int, seconds: float) -> list[str]:
-    """Return changes to the run file that keep the computation of a step and pin settings chosen by measurement."""
+    """Return the run-file changes for the check: they leave every training step the same, and fix the precision."""
     train = run_file.train
     changes = [f"train.save_every={save_every}", f"train.keep={max(train.keep, SAVES + 2)}", "train.tracker=none"]
     if train.precision == "auto":

@@ -1,4 +1,4 @@
-"""Check of a training job: exact resumption after kills, updates on divided batches, and a certificate."""
+"""Check a training job: it resumes exactly after kills, and updates on divided batches equal those on whole ones."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ FORCED: Final[tuple[Moment, ...]] = ("validation", "saving")
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL.
+    """One SIGKILL that the check sent to a training process.
 
     Attributes:
         moment: moment of the kill: "saving", "validation" or "random".

@@ -38,7 +38,7 @@ Draw = Callable[[int, int], Tensor]
 
 @dataclass(frozen=True)
 class Scenario:
-    """One experiment: a sequence, and the tokens to change in it.
+    """One experiment on information flow: an input sequence, and the tokens to change in it.
 
     Args:
         name: name of the experiment.

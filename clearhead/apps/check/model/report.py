@@ -36,7 +36,10 @@ class Drawing(Printed):
     reads: Tensor
 
     def rows(self) -> Iterator[str]:
-        """Yield one line per output; # reads a token, . does not, ! reads a hidden token, ? misses an allowed token."""
+        """Yield one line per output, with one character per input token.
+
+        "#": read. ".": not read. "!": read although masked. "?": not read although allowed.
+        """
         for allowed, reads in zip(self.allowed.tolist(), self.reads.tolist(), strict=True):
             yield "".join(_SIGNS[may, does] for may, does in zip(allowed, reads, strict=True))
 

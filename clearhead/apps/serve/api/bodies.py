@@ -38,7 +38,7 @@ ANY = object()
 
 
 class Body(BaseModel):
-    """JSON object of a request: null means that a field is absent, and unknown fields are refused."""
+    """Base of request bodies: null means that a field is absent, and unknown fields are refused."""
 
     NEUTRAL: ClassVar[Neutral] = {}
     """Unsupported fields that are accepted with these values, which change nothing."""
@@ -47,7 +47,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_neutral(cls, body: Any) -> Any:
-        """Drop fields without effect, and all unknown fields except the first: many errors would take much memory."""
+        """Drop fields that have no effect, and all unknown fields but one: many errors would take much memory."""
         if not isinstance(body, dict):
             return body
         known = {field.alias or name for name, field in cls.model_fields.items()} | cls.NEUTRAL.keys()

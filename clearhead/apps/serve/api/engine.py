@@ -54,7 +54,7 @@ MOST_SHARED_BYTES: Final = 2**30
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """Event: one generated token of a sequence.
+    """Event for one generated token of a sequence.
 
     Args:
         number: the number of the sequence in its request, from 0.
@@ -73,7 +73,7 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class EndEvent:
-    """Event: the end of one generated sequence."""
+    """Event for the end of one generated sequence."""
 
     number: int
     continuation: Continuation
@@ -95,7 +95,7 @@ class ChunkedPrompt(Protocol):
 
     @property
     def kind(self) -> Hashable:
-        """Key that prompts share if they may be read together; None means that the prompt is read alone."""
+        """Key that is equal for prompts that may be read together; None means that this prompt is read alone."""
 
     def step(self, others: Sequence[Any] = ()) -> list[PrefilledMember] | None:
         """Read the next chunk, with all of `others`; after the last chunk return the prefilled rows of all prompts."""
@@ -175,7 +175,7 @@ class EngineJob:
 
 @dataclass(eq=False)
 class EngineCall:
-    """Call of a function, such as embedding, for a list of inputs; calls with an equal key are computed together."""
+    """Request to call a function, such as embedding, on a list of inputs; calls with equal keys run together."""
 
     key: Hashable
     function: Callable[[list[Any]], Sequence[Any]]
@@ -343,7 +343,7 @@ class BatchEngine:
         return call.result
 
     def post(self, loop: asyncio.AbstractEventLoop, receive: Callable[[Any], None], event: Any) -> None:
-        """Queue an event that a function of an event loop gets at the end of the turn; for the engines' thread."""
+        """Queue an event for delivery at the end of the turn: the loop calls `receive(event)`. Engines' thread only."""
         self._posted.setdefault(loop, []).append((receive, event))
 
     def leave(self, jobs: Sequence[EngineJob]) -> None:
@@ -356,7 +356,7 @@ class BatchEngine:
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Stop the engine after its current turn, and wait until this turn has ended."""
+        """Wait for the end of the engine's current turn, and stop the engine."""
         with self._changed:
             self._is_closing = True
         _THREAD.remove(self)
@@ -454,13 +454,13 @@ class BatchEngine:
         return taken
 
     def _fits(self, job: EngineJob) -> bool:
-        """Return True if a waiting job has room in its budget. The first job always has room."""
+        """Return True if the rows and tokens of a waiting job fit into its budget. The first job always fits."""
         others = [other for other in self._present.values() if other.is_long == job.needs_growth]
         rows, tokens = sum(other.num_rows for other in others), sum(other.cost for other in others)
         return not others or (rows + job.num_rows <= MOST_ROWS and tokens + job.cost <= MOST_TOKENS)
 
     def _share_growth(self) -> None:
-        """Run the oldest long jobs that fit into their budget; pause the others, and keep their keys and values."""
+        """Run the oldest long jobs that fit into the budget of long jobs, and pause the other long jobs."""
         rows = tokens = 0
         for job in [job for job in self._present.values() if job.needs_growth]:
             is_first = not rows

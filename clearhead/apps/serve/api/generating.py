@@ -1,4 +1,4 @@
-"""Answers of completions and chats in OpenAI's protocol: whole, or streamed as server-sent events."""
+"""Answers to completions and chats in OpenAI's protocol: one JSON object, or streamed as server-sent events."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class AnswerChoice:
 
     @property
     def finish_reason(self) -> str | None:
-        """Reason of the end: "stop" for a stop text or an end token, "length" for the limit; None before the end."""
+        """Reason why the sequence ended: "stop" (stop text or end token) or "length" (limit); None before the end."""
         if self.continuation is None:
             return None
         return "length" if self.continuation.stop_reason == "length" else "stop"
@@ -186,11 +186,11 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
 
     @abstractmethod
     def whole(self, choice: AnswerChoice) -> dict[str, Any]:
-        """Return a choice in JSON."""
+        """Return a choice as an entry of `choices` in an answer that is not streamed, as JSON values."""
 
     @abstractmethod
     def piece(self, choice: AnswerChoice, step: TokenEvent | None, *, is_first: bool) -> dict[str, Any]:
-        """Return the JSON of a stream event: one token of a choice or its end.
+        """Return the entry of `choices` in one stream event, as JSON values: one token of a choice, or its end.
 
         Args:
             choice: the choice.
@@ -199,7 +199,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
         """
 
     async def respond(self) -> Response:
-        """Return the answer for all prompts: whole, or as a stream."""
+        """Return the HTTP response for all prompts: one JSON object, or a stream if the request sets `stream`."""
         await self._echo()
         running = self._run()
         if self.body.stream:
@@ -226,7 +226,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
         return JSONResponse({**self.head, "object": self.KIND, "choices": choices, **self._usage()})
 
     async def _run(self) -> AsyncGenerator[tuple[AnswerChoice, TokenEvent | None], None]:
-        """Yield each step of the choices, and None at the end of each; all end with the first failure."""
+        """Yield (choice, event) for each generated token, and (choice, None) at the end of each choice."""
         if not self.generates:
             for choice in self.choices:
                 yield choice, None
@@ -253,7 +253,7 @@ class GeneratedAnswer(ABC, Generic[BodyT]):
         first: tuple[AnswerChoice, TokenEvent | None] | None,
         running: AsyncIterator[tuple[AnswerChoice, TokenEvent | None]],
     ) -> AsyncIterator[str]:
-        """Yield the events of a stream."""
+        """Yield the server-sent events of a streamed answer as text."""
         options = self.body.stream_options
         has_usage = options is not None and options.include_usage
         head = {**self.head, "object": self.EVENT_KIND, **({"usage": None} if has_usage else {})}
@@ -323,7 +323,7 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
         self._add(content, request)
 
     def whole(self, choice: AnswerChoice) -> dict[str, Any]:
-        """Return a choice in JSON."""
+        """Return a choice as an entry of `choices` in an answer that is not streamed, as JSON values."""
         return {
             "index": choice.index,
             "text": choice.text,
@@ -332,7 +332,7 @@ class CompletionAnswer(GeneratedAnswer[CompletionRequest]):
         }
 
     def piece(self, choice: AnswerChoice, step: TokenEvent | None, *, is_first: bool) -> dict[str, Any]:
-        """Return the JSON of a stream event: one token of a choice or its end; the first event repeats the prompt."""
+        """Return the entry of `choices` in one stream event; the first event of a choice repeats the prompt."""
         steps = [] if step is None else [step]
         scores = choice.prompt.scores if is_first else None
         return {
@@ -452,7 +452,7 @@ class ChatAnswer(GeneratedAnswer[ChatRequest]):
             ignore_failure(future)
 
     def whole(self, choice: AnswerChoice) -> dict[str, Any]:
-        """Return a choice in JSON."""
+        """Return a choice as an entry of `choices` in an answer that is not streamed, as JSON values."""
         return {
             "index": choice.index,
             "message": {"role": "assistant", "content": choice.text},
@@ -461,7 +461,7 @@ class ChatAnswer(GeneratedAnswer[ChatRequest]):
         }
 
     def piece(self, choice: AnswerChoice, step: TokenEvent | None, *, is_first: bool) -> dict[str, Any]:
-        """Return the JSON of a stream event: one token of a choice or its end; the first event names the role."""
+        """Return the entry of `choices` in one stream event; the first event of a choice names the role."""
         text = "" if step is None else step.text
         delta = {"role": "assistant"} if is_first else {}
         if text or is_first:

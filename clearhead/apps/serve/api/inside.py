@@ -1,4 +1,4 @@
-"""Routes that look inside a model: attention maps, activations, and the answer of an edited model.
+"""HTTP routes that look inside a model: attention maps, activations, and the answer of an edited model.
 
 All requests run in float32, in a thread besides the running batch. Edits hold for their request only: none stays on
 the model, and no other request sees them.
@@ -135,7 +135,7 @@ def inside_router(models: Models, workers: Workers) -> APIRouter:
 
 @dataclass(frozen=True)
 class Inspection(Generic[RequestT]):
-    """Record of one request to look inside a model.
+    """State of one request to look inside a model.
 
     Args:
         served: the model.
@@ -174,7 +174,7 @@ def _answer(answer: Callable[[Inspection[RequestT]], Response], inspection: Insp
 
 
 def _maps(inspection: Inspection[InspectionRequestT]) -> AttentionMaps:
-    """Return the attention of the unchanged model."""
+    """Return the attention maps of the unchanged model for the text of the request."""
     body = inspection.body
     with inspection.computation.watching():
         return inspection.model.attention(body.text, body.target, body.generate, precision="auto")

@@ -1,4 +1,4 @@
-"""Routes that generate no text: embeddings, tokenization, the list of models, and health."""
+"""HTTP routes that generate no text: embeddings, tokenization, the list of models, and health checks."""
 
 from __future__ import annotations
 

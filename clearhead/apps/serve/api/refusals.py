@@ -1,4 +1,4 @@
-"""Errors of requests, and the JSON body of a refusal."""
+"""Errors that refuse a request, and the JSON body of the answer to a refused request."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 404:
 
 
 class Refusal(BaseModel):
-    """JSON body of a refusal: an error with its message, type, parameter and code."""
+    """JSON body of the answer to a refused request: an error with its message, type, parameter and code."""
 
     error: dict[str, str | None]
 
 
 def make_refusal(status: int, message: str, param: str | None = None, code: str | None = None) -> JSONResponse:
-    """Return a refusal in the form of OpenAI's protocol.
+    """Return the response to a refused request, in the form of OpenAI's protocol.
 
     Args:
         status: the HTTP status.

@@ -1,4 +1,4 @@
-"""Models of a server, each with its engine, and requests to them in token ids."""
+"""Models of a server with their engines, and the conversion of client requests to token ids."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ class ServedModel:
 
     @cached_property
     def runs(self) -> Runs:
-        """Float32 runs for attention maps, activations and edits; the first use copies a model of another precision."""
+        """The model in float32 for attention maps, activations and edits, with a cache of its recent runs.
+
+        If the served model has another precision, the first use makes a float32 copy.
+        """
         return Runs(self.model, self.name, ReadKwargs())
 
     @property

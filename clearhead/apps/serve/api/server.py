@@ -280,7 +280,7 @@ def hosts_of(host: str, port: int) -> tuple[str, ...] | None:
 
 
 def limit_time(app: ASGIApp) -> ASGIApp:
-    """Return an application that ends slow requests and endless streams with an error."""
+    """Wrap an application so that slow requests and endless streams end with an error."""
 
     async def answer_in_time(scope: Scope, receive: Receive, send: Send) -> None:
         limit, is_stream = asyncio.timeout(SECONDS_TO_ANSWER), False
@@ -348,7 +348,7 @@ class ServerMetrics:
         return router
 
     def counting(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that counts each request, and logs its path, status and seconds until the answer.
+        """Wrap an application: count each request, and log its path, status and seconds until the answer.
 
         Args:
             app: the application that answers the requests.

@@ -1,4 +1,4 @@
-"""Routes of Hugging Face's task schema: one path per model, and one per model and task."""
+"""HTTP routes of Hugging Face's task schema: one path for each model, and one for each pair of model and task."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def translation_json(hypothesis: Hypothesis) -> dict[str, Any]:
 async def _first_ends(
     served: ServedModel, texts: list[Any], make_request: Callable[[str], GenerateRequest]
 ) -> dict[int, tuple[GenerateRequest, Continuation]]:
-    """Run a request for each text in the running batch; return requests and best sequences by number.
+    """Generate for each text in the running batch; return {text number: (request, best sequence)}.
 
     Args:
         served: the model.

@@ -1,4 +1,4 @@
-"""Content of a page of the attention explorer, as arrays and texts.
+"""Data classes for the content of an attention explorer page: arrays and texts.
 
 A page has one or more samples: one text in one model, two texts, two models, or the checkpoints of a run in order. A
 sample has tokens, attentions and optional measurements; the page hides a view that has no data.
@@ -20,7 +20,7 @@ RowName = Literal["encoder", "decoder", "written"]
 
 @dataclass(frozen=True)
 class TokenRow:
-    """Tokens that one stack reads, or that the decoder writes.
+    """Row of tokens on a page: those that one stack reads, or that the decoder writes.
 
     Args:
         tokens: vocabulary entries, as the tokenizer stores them.
@@ -109,7 +109,7 @@ class StackAttention:
         stack: name of the stack with its source, such as "decoder.memory".
         queries, keys: names of the token rows of the queries and of the keys.
         layers: attentions in ascending order of layers.
-        measure: meaning of a number, in words. One stack can have several measures: attention weight, norm-weighted
+        measure: meaning of the numbers, in words. One stack can have several measures: attention weight, norm-weighted
             attention, and rollout (one head per layer).
     """
 
@@ -128,7 +128,7 @@ class HeadColumn:
         name: key in `LayerAttention.values`.
         title: title of one or two words.
         description: meaning and unit, in one sentence.
-        kind: kind of the number, for the order in menus; effects and contributions are signed.
+        kind: "statistic", "effect" or "contribution". Effects and contributions can be negative.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Encode the content of a page: one JSON object, and compressed arrays that it refers to by number.
+"""Encode the content of an explorer page: a JSON object, and compressed arrays that the object names by number.
 
 A weight w from 0 to 1 is stored as the integer round(2047 sqrt(w)). The error is below 5e-4, and smaller for small
 weights. Weights that the mask forbids are not stored.

@@ -116,7 +116,7 @@ def escaped_json(content: object) -> str:
 
 @cache
 def template(*, is_live: bool = False) -> str:
-    """Return the explorer's HTML document without its data: markup, security policy, styles and scripts."""
+    """Return the HTML of the explorer without data: markup, security policy, styles and scripts."""
     if is_live:
         return document(LIVE_MODULE, ("style.css", "live.css"), policy=LIVE_POLICY)
     return document(FIRST_MODULE, ("style.css",))
