@@ -221,7 +221,7 @@ def test_the_lens_says_the_predictions_of_each_layer(decoder: Tab) -> None:
     lens = only(examples.decoder_page()).lens
     assert lens is not None
     tab = decoder.go("view=lens&layer=3&query=4")
-    chosen = tab.locator("td.chosen").inner_text().replace("␣", " ").replace("↵", "\n")
+    chosen = tab.locator("td.chosen .token-text").inner_text().replace("␣", " ").replace("↵", "\n")
     assert chosen == lens.vocabulary[lens.entries[3, 4, 0]]
     assert decoder.numbers(".panel tbody .number") == pytest.approx(lens.probabilities[3, 4], abs=5.1e-5)
     assert tab.locator("tbody tr").count() >= len(lens.layers)
@@ -271,7 +271,7 @@ def test_checkpoints_are_played(timeline: Tab) -> None:
     assert "sample=2" in tab.evaluate("location.hash") or tab.wait_for_function(
         "() => location.hash.includes('sample=2')"
     )
-    assert tab.locator("#bottom").inner_text().split("\n")[-1].strip() == "3 of 3"
+    assert tab.locator(".player").inner_text().split("\n")[-1].strip() == "3 of 3"
 
 
 def test_a_link_leads_back_to_what_it_shows(decoder: Tab) -> None:
@@ -305,7 +305,7 @@ def test_arrow_keys_walk_through_the_matrix_and_say_the_weight(decoder: Tab) -> 
     decoder.wait_until_drawn()
     texts = only(examples.decoder_page()).rows["decoder"].texts
     weight = DECODER_LAYERS[0].weights()[1, 8, 7]
-    assert tab.locator("#live").inner_text() == f"{texts[8]} looks at{texts[7]}: {weight:.3f}".strip()
+    assert tab.locator("#live").inner_text() == f"“{texts[8]}” attends to “{texts[7]}”: {weight:.3f}"
 
 
 def test_zoom_is_part_of_the_link(decoder: Tab) -> None:

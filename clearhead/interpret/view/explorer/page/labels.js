@@ -15,6 +15,14 @@ export function isRightToLeft(text) {
   return RTL.test(text);
 }
 
+/**
+ * The signs of the white space in front of a label, and the rest of it.
+ * @param {import("./types.js").Label} label
+ */
+export function labelParts({ text, isName }) {
+  return isName ? ["", text] : parts(text);
+}
+
 /** @param {string} text text whose white space is shown as signs */
 export function signs(text) {
   return [...text].map((letter) => SIGNS[letter] ?? (OTHER_BLANKS.test(letter) ? SIGNS[" "] : letter)).join("");
@@ -56,6 +64,15 @@ export function labels(row, isJoined) {
   return found;
 }
 
+/**
+ * A label that names something other than a token, such as a layer.
+ * @param {string} text
+ * @returns {import("./types.js").Label}
+ */
+export function nameLabel(text) {
+  return { text, members: [], generated: false, rtl: false, isName: true };
+}
+
 /** @param {import("./types.js").TokenRow | undefined} row */
 export function canJoin(row) {
   return row !== undefined && row.words.some((word, index) => index > 0 && word === row.words[index - 1]);
@@ -68,11 +85,20 @@ export function tokenNode(text) {
 }
 
 /**
+ * A token in quotes, for sentences.
+ * @param {string} text
+ */
+export function quoted(text) {
+  return el("span", { class: "quoted" }, "“", tokenNode(text), "”");
+}
+
+/**
  * Label of a query token, with the token that the model writes next.
  * @param {import("./types.js").Label} label
+ * @param {boolean} [isQuoted]
  */
-export function queryNodes({ text, writes }) {
-  return [tokenNode(text), writes ? el("small", { class: "writes" }, `${WRITES} `, tokenNode(writes)) : null];
+export function queryNodes({ text, writes }, isQuoted = false) {
+  return [isQuoted ? quoted(text) : tokenNode(text), writes ? el("small", { class: "writes" }, `${WRITES} `, tokenNode(writes)) : null];
 }
 
 /** @param {import("./types.js").Label[]} row labels, whose first letters determine the direction of the text */
