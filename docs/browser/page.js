@@ -126,7 +126,7 @@ class Bench {
       el("div", { class: "bench-row" }, another, el("label", { class: "field" }, el("span", { class: "field-name" }, "Beams"), this.beams)),
       this.output, this.doubt);
     const heads = el("section", { class: "bench-part bench-rest", "aria-label": "heads" },
-      el("div", { class: "bench-row" }, el("h3", {}, "Switch off some of its 24 heads"), this.allOn), this.heads);
+      el("div", { class: "bench-row" }, el("h2", {}, "Switch off some of its 24 heads"), this.allOn), this.heads);
     document.body.classList.add("with-bench");
     document.getElementById("top")?.before(el("nav", { class: "home", "aria-label": "site" }, el("a", { href: "../index.html" }, "← clearhead: Transformers you can see through")));
     document.getElementById("main")?.before(el("aside", { class: "bench", "aria-label": "text and heads" }, reads, heads));

@@ -64,7 +64,10 @@ def desk(running: Any, tmp_path_factory: pytest.TempPathFactory) -> Tab:
 def test_two_stacks_open_on_what_they_linked(desk: Tab) -> None:
     tab = desk.wait_until_drawn()
     assert tab.locator("nav [aria-current]").inner_text() == "Alignment"
-    assert tab.locator(".panel .tag").inner_text() == "Layer 1, head 3: the most consistent alignment of all heads (0.90 of 1)."
+    assert (
+        tab.locator(".panel .tag").inner_text()
+        == "Layer 1, head 3: the most consistent alignment of all heads (0.90 of 1)."
+    )
 
 
 def test_every_view_opens_on_the_head_of_the_alignment(desk: Tab) -> None:

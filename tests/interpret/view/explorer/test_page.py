@@ -13,7 +13,7 @@ import pytest
 from clearhead.interpret.view.explorer.data import LayerAttention, Page, Sample
 from clearhead.interpret.view.explorer.write import write_page
 from tests.interpret.view.explorer import examples
-from tests.interpret.view.explorer.browser import DRAWN, Tab, browser
+from tests.interpret.view.explorer.browser import DRAWN, Tab, browser, layout_faults
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +240,22 @@ def test_the_tree_shows_what_was_kept_and_pruned_and_why(translator: Tab) -> Non
     panel = translator.go(f"view=beams&node={pruned}").locator(".panel").inner_text()
     assert beams[pruned].reason in panel
     assert f"{beams[pruned].score:.4f}".replace("-", "−") in panel
+
+
+def test_twelve_layers_of_twelve_heads_fit_every_window(running: Any, tmp_path: Path, screenshots: Path) -> None:
+    tab = Tab(running, examples.decoder_page(40, layers=12, heads=12, exact=()), tmp_path)
+    tab.wait_until_drawn()
+    views = ["view=overview", "view=overview&sort=entropy", "view=matrix", "view=lines", "view=token", "view=lens"]
+    assert not layout_faults(tab.tab, "twelve", screenshots, views)
+    tab.tab.close()
+
+
+@pytest.mark.parametrize("heads", [4, 12])
+def test_all_heads_are_in_the_window(running: Any, tmp_path: Path, heads: int) -> None:
+    tab = Tab(running, examples.decoder_page(layers=heads, heads=heads, exact=()), tmp_path).go("view=overview")
+    last = tab.locator(".head").last.bounding_box()
+    assert last["y"] + last["height"] <= 900
+    tab.close()
 
 
 def test_grouped_heads_say_which_heads_share_their_keys(translator: Tab) -> None:

@@ -221,6 +221,8 @@ class Explorer {
     sections.forEach(({ pane, root, heading }, place) => {
       if (kind.has(pane.sample)) this.open.push({ view: kind.open(root, pane, this), root, heading, place });
       else root.append(el("p", { class: "note" }, "There is no data for this view."));
+      const panel = root.querySelector("aside");
+      if (panel && panes.length > 1) panel.ariaLabel += ` of ${pane.name}`;
     });
   }
 

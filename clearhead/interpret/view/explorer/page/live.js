@@ -101,11 +101,11 @@ class Bench {
       el("div", { class: "bench-row progress" }, this.status, el("button", { type: "button", class: "stop", onclick: () => this.stop() }, "Stop")),
       this.trial,
     );
-    const compare = el("section", { class: "bench-part", "aria-label": "comparison" }, el("h3", {}, "Compare two outputs"),
+    const compare = el("section", { class: "bench-part", "aria-label": "comparison" }, el("h2", {}, "Compare two outputs"),
       el("div", { class: "bench-row why", title: "effects, contributions, the lens and sweeps then use the difference of two log-probabilities" },
         el("span", { class: "field-name" }, "Why"), this.first, el("span", { class: "field-name" }, "rather than"), this.second, button("Compare", () => this.compare())));
     const rest = el("div", { class: "bench-rest" }, this.output,
-      el("section", { class: "bench-part", "aria-label": "changes" }, el("h3", {}, "Change the model"), this.form.root, this.list),
+      el("section", { class: "bench-part", "aria-label": "changes" }, el("h2", {}, "Change the model"), this.form.root, this.list),
       facts.predicts ? compare : null,
       el("details", {}, el("summary", {}, "The same in Python"), this.python));
     document.body.classList.add("with-bench");

@@ -101,14 +101,14 @@ export function effectWords({ written: [before, after], rows, similarity }) {
  * @returns {HTMLElement[]}
  */
 export function outputNodes(outputs, isChanged, follow, force) {
-  const nodes = [el("h3", {}, "Output"), ...writtenNodes(outputs, isChanged)];
+  const nodes = [el("h2", {}, "Output"), ...writtenNodes(outputs, isChanged)];
   if (outputs.similarity !== undefined && isChanged) nodes.push(el("p", {}, `cosine with the unchanged vector: ${fixed(outputs.similarity, 4)}`));
   const { rows, difference } = outputs;
   if (!rows.length) return nodes;
   if (difference) nodes.push(differenceNode(difference, rows.find((row) => row.position === difference.position), isChanged));
   const shown = el("div", { class: "shown-output" });
   const show = (/** @type {OutputRow} */ row) => {
-    fill(shown, el("h4", {}, ...title(row)), candidates(row, isChanged, force), force ? el("p", { class: "note" }, "Click a token to write it in this place, and continue.") : null);
+    fill(shown, el("h3", {}, ...title(row)), candidates(row, isChanged, force), force ? el("p", { class: "note" }, "Click a token to write it in this place, and continue.") : null);
     follow(row.position, (row.follows ?? row.candidates[0])[1]);
   };
   // Start at the compared position; otherwise skip the end of the text, which is least informative.

@@ -39,7 +39,7 @@ export function showSweep(root, swept, apply) {
   const all = [...Object.values(streams).flat(2), ...heads.map((head) => head[3])].map((value) => Math.abs(value ?? 0));
   const most = Math.max(1e-9, ...all);
   const close = el("button", { type: "button", class: "plain-button", onclick: () => fill(root) }, "Close");
-  fill(root, el("div", { class: "bench-row" }, el("h3", {}, `Sweep: log-probability of ${outcome}`), close),
+  fill(root, el("div", { class: "bench-row" }, el("h2", {}, `Sweep: log-probability of ${outcome}`), close),
     el("p", { class: "note" }, "Each cell shows its change if the vector of the second text is patched in at that depth and position. Blue raises it, orange lowers it; the largest change is ",
       withSign(all.length ? most : 0).replace("+", ""), ".", total === null ? "" : ` In the second text it differs by ${withSign(total)}.`, " Click a cell to make that change."));
   for (const [stack, rows] of Object.entries(streams)) {
@@ -64,7 +64,7 @@ export function showSweep(root, swept, apply) {
  */
 function drawn(root, name, grid, most, pick) {
   const stage = el("div", { class: "sweep-map" });
-  root.append(el("h4", {}, name), stage);
+  root.append(el("h3", {}, name), stage);
   const heat = new HeatMap(stage, {
     name: `${name}: changes by row and column`,
     hover: (cell) => {
