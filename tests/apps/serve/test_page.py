@@ -121,7 +121,7 @@ def test_the_page_fits_every_window_and_offers_one_thing_to_try(running: Any, na
             live.tab.locator(".trial button").click()
             live.tab.wait_for_selector(".change")
             live.wait_for_answer()
-            assert "The largest change" in live.tab.locator(".trial").inner_text()
+            assert "The largest change, after “" in live.tab.locator(".trial").inner_text()
         assert not layout_faults(live.tab, f"live-{name}", screenshots)
         live.tab.close()
 

@@ -91,13 +91,12 @@ class Bench {
 
   build() {
     const { facts } = this;
-    const label = (/** @type {string} */ title, /** @type {HTMLElement} */ field) => el("label", { class: "bench-field" }, el("span", { class: "field-name" }, title), field);
     const button = (/** @type {string} */ name, /** @type {() => void} */ act) => el("button", { type: "button", class: "plain-button", onclick: act }, name);
     const first = el("section", { class: "bench-part bench-first", "aria-label": "text" },
       el("label", { class: "field-name", for: "text" }, "Text"),
       el("div", { class: "bench-row" }, this.text, el("button", { type: "button", class: "do", onclick: () => this.read() }, "Read")),
       facts.readsTarget ? this.targetDetails : null,
-      facts.writes && !facts.readsTarget ? label("New tokens", this.more) : null,
+      facts.writes && !facts.readsTarget ? el("label", { class: "field" }, el("span", { class: "field-name" }, "then write"), this.more, el("span", { class: "field-name" }, "new tokens")) : null,
       el("div", { class: "bench-row progress" }, this.status, el("button", { type: "button", class: "stop", onclick: () => this.stop() }, "Stop")),
       this.trial,
     );

@@ -43,10 +43,14 @@ function candidates(row, isChanged, force) {
     el("tbody", {}, ...sorted.map((candidate) => candidateRow(candidate, isChanged, force && position !== null ? () => force(position, candidate[1]) : null))));
 }
 
-/** @param {OutputRow} row */
-function title(row) {
-  if (row.position === null) return ["Label"];
-  return [row.follows ? "After " : "At ", quoted(row.reads), `, position ${row.position}`];
+/**
+ * Where an output is predicted: after a token in a language model, at a token in a masked model.
+ * @param {OutputRow} row
+ * @param {OutputRow[]} rows
+ */
+function title(row, rows) {
+  if (row.position === null) return ["label"];
+  return [rows.some(({ follows }) => follows) ? "after " : "at ", quoted(row.reads), `, position ${row.position}`];
 }
 
 /**
@@ -63,12 +67,13 @@ function writtenNodes(outputs, isChanged) {
 
 /**
  * @param {Difference} difference
- * @param {OutputRow | undefined} row
+ * @param {OutputRow[]} rows
  * @param {boolean} isChanged
  */
-function differenceNode({ name, values: [before, after] }, row, isChanged) {
+function differenceNode({ name, position, values: [before, after] }, rows, isChanged) {
+  const row = rows.find((one) => one.position === position);
   const values = isChanged ? `${withSign(before)} unchanged, ${withSign(after)} changed` : withSign(before);
-  return el("p", { class: "difference" }, `Log-probability of ${name}: `, ...(row && row.position !== null ? [...title(row), ": "] : []), el("b", {}, values));
+  return el("p", { class: "difference" }, `Log-probability of ${name}`, ...(row && position !== null ? [", ", ...title(row, rows)] : []), ": ", el("b", {}, values));
 }
 
 /**
@@ -85,10 +90,10 @@ export function effectWords({ written: [before, after], rows, similarity }) {
   const all = rows.flatMap((row) => (row.follows ? [row.follows] : row.candidates).map((candidate) => ({ row, candidate, size: Math.abs(candidate[3] - candidate[2]) })));
   const [most] = all.sort((one, two) => two.size - one.size);
   if (most) {
-    const { row: { position, reads, follows }, candidate: [token, , from, to] } = most;
-    const where = position === null ? [] : [follows ? " after " : " at ", quoted(reads), ` (position ${position})`];
+    const { row, candidate: [token, , from, to] } = most;
+    const change = [": the probability of ", quoted(token), ` from ${percent(from)} to ${percent(to)}.`];
     if (most.size < 0.0005) words.push("No probability changes by more than 0.1 %.");
-    else words.push("The largest change: the probability of ", quoted(token), ...where, `, from ${percent(from)} to ${percent(to)}.`);
+    else words.push("The largest change", ...(row.position === null ? [] : [", ", ...title(row, rows)]), ...change);
   }
   return words;
 }
@@ -105,10 +110,10 @@ export function outputNodes(outputs, isChanged, follow, force) {
   if (outputs.similarity !== undefined && isChanged) nodes.push(el("p", {}, `cosine with the unchanged vector: ${fixed(outputs.similarity, 4)}`));
   const { rows, difference } = outputs;
   if (!rows.length) return nodes;
-  if (difference) nodes.push(differenceNode(difference, rows.find((row) => row.position === difference.position), isChanged));
+  if (difference) nodes.push(differenceNode(difference, rows, isChanged));
   const shown = el("div", { class: "shown-output" });
   const show = (/** @type {OutputRow} */ row) => {
-    fill(shown, el("h3", {}, ...title(row)), candidates(row, isChanged, force), force ? el("p", { class: "note" }, "Click a token to write it in this place, and continue.") : null);
+    fill(shown, el("h3", {}, ...title(row, rows)), candidates(row, isChanged, force), force ? el("p", { class: "note" }, "Click a token to write it in this place, and continue.") : null);
     follow(row.position, (row.follows ?? row.candidates[0])[1]);
   };
   // Start at the compared position; otherwise skip the end of the text, which is least informative.
