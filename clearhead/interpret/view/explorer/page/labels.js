@@ -93,12 +93,20 @@ export function quoted(text) {
 }
 
 /**
+ * Heading of the tokens that a query token attends to.
+ * @param {import("./types.js").Label} label
+ */
+export function attendsTo(label) {
+  const [, writes] = queryNodes(label);
+  return [quoted(label.text), " attends to", writes];
+}
+
+/**
  * Label of a query token, with the token that the model writes next.
  * @param {import("./types.js").Label} label
- * @param {boolean} [isQuoted]
  */
-export function queryNodes({ text, writes }, isQuoted = false) {
-  return [isQuoted ? quoted(text) : tokenNode(text), writes ? el("small", { class: "writes" }, `${WRITES} `, tokenNode(writes)) : null];
+export function queryNodes({ text, writes }) {
+  return [tokenNode(text), writes ? el("small", { class: "writes" }, `${WRITES} `, tokenNode(writes)) : null];
 }
 
 /** @param {import("./types.js").Label[]} row labels, whose first letters determine the direction of the text */

@@ -5,7 +5,7 @@ import { headFacts } from "./facts.js";
 import { el, fill, fixed, withSign } from "./dom.js";
 import { headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf, strongest } from "./grids.js";
 import { HeatMap, zoomButtons } from "./heat.js";
-import { labelOf, queryNodes, tokenNode } from "./labels.js";
+import { attendsTo, labelOf, tokenNode } from "./labels.js";
 
 const LISTED = 12;
 
@@ -185,7 +185,7 @@ class Matrix {
       el("h3", {}, this.title ?? ""),
       this.pattern ? el("p", { class: "tag" }, this.pattern) : null,
       cell ? el("p", { class: "cell", "data-value": String(value) }, ...cellNodes(grid, cell, value)) : null,
-      el("h4", {}, `${this.rowName(grid.queries[query].members[0])}: `, ...queryNodes(grid.queries[query], true), " attends to"),
+      el("h4", {}, `${this.rowName(grid.queries[query].members[0])}: `, ...attendsTo(grid.queries[query])),
       keyTable(grid, query, (key) => this.app.store.set({ query: grid.queries[query].members[0], key: grid.keys[key].members[0] })),
       this.facts ?? null,
       this.heat.above ? el("p", { class: "note" }, "Strip above the columns: the change of the output if this head does not attend to the token (blue: more probable, orange: less).") : null,

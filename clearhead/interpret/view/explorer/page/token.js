@@ -3,7 +3,7 @@
 import { el, fill, refill, select } from "./dom.js";
 import { headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf, strongest } from "./grids.js";
 import { HeatMap } from "./heat.js";
-import { labelOf, labels, nameLabel, queryNodes, quoted, tokenNode } from "./labels.js";
+import { attendsTo, labelOf, labels, nameLabel, quoted, tokenNode } from "./labels.js";
 import { amount } from "./matrix.js";
 import { Ribbon } from "./ribbon.js";
 
@@ -56,7 +56,7 @@ class Side {
     const isQuery = this.role === "query";
     const [same, others] = isQuery ? [grids[0].queries, grids[0].keys] : [grids[0].keys, grids[0].queries];
     const rows = grids.map((grid) => (isQuery ? rowOfGrid(grid, chosen) : columnOfGrid(grid, chosen)));
-    const words = () => (isQuery ? [...queryNodes(same[chosen], true), " attends to"] : ["What attends to ", quoted(same[chosen].text)]);
+    const words = () => (isQuery ? attendsTo(same[chosen]) : ["What attends to ", quoted(same[chosen].text)]);
     fill(this.heading, ...words());
     fill(this.title, ...words());
     const sink = (/** @type {number} */ layer) => (isQuery ? grids[layer].sink(chosen) : NaN);
