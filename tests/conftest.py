@@ -57,6 +57,12 @@ def chromium() -> str:
     return browser
 
 
+@pytest.fixture(scope="session")
+def screenshots(pytestconfig: pytest.Config) -> Path:
+    """The folder for pictures of pages at all sizes, to look at after a change: .pytest_cache/d/screenshots."""
+    return pytestconfig.cache.mkdir("screenshots")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_root(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[Path]:
     """The library's cache in a temporary folder, so that no test sees what an earlier run left.

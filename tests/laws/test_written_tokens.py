@@ -130,7 +130,7 @@ def test_rows_of_self_attention_keep_the_tokens_read_and_say_what_they_write(map
     assert maps.query_tokens("decoder.self") == maps.key_tokens("decoder.self") == maps.target_tokens
     assert plain(maps.target_tokens) == ["<s>", *WRITTEN.split()]
     panel = tab.go("view=matrix&stack=decoder.self&query=2&key=1").locator(".panel h4").inner_text()
-    assert re.fullmatch(r"Query ␣?one\s*▸ ␣?two position 2", panel.strip())
+    assert re.fullmatch(r"Position 2: “␣?one” attends to\s*▸ ␣?two", panel.strip())
     items = tab.go("view=lines&stack=decoder.self").locator(".line-tokens.left li").all_inner_texts()
     written = [re.sub(r"[\s␣]*▸[\s␣]*", " ▸ ", item).strip("␣ ") for item in items]
     pairs = zip(plain(maps.target_tokens), plain(maps.written_tokens), strict=True)

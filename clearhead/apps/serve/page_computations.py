@@ -40,6 +40,8 @@ from clearhead.spec.tasks.registry import find_task
 
 MOST_NUMBERS = 2**23
 """Maximum number of probabilities that are stored for one run."""
+MOST_OPERATIONS = 2 * 10**10
+"""Most multiplications for which a page measures the effect of every head without being asked: about a second."""
 NUM_CANDIDATES = 6
 SMALLEST_PROBABILITY = 1e-45
 """The smallest probability in float32."""
@@ -481,7 +483,18 @@ class Computation:
         if is_long(maps):
             return long_sample(maps, label, self.work.check)
         with self.watching():
-            return run_sample(maps, label, SampleOptions(of=of, effects=of is not None))
+            effects = of is not None or self._effects_are_quick(maps)
+            return run_sample(maps, label, SampleOptions(of=of, effects=effects))
+
+    def _effects_are_quick(self, maps: AttentionMaps) -> bool:
+        """Return whether the text has an output to follow, and the model is small enough to run it once per head."""
+        try:
+            maps.outcome(None)
+        except InputError:
+            return False
+        num_heads = sum(record.num_heads for record in maps.records.values())
+        num_tokens = sum(stack_lengths(maps).values())
+        return num_heads * num_tokens * num_parameters(maps.module) <= MOST_OPERATIONS
 
 
 def outputs_to_compare(maps: AttentionMaps, request: PageRequest) -> OutcomeChoice:

@@ -95,14 +95,21 @@ def _introduction(explanation: Explanation) -> Iterator[str]:
         f"{COMPONENTS} components and their length; click a step to open it.</p>\n"
     )
     for name, tokens in forward.tokens.items():
-        yield f'<h3>Tokens that the {name} reads</h3>\n<ol class="tokens">'
+        yield f'<h3>Tokens that the {name} reads: {_chip("position token", "id")}</h3>\n<ol class="tokens">'
         for position, (token, index) in enumerate(zip(tokens, forward.ids(name).tolist(), strict=True)):
             mark = ' class="chosen"' if (name, position) == (selection.stack, selection.token) else ""
-            yield f'<li{mark}>{html.escape(token)} <span class="faint">{index}</span></li>'
+            yield f"<li{mark}>{_chip(token, str(index))}</li>"
         yield "</ol>\n"
     if forward.written:
-        written = "".join(f"<li>{html.escape(token)}</li>" for token in forward.written)
-        yield f'<h3>Tokens that the decoder writes</h3>\n<ol class="tokens">{written}</ol>\n'
+        written = "".join(f"<li>{_chip(token)}</li>" for token in forward.written)
+        yield f'<h3>Tokens that the decoder writes: {_chip("step token")}</h3>\n<ol class="tokens">{written}</ol>\n'
+
+
+def _chip(numbered: str, index: str = "") -> str:
+    """Return a token with its position and its id in the vocabulary; the legend has the same format."""
+    number, _, token = numbered.partition(" ")
+    after = f' <span class="faint">{index}</span>' if index else ""
+    return f'<span class="faint">{number}</span> <b>{html.escape(token)}</b>{after}'
 
 
 def _section(explanation: Explanation, section: ExplanationSection, all_heads: bool) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from clearhead.apps.serve.gate import Access
 from clearhead.apps.serve.page_computations import PageRequest, Runs
 from clearhead.apps.serve.work import Workers
 from tests.apps.serve.cases import model_of, text_of
-from tests.interpret.view.explorer.browser import browser
+from tests.interpret.view.explorer.browser import browser, layout_faults
 
 ANSWERED = "() => document.documentElement.dataset.asking === '0'"
 DRAWN = "() => document.documentElement.dataset.drawn === document.documentElement.dataset.update"
@@ -109,6 +110,20 @@ def check_weights(tab: LiveTab, runs: Runs) -> None:
     ]
     expected = [float(run.weights(stack, layer, 0)[query, key]) for run in (maps, changed)]
     assert shown == pytest.approx(expected, abs=1e-6) and abs(expected[0] - expected[1]) > 1e-5
+
+
+@pytest.mark.parametrize("name", ["gpt2", "marian"])
+def test_the_page_fits_every_window_and_offers_one_thing_to_try(running: Any, name: str, screenshots: Path) -> None:
+    with serve(name) as (address, _):
+        live = LiveTab(running, address)
+        assert live.tab.locator(".bench .do").all_inner_texts() == ["Read"], "one primary button"
+        if name == "gpt2":
+            live.tab.locator(".trial button").click()
+            live.tab.wait_for_selector(".change")
+            live.wait_for_answer()
+            assert "The largest change, after “" in live.tab.locator(".trial").inner_text()
+        assert not layout_faults(live.tab, f"live-{name}", screenshots)
+        live.tab.close()
 
 
 def test_two_outputs_are_compared(running: Any) -> None:

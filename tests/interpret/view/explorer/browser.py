@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,75 @@ GO = """state => new Promise(done => {
   location.hash = state;
 })"""
 DRAWN = "() => document.documentElement.dataset.drawn === document.documentElement.dataset.update"
+
+SIZES = {"phone": (390, 844), "tablet": (768, 1024), "desk": (1440, 900), "wide": (1920, 1080)}
+"""Name -> width and height of a window, in CSS pixels."""
+HIGHEST = 420
+"""Largest distance of the picture from the top of a window of 1440 x 900, in CSS pixels."""
+SCROLLS = (".columns", ".neuron-keys", ".python", ".unseen", "select", "input", "textarea")
+"""Elements that scroll on purpose, or are not seen."""
+SHORTENS = (".line-tokens button", ".lens th, .lens td", ".node", ".node .token-text", ".layer-name small")
+"""Elements that end in an ellipsis where a text is long."""
+FAULTS = """([ignored, isDesk, highest]) => {
+  const faults = [];
+  const name = (element) => `${element.tagName.toLowerCase()}.${element.className}`;
+  const tab = document.querySelector("nav.views [aria-current]").getBoundingClientRect();
+  if (tab.left < 0 || tab.right > innerWidth) faults.push("the active tab is outside the window");
+  if (document.documentElement.scrollWidth > innerWidth) faults.push("the page is wider than the window");
+  const { top } = document.querySelector("main .pane > :not(h2)").getBoundingClientRect();
+  if (isDesk && top + scrollY > highest) faults.push(`the picture begins at ${top + scrollY}`);
+  for (const element of document.querySelectorAll("body *")) {
+    const isBox = element.clientWidth > 0 && !["inline", "none"].includes(getComputedStyle(element).display);
+    const isCut = isBox && element.scrollWidth > element.clientWidth + 1 && !element.matches(ignored);
+    if (isCut) faults.push(`${name(element)} is cut`);
+  }
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+    const { parentElement: element } = text;
+    const isShown = text.data.trim() && element.getClientRects().length && !element.closest("script, .thumbs, .unseen");
+    const isSmall = isShown && parseFloat(getComputedStyle(element).fontSize) < 12;
+    if (isSmall) faults.push(`small text in ${name(element)}: ${text.data}`);
+  }
+  for (const row of document.querySelectorAll(".bench-row")) {
+    const shown = [...row.children].filter((child) => child.getClientRects().length);
+    const isAlone = shown.length === 1 && shown[0].matches("button, select, .field");
+    const tops = shown.map((child) => child.getBoundingClientRect().top);
+    if (isAlone) faults.push("a control stands alone in a row");
+    if (Math.max(...tops) - Math.min(...tops) > 30) faults.push("a row of controls is broken");
+  }
+  return [...new Set(faults)];
+}"""
+SETTLED = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+
+
+def layout_faults(tab: Any, title: str, folder: Path, views: Sequence[str] = ("",)) -> list[str]:
+    """Look at a page at four sizes, light and dark; return what is cut, too small, too low or inaccessible.
+
+    Args:
+        tab: the page.
+        title: name of the screenshots.
+        folder: folder of the screenshots, one for each size and theme.
+        views: states of the page to look at; the first one is checked in both themes, and by axe.
+    """
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe-playwright-python")
+    faults = []
+    for number, (size, (width, height)) in enumerate(SIZES.items()):
+        tab.set_viewport_size({"width": width, "height": height})
+        for theme in ("dark", "light") if number % 2 else ("light", "dark"):
+            tab.emulate_media(color_scheme=theme)
+            for view in reversed(views if theme == "light" else views[:1]):
+                if view:
+                    tab.evaluate(GO, view)
+                tab.evaluate(SETTLED)
+                tab.wait_for_function(DRAWN)
+                settings = [", ".join([*SCROLLS, *SHORTENS]), size == "desk", HIGHEST]
+                faults += [f"{title} {view} {size} {theme}: {fault}" for fault in tab.evaluate(FAULTS, settings)]
+            tab.screenshot(path=folder / f"{title}-{size}-{theme}.png")
+        results = axe.Axe().run(tab)
+        for violation in results.response["violations"]:
+            targets = ", ".join(str(node["target"]) for node in violation["nodes"][:3])
+            faults.append(f"{title} {size} {theme}: {violation['help']}: {targets}")
+    return faults
 
 
 @contextmanager

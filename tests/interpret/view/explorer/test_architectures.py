@@ -57,7 +57,7 @@ VISIT = """async ([links, read]) => {
   const steps = () => Object.fromEntries(all("[data-step]").map((step) => [step.dataset.step, number(step)]));
   const canvases = {
     overview: ".head canvas, .preview canvas", matrix: ".heat canvas", lines: ".line-canvas canvas",
-    token: ".token-side:first-child .layer-line canvas", alignment: ".heat canvas",
+    token: ".heat canvas", alignment: ".heat canvas",
   };
   const counted = {
     heads: ".head", steps: "[data-step]", cells: "td[data-depth]", nodes: ".node", notes: ".pane > .note",
@@ -321,7 +321,7 @@ def test_each_view_draws(exact_tab: Tab, architecture: Architecture) -> None:
     assert results["overview"]["heads"] == sum(map(len, first)) == results["overview"]["canvases"] - 1
     for view in {"matrix", "lines", "alignment"} - missing:
         assert results[view]["canvases"] == 1, view
-    assert results["token"]["canvases"] == len(first)
+    assert results["token"]["canvases"] == 2
     assert results["neuron"]["steps"] >= 4
     depths = len(architecture.maps.layers(architecture.maps.stacks[-1])) + 1
     assert results["lens"]["cells"] == depths * len(architecture.maps.target_tokens or architecture.maps.tokens)

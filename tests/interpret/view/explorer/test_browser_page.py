@@ -13,7 +13,8 @@ import torch
 
 import clearhead as ch
 from clearhead.apps.demo.translate import RECIPE
-from tests.interpret.view.explorer.browser import browser
+from clearhead.interpret.maps.page import SampleOptions
+from tests.interpret.view.explorer.browser import browser, layout_faults
 
 ROOT = Path(__file__).resolve().parents[4]
 DOCS = ROOT / "docs"
@@ -52,6 +53,31 @@ def test_the_page_computes_what_the_model_computes(model: ch.Model, page: Path, 
     largest, other = compare(page, model, [*TEXTS, "7 May 1931", "5. Mai"])
     assert 0 < largest < 1e-4 and not other
     assert page.stat().st_size < 2_000_000
+
+
+NAMES = "alignment", "overview", "matrix", "lines", "token", "neuron", "lens", "beams"
+VIEWS = [f"view={name}" for name in NAMES]
+
+
+@pytest.mark.parametrize("name", ["demo", "browser"])
+def test_the_pages_of_the_demo_fit_every_window(
+    model: ch.Model, page: Path, chromium: str, tmp_path: Path, screenshots: Path, name: str
+) -> None:
+    """Both open on the best alignment; the browser page leads back to the site, and says that it is unsure."""
+    if name == "demo":
+        page = tmp_path / "heads.html"
+        model.attention(TEXTS[0], beam_size=2).save_html(page, title="demo", options=SampleOptions(effects=True))
+    with browser(chromium) as running:
+        tab = running.new_page(viewport={"width": 1440, "height": 900})
+        tab.goto(page.as_uri())
+        assert tab.locator("nav.views [aria-current]").inner_text() == "Alignment"
+        assert tab.locator(".panel .tag").inner_text().startswith("Layer ")
+        if name == "browser":
+            assert tab.locator(".home a").get_attribute("href") == "../index.html"
+            assert "The model is unsure" in tab.locator(".bench-first .fault").inner_text()
+        offered = len(tab.locator("nav.views button").all())
+        assert offered == (8 if name == "demo" else 7)
+        assert not layout_faults(tab, name, screenshots, VIEWS)
 
 
 def test_a_head_that_is_switched_off(model: ch.Model, page: Path, chromium: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from clearhead.interpret.view.explorer.data import LayerAttention, Page, Sample
 from clearhead.interpret.view.explorer.write import write_page
 from tests.interpret.view.explorer import examples
-from tests.interpret.view.explorer.browser import DRAWN, Tab, browser
+from tests.interpret.view.explorer.browser import DRAWN, Tab, browser, layout_faults
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def test_the_lens_says_the_predictions_of_each_layer(decoder: Tab) -> None:
     lens = only(examples.decoder_page()).lens
     assert lens is not None
     tab = decoder.go("view=lens&layer=3&query=4")
-    chosen = tab.locator("td.chosen").inner_text().replace("␣", " ").replace("↵", "\n")
+    chosen = tab.locator("td.chosen .token-text").inner_text().replace("␣", " ").replace("↵", "\n")
     assert chosen == lens.vocabulary[lens.entries[3, 4, 0]]
     assert decoder.numbers(".panel tbody .number") == pytest.approx(lens.probabilities[3, 4], abs=5.1e-5)
     assert tab.locator("tbody tr").count() >= len(lens.layers)
@@ -240,6 +240,22 @@ def test_the_tree_shows_what_was_kept_and_pruned_and_why(translator: Tab) -> Non
     panel = translator.go(f"view=beams&node={pruned}").locator(".panel").inner_text()
     assert beams[pruned].reason in panel
     assert f"{beams[pruned].score:.4f}".replace("-", "−") in panel
+
+
+def test_twelve_layers_of_twelve_heads_fit_every_window(running: Any, tmp_path: Path, screenshots: Path) -> None:
+    tab = Tab(running, examples.decoder_page(40, layers=12, heads=12, exact=()), tmp_path)
+    tab.wait_until_drawn()
+    views = ["view=overview", "view=overview&sort=entropy", "view=matrix", "view=lines", "view=token", "view=lens"]
+    assert not layout_faults(tab.tab, "twelve", screenshots, views)
+    tab.tab.close()
+
+
+@pytest.mark.parametrize("heads", [4, 12])
+def test_all_heads_are_in_the_window(running: Any, tmp_path: Path, heads: int) -> None:
+    tab = Tab(running, examples.decoder_page(layers=heads, heads=heads, exact=()), tmp_path).go("view=overview")
+    last = tab.locator(".head").last.bounding_box()
+    assert last["y"] + last["height"] <= 900
+    tab.close()
 
 
 def test_grouped_heads_say_which_heads_share_their_keys(translator: Tab) -> None:
@@ -271,7 +287,7 @@ def test_checkpoints_are_played(timeline: Tab) -> None:
     assert "sample=2" in tab.evaluate("location.hash") or tab.wait_for_function(
         "() => location.hash.includes('sample=2')"
     )
-    assert tab.locator("#bottom").inner_text().split("\n")[-1].strip() == "3 of 3"
+    assert tab.locator(".player").inner_text().split("\n")[-1].strip() == "3 of 3"
 
 
 def test_a_link_leads_back_to_what_it_shows(decoder: Tab) -> None:
@@ -305,7 +321,7 @@ def test_arrow_keys_walk_through_the_matrix_and_say_the_weight(decoder: Tab) -> 
     decoder.wait_until_drawn()
     texts = only(examples.decoder_page()).rows["decoder"].texts
     weight = DECODER_LAYERS[0].weights()[1, 8, 7]
-    assert tab.locator("#live").inner_text() == f"{texts[8]} looks at{texts[7]}: {weight:.3f}".strip()
+    assert tab.locator("#live").inner_text() == f"“{texts[8]}” attends to “{texts[7]}”: {weight:.3f}"
 
 
 def test_zoom_is_part_of_the_link(decoder: Tab) -> None:

@@ -1,10 +1,10 @@
 /** Alignment view: the source tokens that the decoder attends to while it writes each token. */
 
 import { el, fill, fixed, refill, segmented, stepper } from "./dom.js";
-import { headOf, layerOf, paneGrid, strongest } from "./grids.js";
+import { bestHead, headOf, layerOf, paneGrid, strongest } from "./grids.js";
 import { HeatMap, zoomButtons } from "./heat.js";
 import { labelOf, tokenNode } from "./labels.js";
-import { amount, cellNodes } from "./matrix.js";
+import { amount, cellNodes, cellWords } from "./matrix.js";
 
 /** @typedef {import("./types.js").Pane} Pane */
 /** @typedef {import("./state.js").State} State */
@@ -22,16 +22,6 @@ export function alignment(root, pane, app) {
 /** @param {import("./types.js").Sample} sample */
 export function hasAlignment(sample) {
   return sample.attentions.some((stack) => stack.stack === "decoder.memory");
-}
-
-/**
- * Return the head with the largest value of the column "alignment"; null if it was not measured.
- * @param {import("./types.js").Stack} stack
- */
-function bestHead(stack) {
-  const heads = stack.layers.flatMap((layer) => layer.heads.map((head, place) => ({ layer: layer.layer, head, value: layer.values.alignment?.[place] ?? -1 })));
-  const best = heads.reduce((one, two) => (two.value > one.value ? two : one));
-  return best.value < 0 ? null : best;
 }
 
 class Alignment {
@@ -75,13 +65,15 @@ class Alignment {
     const stack = pane.sample.attentions.find((one) => one.stack === "decoder.memory");
     if (!stack) return;
     const layer = layerOf(stack, state);
-    const best = bestHead(stack);
+    // One head for all checkpoints, and for both of two samples.
+    const { page } = this.app;
+    const best = bestHead(page.timeline ? page.samples.at(-1) : page.samples[0]);
     if (state.average === "best" && !best) state.average = "layer";
     this.choices(stack, layer, state, best !== null);
     const layers = state.average === "all" ? stack.layers : [layer];
     const heads = state.average === "best" && best ? [best] : layers.flatMap((one) =>
       (state.average === "head" ? [headOf(one, state)] : one.heads).map((head) => ({ layer: one.layer, head })));
-    this.tag = state.average === "best" && best ? `layer ${best.layer} · head ${best.head}, with the best alignment (${fixed(best.value, 2)})` : "";
+    this.tag = state.average === "best" && best ? this.praise(best, stack) : "";
     const shown = JSON.stringify([pane.name, heads, state.join]);
     if (shown !== this.shown) {
       this.shown = shown;
@@ -96,6 +88,19 @@ class Alignment {
     }
     const [query, key] = [labelOf(grid.queries, state.query), labelOf(grid.keys, state.key)];
     this.heat.show(grid, state.scale, query >= 0 && key >= 0 ? { query, key } : null, state.box);
+  }
+
+  /**
+   * Say what distinguishes the head that the page opens with.
+   * @param {{ layer: number, head: number, value: number }} best
+   * @param {import("./types.js").Stack} stack
+   */
+  praise({ layer, head, value }, stack) {
+    const shown = layerOf(stack, { ...this.app.store.state, layer });
+    const here = shown.values.alignment?.[shown.heads.indexOf(head)] ?? NaN;
+    const most = "the most consistent alignment of all heads";
+    return here === value ? `Layer ${layer}, head ${head}: ${most} (${fixed(here, 2)} of 1).`
+      : `Layer ${layer}, head ${head}: alignment ${fixed(here, 2)} of 1 here; ${this.app.page.timeline ? `in the end ${most} (${fixed(value, 2)})` : `${fixed(value, 2)} in “${this.app.page.samples[0].label}”`}.`;
   }
 
   /**
@@ -118,9 +123,9 @@ class Alignment {
     if (!grid) return;
     const pairs = grid.queries.map((label, query) => ({ label, query, best: strongest(grid, query, 1)[0] }));
     this.heat.rings = pairs.flatMap(({ query, best }) => (best ? [{ query, key: best.key }] : []));
-    fill(this.panel, el("h3", {}, "Largest source token of each target token"), this.tag ? el("p", { class: "tag" }, this.tag) : null,
+    fill(this.panel, el("h3", {}, "The largest weight of each row"), this.tag ? el("p", { class: "tag" }, this.tag) : null,
       el("table", { class: "keys" },
-        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "target"), el("th", { scope: "col" }, "source"), el("th", { scope: "col", class: "number" }, "weight"))),
+        el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "writes"), el("th", { scope: "col" }, "attends to"), el("th", { scope: "col", class: "number" }, "weight"))),
         el("tbody", {}, ...pairs.flatMap(({ label, query, best }) => best ? [el("tr", {},
           el("td", {}, el("button", { type: "button", class: "plain", onclick: () => this.picked({ query, key: best.key }) }, tokenNode(label.text))),
           el("td", {}, tokenNode(grid.keys[best.key].text)),
@@ -131,7 +136,7 @@ class Alignment {
   picked(cell) {
     if (!this.grid) return;
     const [query, key] = [this.grid.queries[cell.query], this.grid.keys[cell.key]];
-    this.app.announce(`${query.text} looks at ${key.text}: ${amount(this.grid, this.heat.value(cell))}`);
+    this.app.announce(cellWords(this.grid, cell, this.heat.value(cell)));
     this.app.store.set({ query: query.members[0], key: key.members[0] });
   }
 }

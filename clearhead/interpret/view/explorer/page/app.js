@@ -5,7 +5,7 @@ import { beams } from "./beams.js";
 import { setTheme, theme } from "./color.js";
 import { el, fill, refill, segmented, select, stepper, toggle } from "./dom.js";
 import { watchFrames } from "./frames.js";
-import { STACK_NAMES, areComparable, headOf, layerOf, stackOf } from "./grids.js";
+import { STACK_NAMES, areComparable, bestHead, headOf, layerOf, stackOf } from "./grids.js";
 import { showHelp } from "./help.js";
 import { canJoin } from "./labels.js";
 import { lens } from "./lens.js";
@@ -81,7 +81,8 @@ class Explorer {
     this.bar = el("div", { class: "bar" });
     this.slot = el("div", { class: "bar" });
     this.scaleBar = el("div", { class: "bar scale" });
-    this.player = new Player(/** @type {HTMLElement} */ (document.getElementById("bottom")), this);
+    this.player = new Player(this);
+    this.begin();
     this.heading();
     this.store.watchers.push(() => this.update());
     addEventListener("keydown", (event) => this.keyed(event));
@@ -96,10 +97,19 @@ class Explorer {
    * @param {import("./types.js").Page} page
    */
   replace(page) {
+    const isFirst = !this.page.samples.length;
     this.page = page;
+    if (isFirst) this.begin();
     this.opened = this.controlled = "";
     this.heading();
     this.update();
+  }
+
+  /** Open every view on the head that the Alignment view shows. */
+  begin() {
+    const { samples, timeline } = this.page;
+    const best = bestHead(timeline ? samples.at(-1) : samples[0]);
+    if (best) this.store.begin({ layer: best.layer, head: best.head });
   }
 
   /** @param {string} text */
@@ -117,7 +127,7 @@ class Explorer {
           el("button", { type: "button", class: "icon", "aria-label": "help and keys", title: "help and keys (?)", onclick: () => showHelp(this.offered()) }, "?"),
         ),
       ),
-      this.texts, this.nav, el("div", { class: "controls" }, this.bar, this.slot, this.scaleBar), this.words,
+      this.texts, this.nav, el("div", { class: "controls" }, this.bar, this.slot, this.scaleBar), this.words, this.player.root,
     );
   }
 
@@ -211,6 +221,8 @@ class Explorer {
     sections.forEach(({ pane, root, heading }, place) => {
       if (kind.has(pane.sample)) this.open.push({ view: kind.open(root, pane, this), root, heading, place });
       else root.append(el("p", { class: "note" }, "There is no data for this view."));
+      const panel = root.querySelector("aside");
+      if (panel && panes.length > 1) panel.ariaLabel += ` of ${pane.name}`;
     });
   }
 
@@ -239,7 +251,7 @@ class Explorer {
     const usesStack = stack !== null && !["lens", "beams", "alignment"].includes(kind.name);
     refill(this.bar,
       ...this.sampleControls(state, kind),
-      ...(usesStack ? this.stackControls(sample, stack, state) : []),
+      ...(usesStack ? this.stackControls(sample, stack, kind) : []),
       ...(stack ? this.headControls(stack, state, kind) : []),
       Object.values(sample.rows).some(canJoin) && !["overview", "neuron", "lens", "beams"].includes(kind.name)
         ? toggle("Join subwords", state.join === 1, (isOn) => this.store.set({ join: isOn ? 1 : 0, box: "" })) : null,
@@ -250,16 +262,16 @@ class Explorer {
   /**
    * @param {Sample} sample
    * @param {import("./types.js").Stack} stack
-   * @param {State} state
+   * @param {ViewKind} kind
    */
-  stackControls(sample, stack, state) {
+  stackControls(sample, stack, kind) {
     const names = [...new Set(sample.attentions.map((one) => one.stack))];
     const same = sample.attentions.filter((one) => one.stack === stack.stack);
     const measures = same.map((one, index) => /** @type {[string, string]} */ ([String(index), one.measure]));
     return [
       names.length > 1 ? segmented("attention", names.map((name) => [name, STACK_NAMES[name]]), stack.stack,
         (name) => this.store.set({ stack: name, measure: 0, query: -1, key: -1, box: "" })) : null,
-      measures.length > 1 ? select("Measure", measures, String(same.indexOf(stack)), (value) => this.store.set({ measure: Number(value) })) : null,
+      measures.length > 1 && kind.name !== "neuron" ? select("Measure", measures, String(same.indexOf(stack)), (value) => this.store.set({ measure: Number(value) })) : null,
     ];
   }
 
@@ -314,8 +326,8 @@ class Explorer {
       type: "button", class: "legend", title: "colours: square root or linear",
       "aria-label": `colours from 0 to 1 by ${isRoot ? "square root" : "linear"} scale; change`,
       onclick: () => this.store.set({ scale: isRoot ? "linear" : "root" }),
-    }, isDifferent ? ramp("both", [["−1", 0], ["less", 0.25], ["0", 0.5], ["more", 0.75], ["1", 1]]) : null,
-    ramp("one", marks.map((mark) => [String(mark), share(mark)])));
+    }, isDifferent ? "difference" : null, isDifferent ? ramp("both", [["−1", 0], ["less", 0.25], ["0", 0.5], ["more", 0.75], ["1", 1]]) : null,
+    this.store.state.measure && this.kind().name !== "alignment" ? "share" : "weight", ramp("one", marks.map((mark) => [String(mark), share(mark)])));
   }
 
   /**

@@ -8,7 +8,9 @@ import { tokenNode } from "./labels.js";
 /** @typedef {import("./types.js").BeamNode} BeamNode */
 /** @typedef {import("./types.js").Pane} Pane */
 
-const WIDTH = 148;
+const LEFT = 12;
+/** Least and largest width of a column. */
+const WIDTHS = [130, 180];
 const ROW = 34;
 const TOP = 36;
 const STATES = { kept: "kept", pruned: "pruned", finished: "finished" };
@@ -71,7 +73,7 @@ class Beams {
     this.arrange(state.pattern !== "kept");
     const best = this.nodes.findIndex((node) => node.rank === 0);
     this.chosen = this.nodes[state.node] ? state.node : Math.max(0, best);
-    this.columns.resize(this.steps.length, WIDTH, 0);
+    this.columns.fit(this.steps.length, WIDTHS, LEFT);
     this.list(this.chosen);
   }
 
@@ -110,15 +112,20 @@ class Beams {
     const path = new Set(this.path(this.chosen));
     const shown = this.steps.slice(first, last).flat();
     const canvas = /** @type {HTMLCanvasElement} */ (el("canvas", { "aria-hidden": "true" }));
-    canvas.style.left = `${first * WIDTH}px`;
+    canvas.style.left = `${this.x(first)}px`;
     const nodes = shown.map((index) => this.node(index, path.has(index)));
     const titles = Array.from({ length: last - first }, (_, at) => {
       const title = el("span", { class: "step" }, first + at === 0 ? "start" : `step ${first + at}`);
-      title.style.left = `${(first + at) * WIDTH}px`;
+      title.style.left = `${this.x(first + at)}px`;
       return title;
     });
     fill(this.columns.board, canvas, ...titles, ...nodes);
     this.edges(canvas, first, last, path);
+  }
+
+  /** @param {number} step */
+  x(step) {
+    return LEFT + step * this.columns.width;
   }
 
   /**
@@ -132,7 +139,7 @@ class Beams {
       "aria-label": `${node.token}, ${STATES[node.state]}${node.rank === null ? "" : `, result ${node.rank + 1}`}, score ${fixed(node.score ?? NaN)}`,
     }, node.rank === null ? null : el("span", { class: "rank" }, String(node.rank + 1)), tokenNode(node.token),
       el("small", {}, node.parent < 0 ? "" : fixed(Math.exp(node.logProbability ?? NaN), 2)));
-    button.style.transform = `translate(${node.step * WIDTH}px, ${TOP + this.rows[index] * ROW}px)`;
+    button.style.transform = `translate(${this.x(node.step)}px, ${TOP + this.rows[index] * ROW}px)`;
     return button;
   }
 
@@ -143,7 +150,7 @@ class Beams {
    * @param {Set<number>} path
    */
   edges(canvas, first, last, path) {
-    const width = (last - first) * WIDTH;
+    const width = (last - first) * this.columns.width;
     const height = this.columns.board.clientHeight;
     canvas.width = width * devicePixelRatio;
     canvas.height = height * devicePixelRatio;
@@ -151,14 +158,14 @@ class Beams {
     canvas.style.height = `${height}px`;
     const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
     context.scale(devicePixelRatio, devicePixelRatio);
-    context.translate(-first * WIDTH, 0);
+    context.translate(-this.x(first), 0);
     for (const index of this.steps.slice(first, last + 1).flat()) {
       const node = this.nodes[index];
       if (node.parent < 0) continue;
       const isOn = path.has(index);
       const parent = /** @type {HTMLElement | null} */ (this.columns.board.querySelector(`[data-node="${node.parent}"]`));
-      const from = { x: (node.step - 1) * WIDTH + (parent?.offsetWidth ?? WIDTH - 26), y: TOP + this.rows[node.parent] * ROW + 14 };
-      const to = { x: node.step * WIDTH, y: TOP + this.rows[index] * ROW + 14 };
+      const from = { x: this.x(node.step - 1) + (parent?.offsetWidth ?? this.columns.width - 26), y: TOP + this.rows[node.parent] * ROW + 14 };
+      const to = { x: this.x(node.step), y: TOP + this.rows[index] * ROW + 14 };
       context.strokeStyle = ink(isOn ? "accent" : "edge");
       context.lineWidth = isOn ? 2.5 : 0.75 + 2 * Math.exp(node.logProbability ?? -9);
       context.setLineDash(node.state === "pruned" ? [3, 3] : []);

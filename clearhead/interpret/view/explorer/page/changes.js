@@ -16,13 +16,24 @@ import { STACK_NAMES, stackOf } from "./grids.js";
  * @property {string | null} [target]
  */
 
-/** @param {Change} change */
-export function changeName(change) {
+/**
+ * @param {Change} change
+ * @param {import("./live.js").Facts} facts
+ */
+export function changeName(change, facts) {
   const { address, head, positions, depth } = change;
-  const short = address.replace(/\.steps\.(\d+)\.branches\.(\d+)\.function/, "").replace(".steps.*.branches.*", "");
-  const where = [short, head !== null && head !== undefined ? `head ${head}` : "", depth !== null && depth !== undefined ? `depth ${depth}` : "",
-    positions?.length ? `position ${positions.join(", ")}` : ""].filter(Boolean).join(" · ");
-  return change.kind === "patch" ? `${where} from “${change.text}”` : `${where} × ${change.factor ?? 0}`;
+  const [, stack, layer] = /^(\w+)\.layers\.(\d+)/.exec(address) ?? [];
+  const attention = Object.entries(facts.attentions).find(([, places]) => Object.values(places).some((place) => `${place}.mixed` === address))?.[0];
+  const thing = attention ? `${attentionName(attention)}, layer ${depth ?? layer}, head ${head}`
+    : `${stack}, ${/\.(after|before)$/.test(address) ? `stream ${address.split(".").at(-1)} ` : ""}layer ${depth ?? layer}`;
+  const where = thing + (positions?.length ? `, position ${positions.join(", ")}` : "");
+  if (change.kind === "patch") return `${where}: from “${change.text}”`;
+  return change.factor ? `${where}: × ${change.factor}` : `${where}: off`;
+}
+
+/** @param {string} stack */
+export function attentionName(stack) {
+  return stack === "decoder.memory" ? "cross-attention" : stack.split(".")[0];
 }
 
 /**
@@ -124,15 +135,19 @@ export class ChangeForm {
     this.offer(this.head, Array.from({ length: shown?.numHeads ?? 1 }, (_, head) => [String(head), String(head)]));
     const isPatch = this.how.value === "patch";
     if (isPatch && this.what.value === "layer") this.how.value = "scale";
-    const part = (/** @type {string} */ title, /** @type {HTMLElement[]} */ ...fields) => el("label", { class: "field" }, el("span", { class: "field-name" }, title), ...fields);
-    fill(this.root,
-      el("div", { class: "bench-row" }, part("Change", this.what), stacks.length > 1 ? part("of", this.stack) : null, part("layer", this.layer), isHead ? part("head", this.head) : null),
-      el("div", { class: "bench-row" }, part("at positions", this.positions), this.what.value === "layer" ? el("span", { class: "field-name" }, "times") : this.how,
-        ...(isPatch ? [this.other, facts.readsTarget ? this.otherTarget : null] : [this.factor, this.slider])),
-      el("div", { class: "bench-row" },
-        el("button", { type: "button", class: "do", onclick: () => this.submit() }, isPatch ? "Patch" : "Apply"),
-        isPatch ? el("button", { type: "button", class: "plain-button", onclick: () => this.sweep(...this.second()) }, "Sweep all positions") : null, this.fault),
-    );
+    const field = (/** @type {string} */ title, /** @type {HTMLElement} */ control) => el("label", { class: "field" }, el("span", { class: "field-name" }, title), control);
+    const button = (/** @type {string} */ name, /** @type {() => void} */ act) => el("button", { type: "button", class: "plain-button", onclick: act }, name);
+    const [layer, positions] = [field("layer", this.layer), field("positions", this.positions)];
+    const how = this.what.value === "layer" ? el("span", { class: "field-name" }, "times") : this.how;
+    const apply = button(isPatch ? "Patch" : "Apply", () => this.submit());
+    // Rows that fit the panel: no control stands alone.
+    const rows = [
+      [field("Change", this.what), stacks.length > 1 ? field("of", this.stack) : layer],
+      [stacks.length > 1 ? layer : null, isHead ? field("head", this.head) : null, positions, stacks.length > 1 || isHead ? null : how],
+      [stacks.length > 1 || isHead ? how : null, ...(isPatch ? [this.other] : [this.factor, this.slider, apply])],
+      ...(isPatch ? [[facts.readsTarget ? this.otherTarget : null, apply, button("Sweep all positions", () => this.sweep(...this.second()))]] : []),
+    ];
+    fill(this.root, ...rows.map((row) => el("div", { class: "bench-row" }, ...row.filter((control) => control !== null))), this.fault);
   }
 
   /** @returns {[string, string | null]} the second text and its target */
@@ -154,6 +169,19 @@ export class ChangeForm {
     const isShared = order.indexOf(order[place]) !== order.lastIndexOf(order[place]);
     const [text, target] = this.second();
     return { kind: "patch", address, head: null, positions: [position], depth: isShared ? place : null, text, target };
+  }
+
+  /**
+   * Return the change that switches off a head.
+   * @param {string} stack
+   * @param {number} layer
+   * @param {number} head
+   * @returns {Change}
+   */
+  headOff(stack, layer, head) {
+    const order = this.facts.orders[stack.split(".")[0]];
+    const isShared = order.indexOf(order[layer]) !== order.lastIndexOf(order[layer]);
+    return { kind: "scale", address: `${this.facts.attentions[stack][String(layer)]}.mixed`, head, positions: [], depth: isShared ? layer : null, factor: 0 };
   }
 
   submit() {

@@ -17,9 +17,26 @@ export class Columns {
     this.width = 100;
     this.left = 0;
     this.range = "";
+    /** @type {(() => void) | null} */
+    this.refit = null;
     this.root.addEventListener("scroll", () => this.refresh(), { passive: true });
-    this.observer = new ResizeObserver(() => this.refresh());
+    this.observer = new ResizeObserver(() => (this.refit ? this.refit() : this.refresh()));
     this.observer.observe(this.root);
+  }
+
+  /**
+   * Choose a width of the columns at which no column is cut.
+   * @param {number} count
+   * @param {number[]} widths least and largest width
+   * @param {number} left width before the first column
+   */
+  fit(count, [least, largest], left) {
+    this.refit = () => {
+      const room = this.root.clientWidth - left;
+      const shown = Math.min(count, Math.max(1, Math.floor(room / least)));
+      this.resize(count, Math.min(largest, room / shown), left);
+    };
+    this.refit();
   }
 
   /**

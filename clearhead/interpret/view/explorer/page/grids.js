@@ -51,6 +51,17 @@ export function headOf(layer, state) {
 }
 
 /**
+ * Return the head of the cross-attention with the largest value of the column "alignment"; null if it was not measured.
+ * @param {Sample | undefined} sample
+ */
+export function bestHead(sample) {
+  const stack = sample?.attentions.find((one) => one.stack === "decoder.memory");
+  const heads = stack?.layers.flatMap((layer) => layer.heads.map((head, place) => ({ layer: layer.layer, head, value: layer.values.alignment?.[place] ?? -1 }))) ?? [];
+  const [best] = heads.sort((one, two) => two.value - one.value);
+  return best && best.value >= 0 ? best : null;
+}
+
+/**
  * @param {Sample} sample
  * @param {import("./types.js").RowName} name
  */

@@ -4,7 +4,7 @@ import { ink, theme } from "./color.js";
 import { el } from "./dom.js";
 import { STRIP, TURN, paintLabels, paintLines, paintMarks, paintStrips, writtenAfter } from "./heat_paint.js";
 import { heatImage } from "./image.js";
-import { parts } from "./labels.js";
+import { labelParts } from "./labels.js";
 
 /** @typedef {import("./types.js").Grid} Grid */
 /** @typedef {import("./types.js").Label} Label */
@@ -128,7 +128,7 @@ export class HeatMap {
     const room = Math.min(150, this.width * 0.3);
     /** @param {Label[]} row @param {boolean} [isQuery] */
     const widest = (row, isQuery = false) => Math.min(room, Math.max(...row.slice(0, 2000).map((label) =>
-      context.measureText(parts(label.text).join("") + (isQuery ? writtenAfter(label) : "")).width)));
+      context.measureText(labelParts(label).join("") + (isQuery ? writtenAfter(label) : "")).width)));
     this.hasSink = !Number.isNaN(grid.sink(0));
     this.left = Math.ceil(widest(grid.queries, true)) + 14 + (this.hasSink ? STRIP : 0);
     const tall = widest(grid.keys);

@@ -1,7 +1,7 @@
 /** Drawing of a heat map around and over its cells: lines, marks, strips and labels. */
 
 import { css, ink } from "./color.js";
-import { WRITES, parts } from "./labels.js";
+import { WRITES, labelParts, parts } from "./labels.js";
 
 /** @typedef {import("./types.js").Grid} Grid */
 /** @typedef {import("./types.js").Label} Label */
@@ -122,7 +122,7 @@ export function paintMarks(heat, context) {
 export function paintLabels(heat, context, grid, right, bottom) {
   const { left, top, zoom, x, y } = heat;
   const at = heat.hovered ?? heat.picked;
-  const every = Math.max(1, Math.ceil(13 / zoom));
+  const every = Math.max(1, Math.ceil(11 / zoom));
   context.font = heat.font();
   context.textBaseline = "middle";
   for (let query = Math.floor(y); query < grid.queries.length && top + (query + 0.5 - y) * zoom < bottom; query++) {
@@ -130,7 +130,7 @@ export function paintLabels(heat, context, grid, right, bottom) {
     if (place < top || !isLabelled(heat, query, every, at?.query)) continue;
     const end = left - 8 - (heat.hasSink ? STRIP : 0);
     const label = grid.queries[query];
-    const rest = end - 4 - context.measureText(parts(label.text).join("")).width;
+    const rest = end - 4 - context.measureText(labelParts(label).join("")).width;
     const written = shortened(context, writtenAfter(label), Math.max(rest, (end - 4) / 2));
     const width = context.measureText(written).width;
     context.textAlign = "left";
@@ -159,7 +159,7 @@ export function paintLabels(heat, context, grid, right, bottom) {
  */
 function isLabelled(heat, index, every, at) {
   if (every === 1 || index === at) return true;
-  return index % every === 0 && (at === undefined || Math.abs(index - at) * heat.zoom > 12);
+  return index % every === 0 && (at === undefined || Math.abs(index - at) * heat.zoom >= 11);
 }
 
 /**
@@ -172,7 +172,7 @@ function isLabelled(heat, index, every, at) {
  * @param {boolean} isStrong
  */
 function paintLabel(context, label, px, py, room, isEnd, isStrong) {
-  const [blank, rest] = parts(label.text);
+  const [blank, rest] = labelParts(label);
   const blankWidth = context.measureText(blank).width;
   const text = rest && shortened(context, rest, room - blankWidth);
   const width = context.measureText(text).width;

@@ -4,12 +4,12 @@ import { el, fill } from "./dom.js";
 
 /** @type {Record<string, string>} */
 const VIEW_HELP = {
-  overview: "Every head as a small matrix: rows are queries, columns are keys. Sort the heads by any of their numbers.",
-  matrix: "One head: each row shows how one query divides its attention among the keys. Grey cells are masked.",
+  overview: "Every head as a small matrix: a row is a token that attends, a column a token that it attends to. Sort the heads by any of their numbers.",
+  matrix: "One head: each row shows how one token (query) divides its attention among the others (keys). Grey cells are masked.",
   lines: "Lines from queries on the left to keys on the right; a larger weight gives a stronger line.",
-  token: "One token through all layers: the tokens that it looks at, and the tokens that look at it.",
+  token: "One token in all layers: the tokens that it attends to, and the tokens that attend to it.",
   neuron: "The computation of one weight: query times key, scale, mask and softmax.",
-  alignment: "The source tokens that each target token looks at; a ring marks the largest weight.",
+  alignment: "The source tokens that the decoder attends to while it writes each token; a ring marks the largest weight.",
   lens: "The prediction of the model if it ended after each layer.",
   beams: "The tree of the beam search: candidates that were kept, finished or pruned, with the reason.",
 };

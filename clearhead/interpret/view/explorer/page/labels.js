@@ -15,6 +15,14 @@ export function isRightToLeft(text) {
   return RTL.test(text);
 }
 
+/**
+ * The signs of the white space in front of a label, and the rest of it.
+ * @param {import("./types.js").Label} label
+ */
+export function labelParts({ text, isName }) {
+  return isName ? ["", text] : parts(text);
+}
+
 /** @param {string} text text whose white space is shown as signs */
 export function signs(text) {
   return [...text].map((letter) => SIGNS[letter] ?? (OTHER_BLANKS.test(letter) ? SIGNS[" "] : letter)).join("");
@@ -56,6 +64,15 @@ export function labels(row, isJoined) {
   return found;
 }
 
+/**
+ * A label that names something other than a token, such as a layer.
+ * @param {string} text
+ * @returns {import("./types.js").Label}
+ */
+export function nameLabel(text) {
+  return { text, members: [], generated: false, rtl: false, isName: true };
+}
+
 /** @param {import("./types.js").TokenRow | undefined} row */
 export function canJoin(row) {
   return row !== undefined && row.words.some((word, index) => index > 0 && word === row.words[index - 1]);
@@ -65,6 +82,23 @@ export function canJoin(row) {
 export function tokenNode(text) {
   const [blank, rest] = parts(text);
   return el("bdi", { class: "token-text" }, blank ? el("span", { class: "blank" }, blank) : null, rest);
+}
+
+/**
+ * A token in quotes, for sentences.
+ * @param {string} text
+ */
+export function quoted(text) {
+  return el("span", { class: "quoted" }, "“", tokenNode(text), "”");
+}
+
+/**
+ * Heading of the tokens that a query token attends to.
+ * @param {import("./types.js").Label} label
+ */
+export function attendsTo(label) {
+  const [, writes] = queryNodes(label);
+  return [quoted(label.text), " attends to", writes];
 }
 
 /**

@@ -5,12 +5,13 @@ import { css, ink, inkOn } from "./color.js";
 import { Columns } from "./columns.js";
 import { el, fill, fixed, refill, segmented, withSign } from "./dom.js";
 import { rowOf } from "./grids.js";
-import { labels, tokenNode } from "./labels.js";
+import { labels, quoted, tokenNode } from "./labels.js";
 
 /** @typedef {import("./types.js").Pane} Pane */
 
-const WIDTH = 92;
 const LEFT = 92;
+/** Least and largest width of a column. */
+const WIDTHS = [72, 120];
 
 /**
  * @param {HTMLElement} root
@@ -78,7 +79,7 @@ class LensView {
     // Layers count from 0; the embedding is below them.
     this.depth = Math.max(0, Math.min(state.layer + 1, made.layers.length - 1));
     this.position = state.query < 0 ? 0 : Math.min(state.query, this.row.length - 1);
-    this.columns.resize(this.row.length, WIDTH, LEFT);
+    this.columns.fit(this.row.length, WIDTHS, LEFT);
     this.list(this.depth, this.position);
   }
 
@@ -102,6 +103,7 @@ class LensView {
     const { lens: made, row } = this;
     if (!made || !row || !this.probabilities) return;
     const places = Array.from({ length: Math.max(0, last - first) }, (_, index) => first + index);
+    const isTall = made.layers.length <= 9;
     const lines = made.layers.map((name, depth) => {
       const cells = places.map((position) => {
         const { text, entry, probability } = this.at(depth, position, 0);
@@ -109,27 +111,27 @@ class LensView {
         const isChosen = depth === this.depth && position === this.position;
         const difference = this.followed?.[depth * row.length + position] ?? NaN;
         const value = this.showsFollowed ? difference / this.largest : probability;
-        const content = this.showsFollowed ? withSign(difference) : tokenNode(text);
-        const cell = el("td", { "data-depth": depth, "data-position": position, class: `${isTarget && !this.showsFollowed ? "hit" : ""}${isChosen ? " chosen" : ""}` }, content);
+        const content = this.showsFollowed ? [withSign(difference)] : [tokenNode(text), isTall ? el("small", {}, percent(probability)) : null];
+        const cell = el("td", { "data-depth": depth, "data-position": position, class: `${isTarget && !this.showsFollowed ? "hit" : ""}${isChosen ? " chosen" : ""}` }, ...content);
         cell.style.background = css(value, "linear", this.showsFollowed);
         cell.style.color = inkOn(value, "linear", this.showsFollowed);
         return cell;
       });
-      return el("tr", {}, el("th", { scope: "row" }, name), ...cells);
+      return el("tr", {}, el("th", { scope: "row" }, layerName(name)), ...cells);
     });
     const heads = places.map((position) => el("th", { scope: "col" }, tokenNode(row[position].text)));
     const targets = places.map((position) => {
       const target = made.targets?.[position] ?? -1;
       return el("td", {}, target >= 0 ? tokenNode(made.vocabulary[target]) : "");
     });
-    const table = el("table", { class: "lens" },
+    const table = el("table", { class: isTall ? "lens tall" : "lens" },
       el("caption", { class: "unseen" }, this.showsFollowed ? `the log-probability of ${made.followedName}, after each layer, by position` : "the most probable token after each layer, by position"),
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "reads"), ...heads)),
       el("tbody", {}, ...lines.reverse()),
-      made.targets ? el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, "follows"), ...targets)) : null,
+      made.targets ? el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, "next token"), ...targets)) : null,
     );
-    table.style.marginLeft = `${first * WIDTH}px`;
-    table.style.width = `${LEFT + places.length * WIDTH}px`;
+    table.style.marginLeft = `${first * this.columns.width}px`;
+    table.style.width = `${LEFT + places.length * this.columns.width}px`;
     fill(this.columns.board, table);
   }
 
@@ -151,15 +153,14 @@ class LensView {
     const curve = target >= 0 && this.targets ? made.layers.map((_, index) => this.targets?.[index * row.length + position] ?? NaN) : null;
     const difference = this.followed?.[depth * row.length + position];
     fill(this.panel,
-      el("h3", {}, `After ${made.layers[depth] === "embedding" ? "the embedding" : `layer ${made.layers[depth]}`}`),
-      el("p", {}, "position ", String(position), ", reading ", tokenNode(row[position].text)),
+      el("h3", {}, `After ${depth ? "" : "the "}${layerName(made.layers[depth])}`),
+      el("p", {}, `Position ${position}, reading `, quoted(row[position].text)),
       difference === undefined ? null : el("p", {}, `Log-probability of ${made.followedName}: ${withSign(difference)}`),
       el("table", { class: "keys" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "prediction"), el("th", { scope: "col", class: "number" }, "probability"))), el("tbody", {}, ...rows)),
-      curve ? el("div", {}, el("p", {}, "The next token is ", tokenNode(made.vocabulary[target]), `: the model gives it ${percent(curve[depth])} here, and ${percent(curve.at(-1) ?? NaN)} after its last layer.`),
-        el("h4", {}, "Probability of ", tokenNode(made.vocabulary[target]), " by layer"), canvas,
-        el("div", { class: "curve-ends" }, el("span", {}, made.layers[0]), el("span", {}, `layer ${made.layers.at(-1)}: ${fixed(curve.at(-1) ?? NaN)}`))) : null,
+      curve ? el("div", {}, el("p", {}, "The next token is ", quoted(made.vocabulary[target]), `: the model gives it ${percent(curve[depth])} here, and ${percent(curve.at(-1) ?? NaN)} after its last layer.`),
+        el("h4", {}, "Probability of ", quoted(made.vocabulary[target]), " after each layer"), canvas) : null,
     );
-    if (curve) paintCurve(canvas, curve, depth);
+    if (curve) paintCurve(canvas, curve, depth, made.layers);
   }
 
   /** @param {KeyboardEvent} event */
@@ -170,10 +171,15 @@ class LensView {
     const position = Math.max(0, Math.min(this.row.length - 1, this.position + move[1]));
     this.columns.reveal(position);
     const { text, probability } = this.at(depth, position, 0);
-    this.app.announce(`${this.lens.layers[depth]}, after ${this.row[position].text}: ${text}, ${fixed(probability)}`);
+    this.app.announce(`${layerName(this.lens.layers[depth])}, after “${this.row[position].text}”: “${text}”, ${fixed(probability)}`);
     this.app.store.set({ layer: depth - 1, query: position });
     return true;
   }
+}
+
+/** @param {string} name "embedding", or the number of a layer */
+function layerName(name) {
+  return /^\d+$/.test(name) ? `layer ${name}` : name;
 }
 
 /** @param {number} share */
@@ -182,26 +188,35 @@ function percent(share) {
 }
 
 /**
+ * Draw a curve over the layers, with both axes.
  * @param {HTMLCanvasElement} canvas
  * @param {number[]} values numbers from 0 to 1
  * @param {number} marked
+ * @param {string[]} names
  */
-function paintCurve(canvas, values, marked) {
-  const width = canvas.clientWidth || 280;
-  const height = 72;
+function paintCurve(canvas, values, marked, names) {
+  const [width, height, left, bottom] = [canvas.clientWidth || 280, canvas.clientHeight || 120, 30, 22];
   canvas.width = width * devicePixelRatio;
   canvas.height = height * devicePixelRatio;
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   context.scale(devicePixelRatio, devicePixelRatio);
-  const x = (/** @type {number} */ index) => 6 + (index / Math.max(1, values.length - 1)) * (width - 12);
-  const y = (/** @type {number} */ value) => height - 6 - value * (height - 12);
+  const x = (/** @type {number} */ index) => left + 6 + (index / Math.max(1, values.length - 1)) * (width - left - 12);
+  const y = (/** @type {number} */ value) => height - bottom - value * (height - bottom - 8);
+  context.font = `12px ${getComputedStyle(canvas).fontFamily}`;
+  context.fillStyle = ink("faint");
   context.strokeStyle = ink("grid");
+  context.textAlign = "right";
+  context.textBaseline = "middle";
   for (const value of [0, 0.5, 1]) {
-    context.beginPath();
-    context.moveTo(0, y(value));
-    context.lineTo(width, y(value));
-    context.stroke();
+    context.fillText(String(value), left - 6, y(value));
+    context.strokeRect(left, y(value), width - left, 0);
   }
+  const every = Math.ceil(names.length / 10);
+  names.forEach((name, index) => {
+    context.textAlign = index === 0 ? "left" : index === names.length - 1 ? "right" : "center";
+    const text = index === names.length - 1 ? layerName(name) : name;
+    if (index === 0 || index === names.length - 1 || (index % every === 0 && x(index) > left + 86 && x(index) < width - 60)) context.fillText(text, index === 0 ? left : index === names.length - 1 ? width : x(index), height - 8);
+  });
   context.strokeStyle = context.fillStyle = ink("accent");
   context.lineWidth = 2;
   context.beginPath();

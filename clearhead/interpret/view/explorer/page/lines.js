@@ -4,7 +4,7 @@ import { css, ink, inkOn, theme } from "./color.js";
 import { el, fill, fixed, refill } from "./dom.js";
 import { maskWords } from "./facts.js";
 import { combined, headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf, turned } from "./grids.js";
-import { labelOf, queryNodes, tokenNode } from "./labels.js";
+import { attendsTo, labelOf, queryNodes, quoted, tokenNode } from "./labels.js";
 import { keyTable } from "./matrix.js";
 
 /** @typedef {import("./types.js").Grid} Grid */
@@ -136,9 +136,9 @@ class Lines {
     const all = this.grids.length === 1 ? grid : combined(this.grids, "max");
     const asked = focus.side === "query" ? all : turned(all);
     fill(this.panel,
-      el("h3", {}, ...(focus.side === "query" ? ["Where ", ...queryNodes(label), " looks"] : ["Who looks at ", tokenNode(label.text)])),
+      el("h3", {}, ...(focus.side === "query" ? attendsTo(label) : ["What attends to ", quoted(label.text)])),
       this.grids.length > 1 ? el("p", { class: "note" }, "the largest weight of the drawn heads") : null,
-      keyTable(asked, focus.index, (index) => this.pick({ side: focus.side === "query" ? "key" : "query", index }), focus.side === "query" ? "looks at" : "who looks"),
+      keyTable(asked, focus.index, (index) => this.pick({ side: focus.side === "query" ? "key" : "query", index })),
       this.note,
     );
   }

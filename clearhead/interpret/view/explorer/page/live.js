@@ -3,10 +3,10 @@
 import { explorer } from "./app.js";
 import { readFrom } from "./arrays.js";
 import { post, text } from "./ask.js";
-import { ChangeForm, changeName } from "./changes.js";
+import { ChangeForm, attentionName, changeName } from "./changes.js";
 import { el, fill } from "./dom.js";
 import { gridsFrom } from "./grids.js";
-import { outputNodes } from "./outputs.js";
+import { effectWords, outputNodes } from "./outputs.js";
 import { Pieces, arrivals } from "./pieces.js";
 import { showSweep } from "./sweep.js";
 
@@ -37,13 +37,16 @@ class Bench {
     /** @type {Answer | null} */
     this.answer = null;
     this.text = this.field("Text", this.asked.text);
-    this.target = this.field("Target", this.asked.target ?? "", "what the model writes");
+    this.text.id = "text";
+    this.target = this.field("Target", this.asked.target ?? "", "empty: what the model writes");
     this.more = /** @type {HTMLInputElement} */ (el("input", { type: "number", min: 0, max: 1024, value: this.asked.generate }));
     this.first = this.name("The first output");
     this.second = this.name("The second output");
     this.form = new ChangeForm(this.facts, explorer, (change) => this.add(change), (text, target) => void this.sweep(text, target));
     this.list = el("ul", { class: "changes" });
     this.status = el("p", { class: "status", role: "status" });
+    this.trial = el("div", { class: "trial", role: "status" });
+    this.targetDetails = el("details", { open: Boolean(this.asked.target) }, el("summary", {}, "Target"), this.target);
     this.output = el("section", { class: "bench-part output", "aria-label": "output" });
     /** @type {{ position: number | null, index: number } | null} */
     this.followed = null;
@@ -66,7 +69,7 @@ class Bench {
    * @param {string} [placeholder]
    */
   field(title, value, placeholder = "") {
-    const field = /** @type {HTMLTextAreaElement} */ (el("textarea", { rows: 2, spellcheck: "false", "aria-label": title, placeholder }));
+    const field = /** @type {HTMLTextAreaElement} */ (el("textarea", { rows: 1, spellcheck: "false", "aria-label": title, placeholder }));
     field.value = value;
     field.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey) {
@@ -88,27 +91,24 @@ class Bench {
 
   build() {
     const { facts } = this;
-    const label = (/** @type {string} */ title, /** @type {HTMLElement} */ field) => el("label", { class: "bench-field" }, el("span", { class: "field-name" }, title), field);
-    const isDecoder = facts.writes && !facts.readsTarget;
-    const reads = el("section", { class: "bench-part", "aria-label": "text" },
-      label("Text", this.text),
-      facts.readsTarget ? label("Target", this.target) : null,
-      el("div", { class: "bench-row" },
-        isDecoder ? label("New tokens", this.more) : null,
-        el("button", { type: "button", class: "do", onclick: () => this.read() }, "Read"),
-        el("button", { type: "button", class: "stop", onclick: () => this.stop() }, "Stop"),
-        this.status,
-      ),
-      facts.predicts ? el("div", { class: "bench-row why", title: "effects, contributions, the lens and sweeps then use the difference of two log-probabilities" },
-        el("span", { class: "field-name" }, "Why"), this.first, el("span", { class: "field-name" }, "rather than"), this.second,
-        el("button", { type: "button", class: "do", onclick: () => this.compare() }, "Compare"),
-        el("button", { type: "button", class: "plain-button", onclick: () => this.alone() }, "Stop comparing")) : null,
+    const button = (/** @type {string} */ name, /** @type {() => void} */ act) => el("button", { type: "button", class: "plain-button", onclick: act }, name);
+    const first = el("section", { class: "bench-part bench-first", "aria-label": "text" },
+      el("label", { class: "field-name", for: "text" }, "Text"),
+      el("div", { class: "bench-row" }, this.text, el("button", { type: "button", class: "do", onclick: () => this.read() }, "Read")),
+      facts.readsTarget ? this.targetDetails : null,
+      facts.writes && !facts.readsTarget ? el("label", { class: "field" }, el("span", { class: "field-name" }, "then write"), this.more, el("span", { class: "field-name" }, "new tokens")) : null,
+      el("div", { class: "bench-row progress" }, this.status, el("button", { type: "button", class: "stop", onclick: () => this.stop() }, "Stop")),
+      this.trial,
     );
-    const changes = el("section", { class: "bench-part", "aria-label": "changes" }, this.form.root, this.list,
+    const compare = el("section", { class: "bench-part", "aria-label": "comparison" }, el("h2", {}, "Compare two outputs"),
+      el("div", { class: "bench-row why", title: "effects, contributions, the lens and sweeps then use the difference of two log-probabilities" },
+        el("span", { class: "field-name" }, "Why"), this.first, el("span", { class: "field-name" }, "rather than"), this.second, button("Compare", () => this.compare())));
+    const rest = el("div", { class: "bench-rest" }, this.output,
+      el("section", { class: "bench-part", "aria-label": "changes" }, el("h2", {}, "Change the model"), this.form.root, this.list),
+      facts.predicts ? compare : null,
       el("details", {}, el("summary", {}, "The same in Python"), this.python));
-    const bench = el("details", { class: "bench", open: innerWidth > 760 }, el("summary", {}, "Change the model"),
-      el("div", { class: "bench-parts" }, reads, changes, this.output), this.swept);
-    document.getElementById("main")?.before(bench);
+    document.body.classList.add("with-bench");
+    document.getElementById("main")?.before(el("aside", { class: "bench", "aria-label": "text and model" }, first, rest), this.swept);
   }
 
   read() {
@@ -161,6 +161,7 @@ class Bench {
     if (!answer) return;
     const field = this.facts.readsTarget ? this.target : this.text;
     field.value = answer.text;
+    this.targetDetails.toggleAttribute("open", this.facts.readsTarget);
     this.more.value = "0";
     this.read();
   }
@@ -271,19 +272,49 @@ class Bench {
     this.followed = null;
     const force = this.facts.writes ? (/** @type {number} */ position, /** @type {number} */ index) => void this.force(position, index) : null;
     fill(this.output, ...outputNodes(answer.outputs, hasTwo, (position, index) => (this.followed = { position, index }), force));
+    if (answer.outputs.difference) this.output.append(el("button", { type: "button", class: "plain-button", onclick: () => this.alone() }, "Stop comparing"));
     this.python.textContent = answer.python.join("\n");
+    this.showTrial();
+  }
+
+  /** Offer one change to try; after a change, say what it did. */
+  showTrial() {
+    const { edits } = this.asked;
+    const strongest = strongestHead(explorer.page.samples[0]);
+    if (edits.length && this.answer && explorer.page.samples.length > 1) {
+      const names = edits.map((change) => changeName(change, this.facts)).join("; ");
+      fill(this.trial, el("p", {}, el("b", {}, `${names[0].toUpperCase()}${names.slice(1)}. `), ...effectWords(this.answer.outputs)), this.undoButton());
+    } else if (!edits.length && strongest && this.facts.attentions[strongest.stack]) {
+      const { stack, layer, head } = strongest;
+      fill(this.trial, el("p", {}, "Try this: ",
+        el("button", { type: "button", class: "plain-button", onclick: () => this.add(this.form.headOff(stack, layer, head)) }, `Switch off layer ${layer}, head ${head}`),
+        ` of the ${attentionName(stack)}, and see what the model does.`));
+    } else fill(this.trial);
+  }
+
+  undoButton() {
+    return el("button", { type: "button", class: "plain-button", onclick: () => this.undo() }, "Undo");
   }
 
   showChanges() {
     const { edits } = this.asked;
-    const undo = el("button", { type: "button", class: "plain-button", disabled: !this.before.length, onclick: () => this.undo() }, "Undo");
     fill(this.list,
-      ...edits.map((change, index) => el("li", { class: "change" }, changeName(change),
-        el("button", { type: "button", class: "icon small", "aria-label": `remove: ${changeName(change)}`, onclick: () => this.set({ edits: edits.filter((_, place) => place !== index) }) }, "×"))),
-      el("li", {}, undo),
-      edits.length ? el("li", {}, el("button", { type: "button", class: "plain-button", onclick: () => this.set({ edits: [] }) }, "Remove all")) : null,
+      ...edits.map((change, index) => el("li", { class: "change" }, changeName(change, this.facts),
+        el("button", { type: "button", class: "icon small", "aria-label": `remove: ${changeName(change, this.facts)}`, onclick: () => this.set({ edits: edits.filter((_, place) => place !== index) }) }, "×"))),
+      this.before.length && !edits.length ? el("li", {}, this.undoButton()) : null,
+      edits.length > 1 ? el("li", {}, el("button", { type: "button", class: "plain-button", onclick: () => this.set({ edits: [] }) }, "Remove all")) : null,
     );
   }
+}
+
+/**
+ * Return the head with the largest effect on the output; where it was not measured, with the largest contribution.
+ * @param {import("./types.js").Sample | undefined} sample
+ */
+function strongestHead(sample) {
+  const heads = (sample?.attentions ?? []).flatMap(({ stack, layers }) => layers.flatMap((layer) => layer.heads.map((head, place) =>
+    ({ stack, layer: layer.layer, head, size: Math.abs(layer.values.effect?.[place] ?? layer.values.contribution?.[place] ?? 0) }))));
+  return heads.sort((one, two) => two.size - one.size)[0];
 }
 
 new Bench();

@@ -5,7 +5,7 @@ import { headFacts } from "./facts.js";
 import { el, fill, fixed, withSign } from "./dom.js";
 import { headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf, strongest } from "./grids.js";
 import { HeatMap, zoomButtons } from "./heat.js";
-import { labelOf, queryNodes, tokenNode } from "./labels.js";
+import { attendsTo, labelOf, tokenNode } from "./labels.js";
 
 const LISTED = 12;
 
@@ -43,13 +43,22 @@ export function cellNodes(grid, cell, value) {
 }
 
 /**
+ * The same for a screen reader.
+ * @param {import("./types.js").Grid} grid
+ * @param {import("./heat.js").Cell} cell
+ * @param {number} value
+ */
+export function cellWords(grid, cell, value) {
+  return `“${grid.queries[cell.query].text}” attends to “${grid.keys[cell.key].text}”: ${amount(grid, value)}`;
+}
+
+/**
  * Table of keys by weight, with bars.
  * @param {import("./types.js").Grid} grid
  * @param {number} query
  * @param {(key: number) => void} pick
- * @param {string} title
  */
-export function keyTable(grid, query, pick, title = "looks at") {
+export function keyTable(grid, query, pick) {
   const sink = grid.sink(query);
   const rows = strongest(grid, query, LISTED).map(({ key, value }) => {
     const bar = el("span", { class: `meter${value < 0 ? " less" : ""}`, "aria-hidden": "true" });
@@ -65,7 +74,7 @@ export function keyTable(grid, query, pick, title = "looks at") {
     rows.unshift(el("tr", { class: "sink" }, el("td", {}, "no token (sink)"), el("td", { class: "number" }, bar, amount({ ...grid, exact: false }, sink))));
   }
   return el("table", { class: "keys" }, el("caption", { class: "unseen" }, "keys by weight"),
-    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, title), el("th", { scope: "col", class: "number" }, "weight"))), el("tbody", {}, ...rows));
+    el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "token ", el("small", {}, "position")), el("th", { scope: "col", class: "number" }, "weight"))), el("tbody", {}, ...rows));
 }
 
 /**
@@ -137,9 +146,18 @@ class Matrix {
     const key = labelOf(grid.keys, state.key);
     const picked = query >= 0 && key >= 0 ? { query, key } : null;
     this.heat.show(grid, state.scale, picked, state.box);
-    this.title = `Layer ${layer.layer} · head ${head}`;
+    this.title = `Layer ${layer.layer}, head ${head}`;
     this.pattern = layer.patterns[layer.heads.indexOf(head)] ?? "";
     this.list(this.heat.hovered ?? picked);
+  }
+
+  /**
+   * Positions count the tokens that a stack reads; a written token has the step that writes it.
+   * @param {number} row
+   */
+  rowName(row) {
+    const { sample } = this.pane;
+    return stackOf(sample, this.app.store.state).queries === "written" ? `Step ${row}` : `Position ${row}`;
   }
 
   /** @param {import("./heat.js").Cell | null} cell */
@@ -153,7 +171,7 @@ class Matrix {
   picked(cell) {
     if (!this.grid) return;
     const [query, key] = [this.grid.queries[cell.query], this.grid.keys[cell.key]];
-    this.app.announce(`${query.text} looks at ${key.text}: ${amount(this.grid, this.heat.value(cell))}`);
+    this.app.announce(cellWords(this.grid, cell, this.heat.value(cell)));
     this.app.store.set({ query: query.members[0], key: key.members[0] });
   }
 
@@ -167,10 +185,10 @@ class Matrix {
       el("h3", {}, this.title ?? ""),
       this.pattern ? el("p", { class: "tag" }, this.pattern) : null,
       cell ? el("p", { class: "cell", "data-value": String(value) }, ...cellNodes(grid, cell, value)) : null,
-      el("h4", {}, "Query ", ...queryNodes(grid.queries[query]), el("small", {}, ` position ${grid.queries[query].members[0]}`)),
+      el("h4", {}, `${this.rowName(grid.queries[query].members[0])}: `, ...attendsTo(grid.queries[query])),
       keyTable(grid, query, (key) => this.app.store.set({ query: grid.queries[query].members[0], key: grid.keys[key].members[0] })),
       this.facts ?? null,
-      this.heat.above ? el("p", { class: "note" }, "Strip above the columns: the change of the output if this head does not look at the token (blue: more probable, orange: less).") : null,
+      this.heat.above ? el("p", { class: "note" }, "Strip above the columns: the change of the output if this head does not attend to the token (blue: more probable, orange: less).") : null,
     );
   }
 }

@@ -142,6 +142,7 @@ class Neuron {
       const [from, to] = [index * across, (index + 1) * across];
       return el("table", { class: "vector" },
         el("caption", { class: "unseen" }, `dimensions ${from} to ${Math.min(to, one.length) - 1}: query, key and their product`),
+        el("thead", {}, el("tr", {}, ...["dimension", ...one.subarray(from, to).keys()].map((name) => el("th", { scope: "col" }, String(typeof name === "number" ? from + name : name))))),
         el("tbody", {}, row("query", "", one.subarray(from, to), most), row("key", "×", two.subarray(from, to), most), row("product", "=", products.subarray(from, to), mostProduct)));
     });
     fill(this.vectors, ...tables);

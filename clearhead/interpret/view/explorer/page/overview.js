@@ -3,7 +3,7 @@
 import { theme } from "./color.js";
 import { headFacts, headNumbers, Strips } from "./facts.js";
 import { el, fill, narrow, refill, segmented, select, short } from "./dom.js";
-import { headOf, layerOf, paneGrid, stackOf } from "./grids.js";
+import { headOf, layerOf, paneGrid, rowOf, stackOf } from "./grids.js";
 import { HeatMap } from "./heat.js";
 import { heatImage } from "./image.js";
 import { cellNodes } from "./matrix.js";
@@ -34,7 +34,8 @@ class Overview {
     this.app = app;
     this.board = el("div", { class: "board", role: "group", "aria-label": "heads" });
     this.panel = el("aside", { class: "panel", "aria-label": "the head under the pointer" });
-    root.append(el("div", { class: "split" }, this.board, this.panel));
+    this.split = el("div", { class: "split" }, this.board, this.panel);
+    root.append(this.split);
     /** @type {Card[]} */
     this.cards = [];
     this.built = "";
@@ -160,6 +161,10 @@ class Overview {
    */
   build(stack, sort, state) {
     this.observer.disconnect();
+    const [most, queries, keys] = [Math.max(...stack.layers.map((layer) => layer.heads.length)), ...[stack.queries, stack.keys].map((name) => rowOf(this.pane.sample, name).tokens.length)];
+    const sizes = { heads: most, layers: stack.layers.length, ratio: Math.max(0.75, Math.min(4 / 3, keys / queries)) };
+    for (const [name, size] of Object.entries(sizes)) this.board.style.setProperty(`--${name}`, String(size));
+    this.split.classList.toggle("fitted", !sort);
     this.cards = stack.layers.flatMap((layer) => layer.heads.map((head, place) => this.card(layer, head, place, sort)));
     const isShown = (/** @type {Card} */ card) => !state.pattern || card.layer.patterns[card.place] === state.pattern;
     for (const card of this.cards) card.button.classList.toggle("dim", !isShown(card));
@@ -171,8 +176,6 @@ class Overview {
       this.cards = [...known, ...this.cards.filter((card) => isShown(card) && Number.isNaN(value(card)))];
       fill(this.board, el("div", { class: "sorted" }, ...this.cards.map((card) => card.button)));
     } else {
-      const most = Math.max(...stack.layers.map((layer) => layer.heads.length));
-      this.board.style.setProperty("--heads", String(most));
       const first = stack.layers.find((layer) => layer.heads.length === most);
       const numbers = first?.heads.map((head) => el("span", {}, String(head))) ?? [];
       fill(this.board,
@@ -284,7 +287,7 @@ class Overview {
     const stack = /** @type {import("./types.js").Stack} */ (this.stack);
     this.strips.show(this.pane, stack, layer, place, this.columns(stack));
     fill(this.panel,
-      el("h3", {}, `Layer ${layer.layer} · head ${head}`),
+      el("h3", {}, `Layer ${layer.layer}, head ${head}`),
       layer.patterns[place] ? el("p", { class: "tag" }, layer.patterns[place]) : null,
       this.picture,
       headFacts(layer, head),

@@ -5,15 +5,12 @@ import { el, fill } from "./dom.js";
 const PACE = 700;
 
 export class Player {
-  /**
-   * @param {HTMLElement} root
-   * @param {import("./types.js").App} app
-   */
-  constructor(root, app) {
-    this.root = root;
+  /** @param {import("./types.js").App} app */
+  constructor(app) {
+    this.root = el("div", { class: "player" });
     this.app = app;
     this.timer = 0;
-    root.hidden = !app.page.timeline || app.page.samples.length < 2;
+    this.root.hidden = !app.page.timeline || app.page.samples.length < 2;
     this.button = el("button", { type: "button", class: "icon", "aria-label": "play", title: "play (p)", onclick: () => this.turn() }, "▶");
     this.range = /** @type {HTMLInputElement} */ (el("input", {
       type: "range", min: 0, max: app.page.samples.length - 1, step: 1, "aria-label": "checkpoint",
@@ -21,7 +18,7 @@ export class Player {
     }));
     this.label = el("output", {});
     this.place = el("span", { class: "fact-name" });
-    fill(root, this.button, this.range, this.label, this.place);
+    fill(this.root, this.button, this.range, this.label, this.place);
   }
 
   /** @param {import("./state.js").State} state */

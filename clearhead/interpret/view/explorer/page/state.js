@@ -29,11 +29,12 @@ const DEFAULTS = {
 
 /**
  * @param {string} hash
+ * @param {State} [start] state of a page whose address has no hash
  * @returns {State}
  */
-export function readState(hash) {
+export function readState(hash, start = DEFAULTS) {
   /** @type {Record<string, string | number>} */
-  const defaults = DEFAULTS;
+  const defaults = start;
   const state = { ...defaults };
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
     if (!Object.hasOwn(DEFAULTS, name)) continue;
@@ -44,33 +45,46 @@ export function readState(hash) {
   return /** @type {State} */ (state);
 }
 
-/** @param {State} state */
-export function writeState(state) {
+/**
+ * @param {State} state
+ * @param {State} [start]
+ */
+export function writeState(state, start = DEFAULTS) {
   const parameters = new URLSearchParams();
   for (const [name, value] of Object.entries(state)) {
-    if (value !== /** @type {Record<string, string | number>} */ (DEFAULTS)[name]) parameters.set(name, String(value));
+    if (value !== /** @type {Record<string, string | number>} */ (start)[name]) parameters.set(name, String(value));
   }
   return parameters.toString();
 }
 
 export class Store {
   constructor() {
+    this.start = DEFAULTS;
     /** @type {State} */
     this.state = readState(location.hash);
     /** @type {((state: State) => void)[]} */
     this.watchers = [];
     this.timer = 0;
     addEventListener("hashchange", () => {
-      if (location.hash.replace(/^#/, "") === writeState(this.state)) return;
-      this.state = readState(location.hash);
+      if (location.hash.replace(/^#/, "") === writeState(this.state, this.start)) return;
+      this.state = readState(location.hash, this.start);
       this.tell();
     });
+  }
+
+  /**
+   * Set the state in which the page opens.
+   * @param {Partial<State>} start
+   */
+  begin(start) {
+    this.start = { ...DEFAULTS, ...start };
+    this.state = readState(location.hash, this.start);
   }
 
   /** @param {Partial<State>} change */
   set(change) {
     const next = { ...this.state, ...change };
-    if (writeState(next) === writeState(this.state)) return;
+    if (writeState(next, this.start) === writeState(this.state, this.start)) return;
     const isStep = next.view !== this.state.view;
     this.state = next;
     this.tell();
@@ -89,7 +103,7 @@ export class Store {
 
   /** @param {boolean} isStep whether the browser's back button restores the previous state */
   address(isStep) {
-    const hash = `#${writeState(this.state)}`;
+    const hash = `#${writeState(this.state, this.start)}`;
     if (hash === location.hash) return;
     try {
       if (isStep) history.pushState(null, "", hash);

@@ -2,10 +2,7 @@
 
 import { el, fill, withSign } from "./dom.js";
 import { HeatMap } from "./heat.js";
-import { tokenNode } from "./labels.js";
-
-/** A space that labels show without a sign. */
-const GAP = "\u2002";
+import { nameLabel, tokenNode } from "./labels.js";
 
 /**
  * Answer of the program to a sweep.
@@ -18,12 +15,6 @@ const GAP = "\u2002";
  */
 
 /**
- * @param {string} text
- * @returns {import("./types.js").Label}
- */
-const label = (text) => ({ text, members: [], generated: false, rtl: false });
-
-/**
  * Scale numbers to a grid from -1 to 1, relative to the largest number of all maps.
  * @param {(number | null)[][]} rows
  * @param {string[]} names names of the rows
@@ -33,7 +24,7 @@ const label = (text) => ({ text, members: [], generated: false, rtl: false });
  */
 function gridOf(rows, names, columns, most) {
   return {
-    queries: names.map(label), keys: columns.map(label), signed: true, exact: true, sink: () => NaN,
+    queries: names.map(nameLabel), keys: columns.map(nameLabel), signed: true, exact: true, sink: () => NaN,
     row: (query, out) => out.set(rows[query].map((value) => (value === null ? NaN : value / most))),
   };
 }
@@ -48,11 +39,11 @@ export function showSweep(root, swept, apply) {
   const all = [...Object.values(streams).flat(2), ...heads.map((head) => head[3])].map((value) => Math.abs(value ?? 0));
   const most = Math.max(1e-9, ...all);
   const close = el("button", { type: "button", class: "plain-button", onclick: () => fill(root) }, "Close");
-  fill(root, el("div", { class: "bench-row" }, el("h3", {}, `Sweep: log-probability of ${outcome}`), close),
+  fill(root, el("div", { class: "bench-row" }, el("h2", {}, `Sweep: log-probability of ${outcome}`), close),
     el("p", { class: "note" }, "Each cell shows its change if the vector of the second text is patched in at that depth and position. Blue raises it, orange lowers it; the largest change is ",
       withSign(all.length ? most : 0).replace("+", ""), ".", total === null ? "" : ` In the second text it differs by ${withSign(total)}.`, " Click a cell to make that change."));
   for (const [stack, rows] of Object.entries(streams)) {
-    const names = rows.map((_, depth) => (depth ? `after layer ${depth - 1}` : "embedding").replaceAll(" ", GAP));
+    const names = rows.map((_, depth) => (depth ? `after layer ${depth - 1}` : "embedding"));
     drawn(root, `${stack}: the stream`, gridOf(rows, names, tokens[stack], most), most, (cell) => apply(stack, cell.query, cell.key));
   }
   for (const stack of new Set(heads.map((head) => head[0]))) {
@@ -60,7 +51,7 @@ export function showSweep(root, swept, apply) {
     const layers = [...new Set(own.map((head) => head[1]))];
     const count = Math.max(...own.map((head) => head[2])) + 1;
     const rows = layers.map((layer) => Array.from({ length: count }, (_, head) => own.find((one) => one[1] === layer && one[2] === head)?.[3] ?? null));
-    drawn(root, `${stack}: heads, at all positions`, gridOf(rows, layers.map((layer) => `layer${GAP}${layer}`), rows[0].map((_, head) => String(head)), most), most, null);
+    drawn(root, `${stack}: heads, at all positions`, gridOf(rows, layers.map((layer) => `layer ${layer}`), rows[0].map((_, head) => String(head)), most), most, null);
   }
 }
 
@@ -73,7 +64,7 @@ export function showSweep(root, swept, apply) {
  */
 function drawn(root, name, grid, most, pick) {
   const stage = el("div", { class: "sweep-map" });
-  root.append(el("h4", {}, name), stage);
+  root.append(el("h3", {}, name), stage);
   const heat = new HeatMap(stage, {
     name: `${name}: changes by row and column`,
     hover: (cell) => {

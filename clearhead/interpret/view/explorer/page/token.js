@@ -1,9 +1,9 @@
-/** Token view: one token through all layers, with the tokens that it looks at and that look at it. */
+/** Token view: one token in all layers, with the tokens that it attends to and those that attend to it. */
 
 import { el, fill, refill, select } from "./dom.js";
-import { headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf } from "./grids.js";
-import { heatImage } from "./image.js";
-import { labelOf, labels, queryNodes, tokenNode } from "./labels.js";
+import { headOf, lastOfText, layerOf, paneGrid, rowOf, stackOf, strongest } from "./grids.js";
+import { HeatMap } from "./heat.js";
+import { attendsTo, labelOf, labels, nameLabel, quoted, tokenNode } from "./labels.js";
 import { amount } from "./matrix.js";
 import { Ribbon } from "./ribbon.js";
 
@@ -23,23 +23,28 @@ export function token(root, pane, app) {
   return new TokenView(root, pane, app);
 }
 
-/** One side of the view (keys or queries of a token): the text shaded by one layer, and a line per layer. */
+/** One side of the view (keys or queries of a token): a map of layers by tokens, and the largest weights of each layer. */
 class Side {
   /**
-   * @param {HTMLElement} root
+   * @param {HTMLElement} stage
+   * @param {HTMLElement} panel
    * @param {TokenView} view
-   * @param {"query" | "key"} what role of the chosen token
+   * @param {"query" | "key"} role role of the chosen token
    */
-  constructor(root, view, what) {
+  constructor(stage, panel, view, role) {
     this.view = view;
-    this.what = what;
+    this.role = role;
     this.heading = el("h3", {});
-    this.ribbon = new Ribbon(what === "query" ? "tokens looked at" : "tokens that look", (index) => view.pick(what === "query" ? "key" : "query", index));
+    this.title = el("h3", {});
     this.lines = el("div", { class: "layer-lines" });
-    root.append(el("section", { class: "token-side" }, this.heading, this.ribbon.root, this.lines));
-    this.layer = -1;
-    /** @type {Float32Array[]} */
-    this.rows = [];
+    const map = el("section", {}, this.heading);
+    this.heat = new HeatMap(map, {
+      name: `${role === "query" ? "weights on each token" : "weights of each token"}, by layer: arrow keys move`,
+      hover: (cell) => this.hovered(cell),
+      pick: ({ query, key }) => view.pick(role === "query" ? "key" : "query", key, view.layers[query]),
+    });
+    stage.append(map);
+    panel.append(el("section", { class: "token-side" }, this.title, this.lines));
   }
 
   /**
@@ -48,51 +53,33 @@ class Side {
    * @param {State} state
    */
   show(grids, chosen, state) {
-    this.state = state;
-    this.grids = grids;
-    const isQuery = this.what === "query";
-    const own = isQuery ? grids[0].queries : grids[0].keys;
-    const others = isQuery ? grids[0].keys : grids[0].queries;
-    this.chosen = chosen;
-    this.rows = grids.map((grid) => (isQuery ? rowOfGrid(grid, chosen) : columnOfGrid(grid, chosen)));
+    const isQuery = this.role === "query";
+    const [same, others] = isQuery ? [grids[0].queries, grids[0].keys] : [grids[0].keys, grids[0].queries];
+    const rows = grids.map((grid) => (isQuery ? rowOfGrid(grid, chosen) : columnOfGrid(grid, chosen)));
+    const words = () => (isQuery ? attendsTo(same[chosen]) : ["What attends to ", quoted(same[chosen].text)]);
+    fill(this.heading, ...words());
+    fill(this.title, ...words());
+    const sink = (/** @type {number} */ layer) => (isQuery ? grids[layer].sink(chosen) : NaN);
     const { layers } = this.view;
-    this.layer = Math.max(0, layers.indexOf(state.layer));
-    fill(this.heading, ...(isQuery ? ["Where ", ...queryNodes(own[chosen]), " looks"] : ["Who looks at ", tokenNode(own[chosen].text)]));
-    this.ribbon.setRow(others);
-    const lines = this.rows.map((row, index) => this.line(row, index, grids[index], others));
-    fill(this.lines, ...lines);
-    this.shade(this.layer);
+    const [layer, at] = [layers.indexOf(state.layer), labelOf(others, isQuery ? state.key : state.query)];
+    this.heat.show({
+      queries: layers.map((layer) => nameLabel(`layer ${layer}`)), keys: others, signed: grids[0].signed, exact: false,
+      row: (layer, out) => out.set(rows[layer]), sink,
+    }, state.scale, at >= 0 && layer >= 0 ? { query: layer, key: at } : null, "");
+    fill(this.lines, ...rows.map((row, index) => {
+      const grid = { ...grids[index], exact: false };
+      const order = [...row.keys()].filter((key) => Math.abs(row[key]) >= 0.005);
+      order.sort((one, two) => Math.abs(row[two]) - Math.abs(row[one]) || one - two);
+      const largest = order.slice(0, LISTED).map((key) => el("span", { class: "look" }, tokenNode(others[key].text), el("b", {}, amount(grid, row[key]))));
+      if (sink(index) >= 0.005) largest.unshift(el("span", { class: "look" }, "no token ", el("b", {}, amount(grid, sink(index)))));
+      return el("p", { class: "layer-line" }, el("span", { class: "field-name" }, `layer ${layers[index]}`), ...(largest.length ? largest : ["nothing above 0.005"]));
+    }));
   }
 
-  /**
-   * @param {Float32Array} row
-   * @param {number} index
-   * @param {Grid} grid
-   * @param {import("./types.js").Label[]} others
-   */
-  line(row, index, grid, others) {
-    const layer = this.view.layers[index];
-    const strip = heatImage({ ...grid, queries: [others[0]], keys: others, row: (_, out) => out.set(row) }, 1, this.state?.scale ?? "root");
-    strip.setAttribute("aria-hidden", "true");
-    const order = [...row.keys()].filter((key) => Math.abs(row[key]) >= 0.005);
-    order.sort((one, two) => Math.abs(row[two]) - Math.abs(row[one]) || one - two);
-    const sink = this.what === "query" ? grid.sink(this.chosen ?? 0) : NaN;
-    const found = order.slice(0, LISTED).map((key) => el("span", { class: "look" }, tokenNode(others[key].text), el("b", {}, amount({ ...grid, exact: false }, row[key]))));
-    if (sink >= 0.005) found.unshift(el("span", { class: "look" }, "no token ", el("b", {}, amount({ ...grid, exact: false }, sink))));
-    return el("button", {
-      type: "button", class: "layer-line", "data-layer": layer, "aria-pressed": String(index === this.layer),
-      onclick: () => this.view.app.store.set({ layer }),
-      onpointerenter: () => this.shade(index),
-      onpointerleave: () => this.shade(this.layer),
-    }, el("span", { class: "layer-name" }, `layer ${layer}`), strip, el("span", { class: "looks" }, ...found));
-  }
-
-  /** @param {number} index number of the layer */
-  shade(index) {
-    const { state, grids } = this;
-    if (!state || !grids) return;
-    const isOwn = grids[0].queries.length === this.rows[index].length && grids[0].keys.length === this.rows[index].length;
-    this.ribbon.paint(isOwn ? this.chosen ?? -1 : -1, this.rows[index], state.scale, grids[index].signed);
+  /** @param {import("./heat.js").Cell | null} cell */
+  hovered(cell) {
+    const { grid, tip } = this.heat;
+    if (cell && grid) fill(tip, el("span", { class: "tip-tokens" }, `${grid.queries[cell.query].text}: `, tokenNode(grid.keys[cell.key].text)), el("b", {}, amount(grid, this.heat.value(cell))));
   }
 }
 
@@ -131,22 +118,28 @@ class TokenView {
     this.layers = [];
     this.text = new Ribbon("the text: choose a token", (index) => this.pick("query", index));
     this.source = new Ribbon("the source: choose a token", (index) => this.pick("key", index));
-    this.picker = el("section", { class: "token-text" }, el("h3", {}, "Choose a token"), this.text.root, this.source.root);
-    const sides = el("div", { class: "token-sides" });
-    root.append(this.picker, sides);
-    this.sides = [new Side(sides, this, "query"), new Side(sides, this, "key")];
+    this.names = [el("p", { class: "field-name" }), el("p", { class: "field-name" }, "Source tokens")];
+    const panel = el("aside", { class: "panel", "aria-label": "the largest weights of each layer" });
+    const stage = el("div", { class: "stage token-maps" }, el("section", { class: "token-texts" }, this.names[0], this.text.root, this.names[1], this.source.root));
+    root.append(el("div", { class: "split" }, stage, panel));
+    this.sides = [new Side(stage, panel, this, "query"), new Side(stage, panel, this, "key")];
     this.shown = "";
   }
 
+  close() {
+    for (const side of this.sides) side.heat.close();
+  }
+
   /**
-   * @param {"query" | "key"} what
+   * @param {"query" | "key"} role
    * @param {number} index
+   * @param {number} [layer]
    */
-  pick(what, index) {
+  pick(role, index, layer = this.app.store.state.layer) {
     if (!this.grids) return;
     const isCross = this.stack?.queries !== this.stack?.keys;
-    const label = (what === "query" ? this.grids[0].queries : this.grids[0].keys)[index];
-    this.app.store.set(isCross ? { [what]: label.members[0] } : { query: label.members[0], key: label.members[0] });
+    const [token] = (role === "query" ? this.grids[0].queries : this.grids[0].keys)[index].members;
+    this.app.store.set({ layer, ...(isCross ? { [role]: token } : { query: token, key: token }) });
   }
 
   /**
@@ -173,11 +166,11 @@ class TokenView {
     const [{ queries, keys }] = this.grids;
     const isCross = stack.queries !== stack.keys;
     const query = Math.max(labelOf(queries, state.query), state.query < 0 ? lastOfText(rowOf(pane.sample, stack.queries), queries) : 0);
-    const isText = (/** @type {import("./types.js").Label} */ label) => !rowOf(pane.sample, stack.keys).special?.[label.members[0]];
-    const key = isCross ? Math.max(0, state.key < 0 ? keys.findIndex(isText) : labelOf(keys, state.key)) : query;
+    const key = isCross ? Math.max(0, state.key < 0 ? strongest(grids[grids.length - 1], query, 1)[0]?.key : labelOf(keys, state.key)) : query;
     this.text.setRow(queries);
     this.text.paint(query, null, state.scale, false);
-    this.source.root.hidden = !isCross;
+    this.source.root.hidden = this.names[1].hidden = !isCross;
+    this.names[0].textContent = stack.queries === "written" ? "Written tokens" : stack.queries === "encoder" || !isCross && !pane.sample.rows.encoder ? "Tokens of the text" : "Tokens that the decoder reads";
     this.source.setRow(isCross ? labels(rowOf(pane.sample, stack.keys), state.join === 1) : []);
     this.source.paint(key, null, state.scale, false);
     this.sides[0].show(this.grids, query, state);

@@ -60,7 +60,7 @@
  * @typedef {{ title: string, facts: [string, string][], timeline: boolean, samples: Sample[], spans: number[][] }} Page
  *
  * One token, or the joined tokens of a word, with the text that the model writes next, if any.
- * @typedef {{ text: string, members: number[], generated: boolean, rtl: boolean, writes?: string }} Label
+ * @typedef {{ text: string, members: number[], generated: boolean, rtl: boolean, writes?: string, isName?: boolean }} Label
  *
  * A table of numbers with labels; NaN for masked cells.
  * @typedef {object} Grid
