@@ -20,12 +20,13 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "contents",
     "llms",
     "mathml",
     "reference",
     "repository_links",
+    "solutions",
     "tables",
-    "unlisted",
     "browser_page",
 ]
 root_doc = "index"
