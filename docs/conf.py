@@ -36,6 +36,7 @@ exclude_patterns = [
     "_jupyter",
     "browser",
     "check_*.py",
+    "make_pictures.py",
     "lessons/shared.py",
     "**/.ipynb_checkpoints",
 ]

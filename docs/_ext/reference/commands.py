@@ -47,8 +47,8 @@ def lines(argument: str) -> Iterator[str]:
         return
     for name in names:
         sentence = " ".join(program().commands[name].help.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
-        yield from (f"[`{name}`]({FOLDER}/{name}.md)", f": {plain(sentence)}.", "")
-    yield from ("```{toctree}", ":hidden:", "", *(f"{FOLDER}/{name}" for name in names), "```", "")
+        yield f"- [`{name}`]({FOLDER}/{name}.md): {plain(sentence)}."
+    yield from ("", "```{toctree}", ":hidden:", "", *(f"{FOLDER}/{name}" for name in names), "```", "")
 
 
 def _describe_command(command: Any, name: str) -> Iterator[str]:
