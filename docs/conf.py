@@ -21,11 +21,11 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "contents",
+    "lesson_cells",
     "llms",
     "mathml",
     "reference",
     "repository_links",
-    "solutions",
     "tables",
     "browser_page",
 ]
