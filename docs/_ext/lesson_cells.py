@@ -32,7 +32,7 @@ def name_solutions(app: Sphinx, tree: nodes.document) -> None:
 
 def wrap_line(line: str) -> str:
     """Return a line of an output that continues, where it wraps, below the text after its label, or is indented."""
-    ((indentation, label),) = LABEL.findall(line)[:1]
+    indentation, label = LABEL.findall(line)[0]
     columns = len(indentation + label) if label else len(indentation) + 2
     return f'<span class="line" style="--label: {columns}ch">{line}\n</span>'
 
