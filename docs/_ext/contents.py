@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -20,7 +21,19 @@ def add_contents(_app: Sphinx, name: str, content: list[str]) -> None:
         content[0] += "\n".join(["\n```{toctree}", ":hidden:", *caption, "", *pages, "```", ""]) if pages else ""
 
 
+def name_toggles(_app: Sphinx, _page: str, _template: str, context: dict[str, Any], _tree: object) -> None:
+    """Name the buttons of the navigation that open the pages below a page; the theme gives them an icon alone."""
+    generate = context.get("generate_toctree_html")
+
+    def generate_named(*arguments: Any, **options: Any) -> str:
+        return str(generate(*arguments, **options)).replace("<summary>", '<summary aria-label="Pages below">')
+
+    if generate is not None:
+        context["generate_toctree_html"] = generate_named
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
-    """Look at the index pages before they are parsed."""
+    """Look at the index pages before they are parsed, and at the navigation after the theme has made it."""
     app.connect("source-read", add_contents)
+    app.connect("html-page-context", name_toggles, priority=900)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
