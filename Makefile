@@ -128,4 +128,4 @@ check-docs: $(VENV)/.installed-dev docs
 	$(BIN)/python docs/check_site.py build/site
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build docs/reference/commands .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -20,12 +20,13 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "contents",
+    "lesson_cells",
     "llms",
     "mathml",
     "reference",
     "repository_links",
     "tables",
-    "unlisted",
     "browser_page",
 ]
 root_doc = "index"
@@ -35,6 +36,7 @@ exclude_patterns = [
     "_jupyter",
     "browser",
     "check_*.py",
+    "make_pictures.py",
     "lessons/shared.py",
     "**/.ipynb_checkpoints",
 ]

@@ -36,7 +36,7 @@ PAD, START, END = 0, 1, 2
 # %% [markdown]
 # ## Attention
 #
-# **Exercise 1 (20 minutes, medium).** Only attention combines several tokens, so begin with it. Queries come from `x`, keys and values from `memory`. Without a memory the tokens attend to each other:
+# **1 · Attention (20 minutes, medium).** Only attention combines several tokens, so begin with it. Queries come from `x`, keys and values from `memory`. Without a memory the tokens attend to each other:
 #
 # $$\operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{\text{width}/\text{heads}}}\right) V.$$
 #
@@ -124,7 +124,7 @@ class EncoderLayer(nn.Module):
 print("a layer of the encoder: ", ch.check.layer(EncoderLayer(48, 6, 96), width=48, heads=6).verdict)
 
 # %% [markdown]
-# **Exercise 2 (20 minutes, hard).** A decoder layer has a third step between attention and feed-forward. It attends to the output of the encoder. Which side gives the queries, and which side gives the keys? Each row of attention weights belongs to one query token and has one weight for each key token.
+# **2 · A decoder layer (20 minutes, hard).** A decoder layer has a third step between attention and feed-forward. It attends to the output of the encoder. Which side gives the queries, and which side gives the keys? Each row of attention weights belongs to one query token and has one weight for each key token.
 #
 # `x` is `[batch, target tokens, width]` with `mask`, and `memory` is `[batch, source tokens, width]` with `memory_mask`.
 
@@ -394,7 +394,7 @@ draw(of_mine, of_ours, "size of the gradient of each weight")
 # %% [markdown]
 # ## The loss
 #
-# **Exercise 3 (10 minutes, easy).** `logits` has the shape `[batch, tokens, vocabulary]`. `answers` has the shape `[batch, tokens]` and is already shifted. Padding does not count.
+# **3 · The loss (10 minutes, easy).** `logits` has the shape `[batch, tokens, vocabulary]`. `answers` has the shape `[batch, tokens]` and is already shifted. Padding does not count.
 
 
 # %% tags=["exercise"]

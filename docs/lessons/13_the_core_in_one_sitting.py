@@ -236,7 +236,7 @@ print("\n".join(report.lines()))
 #
 # ## Exercise
 #
-# Write one pre-norm step by hand, with the modules of the first layer. The step applies the norm, applies the function (attention or feed-forward), and adds the result to `x`. Attention would also need the context, so the check uses the feed-forward step.
+# **1 · A pre-norm step (5 minutes, easy).** Write one pre-norm step by hand, with the modules of the first layer. The step applies the norm, applies the function (attention or feed-forward), and adds the result to `x`. Attention would also need the context, so the check uses the feed-forward step.
 
 
 # %%

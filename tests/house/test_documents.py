@@ -34,6 +34,31 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert not missing, f"{path.name} links to what is not there: {missing}"
 
 
+def test_every_guide_stands_in_the_index_with_its_title_and_its_purpose() -> None:
+    folder = ROOT / "docs" / "guides"
+    entries = re.findall(r"^- \[(.+)\]\((.+\.md)\): [a-z].{20,}\.$", (folder / "index.md").read_text("utf-8"), re.M)
+    titles = {path.name: path.read_text("utf-8").partition("\n")[0] for path in folder.glob("*.md")}
+    reference = {"index.md", "run-directory.md"}
+    assert sorted((page, f"# {title}") for title, page in entries) == sorted(
+        item for item in titles.items() if item[0] not in reference
+    )
+
+
+def test_every_command_stands_in_one_group_of_the_reference() -> None:
+    from clearhead.apps.cli.main import make_app
+
+    page = (ROOT / "docs" / "reference" / "command-line.md").read_text("utf-8")
+    names = " ".join(re.findall(r"^```\{commands\} (.+)$", page, re.M)).split()
+    assert sorted(names) == sorted(typer.main.get_command(make_app()).commands)
+
+
+def test_every_exercise_with_a_solution_has_a_number_and_a_title() -> None:
+    for path in (ROOT / "docs" / "lessons").glob("[0-9]*.py"):
+        text = path.read_text("utf-8")
+        numbers = re.findall(r"^# \*\*(\d+) · [^*]+ \(\d+ minutes, (?:easy|medium|hard)\)\.\*\*", text, re.M)
+        assert len(numbers) == text.count('"solution"]'), path.name
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_python_examples_parse(path: Path) -> None:
     for text in blocks(path, "python"):

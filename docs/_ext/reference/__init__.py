@@ -29,7 +29,7 @@ def directive(lines: Lines) -> type[SphinxDirective]:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register the directives, and escape docstrings."""
+    """Register the directives, write the pages of the commands, and escape docstrings."""
     generators: dict[str, Lines] = {
         "commands": commands.lines,
         "glossary-of-words": glossary.lines,
@@ -40,5 +40,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     }
     for name, lines in generators.items():
         app.add_directive(name, directive(lines))
+    app.connect("builder-inited", commands.write_pages)
     docstrings.setup(app)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

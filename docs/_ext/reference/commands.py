@@ -1,27 +1,54 @@
-"""Every command with its arguments and options, from the program itself."""
+"""A page for each command, with its arguments and options, and lists of commands; all from the program itself."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import typer
+from sphinx.application import Sphinx
 
 from clearhead.apps.cli.main import make_app
 
+FOLDER = "commands"
 
-def lines(_argument: str) -> Iterator[str]:
-    """Yield every command in the order of `clearhead --help`."""
-    program: Any = typer.main.get_command(make_app())
-    yield from _describe_command(program, "clearhead")
-    for name in program.list_commands(None):
-        command = program.commands[name]
-        yield from (f"## {name}", "")
-        yield from _describe_command(command, f"clearhead {name}")
+
+@cache
+def program() -> Any:
+    """Return the command `clearhead`, which contains all others."""
+    return typer.main.get_command(make_app())
+
+
+def write_pages(app: Sphinx) -> None:
+    """Write the page of each command into the folder of the reference, in place of the former pages."""
+    folder = Path(app.srcdir) / "reference" / FOLDER
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for name, command in program().commands.items():
+        lines = [f"# clearhead {name}", "", *_describe_command(command, f"clearhead {name}")]
         for inner, below in getattr(command, "commands", {}).items():
-            yield from (f"### {name} {inner}", "")
-            yield from _describe_command(below, f"clearhead {name} {inner}")
+            lines += [f"## {name} {inner}", "", *_describe_command(below, f"clearhead {name} {inner}")]
+        (folder / f"{name}.md").write_text("\n".join(lines), "utf-8")
+
+
+def lines(argument: str) -> Iterator[str]:
+    """Yield links to the pages of commands, each with its first sentence; without names, the options of all commands.
+
+    Args:
+        argument: names of commands, separated by spaces.
+    """
+    names = argument.split()
+    if not names:
+        yield from _describe_command(program(), "clearhead")
+        return
+    for name in names:
+        sentence = " ".join(program().commands[name].help.split("\n\n")[0].split()).partition(". ")[0].rstrip(".")
+        yield f"- [`{name}`]({FOLDER}/{name}.md): {plain(sentence)}."
+    yield from ("", "```{toctree}", ":hidden:", "", *(f"{FOLDER}/{name}" for name in names), "```", "")
 
 
 def _describe_command(command: Any, name: str) -> Iterator[str]:
