@@ -66,6 +66,17 @@ class MemoryForecast:
     cache_bytes_per_target_token: int
     cache_bytes_per_source_token: int
 
+    def summary(self) -> str:
+        """Return the memory of the weights, of the peak of a load and of the KV cache per token as text."""
+        line = f"{human_bytes(self.weight_bytes)} of weights, peak while loading {human_bytes(self.load_bytes)}"
+        target, source = self.cache_bytes_per_target_token, self.cache_bytes_per_source_token
+        if target and source:
+            line += f", KV cache {human_bytes(target)} for each target token and {human_bytes(source)} for each source "
+            line += "token"
+        elif target:
+            line += f", KV cache {human_bytes(target)} for each token"
+        return line
+
 
 def forecast_memory(
     model: Model, dtypes: Mapping[str, torch.dtype] | None = None, *, is_mapped: bool = True

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from clearhead.checkpoints.reference import ModelReference
-    from clearhead.fast.memory import MemoryForecast
     from clearhead.fast.runner import ModuleBackend
     from clearhead.fast.stored import StorageFormat
     from clearhead.interpret.maps.shapes import ActivationShape
@@ -163,7 +162,7 @@ def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], li
     served, unknown = _report_kernels(spec, headers)
     unknown += fault
     record["served"] = [{"address": each.address, "by": each.backend, "why": each.detail} for each in served]
-    lines += _memory_lines(forecasts, spec)
+    lines += [f"{forecast.precision:<11} {forecast.summary()}" for forecast in forecasts]
     lines += [
         *inspected.notes,
         *_kernel_lines(kernels),
@@ -375,18 +374,6 @@ def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[st
     both = f"{source} FLOPs for a source token and {target} FLOPs for a target token" if has_source else ""
     lengths = f"{length} tokens on each side" if has_source else f"{length} tokens"
     yield f"cost        {both or f'{target} FLOPs for a token'}, at {lengths}; training costs three times as much"
-
-
-def _memory_lines(forecasts: Sequence[MemoryForecast], spec: Model) -> Iterator[str]:
-    """Yield a line for each precision: memory of the weights, peak while loading, and KV cache per token."""
-    for forecast in forecasts:
-        line = f"{forecast.precision:<11} {human_bytes(forecast.weight_bytes)} of weights, peak while loading "
-        line += human_bytes(forecast.load_bytes)
-        if spec.decoder is not None:
-            line += f", KV cache {human_bytes(forecast.cache_bytes_per_target_token)} for each "
-            source = human_bytes(forecast.cache_bytes_per_source_token)
-            line += "token" if spec.encoder is None else f"target token and {source} for each source token"
-        yield line
 
 
 def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
