@@ -79,7 +79,11 @@ class MemoryForecast:
 
 
 def forecast_memory(
-    model: Model, dtypes: Mapping[str, torch.dtype] | None = None, *, is_mapped: bool = True
+    model: Model,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+    *,
+    is_mapped: bool = True,
+    has_kernels: bool = True,
 ) -> list[MemoryForecast]:
     """Return the memory forecast of a model for each precision that the model can have.
 
@@ -87,6 +91,7 @@ def forecast_memory(
         model: the spec of the model.
         dtypes: dtypes of the files, by the addresses of weights. None means fp32.
         is_mapped: True if weights that need no conversion stay in their mapped files.
+        has_kernels: True if kernels compute the decoder. Otherwise a model in 8 or 4 bits computes in fp32.
     """
     module, forecasts = build(model, device="meta"), []
     dtypes = dtypes or dict.fromkeys(module.state_dict(), torch.float32)
@@ -97,9 +102,8 @@ def forecast_memory(
             continue
         weights = sum(plan.num_bytes(address, slot) for address, slot in module.state_dict().items())
         peak = load_peak(module, plan, dtypes, is_mapped=is_mapped)
-        forecasts.append(
-            MemoryForecast(weight_format.precision, weights, peak, *cache_bytes(model, weight_format.cache))
-        )
+        cache = weight_format.cache if has_kernels or weight_format.form.choose is None else torch.float32
+        forecasts.append(MemoryForecast(weight_format.precision, weights, peak, *cache_bytes(model, cache)))
     return forecasts
 
 

@@ -132,10 +132,12 @@ def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], li
     total = num_parameters(module)
     kernels = _attention_kernels(module)
     headers, fault = _read_headers(inspected)
+    served, unknown = _report_kernels(spec, headers)
+    has_kernels = not any(entry.backend == "plain" for entry in served if entry.address in ("", "decoder"))
     if headers is None:
-        forecasts = forecast_memory(spec, is_mapped=False)
+        forecasts = forecast_memory(spec, is_mapped=False, has_kernels=has_kernels)
     else:
-        forecasts = forecast_memory(spec, headers.dtypes, is_mapped=headers.is_mapped)
+        forecasts = forecast_memory(spec, headers.dtypes, is_mapped=headers.is_mapped, has_kernels=has_kernels)
     head = None if spec.head is None else head_summary(spec.head)
     masks = decoder_masks(spec)
     record = {
@@ -159,7 +161,6 @@ def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], li
     lines += [f"part        {line}" for line in part_lines(module)]
     if masks:
         lines.append(f"mask        {' and '.join(masks)}, in the decoder")
-    served, unknown = _report_kernels(spec, headers)
     unknown += fault
     record["served"] = [{"address": each.address, "by": each.backend, "why": each.detail} for each in served]
     lines += [f"{forecast.precision:<11} {forecast.summary()}" for forecast in forecasts]
