@@ -43,18 +43,13 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     ref = locate_model(ref)
     import torch
 
-    from clearhead.apps.bench.limits import fast_precisions, measure_limits
+    from clearhead.apps.bench.limits import measure_limits
     from clearhead.apps.bench.speed import SECONDS, Effort, advice, measure
     from clearhead.base.machine import choose_device, choose_precision
     from clearhead.training.memory import peak_memory
 
     device, processors = choose_device(compute.device), torch.get_num_threads()
-    precisions = (
-        fast_precisions(device) if compute.precision == "auto" else (_choose_precision(compute.precision, device),)
-    )
-    if compute.precision == "auto" and "int4" not in precisions:
-        reason = "there are no compiled kernels" if device.type == "cpu" else f"they need a CPU, not {device.type}"
-        print_message(f"int8 and int4 are left out: {reason}")
+    precisions = _choose_precisions(compute.precision, device)
     batch, share = compute.batch_size or Effort.batch, SECONDS / len(precisions)
     effort = Effort(batch=batch, seconds=share, seed=compute.seed or 0)
     limits: Limits | None = None
@@ -88,11 +83,20 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     print_either(as_json, record, *lines)
 
 
-def _choose_precision(precision: str, device: torch.device) -> Precision:
-    """Return the requested precision, or the precision that the device uses in its place."""
+def _choose_precisions(precision: str, device: torch.device) -> tuple[Precision, ...]:
+    """Return the precisions to measure: for "auto" all that are fast here, and print the reason for those left out."""
+    from clearhead.apps.bench.limits import fast_precisions
     from clearhead.base.machine import choose_precision
 
-    return cast("Precision", precision if precision in ("int8", "int4") else choose_precision(precision, device))
+    if precision in ("int8", "int4"):
+        return (cast("Precision", precision),)
+    if precision != "auto":
+        return (choose_precision(precision, device),)
+    precisions = fast_precisions(device)
+    if "int4" not in precisions:
+        reason = "there are no compiled kernels" if device.type == "cpu" else f"they need a CPU, not {device.type}"
+        print_message(f"int8 and int4 are left out: {reason}")
+    return precisions
 
 
 def _machine_lines(limits: Limits, peak: int) -> Iterator[str]:
