@@ -12,7 +12,7 @@ TAG ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help demo test quick lint types check-types pytest golden fuzz soak wheel release packages docs check-docs clean
+.PHONY: help demo test quick lint types check-types pytest golden fuzz soak wheel release packages page pictures docs check-docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -24,6 +24,8 @@ help:
 	@echo "make fuzz   change files of tiny models and requests at random for MINUTES, and say what is not refused in one sentence"
 	@echo "make soak   ask a server at random for MINUTES, with cuts, slow readers and garbage: nothing leaks, no answer is wrong"
 	@echo "make wheel  build a wheel with kernels into dist/, and prove it and the guide "Install" in fresh environments"
+	@echo "make page   write build/page.html, which runs the model of make demo in a browser"
+	@echo "make pictures  make the pictures of README and site again, from the run of make demo"
 	@echo "make docs   build the site into build/site, its lessons executed, without a network; open build/site/index.html"
 	@echo "make check-docs  build it, and look at every page in Chromium: faults, speed, accessibility"
 	@echo "make packages  install what the tests need and a bare Debian lacks (a browser, compilers)"
@@ -106,6 +108,15 @@ release: $(BIN)/python
 	CLEARHEAD_WHEEL=any $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist dist/*.tar.gz
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/wheel dist/*.tar.gz
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --exclude libgomp.so.1 --wheel-dir dist build/wheel/*linux_x86_64.whl
+
+runs/demo/format.json: | $(VENV)/.installed-demo
+	$(BIN)/clearhead demo --out runs/demo
+
+page: runs/demo/format.json
+	$(BIN)/python docs/_ext/browser_page.py runs/demo build/page.html
+
+pictures: runs/demo/format.json $(VENV)/.installed-dev
+	$(BIN)/python docs/make_pictures.py runs/demo
 
 docs: $(VENV)/.installed-docs
 	rm -rf build/site

@@ -80,7 +80,7 @@ def check_types(target: CheckedT) -> CheckedT:
 
 
 def explain_types(target: CheckedT) -> CheckedT:
-    """Decorate a function, or the public methods of a class, to check the types of arguments only after an error.
+    """Decorate a function, or the public methods of a class, to check argument types only if a call raises an error.
 
     Use it for calls in decoding steps and for compiled calls: a call that works costs nothing more. Constructors are
     checked before they run.

@@ -72,7 +72,7 @@ class MessageReference:
     number: int = 0
 
     def __str__(self) -> str:
-        """Return the subject as Python or a run file writes it."""
+        """Return "name=value" for an argument, "name = value" for a key, only the name without a value, or "text 3"."""
         if self.number:
             return f"{self.name} {self.number}"
         if self.kind == "key":
@@ -127,12 +127,12 @@ def key(name: str, value: object = None) -> Message:
 
 
 def nth_text(number: int, what: str = "text") -> Message:
-    """Return "text N" as the subject of a sentence, counted from 1; a command shows the line of the file."""
+    """Return "text N", N from 1, as the subject of a sentence; a command shows "FILE:LINE: the text" instead."""
     return Message(MessageReference("text", what, number=number))
 
 
 def at_text(number: int) -> Message:
-    """Return "text N" for the front of a sentence, counted from 1; a command shows the line of the file."""
+    """Return "text N", N from 1, as the prefix of a message; a command shows "FILE:LINE" instead."""
     return Message(MessageReference("place", "text", number=number))
 
 

@@ -137,7 +137,7 @@ def write_beside(
     va: str = "bottom",
     rotation: float = 0.0,
 ) -> None:
-    """Write a small text at an offset in points from an anchor, which is in fractions of the axes."""
+    """Write a small text near `anchor`, a point in fractions of the axes, with an offset of `points` in points."""
     axes.annotate(
         text, anchor, points, xycoords="axes fraction", textcoords="offset points", fontsize=size, color=FAINT,
         va=va, rotation=rotation,

@@ -60,7 +60,7 @@ class FileFormat:
             raise InputError(f"{source} is {self.what} in format {number}, which is no longer read; {self.mend}")
 
     def to_json(self) -> str:
-        """Return the content of the format file of a folder."""
+        """Return the JSON text of the file that states the format of a folder."""
         return json.dumps(self.header()) + "\n"
 
     def check_folder(self, folder: Path) -> None:

@@ -43,7 +43,7 @@ class HookPoints(PrintedModule, nn.Module):
         return x
 
     def is_watched(self, *names: str) -> bool:
-        """Return whether the calling context watches one of the named hook points of this module."""
+        """Return whether the calling thread or task watches one of the named hook points of this module."""
         return any(map(self._watchers, names))
 
     def _watchers(self, name: str) -> list[Watcher]:
@@ -65,17 +65,17 @@ class Hook:
 
     @property
     def is_active(self) -> bool:
-        """True if the calling context is inside `watching` with these watchers."""
+        """True if the calling thread or task is inside a `watching` block with these watchers."""
         return any(watchers is self._watchers for watchers in _WATCHING.get())
 
     def __call__(self, *call: object) -> Any:
-        """Run the hook if it is active; otherwise return None."""
+        """Call the hook function and return its result if the hook is active; otherwise return None."""
         return self._run(*call) if self.is_active else None
 
 
 @contextmanager
 def watching(watchers: Watchers) -> Iterator[None]:
-    """Call functions at their hook points while the calling context is inside the with block."""
+    """Call functions at their hook points within the with block, in the thread or task that entered it."""
     _WATCHING.set((*_WATCHING.get(), watchers))
     try:
         yield
@@ -84,12 +84,12 @@ def watching(watchers: Watchers) -> Iterator[None]:
 
 
 def is_watching() -> bool:
-    """Return whether the calling context watches any module."""
+    """Return whether the calling thread or task watches any module."""
     return bool(_WATCHING.get())
 
 
 def texts_of_rows() -> tuple[int, ...] | None:
-    """Return for each row of the batch the number of its text; None if the caller runs the model directly."""
+    """Return the number of each batch row's text; None outside of a `naming_texts` block."""
     return _ROWS.get()
 
 
@@ -98,7 +98,7 @@ def naming_texts(numbers: Iterable[int], *, are_rows: bool = True) -> Iterator[N
     """Record which text each row of a batch belongs to, while a model runs in the with block.
 
     Args:
-        numbers: the number of each row's text, among the texts of the enclosing block.
+        numbers: the number of each row's text, from 0; inside another such block, an index into its texts.
         are_rows: True if the numbers belong to the rows of a batch. False if they belong to a group of texts, which
             inner blocks number from 0 again.
     """
@@ -114,19 +114,19 @@ def naming_texts(numbers: Iterable[int], *, are_rows: bool = True) -> Iterator[N
 
 
 def active_hooks(hooks: Mapping[int, Any]) -> dict[int, Any]:
-    """Return the hooks from a module's dictionary that run in the calling context."""
+    """Return the hooks from a module's dictionary that run in the calling thread or task."""
     return {number: hook for number, hook in list(hooks.items()) if getattr(hook, "is_active", True)}
 
 
 def is_seen(module: nn.Module) -> bool:
-    """Return whether the calling context watches or changes a module; submodules do not count."""
+    """Return whether the calling thread or task watches or changes a module; submodules do not count."""
     if any(active_hooks(hooks) for hooks in (module._forward_hooks, module._forward_pre_hooks) if hooks):
         return True
     return isinstance(module, HookPoints) and module.is_watched(*module.points)
 
 
 def are_seen(modules: Iterable[nn.Module]) -> bool:
-    """Return whether the calling context watches or changes one of these modules."""
+    """Return whether the calling thread or task watches or changes one of these modules."""
     if _WATCHING.get():
         return any(map(is_seen, modules))
     return any(is_seen(module) for module in modules if module._forward_hooks or module._forward_pre_hooks)

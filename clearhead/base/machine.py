@@ -112,7 +112,7 @@ def choose_precision(name: str, device: torch.device) -> Literal["fp32", "bf16"]
 
 
 def total_memory() -> int:
-    """Return the bytes of main memory, or of the container's limit if that is lower."""
+    """Return the size of the main memory in bytes, or the container's memory limit if that is lower."""
     return min([int(psutil.virtual_memory().total), *(limit for limit, _ in _container_memory())])
 
 
@@ -139,7 +139,7 @@ def _address_space() -> Iterator[int]:
 
 
 def _idle_bytes(device: torch.device) -> int:
-    """Return the bytes of an accelerator that torch has reserved and no tensor uses."""
+    """Return the number of bytes that torch has reserved on an accelerator and that no tensor uses."""
     return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
@@ -163,7 +163,7 @@ def _container_memory() -> Iterator[tuple[int, int]]:
 
 
 def _file_cache_bytes(group: Path) -> int:
-    """Return the bytes of cached files that the system can free for a control group."""
+    """Return the size in bytes of the file cache of a control group, which the system can free."""
     lines = (group / "memory.stat").read_text("ascii").splitlines()
     fields = dict(line.split()[:2] for line in lines)
     return int(fields.get("active_file", 0)) + int(fields.get("inactive_file", 0))

@@ -26,7 +26,7 @@ _STALE_SECONDS = 24 * 3600
 def load_or_make(
     kind: str, inputs: Sequence[object], load: Callable[[Path], EntryT], make: Callable[[Path], None]
 ) -> EntryT:
-    """Load the cached folder for some inputs, such as tokenized data; make the folder if it is missing or damaged.
+    """Load a cached result, such as tokenized data; make it and cache it if it is missing or damaged.
 
     Args:
         kind: the kind of entry, which names a folder of the cache.

@@ -102,7 +102,7 @@ class LabelledExamples:
         table: the [data] table that names the examples.
         what: the plural noun for the examples in messages.
         texts: the texts of each example, for counts of words and characters.
-        keys: the keys of each example; examples with a common key stay together. An empty example has no keys.
+        keys: the keys of each example; examples with a common key go to the same split. An empty example has no keys.
         record: a function from the number of an example to its JSON object, for a copied file.
         facts: a sentence with further facts about the examples.
         columns: the keys of [data] that name the fields of a copied file, besides the text.

@@ -111,7 +111,7 @@ class Threads(Protocol):
 
     @property
     def count(self) -> int:
-        """Number of threads that work together; 1 if there are none yet."""
+        """Number of threads that PyTorch computes with; 1 before PyTorch is imported."""
 
     def sleep(self) -> bool:
         """Make the threads sleep while they wait; return whether that is possible."""
@@ -180,7 +180,7 @@ class OpenMP:
 
     @property
     def count(self) -> int:
-        """Number of threads that work together; 1 before PyTorch is imported."""
+        """Number of threads that PyTorch computes with; 1 before PyTorch is imported."""
         count_threads = getattr(sys.modules.get("torch"), "get_num_threads", None)
         if count_threads is None:
             return 1

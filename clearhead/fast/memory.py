@@ -90,7 +90,7 @@ def forecast_memory(
     Args:
         model: the spec of the model.
         dtypes: dtypes of the files, by the addresses of weights. None means fp32.
-        is_mapped: True if weights that need no conversion stay in their mapped files.
+        is_mapped: True if weights that need no conversion are mapped from their files instead of copied.
         has_kernels: True if kernels compute the decoder. Otherwise a model in 8 or 4 bits computes in fp32.
     """
     module, forecasts = build(model, device="meta"), []

@@ -177,7 +177,7 @@ class Stored(nn.Module):
                 self._buffers[name] = tensor
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle a module by its plain class; the class with the mixin is recreated on demand."""
+        """Copy and pickle the plain class and the mixin, since the class that combines both exists only at run time."""
         mixin = StoredRows if isinstance(self, StoredRows) else Stored
         return _build_stored, (plain_type(self), mixin), vars(self)
 

@@ -474,7 +474,7 @@ def value_faults(declared: Mapping[str, tuple[Any, Option]], values: Mapping[str
     """Return one sentence for each value that has the wrong type or is out of range.
 
     Args:
-        declared: type and declaration of each option, by name.
+        declared: expected type and declaration (bounds, help) of each option, by name.
         values: values of some options, by name.
     """
     faults = []

@@ -225,7 +225,7 @@ def prefill_prompts(
         out = module.decode(ids_RT, memory, memory_mask=memory_mask, target_mask=mask, cache=cache)
         assert out.logits is not None, "the model must have a head over a vocabulary"
         return Prefill(cache, prompt_RT, source_RS.masked_fill(~memory_mask, NO_ID), out.logits[:, -1].float())
-    assert module.decoder is not None and module.head is not None, "call check_model first: no decoder or no head"
+    assert module.decoder is not None and module.head is not None, "no decoder or no head: call check_model first"
     hidden_RTD = module.decoder(Read(ids_RT, mask), None, None, cache)
     # The head runs on the last token only: all logits of a long prompt would take more memory than its hidden states.
     logits_RV = module.head(hidden_RTD[:, -1:])[:, -1].float()
@@ -256,7 +256,7 @@ def prefill_chunks(
         sources = None if source is None else [source]
         yield prefill_prompts(module, [prompt], sources, pad_id=pad_id, limits=[limit])
         return
-    assert module.decoder is not None and module.head is not None, "call check_model first: no decoder or no head"
+    assert module.decoder is not None and module.head is not None, "no decoder or no head: call check_model first"
     ids_1T = torch.tensor([list(prompt)], device=device_of(module))
     cache = IndexedCache(torch.tensor([len(prompt) + limit], device=ids_1T.device))
     shared = 0 if prefixes is None else prefixes.take(prompt, cache)

@@ -192,7 +192,7 @@ class RunningBatch:
             self._groups[kind].join(some)
 
     def step(self) -> list[SequenceProgress]:
-        """Choose one token for every row of the groups that have used the least time.
+        """Choose the next token of each sequence in the groups that have used the least computation time.
 
         Raises:
             InputError: a mapped file with the weights of the model was changed on disk.
@@ -278,7 +278,7 @@ class SharedCacheGroup:
         self._cache = caches[0] if len(caches) == 1 else concat_caches(caches)
 
     def step(self) -> list[SequenceProgress]:
-        """Choose one token for every row of the group."""
+        """Choose the next token of each sequence in the group."""
         begun = time.perf_counter()
         tokens = torch.cat([member.tokens for member in self.members])
         with naming_texts(chain.from_iterable(map(_texts_of, self.members))):

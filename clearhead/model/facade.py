@@ -279,7 +279,7 @@ class Model(Predictions, Saving):
     def word_aligner(
         self, heads: Alignments = True, from_language: str | None = None, to_language: str | None = None
     ) -> WordAligner:
-        """Return an object that aligns the words of translations with those of their sources, for several calls.
+        """Return an object that aligns words of translations with words of their sources, in several calls.
 
         Args:
             heads: the heads to use, as (layer, head). True means the heads that align best in the first translations.

@@ -41,7 +41,7 @@ class OpenModel:
         read: the function that yields addresses and weights, one at a time, each in a separate memory mapping.
             Quantized weights become fp32.
         saved: the tensors in the file of a quantized model. None means that the model is not quantized.
-        is_mapped: True if loading does not copy weights that need no conversion, and maps them from their files.
+        is_mapped: True if loading maps weights that need no conversion from their files instead of copying them.
         files: the files of the weights, in the state in which their headers were read.
     """
 

@@ -203,6 +203,8 @@ class Predictions:
         *,
         top_k: int = 1,
         allow_no_answer: bool = False,
+        doc_stride: int | None = None,
+        align_to_words: bool = False,
         batch_size: int | None = None,
     ) -> list[Answer]:
         """Return the spans of a context that answer a question, best first.
@@ -211,6 +213,10 @@ class Predictions:
             question, context: texts that are not empty; a long context is read in overlapping windows.
             top_k: the number of answers.
             allow_no_answer: True to allow "no answer", which is an answer with an empty text.
+            doc_stride: the number of tokens that neighbouring windows share. None means 128, or half of a shorter
+                window.
+            align_to_words: True to extend answers to whole words and to add the scores of equal texts, as the
+                pipeline of transformers 4 did.
             batch_size: the maximum number of windows in a batch. None means a token budget.
 
         Raises:
@@ -224,5 +230,7 @@ class Predictions:
             context,
             top_k=top_k,
             allow_no_answer=allow_no_answer,
+            doc_stride=doc_stride,
+            align_to_words=align_to_words,
             batch_size=batch_size,
         )

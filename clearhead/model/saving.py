@@ -153,7 +153,7 @@ def _read_run_facts(run: Path, checkpoint: str) -> TrainingFacts:
 
 
 def _hide_paths(line: str) -> str:
-    """Return a line of a run file with each absolute path replaced by its last name."""
+    """Return a line of a run file in which only the last name of each absolute path remains."""
     return re.sub(
         r'"((?:/|[A-Za-z]:(?:/|\\\\))[^"]*)"', lambda match: f'"{PurePath(match[1].replace(chr(92), "/")).name}"', line
     )

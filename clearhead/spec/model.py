@@ -66,7 +66,7 @@ class Model(Node):
 
     @property
     def family(self) -> Literal["encoder", "decoder", "encoder-decoder"]:
-        """The family by its stacks: "encoder", "decoder" or "encoder-decoder"."""
+        """The family of the model, named after its stacks: "encoder", "decoder" or "encoder-decoder"."""
         if self.encoder is None:
             return "decoder"
         return "encoder" if self.decoder is None else "encoder-decoder"

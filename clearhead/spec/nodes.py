@@ -260,7 +260,7 @@ HeadLayer = Annotated[
 
 
 class Head(Node):
-    """Head: the layers from hidden states to outputs; with a pool, a sequence has one output."""
+    """Head: the layers from hidden states to outputs; with a pool, each sequence has one output vector."""
 
     layers: Annotated[tuple[HeadLayer, ...], Field(min_length=1)]
 

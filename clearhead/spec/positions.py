@@ -16,8 +16,8 @@ from clearhead.spec.registry import AcceptsParts, Part
 class Sinusoidal(Node):
     """Fixed sines and cosines added to the embedding. Source: arXiv 1706.03762, section 3.5.
 
-    The layout "fairseq" also stores sines and cosines as halves. Its frequencies end at exactly 1/theta, and it is
-    computed in float32.
+    The layout "fairseq", like "halves", puts all sines before all cosines. Its frequencies end at exactly 1/theta, and
+    it is computed in float32.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"

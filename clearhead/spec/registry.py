@@ -263,7 +263,7 @@ def unregister_on_failure() -> Iterator[None]:
 
 
 class AcceptsParts:
-    """Annotation of a union of nodes that includes `Part`: custom modules of a role are members of the union."""
+    """Pydantic annotation of a union of nodes that includes `Part`: accepts custom modules of one role."""
 
     def __init__(self, role: Role) -> None:
         self.role = role

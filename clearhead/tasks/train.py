@@ -116,7 +116,7 @@ class TaskTraining(ABC):
 
     @abstractmethod
     def parts(self) -> PreparedTask[Any]:
-        """Prepare data, tokenizers and model.
+        """Return the prepared task: its data, tokenizers and spec.
 
         Raises:
             InputError: the data, the tokenizers or the sizes cannot be used.
@@ -208,7 +208,7 @@ class LabelledTraining(TaskTraining):
         """Return the metrics of the model on validation data, with attributes `loss` and `score`."""
 
     def parts(self) -> PreparedTask[Batch]:
-        """Prepare data, tokenizers and model of the run."""
+        """Return the prepared task of the run: its data, tokenizers and spec."""
         tokenizer = self.setup.find_tokenizer(self._train_tokenizer)
         stores = self._stores(tokenizer)
         record = self.record(stores)
@@ -333,7 +333,7 @@ class NoisedTraining(TextTraining):
         """Raise an error if the stacks of a model do not suit the task."""
 
     def parts(self) -> PreparedTask[Batch]:
-        """Prepare data, tokenizers and model of the run."""
+        """Return the prepared task of the run: its data, tokenizers and spec."""
         setup, length = self.setup, self.run_file.data.max_length
         tokenizer = setup.find_tokenizer(self.train_noise_tokenizer)
         noise = self.noise(tokenizer)
@@ -405,7 +405,7 @@ class PairTraining(TaskTraining):
 
     @staticmethod
     def sides(stores: Stores[Store], tokenizers: TokenizerPair) -> list[DataSide]:
-        """Return largest id and longest text of the source side and of the target side, to check the model."""
+        """Return the largest id and the longest text of each side, source and target, to check the model."""
         sides = []
         for index, name in enumerate(("source", "target")):
             texts = [store.texts[index] for store in stores]

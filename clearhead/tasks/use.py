@@ -26,7 +26,7 @@ from clearhead.text.tokenizer import Tokenizer
 
 
 def pairs_of(data: object, kind: str) -> DataTable:
-    """Read evaluation data that are pairs of texts; see `TaskData.source` for the formats of `data`."""
+    """Read the pairs of texts in evaluation data; see `TaskData.source` for the formats of `data`."""
     return read_pairs(data_of(kind).source(data))
 
 

@@ -1,4 +1,4 @@
-"""Server schemas "summarization" and "text2text-generation", for every model with encoder and decoder."""
+"""Parameters of the server's pipelines "summarization" and "text2text-generation", for encoder-decoder models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OPTIONS: Final[Mapping[str, str]] = {
 
 
 class Parameters(PipelineParameters):
-    """Parameters of both schemas.
+    """Parameters that a request to one of the two pipelines may set.
 
     Args:
         truncation: the treatment of texts that the encoder cannot read whole. "do_not_truncate" refuses them; the other

@@ -97,7 +97,7 @@ def with_entries(document: Mapping[str, Any], keep: Sequence[int]) -> dict[str, 
 
 
 def needed_entries(document: Mapping[str, Any], ids: Iterable[int]) -> set[int]:
-    """Return the ids that a smaller tokenizer must keep: `ids`, ids they are merged from, and fallback entries.
+    """Return the ids that a smaller tokenizer must keep: `ids`, ids that are merged to them, and fallback entries.
 
     Args:
         document: parsed content of a `tokenizer.json`.

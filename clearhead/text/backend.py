@@ -101,6 +101,12 @@ class DocumentBackend:
             encoding = self._backend.encode(text, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
+    def word_numbers(self, text: str) -> list[int | None]:
+        """Return the number of the word of each id of a text, as the pre-tokenizer splits it; None outside words."""
+        with _library():
+            numbers: list[int | None] = self._backend.encode(text, add_special_tokens=False).word_ids
+        return numbers
+
     def decode(self, ids: Iterable[int]) -> str:
         """Decode ids to a text, without special tokens."""
         with _library():

@@ -90,6 +90,10 @@ class SentencePieceBackend:
         spans = [(start + len(code), stop + len(code)) for start, stop in mapping["offsets"]]
         return (ids, spans) if not code else ([self._code_id(code), *ids], [(0, len(code)), *spans])
 
+    def word_numbers(self, text: str) -> list[int | None]:
+        """Return None for each id of a text: a SentencePiece model splits no words."""
+        return [None] * len(self._encode(_check_text(text)))
+
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids to a text, without special tokens."""
         special = set(self._special.values())
@@ -142,7 +146,7 @@ def _check_text(text: str) -> str:
 def _number_pieces(
     model: sentencepiece.SentencePieceProcessor, document: Mapping[str, Any]
 ) -> tuple[dict[str, int], list[int]]:
-    """Return the vocabulary with its ids, and the id of each piece number of the model."""
+    """Return the id of each vocabulary entry, and a list with the id of each piece, by its number in the model."""
     front, skip = document["front"], document["skip"]
     shift = len(front) - skip
     entries = {entry: index for index, entry in enumerate(front)}

@@ -1,6 +1,6 @@
 """Special tokens around one text or a pair of texts, as ids and segments.
 
-A Hugging Face tokenizer has the templates in its files; a tokenizer trained here uses its start and end token.
+A Hugging Face tokenizer has the templates in its files; one that clearhead trained uses its start and end token.
 Training, prediction, generation and scoring all use this module.
 """
 
@@ -32,12 +32,12 @@ class PrefixSuffix:
 
     @property
     def decoder_input(self) -> PrefixSuffix:
-        """Prefix and suffix of the decoder's input, without the last id."""
+        """Prefix and suffix of the decoder's input; the suffix's last id is left out, since it is only predicted."""
         return PrefixSuffix(self.prefix, self.suffix[:-1])
 
     @property
     def labels(self) -> PrefixSuffix:
-        """Prefix and suffix of the decoder's labels, without the first id."""
+        """Prefix and suffix of the decoder's labels; the prefix's first id is left out, since it is only read."""
         return PrefixSuffix(self.prefix[1:], self.suffix)
 
 
@@ -67,7 +67,7 @@ class SpecialTokens:
 
     @classmethod
     def from_ids(cls, prefix: Sequence[int], suffix: Sequence[int]) -> SpecialTokens:
-        """Return templates with special ids before and after a text; a second text gets only the ids after it."""
+        """Return templates with `prefix` before a text and `suffix` after it; a second text gets only the suffix."""
         single: tuple[TemplateItem, ...] = (
             *((index, 0) for index in prefix),
             ("A", 0),
@@ -77,7 +77,7 @@ class SpecialTokens:
 
     @classmethod
     def from_bos_eos(cls, bos: int, eos: int) -> SpecialTokens:
-        """Return the templates of a tokenizer that was trained here, from its start and end token.
+        """Return the templates of a tokenizer that clearhead trained, from its start and end token.
 
         Source: arXiv 1810.04805, section 3 (pairs); arXiv 1706.03762, section 3.4 (the source has no start token).
         """
@@ -169,7 +169,7 @@ class SpecialTokens:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> SpecialTokens:
-        """Read what `to_json` returned."""
+        """Return the special tokens from JSON values that `to_json` returned."""
         pair, names = content["pair"], [name for name in ("source", "target") if name in content]
         sides = {name: PrefixSuffix(*map(tuple, content[name])) for name in names}
         return cls(_template(content["single"]), None if pair is None else _template(pair), **sides)

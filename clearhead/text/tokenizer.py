@@ -154,6 +154,20 @@ class Tokenizer(Printed):
             spans = [span for index, span in zip(ids, spans, strict=True) if index not in self._reserved]
         return self._replace_reserved(ids), trim_spans(text, spans)
 
+    def split_words(self, text: str) -> list[int | None]:
+        """Return the number of the word of each id of `encode`, as the tokenizer splits the text before its pieces.
+
+        Punctuation may be a word. None means that the tokenizer does not assign the id to a word.
+
+        Args:
+            text: text to encode, a str without lone surrogates.
+        """
+        numbers = self._backend.word_numbers(text)
+        if self.roles.unk is None and self._reserved:
+            ids = self._backend.encode_with_spans(text)[0]
+            numbers = [number for index, number in zip(ids, numbers, strict=True) if index not in self._reserved]
+        return numbers
+
     def words(self, text: str) -> tuple[list[int], Int64[ndarray, " tokens"]]:
         """Encode a text; return the ids of `encode` and the word number of each id, from 0.
 
@@ -292,7 +306,7 @@ class Tokenizer(Printed):
 
     @classmethod
     def load(cls, path: Path, *, roles: Mapping[str, str] | None = None) -> Tokenizer:
-        """Load a tokenizer trained here, or one of a Hugging Face checkpoint without the special tokens of its class.
+        """Load a tokenizer that `save` wrote, or that of a Hugging Face checkpoint without its class's special tokens.
 
         Args:
             path: a `tokenizer.json`; or a folder with one, or with `vocab.json` and `merges.txt`, `vocab.txt`, or a

@@ -149,7 +149,7 @@ def _with_tokens(config: Mapping[str, Any], tokenizer_class: TokenizerClass | No
 
 
 def _by_files(folder: Path, name: str | None) -> TokenizerClass:
-    """Guess the class of files whose configuration names no known class.
+    """Guess the tokenizer class from the names of the files, if the configuration names no known class.
 
     Raises:
         InputError: the files do not determine the class.

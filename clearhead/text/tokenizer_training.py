@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, tra
 
 from clearhead.base.errors import InputError, did_you_mean
 from clearhead.base.progress import message
+from clearhead.text.special_tokens import SpecialTokens
 from clearhead.text.token_roles import TokenRoles, sentinel
 from clearhead.text.tokenizer import Tokenizer
 
@@ -111,6 +112,23 @@ def _special_tokens(mask: bool, sentinels: int) -> tuple[tuple[str, ...], TokenR
         sentinels=tuple(range(first, first + sentinels)),
     )
     return (*SPECIAL_TOKENS, *masks, *map(sentinel, range(sentinels))), roles
+
+
+def tokenizer_of_characters(ids: Mapping[str, int], *, first: int) -> Tokenizer:
+    """Return a tokenizer of characters with known ids; it adds no special tokens to a text.
+
+    Args:
+        ids: the id of each character.
+        first: the id of "<unk>", for characters without an id. The next id belongs to "</s>".
+    """
+    unknown, end = SPECIAL_TOKENS[ROLES.unk or 0], SPECIAL_TOKENS[ROLES.eos]
+    backend = _pipeline("character")
+    backend.model = models.WordLevel({**ids, unknown: first, end: first + 1}, unk_token=unknown)
+    backend.add_special_tokens([unknown, end])
+    roles = TokenRoles(pad=first + 1, unk=first, bos=ids.get("\n", first + 1), eos=first + 1)
+    return Tokenizer(
+        json.loads(backend.to_str()), kind="character", roles=roles, special_tokens=SpecialTokens.from_ids((), ())
+    )
 
 
 @dataclass

@@ -354,7 +354,7 @@ PLANNED_STEPS: Final = "planned_steps"
 
 
 def build_trainer(model: BuiltModel) -> Trainer[Any]:
-    """Build the trainer of a model: training tree, engine, optimizer, schedule and settings.
+    """Build the trainer of a model: its module with training kernels, the engine, optimizer, schedule and settings.
 
     Raises:
         InputError: the optimizer cannot train the model.

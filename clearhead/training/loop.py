@@ -376,7 +376,7 @@ class _TrainingLoop(Generic[BatchT]):
         """Validate the given weights, or those of the module; afterwards restore the random states and the module.
 
         Raises:
-            StopRequested: a stop signal arrived; only sharded weights wait for the end of the validation.
+            StopRequested: a stop signal interrupted the validation. With sharded weights, no signal interrupts it.
         """
         module = self.trainer.module
         in_place = weights_in_place(module, weights) if weights is not None else contextlib.nullcontext()

@@ -169,7 +169,7 @@ class RunRecord:
         return folder
 
     def go_back(self, tally: files.Tally) -> None:
-        """Set the files of the run back to the resumed checkpoint: metrics, snapshots, average, best checkpoint."""
+        """Set the files of the run back to the resumed checkpoint: metrics, recent weights, snapshots and `best`."""
         for number in self._log.find_damaged_lines():
             message(f"{self._log.path}: line {number} is damaged and is left out")
         self._log.cut_back(tally.logged_step)

@@ -117,7 +117,7 @@ class TaskSetup:
         return with_head(base, head)
 
     def find_head(self, record: TaskRecord) -> tuple[spec.Head, Repeats | None] | None:
-        """Return the head for the labels of a record that the initial model or its family has, and its decoder input.
+        """Return the head of the initial model or its family that fits a record's labels, and its decoder input.
 
         Args:
             record: the record of the task.
@@ -211,7 +211,7 @@ class PreparedTask(Workload[BatchT]):
         spec: the spec of the model to build.
         batches: the endless training batches.
         validate: a function that validates the module; called in evaluation mode.
-        sides: the sides of the data, for the checks before the first step.
+        sides: the facts about each side of the data, source and target, for the checks before the first step.
         mean_tokens: the number of tokens of an average batch.
         record: the task record of the trained model.
         valid_data: the identity of the validation data; scores on other data cannot be compared.

@@ -1,16 +1,16 @@
-"""A page that needs no installation: a trained translator of dates in plain JavaScript, run by the reader's browser.
+"""Page that runs a translator of dates in the reader's browser, in plain JavaScript, with the explorer of its heads.
 
-The site has it as start/browser.html; docs/browser has its JavaScript. It holds the explorer of `clearhead view`.
+The site has it as start/browser.html; docs/browser has its JavaScript. The page alone, from the run of `make demo`:
+python docs/_ext/browser_page.py RUN FILE.
 """
 
 from __future__ import annotations
 
 import base64
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import shared
 
 import clearhead
 from clearhead import spec
@@ -93,16 +93,28 @@ def page_html(model: clearhead.Model, examples: Sequence[str]) -> str:
     return page
 
 
-def write_page(app: Sphinx, error: Exception | None) -> None:
+def write_page(model: clearhead.Model, path: Path) -> None:
+    """Write the page of a model, with a date of each language as an example."""
+    offered = make_date_sets(seed=11, train_size=0, valid_per_locale=0, test_per_locale=1).test
+    page = page_html(model, [FIRST, *(pair.source for pair in offered)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
+
+
+def add_to_site(app: Sphinx, error: Exception | None) -> None:
     """Write the page after the other pages of the site."""
     if error is None and app.builder.name == "html":
-        offered = make_date_sets(seed=11, train_size=0, valid_per_locale=0, test_per_locale=1).test
-        page = page_html(shared.dates_model(), [FIRST, *(pair.source for pair in offered)])
-        path = Path(app.outdir) / "start" / "browser.html"
-        path.write_text(page, encoding="utf-8")
+        import shared  # of the lessons, which are on the path of a build only
+
+        write_page(shared.dates_model(), Path(app.outdir) / "start" / "browser.html")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Write the page when everything else is built."""
-    app.connect("build-finished", write_page)
+    app.connect("build-finished", add_to_site)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+if __name__ == "__main__":
+    write_page(clearhead.load(sys.argv[1]), Path(sys.argv[2]))
+    print(f"written: open {sys.argv[2]} in a browser")

@@ -56,9 +56,9 @@ for index, token in zip(ids, bpe.tokens(ids), strict=True):
 print("and back:", bpe.decode(ids))
 
 # %% [markdown]
-# GPT-2's tokenizer is of this kind and has 50,257 ids. `ch.load("openai-community/gpt2").tokenizer` downloads it. It encodes " machine learning" as 4572 and 4673. Its only special token has the id 50256, `<|endoftext|>`, and marks both the start and the end.
+# GPT-2's tokenizer is a byte-level BPE with 50,257 ids. `ch.load("openai-community/gpt2").tokenizer` downloads it. It encodes " machine learning" as 4572 and 4673. Its only special token, `<|endoftext|>` with the id 50256, marks both the start and the end of a text.
 #
-# Unseen words and characters become the unknown token, so they are lost. Bytes are never lost.
+# A tokenizer of words or characters turns unseen words or characters into the unknown token, so they are lost. A byte-level tokenizer loses nothing.
 
 # %%
 for kind in ("word", "character", "byte-bpe"):
@@ -68,7 +68,7 @@ for kind in ("word", "character", "byte-bpe"):
 # %% [markdown]
 # ## Special tokens
 #
-# Some ids stand for no text: the start, the end, padding. A program adds them to a text, and typed text must never turn into them. Otherwise a user who types the end token would end the text for the model. A message could also pretend to come from another speaker.
+# Some ids stand for no text: the start, the end, padding. A program adds them to a text, and typed text must never turn into them. Otherwise a user could end the text for the model by typing the end token. A message in a chat could also pretend to come from another speaker.
 
 # %%
 print("special:", {name: getattr(bpe, f"{name}_id") for name in ("pad", "bos", "eos", "unk")})
@@ -109,7 +109,7 @@ wrong = torch.Tensor([50256, 2**24, 2**24 + 1])
 print(wrong.dtype, wrong.tolist())
 
 # %% [markdown]
-# **The symptom.** The ids became floating-point numbers. They look right up to $2^{24}$, where two ids become equal. An embedding table cannot look them up:
+# **The symptom.** The ids became floating-point numbers. They look right, but above $2^{24}$ two different ids can become equal. An embedding table cannot look them up:
 
 # %%
 try:
@@ -118,7 +118,7 @@ except RuntimeError as error:
     print(str(error).split(";")[0])
 
 # %% [markdown]
-# **The detector** is the error above, if you are lucky; otherwise check `ids.dtype`. A second switch raises no error at all: predict each token from itself.
+# **The detector** is the error above. Code that raises no such error needs a check of `ids.dtype`. A second switch raises no error at all: predict each token from itself.
 
 # %%
 logits = torch.nn.functional.one_hot(inputs, bpe.vocab_size).float() * 9
@@ -136,11 +136,11 @@ def loss_unshifted(logits, ids):
 print(ch.check.loss(loss_unshifted))
 
 # %% [markdown]
-# **The fix** is the last line of the report.
+# **The fix** is in the last line of the report above.
 #
 # ## Exercises
 #
-# **1 · The loss of a language model (5 minutes, easy).** `logits` has the shape `[batch, tokens, vocabulary]`, and `ids` has the shape `[batch, tokens]`. Id 0 is padding, which does not count.
+# **1 · The loss of a language model (5 minutes, easy).** `logits` has the shape `[batch, tokens, vocabulary]`, and `ids` has the shape `[batch, tokens]`. Id 0 is padding, which does not count in the loss.
 
 
 # %% tags=["exercise"]
@@ -180,7 +180,7 @@ attempt(lambda: check_count(count))
 assert check_count(91) == "right"
 
 # %% [markdown]
-# **3 · One merge (10 minutes, medium).** The argument is a list of words, and each word is a list of pieces. Return the most frequent pair of neighbouring pieces. If several pairs are equally frequent, return the first. That is one step of byte-pair encoding.
+# **3 · One merge (10 minutes, medium).** The argument is a list of words, and each word is a list of pieces. Return the pair of neighbouring pieces that occurs most often in all words. If several pairs are equally frequent, return the first. That is one step of byte-pair encoding.
 
 
 # %% tags=["exercise"]

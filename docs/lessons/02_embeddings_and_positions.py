@@ -15,7 +15,7 @@
 #
 # You need to know what a token is. After this lesson you can explain an embedding table and compute the table of positions with a pencil. You can also find the bug that tutorials copy most often.
 #
-# A model computes with numbers. A token is only the number of a row in a table. The **embedding** is that row.
+# A model computes with vectors of numbers. The id of a token is the number of a row in a table. The **embedding** of the token is that row.
 
 # %%
 import inspect
@@ -34,7 +34,7 @@ torch.set_printoptions(precision=4, sci_mode=False)
 # %% [markdown]
 # ## A row of a table
 #
-# The table has five tokens with three numbers each. Looking up token 2 takes row 2. Multiplying the table by a one-hot row gives the same result, but needs five times the work.
+# The table has five tokens with three numbers each. Looking up token 2 takes row 2. A one-hot vector times the table gives the same result, but needs five times the work.
 
 # %%
 table = torch.tensor([[0.1, 0.2, 0.3], [0.4, 0.5, 0.6], [0.7, 0.8, 0.9], [1.0, 1.1, 1.2], [1.3, 1.4, 1.5]])
@@ -61,7 +61,7 @@ print(inspect.getsource(Embedding.forward))
 #
 # $$\mathrm{PE}_{p,2i} = \sin\!\left(\frac{p}{10000^{2i/d}}\right), \qquad \mathrm{PE}_{p,2i+1} = \cos\!\left(\frac{p}{10000^{2i/d}}\right).$$
 #
-# Compute it step by step for $d = 6$. The even columns are 0, 2 and 4, and each has a denominator.
+# Compute it step by step for $d = 6$. The even columns are 0, 2 and 4. Each has its denominator $10000^{2i/d}$.
 
 # %%
 even = torch.arange(0, 6, 2, dtype=torch.float64)
@@ -75,7 +75,7 @@ fifth = [-0.9589, 0.2837, 0.2300, 0.9732, 0.0108, 0.9999]
 torch.testing.assert_close(steps[5], torch.tensor(fifth), atol=5e-5, rtol=0)
 
 # %% [markdown]
-# The sine and cosine of a pair of columns share one wave. Together they are the hand of a clock that turns once in $2\pi \cdot 10000^{2i/d}$ tokens. The first clock turns once in about six tokens, the last in tens of thousands. The core computes the same table:
+# The sine and cosine of a pair of columns share one wave. Together they are like the hand of a clock that turns once in $2\pi \cdot 10000^{2i/d}$ tokens. The first clock turns once in about six tokens, the last in tens of thousands. The core computes the same table:
 
 
 # %%
@@ -87,7 +87,7 @@ print("largest difference:", float((paper(10, 6) - steps).abs().max()))
 print(inspect.getsource(sinusoidal_table))
 
 # %% [markdown]
-# Here is position 2 for two other widths, for comparison with other tables. The first row is all of $d = 4$, the second the first ten numbers of $d = 300$.
+# Here is position 2 for two other widths, for comparison with other tables. The first line has all numbers for $d = 4$, the second line the first ten numbers for $d = 300$.
 
 # %%
 print([round(float(x), 4) for x in paper(3, 4)[2]])
@@ -116,7 +116,7 @@ print("rows 10 and 13:", float(products[10, 13]), " rows 60 and 63:", float(prod
 # %% [markdown]
 # ## Learned, rotary, and others
 #
-# GPT-2 and BERT learn the table instead. Llama rotates queries and keys by the same clocks, inside the attention (`spec.Rotary`). T5 adds a number for each distance to the scores (`spec.RelativeBuckets`), and BLOOM adds a slope (`spec.Alibi`). All of them are fields of one spec:
+# GPT-2 and BERT learn the table of positions instead. Inside the attention, Llama rotates queries and keys by the angles of the same clocks (`spec.Rotary`). T5 adds a number for each distance to the scores (`spec.RelativeBuckets`), and BLOOM subtracts the distance times a slope (`spec.Alibi`). All of them are fields of one spec:
 
 # %%
 for position in (spec.Sinusoidal(), spec.Learned(rows=512)):
@@ -126,7 +126,7 @@ print("attention.position =", spec.Rotary())
 # %% [markdown]
 # ## Break it
 #
-# **The switch.** Many notebooks loop over `i` in steps of two, so `i` is already $2i$. Then they multiply by two once more.
+# **The switch.** Many notebooks loop over `i` in steps of two, so `i` is already $2i$. Then they multiply `i` by two once more.
 
 
 # %%
@@ -137,7 +137,7 @@ def double_exponent(length, width):
 
 
 # %% [markdown]
-# **The symptom.** There is none: the code runs, the model trains, and the picture shows waves. Only a comparison with the right table shows that the right half of the columns is constant. Those clocks turn once in a hundred million tokens:
+# **The symptom.** There is none: the code runs, the model trains, and the picture shows waves. Only a comparison with the right table shows that the right half of the columns is constant. Their clocks turn once in 63,000 tokens or more, the slowest in 350 million:
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", sharey=True)
@@ -179,7 +179,7 @@ def positions_solution(length, width):
 assert ch.check.positions(positions_solution, width=64).ok
 
 # %% [markdown]
-# **2 · A text of one token (5 minutes, easy).** A class holds a table of ten positions and computes `x + self.table`. The text has the shape `[batch, 1, width]`. Predict the shape of the result before you run it.
+# **2 · A text of one token (5 minutes, easy).** A class holds a table of ten positions and computes `x + self.table`. The input `x` has the shape `[batch, 1, width]`. Predict the shape of the result before you run it.
 
 # %% tags=["exercise"]
 my_guess = None

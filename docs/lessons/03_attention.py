@@ -32,7 +32,7 @@ torch.set_printoptions(precision=4, sci_mode=False)
 # %% [markdown]
 # ## Attention without weights
 #
-# Start without separate questions and labels: every token is its question, its label and its answer. Then attention is two matrix products with a softmax between them:
+# Start with the simplest case: the vector of a token is its question, its label and its answer. Then attention is two matrix products with a softmax between them:
 #
 # $$W = \operatorname{softmax}(X X^\top), \qquad Y = W X.$$
 #
@@ -57,7 +57,7 @@ print("largest difference:", float((again - y[:, order]).abs().max()))
 # %% [markdown]
 # ## Query, key, value
 #
-# Now give each of the three roles its own matrix. A query asks, a key is compared with the query, and a value is mixed. The whole formula is:
+# Now multiply each vector by three matrices. They give the query (the question), the key (the label) and the value (the answer). The whole formula is:
 #
 # $$\operatorname{attention}(Q, K, V) = \operatorname{softmax}\!\left(\frac{Q K^\top}{\sqrt{d}}\right) V.$$
 #
@@ -77,7 +77,7 @@ torch.testing.assert_close(by_hand @ V, torch.tensor([[0.35, 0.55], [0.4281, 0.6
 # %% [markdown]
 # The first query fits both keys equally well (scores 2 and 2), so its weights are ½ and ½. The second query fits the first key better (3 against 1), so its weights are 0.7604 and 0.2396.
 #
-# Why divide by $\sqrt{d}$? A score is a sum of $d$ products. The longer the sum, the wider the scores spread. The softmax of widely spread scores puts nearly all weight on a single key. Then almost no gradient passes.
+# Why divide by $\sqrt{d}$? A score is a sum of $d$ products. The longer the sum, the wider the scores spread. The softmax of widely spread scores puts nearly all weight on a single key. Then almost no gradient flows back through the softmax.
 
 # %%
 for size in (4, 64, 1024):
@@ -98,7 +98,7 @@ print(shifted.exp() / shifted.exp().sum())
 # %% [markdown]
 # ## Heads
 #
-# One softmax can follow one relation at a time. Several heads share the width. Each head reads a slice of $d = \text{width} / \text{heads}$ numbers and attends separately. The results of the heads are concatenated. Here a 4 × 4 matrix of the numbers 1 to 16 is split into two heads:
+# One softmax can express only one relation between tokens. So the width is divided among several heads. Each head reads a slice of $d = \text{width} / \text{heads}$ numbers and attends separately. The results of the heads are concatenated. Here a 4 × 4 matrix of the numbers 1 to 16 is split into two heads:
 
 # %%
 matrix = torch.arange(1, 17).view(1, 4, 4)
@@ -107,7 +107,7 @@ print(matrix.unflatten(-1, (2, 2)).transpose(1, 2)[0].tolist())
 # %% [markdown]
 # Two mistakes are common here, and neither raises an error. First, `split(heads)` makes pieces of `heads` features each, not `heads` pieces. The matrix above hides this mistake, because 4 is 2 times 2.
 #
-# Second, one linear map can compute all three, $x \mapsto [q \mid k \mid v]$. GPT-2 cuts its output first by role, GPT-NeoX first by head. Weights of one layout are noise in the other.
+# Second, one linear map can compute query, key and value together, $x \mapsto [q \mid k \mid v]$. GPT-2 splits the output of this map first into query, key and value, GPT-NeoX first into heads. Weights of one layout are noise in the other.
 
 # %%
 print("width 12, split(2):", len(torch.randn(12).split(2)), "heads of", len(torch.randn(12).split(2)[0]))
@@ -116,7 +116,7 @@ joint = torch.randn(4, 10, 18).unflatten(-1, (2, 9)).transpose(1, 2)
 print("by head: ", tuple(joint.shape), "->", [tuple(piece.shape) for piece in joint.chunk(3, -1)])
 
 # %% [markdown]
-# You can compute the heads in three ways: a loop over heads, one batch that contains all heads, or PyTorch's fused kernel. All three must agree, and our tests check that they do.
+# You can compute the heads in three ways: a loop over heads, one batch that contains all heads, or PyTorch's fused kernel. All three must agree, and clearhead's tests check that they do.
 
 # %%
 width, heads = 12, 3
@@ -145,7 +145,7 @@ print("loop = folded:", float((attend_by_loop(q, k, v) - attend_folded(q, k, v))
 print("loop = fused: ", float((attend_by_loop(q, k, v) - attend_fused(q, k, v)).abs().max()))
 
 # %% [markdown]
-# Every model here, of any family, computes attention with the lines below. You have just written `scores`, `weights` and the last two lines of `attend`. The other lines handle masks, biases, the fused kernel and hook points:
+# Every model of clearhead, of any family, computes attention with the lines below. You have just written `scores`, `weights` and the last two lines of `attend`. The other lines handle masks, biases, the fused kernel and hook points:
 
 # %%
 print(inspect.getsource(Attention.attend))
@@ -153,7 +153,7 @@ print(inspect.getsource(Attention.weights))
 print(inspect.getsource(Attention.scores))
 
 # %% [markdown]
-# In `scores` the scale is a Python number. A tensor of the root in single precision would silently convert half precision to single. It would also stay on the CPU when the model moves to a GPU:
+# In `scores` the scale is a Python number. If it were a tensor in single precision, it would silently convert scores in half precision to single precision. It would also stay on the CPU when the model moves to a GPU:
 
 # %%
 half = torch.ones(2, 2, dtype=torch.float16)
@@ -198,7 +198,7 @@ ch.view_attention(shown.numpy(), sentence)
 #
 # ## Break it
 #
-# **The switch.** Put the head axis in front of the batch axis, `[heads, batch, tokens, d]`. Then undo it with the permutation for `[batch, heads, tokens, d]`. The shapes fit, and no line fails.
+# **The switch.** Put the head axis in front of the batch axis, `[heads, batch, tokens, d]`. Then merge the heads with the permutation that belongs to `[batch, heads, tokens, d]`. The shapes fit, and no line fails.
 
 
 # %%
@@ -230,7 +230,7 @@ with torch.no_grad():
     print("the first sentence's output moves by", float((mixed(changed)[0] - mixed(pair)[0]).abs().max()))
 
 # %% [markdown]
-# One sentence reads another. The training loss still falls a little. The results depend on the other sentences of the batch. The loss curve does not show this mistake.
+# The output of one sentence depends on the other sentences of its batch. The training loss still falls, so the loss curve does not show this mistake.
 #
 # **The detector.**
 
@@ -247,7 +247,7 @@ print(ch.check.attention(mixed, width=12, heads=3).verdict)
 # %% [markdown]
 # ## Exercises
 #
-# **1 · Your own attention (15 minutes, medium).** Write `forward`. Its input has the shape `[batch, tokens, width]`. The check tells you where your result differs. `hint=2` adds the line of mathematics, and `hint=3` adds the mend.
+# **1 · Your own attention (15 minutes, medium).** Write `forward`. Its input has the shape `[batch, tokens, width]`. The check tells you where your result differs. `hint=2` adds the line of mathematics, and `hint=3` adds the fix.
 
 
 # %% tags=["exercise"]
@@ -277,7 +277,7 @@ class Solved(MyAttention):
 assert ch.check.attention(Solved(), width=12, heads=3).ok
 
 # %% [markdown]
-# **2 · Features, not time (5 minutes, easy).** `q` has the shape `[batch, tokens, width]`. Somebody cut a head out of it with `q[:, 4:8]`. What did they cut, and what is right? Set `mine` to the right slice for head 1 of three.
+# **2 · Features, not time (5 minutes, easy).** `q` has the shape `[batch, tokens, width]`. Somebody takes one head out of `q` with `q[:, 4:8]`. What does this slice contain, and what is right? Set `mine` to the right slice for head 1 of three.
 
 # %% tags=["exercise"]
 q = torch.arange(2 * 20 * 12).view(2, 20, 12)

@@ -34,7 +34,7 @@ torch.set_printoptions(precision=4, sci_mode=False)
 # %% [markdown]
 # ## One convention
 #
-# Tutorials, papers and libraries disagree on the meaning of a mask. A 1 may mean "keep" or "hide", and some masks of 0 and minus infinity are added to the scores. Choose one convention. In clearhead a mask is boolean, and **True means: may attend**.
+# Tutorials, papers and libraries disagree on the meaning of a mask. A 1 may mean "keep" or "hide". Other masks consist of 0 and minus infinity, and are added to the scores. Choose one convention. In clearhead a mask is boolean, and **True means: may attend**.
 #
 # Where the mask is False, the score becomes minus infinity. The softmax turns that into a weight of zero:
 
@@ -83,7 +83,7 @@ print(additive)
 torch.testing.assert_close((scores := torch.randn(5, 5)) + additive, scores.masked_fill(~causal, float("-inf")))
 
 # %% [markdown]
-# A query may attend to a key only if both masks allow it, so the masks are joined by **and**. The core does this in the lines below. First come the masks of the attention's spec: causal, window, prefix. Then come the masks of each call: padding, documents, a mask of the caller.
+# A query may attend to a key only if both masks allow it, so the masks are joined by **and**. The core does this in the lines below. First come the masks that the spec of the attention sets: causal, window, prefix. Then come the masks of a single call: padding, documents, and a mask that the caller passes.
 
 # %%
 print(inspect.getsource(Masking.build))
@@ -101,7 +101,7 @@ print("-1e9:", row.masked_fill(~nothing, -1e9).softmax(-1))
 print("here:", attention_weights(row.masked_fill(~nothing, float("-inf"))[None, None], nothing[None, None])[0, 0])
 
 # %% [markdown]
-# In clearhead the weights of such a row are zero: it reads nothing, as the mask demands.
+# In clearhead the weights of such a row are zero: the query reads nothing, as the mask demands.
 #
 # ## Measure what the model reads
 #
@@ -128,7 +128,7 @@ class Decoder(torch.nn.Module):
 print(ch.check.module(Decoder()))
 
 # %% [markdown]
-# Read the table row by row: output 0 reads input 0, and output 5 reads all six inputs. The model declares this triangle nowhere. The check found it by changing each id in turn. You can do the same:
+# Read the table row by row: output 0 reads input 0, and output 5 reads all six inputs. The check did not read this triangle from the model's code. It found the triangle by changing each id in turn. You can do the same:
 
 # %%
 model = Decoder().double().eval()
@@ -221,7 +221,7 @@ def window_solution(length, before):
 assert check_window(window_solution) == "right"
 
 # %% [markdown]
-# **2 · Mixed conventions (5 minutes, medium).** In a padding mask, 1 means padding. In a causal mask, True means "may attend". Somebody joins the two by taking the larger value. Now 1 means blocked: what may token 1 of five real tokens attend to? Set `seen` to a list of positions.
+# **2 · Mixed conventions (5 minutes, medium).** In a padding mask, 1 means padding. In a causal mask, True means "may attend". Somebody joins the two masks by taking the larger value, and treats a 1 in the result as "blocked". What may token 1 of five real tokens attend to? Set `seen` to a list of positions.
 
 # %% tags=["exercise"]
 padding_is_1 = torch.zeros(5, dtype=torch.int)

@@ -47,7 +47,7 @@ print("nn.LayerNorm:", torch.nn.LayerNorm(4)(x).detach())
 torch.testing.assert_close(by_hand, torch.tensor([0.6325, -1.2649, 1.2649, -0.6325]), atol=5e-5, rtol=0)
 
 # %% [markdown]
-# The variance divides by 4, the number of features, not by 3. A statistician's variance divides by $n - 1$ and gives 0.5477 in place of 0.6325. Remember these two numbers: you will meet the wrong one in notebooks.
+# The variance divides by 4, the number of features, not by 3. With a variance that divides by $n - 1 = 3$, as in statistics, the first result would be 0.5477 in place of 0.6325. Many notebooks have this mistake.
 #
 # RMS norm does not subtract the mean, so it is cheaper. Llama and most newer models use it:
 
@@ -58,7 +58,7 @@ print("nn.RMSNorm:", torch.nn.RMSNorm(4, eps=1e-5)(x).detach())
 # %% [markdown]
 # ## The feed-forward sub-layer
 #
-# Between two attentions, the feed-forward sub-layer processes each token separately: $W_2 \max(0, W_1 x + b_1) + b_2$. It widens the vector, applies an activation, and narrows the vector again. This example is small enough for a pencil. It has two hidden numbers and four outputs:
+# Between two attentions, the feed-forward sub-layer processes each token separately: $W_2 \max(0, W_1 x + b_1) + b_2$. It widens the vector, applies an activation, and narrows the vector again. This example is small enough for a pencil. It has two hidden features and four outputs:
 
 # %%
 token = torch.tensor([1.0, 0.5])
@@ -80,7 +80,7 @@ print(inspect.getdoc(Step))
 print(inspect.getsource(Step.forward))
 
 # %% [markdown]
-# With post-norm, every layer scales the sum back to the same size. After many layers, little of the first input remains, and little of the gradient comes back. With pre-norm, the residual stream passes through all layers without a norm. Its values grow, so each later layer changes it less.
+# With post-norm, every layer scales the sum back to the same size. After many layers, little of the first input remains, and little of the gradient comes back. With pre-norm, the residual stream passes through all layers without a norm. Its values grow, so each later layer changes the stream relatively less.
 #
 # Follow the residual stream through forty layers of random weights:
 
@@ -139,7 +139,7 @@ class Norm(torch.nn.Module):
 
 
 # %% [markdown]
-# **The symptom.** This norm trains as well as the right one. But a checkpoint that was trained with the right norm gives other results. In every layer they differ by the root of $n / (n - 1)$:
+# **The symptom.** This norm trains as well as the right one. But a checkpoint that was trained with the right norm gives wrong results. The output of every norm is wrong by the factor $\sqrt{(n - 1) / n}$:
 
 # %%
 wide = torch.randn(2, 8)
@@ -207,7 +207,7 @@ class SolvedLayer(MyLayer):
 assert ch.check.layer(SolvedLayer(), width=16, heads=4).ok
 
 # %% [markdown]
-# **3 · Forget the residual (5 minutes, medium).** Remove the first residual of your layer and run the check with `hint=3`. Suppose that a token does not attend to itself. What does the layer then still know about that token?
+# **3 · Forget the residual (5 minutes, medium).** Remove the first residual of your layer and run the check with `hint=3`. Suppose that a token does not attend to itself. What does the output of the layer then still contain of that token?
 
 
 # %% tags=["hide-cell", "solution"]

@@ -47,7 +47,7 @@ print("probabilities", p, f" loss {-p[0].log():.4f}")
 print(f"in one step from the logits: {cross_entropy(logits, torch.tensor(0)):.4f}")
 
 # %% [markdown]
-# You know the loss of an untrained model: if all $V$ tokens are equally likely, the loss is $\ln V$. If your loss begins far above, the first weights are too large. If it begins far below, the model sees the answer. The next cell computes it for the decoder of the lessons before its first step and after training, on unseen lines:
+# You know the loss of an untrained model: if all $V$ tokens are equally likely, the loss is $\ln V$. If your loss begins far above, the first weights are too large. If it begins far below, the model sees the answer. The next cell computes the loss of the lessons' decoder on unseen lines, before its first step and after training:
 
 
 # %%
@@ -75,7 +75,7 @@ for name in ("step-0", "best"):
 #
 # ## One softmax, not two
 #
-# Many notebooks end their model with a softmax, and then use a loss that takes softmax again. Nothing fails. But probabilities lie between 0 and 1, so the second softmax is nearly flat. Even a perfect answer then has this loss:
+# Many notebooks end their model with a softmax, and then use a loss that computes a softmax again. No error appears. But probabilities lie between 0 and 1, so the second softmax is nearly flat. Even a perfect answer then has this loss:
 #
 # $$\ln(e + V - 1) - 1.$$
 
@@ -96,7 +96,7 @@ print(ch.check.loss(twice))
 # %% [markdown]
 # ## Shift and teacher forcing
 #
-# During training, a decoder does not read its own predictions. It reads the right target, shifted by one token. At each position it reads the target up to there, and its label is the next token. That is **teacher forcing**. With a causal mask, a single run computes the predictions of all positions.
+# During training, a decoder does not read its own predictions. It reads the right target, shifted by one token. At each position it reads the target up to that position, and its label is the next token. That is **teacher forcing**. With a causal mask, a single run computes the predictions of all positions.
 
 # %%
 ids = [target_tokenizer.bos_id, *target_tokenizer.encode("1998-01-05"), target_tokenizer.eos_id]
@@ -114,7 +114,7 @@ print(
 # %% [markdown]
 # ## Overfit one batch
 #
-# Before you train for a night, train for a few seconds: let the model learn one batch by heart. A model that cannot do that has a bug, and you have found it early. The loss ignores padding. The optimizer is the paper's, Adam with $\beta = (0.9, 0.98)$ and $\varepsilon = 10^{-9}$:
+# Before you train for a night, train for a few seconds: let the model learn one batch by heart. A model that cannot learn one batch has a bug, and you have found it early. The loss ignores padding. The optimizer is the paper's, Adam with $\beta = (0.9, 0.98)$ and $\varepsilon = 10^{-9}$:
 
 
 # %%
@@ -159,11 +159,11 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# The dotted line is $\ln V$. The small rate also reaches it, but much later. The large rate destroys the weights in its first steps. With two softmaxes the loss cannot fall below the 1.82 of the formula above, even for right answers.
+# The dotted line is $\ln V$. The small rate also reaches it, but much later. The large learning rate destroys the weights in the first steps. With two softmaxes the loss cannot fall below the 1.82 of the formula above, even for right answers.
 #
 # ## A learning rate for each step
 #
-# The best learning rate for later steps is too large for the first steps. There the weights are random, and Adam's averages cover too few steps. So the rate rises first and falls later. The paper's schedule does both in one line, for a width $d$ and $w$ steps of warm-up:
+# The best learning rate for later steps is too large for the first steps. In the first steps the weights are random, and Adam's averages cover too few steps. So the rate rises first and falls later. The paper's schedule does both in one line, for a width $d$ and $w$ steps of warm-up:
 #
 # $$\text{rate}(s) = d^{-1/2} \cdot \min(s^{-1/2},\ s \cdot w^{-3/2}).$$
 #
@@ -176,7 +176,7 @@ for step in (1, 1000, 4000, 16_000, 100_000):
     torch.testing.assert_close(paper(step), 512**-0.5 * min(step**-0.5, step * 4000**-1.5))
 
 # %% [markdown]
-# The rate is highest where both terms are equal, at $s = w$. Four times as many steps later, it is half of that. The run file offers the schedules below, here with a peak of 1 and a run of 1000 steps:
+# The rate is highest where both terms are equal, at $s = w$. At $s = 4w$, the rate is half of this maximum. The run file offers the schedules below, here with a peak of 1 and a run of 1000 steps:
 
 # %%
 figure, axis = plt.subplots(figsize=(7, 3), layout="constrained")
@@ -190,7 +190,7 @@ plt.show()
 # %% [markdown]
 # ## Label smoothing
 #
-# A loss on the right token alone always wants more: its minimum is at $p = 1$, with infinite logits. Label smoothing takes a share $\varepsilon$ from the right token and spreads it evenly over all $V$ tokens:
+# The loss on the right token alone has its minimum at $p = 1$, with infinite logits, so the logits grow without end. Label smoothing takes a share $\varepsilon$ from the right token and spreads it evenly over all $V$ tokens:
 #
 # $$\text{loss} = (1 - \varepsilon) \cdot (-\log p_{\text{right}}) + \frac{\varepsilon}{V} \sum_v -\log p_v.$$
 #
@@ -220,7 +220,7 @@ plt.show()
 #
 # ## Heads form
 #
-# The training of the decoder saved its weights after 0, 2, 5, 10, 22, ... steps. These steps are about equally spaced on a logarithmic scale, because heads form fast at first and slowly later. The next cell lets each snapshot continue the same text:
+# During training, the weights of the decoder were saved after 0, 2, 5, 10, 22, ... steps. These steps are about equally spaced on a logarithmic scale, because heads form fast at first and slowly later. The next cell lets each snapshot continue the same text:
 
 # %%
 steps = sorted(int(path.name[5:]) for path in (MODELS / "decoder" / "checkpoints" / "snapshots").iterdir())
@@ -248,7 +248,7 @@ figure.colorbar(image, label="loss")
 plt.show()
 
 # %% [markdown]
-# The whole date becomes light at about the same step. The model has learned to attend to the text. Here are the four heads of the second layer at each step:
+# All characters of the date become light at about the same step: then the model has learned to attend to the text. Here are the four heads of the second layer at each step:
 
 # %%
 maps = {step: model.attention(line) for step, model in at.items()}
@@ -288,7 +288,7 @@ print("step         ", *(f"{step:5}" for step in steps))
 print(f"layer {best // 4} head {best % 4}", *(f"{weight:5.2f}" for weight in weights[:, best].tolist()))
 
 # %% [markdown]
-# The weight rises between steps 22 and 215, and the loss falls with it: the head has learned its function. You can browse the steps in the next page. What it calls a layer is a step here: 0, 2, 5, 10, 22 and so on.
+# The weight rises between steps 22 and 215, and the loss falls with it: the head has learned its function. You can browse the steps on the next page. There, layer 0 is step 0, layer 1 is step 2, layer 2 is step 5, and so on.
 
 # %%
 stack = torch.stack([torch.stack([maps[step].weights("decoder.self", 1, head) for head in range(4)]) for step in steps])
@@ -332,7 +332,7 @@ except (RuntimeError, AssertionError) as error:
     print(f"{type(error).__name__}: {error}")
 
 # %% [markdown]
-# Code that cuts the mask to size inside the model would hide the mistake. Then every token could read one token too far, as in [lesson 4](04_masks.py).
+# Code that cuts the mask to the right size inside the model can hide the mistake. Then every token may read one token too far, as in [lesson 4](04_masks.py).
 #
 # **The detector.**
 
@@ -340,7 +340,7 @@ except (RuntimeError, AssertionError) as error:
 print("\n".join(ch.check.module(Translator()).lines()))
 
 # %% [markdown]
-# **The fix.** Shift once, where you make the batch. Then the model gets the input of the decoder and makes its masks from that:
+# **The fix.** Shift once, where you make the batch. Then the model gets the shifted input of the decoder, and makes its masks from this input:
 
 # %%
 Translator.shifts_inside = False

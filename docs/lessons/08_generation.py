@@ -15,7 +15,7 @@
 #
 # You need softmax from [lesson 3](03_attention.py) and masks from [lesson 4](04_masks.py). After this lesson you know how each option of `generate` changes the next token, and in which order the options act. You also know why a text repeats itself, ends too early, or changes with its batch.
 #
-# A model only gives probabilities for the next token. You choose how to pick a token from them. This choice changes the text as much as the model does.
+# A model only gives probabilities for the next token. You choose how to pick a token from these probabilities. This choice changes the text as much as the model does.
 
 # %%
 import datetime
@@ -34,7 +34,7 @@ model = decoder_model()
 # %% [markdown]
 # ## The next token
 #
-# This decoder writes lines such as `5. Januar 1998 ⇥ 1998-01-05 ⇥ de`, character by character, in dozens of languages; ⇥ is a tab. In Catalan, Spanish, Galician and Portuguese a date begins with, for example, `12 de `, and the month follows. The output layer gives one number for every character, the logits $z$. Softmax turns them into probabilities:
+# This decoder writes lines such as `5. Januar 1998 ⇥ 1998-01-05 ⇥ de`, character by character, in dozens of languages; ⇥ is a tab. In Catalan, Spanish, Galician and Portuguese a date begins with, for example, `12 de `, and the month follows. The output layer gives one number for every character, its logit $z$. Softmax turns the logits into probabilities:
 #
 # $$p_i = \frac{e^{z_i}}{\sum_j e^{z_j}}.$$
 
@@ -70,7 +70,7 @@ plt.show()
 # %% [markdown]
 # ## Greedy search, sampling and seeds
 #
-# **Greedy search** takes the most probable token every time, so it always writes the same text. **Sampling** draws the token. A seed makes a draw repeatable. Without a seed, each call gives another text, and you cannot reproduce an odd one.
+# **Greedy search** takes the most probable token every time, so it always writes the same text. **Sampling** draws the token. A seed makes a draw repeatable. Without a seed, each call gives another text, and you cannot reproduce a strange text.
 
 # %%
 print("greedy ", model.generate("12 de ", temperature=0)[0].text)
@@ -78,7 +78,7 @@ for seed in (1, 2, 1):
     print("seed", seed, model.generate("12 de ", temperature=1, seed=seed)[0].text)
 
 # %% [markdown]
-# The random numbers for a text depend only on the seed and on the prompt. So the text stays the same, whatever else is in the batch:
+# The random numbers for a text depend only on the seed and on the prompt. So the text does not depend on the other prompts in the batch:
 
 # %%
 batch = model.generate(["3. ", "12 de ", "Donnerstag, 17. September 20"], temperature=1, seed=1)
@@ -87,7 +87,7 @@ print(batch[1][0].text == model.generate("12 de ", temperature=1, seed=1)[0].tex
 # %% [markdown]
 # ## Temperature
 #
-# Temperature divides all logits by $T$ before the softmax. Below 1 the likely tokens gain, above 1 the unlikely tokens gain. At 0 only the best token remains, which is greedy search. For the scores 2, 4 and 5:
+# Temperature divides all logits by $T$ before the softmax. Below 1 the likely tokens gain, above 1 the unlikely tokens gain. At 0 only the best token remains, which is greedy search. The next cell shows this for the logits 2, 4 and 5:
 
 # %%
 scores = torch.tensor([2.0, 4, 5])
@@ -95,7 +95,7 @@ for temperature in (0.5, 1, 2):
     print(f"T = {temperature:3}", (scores / temperature).softmax(-1))
 
 # %% [markdown]
-# A small $T$ makes large numbers, and $e^{z}$ of a large number is infinite in floating point. Infinity divided by infinity is NaN. So subtract the largest score first. The probabilities do not change, because numerator and denominator are divided by the same number. No power is above 1.
+# A small $T$ makes large numbers, and $e^{z}$ of a large number is infinite in floating point. Infinity divided by infinity is NaN. So subtract the largest logit first. The probabilities do not change, because numerator and denominator are divided by the same number. Then no power is above 1.
 
 # %%
 cold = scores / 0.01
@@ -106,9 +106,9 @@ print("minus largest:   ", shifted.exp() / shifted.exp().sum())
 # %% [markdown]
 # ## The filters and their order
 #
-# A filter removes tokens: their logit becomes $-\infty$, and the other tokens share their probability. These are the usual five steps, in the order in which transformers and clearhead apply them:
+# A filter removes tokens: their logit becomes $-\infty$, and the other tokens get their probability. Filters, penalty and temperature are five steps. transformers and clearhead apply them in this order:
 #
-# 1. **Repetition penalty** $\theta$: a token that has occurred before gets $z / \theta$ if $z$ is positive, else $z \cdot \theta$.
+# 1. **Repetition penalty** $\theta$: a token that has occurred before gets the logit $z / \theta$ if $z$ is positive, otherwise $z \cdot \theta$.
 # 2. **No repeated n-gram**: a token is banned if it would repeat an n-gram of the text.
 # 3. **Temperature**: all logits are divided by $T$.
 # 4. **Top-k**: only the k most probable tokens stay.
@@ -138,7 +138,7 @@ def top_p(z, p):
 
 
 # %% [markdown]
-# The text so far is `12 de `. It ends in a space, and a `d` has followed a space before. So `d` would repeat this pair, and it is banned. The penalty makes each character that has occurred less likely. Each plot shows one step, applied to the result of the step before:
+# The text so far is `12 de `. It ends in a space, and a `d` has followed a space before. So `d` would repeat this pair, and it is banned. The penalty lowers the probability of each character that has occurred. Each plot shows one step, applied to the result of the step before:
 
 # %%
 ids = model.read("12 de ").source.ids[0]
@@ -160,7 +160,7 @@ for axis, (name, step) in zip(axes.flat, steps.items()):
 plt.show()
 
 # %% [markdown]
-# Does `generate` do the same? Draw with the same options. Each drawn token must be one that is left in the last plot:
+# Does `generate` do the same? Draw with the same options. Each drawn token must be one of the tokens that are left in the last plot:
 
 # %%
 options = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 2, "temperature": 0.7, "top_k": 8, "top_p": 0.8}
@@ -169,13 +169,13 @@ left = set(model.tokenizer.tokens(torch.nonzero(z > -torch.inf)[:, 0].tolist()))
 print("drawn", sorted({draw.tokens[0] for draw in drawn}), "left", sorted(left))
 
 # %% [markdown]
-# In the library each of these steps is a function of the logits. This function builds the last ones in their order:
+# In clearhead each of these steps is a function of the logits. The function `build_logits_warpers` returns temperature, top-k, top-p and min-p in their order:
 
 # %%
 print(inspect.getsource(build_logits_warpers))
 
 # %% [markdown]
-# The order matters. Top-p after the temperature sees other probabilities than top-p before it. Programs differ in their order: llama.cpp applies the temperature last. So the same options in two programs are two different samplers.
+# The order matters. Top-p after the temperature sees other probabilities than top-p before it. Programs differ in this order: llama.cpp applies the temperature last. So the same options can give different probabilities in two programs.
 
 # %%
 for temperature in (0.5, 1.5):
@@ -186,7 +186,7 @@ for temperature in (0.5, 1.5):
 # %% [markdown]
 # ## The cost of these options
 #
-# You can check a line of this model: does its date exist? Generate two hundred lines for each setting. The setting "that call" is the call with which a well-known tutorial lets GPT-2 write: `max_length=100, no_repeat_ngram_size=2, top_k=50, top_p=0.95, do_sample=True, temperature=0.7`.
+# You can check a line of this model: does its date exist? The next cell generates two hundred lines for each setting. The setting "that call" is from a well-known tutorial about GPT-2: `max_length=100, no_repeat_ngram_size=2, top_k=50, top_p=0.95, do_sample=True, temperature=0.7`.
 
 
 # %%
@@ -217,7 +217,7 @@ for name, chosen in settings.items():
 # %% [markdown]
 # At a low temperature the texts are right but alike. At a high temperature they are varied but wrong. Top-k and top-p cut off the unlikely tokens: they keep most of the variety and remove most of the nonsense.
 #
-# One option does harm here. The ban allows no pair of characters twice, so no line can write its year a second time. A ban does not know the meaning of your text. Use it only where a repetition is never right.
+# One option does harm here. The ban on repeated n-grams allows no pair of characters twice, so no line can write its year a second time. A ban does not know the meaning of your text. Use it only where a repetition is never right.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(8, 2.6), sharey=True, layout="constrained")
@@ -229,7 +229,7 @@ axes[0].invert_yaxis()
 plt.show()
 
 # %% [markdown]
-# That call has two more traps. It sets no seed. And its `max_length` counts the prompt too, so a long prompt leaves few tokens to write. In clearhead `max_new_tokens` counts only new tokens, and `stop_reason` tells why a text ended:
+# The call of the tutorial has two more traps. It sets no seed. Its `max_length` also counts the tokens of the prompt, so a long prompt leaves few tokens to write. In clearhead `max_new_tokens` counts only new tokens, and `stop_reason` tells why a text ended:
 
 # %%
 for most in (4, 100):
@@ -239,7 +239,7 @@ for most in (4, 100):
 # %% [markdown]
 # ## My translation repeats itself
 #
-# Most texts that repeat themselves come from a model that has not learned enough. When no token is likely, the most recent text is the best guess. Greedy search cannot leave such a loop, because the same state gives the same token. Watch the translator of dates at four steps of its training:
+# Most texts that repeat themselves come from a model that has not learned enough. When such a model is uncertain, it repeats the most recent text. Greedy search cannot leave such a loop, because the same state gives the same token. Watch the translator of dates at four steps of its training:
 
 
 # %%
@@ -259,18 +259,18 @@ for step in ("step-22", "step-46", "step-100", "best"):
     print(f"{step:9} repeats {share:4.0%}, right {right:4.0%}   {translations[1]!r}")
 
 # %% [markdown]
-# Penalties and bans break the loop but do not remove its cause. On the trained model they spoil right answers, because the prompt of a decoder counts as text that has occurred:
+# Penalties and bans break the loop but do not remove its cause. With the trained decoder they make right answers wrong, because the tokens of the prompt count as tokens that have occurred:
 
 # %%
 for name, chosen in {"greedy": {}, "3-gram": {"no_repeat_ngram_size": 3}, "1.5": {"repetition_penalty": 1.5}}.items():
     print(f"{name:7}", repr(model.generate("5. Januar 1998\t", temperature=0, **chosen)[0].text))
 
 # %% [markdown]
-# So look for the cause first. It may be too few steps, too little data, or an end token that training never showed. The prompt may also have another form than in training. Then try sampling or beam search, and last a mild penalty.
+# So look for the cause first. It may be too few steps, too little data, or an end token that training never showed. The prompt may also have another form than in training. Then try sampling or beam search, and only then a mild penalty.
 #
 # ## Beams
 #
-# Greedy search takes the best token and cannot revise it. **Beam search** keeps the $B$ best beginnings, which are called hypotheses. It extends all of them, keeps the best $B$ again, and sets finished hypotheses aside. It compares their scores:
+# Greedy search takes the best token and cannot revise it. **Beam search** keeps the $B$ best beginnings, which are called hypotheses. It extends all of them, keeps the best $B$ again, and sets finished hypotheses aside. At the end, the hypothesis with the highest score wins:
 #
 # $$\text{score}(y) = \frac{\sum_t \log p(y_t \mid y_{<t})}{|y|^{\alpha}}.$$
 #
@@ -282,7 +282,7 @@ for hypothesis in translator.translate_n_best("5. Januar", n=4):
     print(f"{hypothesis.text}  sum {total:.3f}, {length} tokens, score {total:.3f} / {length} = {hypothesis.score:.3f}")
 
 # %% [markdown]
-# The plot shows the tree of such a search, from left to right. Each step keeps three hypotheses, with the best on top. Where the text determines the next token, each hypothesis has one child. At the year they branch, and some are pruned:
+# The plot shows the tree of such a search, from left to right. Each step keeps three hypotheses, with the best on top. Where the text determines the next token, each hypothesis has one child. At the year the hypotheses branch, and some are pruned:
 
 # %%
 beam_search = translator.attention("5. Januar", beam_size=3)
@@ -322,9 +322,9 @@ for beams in (1, 5):
     print(f"{beams} beams: mean log-probability {sum(sums) / len(sums):.3f}, {right} of {len(pairs)} right")
 
 # %% [markdown]
-# Beam search finds more probable texts, because it searches for them. They are right only as far as the model is right.
+# Beam search finds more probable texts, because it searches for them. But a more probable text is right only if the model is right.
 #
-# There is no single right length penalty. Let the decoder search for its best line. A large $\alpha$ rewards length so much that a text without an end can win:
+# There is no single right length penalty. The next cell lets the decoder search for its best line with different values of $\alpha$. A large $\alpha$ rewards length so much that a text without an end can win:
 
 # %%
 for alpha in (0, 1, 2):
@@ -354,7 +354,7 @@ def continue_prompts(prompts, tell_mask):
 
 
 # %% [markdown]
-# **The symptom.** Nothing fails, and the output is a date of ten characters. But the date is often wrong:
+# **The symptom.** No error appears, and the output is a date of ten characters. But the date is often wrong:
 
 # %%
 prompts, targets = [f"{source}\t" for source, _ in pairs], [target for _, target in pairs]
@@ -376,7 +376,7 @@ print(f"{len(differ)} of {len(prompts)} prompts depend on their batch")
 assert differ
 
 # %% [markdown]
-# `clearhead check RUN` tests the same for any model: padding on either side, batches, and a KV cache.
+# `clearhead check RUN` makes this comparison for any model: with padding on either side, in batches, and with a KV cache.
 #
 # **The fix.** Pass the mask of real tokens to the model. The mask hides the padding, and the positions count only real tokens:
 
@@ -390,7 +390,7 @@ assert len(still) < len(differ)
 # %% [markdown]
 # ## Exercises
 #
-# **1 · Another filter (10 minutes, easy).** Min-p keeps each token that has at least p times the largest probability. It keeps few tokens where the model is certain and many where it is not. Write it for one row of logits. The logits of removed tokens become $-\infty$, the others do not change.
+# **1 · Another filter (10 minutes, easy).** Min-p keeps each token that has at least p times the largest probability. So it keeps few tokens if the model is certain and many if it is not. Write min-p for one row of logits. The logits of removed tokens become $-\infty$, the others do not change.
 
 
 # %% tags=["exercise"]
@@ -425,7 +425,7 @@ assert check_min_p(min_p_solution) == "right"
 attempt(lambda: check_min_p(lambda z, p: z.masked_fill(z.softmax(-1) < p, -torch.inf)))  # a wrong answer
 
 # %% [markdown]
-# **2 · Short or long (5 minutes, easy).** One hypothesis has 6 tokens and a sum of −6.0, another has 10 tokens and a sum of −7.5. Which length wins at $\alpha = 0$, and which at $\alpha = 1$ (6 or 10)? From which $\alpha$ on does the long one win, to two digits?
+# **2 · Short or long (5 minutes, easy).** One hypothesis has 6 tokens and a sum of log-probabilities of −6.0. Another has 10 tokens and a sum of −7.5. Which length wins at $\alpha = 0$, and which at $\alpha = 1$ (6 or 10)? From which $\alpha$ on does the long one win, to two digits?
 
 # %% tags=["exercise"]
 at_0, at_1, turns_at = None, None, None
@@ -433,7 +433,7 @@ at_0, at_1, turns_at = None, None, None
 
 def check_lengths(at_0, at_1, turns_at):
     if None in (at_0, at_1, turns_at):
-        return "not written yet"
+        raise NotImplementedError
     assert at_0 == 6, "α = 0 divides by 1: the larger sum wins, and −6.0 is larger than −7.5"
     assert at_1 == 10, "α = 1 compares means of a token: −6.0 / 6 = −1.00 and −7.5 / 10 = −0.75"
     score_6, score_10 = -6.0 / 6**turns_at, -7.5 / 10**turns_at
@@ -450,7 +450,7 @@ print(check_lengths(6, 10, 0.44))
 attempt(lambda: check_lengths(6, 10, 1.25))  # a wrong answer
 
 # %% [markdown]
-# **3 · A penalty that rewards (5 minutes, medium).** The repetition penalty was first published as $z / \theta$ for every token that has occurred. For which logit of token 0 does this make the token **more** probable? Give one number. Token 1 has the logit 1, and only token 0 has occurred.
+# **3 · A penalty that rewards (5 minutes, medium).** The repetition penalty was first published as $z / \theta$ for every token that has occurred. Suppose that only token 0 has occurred, and that token 1 has the logit 1. For which logit of token 0 does this formula make token 0 **more** probable? Give one number.
 
 # %% tags=["exercise"]
 mine = None
@@ -458,7 +458,7 @@ mine = None
 
 def check_reward(mine):
     if mine is None:
-        return "not written yet"
+        raise NotImplementedError
     before = torch.tensor([float(mine), 1.0]).softmax(-1)[0]
     after = torch.tensor([float(mine) / 1.5, 1.0]).softmax(-1)[0]
     assert after > before, (

@@ -15,7 +15,7 @@
 #
 # You need [lesson 3](03_attention.py) and [lesson 5](05_residuals_and_norms.py). After this lesson you can open a checkpoint that somebody else trained and name each of its tensors. You can prove that your model computes the same results, and tell a trained head from a random one.
 #
-# A checkpoint is a folder with three parts: sizes (`config.json`), named weights (`model.safetensors`), and a tokenizer. It contains no code. Your program holds the formulas, and nothing in the folder proves that they are the right ones.
+# A checkpoint is a folder with three kinds of files: sizes (`config.json`), named weights (`model.safetensors`), and a tokenizer. It contains no code. The formulas are in your program, and nothing in the folder proves that your formulas are the right ones.
 
 # %%
 import json
@@ -41,7 +41,7 @@ work = Path(temporary.name)
 # %% [markdown]
 # ## A checkpoint folder
 #
-# [MiniLM](https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2) turns a sentence into a vector. It is a BERT of six layers. A Python package contains it, so you need no network.
+# [MiniLM](https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2) turns a sentence into a vector. It is a BERT of six layers. A Python package on this machine contains it, so you need no network.
 
 # %%
 folder = minilm_folder()
@@ -65,7 +65,7 @@ print((vectors @ vectors.T).round(2))
 # %% [markdown]
 # ## Match tensors and parameters
 #
-# In clearhead a parameter is named by its address in the spec, in every family. Do not rely on a table of names: compare the **numbers**. Which parameter holds the same numbers as a tensor of the file, unchanged or transposed? The next cell prints layer 0 of the file, with the matching parameters of the model:
+# In clearhead the name of a parameter is its address in the spec, for every family. Do not rely on a table of names: compare the **numbers**. Which parameter holds the same numbers as a tensor of the file, unchanged or transposed? The next cell prints layer 0 of the file, with the matching parameters of the model:
 
 
 # %%
@@ -124,11 +124,11 @@ print(
 )
 
 # %% [markdown]
-# Differences in the sixth digit are rounding. If transformers is installed, `clearhead check FOLDER --against transformers` compares layer by layer. It names the first submodule that differs.
+# Differences in the sixth digit are rounding. If transformers is installed, `clearhead check FOLDER --against transformers` compares layer by layer. It names the first submodule whose output differs.
 #
-# ## The functions of its heads
+# ## What MiniLM's heads do
 #
-# Training does not prescribe the function of a head, so measure it. What share of its attention goes to the previous token, to the first token, and to the token itself?
+# Training does not prescribe what a head does, so measure it. What share of the attention of each head goes to the previous token, to the first token, and to the token itself?
 
 # %%
 texts = [
@@ -143,7 +143,7 @@ for name in ("previous_token", "first_token", "diagonal"):
     print(f"{name:15}", "  ".join(f"layer {head.layer} head {head.head}: {getattr(head, name):.2f}" for head in best))
 
 # %% [markdown]
-# The pictures show the best head of each row above, on one sentence. Rows are queries, columns are keys.
+# The pictures show the head with the largest share for each line above, on one sentence. Rows are queries, columns are keys.
 
 # %%
 maps = model.attention("She put the book on the table and left.")
@@ -157,7 +157,7 @@ for axis, name in zip(axes, ("previous_token", "first_token", "diagonal")):
 plt.show()
 
 # %% [markdown]
-# Here are all heads, on the sentence with which a tutorial shows a model of this size. Heads that attend only to `[CLS]` or `[SEP]` do almost nothing: these tokens absorb their attention.
+# Here are all heads, on the sentence with which a tutorial shows a model of this size. Heads that attend only to `[CLS]` or `[SEP]` do almost nothing: these tokens take the attention that a head does not need.
 
 # %%
 model.attention("I love transformers")
@@ -198,7 +198,7 @@ for name, matrix in zip(("query", "key", "value"), packed.split(width, dim=1)):
     print(f"columns of the {name:5}", list(matrix.shape), *places(matrix, small.module))
 
 # %% [markdown]
-# Prove it again, now in GPT-2's own convention:
+# Prove again that the model computes the same as the file, now with GPT-2's layout of the matrices:
 
 
 # %%
@@ -235,7 +235,7 @@ for unpack in (one_after_another, head_by_head):
     print(f"{unpack.__name__:18}", float((gpt2_by_hand(ids[0], unpack) - expected).abs().max()))
 
 # %% [markdown]
-# The second function takes the query, key and value of head 0, then those of head 1, and so on. GPT-NeoX packs its weights like this, and so does one well-known tutorial. All shapes are the same in both orders. In the wrong order nothing fails, but the result is wrong: a converter has to **know** the order.
+# The second function takes the query, key and value of head 0, then those of head 1, and so on. GPT-NeoX and one well-known tutorial pack their weights in this order. All shapes are the same in both orders. With the wrong order no error appears, but the result is wrong: a converter has to **know** the order.
 #
 # ## Tied weights
 #
@@ -248,7 +248,7 @@ print("a separate output matrix:", any("head" in name for name, _ in small.modul
 # %% [markdown]
 # ## Llama's file
 #
-# [stories260K](https://huggingface.co/karpathy/tinyllamas) is a Llama that is small enough for an e-mail. It has five layers of width 64, RMS norms and gated feed-forward layers. Its eight query heads share four key and value heads. The next cell reads it from the folder in `CLEARHEAD_DATA`. If it is not there, the cell uses a small Llama with random weights.
+# [stories260K](https://huggingface.co/karpathy/tinyllamas) is a Llama that is small enough for an e-mail. It has five layers of width 64, RMS norms and gated feed-forward layers. Its eight query heads share four key and value heads. The next cell reads it from the folder that the variable `CLEARHEAD_DATA` names. If the checkpoint is not there, the cell uses a small Llama with random weights.
 
 # %%
 stories = Path(os.environ.get("CLEARHEAD_DATA", "")) / "stories260K"
@@ -266,7 +266,7 @@ for name, tensor in tensors.items():
 #
 # ## Two stacks
 #
-# A translator has a second attention in each layer of its decoder. The next cell prints the three steps of a layer, for the paper's model and for ours. Each step has its norm and its dropout.
+# A translator has a second attention in each layer of its decoder. The next cell prints the three steps of a layer, for the paper's model and for the translator of the lessons. Each step has a norm and a dropout.
 
 # %%
 translator = dates_model()
@@ -278,7 +278,7 @@ for name, spec in (("paper", ch.presets.transformer_base()), ("ours", translator
         print(f"{name:5}  decoder.layers.0.steps.{number}  {kind:12}  norm {norm_place}, dropout {branch.dropout}")
 
 # %% [markdown]
-# In the files of Marian, BART and T5 the middle step is called `encoder_attn` or `EncDecAttention`. Which side gives the queries, and which side the keys? The file does not say, because the query and key matrices have the same shape. So look at a run. The decoder gives the queries, and the encoder gives the keys. One well-known tutorial swaps them, which is a mistake.
+# In the files of Marian, BART and T5 the middle step is called `encoder_attn` or `EncDecAttention`. Which side gives the queries, and which side the keys? The file does not say, because the query and key matrices have the same shape. So look at the attention weights of a run: the decoder gives the queries, and the encoder gives the keys. One well-known tutorial swaps the two sides, which is a mistake.
 
 # %%
 pair = translator.attention("5. Januar 1998", "1998-01-05")
@@ -336,7 +336,7 @@ for seed in range(8):
     print(f"seed {seed}: {prediction.label} {prediction.probability:.2f}")
 
 # %% [markdown]
-# The "Positive, 0.55" of a well-known tutorial is such a number. It depends on the seed. It is near one half, because small random weights make small logits.
+# The "Positive, 0.55" of a well-known tutorial is such a number. The number depends on the seed of the random weights. It is near one half, because small random weights make small logits.
 #
 # **The detector.** An untrained head has biases of zero and weights from a normal distribution. `clearhead check` looks for this in any model, among many other faults. The next cell prints the beginning of its report:
 
@@ -347,7 +347,7 @@ print("\n".join(done.stdout.replace(f"{work}/", "").splitlines()[:6]))
 assert done.returncode == 1 and "untrained" in done.stdout
 
 # %% [markdown]
-# **The fix.** Refuse the checkpoint, or train the head. Clearhead refuses a file without the head, and names the missing tensor:
+# **The fix.** Refuse the checkpoint, or train the head. When you load a classifier, clearhead refuses a file without the head, and names the missing tensor:
 
 # %%
 try:
@@ -356,7 +356,7 @@ except ch.InputError as error:
     print(str(error).replace(f"{work}/", ""))
 
 # %% [markdown]
-# Training a head on a frozen body takes a moment. Sixteen adjectives are the training set, and eight unseen adjectives are the test set:
+# Training a head on MiniLM, with the weights of MiniLM frozen, takes a moment. Sixteen adjectives are the training set, and eight unseen adjectives are the test set:
 
 # %%
 good = "wonderful lovely great perfect kind excellent delightful beautiful brilliant superb pleasant charming".split()
@@ -394,11 +394,11 @@ with torch.no_grad():
 print(f"right of {len(tried)}: {before} before, {right(classifier)} after")
 
 # %% [markdown]
-# For your texts, `clearhead new classify --labels FILE --init FOLDER` writes a run file that also trains the body ([guide](../guides/fine-tune.md)).
+# For your texts, `clearhead new classify --labels FILE --init FOLDER` writes a run file that trains all weights ([guide](../guides/fine-tune.md)).
 #
 # ## Exercises
 #
-# **1 · Unpack (15 minutes, medium).** Write the converter of `c_attn`. It turns GPT-2's packed `weight` of shape `[width, 3 · width]` into three matrices in the layout of `torch.nn.Linear`. The matrices are square, so the shape of a wrong matrix fits as well.
+# **1 · Unpack (15 minutes, medium).** Write the converter of `c_attn`. It turns GPT-2's packed `weight` of shape `[width, 3 · width]` into three matrices in the layout of `torch.nn.Linear`. The three matrices are square, so a transposed matrix also has the right shape.
 
 
 # %% tags=["exercise"]
@@ -449,7 +449,7 @@ my_texts, mine = [], None
 
 def check_head(my_texts, mine):
     if mine is None:
-        return "not written yet"
+        raise NotImplementedError
     assert isinstance(mine, tuple) and len(mine) == 2, f"a layer and a head, such as (0, 3); yours is {mine!r}"
     assert len(my_texts) >= 3, f"three texts at least; yours are {len(my_texts)}"
     share = {(head.layer, head.head): head.previous_token for head in model.heads(my_texts)}
@@ -467,7 +467,7 @@ print(check_head(sentences, (best.layer, best.head)))
 attempt(lambda: check_head(sentences, (1, 0)))  # a wrong answer
 
 # %% [markdown]
-# **3 · The savings of tied weights (2 minutes, easy).** stories260K has 512 tokens and width 64. How many parameters would a separate output matrix add? How many would it add to GPT-2, with 50,257 tokens and width 768?
+# **3 · The savings of tied weights (2 minutes, easy).** stories260K has 512 tokens and width 64. How many parameters would a separate output matrix add? How many parameters would a separate output matrix add to GPT-2, with 50,257 tokens and width 768?
 
 # %% tags=["exercise"]
 of_stories, of_gpt2 = None, None
@@ -475,7 +475,7 @@ of_stories, of_gpt2 = None, None
 
 def check_tying(of_stories, of_gpt2):
     if None in (of_stories, of_gpt2):
-        return "not written yet"
+        raise NotImplementedError
     assert of_stories == 512 * 64, f"one number for each token and each feature; yours is {of_stories:,}"
     assert of_gpt2 == 50257 * 768, f"of GPT-2 the same product; yours is {of_gpt2:,}"
     return f"right: {of_stories:,} and {of_gpt2:,}, of GPT-2 nearly a third of its 124 million"

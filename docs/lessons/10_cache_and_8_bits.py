@@ -15,7 +15,7 @@
 #
 # You need lessons [3](03_attention.py) and [4](04_masks.py). After this lesson you can generate without computing anything twice, and quantize a matrix to 8 bits by hand. You can also estimate the speed of a model on your machine before you run it.
 #
-# A decoder writes one token at a time. Its results for earlier tokens stay valid, because no token sees a later token. So store them.
+# A decoder writes one token at a time. No token sees a later token, so the results for earlier tokens stay valid. You can store and reuse them.
 
 # %%
 import tempfile
@@ -44,9 +44,9 @@ for n in (12, 24, 100, 1000):
 assert 12 * 12 == 144
 
 # %% [markdown]
-# Twice the length is four times the work of a pass: that is the meaning of $O(n^2)$. It does not tell you how many seconds a pass takes.
+# For twice the length, a pass computes four times as many weights: that is the meaning of $O(n^2)$. It does not tell you how many seconds a pass takes.
 #
-# What must be stored? Each new token needs its query, and the keys and values of all tokens. Old queries are never used again. So the **KV cache** holds keys and values. A layer with a cache differs by one line and by its mask: $T$ new queries over $K$ keys.
+# What must be stored? Each new token needs its query, and the keys and values of all tokens. Old queries are never used again. So the **KV cache** holds keys and values. A layer with a cache differs from a layer without one by one line and by its mask, which has $T$ new queries and $K$ keys.
 
 
 # %%
@@ -133,7 +133,7 @@ print("with a cache:", cached)
 assert whole[0] == cached[0] and whole[1] > 5 * cached[1]
 
 # %% [markdown]
-# The text is the same, with about a ninth of the computed positions. Now measure the time, with a model that is large enough: four layers of GPT-2's width. Its weights are random, because they do not affect the time. The plot shows the time for one more token after a text of each length:
+# The text is the same, but the model computes about a ninth of the positions. Now measure the time, with a model that is large enough: four layers of GPT-2's width. Its weights are random, because they do not affect the time. The plot shows the time for one more token after a text of each length:
 
 # %%
 small = ch.presets.gpt2(vocab_size=model.tokenizer.vocab_size)
@@ -169,7 +169,7 @@ plt.show()
 # %% [markdown]
 # ## 8 bits by hand
 #
-# Now turn to the weights, which decide the other half of the time. 8-bit quantization stores a row of a matrix as integers from -127 to 127 and one **scale**:
+# The cache saves computation. The rest of the time goes into reading the weights, so make them smaller. 8-bit quantization stores a row of a matrix as integers from -127 to 127 and one **scale**:
 #
 # $$s_r = \frac{\max_c |w_{rc}|}{127}, \qquad q_{rc} = \operatorname{round}(w_{rc} / s_r), \qquad w_{rc} \approx s_r\, q_{rc}.$$
 #
@@ -182,7 +182,7 @@ whole_numbers = (row / scale[:, None]).round()
 print(f"scale {float(scale):.4f}, integers {whole_numbers[0].tolist()}, back {whole_numbers[0] * scale}")
 
 # %% [markdown]
-# 0.004 became 0: numbers below half a scale are lost. So the error of every weight is at most half the scale of its row. Check it on a matrix of the trained decoder:
+# 0.004 became 0, because all numbers below half the scale are rounded to 0. So the error of every weight is at most half the scale of its row. Check it on a matrix of the trained decoder:
 
 # %%
 weight = model.module.state_dict()["decoder.layers.1.steps.1.branches.0.function.up.weight"]
@@ -204,7 +204,7 @@ assert torch.equal(state[f"{prefix}.weight_int8"], integers) and torch.equal(sta
 print("written with 8 bits:", repr(rounded.generate(prompt, max_new_tokens=11, temperature=0)[0].text))
 
 # %% [markdown]
-# One weight that is much larger than its neighbours makes the scale of its whole row coarse. With one scale for a whole matrix, it would spoil every row. That is why each row has a scale:
+# One weight that is much larger than its neighbours makes the scale of its whole row coarse. With one scale for a whole matrix, one such weight would make every row coarse. That is why each row has a scale:
 
 # %%
 spoiled = weight.clone()
@@ -227,7 +227,7 @@ plt.show()
 # %% [markdown]
 # ## Why it is fast
 #
-# One token needs every weight once: one multiplication and one addition. These are 2 operations for 4 bytes that are read. How many bytes can this machine read in a second, and how much can it multiply? Measure both:
+# One token needs every weight once, for one multiplication and one addition. In fp32, these are 2 operations for each 4 bytes that the processor reads. How many bytes can this machine read in a second, and how much can it multiply? Measure both:
 
 # %%
 buffer, matrix = torch.ones(64_000_000), torch.randn(1024, 1024)
@@ -262,7 +262,7 @@ for (precision, loaded), size in zip(models.items(), (4, 1)):
     )
 
 # %% [markdown]
-# Several texts in a batch share each reading of the weights. A **batch** of $b$ rows does $2b$ operations for the same bytes. The number of operations for each byte is called *arithmetic intensity*. The two limits of a machine form a roof. To the left of its corner the memory bandwidth is the limit, to the right the multiplication speed. The next cell multiplies by 16 matrices of 768 by 3,072, too many for the processor's cache:
+# All texts of a batch use a weight when the processor reads it. A **batch** of $b$ rows does $2b$ operations for the same bytes. The number of operations for each byte is called *arithmetic intensity*. Plotted over the arithmetic intensity, the two limits of a machine look like a roof. To the left of its corner the memory bandwidth is the limit, to the right the multiplication speed. The next cell multiplies by 16 matrices of 768 by 3,072, too many for the processor's cache:
 
 # %%
 matrices, rows = [torch.randn(3072, 768) for _ in range(16)], (1, 4, 16, 64, 256)
@@ -289,7 +289,7 @@ axis.legend(frameon=False)
 plt.show()
 
 # %% [markdown]
-# Fast serving follows from these three rules: store computed results, read fewer bytes, and let many texts share each reading. `clearhead bench` measures this for any model.
+# Fast serving follows three rules: store computed results, read fewer bytes, and compute many texts for each reading of the weights. `clearhead bench` measures this for any model.
 #
 # ## Break it
 #
@@ -299,7 +299,7 @@ plt.show()
 Decoder.advances = False
 
 # %% [markdown]
-# **The symptom.** There is no error, and the first token is right. A run over the whole text, as in training, is right everywhere, so the loss shows nothing. Only the generated text becomes stranger from token to token.
+# **The symptom.** There is no error, and the first token is right. A run over the whole text, as in training, has the right positions, so the loss shows no fault. Only the generated text gets worse from token to token.
 #
 # **The detector** is the comparison with and without a cache. Compare every step, and find the first step that differs:
 
@@ -314,7 +314,7 @@ print("first step that differs:", int((broken > 1e-9).nonzero()[0]))
 assert broken[0] < 1e-12 and (broken[1:] > 1e-3).all()
 
 # %% [markdown]
-# **The fix.** `start` is the number of tokens in the cache.
+# **The fix.** Set `start`, the first position, to the number of tokens in the cache.
 
 # %%
 Decoder.advances = True
@@ -333,11 +333,11 @@ print("in a used cache:", repr(second))
 print("in a new cache: ", repr(alone))
 
 # %% [markdown]
-# The detector is the same comparison, over two prompts: an answer must not depend on earlier requests. `clearhead check` tests this and more on any model ([guide](../guides/check-a-model.md)). The mend is a new cache for each text.
+# The detector is the same comparison, over two prompts: an answer must not depend on earlier requests. `clearhead check` tests this and more on any model ([guide](../guides/check-a-model.md)). The fix is a new cache for each text.
 #
 # ## Exercises
 #
-# **1 · The size of a cache (5 minutes, easy).** The decoder has `layers` layers. Their attentions have `heads` heads of `size` numbers. Return the bytes that the KV cache takes in fp32 for one text of `tokens` tokens.
+# **1 · The size of a cache (5 minutes, easy).** The decoder has `layers` layers. The attention of each layer has `heads` heads of `size` numbers. Return the bytes that the KV cache takes in fp32 for one text of `tokens` tokens.
 
 
 # %% tags=["exercise"]

@@ -15,7 +15,7 @@
 #
 # You need [lesson 3](03_attention.py). After this lesson you can ablate a head and patch the activations of one text into another. You can tell which heads and tokens an answer depends on.
 #
-# The attention map of a head does not show its function. To learn the function, change the head and watch the answer.
+# The attention map of a head does not show what the head does for the answer. To learn that, change the head and compare the answers.
 
 # %%
 import matplotlib.pyplot as plt
@@ -41,7 +41,7 @@ for effect in effects[:5]:
     print(f"{effect.stack:15} layer {effect.layer} head {effect.head}  {effect.change:8.3f}")
 
 # %% [markdown]
-# By hand, this is a single edit. Heads are the second axis of `mixed`. Switch off the head that helps most, and read the new translation:
+# You can also switch a head off yourself, with one edit. `mixed` is the output of the heads before the output projection; its second axis is the head. Switch off the head that helps most, and read the new translation:
 
 # %%
 strongest = effects[0]
@@ -72,7 +72,7 @@ attention_maps
 # %% [markdown]
 # ## Patch a run
 #
-# Take two texts that differ in one character. Copy the residual stream of one text into the run of the other, one position at a time. The position holds the difference if the answer changes:
+# Take two texts that differ in one character. Copy the residual stream of one text into the run of the other, one position at a time. If the answer changes, that position holds the difference between the texts:
 #
 # $$\text{patch}(d, i) = \log \frac{p(6 \mid x'_{d,i})}{p(8 \mid x'_{d,i})} - \log \frac{p(6)}{p(8)}.$$
 
@@ -88,7 +88,7 @@ for depth, row in enumerate(streams):
     )
 
 # %% [markdown]
-# Here is the same as a picture. Before the first layer, the digit holds the whole difference. Each layer may move a share of it to other tokens.
+# Here are the same numbers as a picture. Before the first layer, the digit holds the whole difference. Each layer may move a share of it to other tokens.
 
 # %%
 figure, axes = plt.subplots(figsize=(8, 2.2))
@@ -111,7 +111,7 @@ def of_one_text(mixed):
 
 
 # %% [markdown]
-# **The symptom.** A single text looks plausible: there is some effect, whichever head you meant.
+# **The symptom.** With a single text, the result looks plausible: there is some effect, whichever head you wanted to switch off.
 
 # %%
 with model.edit({address: of_one_text}):
@@ -134,7 +134,7 @@ assert broken[0] != broken[1] and mended[0] == mended[1]
 #
 # ## Exercises
 #
-# **1 · Half a head (10 minutes, easy).** Return an edit that halves the output of the head `head`. It must not change the other heads or its input.
+# **1 · Half a head (10 minutes, easy).** Return an edit that halves the output of the head `head`. The edit must not change the other heads, and must not write into its input tensor.
 
 
 # %% tags=["exercise"]
@@ -174,7 +174,7 @@ except AssertionError as error:
     print("a wrong answer reads:", error)
 
 # %% [markdown]
-# **2 · The token that holds the month (10 minutes, medium).** You cannot patch "5. Januar 1998" with "5. Februar 1998", because their lengths differ. Find two dates of the same length but with different months, and patch them. Which source token holds the difference before the first layer?
+# **2 · The token that holds the month (10 minutes, medium).** You cannot patch "5. Januar 1998" with "5. Februar 1998", because their lengths differ. Find two dates of the same length but with different months, and patch one with the other. Which source token holds the difference before the first layer?
 
 # %% tags=["exercise"]
 first, second = None, None

@@ -13,9 +13,9 @@
 # %% [markdown]
 # # 12 · Your own Transformer
 #
-# You need lessons [2](02_embeddings_and_positions.py) to [5](05_residuals_and_norms.py). In this lesson you write a whole encoder-decoder Transformer in less than a hundred lines of plain PyTorch. You prove that it equals ours, weight by weight, and train it.
+# You need lessons [2](02_embeddings_and_positions.py) to [5](05_residuals_and_norms.py). In this lesson you write a whole encoder-decoder Transformer in less than a hundred lines of plain PyTorch. You prove that it equals clearhead's, weight by weight, and train it.
 #
-# The page starts empty and grows. You write three missing pieces, in any order: the attention, the decoder layer, the loss. While a piece is not right yet, our version replaces it. So the page always runs to its end.
+# The page starts empty and grows. You write three missing pieces, in any order: the attention, the decoder layer, the loss. While a piece is not right yet, a finished version replaces it. So the page always runs to its end.
 #
 # Each check has three hints. `hint=1` tells you where your result differs, `hint=2` names the line of mathematics, and `hint=3` names the mistake and its fix. Try to use only the first.
 
@@ -81,7 +81,7 @@ if not attention_is_right:
 # %% [markdown]
 # ## The modules for single tokens
 #
-# You know the feed-forward sub-layer and the positions from lessons [5](05_residuals_and_norms.py) and [2](02_embeddings_and_positions.py). They are short enough to copy. The angles are computed in double precision. In single precision an angle at position 1,000 would be wrong by 0.0001.
+# You know the feed-forward sub-layer and the positions from lessons [5](05_residuals_and_norms.py) and [2](02_embeddings_and_positions.py). They are short enough to copy. The angles are computed in double precision. In single precision, an angle at position 1,000 would have an error of up to 0.00006.
 
 
 # %%
@@ -124,7 +124,7 @@ class EncoderLayer(nn.Module):
 print("a layer of the encoder: ", ch.check.layer(EncoderLayer(48, 6, 96), width=48, heads=6).verdict)
 
 # %% [markdown]
-# **Exercise 2 (20 minutes, hard).** A decoder layer has a third step between these two. It attends to the output of the encoder. Which side gives the queries, and which side gives the keys? Each row of weights belongs to one token of the first side and covers the tokens of the second.
+# **Exercise 2 (20 minutes, hard).** A decoder layer has a third step between attention and feed-forward. It attends to the output of the encoder. Which side gives the queries, and which side gives the keys? Each row of attention weights belongs to one query token and has one weight for each key token.
 #
 # `x` is `[batch, target tokens, width]` with `mask`, and `memory` is `[batch, source tokens, width]` with `memory_mask`.
 
@@ -264,7 +264,7 @@ axis.invert_yaxis()
 plt.show()
 
 # %% [markdown]
-# A batch has 64 sources of 30 tokens and targets of 20 tokens. Each target token gets a score for each of 10,000 words:
+# The next cell runs the model on a batch of 64 sources of 30 tokens and 64 targets of 20 tokens. Each target token gets a logit for each of 10,000 vocabulary entries:
 
 # %%
 src, tgt = torch.randint(3, v, (64, 30)), torch.randint(3, v, (64, 20))
@@ -274,7 +274,7 @@ with torch.no_grad():
     print("memory", tuple(memory.shape), " states", tuple(states.shape), " logits", tuple(large.head(states).shape))
 
 # %% [markdown]
-# ## Equal to ours, weight by weight
+# ## Equal to clearhead's, weight by weight
 #
 # In clearhead a Transformer is not a class but a spec: a tree that describes its modules. This is the spec of the same model:
 
@@ -308,7 +308,7 @@ ours = ch.build(same_as_spec(*sizes)).double().eval()
 print(f"{sum(p.numel() for p in ch.build(same_as_spec(v, v, 300, 4, 12, 64)).parameters()):,} weights at that size")
 
 # %% [markdown]
-# Each of your weights corresponds to one weight of ours. Write a map between the names, and copy your weights. An additional, missing or differently shaped weight would raise an error here:
+# Each of your weights corresponds to one weight of this model. Write a map between the names, and copy your weights. An additional, missing or differently shaped weight would raise an error here:
 
 # %%
 PLACES = {
@@ -345,7 +345,7 @@ for name in ("decoder.1.cross.query.weight", "encoder.0.norms.1.bias", "head.wei
     print(f"{name:30} -> {map_name(name)}")
 
 # %% [markdown]
-# Equal weights must give equal logits and equal gradients. The gradient of a weight shows how the model uses it. So it finds a misused weight even where the logits hide it. The next cell compares them in double precision, on random ids with some padding:
+# Equal weights must give equal logits and equal gradients. The gradient of a weight shows how the model uses this weight. So gradients can reveal a wrongly used weight even if the logits are equal. The next cell compares them in double precision, on random ids with some padding:
 
 # %%
 src, tgt = torch.randint(3, 60, (4, 9)), torch.randint(3, 70, (4, 7))
@@ -374,7 +374,7 @@ print(f"logits differ by {apart:.0e}, the gradients of {len(of_mine)} weights by
 assert apart < 1e-12 and furthest < 1e-12
 
 # %% [markdown]
-# Each dot of the plot is one weight tensor: the size of its gradient in your model and in ours. All dots lie on the diagonal. The biases of the keys are not shown, because their gradient is zero. Such a bias adds the same number to all scores of a row, and a softmax ignores that.
+# Each dot of the plot is one weight tensor: the size of its gradient in your model and in clearhead's. All dots lie on the diagonal. The biases of the keys are not shown, because their gradient is zero. Such a bias adds the same number to all scores of a row, and a softmax ignores that.
 
 
 # %%
@@ -488,7 +488,7 @@ for row in range(3):
     print(text(src[row]), "->", text(written[row]))
 
 # %% [markdown]
-# Because the two models are equal, every tool for our models also reads yours. Copy its weights, and capture every head of the cross-attention. A row of the map is a written token. The rows should move from the end of the source to its beginning:
+# Because the two models are equal, every tool of clearhead works with your weights. Copy them, and capture every head of the cross-attention. A row of the map is a written token. The rows should move from the end of the source to its beginning:
 
 # %%
 twin = ch.build(same_as_spec(13, 13, 32, 4, 2, 64)).eval()
@@ -503,7 +503,7 @@ ch.view_attention(weights.numpy(), list("12345678"), [*text(seen_as[0]), "end"])
 # %% [markdown]
 # ## Break it
 #
-# **The switch.** Reverse the cross-attention: the queries come from the memory, the keys and values from the decoder. Handwritten decoders copy this mistake more than any other. If source and target have the same length, the shapes fit.
+# **The switch.** Reverse the cross-attention: the queries come from the memory, the keys and values from the decoder. This mistake is copied into handwritten decoders more often than any other. If source and target have the same length, the shapes fit.
 
 
 # %%
@@ -524,7 +524,7 @@ def with_layer(kind, *sizes, **options):
 wrong = with_layer(Reversed, 13, 13, 32, 4, 2, 64, dropout=0.0)
 
 # %% [markdown]
-# **The symptom.** The loss falls as it should, because nothing hides later targets in that attention. So the model copies the answer. Generation begins with one token and fails:
+# **The symptom.** The loss falls as in a right model, because no mask hides later target tokens in the reversed attention. So the model copies the answer. Generation starts with a single target token, and fails:
 
 # %%
 print(f"loss after 200 steps: {train(wrong, 200)[-1]:.2f}; of the right model {losses[199]:.2f}")
@@ -534,7 +534,7 @@ except RuntimeError as error:
     print(error)
 
 # %% [markdown]
-# Many authors pad the target to the length of the source to make it run. Then you get nonsense instead of an error.
+# Many authors pad the target to the length of the source to avoid this error. Then the model generates nonsense.
 #
 # **The detector.** Check the layer alone. The report names the mistake:
 
@@ -542,7 +542,7 @@ except RuntimeError as error:
 print(ch.check.layer(Reversed(48, 6, 96), width=48, heads=6))
 
 # %% [markdown]
-# The plot of the gradients shows it too. Even apart from the logits, the decoder uses most weights for something else, and the dots leave the diagonal:
+# The plot of the gradients shows the mistake too. The decoder uses most weights in another way, so the dots leave the diagonal:
 
 # %%
 crossed = with_layer(Reversed, *sizes).double().eval()
@@ -553,7 +553,7 @@ print(f"logits differ by {apart:.2f}")
 draw(of_mine, of_ours, "with the cross-attention reversed")
 
 # %% [markdown]
-# **The fix.** `self.cross(x, memory, memory_mask)`: queries come from the decoder, keys from the memory, and the mask hides the padding of the source. Without this mask the layer silently reads padding, which the check reports:
+# **The fix.** `self.cross(x, memory, memory_mask)`: queries come from the decoder, keys from the memory, and the mask hides the padding of the source. Without this mask the layer reads padding and no error appears, but the check reports it:
 
 
 # %%
@@ -569,4 +569,4 @@ assert not report.ok
 # %% [markdown]
 # ## Where next
 #
-# `clearhead check mine.py` runs the same check on your file, without a line of Python ([guide](../guides/your-own-transformer.md)). Lessons 7 and 8 cover beam search, label smoothing and training on your sentences.
+# `clearhead check mine.py` runs the same check on your file, without a line of Python ([guide](../guides/your-own-transformer.md)). [Lesson 7](07_training.py) covers label smoothing, and [lesson 8](08_generation.py) beam search. To train on your own sentences, see [your data](../guides/your-data.md).

@@ -19,7 +19,7 @@
 #
 # $$x \leftarrow \operatorname{out}\left(x + \sum_b s_b \cdot \operatorname{dropout}(\operatorname{post}_b(f_b(\operatorname{pre}_b(\operatorname{pre}(x)))))\right).$$
 #
-# An absent norm is the identity, and an absent scale is 1. The code below is not a copy: each cell prints it from the installed package. So you read the code that runs.
+# An absent norm is the identity, and an absent scale is 1. The code below is not a copy: each cell prints code from the installed package. So you read the code that runs.
 
 # %%
 import inspect
@@ -59,7 +59,7 @@ print(f"{sum(parameter.numel() for parameter in gpt.parameters()):,} weights")
 # %% [markdown]
 # ## 1. The model
 #
-# `forward` reads ids and returns an `Output`. A decoder takes the first branch, an encoder-decoder the second, and an encoder the last. All other code in this file checks arguments and names sizes.
+# `forward` reads ids and returns an `Output`. A decoder takes the first branch, an encoder-decoder the second, and an encoder the last. All other code of this class checks arguments and names sizes.
 
 # %%
 show(model.Transformer.forward)
@@ -98,13 +98,13 @@ for address, (record,) in seen.items():
 # %% [markdown]
 # ## 3. Attention
 #
-# `forward` computes queries, keys and values, and appends the new keys and values to those of the cache. `attend` computes the weighted mean of the values. It uses one fused call where it can. Otherwise it computes the steps below, for example if a capture reads the weights. `weights` is equation 1 of the paper.
+# `forward` computes queries, keys and values, and appends the new keys and values to those of the cache. `attend` computes the weighted mean of the values. It makes a single call of a fused kernel where it can. Otherwise it computes the steps below, for example if a capture reads the weights. `weights` is equation 1 of the paper.
 
 # %%
 show(attention.Attention.forward, attention.Attention.attend, attention.Attention.weights, attention.Attention.scores)
 
 # %% [markdown]
-# Both ways give the same result. Here are the weights of one head. The rows sum to one. The upper triangle is zero, because a token sees no later token.
+# The fused kernel and the separate steps give the same result. Here are the weights of one head. Each row sums to one. The upper triangle is zero, because a token sees no later token.
 
 # %%
 address = "decoder.layers.0.steps.0.branches.0.function"
@@ -133,7 +133,7 @@ assert network.up.out_features == 128
 # %% [markdown]
 # ## 5. The norms
 #
-# Two kinds of norm are enough for all families. Both divide by the size of the vector. LayerNorm also subtracts the mean.
+# Two kinds of norm are enough for all families. Both divide the vector by the root mean square of its numbers. LayerNorm first subtracts their mean.
 
 # %%
 show(norm.LayerNorm, norm.RMSNorm)
@@ -147,7 +147,7 @@ torch.testing.assert_close(layer_norm(x).detach(), torch.tensor([0.6325, -1.2649
 # %% [markdown]
 # ## 6. The embedding
 #
-# The first $x$ is a table row for each token, times a scale, plus the positions.
+# The first $x$ of the equation has, for each token, a row of the embedding table, times a scale, plus the position.
 
 # %%
 show(embedding.Embedding.forward, embedding.LearnedPosition.forward)
@@ -164,7 +164,7 @@ assert difference < 1e-6
 # %% [markdown]
 # ## 7. The head
 #
-# One matrix product turns the last $x$ into logits. GPT-2 uses the embedding table a second time.
+# One matrix product turns the last $x$ into logits. GPT-2 uses the embedding table again as this matrix.
 
 # %%
 show(head.Projection.outputs)
@@ -178,13 +178,13 @@ assert (by_hand - out.logits).abs().max() < 1e-5
 # %% [markdown]
 # ## 8. The masks and the cache
 #
-# The last topics are masks and the KV cache. A mask is boolean, and True means "may attend". Structure (causal, window), padding and documents are joined with "and".
+# The last topics are masks and the KV cache. A mask is boolean, and True means "may attend". The masks for structure (causal, window), padding and documents are joined with "and".
 
 # %%
 show(context.Masking.build)
 
 # %% [markdown]
-# The KV cache holds keys and values, so the model computes only the new token. A run token by token gives the same logits as one run over the whole sequence:
+# The KV cache holds keys and values, so the model computes only the new token. Running the model token by token gives the same logits as one run over the whole sequence:
 
 # %%
 cache = ch.Cache()
@@ -211,7 +211,7 @@ for name, module in (("with", gpt), ("without", sharp.eval())):
     seen_weights[name] = seen[f"{address}.weights"][0].tensor[0, 0]
 
 # %% [markdown]
-# **The symptom.** Nothing fails. But each head attends to fewer tokens. A softmax that is nearly one-hot has almost no gradient, so training is slow.
+# **The symptom.** No error appears. But each head attends to fewer tokens. A softmax that is nearly one-hot has almost no gradient, so training is slow.
 
 # %%
 
@@ -264,4 +264,4 @@ attempt(check)
 # %% [markdown]
 # ## Where next
 #
-# [Architecture](../architecture.md) shows the position of the core in the library, and [design decisions](../decisions.md) list the alternatives that were considered. `clearhead inspect gpt2 --svg gpt2.svg` draws any spec. [Add a module](../guides/add-a-part.md) shows how to use your code in the equation.
+# [Architecture](../architecture.md) shows the place of the core in the library. [Design decisions](../decisions.md) list the alternatives that were considered. `clearhead inspect gpt2 --svg gpt2.svg` draws any spec. [Add a custom module](../guides/add-a-part.md) shows how to use your own module as $f_b$ in the equation.

@@ -24,6 +24,8 @@ _HERE = Path(__file__).resolve().parent
 # In the repository: the build folder of the site. In a copy of the lessons: a folder next to them.
 MODELS = _HERE.parents[1] / "build" / "models" if _HERE.parent.name == "docs" else _HERE / "models"
 
+ATTEMPTS: list[bool] = []
+"""Results of all attempts at exercises in this process, for the end of a lesson in a terminal."""
 
 # Run file of the decoder. Its texts are lines of the table that `dates_model` writes: text, tab, date, tab, language.
 _DECODER = """
@@ -162,6 +164,13 @@ def attempt(check: Callable[[], Report | str], hint: int = 1) -> None:
 
 def solves(check: Callable[[], Report | str], hint: int = 1) -> bool:
     """Print the same as `attempt`, and return whether the exercise is solved."""
+    is_solved = _check(check, hint)
+    ATTEMPTS.append(is_solved)
+    return is_solved
+
+
+def _check(check: Callable[[], Report | str], hint: int) -> bool:
+    """Print the result of a check, and return whether the answer is right."""
     try:
         result = check()
     except NotImplementedError:

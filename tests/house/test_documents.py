@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -47,11 +49,12 @@ def test_the_python_of_documents_runs(tmp_path: Path, monkeypatch: pytest.Monkey
         "task": {"kind": "translate"},
         "data": {"valid": 0.3},
         "tokenizer": {"kind": "character"},
-        "model": {"layers": 1, "width": 16, "heads": 2, "feedforward": 16},
+        "model": {"layers": 2, "width": 16, "heads": 2, "feedforward": 16},
         "train": {"run": "runs/de-en", "steps": 2},
     }
     ch.train(tables, data={"train": [(sentence, sentence) for sentence in sentences * 4]})
-    for document in ("docs/guides/activations.md", "docs/guides/tour.md"):
+    shutil.copytree("runs/de-en", "runs/demo")
+    for document in ("README.md", "docs/guides/activations.md", "docs/guides/tour.md"):
         names: dict[str, object] = {}
         for text in blocks(ROOT / document, "python"):
             exec(compile(text, document, "exec"), names)
@@ -129,13 +132,25 @@ def test_the_architecture_page_shows_the_one_equation() -> None:
 
 
 def test_the_readme_says_what_was_measured() -> None:
-    """Check that every number of its table is in the results, and that it fits on one screen."""
+    """Check that every measured number is in the results, and that each proof names its peer and ratio."""
     readme, results = ((ROOT / name).read_text("utf-8") for name in ("README.md", "docs/results.md"))
-    table = [line for line in readme.splitlines() if line.startswith("| ") and "instead of" not in line]
-    numbers = [number for line in table for number in re.findall(r"\d{1,3}(?:,\d{3})+|\d+\.\d+", line)]
-    assert len(table) == 6 and len(numbers) >= 8
-    assert not [number for number in numbers if number not in results]
-    assert len(readme.splitlines()) <= 45
+    proofs, instead = (rows_below(readme, head) for head in ("| work | clearhead |", "| instead of |"))
+    numbers = re.findall(r"\d{1,3}(?:,\d{3})+|\d+\.\d+", "\n".join([*proofs, *instead]))
+    assert len(proofs) == 4 and 1 <= len(instead) <= 6 and len(numbers) >= 12
+    # Ratios are rounded quotients of two numbers that stand in the results.
+    assert not [number for number in numbers if number not in results and number not in {row[-6:-2] for row in proofs}]
+    for row in proofs:
+        _, _, ours, peer, ratio, _ = map(str.strip, row.split("|"))
+        theirs = float(peer.rpartition(": ")[2].replace(",", ""))
+        assert abs(float(ours.replace(",", "")) / theirs - float(ratio)) <= 0.06
+    assert len(readme.splitlines()) <= 60
+
+
+def rows_below(text: str, head: str) -> list[str]:
+    """Return the rows of the table whose first line begins with `head`."""
+    lines = text.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(head)) + 2
+    return list(itertools.takewhile(lambda line: line.startswith("|"), lines[start:]))
 
 
 def test_the_instructions_for_agents_are_those_of_contributing() -> None:

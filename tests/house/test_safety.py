@@ -48,7 +48,7 @@ def machine_traces(text: str) -> list[str]:
     return [match.group() for match in MACHINE_PATH.finditer(text)] + [host for host in HOSTS if host in text]
 
 
-# The explicit conversion of published weights: one file, one call, and PyTorch's restricted reader.
+# The explicit conversion of published files: PyTorch's restricted reader, and one that knows no class and no function.
 BIN_READER = "clearhead/checkpoints/hf/files/from_bin.py"
 
 
@@ -60,11 +60,16 @@ def test_nothing_is_unpickled_or_executed() -> None:
 
 def test_pickled_weights_are_read_in_one_place_and_restricted() -> None:
     (reader,) = [source for source in package_sources() if source.path == BIN_READER]
-    assert [fault.partition(" ")[2] for fault in executions(reader)] == ["torch.load"]
+    assert sorted(fault.partition(" ")[2] for fault in executions(reader)) == ["pickle", "torch.load"]
     calls = [node for node in ast.walk(reader.tree) if isinstance(node, ast.Call)]
     (call,) = [node for node in calls if ast.unparse(node.func) == "torch.load"]
     words = {word.arg: ast.unparse(word.value) for word in call.keywords}
     assert words["weights_only"] == "True" and words["map_location"] == "'cpu'"
+    used = {ast.unparse(node) for node in ast.walk(reader.tree) if isinstance(node, ast.Attribute)}
+    assert {name for name in used if name.startswith("pickle.")} == {"pickle.Unpickler", "pickle.UnpicklingError"}
+    (unpickler,) = [node for node in ast.walk(reader.tree) if isinstance(node, ast.ClassDef)]
+    (method,) = [node for node in unpickler.body if isinstance(node, ast.FunctionDef)]
+    assert method.name == "find_class" and [type(node) for node in method.body] == [ast.Raise]
 
 
 def test_no_committed_file_names_a_machine() -> None:

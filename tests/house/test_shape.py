@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.house.code_lines import code_lines
+from tests.house.code_lines import code_lines, page_lines
 from tests.house.source import Source, package_sources, python_sources
 
 FILE_LINES, FUNCTION_LINES, CONSTRUCTOR_PARAMETERS, CORE_LINES = 700, 60, 8, 1200
@@ -147,6 +147,8 @@ def test_lines_of_code_are_neither_blank_nor_comment_nor_docstring() -> None:
     head = '"""Doc."""\n\n# comment\nx = (\n    1,  # why\n)\n\n'
     text = head + 'def f():\n    """Doc.\n\n    More.\n    """\n    return "a"\n'
     assert code_lines(text) == 5
+    page = "/** Doc.\n * More.\n */\nf(1); // why\n\n// comment\n/** @type {A} */ (x).y();\n/* z */\n.a { b: c }\n"
+    assert page_lines(page) == 3
 
 
 def test_attention_is_on_one_screen() -> None:

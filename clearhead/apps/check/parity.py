@@ -167,7 +167,7 @@ def _describe_point(sides: ModelPair, point: PointComparison | None) -> str | No
 
 
 def _output_error(sides: ModelPair, inputs: TraceInputs) -> float:
-    """Return the relative difference of the outputs at real tokens."""
+    """Return the relative difference between clearhead's and transformers' outputs, at tokens that are not padding."""
     ours, theirs, mask = sides.run_ours(sides.ours, inputs), sides.run_theirs(inputs), inputs.mask
     if ours.outputs is None or theirs.outputs is None:
         return 0.0

@@ -238,7 +238,7 @@ class _WeightHeaders:
     Args:
         dtypes: the stored dtypes by weight address.
         formats: the formats of quantized matrices by module address.
-        is_mapped: True if loading leaves weights without conversion in their mapped files.
+        is_mapped: True if weights that need no conversion are mapped from their files instead of copied.
     """
 
     dtypes: Mapping[str, torch.dtype]
@@ -378,7 +378,7 @@ def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[st
 
 
 def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a report line for each attention kernel and its reason; one line for training and evaluation if equal."""
+    """Yield a line for each attention kernel: the number of attentions that use it, in which modes, and why."""
     modes: dict[str, list[str]] = {}
     for kernel in kernels:
         modes.setdefault("the {kernel} kernel in {count} of {total}, because {reason}".format(**kernel), []).append(

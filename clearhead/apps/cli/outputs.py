@@ -306,7 +306,7 @@ class OutputOptions:
             kind: the format of the output file.
 
         Raises:
-            InputError: options contradict each other, the input cannot be shared, or the file cannot be written.
+            InputError: options contradict each other, the input cannot be split, or the file cannot be written.
         """
         share = self._choose_share(source)
         if self.output is None:

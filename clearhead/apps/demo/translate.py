@@ -262,7 +262,7 @@ def _read_style(locale: str, style: str) -> DateStyle:
 
 
 def _unsound(style: DateStyle, texts: _Texts) -> str:
-    """Return the reason why a style cannot be used, or an empty string if it can."""
+    """Return the reason why a date style of a locale cannot be used, or an empty string if it can."""
     axes = [axis for axis, _ in style.parts]
     if any(axes.count(axis) != 1 for axis in (1, 2, 3)):
         return "it does not show year, month and day once each"

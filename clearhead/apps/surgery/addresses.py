@@ -25,7 +25,7 @@ def update_nodes(node: AnyNode, updates: Mapping[str, Mapping[str, Any]], path: 
 
 
 def redirect_references(node: AnyNode, rename: Callable[[str], str], path: str = "") -> AnyNode:
-    """Return a copy of a spec whose references have renamed paths."""
+    """Return a copy of a spec in which references to shared modules have paths that `rename` returns."""
 
     def change(_: str, node: spec.Node) -> spec.Node:
         if isinstance(node, spec.Reference):

@@ -125,7 +125,7 @@ class HFCheckpoint(Printed):
     def from_origin(
         cls, folder: Path, module: Transformer, task: TaskRecord, tokenizers: TokenizerPair
     ) -> HFCheckpoint:
-        """Read the files that `save_origin` wrote.
+        """Return the checkpoint from the files that `save_origin` wrote.
 
         Args:
             folder: the folder `origin` of a run or a saved model.
@@ -173,7 +173,7 @@ class HFCheckpoint(Printed):
         """Return the checkpoint with its generation settings for a task, and the prefix of the task's prompts.
 
         Args:
-            task: the name of a task that config.json lists, or its prefix.
+            task: the name of a task in `task_specific_params` of config.json, or the prefix of its prompts.
             module: the module of the checkpoint.
 
         Raises:
@@ -200,11 +200,11 @@ class HFCheckpoint(Printed):
         return self.tokenizers.chat
 
     def prompt_config(self, options: Collection[str]) -> GenerationConfig:
-        """Return the generation settings for continuing prompts under the options of a call.
+        """Return the generation settings for continuing prompts, without limits that options of a call replace.
 
         Args:
-            options: the names of the options of a call. `max_new_tokens` replaces the checkpoint's length, which
-                counts the prompt.
+            options: the names of the options of a call. `max_new_tokens` replaces the checkpoint's `max_length`, which
+                counts the prompt too, and `min_new_tokens` replaces its `min_length`.
         """
         config = self.generation_config
         if "max_new_tokens" in {*options, *config.options}:
@@ -320,7 +320,7 @@ def copy_files(source: Path, target: Path) -> None:
 def find_variant(
     config: Mapping[str, Any], module: Transformer, task: TaskRecord, unused: Mapping[str, Tensor], *, pad: int
 ) -> LoadedModule | None:
-    """Find the class of a checkpoint's family that can express a module; None if there is none.
+    """Find the transformers class of a checkpoint's family that can compute a module; None if there is none.
 
     Args:
         config: the config.json of the checkpoint that the module came from.
@@ -361,7 +361,7 @@ def label_config(task: TaskRecord) -> dict[str, Any]:
 
 
 def _is_expressible(family: Family, variant: Variant, config: Mapping[str, Any], module: Transformer) -> bool:
-    """Return whether a class can express a module with any config, or with this config if dropout is ignored."""
+    """Return whether the class has a config for the module's spec, or `config` describes it except for dropout."""
     try:
         parsed = configs.parse(family, config)
         if not parsed.faults and not configs.differences(family.spec_of(parsed.values, variant), module.spec):

@@ -228,7 +228,7 @@ def _is_plain(stack: spec.Stack) -> bool:
 
 
 def _stream_axes(model: spec.Model, names: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Return the axes along which each tensor has the channels of the residual stream, by tensor name."""
+    """Return, by tensor name, the axes whose indices are channels of the residual stream."""
     axes = _head_axes(model)
     for name in names:
         *owner, leaf = name.split(".")
@@ -243,7 +243,7 @@ def _stream_axes(model: spec.Model, names: Iterable[str]) -> dict[str, tuple[int
 
 
 def _head_axes(model: spec.Model) -> dict[str, tuple[int, ...]]:
-    """Return the axes along which tensors of the head have the channels of the residual stream, by tensor name.
+    """Return, by name of a tensor of the head, the axes whose indices are channels of the residual stream.
 
     The tied linear layer, or without one the first linear layer, is the last that reads these channels.
     """
@@ -272,10 +272,10 @@ CHANGES: tuple[Change, ...] = (
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A class of a family, and an equivalent spec that it may express.
+    """A transformers class, and a spec that it may express and that is equivalent to the spec of the module.
 
     Args:
-        family, variant: the class.
+        family, variant: the family and the class.
         model: the equivalent spec.
         changes: the changes that lead to the equivalent spec.
         config: the config that expresses the spec. None means that there is no such config.
@@ -298,7 +298,7 @@ class _Candidate:
 
     @property
     def may_become_expressible(self) -> bool:
-        """True if changes to an equivalent spec may remove all differences."""
+        """True if further equivalent changes of the spec may remove all differences from what the class expresses."""
         return self.expressed is not None and all(map(_CHANGEABLE.search, self.differing))
 
     def try_config(self) -> _Candidate:

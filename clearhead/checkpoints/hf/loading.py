@@ -69,7 +69,7 @@ class OpenCheckpoint:
     Args:
         loaded: the checkpoint, with its module on the meta device.
         file_tensors: the tensors of the files.
-        sources: the tensors that fill each slot of the module.
+        sources: the source of each entry of the module's state dict.
     """
 
     loaded: LoadedModule
@@ -82,7 +82,7 @@ class OpenCheckpoint:
         return tuple(self.file_tensors.files.mapped.values())
 
     def dtypes(self) -> dict[str, torch.dtype]:
-        """Return the dtype in the files for each slot of the module, by address."""
+        """Return the dtype in the files for each entry of the module's state dict, by address."""
         pooled = {} if self.loaded.pooling is None else self.loaded.pooling.tensors
         return {
             **{address: self.file_tensors.dtype(source) for source in self.sources for address in source.bound.ours},
@@ -90,13 +90,13 @@ class OpenCheckpoint:
         }
 
     def tensors(self, keep: KeepMapped = lambda *_: False) -> Iterator[tuple[str, Tensor]]:
-        """Yield the address and the tensor of each slot of the module, in the dtype of the file.
+        """Yield the address and the tensor of each entry of the module's state dict, in the dtype of the file.
 
         Each tensor is a new tensor or has a separate memory mapping, whose pages are freed with the tensor.
 
         Args:
-            keep: function that returns True if the caller keeps the tensor of an address in its dtype. If the rule of
-                the slot moves no bytes, such a tensor stays in the mapping of the whole file.
+            keep: function that returns True if the caller keeps the tensor of an address in its dtype. Such a tensor
+                stays in the mapping of the whole file, if its rule moves no bytes.
 
         Raises:
             InputError: a file was changed on disk meanwhile.
@@ -111,15 +111,15 @@ class OpenCheckpoint:
 
 
 def open_checkpoint(directory: Path, *, config: Mapping[str, Any] | None = None) -> OpenCheckpoint:
-    """Read the headers of a checkpoint, and find the tensors that fill the slots of its module.
+    """Read the headers of a checkpoint, and find the tensors for the state dict of its module.
 
     Args:
         directory: the folder with config.json and safetensors.
         config: the content of config.json. None means that the file is read.
 
     Raises:
-        InputError: a config key is not supported, a tensor has no slot, a slot has no tensor, or shapes differ. All
-            faults are in one report.
+        InputError: a config key is not supported, the module has no place for a tensor or lacks one, or shapes differ.
+            All faults are in one report.
     """
     config = dict(config or read_config(directory))
     family = registry.find_family(config)
@@ -217,7 +217,7 @@ def bind_rules(family: Family, variant: Variant, prefix: str, module: Transforme
 
 @dataclass(frozen=True)
 class _SlotSource:
-    """A tensor rule, and the names of the file tensors that it reads; without names the module gets zeros."""
+    """A tensor rule, and the names of the tensors in the files that it converts; without names it makes zeros."""
 
     bound: BoundRule
     names: tuple[str, ...]
@@ -225,7 +225,7 @@ class _SlotSource:
 
 @dataclass(frozen=True)
 class _FileTensors:
-    """Tensors of the files by the family's spelling of their names, with a record of the tensors that were used."""
+    """Tensors of a checkpoint's files by the names that the family uses; `used` records the names that were read."""
 
     family: Family
     variant: Variant
@@ -258,7 +258,7 @@ class _FileTensors:
         return [*names, self.variant.output] if is_tied and self.variant.output else names
 
     def sources(self, module: Transformer, *, is_tied: bool, faults: list[str]) -> list[_SlotSource]:
-        """Return the tensors that fill each slot of a module, and append faults to the list."""
+        """Return the source of each entry of a module's state dict, and append faults to the list."""
         bounds, without_rule = bind_rules(self.family, self.variant, self.prefix, module)
         assert not without_rule, f"{self.family.model_type} has no rule for {without_rule}"
         sources = []
@@ -292,7 +292,7 @@ class _FileTensors:
         return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
     def read(self, source: _SlotSource, *, is_kept: bool) -> list[Tensor]:
-        """Return the module tensors of a rule; with `is_kept`, they share the memory mapping of the whole file."""
+        """Return the module tensors that a rule makes; with `is_kept`, they are views of the mapped file."""
         dtype, bound = self.dtype(source), source.bound
         if not source.names:
             return list(map(torch.zeros, bound.slots.shapes))
@@ -318,7 +318,7 @@ class _FileTensors:
         return [name for name in wanted if name in self.names]
 
     def _take(self, names: Sequence[str], faults: list[str]) -> str:
-        """Choose the last of several names in the files for one tensor; copies of a token embedding must be equal."""
+        """Choose one of the names of a tensor in the files: the last, but of equal token embeddings the family's."""
         self.used.update(names)
         chosen = names[0] if names[0] == self.prefix + self.family.table else names[-1]
         for name in names:

@@ -77,7 +77,7 @@ class _PoolSettings(BaseModel):
 
     @property
     def modes(self) -> list[str]:
-        """Pooling modes in the order of their vectors; the mean if none is named."""
+        """Pooling modes in the order in which their vectors are concatenated; "mean" if the settings name none."""
         if isinstance(self.pooling_mode, str):
             return [self.pooling_mode]
         return self.pooling_mode or [name for flag, name in _FLAGS.items() if getattr(self, flag)] or ["mean"]
@@ -120,7 +120,7 @@ class _LengthSettings(BaseModel):
 
     @property
     def longest(self) -> int | float | None:
-        """Maximum text length in tokens; of several settings, the first in sentence-transformers counts."""
+        """Maximum text length in tokens; of several settings, the one that sentence-transformers reads first counts."""
         texts = (self.processing_kwargs.common, self.processing_kwargs.text)
         named: list[int | float | None] = [text.max_length for text in texts if text is not None]
         named += [self.tokenizer_args.model_max_length, self.processor_kwargs.model_max_length, self.max_seq_length]

@@ -92,7 +92,7 @@ def choose_variant(family: Family, config: Mapping[str, Any], names: frozenset[s
 
 
 def headless_variant(family: Family) -> Variant:
-    """Return the class without a head, if possible of the encoder alone, which leaves tensors of heads unused.
+    """Return the class without a head, if possible that of the encoder alone; it ignores tensors of heads.
 
     Raises:
         InputError: the family has no such class.

@@ -158,7 +158,7 @@ def _without_standardization(module: Transformer, task: TaskRecord) -> Transform
 
 
 def _with_expressible_dropout(module: Transformer, loaded: LoadedModule | None) -> Transformer:
-    """Return the module with the dropout of its config if the family cannot express its own dropout."""
+    """Return the module, with the dropout of the loaded config if the family has no config for the module's dropout."""
     if loaded is None:
         return module
     try:

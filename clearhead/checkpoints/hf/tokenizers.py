@@ -129,7 +129,7 @@ def _read_special_tokens(
 
 
 def _has_other_tokens(special_tokens: SpecialTokens, named: Mapping[str, int]) -> bool:
-    """Return whether there are special tokens besides BOS and EOS, which the configuration cannot switch."""
+    """Return whether there are special tokens besides BOS and EOS, for which the configuration has no switch."""
     ends = {named.get("bos"), named.get("eos")}
     return any(item not in ends for item in (*special_tokens.prefix, *special_tokens.suffix))
 

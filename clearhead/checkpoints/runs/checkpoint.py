@@ -408,7 +408,7 @@ def link_weights(run: Path, step: int, folder: Path) -> None:
 
 
 def find_undamaged_weights(*parents: Path) -> dict[int, Path]:
-    """Return the file with undamaged validated weights of each step that has one, in ascending order.
+    """Return the files with undamaged validated weights by step, in ascending order.
 
     Args:
         parents: the folders of a run with checkpoints, or with weights alone; a later folder takes precedence.

@@ -142,7 +142,7 @@ def is_snapshot_step(step: int, count: int) -> bool:
 
 
 def prune_snapshots(run: Path, *, newest: int, keep: int) -> None:
-    """Delete old snapshots, except step 0, the newest ones of all, and the newest ones up to the last checkpoint.
+    """Delete old snapshots; step 0, the newest `keep` - 1, and the newest `keep` - 1 up to a checkpoint remain.
 
     Args:
         run: the run directory.

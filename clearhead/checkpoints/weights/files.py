@@ -114,7 +114,7 @@ def _save_files(
 
 
 def _split_aliases(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the different tensors by first name, and a map from each other name of a tensor to its first name."""
+    """Return each distinct tensor by its first name, and a map from every other name of a tensor to its first name."""
     stored: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
     first_names: dict[tuple[object, ...], str] = {}

@@ -67,7 +67,7 @@ def adapt(
     targets: Sequence[str] | None = None,
     new: Collection[str] = (),
 ) -> list[str]:
-    """Add low-rank matrices to linear layers of a module; only these matrices and new tensors train.
+    """Add low-rank matrices to linear layers of a module; only these matrices and the tensors of `new` are trained.
 
     Args:
         module: the module, changed in place.

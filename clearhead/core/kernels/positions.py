@@ -153,8 +153,8 @@ def alibi_bias(
 ) -> Float[Tensor, "batch {num_heads} queries keys"]:
     """Return the ALiBi bias on the scores: minus slope times the absolute distance of query and key.
 
-    With rounding, the bias is slope times key position, which gives the same softmax up to rounding. Slope, position
-    and product are rounded, as in the training of models with this setting.
+    If `alibi.rounding` is "bfloat16", the bias is slope times key position, which gives causal attention the same
+    softmax. Slope, position and product are then rounded to bfloat16, as in the training of such models.
     """
     slope = torch.tensor(alibi.head_slopes(num_heads)).to(key_position.device)
     if alibi.rounding == "bfloat16":

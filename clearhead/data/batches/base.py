@@ -43,7 +43,7 @@ def padded_length(longest: int, limit: int) -> int:
 
 
 def round_rows(most: int) -> int:
-    """Return the number of rows of a batch, rounded down to one of few sizes; `most` is the limit, at least 1."""
+    """Round the maximum number of rows of a batch, at least 1, down to one of few batch sizes."""
     return most - most % shape_step(most)
 
 

@@ -28,7 +28,7 @@ from clearhead.text.special_tokens import PrefixSuffix
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows, which are ranges of tokens in documents, in the order of the text.
+    """Windows of documents: for each window its document and its range of tokens, in the order of the text.
 
     Args:
         document: the document number of each window.

@@ -207,7 +207,7 @@ class TextStream:
 
 
 def sample(shards: Sequence[TextShard], characters: int) -> Iterator[TextChunk]:
-    """Yield text from the beginnings of the files, evenly, up to `characters` characters together."""
+    """Yield the beginnings of evenly chosen files, each equally long, with at most `characters` characters together."""
     count = min(len(shards), _MOST_SAMPLED)
     for number in range(count):
         room = max(1, characters // count)

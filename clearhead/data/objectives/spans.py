@@ -232,7 +232,7 @@ class TextInfilling:
     def _spans(
         self, covered_B: Int64[ndarray, " rows"], generator: np.random.Generator
     ) -> tuple[Int64[ndarray, " spans"], Int64[ndarray, " rows"]]:
-        """Draw the spans of each row until they cover its tokens; the last is cut to fit. Return lengths and counts."""
+        """Return drawn span lengths, which sum to `covered_B` in each row, and the number of spans of each row."""
         drawn = np.zeros((len(covered_B), 0), dtype=np.int64)
         while (drawn.sum(axis=1) < covered_B).any():
             draws = generator.random((len(covered_B), 8 + int(covered_B.max())))

@@ -97,7 +97,7 @@ class PairLines(Form):
     target_field: Filled = "target"
 
     def as_source(self) -> TableSource:
-        """Return the source that reads pairs from the two fields of each object."""
+        """Return the source that reads pairs from two fields of each JSON object."""
         fields = {"source": self.source_field, "target": self.target_field}
         return JsonLinesFile(user_path(self.jsonl), fields, keys=_FIELDS)
 

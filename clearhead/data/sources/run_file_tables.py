@@ -57,7 +57,7 @@ class Form(RunFileSection):
         return {name: (field.examples or ["-"])[0] for name, field in cls.model_fields.items() if field.is_required()}
 
     def as_source(self) -> Any:
-        """Return the source of the named data.
+        """Return the source that reads the data that the table names.
 
         Raises:
             InputError: the table has keys that do not belong together.

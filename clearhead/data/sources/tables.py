@@ -109,7 +109,7 @@ class DataTable:
     Args:
         columns: the values of each column by role, such as "source" or "label".
         numbers: the number of each row in its source.
-        where: a function from a row number to its location in the source, for messages; also for an item in the row.
+        where: a function that returns the location of a row, or of an item in the row such as a word, for messages.
     """
 
     columns: Mapping[str, Sequence[Any]]
@@ -488,7 +488,7 @@ class Examples:
 
 
 def whole_row_keys(table: DataTable) -> tuple[Keys, Labels]:
-    """Return each whole row as its only key, so that equal rows stay together, and None for the labels."""
+    """Return keys and labels for `draw_rows`: the whole row as its only key, so equal rows stay together; no labels."""
     return [[json.dumps(values, default=repr)] for values in zip(*table.columns.values(), strict=True)], None
 
 

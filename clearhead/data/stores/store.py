@@ -1,4 +1,4 @@
-"""Stores of prepared examples: arrays in a folder with facts and a report; stores of text pairs."""
+"""Stores of prepared examples: arrays in a folder, with a file of facts about them. Also the stores of text pairs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ArrayWriter:
 
 @dataclass(frozen=True)
 class StoreKind:
-    """The properties that all stores of one kind of data share.
+    """A kind of stores, such as those of text pairs: the properties that all stores of the kind share.
 
     Attributes:
         name: the folder of these stores in the cache.
@@ -91,7 +91,7 @@ class Store:
 
     Attributes:
         arrays: the arrays by name.
-        facts: facts about the arrays, as JSON values.
+        facts: further values of the store, such as the counts of its report, as JSON values.
         identity: a hash of all arrays; checkpoints store it.
         texts: the ids of the texts, without special ids.
 
@@ -170,7 +170,7 @@ def prepare_store(
     Args:
         kind: the kind of store.
         inputs: JSON values that determine the examples.
-        encode: a function that returns the arrays, and facts about them.
+        encode: a function that returns the arrays and the facts, as in `Store`.
         special: the number of special ids per example that each stack of a model reads.
 
     Raises:

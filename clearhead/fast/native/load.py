@@ -111,10 +111,10 @@ def open_library(file: Path) -> ctypes.CDLL:
 
 
 def refuse_unfit(loaded: ctypes.CDLL) -> None:
-    """Refuse a library with other structures, with instructions that this processor lacks, or with its own threads.
+    """Refuse compiled kernels that do not fit this package's C structures, this processor or PyTorch's threads.
 
     Raises:
-        OSError: the library is not fit for use.
+        OSError: a structure differs, the processor lacks an instruction set, or they use another OpenMP library.
     """
     abi.check(loaded)
     if lacking := isa(loaded) - probe.processor().isa:

@@ -118,7 +118,7 @@ class RoundedOutput(nn.Module):
     """A norm or identity that rounds its output once for several linear layers, each of which would round it."""
 
     def forward(self, x_D: Vectors) -> Vectors:
-        """Return the output in bf16, which is kept for the gradient; outside of training, return it unrounded."""
+        """Return the output; if gradients are computed under autocast, it is rounded to bf16."""
         normed_D: Tensor = super().forward(x_D)
         is_rounded = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
         return normed_D.to(torch.bfloat16) if is_rounded else normed_D
@@ -220,7 +220,7 @@ class RecomputedLayer(Layer):
     recomputes: bool = True
 
     def forward(self, x_BTD: States, context: Context) -> States:
-        """Compute the layer; the results equal those of the plain layer."""
+        """Compute the layer; the results equal those of a layer that stores its activations."""
         if not self.recomputes:
             return super().forward(x_BTD, context)
         y_BTD: Tensor = checkpoint(super().forward, x_BTD, context, use_reentrant=False)

@@ -196,7 +196,7 @@ class Search(Member):
 
     @property
     def num_sentences(self) -> int:
-        """Number of encoder-memory sentences that the hypotheses read."""
+        """Number of unfinished sentences: the source texts in the encoder memory that the hypotheses read."""
         return len(self.alive)
 
     def absorb(self, other: Member) -> bool:

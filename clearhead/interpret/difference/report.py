@@ -34,7 +34,7 @@ class Difference(Printed):
     texts: TextChanges | None = None
 
     def with_texts(self, texts: TextChanges, tokenizers: TokenizerPair) -> Difference:
-        """Return a copy with the changes on texts; each head gets its divergence, and each embedding row its token."""
+        """Return a copy with `texts`, the divergence of each head on these texts, and each embedding row's token."""
 
         def complete(change: Change) -> Change:
             if change.index is None:

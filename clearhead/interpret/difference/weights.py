@@ -1,7 +1,9 @@
 """Compare the weights of two models A and B: tensors, attention heads and rows of tables.
 
-Two numbers describe each change. `relative` is ||B - A|| / ||A||, in the Frobenius norm. `score` divides by the
-typical norm of such a tensor, head or row if that is larger than ||A||. So noise on a small bias or row ranks low.
+Two numbers describe each change. `relative` is ||B - A|| / ||A||, in the Frobenius norm. `score` divides by a typical
+norm if that is larger than ||A||, so noise on a small bias or row ranks low. The typical norm of a head or row is the
+root mean square over all heads of the attention or rows of the table. For a tensor, it is the norm that its size and
+the mean square of all weights of its module give.
 
 Weights are read a few rows at a time. Legend: M rows, N columns, K random directions, H heads, P the pair A and B - A.
 """
@@ -51,7 +53,7 @@ class Change(Printed):
         kind: "tensor", "head" or "row".
         address: address of the tensor, or of the attention that has the head.
         relative: ||B - A|| / ||A||, Frobenius norm. None means that A is zero and B is not.
-        score: ||B - A|| divided by the larger of ||A|| and the typical norm of such a tensor, head or row.
+        score: ||B - A|| divided by the larger of ||A|| and the typical norm; see the module docstring.
         index: number of the head or the row, from 0. None means a tensor.
         shape: shape of a tensor; empty for a head or a row.
         rank: number of singular values of B - A above 1 % of the largest. None means that it is not a matrix.

@@ -232,7 +232,7 @@ class _StreamTerms:
             self.linear(embedding.projection)
 
     def _run(self, step: Step, address: str, depth: int) -> None:
-        """Add the branch outputs of a layer step to the stream, and pass all terms through the norm after the sum."""
+        """Add the branch outputs of a sublayer to the residual stream, and apply the norm after the sum, if any."""
         x_D = self._at(f"{address}.before", depth)
         for number, branch in enumerate(step.branches):
             assert isinstance(branch, Branch)

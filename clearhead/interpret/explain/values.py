@@ -81,7 +81,7 @@ class Value:
         return self.numbers.dim() == 3
 
     def of_head(self, head: int) -> Tensor:
-        """Return the numbers [T, C] of a head, or the shared numbers if the value is the same for all heads."""
+        """Return the numbers [T, C] of one head; if all heads have the same numbers, return these."""
         numbers: Tensor = self.numbers[head] if self.has_heads else self.numbers
         return numbers
 

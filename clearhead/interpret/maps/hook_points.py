@@ -37,9 +37,9 @@ class ActivationContext:
     Args:
         address: address of the activation.
         depth: number of layers of its stack that ran before; 0 outside of the layers.
-        step: number of earlier calls of its stack within the context manager; during generation, the decoding step.
-        positions: positions of the tokens of this call, [texts, tokens], from 0, cached tokens included. None means
-            outside of the layers.
+        step: number of earlier calls of its stack within the with block; during generation, the decoding step.
+        positions: position of each token of this call, [texts, tokens], from 0 at the start of the text, so tokens in
+            the KV cache count too. None means outside of the layers.
         texts: number of the text of each batch row, from 0, in the order of the texts. None means that the model was
             called with ids.
     """

@@ -76,7 +76,8 @@ class ReadOptions:
 
     Args:
         target: text that the decoder of a two-stack model reads. None means the text that it generates.
-        generate: maximum number of tokens to generate. 0 means none; for a model that translates, its default limit.
+        generate: maximum number of tokens to generate. 0 means that a decoder-only model generates none, and that an
+            encoder-decoder model generates up to its default limit.
         beam_size: beam size of the generation, at least 1; 1 is greedy.
         chat: True if the text is a message that the checkpoint's chat template formats.
         from_language, to_language: language codes of a multilingual checkpoint. None means the default.

@@ -17,7 +17,7 @@ Count = Annotated[int, Field(ge=1)]
 
 @dataclass(frozen=True)
 class Hyperparameters:
-    """Sizes and options of a regular model; all except those in `PRESET_ONLY` are keys of [model] in a run file."""
+    """Sizes and options of a model with equal layers; all but those in `PRESET_ONLY` are keys of [model]."""
 
     #: The stacks of the model; each task allows some families.
     family: Literal["encoder", "decoder", "encoder-decoder"] = "encoder-decoder"

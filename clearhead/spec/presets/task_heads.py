@@ -32,7 +32,7 @@ def label_head(width: int, count: int, *, pool: PoolBy, inner: Literal["tanh", "
 
 
 def default_label_head(model: spec.Model, count: int, *, pool: PoolBy) -> spec.Head:
-    """Return the label head of published classifiers with the same stacks, so that a family can express the model.
+    """Return the label head of published classifiers with the same stacks, so that transformers can load the model.
 
     Args:
         model: the spec with the stacks.

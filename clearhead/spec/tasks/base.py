@@ -94,7 +94,7 @@ class NewWords:
     Attributes:
         does: the purpose of the command in one sentence.
         examples: arguments for `clearhead new TASK`, one example each.
-        data: the data formats and their treatment, one per line.
+        data: lines of help about the data formats and their treatment.
         needed, optional: the names of the required and of the optional data options.
         longer: a note on the treatment of sequences that are too long.
         batch: the comment on the unit of batch_tokens.

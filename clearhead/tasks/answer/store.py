@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Integer
 from numpy import ndarray
 
-from clearhead.base.errors import InputError
+from clearhead.base.errors import InputError, argument
 from clearhead.data.arrays import Ragged, Rows, encode_texts, id_dtype, pack
 from clearhead.data.sources.tables import WHOLE, DataTable, Share, TableSource
 from clearhead.data.stores.store import Arrays, Encoded, Store, StoreKind, format_counts, prepare_store
@@ -94,7 +94,7 @@ def prepare_answers(source: TableSource, tokenizer: Tokenizer, *, max_length: in
         share: the share of the questions to read, see `read_table`.
 
     Raises:
-        InputError: the source or an answer is unusable, or no question and context have a token.
+        InputError: the source or an answer is unusable, or no example has a token in both question and context.
         RunFailure: the cache cannot be written.
     """
     num_special = tokenizer.special_tokens.num_added(paired=True)
@@ -125,7 +125,9 @@ def token_span(spans_T2: Integer[ndarray, "tokens 2"], gold: GoldAnswer) -> tupl
     return (int(tokens[0]), int(tokens[-1])) if len(tokens) else None
 
 
-def context_windows(num_question: int, num_context: int, *, longest: int, num_special: int) -> list[range]:
+def context_windows(
+    num_question: int, num_context: int, *, longest: int, num_special: int, overlap: int | None = None
+) -> list[range]:
     """Return the token ranges of the windows of a context; each window fits together with the question.
 
     Neighbouring windows share `OVERLAP` tokens, or half of a shorter window. A span of at most one token more than
@@ -135,17 +137,22 @@ def context_windows(num_question: int, num_context: int, *, longest: int, num_sp
         num_question, num_context: the numbers of tokens in the question and in the context.
         longest: the maximum number of tokens that the model reads at once, special tokens included.
         num_special: the number of special tokens around a pair.
+        overlap: the number of tokens that neighbouring windows share. None means `OVERLAP` with its limits.
 
     Raises:
-        InputError: the question leaves no room for the context.
+        InputError: the question leaves no room for the context, or windows would overlap in all their tokens.
     """
     room = longest - num_question - num_special
     if room < 2:
         raise InputError(
             f"the question has {num_question} tokens, but must fit into {longest} with its context; shorten it"
         )
+    if overlap is not None and not 0 <= overlap < room:
+        raise InputError(
+            argument("doc_stride") + f" must be 0 to {room - 1}, as a window holds {room} tokens, got {overlap}"
+        )
     # A long question leaves shorter windows, which overlap less.
-    overlap = min(OVERLAP, longest // 2, room // 2)
+    overlap = min(OVERLAP, longest // 2, room // 2) if overlap is None else overlap
     windows = [range(first, min(first + room, num_context)) for first in range(0, num_context, room - overlap)]
     return windows[: [window.stop for window in windows].index(num_context) + 1]
 

@@ -10,7 +10,7 @@ import re
 import string
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -55,7 +55,7 @@ class Answer(Printed):
     Args:
         text: the text of the span.
         score: the probability of its start times the probability of its end, 0 to 1, in the window that scores it best.
-            For "no answer", the lowest score over all windows.
+            For "no answer", the lowest score over all windows. With whole words, scores of the same text are added.
         start, end: the character offsets in the context; `end` is exclusive.
     """
 
@@ -75,6 +75,8 @@ def answer(
     top_k: int = 1,
     allow_no_answer: bool = False,
     max_tokens: int | None = None,
+    doc_stride: int | None = None,
+    align_to_words: bool = False,
     batch_size: int | None = None,
 ) -> list[Answer]:
     """Return the spans of a context that answer a question, best first.
@@ -90,6 +92,8 @@ def answer(
         top_k: the number of answers; a short context has fewer.
         allow_no_answer: True to allow "no answer" as an answer.
         max_tokens: the maximum number of tokens in an answer; None means the longest training answer, or 15 if unknown.
+        doc_stride: the number of tokens that neighbouring windows share. None means 128, or half of a shorter window.
+        align_to_words: True to extend answers to whole words and to add the scores of equal texts, ignoring case.
         batch_size: the maximum number of windows in a batch; None means that only a token budget limits it.
 
     Raises:
@@ -105,24 +109,83 @@ def answer(
             raise InputError(argument(name) + f" must be at least 1, got {count}")
     question_ids, ids, spans = _encode(tokenizer, question, context)
     longest, num_special = window_length(module, record), collator.special_tokens.num_added(paired=True)
-    windows = context_windows(len(question_ids), len(ids), longest=longest, num_special=num_special)
+    windows = context_windows(len(question_ids), len(ids), longest=longest, num_special=num_special, overlap=doc_stride)
     if allow_no_answer:
         check_no_answer(collator)
-    scores: dict[Span, float] = {}
-    no_answer = 1.0
+    words = tokenizer.split_words(context[:MOST_CHARACTERS]) if align_to_words else None
+    candidates = _Candidates(context, spans, words)
     texts = [ids[window.start : window.stop] for window in windows]
     with naming_texts([0] * len(windows), are_rows=False):
         scored = [*window_scores(module, collator, [question_ids] * len(windows), texts, batch_size=batch_size)]
-    for row, starts, ends in scored:
-        starts, ends = starts.exp(), ends.exp()
-        no_answer = min(no_answer, float(starts[0] * ends[0]))
-        for first, last, score in best_spans(starts[1:], ends[1:], top_k, max_tokens):
-            span = spans[windows[row][first]][0], spans[windows[row][last]][1]
-            scores[span] = max(score, scores.get(span, 0.0))
-    answers = [Answer(context[start:end], score, start, end) for (start, end), score in scores.items()]
+    no_answer = _score_windows(candidates, windows, scored, top_k, max_tokens)
+    answers = [*candidates.answers.values()]
     if allow_no_answer:
         answers.append(Answer("", no_answer, 0, 0))
     return sorted(answers, key=lambda answer: (-answer.score, answer.start, answer.end))[:top_k]
+
+
+def _score_windows(
+    candidates: _Candidates,
+    windows: Sequence[range],
+    scored: Sequence[tuple[int, Float[Tensor, " tokens"], Float[Tensor, " tokens"]]],
+    top_k: int,
+    max_tokens: int,
+) -> float:
+    """Add the best spans of each window to the candidates, and return the score of "no answer"."""
+    # Whole words merge candidates, so that more of them are needed.
+    num_candidates = top_k if candidates.words is None else 2 * top_k + 10
+    no_answer = 1.0
+    # The first of equal texts gives the span, so windows are visited in the order of the context.
+    for row, starts, ends in sorted(scored, key=lambda window: window[0]):
+        starts, ends = starts.exp(), ends.exp()
+        no_answer = min(no_answer, float(starts[0] * ends[0]))
+        for first, last, score in best_spans(starts[1:], ends[1:], num_candidates, max_tokens):
+            candidates.add(windows[row], first, last, score)
+    return no_answer
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Candidates for answers in a context.
+
+    Args:
+        context: the context.
+        spans: the span of each token of the context, in characters.
+        words: the number of the word of each token, to extend answers to whole words. None means no extension.
+        answers: the answers, by their span; with words, by their text in lower case.
+    """
+
+    context: str
+    spans: Sequence[Span]
+    words: Sequence[int | None] | None
+    answers: dict[Span | str, Answer] = field(default_factory=dict)
+
+    def add(self, window: range, first: int, last: int, score: float) -> None:
+        """Add a span from the token `first` to the token `last` of a window.
+
+        Equal spans get the highest of their scores. With words, equal texts get the sum of their scores.
+        """
+        first, last = window[first], window[last]
+        if self.words is not None:
+            first, last = self._word_end(first, window.start, -1), self._word_end(last, window.stop - 1, 1)
+        start, end = self.spans[first][0], self.spans[last][1]
+        text = self.context[start:end]
+        if self.words is None:
+            known = self.answers.get((start, end))
+            if known is None or score > known.score:
+                self.answers[start, end] = Answer(text, score, start, end)
+            return
+        known = self.answers.get(text.lower())
+        merged = Answer(text, score, start, end) if known is None else replace(known, score=known.score + score)
+        self.answers[text.lower()] = merged
+
+    def _word_end(self, token: int, limit: int, step: int) -> int:
+        """Return the outermost token of the word of a token, in a direction and up to the edge of the window."""
+        assert self.words is not None
+        word = self.words[token]
+        while word is not None and token != limit and self.words[token + step] == word:
+            token += step
+        return token
 
 
 def _encode(tokenizer: Tokenizer, question: str, context: str) -> tuple[list[int], list[int], list[Span]]:

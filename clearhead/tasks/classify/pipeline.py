@@ -1,4 +1,4 @@
-"""Server schema "text-classification": returns the labels of texts."""
+"""Pipeline "text-classification" of the server: returns the labels of texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IS_NESTED = True
 
 
 class Parameters(PipelineParameters):
-    """Parameters that a client may set."""
+    """Parameters that a request may set."""
 
     top_k: int | None = Field(default=None, ge=1)
 
@@ -25,7 +25,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     Args:
         model: a classifier.
         inputs: the texts, or {"text", "text_pair"} for a model that reads pairs.
-        parameters: the parameters of the request.
+        parameters: the parameters that the client sent with the inputs.
     """
     answers = []
     for predicted in model.classify([_text(item) for item in inputs]):

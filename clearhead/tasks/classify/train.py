@@ -61,7 +61,7 @@ class Training(LabelledTraining):
         self.kind: LabelKind = self.task_table(ClassifyTask).labels
 
     def parts(self) -> PreparedTask[Batch]:
-        """Prepare data, tokenizers and model of the run."""
+        """Return the prepared task of the run: its data, tokenizers and spec."""
         if self.kind == "regression" and self.run_file.train.label_smoothing:
             raise InputError("[train] label_smoothing has no effect on a regression; remove it")
         return replace(super().parts(), score_name=SCORES[self.kind])

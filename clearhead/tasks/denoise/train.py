@@ -24,7 +24,7 @@ class Training(NoisedTraining):
     def noise(self, tokenizer: Tokenizer) -> Noise:
         """Return the noise settings of the run; a tokenizer with too few sentinels is refused before reading text."""
         task = self.task_table(DenoiseTask)
-        assert task.noise_share is not None, "a checked run file has its defaults"
+        assert task.noise_share is not None, "a checked run file has a noise_share"
         if task.noise == "spans":
             needed, sentinels = self._sentinels_needed(tokenizer.special_tokens.num_added()), tokenizer.sentinel_ids
             if len(sentinels) < needed:
@@ -40,5 +40,5 @@ class Training(NoisedTraining):
 
     def _sentinels_needed(self, extra: int) -> int:
         task, length = self.task_table(DenoiseTask), max(1, self.run_file.data.max_length - extra)
-        assert task.noise_share is not None, "a checked run file has its defaults"
+        assert task.noise_share is not None, "a checked run file has a noise_share"
         return num_sentinels(length, share=task.noise_share, mean_span=task.mean_span)

@@ -1,4 +1,4 @@
-"""Server schema "feature-extraction": returns the vectors of texts."""
+"""Pipeline "feature-extraction" of the server: returns the vectors of texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "feature-extraction"
 
 
 class Parameters(PipelineParameters):
-    """Parameters that a client may set; long texts are always truncated at their end."""
+    """Parameters that a request may set; long texts are always truncated at their end."""
 
     normalize: bool = False
     truncate: Literal[True] = True
@@ -27,7 +27,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     Args:
         model: an embedding model.
         inputs: the texts.
-        parameters: the parameters of the request.
+        parameters: the parameters that the client sent with the inputs.
     """
     vectors = model.embed(texts_of(inputs))
     width = vectors.shape[1]

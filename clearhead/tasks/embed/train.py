@@ -42,7 +42,7 @@ class Training(PairTraining):
         return self.task_table(EmbedTask).temperature
 
     def parts(self) -> PreparedTask[ContrastiveBatch]:
-        """Prepare data, tokenizers and model of the run."""
+        """Return the prepared task of the run: its data, tokenizers and spec."""
         setup, train = self.setup, self.run_file.train
         tokenizer = setup.find_tokenizer(lambda: self.train_tokenizers(joint=True).source)
         stores = self._stores(tokenizer)

@@ -1,4 +1,4 @@
-"""Server schema "fill-mask": returns candidates for the blanks of texts."""
+"""Pipeline "fill-mask" of the server: returns candidates for the blanks of texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "fill-mask"
 
 
 class Parameters(PipelineParameters):
-    """Parameters that a client may set."""
+    """Parameters that a request may set."""
 
     top_k: int = Field(default=5, ge=1, le=1000)
 
@@ -23,7 +23,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     Args:
         model: a masked language model.
         inputs: the texts.
-        parameters: the parameters of the request.
+        parameters: the parameters that the client sent with the inputs.
     """
     answers = []
     for blanks in model.fill(texts_of(inputs), top_k=parameters.top_k):

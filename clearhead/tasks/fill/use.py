@@ -65,7 +65,7 @@ class Filled(Printed):
 
 @dataclass(frozen=True)
 class _MaskedText:
-    """Ids of a text with a mask token for each blank; positions of the blanks in ids and in characters."""
+    """A text with a mask token for each blank: its ids, and the blanks' positions in the ids and in the characters."""
 
     ids: list[int]
     places: list[int]

@@ -47,7 +47,7 @@ class Training(TextTraining):
     """Training of a language model."""
 
     def parts(self) -> PreparedTask[Batch]:
-        """Prepare data, tokenizers and model of the run."""
+        """Return the prepared task of the run: its data, tokenizers and spec."""
         setup = self.setup
         tokenizer = setup.find_tokenizer(self._train_tokenizer)
         spec = setup.build_spec(source_vocab=tokenizer.vocab_size)
@@ -96,7 +96,7 @@ class Training(TextTraining):
     def _stream_text(self, tokenizer: Tokenizer, views: _BatchViews) -> _TrainingText:
         """Read the first buffer of a streamed text, and return its batches; training reads the rest."""
         data, train, progress = self.data_table(GenerateData), self.run_file.train, self.setup.progress
-        assert data.shuffle_buffer is not None, "a checked run file has its defaults"
+        assert data.shuffle_buffer is not None, "a checked run file has a shuffle_buffer"
         shards = list_stream_shards(self.run_file)
         progress.message("train: reading and tokenizing the first part")
         with within("[data] train"):

@@ -1,4 +1,4 @@
-"""Server schema "token-classification": returns the entities of texts."""
+"""Pipeline "token-classification" of the server: returns the entities of texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAME = "token-classification"
 
 
 class Parameters(PipelineParameters):
-    """Parameters that a client may set; words of an entity are always joined."""
+    """Parameters that a request may set; words of an entity are always joined."""
 
     aggregation_strategy: Literal["simple", "first", "average", "max"] = "simple"
     ignore_labels: list[str] = Field(default_factory=list)
@@ -24,7 +24,7 @@ def run(model: Any, inputs: list[Any], parameters: Parameters) -> list[Any]:
     Args:
         model: a tagger.
         inputs: the texts.
-        parameters: the parameters of the request.
+        parameters: the parameters that the client sent with the inputs.
     """
     return [
         [

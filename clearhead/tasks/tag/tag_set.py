@@ -171,7 +171,7 @@ def _words(data: DataTable) -> Iterator[tuple[int, int, str]]:
 
 
 def _breaks(data: DataTable, breaks: Callable[[str, str], bool]) -> Iterator[tuple[int, int, str, str]]:
-    """Yield each place where neighbouring tags break a scheme; outside the sentence, every tag counts as O."""
+    """Yield position and tags of each two neighbouring tags that break a scheme; outside a sentence, tags are O."""
     for sentence, tags in enumerate(data["tags"]):
         for word, (before, tag) in enumerate(zip([OUTSIDE, *tags], [*tags, OUTSIDE], strict=True)):
             if breaks(before, tag):

@@ -1,4 +1,4 @@
-"""Server schema "translation": request parameters; the server itself translates, in a batch with other requests."""
+"""Parameters of the server's pipeline "translation"; the server batches its texts with those of other requests."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class SearchParameters(BaseModel):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that the client set, by the names of clearhead."""
+        """The options that the client set, by their names in `SearchOptions`."""
         named = {"beam_size": self.num_beams, "max_length": self.max_length, "length_penalty": self.length_penalty}
         return {name: value for name, value in named.items() if value is not None}
 
 
 class Parameters(PipelineParameters):
-    """Parameters that a client may set."""
+    """Parameters that a request may set."""
 
     src_lang: str | None = None
     tgt_lang: str | None = None

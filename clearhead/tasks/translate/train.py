@@ -35,7 +35,7 @@ class Training(PairTraining):
     """Training of a translator."""
 
     def parts(self) -> PreparedTask[Batch]:
-        """Prepare data, tokenizers and model of the run."""
+        """Return the prepared task of the run: its data, tokenizers and spec."""
         setup, train = self.setup, self.run_file.train
         joint = self.run_file.tokenizer.joint is not False
         tokenizers = setup.find_tokenizers(lambda: self.train_tokenizers(joint=joint))

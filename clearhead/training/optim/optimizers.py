@@ -85,7 +85,7 @@ def _without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore the optimizer's state (such as moments) of every parameter; the settings of the groups do not change.
+    """Restore the optimizer's state (such as moments) of every parameter, but not settings such as the learning rate.
 
     Args:
         optimizer: the optimizer to restore.

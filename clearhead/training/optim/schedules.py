@@ -37,7 +37,7 @@ class Schedule:
         return self._rule(max(1, step))
 
     def observe(self, value: float) -> None:
-        """Observe a validation loss; most schedules ignore it."""
+        """Take note of a validation loss, which may lower later learning rates; most schedules ignore it."""
 
     def state(self) -> dict[str, Any]:
         """Return the state of the schedule as JSON values."""
@@ -65,7 +65,7 @@ class Plateau(Schedule):
         return super().__call__(step) * float(_PLATEAU_FACTOR**self._reductions)
 
     def observe(self, value: float) -> None:
-        """Observe a validation loss; the fourth loss in a row without improvement halves the learning rate."""
+        """Take note of a validation loss; the fourth loss in a row without improvement halves the learning rate."""
         if self._best is None or value < self._best - _PLATEAU_THRESHOLD * abs(self._best):
             self._best, self._misses = value, 0
             return

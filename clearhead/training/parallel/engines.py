@@ -101,7 +101,7 @@ class BatchLoss(nn.Module):
 
 @dataclass
 class StepSums:
-    """The sums of one step over its batches.
+    """Sums over the batches of one step: loss, labels and tokens.
 
     Args:
         loss: the loss summed over all labels; not finite if the loss of one batch is not.
@@ -116,7 +116,7 @@ class StepSums:
     not_finite: int = 0
 
     def add(self, loss: float, num_labels: int, num_tokens: int, number: int) -> None:
-        """Add batch `number` of the step, counted from 1."""
+        """Add the loss, labels and tokens of batch `number` of the step, counted from 1."""
         self.loss += loss
         self.num_labels += num_labels
         self.num_tokens += num_tokens
@@ -124,7 +124,7 @@ class StepSums:
             self.not_finite = number
 
     def row(self) -> list[float]:
-        """Return the sums as a row of numbers to exchange."""
+        """Return the sums as a list of numbers, for the exchange between processes."""
         return [self.loss, float(self.num_labels), float(self.num_tokens), float(self.not_finite)]
 
     @classmethod
@@ -149,7 +149,7 @@ class AgreedStop:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[float]]) -> AgreedStop:
-        """Return the stop conditions from the rows of all processes; each row ends with signal (or 0) and run time."""
+        """Return the stop conditions; the row of each process ends with the signal that it got (or 0) and run time."""
         number = int(max(row[-2] for row in rows))
         return cls(rows[0][-1], signal.Signals(number) if number else None)
 
@@ -185,7 +185,7 @@ class TrainingEngine(Generic[BatchT]):
         return self._loss(self.module, batch)
 
     def warm_up(self, batch: BatchT) -> None:
-        """Make a pass that changes no weights, so that the first step adds up gradients in the order of later ones.
+        """Run a pass that changes no weights, so that the first step adds up gradients in the order of later steps.
 
         DistributedDataParallel takes this order from its first pass.
         """
@@ -199,7 +199,7 @@ class TrainingEngine(Generic[BatchT]):
         yield
 
     def place_weights(self, weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return whole weights in the form that the module of this process needs; a single process changes nothing."""
+        """Return whole weights as this process holds them, such as in shards; a single process changes nothing."""
         return weights
 
     def save(self, path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -207,7 +207,7 @@ class TrainingEngine(Generic[BatchT]):
         save_tensors(path, tensors)
 
     def join_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
-        """Take part when the first process saves `files`: named tensors of each file, in the same order; else no-op."""
+        """Take part in the saving of `files` (named tensors) by the first process, if that needs all processes."""
 
     def load_checkpoint(self, folder: Path) -> Checkpoint:
         """Check the files of a checkpoint and load it.

@@ -1,4 +1,4 @@
-"""Meeting of the processes of a training: a common store, a random word for each attempt, and reported faults.
+"""Rendezvous of the processes of a training: a common store, a random word for each attempt, and reported faults.
 
 An attempt is one start of all processes; torchrun starts them again after a failure. It counts restarts on each machine
 separately, so these counts cannot identify an attempt. Instead the first process draws a random word for each attempt,
@@ -63,7 +63,7 @@ class Meeting:
         self.job: str = self._store.compare_set("job", "", secrets.token_hex(8)).decode()
 
     def _open(self) -> Store:
-        """Return the store as soon as its keeper accepts connections."""
+        """Return the store as soon as the process that keeps it accepts connections."""
         process, where = self._process, f"{self._process.address}:{self._process.port}"
         keeps = process.rank == 0 and not process.has_agent
         while True:
@@ -150,7 +150,7 @@ class Meeting:
 
     @property
     def _opened(self) -> Store:
-        assert self._store is not None, "the store of the meeting is not open yet"
+        assert self._store is not None, "the common store is not open yet"
         return self._store
 
     def fault(self) -> str | None:

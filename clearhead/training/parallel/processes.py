@@ -208,7 +208,7 @@ def join_processes(
 
 
 def _choose_error(error: BaseException, meeting: Meeting | None, process: Process, run: Path) -> BaseException:
-    """Return the error that this process raises; `FailedElsewhere` if another process shows its error."""
+    """Return the error that this process raises; `FailedElsewhere` if another process shows the error."""
     reported, is_first = (
         _make_failure(error, run, process) if _comes_from_lost_process(error) else error,
         process.local_rank == 0,

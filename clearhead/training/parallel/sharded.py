@@ -137,7 +137,7 @@ class ShardedEngine(TrainingEngine[RankBatch[BatchT]]):
             _make_scalars(path, scalars)
 
     def join_save(self, files: Sequence[Mapping[str, Tensor]]) -> None:
-        """Write the shards of this process while the first process saves `files`; it sends their names."""
+        """Write the shards of this process while the first process saves `files` and sends the paths."""
         for tensors in files:
             self.save(Path(), tensors)
 

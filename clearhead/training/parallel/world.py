@@ -18,7 +18,7 @@ class FailedElsewhere(SystemExit):
 
 @dataclass(frozen=True)
 class Process:
-    """This process among all processes of a training; the defaults describe a process that trains alone.
+    """Rank and address of this process in a training; the defaults describe a process that trains alone.
 
     Args:
         rank: the number of this process, from 0.

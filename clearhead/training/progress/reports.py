@@ -76,7 +76,7 @@ class ValidationReport:
 
 
 class TrainingProgress(Display):
-    """Base class of displays of a training: receives the reports of its loop; subclasses show them."""
+    """Base class of displays: it receives the reports of the training loop, and subclasses show them."""
 
     def begin(self, plan: RunPlan) -> None:
         """Handle the start of training."""

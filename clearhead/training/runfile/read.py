@@ -138,7 +138,7 @@ class _Draft:
         return kind if kind in task_kinds() else None
 
     def origin(self, address: Address) -> tuple[str, int]:
-        """Return the override that set an address (or ""), and its line in the file (or 0)."""
+        """Return the override that set the value at an address (or ""), and the value's line in the file (or 0)."""
         for length in range(len(address), 0, -1):
             start = address[:length]
             if start in self.overrides:
@@ -284,7 +284,7 @@ class _Draft:
         return f"unknown key '{name}' in {name_of(table)}{hint or '; its keys are ' + ', '.join(known)}"
 
     def check_model(self, run: RunFile, *, imports_extensions: bool) -> None:
-        """Check the [model] table by building its spec; the vocabulary size, not known yet, is arbitrary.
+        """Check the [model] table by building its spec, with an arbitrary vocabulary size instead of the unknown one.
 
         Args:
             run: the checked run file.
@@ -379,7 +379,7 @@ def _override_value(text: str) -> Any:
 
 
 def _placeholders(kind: str | None) -> dict[str, Mapping[str, Any]]:
-    """Return placeholders for the required keys of each table."""
+    """Return valid placeholder values for the required keys of each table."""
     named = {} if kind is None else data_of(kind).forms[0].example()
     return {**_PLACEHOLDERS, "data": {"train": named, "valid": named}}
 

@@ -29,7 +29,7 @@ CountOrZero = Annotated[int, Field(ge=0)]
 
 
 class TokenizerSection(RunFileSection):
-    """The tokenizer: trained for the run (kind) or loaded from a file or folder (path)."""
+    """The [tokenizer] table: `kind` trains a tokenizer for the run, `path` loads one from a file or folder."""
 
     #: The kind of token: pieces of words (bpe, byte-bpe, unigram, wordpiece), words, characters or bytes. With split,
     #: tokens are the units between the spaces of an already segmented text.
@@ -47,7 +47,7 @@ ExtensionTable = Annotated[dict[str, Any] | None, _EXTENSION]
 
 
 class ModelSource(RunFileSection):
-    """The base of a model (preset or spec file), which the other keys change."""
+    """The keys of [model] for the base of the model: a preset, which the other keys change, or a spec file."""
 
     #: The family of the model, which decides its stacks; a task allows some families.
     family: Family | None = None

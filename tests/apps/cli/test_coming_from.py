@@ -21,7 +21,15 @@ pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="the commands are those of a POSIX shell"),
 ]
 # The outputs that a page shows, and its shell blocks, at least.
-PAGES = {"pipelines.md": (3, 3), "hooked-transformer.md": (1, 0)}
+PAGES = {
+    "pipelines.md": (3, 3),
+    "hooked-transformer.md": (1, 0),
+    "nanochat.md": (1, 1),
+    "ctranslate2.md": (1, 2),
+    "joeynmt.md": (1, 1),
+}
+# Calls of the other tool in the first table of these pages, at least.
+CALLS = 15
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -50,3 +58,15 @@ def test_examples_print_what_the_page_shows(page: str, tmp_path: Path, monkeypat
             assert content == printed
             num_compared += 1
     assert num_compared >= PAGES[page][0] and num_run >= PAGES[page][1]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "pipelines.md"])
+def test_a_page_has_a_table_of_calls_three_differences_and_what_is_missing(page: str) -> None:
+    text = (ROOT / "docs" / "coming-from" / page).read_text("utf-8")
+    table = re.search(r"(?:^\|.*\n)+", text, re.MULTILINE)
+    assert table is not None and len(table.group().splitlines()) - 2 >= CALLS
+    assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in table.group().splitlines())
+    differences = text.partition("## Differences\n")[2].partition("\n## ")[0]
+    assert len(re.findall(r"^- \*\*", differences, re.MULTILINE)) == 3
+    assert text.count("## What is missing\n") == 1
+    assert f"({page})" in (ROOT / "docs" / "coming-from" / "index.md").read_text("utf-8")

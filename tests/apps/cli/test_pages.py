@@ -48,7 +48,7 @@ NOT_RUN = {
     r"clearhead check [\w/]+\.(py|ipynb)": "checks a module of the reader; tests/apps/check run them",
     r"clearhead check [\w-]+\.toml": "kills a training several times; tests/apps/check/job run it",
     r"clearhead bench": "measures for half a minute; tests/apps/cli/test_bench.py runs it",
-    r"clearhead (convert runs/)?(generate |answer )?(digits|reader)\b": (
+    r"clearhead (convert |generate |answer )?(runs/)?(digits|reader|count)\b": (
         "reads checkpoints that the Python of the page makes; tests/apps/cli/test_coming_from.py runs it"
     ),
     r"clearhead --install-completion": "changes the start of the reader's shell",

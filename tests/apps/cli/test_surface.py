@@ -158,7 +158,7 @@ SURFACE = {
         "--json",
     },
     "average": {"--last", "--json"},
-    "convert": {"--to", "--from-bin", "--precision", "--max-shard-size", "--push", "--json", "--text"},
+    "convert": {"--to", "--from-bin", "--tokenizer", "--precision", "--max-shard-size", "--push", "--json", "--text"},
     "check": {
         "--against",
         "--reference",

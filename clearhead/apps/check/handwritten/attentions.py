@@ -176,7 +176,7 @@ class _AttentionComparison:
         self.runs: list[tuple[CallConvention, Outputs]] = []
 
     def report(self) -> Report:
-        """Compare the attention in float64, or in float32 if it fails in float64, and return the report."""
+        """Compare the attention with the correct one in float64, or in float32 if no float64 call succeeds."""
         session, runner = self.session, self.session.runner
         match = self._find_match()
         if not self.runs:

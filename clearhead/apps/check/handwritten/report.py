@@ -102,7 +102,7 @@ class Report:
 
     @classmethod
     def refuse(cls, subject: str, reason: CannotCompare) -> Report:
-        """Return the report of a module that cannot be compared; if its runs differ at random, this is a mistake."""
+        """Return the report of a module that cannot be compared; a module with random outputs counts as wrong."""
         if isinstance(reason, NotSteady):
             return make_report(subject, (Finding.of("randomness_in_evaluation"),))
         return cls(subject, "cannot compare", reason=f"{reason}")

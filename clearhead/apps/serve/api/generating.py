@@ -91,7 +91,7 @@ class AnswerChoice:
         index: the number of the choice in the answer.
         prompt: the prompt that the choice continues.
         steps: the tokens generated so far.
-        continuation: the whole sequence after its end; None before.
+        continuation: the complete sequence. None means that it is still generated.
         writer: the converter of generated tokens to their texts and offsets; None before the first token.
     """
 

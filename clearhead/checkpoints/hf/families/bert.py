@@ -151,7 +151,7 @@ NEXT_SENTENCE = r"cls\.seq_relationship\.(weight|bias)"
 
 
 def roberta_variants(name: str, unused: tuple[str, ...]) -> tuple[Variant, ...]:
-    """Return the records of RoBERTa's classes, or those of a family with the same heads."""
+    """Return the records of RoBERTa's classes, or of the classes of another family with the same heads."""
     return (
         blocks.mask_filling((f"{name}ForMaskedLM",), roberta_lm_head, "lm_head", norm="layer_norm", unused=unused),
         blocks.sequence_classification(name, TANH_HEAD, unused=unused),

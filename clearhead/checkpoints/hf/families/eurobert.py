@@ -27,7 +27,7 @@ def _lm_head(c: Values) -> spec.Head:
 
 
 def _sequence_head(c: Values) -> spec.Head:
-    """Return the head that scores the pooled state, or with "late" scores every state and pools the scores."""
+    """Return the head that scores the pooled state; with "late" pooling, it scores every state and takes the mean."""
     inner = (spec.Linear(size=c["hidden_size"]), spec.Activation(function="gelu"), spec.Linear(size=c.num_labels))
     if c["classifier_pooling"] == "late":
         return spec.Head(layers=(*inner, spec.Pool(by="mean")))

@@ -1,7 +1,7 @@
 """T5Gemma: an encoder and a decoder of Gemma 2's layers, each with a separate config.
 
-The classes for labels are not supported. In transformers, they read the label of a text from a state that depends on
-padding, so no single answer is right.
+The classes for sequence and token classification are not supported. In transformers, they read the label of a text from
+a state that depends on padding, so no single answer is right.
 
 Source: arXiv 2504.06225, section 2; tensor names are those of released checkpoints.
 """

@@ -1,11 +1,15 @@
-"""Conversion of pickled weights to safetensors: the only module that opens a pickle.
+"""Reading of pickled weights and vocabularies: the only module that opens a pickle.
 
 PyTorch's restricted unpickler builds only tensors and plain containers, and refuses everything else. The result is
-checked again, so that only named tensors are written. The conversion runs only when the user asks for it.
+checked again, so that only named tensors are written. A vocabulary is read by an unpickler that knows no class and no
+function. Both run only when the user asks for the conversion.
 """
 
 from __future__ import annotations
 
+import io
+import pickle
+import pickletools
 import shutil
 import warnings
 import zipfile
@@ -17,7 +21,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import InputError
-from clearhead.base.files import file_inside, read_json_object, write_json
+from clearhead.base.files import file_inside, read_json_object, read_model_file, write_json
 from clearhead.base.machine import refuse_memory
 from clearhead.checkpoints.hf.files.tensor_files import FLOATS, INDEX, check_shards
 from clearhead.checkpoints.reference import READ
@@ -30,6 +34,14 @@ _PICKLE = ".pkl"  # suffix of the archive entry that is a pickle
 _METADATA = "__metadata__"  # the only key of a safetensors header that names no tensor
 # Dtypes of weights, and of tables and masks that are stored with them.
 _DTYPES = {*FLOATS.values(), torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
+# Instructions of a pickle that build numbers, texts, lists and dicts. None of them names a class or a function.
+_PLAIN = frozenset(
+    """
+    PROTO FRAME STOP MARK MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET NONE NEWTRUE NEWFALSE BININT BININT1 BININT2
+    LONG1 BINFLOAT SHORT_BINUNICODE BINUNICODE EMPTY_DICT SETITEM SETITEMS EMPTY_LIST APPEND APPENDS EMPTY_TUPLE TUPLE
+    TUPLE1 TUPLE2 TUPLE3
+    """.split()
+)
 _COPIED = tuple(suffix for suffix in READ if suffix != ".safetensors")
 
 
@@ -96,6 +108,15 @@ def _list_entries(path: Path) -> list[zipfile.ZipInfo]:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
+    return _require_tensors(path, load_pickle(path))
+
+
+def load_pickle(path: Path) -> object:
+    """Read a file of `torch.save` by PyTorch's restricted unpickler: tensors, numbers, texts and plain containers.
+
+    Raises:
+        InputError: the file is damaged, compressed or too large, or contains code.
+    """
     # Only zip archives can be mapped; files from before PyTorch 1.6 are not zip archives.
     is_archive = zipfile.is_zipfile(path)
     entries = _list_entries(path) if is_archive else []
@@ -108,19 +129,69 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_archive)
     except Exception as error:  # noqa: BLE001 whatever a damaged or hostile file makes the reader raise
         # PyTorch's message explains how to execute the code in the file, which is unsafe.
         raise InputError(
             f"{path} cannot be read as weights only ({type(error).__name__}): it is damaged, or contains code, which "
             "is never executed; get the model as safetensors"
         ) from None
+
+
+def read_tables(path: Path, content: Mapping[Any, Any], tables: str) -> dict[str, Tensor]:
+    """Return one entry of a pickled dict as named tensors.
+
+    Args:
+        path: the file, for messages.
+        content: the dict that `load_pickle` returned.
+        tables: the key of the entry.
+
+    Raises:
+        InputError: the entry is missing, or holds anything but named tensors.
+    """
+    if tables not in content:
+        raise InputError(f"{path} has no entry '{tables}' with weights; expected a file that nanoGPT saved")
+    return _require_tensors(path, content[tables])
+
+
+def _require_tensors(path: Path, tensors: object) -> dict[str, Tensor]:
     if not isinstance(tensors, dict) or not all(isinstance(name, str) for name in tensors):
         raise InputError(f"{path}: expected named tensors, got a {type(tensors).__name__}")
     if len(tensors) > MOST_TENSORS:
         raise InputError(f"{path} has {len(tensors):,} tensors; expected at most {MOST_TENSORS:,}")
     _check_tensors(path, tensors)
     return {name: tensor.resolve_neg() for name, tensor in tensors.items()}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickler of numbers, texts, lists and dicts: it refuses every class and every function."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        raise pickle.UnpicklingError(f"{module_name}.{global_name}")
+
+
+def read_plain_pickle(path: Path) -> object:
+    """Read a pickle of numbers, texts, lists and dicts, such as nanoGPT's `meta.pkl`, without executing any code.
+
+    The instructions of the pickle are listed and checked first.
+
+    Raises:
+        InputError: the file is damaged or too large, or contains anything else.
+    """
+    data = read_model_file(path, what="a pickled vocabulary", largest=LARGEST_PICKLE)
+    try:
+        for instruction, argument, _ in pickletools.genops(data):
+            is_huge = isinstance(argument, int) and instruction.name == "LONG_BINPUT" and argument > len(data)
+            if instruction.name not in _PLAIN or is_huge:
+                raise InputError(
+                    f"{path} is refused: its pickle has the instruction {instruction.name}, and only numbers, texts, "
+                    "lists and dicts are read; no code is executed"
+                )
+        return _PlainUnpickler(io.BytesIO(data)).load()
+    except InputError:
+        raise
+    except Exception as error:  # noqa: BLE001 whatever a damaged or hostile file makes the reader raise
+        raise InputError(f"{path} is no readable pickle ({type(error).__name__}): make it again") from None
 
 
 def _check_tensors(path: Path, tensors: Mapping[str, Any]) -> None:

@@ -108,7 +108,7 @@ class PackedFiles(TensorFiles):
         return self.read(name) if name in self._packed else super().__getitem__(name)
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor that the caller copies; a quantized tensor is dequantized expert by expert."""
+        """Return a tensor in a separate memory mapping; a quantized tensor is dequantized, one expert at a time."""
         if name not in self._packed:
             return super().read(name)
         blocks, scales = (self._map_numbers(header, torch.uint8).view(header.shape) for header in self._packed[name])

@@ -45,7 +45,7 @@ _KINDS = {int: "a whole number", float: "a number", str: "a string", bool: "true
 
 
 class NotExpressible(InputError):
-    """A spec that no config of a family can express.
+    """Error: no config of the family describes the spec.
 
     Attributes:
         expressed: the nearest spec that the family can express. None means that there is none.
@@ -62,7 +62,7 @@ class NotExpressible(InputError):
 
 
 class DifferentStacks(NotExpressible):
-    """The family has an encoder or a decoder that the spec lacks, or lacks one that the spec has."""
+    """Error: the family has an encoder or a decoder that the spec lacks, or lacks one that the spec has."""
 
 
 @dataclass(frozen=True)

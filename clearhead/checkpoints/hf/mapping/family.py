@@ -28,7 +28,7 @@ class Key:
 
     Args:
         name: the name of the key in config.json.
-        default: the default of the config class for an absent key; never the value of a released checkpoint.
+        default: the value of transformers' config class if the key is absent; never that of a released checkpoint.
         address: the address of the value in the spec, with {layer} for the first layer, or a function from a spec to
             the value. None means that the spec has no such value.
         kind: the Python type or pydantic type of the value. None means the type of the default.

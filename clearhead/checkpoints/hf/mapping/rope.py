@@ -96,7 +96,7 @@ def rotary_share(attention: str) -> Callable[[spec.Model], float]:
 
 
 def read(c: Values, *, head_size: int, partial: float = 1.0, is_partial: bool = False) -> spec.Rotary:
-    """Return the RoPE of all layers that config values describe.
+    """Return the RoPE that config values describe for all layers.
 
     Args:
         c: the config values, with those of `keys`.

@@ -139,6 +139,24 @@ class RotaryHalves:
 
 
 @dataclass(frozen=True)
+class SwapHalves:
+    """Transform for RoPE that rotates by the negative angle: it swaps the two halves of each head.
+
+    Source: arXiv 2104.09864, eq. 34; swapped halves reverse the sign of its sines.
+    """
+
+    def load(self, tensors: list[Tensor], slots: Slots) -> list[Tensor]:
+        """Swap the first and the second half of the rows of each head."""
+        assert slots.attention is not None
+        half = slots.attention.head_size // 2
+        if any(tensor.shape[0] % (2 * half) for tensor in tensors):
+            raise ValueError(f"a multiple of {2 * half} rows is needed")
+        return [tensor.unflatten(0, (-1, 2, half)).flip(1).flatten(0, 2) for tensor in tensors]
+
+    save = load
+
+
+@dataclass(frozen=True)
 class StackNumbered:
     """Transform for numbered checkpoint tensors, such as one per expert, that the module stacks in one tensor."""
 
@@ -168,7 +186,7 @@ class OneRow:
         return [tensors[0][None]]
 
 
-Transform = Transpose | SplitRows | InterleavedRows | GroupedQKV | RotaryHalves | StackNumbered | OneRow
+Transform = Transpose | SplitRows | InterleavedRows | GroupedQKV | RotaryHalves | SwapHalves | StackNumbered | OneRow
 # Transforms whose results share the memory of their inputs.
 VIEWS = (Transpose, SplitRows, OneRow)
 

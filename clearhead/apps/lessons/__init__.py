@@ -1,0 +1,1 @@
+"""Lessons in a terminal: their text, pictures and exercises, without a notebook."""
