@@ -2,7 +2,7 @@
 
 The pages of a mapped file are read when they are first used. A file that another program overwrites in place would give
 a mixture of old and new bytes. Beyond the end of a file that became shorter, the system sends SIGBUS, which ends a
-process without a message. A file that is removed or replaced by another file keeps its bytes as long as it is mapped.
+process without a message. A file that is removed or replaced by another file keeps its bytes until its mapping ends.
 """
 
 from __future__ import annotations
