@@ -15,6 +15,7 @@ from typing import Final
 # Process number, and a checksum of the machine's name, since machines may share a folder.
 TEMPORARY: Final = re.compile(r"\..+\.writing-([0-9]+)(?:-([0-9a-f]{8}))?(?:\.removing)?", re.DOTALL)
 _STALE_SECONDS: Final = 24 * 3600
+_UNFINISHED: Final = set[Path]()
 
 
 def temporary_path(path: Path) -> Path:
@@ -23,7 +24,17 @@ def temporary_path(path: Path) -> Path:
         for name in os.listdir(path.parent):
             if _is_leftover(path.parent / name):
                 remove(path.parent / name)
-    return path.with_name(f".{path.name}.writing-{os.getpid()}-{_machine()}")
+    temporary = path.with_name(f".{path.name}.writing-{os.getpid()}-{_machine()}")
+    # Finished files have other names by now.
+    _UNFINISHED.intersection_update([other for other in _UNFINISHED if os.path.lexists(other)])
+    _UNFINISHED.add(temporary)
+    return temporary
+
+
+def remove_unfinished() -> None:
+    """Remove the temporary files and folders of this process, before it ends at once."""
+    for path in list(_UNFINISHED):
+        remove(path)
 
 
 def remove(path: Path) -> None:

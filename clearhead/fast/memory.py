@@ -66,9 +66,24 @@ class MemoryForecast:
     cache_bytes_per_target_token: int
     cache_bytes_per_source_token: int
 
+    def summary(self) -> str:
+        """Return the memory of the weights, of the peak of a load and of the KV cache per token as text."""
+        line = f"{human_bytes(self.weight_bytes)} of weights, peak while loading {human_bytes(self.load_bytes)}"
+        target, source = self.cache_bytes_per_target_token, self.cache_bytes_per_source_token
+        if target and source:
+            line += f", KV cache {human_bytes(target)} for each target token and {human_bytes(source)} for each source "
+            line += "token"
+        elif target:
+            line += f", KV cache {human_bytes(target)} for each token"
+        return line
+
 
 def forecast_memory(
-    model: Model, dtypes: Mapping[str, torch.dtype] | None = None, *, is_mapped: bool = True
+    model: Model,
+    dtypes: Mapping[str, torch.dtype] | None = None,
+    *,
+    is_mapped: bool = True,
+    has_kernels: bool = True,
 ) -> list[MemoryForecast]:
     """Return the memory forecast of a model for each precision that the model can have.
 
@@ -76,6 +91,7 @@ def forecast_memory(
         model: the spec of the model.
         dtypes: dtypes of the files, by the addresses of weights. None means fp32.
         is_mapped: True if weights that need no conversion are mapped from their files instead of copied.
+        has_kernels: True if kernels compute the decoder. Otherwise a model in 8 or 4 bits computes in fp32.
     """
     module, forecasts = build(model, device="meta"), []
     dtypes = dtypes or dict.fromkeys(module.state_dict(), torch.float32)
@@ -86,9 +102,8 @@ def forecast_memory(
             continue
         weights = sum(plan.num_bytes(address, slot) for address, slot in module.state_dict().items())
         peak = load_peak(module, plan, dtypes, is_mapped=is_mapped)
-        forecasts.append(
-            MemoryForecast(weight_format.precision, weights, peak, *cache_bytes(model, weight_format.cache))
-        )
+        cache = weight_format.cache if has_kernels or weight_format.form.choose is None else torch.float32
+        forecasts.append(MemoryForecast(weight_format.precision, weights, peak, *cache_bytes(model, cache)))
     return forecasts
 
 

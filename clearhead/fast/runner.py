@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from clearhead.base.hooks import HookPoints, are_seen
+from clearhead.base.mapped_files import refuse_altered_weights
 from clearhead.core import Transformer
 from clearhead.core.head import Linear as HeadLinear
 from clearhead.core.stack import Stack
@@ -116,7 +117,11 @@ class Runner:
 
         If the calling context watches or edits activations, the tree is a plain replica with the hooks of the model.
         Weights must not be moved while a request runs; after a change, the model gets another tree.
+
+        Raises:
+            InputError: a mapped file with the weights was changed on disk.
         """
+        refuse_altered_weights(self.module)
         known = self._tree
         if known is not None and not known.fingerprint.is_same():
             known = None

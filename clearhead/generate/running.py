@@ -24,6 +24,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.base.hooks import naming_texts
+from clearhead.base.mapped_files import refuse_altered_weights
 from clearhead.base.progress import update
 from clearhead.core import Cache, Transformer
 from clearhead.fast.cache import IndexedCache, concat_caches, copy_row
@@ -155,7 +156,11 @@ class RunningBatch:
 
         Args:
             prefilled: new members; none has rows in this batch.
+
+        Raises:
+            InputError: a mapped file with the weights of the model was changed on disk.
         """
+        refuse_altered_weights(self.module)
         progress: list[SequenceProgress] = []
         joining: list[PrefilledMember] = []
         for start in prefilled:
@@ -187,13 +192,18 @@ class RunningBatch:
             self._groups[kind].join(some)
 
     def step(self) -> list[SequenceProgress]:
-        """Choose the next token of each sequence in the groups that have used the least computation time."""
+        """Choose the next token of each sequence in the groups that have used the least computation time.
+
+        Raises:
+            InputError: a mapped file with the weights of the model was changed on disk.
+        """
         least = min((group.seconds for group in self._groups.values()), default=0.0)
         progress: list[SequenceProgress] = []
         for group in [group for group in self._groups.values() if group.seconds <= least]:
             progress += group.step()
             self.resume(group.pause_longest())
         self._drop_empty_groups()
+        refuse_altered_weights(self.module)  # before anyone sees a wrong token
         return progress
 
     def drop(self, sequence: Generated) -> None:

@@ -11,6 +11,7 @@ import torch
 from clearhead.base.arguments import check_precision, check_types
 from clearhead.base.errors import InputError
 from clearhead.base.machine import choose_device, choose_precision, needs_check
+from clearhead.base.mapped_files import refuse_altered_files, set_mapped_files
 from clearhead.base.progress import message
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
 from clearhead.checkpoints.hf.files.tensor_files import widest_dtype
@@ -21,7 +22,7 @@ from clearhead.checkpoints.runs.directory import (
     read_task,
     retry_while_checkpoints_change,
 )
-from clearhead.checkpoints.weights.files import load_merged, load_module_from, refuse_nan
+from clearhead.checkpoints.weights.files import load_merged, load_module_from, observe_weights, refuse_nan
 from clearhead.core import Transformer
 from clearhead.core.extensions.files import load_parts
 from clearhead.core.extensions.modules import recomputed_parts
@@ -36,8 +37,10 @@ from clearhead.fast.stored import (
     StorageFormat,
     WeightForm,
     choose_int4,
+    formats_of,
     is_quantized,
     keep_16_bits,
+    narrowest,
     require_formats,
 )
 from clearhead.model.facade import Model
@@ -180,6 +183,8 @@ def _load_checkpoint(folder: Path, form: WeightForm, *, device: torch.device = C
     hf_checkpoint = HFCheckpoint.load(folder, form=form)
     assert hf_checkpoint.loaded is not None, "a loaded checkpoint has a family"
     module, tokenizers = hf_checkpoint.loaded.module.to(device), hf_checkpoint.tokenizers.pair
+    if device.type != "cpu":
+        set_mapped_files(module, ())  # the device has a copy
     if check_rows:
         tokenizers.check_rows(module.num_source_ids, module.num_target_ids, str(folder))
     return Model(module.eval(), tokenizers, hf_checkpoint.loaded.task, hf_checkpoint)
@@ -207,8 +212,12 @@ def load_saved(
     """
 
     def fill(spec: ModelSpec, weights: Path) -> Transformer:
+        file = observe_weights(weights)
         tensors = load_merged(weights)
         module = load_module_from(spec, tensors, source=str(weights), form=form, keep_quantized=keep_quantized)
+        refuse_altered_files([file])
+        if device.type == "cpu" and narrowest(formats_of(tensors)) in keep_quantized:
+            set_mapped_files(module, [file])
         if form is not None and form.dtype != torch.float32:
             module.to(form.dtype)  # converts computed buffers of custom modules
         return module.to(device)

@@ -10,9 +10,17 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from clearhead.base.mapped_files import MappedFile, refuse_altered_files
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
 from clearhead.checkpoints.reference import ModelReference
-from clearhead.checkpoints.weights.files import SavedTensors, Stream, load_merged, refuse_misfits, refuse_nan_in
+from clearhead.checkpoints.weights.files import (
+    SavedTensors,
+    Stream,
+    load_merged,
+    observe_weights,
+    refuse_misfits,
+    refuse_nan_in,
+)
 from clearhead.checkpoints.weights.lora import LOW_RANK
 from clearhead.core import Transformer, build
 from clearhead.fast.stored import BF16, StorageFormat, WeightForm, formats_of, keep_16_bits, store, widen_weights
@@ -34,6 +42,7 @@ class OpenModel:
             Quantized weights become fp32.
         saved: the tensors in the file of a quantized model. None means that the model is not quantized.
         is_mapped: True if loading maps weights that need no conversion from their files instead of copying them.
+        files: the files of the weights, in the state in which their headers were read.
     """
 
     model: Model
@@ -41,6 +50,7 @@ class OpenModel:
     read: Callable[[], Iterator[tuple[str, Tensor]]]
     saved: SavedTensors | None = None
     is_mapped: bool = True
+    files: tuple[MappedFile, ...] = ()
 
 
 def open_model(reference: ModelReference) -> OpenModel:
@@ -58,28 +68,31 @@ def open_model(reference: ModelReference) -> OpenModel:
     hf_checkpoint, opened = HFCheckpoint.read_headers(folder)
     tokenizers, loaded = hf_checkpoint.tokenizers.pair, opened.loaded
     tokenizers.check_rows(loaded.module.num_source_ids, loaded.module.num_target_ids, str(folder))
-    return OpenModel(Model(loaded.module, tokenizers, loaded.task, hf_checkpoint), opened.dtypes(), opened.tensors)
+    model = Model(loaded.module, tokenizers, loaded.task, hf_checkpoint)
+    return OpenModel(model, opened.dtypes(), opened.tensors, files=opened.files)
 
 
 def _open_saved(reference: ModelReference) -> OpenModel:
-    files: list[Weights] = []
+    read_tensors: list[Weights] = []
+    files: list[MappedFile] = []
 
     def fill(spec: ModelSpec, path: Path) -> Transformer:
+        files.append(observe_weights(path))
         tensors: Weights = SavedTensors(path)
         if any(name.rpartition(".")[2] in LOW_RANK for name in tensors):
             tensors = load_merged(path)
-        files.append(tensors)
+        read_tensors.append(tensors)
         outlines = tensors.outlines if isinstance(tensors, SavedTensors) else tensors
         refuse_misfits(store(build(spec, device="meta"), formats_of(tensors)), outlines, source=str(path))
         return build(spec, device="meta")
 
-    model, tensors = read_saved(reference, fill), files[-1]
+    model, tensors = read_saved(reference, fill), read_tensors[-1]
     kinds = formats_of(tensors)
     outlines = tensors.outlines if isinstance(tensors, SavedTensors) else tensors
     dtypes = {address: tensor.dtype for address, tensor in outlines.items()}
     dtypes |= {f"{owner}.weight": kind.entries[0].dtype for owner, kind in kinds.items()}
     saved = tensors if kinds and isinstance(tensors, SavedTensors) else None
-    return OpenModel(model, dtypes, lambda: widen_weights(tensors), saved, is_mapped=bool(kinds))
+    return OpenModel(model, dtypes, lambda: widen_weights(tensors), saved, is_mapped=bool(kinds), files=(files[-1],))
 
 
 def change_form(opened: OpenModel, form: WeightForm, name: str) -> tuple[Model, Callable[[], Stream]]:
@@ -104,6 +117,7 @@ def change_form(opened: OpenModel, form: WeightForm, name: str) -> tuple[Model, 
         for address, weight in saved.items() if saved is not None and is_kept else opened.read():
             refuse_nan_in(address, weight, name)
             yield from ((address, weight),) if is_kept else plan.hold(address, weight).items()
+        refuse_altered_files(opened.files)
 
     origin = model.hf_checkpoint
     return Model(module.eval(), model.tokenizers, model.task, origin, weights_file=model.weights_file), read

@@ -16,6 +16,7 @@ from clearhead.base.arguments import check_types
 from clearhead.base.errors import InputError, argument
 from clearhead.base.files import read_json_object, read_model_text, read_typed
 from clearhead.base.formats import FORMAT_FILE
+from clearhead.base.mapped_files import refuse_altered_weights
 from clearhead.base.printing import num_parameters
 from clearhead.checkpoints.hf.checkpoint import HFCheckpoint
 from clearhead.checkpoints.hf.saving import LARGEST_SHARD, save_checkpoint
@@ -380,7 +381,7 @@ def write_model(
             the module.
 
     Raises:
-        InputError: same cases as in `Saving.save`.
+        InputError: same cases as in `Saving.save`, or a mapped file with the weights was changed meanwhile.
     """
     if format not in ("clearhead", "hf"):
         raise InputError(f"format '{format}' is not known; expected 'clearhead' or 'hf'")
@@ -404,6 +405,7 @@ def write_model(
             facts,
             is_clearhead_format=is_clearhead_format,
         )
+        refuse_altered_weights(model.module)
 
 
 def _write_clearhead_format(model: Saving, folder: Path, weights: Stream | None) -> None:

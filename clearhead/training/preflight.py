@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,8 +18,9 @@ from clearhead.base.errors import InputError, is_out_of_memory
 from clearhead.base.machine import choose_precision, free_memory, refuse_memory
 from clearhead.base.printing import human_bytes, num_parameters
 from clearhead.base.progress import SILENT, Display
-from clearhead.core import build
+from clearhead.core import Transformer, build
 from clearhead.data.batches.base import Batch, Batches, BatchT
+from clearhead.fast.memory import MemoryForecast, forecast_memory
 from clearhead.fast.probe import has_fast_bf16
 from clearhead.fast.training.tree import training_tree
 from clearhead.generate.batching import device_of
@@ -58,12 +59,14 @@ class StepCost:
         step_seconds: the time of one step in seconds: its batches at average size, and the optimizer update.
         validation_seconds: the time of one validation in seconds.
         memory_bytes: the peak memory use less the use before, in bytes: activations, gradients, optimizer states.
+        state_bytes: the size of the optimizer's state in bytes.
         slowdowns: the settings that make a step slower.
     """
 
     step_seconds: float
     validation_seconds: float
     memory_bytes: int
+    state_bytes: int = 0
     slowdowns: Sequence[Slowdown] = ()
 
 
@@ -120,6 +123,9 @@ class Preflight:
         disk_free: the free disk space plus the space that the run already uses, in bytes.
         memory_bytes: the peak memory use in bytes, including the memory of the data.
         memory_free: the free memory plus the memory of the data, in bytes.
+        weights: the bytes of the weights by dtype, such as {"float32": 4_000_000}.
+        gradient_bytes: the size of the gradients in bytes.
+        forecasts: the memory of the trained model for each precision in which it can be loaded.
         cost: the cost of one step and one validation.
         steps: the last step. None means that it is not known.
         validations: the number of validations in these steps.
@@ -135,6 +141,9 @@ class Preflight:
     disk_free: int
     memory_bytes: int
     memory_free: int
+    weights: Mapping[str, int]
+    gradient_bytes: int
+    forecasts: Sequence[MemoryForecast]
     cost: StepCost
     steps: int | None
     validations: int
@@ -154,6 +163,7 @@ class Preflight:
         return [
             f"parameters  {self.parameters:,}",
             f"memory      about {human_bytes(self.memory_bytes)} of {human_bytes(self.memory_free)} free",
+            *self._memory_lines(),
             f"disk        {human_bytes(self.checkpoint_bytes)} a checkpoint, up to {human_bytes(self.disk_bytes)} in "
             f"all, of {human_bytes(self.disk_free)} free",
             *([fewer] if num_kept < num_requested else []),
@@ -161,6 +171,16 @@ class Preflight:
             f"{duration(self.cost.validation_seconds)} a validation{total}",
             *(slowdown.line() for slowdown in self.cost.slowdowns),
         ]
+
+    def _memory_lines(self) -> Iterator[str]:
+        """Yield lines about the memory of weights, gradients and optimizer, and about a load of the trained model."""
+        weights = " and ".join(f"{human_bytes(size)} in {dtype}" for dtype, size in self.weights.items())
+        yield (
+            f"contents    weights {weights}, gradients {human_bytes(self.gradient_bytes)}, optimizer "
+            f"{human_bytes(self.cost.state_bytes)}; the rest is activations, data and a copy for each checkpoint"
+        )
+        for forecast in self.forecasts:
+            yield f"trained     {forecast.precision}: {forecast.summary()}"
 
 
 def refuse_large(
@@ -248,6 +268,9 @@ def preflight(
         disk_free=disk_free,
         memory_bytes=memory,
         memory_free=memory_free,
+        weights=_weights_by_dtype(module),
+        gradient_bytes=sum(size_of(weight) for weight in module.parameters() if weight.requires_grad),
+        forecasts=forecast_memory(module.spec, is_mapped=False) if isinstance(module, Transformer) else (),
         cost=saved,
         steps=steps,
         validations=validations,
@@ -265,6 +288,15 @@ def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]
     checkpoints = checkpoint * (settings.keep + 2)
     averaging = weights * (settings.average + 1) if settings.average else 0
     return checkpoint, checkpoints + averaging + weights * num_snapshots(settings, module)
+
+
+def _weights_by_dtype(module: nn.Module) -> dict[str, int]:
+    """Return the bytes of the weights in this process by dtype; shared weights count once."""
+    sizes: dict[str, int] = {}
+    for weight in (*module.parameters(), *module.buffers()):
+        dtype = str(weight.dtype).removeprefix("torch.")
+        sizes[dtype] = sizes.get(dtype, 0) + size_of(weight)
+    return sizes
 
 
 def _free_disk(run: Path) -> int:
@@ -339,7 +371,7 @@ def measure_step_cost(
     work.batches.load_state(batches_state)
     if settings.ema is not None:
         memory += sum(map(size_of, module.parameters()))
-    return StepCost(one_batch * settings.accumulate + update, validation, memory, slowdowns)
+    return StepCost(one_batch * settings.accumulate + update, validation, memory, dry.state_bytes, slowdowns)
 
 
 def faster_precision(

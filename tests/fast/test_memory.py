@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 import clearhead as ch
 from clearhead.apps.cli.main import main
@@ -75,6 +77,39 @@ def test_a_kv_cache_takes_the_bytes_of_the_forecast(name: str, precision: str) -
     assert used_bytes == target_token * 2 * 5
     assert sum(key.nbytes + value.nbytes for key, value in cache.memory_attention.values()) == source_token * 2 * 3
     assert cache_dtype(tree) == next(choice.cache for choice in FORMATS if choice.precision == precision)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A decoder with a million weights in bf16, whose rows are multiples of 32."""
+    folder = hf_models.rotary_model(tmp_path_factory.mktemp("cache") / "model")
+    config = transformers.LlamaConfig(
+        vocab_size=600, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=61, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    hf_models.save(transformers.LlamaForCausalLM(config).bfloat16(), folder)
+    return folder
+
+
+@pytest.mark.parametrize("kernels", ["auto", "plain"])
+def test_the_cache_of_a_loaded_model_takes_the_bytes_that_inspect_prints(
+    checkpoint: Path, kernels: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without kernels, a model in 8 or 4 bits computes in fp32, and so its cache is fp32."""
+    monkeypatch.setenv("CLEARHEAD_KERNELS", kernels)
+    assert main(["inspect", str(checkpoint), "--json"]) == 0
+    record = json.loads(capfd.readouterr().out.splitlines()[-1])
+    bytes_per_token = {entry["precision"]: entry["cache_bytes_per_target_token"] for entry in record["precisions"]}
+    assert list(bytes_per_token) == [choice.precision for choice in FORMATS]
+    for precision, expected in bytes_per_token.items():
+        tree = ch.load(checkpoint, device="cpu", precision=precision).runner.tree()
+        with torch.inference_mode():
+            cache = prefill_prompts(tree, [[3, 5, 7, 11, 13], [2, 3, 5, 7, 11]], None, pad_id=0).cache
+            tree.decode(torch.tensor([[1], [2]]), cache=cache)
+        buffers = [entry.buffer for table in (cache.self_attention, cache.scales) for entry in table.values()]
+        used = sum(buffer[:, :, :, :6].contiguous().nbytes for buffer in buffers if buffer is not None)
+        assert used == 2 * 6 * expected == 2 * 6 * cache_bytes(tree.spec, cache_dtype(tree))[0], precision
+        assert {entry.buffer.dtype for entry in cache.self_attention.values()} == {cache_dtype(tree)}
 
 
 def test_a_load_that_does_not_fit_names_the_precisions_that_do(monkeypatch: pytest.MonkeyPatch) -> None:

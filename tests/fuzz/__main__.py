@@ -7,6 +7,8 @@ in the same way. After these it gets requests that schemathesis derives from its
     python -m tests.fuzz --minutes 10
     python -m tests.fuzz --seed 3 --cases 500
 
+Before, the kernels of linear layers in fp32, bf16, 8 and 4 bits are compared with their plain form.
+
 It ends after the given time, but not before each file was changed once. It prints the seed, the number of cases by
 outcome, and each finding with the case that reproduces it. The exit code is 1 if there is a finding, or if almost no
 case succeeds, since then nothing was tested.
@@ -23,10 +25,13 @@ import time
 from pathlib import Path
 
 from tests.fuzz.cases import Findings, fuzz
+from tests.fuzz.kernels import fuzz_kernels
 from tests.fuzz.requests import fuzz_operations, fuzz_requests, serving
 
 REQUESTS_SHARE = 0.2
 """The share of the time for requests to a server."""
+KERNELS_SHARE = 0.1
+"""The share of the time in which kernels are compared, without the time to compile them."""
 
 
 def main() -> int:
@@ -39,8 +44,14 @@ def main() -> int:
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", flush=True)
     findings = Findings()
+    if arguments.cases is None:
+        compared, different = fuzz_kernels(seed, 60 * arguments.minutes * KERNELS_SHARE)
+        print(f"{compared.total():7,}  products of kernels compared: {dict(compared)}")
+        for fault in different:
+            findings.faults[fault] = fault
+            print(f"FINDING {fault}\n  repeat it with python -m tests.fuzz.kernels --seed {seed}\n")
     with tempfile.TemporaryDirectory() as folder:
-        end = time.monotonic() + 60 * arguments.minutes * (1 - REQUESTS_SHARE)
+        end = time.monotonic() + 60 * arguments.minutes * (1 - REQUESTS_SHARE - KERNELS_SHARE)
         for number in fuzz(Path(folder), seed, findings, first=arguments.first):
             done = number + 1 - arguments.first
             if done == arguments.cases or (time.monotonic() > end and done >= findings.files):

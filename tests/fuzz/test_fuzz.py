@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import random
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from clearhead.fast.native import load
 from tests.fuzz import cases, uses
 from tests.fuzz.cases import Findings, fuzz
 from tests.fuzz.folders import KINDS
+from tests.fuzz.kernels import KINDS as KERNEL_KINDS
+from tests.fuzz.kernels import compare_kernels, draw_case
 from tests.fuzz.mutations import mutate_bytes, mutate_json
 from tests.fuzz.requests import draw_request, fault_of
 
@@ -64,3 +71,33 @@ def test_requests_follow_from_their_seed_and_faults_of_answers_are_found() -> No
     assert fault_of(right) is None and fault_of(b"") is None
     for wrong in (b"nothing", right.replace(b"400", b"500"), right.replace(b"MESSAGE", b"")):
         assert fault_of(wrong) is not None
+
+
+class WrongKernels:
+    """Kernels whose outputs are wrong in one number, or that write one number too many."""
+
+    def __init__(self, library: Any, *, writes_beyond: bool) -> None:
+        self.library, self.writes_beyond = library, writes_beyond
+
+    def __getattr__(self, name: str) -> Any:
+        def run(*arguments: Any) -> None:
+            getattr(self.library, name)(*arguments)
+            size = arguments[-4].value * arguments[-3].value
+            outputs = ctypes.cast(arguments[-5], ctypes.POINTER(ctypes.c_float))
+            outputs[size if self.writes_beyond else size - 1] = 7.0
+
+        return run
+
+
+def test_kernels_equal_their_plain_form_and_wrong_ones_are_found() -> None:
+    library = load.library()
+    if library is None:
+        pytest.skip("there are no compiled kernels")
+    counts: Counter[str] = Counter()
+    assert not list(filter(None, itertools.islice(compare_kernels({"here": library}, 5, counts), 60)))
+    assert set(counts) == set(KERNEL_KINDS)
+    for writes_beyond in (False, True):
+        wrong: Any = WrongKernels(library, writes_beyond=writes_beyond)
+        findings = list(itertools.islice(compare_kernels({"here": wrong}, 5, counts), 20))
+        assert all(findings) and ("outside" in str(findings[0])) == writes_beyond
+    assert str(draw_case(random.Random("5 kernels 3"))) == str(draw_case(random.Random("5 kernels 3")))

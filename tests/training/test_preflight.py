@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.base.errors import InputError
+from clearhead.base.printing import human_bytes
 from clearhead.base.progress import Display
 from clearhead.checkpoints.runs import checkpoint as files
 from clearhead.core import Transformer, build
+from clearhead.fast.memory import forecast_memory
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.spec.presets.named import PRESETS
 from clearhead.training import preflight as module_under_test
@@ -101,6 +103,36 @@ def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
     for limit, is_said in ((1e-6, True), (1e6, False)):
         limited = "\n".join(check(tmp_path / "run", seconds=limit).lines())
         assert ("train.seconds stops the run after" in limited) == is_said
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_the_contents_of_memory_are_those_of_a_step(tmp_path: Path, is_frozen: bool) -> None:
+    module = model()
+    module.head.requires_grad_(not is_frozen)
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+    def loss(module: nn.Module, batch: Tokens) -> tuple[Tensor, int]:
+        return torch.stack([weight.square().sum() for weight in trained]).sum(), 1
+
+    def adamw() -> torch.optim.Optimizer:
+        return torch.optim.AdamW(trained)
+
+    work, settings = Workload(loss, ShuffledTokens()), TrainSettings(run=str(tmp_path), steps=3)
+    report = preflight(Trial(module, adamw(), work, settings))
+    optimizer = adamw()
+    loss(module, next(work.batches))[0].backward()
+    optimizer.step()
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    assert report.weights == {"float32": sum(weight.nbytes for weight in (*module.parameters(), *module.buffers()))}
+    assert report.gradient_bytes == sum(weight.grad.nbytes for weight in trained if weight.grad is not None)
+    assert report.cost.state_bytes == sum(value.nbytes for value in states)
+    assert report.forecasts == forecast_memory(module.spec, is_mapped=False)
+    lines = report.lines()
+    (contents,) = [line for line in lines if line.startswith("contents    weights ")]
+    assert human_bytes(report.gradient_bytes) in contents and human_bytes(report.cost.state_bytes) in contents
+    assert [line for line in lines if line.startswith("trained")] == [
+        f"trained     {forecast.precision}: {forecast.summary()}" for forecast in report.forecasts
+    ]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def fast_precisions(device: torch.device) -> tuple[Precision, ...]:
     if has_fast_bf16(device):
         precisions.append("bf16")
     if device.type == "cpu" and library() is not None:
-        precisions.append("int8")
+        precisions += ["int8", "int4"]
     return tuple(precisions)
 
 

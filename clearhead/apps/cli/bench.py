@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from clearhead.apps.cli.console import print_either, print_message
 from clearhead.apps.cli.options import ComputeOptions, Json, Ref, locate_model, takes_compute_options
-from clearhead.base.errors import LackOfMemory
+from clearhead.base.errors import InputError, LackOfMemory
 from clearhead.base.printing import human_bytes, human_count
 
 if TYPE_CHECKING:
@@ -35,22 +35,21 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     Prompts and sentences are limited by the matrix products. Both limits are measured first, with the same threads: on
     a buffer of 512 MB and on matrices of 2,048 x 2,048 numbers. Each figure is the median of five runs, or of fewer if
     all would take more than half a minute. Contexts that would take seconds are left out and named. Without
-    --precision, every precision in which this machine multiplies fast is measured. Option --batch-size sets the larger
+    --precision, every precision in which this machine multiplies fast is measured; those left out have a line with the
+    reason. Option --batch-size sets the larger
     batch, by default 16 rows. The columns p50 and p95 are the median and the 95th percentile of the time for one token.
     With --json, the last line is {"device", "limits", "peak_memory", "speeds", "advice"}.
     """
     ref = locate_model(ref)
     import torch
 
-    from clearhead.apps.bench.limits import fast_precisions, measure_limits
+    from clearhead.apps.bench.limits import measure_limits
     from clearhead.apps.bench.speed import SECONDS, Effort, advice, measure
     from clearhead.base.machine import choose_device, choose_precision
     from clearhead.training.memory import peak_memory
 
     device, processors = choose_device(compute.device), torch.get_num_threads()
-    precisions = (
-        fast_precisions(device) if compute.precision == "auto" else (_choose_precision(compute.precision, device),)
-    )
+    precisions = _choose_precisions(compute.precision, device)
     batch, share = compute.batch_size or Effort.batch, SECONDS / len(precisions)
     effort = Effort(batch=batch, seconds=share, seed=compute.seed or 0)
     limits: Limits | None = None
@@ -58,10 +57,11 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     for precision in precisions:
         try:
             model = replace(compute, precision=precision).load_model(ref)
-        except LackOfMemory as error:
-            if len(precisions) == 1:
+        except InputError as error:
+            # Some models have too few matrices for 4 bits.
+            if len(precisions) == 1 or not (isinstance(error, LackOfMemory) or precision == "int4"):
                 raise
-            print_message(f"one precision is left out: {error}")
+            print_message(f"{precision} is left out: {error}")
             continue
         if limits is None:
             print_message("measuring the machine")
@@ -83,11 +83,20 @@ def bench(ref: Ref, as_json: Json = False, *, compute: ComputeOptions) -> None:
     print_either(as_json, record, *lines)
 
 
-def _choose_precision(precision: str, device: torch.device) -> Precision:
-    """Return the requested precision, or the precision that the device uses in its place."""
+def _choose_precisions(precision: str, device: torch.device) -> tuple[Precision, ...]:
+    """Return the precisions to measure: for "auto" all that are fast here, and print the reason for those left out."""
+    from clearhead.apps.bench.limits import fast_precisions
     from clearhead.base.machine import choose_precision
 
-    return cast("Precision", precision if precision in ("int8", "int4") else choose_precision(precision, device))
+    if precision in ("int8", "int4"):
+        return (cast("Precision", precision),)
+    if precision != "auto":
+        return (choose_precision(precision, device),)
+    precisions = fast_precisions(device)
+    if "int4" not in precisions:
+        reason = "there are no compiled kernels" if device.type == "cpu" else f"they need a CPU, not {device.type}"
+        print_message(f"int8 and int4 are left out: {reason}")
+    return precisions
 
 
 def _machine_lines(limits: Limits, peak: int) -> Iterator[str]:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from clearhead.checkpoints.reference import ModelReference
-    from clearhead.fast.memory import MemoryForecast
     from clearhead.fast.runner import ModuleBackend
     from clearhead.fast.stored import StorageFormat
     from clearhead.interpret.maps.shapes import ActivationShape
@@ -133,10 +132,12 @@ def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], li
     total = num_parameters(module)
     kernels = _attention_kernels(module)
     headers, fault = _read_headers(inspected)
+    served, unknown = _report_kernels(spec, headers)
+    has_kernels = not any(entry.backend == "plain" for entry in served if entry.address in ("", "decoder"))
     if headers is None:
-        forecasts = forecast_memory(spec, is_mapped=False)
+        forecasts = forecast_memory(spec, is_mapped=False, has_kernels=has_kernels)
     else:
-        forecasts = forecast_memory(spec, headers.dtypes, is_mapped=headers.is_mapped)
+        forecasts = forecast_memory(spec, headers.dtypes, is_mapped=headers.is_mapped, has_kernels=has_kernels)
     head = None if spec.head is None else head_summary(spec.head)
     masks = decoder_masks(spec)
     record = {
@@ -160,10 +161,9 @@ def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], li
     lines += [f"part        {line}" for line in part_lines(module)]
     if masks:
         lines.append(f"mask        {' and '.join(masks)}, in the decoder")
-    served, unknown = _report_kernels(spec, headers)
     unknown += fault
     record["served"] = [{"address": each.address, "by": each.backend, "why": each.detail} for each in served]
-    lines += _memory_lines(forecasts, spec)
+    lines += [f"{forecast.precision:<11} {forecast.summary()}" for forecast in forecasts]
     lines += [
         *inspected.notes,
         *_kernel_lines(kernels),
@@ -375,18 +375,6 @@ def _cost_lines(total: int, spec: Model, cost: Cost, length: int) -> Iterator[st
     both = f"{source} FLOPs for a source token and {target} FLOPs for a target token" if has_source else ""
     lengths = f"{length} tokens on each side" if has_source else f"{length} tokens"
     yield f"cost        {both or f'{target} FLOPs for a token'}, at {lengths}; training costs three times as much"
-
-
-def _memory_lines(forecasts: Sequence[MemoryForecast], spec: Model) -> Iterator[str]:
-    """Yield a line for each precision: memory of the weights, peak while loading, and KV cache per token."""
-    for forecast in forecasts:
-        line = f"{forecast.precision:<11} {human_bytes(forecast.weight_bytes)} of weights, peak while loading "
-        line += human_bytes(forecast.load_bytes)
-        if spec.decoder is not None:
-            line += f", KV cache {human_bytes(forecast.cache_bytes_per_target_token)} for each "
-            source = human_bytes(forecast.cache_bytes_per_source_token)
-            line += "token" if spec.encoder is None else f"target token and {source} for each source token"
-        yield line
 
 
 def _kernel_lines(kernels: Sequence[Mapping[str, Any]]) -> Iterator[str]:

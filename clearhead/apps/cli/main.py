@@ -49,6 +49,7 @@ from clearhead.apps.cli.translate import translate
 from clearhead.apps.cli.view import view
 from clearhead.base.commands import EXTENSIONS, make_command
 from clearhead.base.errors import InputError, MessageReference, RunFailure, is_out_of_memory, nearest_name, renaming
+from clearhead.base.mapped_files import ending_at_bus_errors
 from clearhead.base.signals import Interrupted
 from clearhead.fast.busy_waiting import adapt_waiting
 from clearhead.spec.tasks.registry import list_tasks, task_kinds
@@ -188,7 +189,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     adapt_waiting()
     adapt_streams()
     try:
-        with StopOnSignal() as signals, show_idle_time(), show_library_messages(), report_long_texts_once():
+        with (
+            StopOnSignal() as signals,
+            ending_at_bus_errors(),
+            show_idle_time(),
+            show_library_messages(),
+            report_long_texts_once(),
+        ):
             return copy_context().run(_run, words, parts, debug, signals)
     except Stopped as stopped:
         print_message(f"{stopped}")

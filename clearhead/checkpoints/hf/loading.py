@@ -17,6 +17,7 @@ from torch import Tensor
 
 from clearhead import spec
 from clearhead.base.errors import LONGEST_LINE, MOST_FAULTS, InputError, did_you_mean, shorten
+from clearhead.base.mapped_files import MappedFile, refuse_altered_files, set_mapped_files
 from clearhead.checkpoints.hf import registry
 from clearhead.checkpoints.hf.files.quantization import PackedFiles, find_quantization, is_packed
 from clearhead.checkpoints.hf.files.tensor_files import FLOATS, TensorFiles, read_config
@@ -75,6 +76,11 @@ class OpenCheckpoint:
     file_tensors: _FileTensors
     sources: tuple[_SlotSource, ...]
 
+    @property
+    def files(self) -> tuple[MappedFile, ...]:
+        """The mapped files, in the state in which their headers were read."""
+        return tuple(self.file_tensors.files.mapped.values())
+
     def dtypes(self) -> dict[str, torch.dtype]:
         """Return the dtype in the files for each entry of the module's state dict, by address."""
         pooled = {} if self.loaded.pooling is None else self.loaded.pooling.tensors
@@ -91,6 +97,9 @@ class OpenCheckpoint:
         Args:
             keep: function that returns True if the caller keeps the tensor of an address in its dtype. Such a tensor
                 stays in the mapping of the whole file, if its rule moves no bytes.
+
+        Raises:
+            InputError: a file was changed on disk meanwhile.
         """
         for source in self.sources:
             dtype = self.file_tensors.dtype(source)
@@ -98,6 +107,7 @@ class OpenCheckpoint:
             yield from zip(source.bound.ours, self.file_tensors.read(source, is_kept=is_kept), strict=True)
         if self.loaded.pooling is not None:
             yield from self.loaded.pooling.tensors.items()
+        refuse_altered_files(self.files)
 
 
 def open_checkpoint(directory: Path, *, config: Mapping[str, Any] | None = None) -> OpenCheckpoint:
@@ -172,6 +182,8 @@ def load_module(
     for address, tensor in checkpoint.tensors(plan.keeps):
         state |= plan.hold(address, tensor)
     module.load_state_dict(state, strict=True, assign=True)
+    if is_mapped and any(plan.keeps(*each) for each in checkpoint.dtypes().items()):
+        set_mapped_files(module, checkpoint.files)
     return checkpoint.loaded
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from clearhead.base.errors import InputError, did_you_mean
 from clearhead.base.files import open_model_file, parse_json
 from clearhead.base.machine import refuse_memory
+from clearhead.base.mapped_files import MappedFile
 from clearhead.checkpoints.weights.lora import LOW_RANK, merge_low_rank
 from clearhead.checkpoints.weights.writer import TensorWriter
 from clearhead.core import Transformer, build
@@ -165,20 +166,30 @@ def map_tensors(path: Path) -> dict[str, Tensor]:
     return tensors | {name: tensors[first] for name, first in aliases.items()}
 
 
+def observe_weights(path: Path) -> MappedFile:
+    """Return a file of weights with its present state, before it is mapped.
+
+    Raises:
+        InputError: the file is missing, is no regular file, or is a link out of its folder.
+    """
+    with open_model_file(path, what="weights"):
+        return MappedFile.observe(path)
+
+
 class SavedTensors(Mapping[str, Tensor]):
     """Tensors of a safetensors file, each in a separate memory mapping, whose pages are freed with the tensor.
 
     Args:
-        path: the file.
+        path: the file. If it changes on disk afterwards, reading a tensor raises an `InputError`.
 
     Raises:
         InputError: same cases as in `map_tensors`, or a tensor has a dtype that weights cannot have.
     """
 
     def __init__(self, path: Path) -> None:
+        self.file: MappedFile = observe_weights(path)
         mapped = map_tensors(path)
         refuse_dtypes(mapped, path)
-        self._path = path
         self.outlines: dict[str, Tensor] = {name: tensor.to("meta") for name, tensor in mapped.items()}
         with safe_open(path, framework="pt") as file:
             names = {id(mapped[name]): name for name in file.keys()}  # noqa: SIM118
@@ -186,7 +197,8 @@ class SavedTensors(Mapping[str, Tensor]):
         self._names = {name: names[id(tensor)] for name, tensor in mapped.items()}
 
     def __getitem__(self, name: str) -> Tensor:
-        with safe_open(self._path, framework="pt") as file:
+        self.file.open().close()  # refuses another file
+        with safe_open(self.file.path, framework="pt") as file:
             tensor: Tensor = file.get_tensor(self._names[name])
         repair({name: tensor})
         return tensor

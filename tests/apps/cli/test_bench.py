@@ -10,6 +10,9 @@ import pytest
 
 from clearhead.apps.bench.limits import Limits
 from clearhead.apps.cli.main import main
+from clearhead.base.errors import LackOfMemory
+from clearhead.fast.stored import INT8, choose_formats
+from clearhead.model import loading
 from tests.apps.cli.test_commands import run
 
 Runs = Callable[[str], Path]
@@ -61,3 +64,35 @@ def test_as_json(runs: Runs, capfd: pytest.CaptureFixture[str]) -> None:
 def test_no_model(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["bench", str(tmp_path / "none")]) == 2
     assert "none" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("reason", ["too few matrices", "no kernels", "too little memory"])
+def test_precisions_that_cannot_be_measured_are_named_with_the_reason(
+    runs: Runs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """The rows of the tiny model are no multiples of 32 weights."""
+    expected = "int4 is left out: precision int4 needs 75% of the layers' weights in 4 bits"
+    if reason == "no kernels":
+        monkeypatch.setenv("CLEARHEAD_KERNELS", "plain")
+        expected = "int8 and int4 are left out: there are no compiled kernels"
+    elif reason == "too little memory":
+        monkeypatch.setattr(loading, "choose_int4", refuse_with_lack_of_memory)
+        expected = "int4 is left out: no memory"
+    assert main(["bench", str(runs("classify")), "--json"]) == 0
+    shown = capfd.readouterr()
+    assert expected in shown.err
+    measured = {speed["precision"] for speed in json.loads(shown.out.splitlines()[-1])["speeds"]}
+    assert "fp32" in measured and "int4" not in measured and ("int8" in measured) == (reason != "no kernels")
+
+
+def test_int4_is_measured_where_the_model_and_the_machine_support_it(
+    runs: Runs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "choose_int4", lambda module: choose_formats(module, INT8))
+    record = json.loads(run(capfd, "bench", str(runs("classify")), "--json"))
+    assert [speed["precision"] for speed in record["speeds"]][-2:] == ["int4", "int4"]
+    assert record["limits"]["flops"]["int4"]
+
+
+def refuse_with_lack_of_memory(module: object) -> None:
+    raise LackOfMemory("no memory")

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,10 +18,9 @@ from torch.nn import functional as F
 from clearhead.fast import selftest
 from clearhead.fast.native import build, load, options
 from clearhead.fast.nibbles import quantize_groups, widen_groups
-from clearhead.fast.probe import processor
+from tests.fuzz.kernels import LEVELS, compile_products, lacking_sets, product
 
 pytestmark = pytest.mark.slow
-LEVELS = {name: level for name, level in options.LEVELS.items() if name != "amx"}
 ROWS = 1, 2, 3, 7, 8, 9, 16, 17, 33, 47, 48, 64, 129, 257
 SIZES = (96, 192), (37, 100), (130, 768)
 
@@ -30,16 +28,7 @@ SIZES = (96, 192), (37, 100), (130, 768)
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The products alone, compiled for all levels in parallel."""
-    folder, source = tmp_path_factory.mktemp("levels"), build.FOLDER / options.INFERENCE / "linear.cpp"
-
-    def compile_level(level: str) -> Path:
-        file = folder / f"{level}.so"
-        command = options.command("g++", options.INFERENCE, LEVELS[level][1])
-        subprocess.run([*command, "-shared", str(source), "-o", str(file)], check=True, capture_output=True)
-        return file
-
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(LEVELS, pool.map(compile_level, LEVELS), strict=True))
+    return compile_products(tmp_path_factory.mktemp("levels"), LEVELS)
 
 
 @pytest.fixture(params=LEVELS)
@@ -49,18 +38,9 @@ def level(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def library(level: str, files: dict[str, Path]) -> ctypes.CDLL:
-    if lacking := set(LEVELS[level][0]) - processor().isa:
+    if lacking := lacking_sets(level):
         pytest.skip(f"this processor has no {', '.join(sorted(lacking))}")
     return ctypes.CDLL(str(files[level]))
-
-
-def product(library: ctypes.CDLL, kind: str, x: Tensor, *weights: Tensor) -> Tensor:
-    """Return the outputs of a linear layer for a matrix, 8-bit scales and a bias."""
-    y = torch.full((len(x), len(weights[0])), torch.nan)
-    addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, *weights, y)]
-    sizes = [ctypes.c_int64(size) for size in (len(x), len(weights[0]), x.shape[1], 2)]
-    getattr(library, f"linear_{kind}")(*addresses, *sizes)
-    return y
 
 
 def test_sums_in_8_bits_are_exact_for_any_weights(library: ctypes.CDLL) -> None:

@@ -185,9 +185,10 @@ def _states(reader: Reader, sequence: Sequence, ids: Tensor) -> Trace:
 
 def _other_ids(reader: Reader, ids: Tensor) -> Tensor:
     """Return another id for each token: of four candidates, the id whose embedding differs most."""
-    table, count = reader.stack.embedding.rows.weight, reader.vocabulary
+    # The table itself would be widened as a whole.
+    embed, count = reader.stack.embedding.rows, reader.vocabulary
     candidates = (ids[None] + torch.tensor([[1], [count // 3], [count // 2], [count - 1]])) % count
-    differences = (table[candidates] - table[ids]).abs().amax(-1)
+    differences = (embed(candidates) - embed(ids[None])).abs().amax(-1)
     return candidates.gather(0, differences.argmax(0, keepdim=True))[0]
 
 

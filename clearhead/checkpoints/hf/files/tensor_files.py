@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import mmap
-import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 from clearhead.base.commands import make_command, quote
 from clearhead.base.errors import InputError
 from clearhead.base.files import LARGEST_VOCABULARY, convert_json, file_inside, parse_json, read_json_object
+from clearhead.base.mapped_files import MappedFile
 from clearhead.base.printing import human_bytes
 from clearhead.checkpoints.reference import CONFIG
 from clearhead.checkpoints.weights.files import MOST_TENSORS
@@ -101,12 +101,17 @@ class TensorFiles(Mapping[str, Tensor]):
     Args:
         directory: the folder of the files.
         single: the file name if one file holds all tensors.
+
+    Attributes:
+        mapped: the files by name, in the state in which their headers were read.
+        headers: the headers of the tensors by name.
     """
 
     def __init__(self, directory: Path, single: str = SINGLE) -> None:
         self.directory = directory
         self._single: str = single
         self._files: dict[str, Any] = {}
+        self.mapped: dict[str, MappedFile] = {}
         self.headers: dict[str, TensorHeader] = {}
         faults: list[str] = []
         index = self._index()
@@ -174,11 +179,7 @@ class TensorFiles(Mapping[str, Tensor]):
         first = start - start % mmap.ALLOCATIONGRANULARITY
         if start == end:
             return torch.empty(0, dtype=dtype)
-        with (self.directory / header.file).open("rb") as file:
-            if os.fstat(file.fileno()).st_size < end:
-                raise InputError(
-                    f"{self.directory / header.file}: the file was cut off while it was read: load the model again"
-                )
+        with self.mapped[header.file].open() as file:
             pages = mmap.mmap(file.fileno(), end - first, access=mmap.ACCESS_COPY, offset=first)
         # Copy numbers that are not aligned in the file.
         if start % dtype.itemsize:
@@ -216,12 +217,14 @@ class TensorFiles(Mapping[str, Tensor]):
             faults.append(f"{INDEX} names {name}, which is missing: download it")
             return
         try:
+            self.mapped[name] = MappedFile.observe(path)
             # No context manager: the file stays mapped as long as one of its tensors exists.
             file: Any = safe_open(path, framework="pt")
             for tensor, header in _read_header(path):
                 if tensor in self.headers:
                     faults.append(f"'{tensor}' is in both {self.headers[tensor].file} and {name}")
                 self.headers[tensor] = header
+            self.mapped[name].open().close()  # refuses a file that was replaced meanwhile
         except (SafetensorError, OSError, json.JSONDecodeError) as error:
             faults.append(f"{name} is damaged or not a safetensors file: {error}")
             return

@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from clearhead import load
 from clearhead.apps.check.handwritten.report import Finding
+from clearhead.apps.check.model import flow
 from clearhead.apps.check.model.health import check_tokenizers
 from clearhead.apps.check.model.invariances import check_saving
 from clearhead.apps.check.model.model import check_module
+from clearhead.apps.check.model.readers import Reader
 from clearhead.apps.check.model.report import report_html
 from clearhead.apps.cli.main import main
 from clearhead.checkpoints.hf import saving
 from clearhead.checkpoints.hf.loading import load_module
+from clearhead.fast.stored import INT8, StoredRows, store, widen_weights
 from tests import hf_models
 from tests.laws.tiny import tiny
 from tests.parity.architectures.harness import all_cases, theirs_of
@@ -128,3 +132,15 @@ def test_a_tokenizer_of_another_model_is_named(folder: Path) -> None:
     findings = [result for result in check_tokenizers(smaller, model.tokenizers) if isinstance(result, Finding)]
     assert findings and findings[0].severity == "wrong"
     assert f"but the table has {smaller.num_source_ids:,} rows" in findings[0].says
+
+
+def test_ids_are_compared_without_a_widened_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check of a model in 8 bits took the memory of its embedding table in double precision."""
+    module = store(tiny("decoder/pre-grouped/rotary"), INT8)
+    widened = tiny("decoder/pre-grouped/rotary")
+    widened.load_state_dict(dict(widen_weights(module.state_dict())))
+    ids = torch.arange(8)
+    expected = flow._other_ids(Reader(widened, "decoder"), ids)
+    monkeypatch.setattr(StoredRows, "weight", property(lambda _: pytest.fail("the table was widened")))
+    actual = flow._other_ids(Reader(module, "decoder"), ids)
+    assert torch.equal(actual, expected) and not torch.equal(actual, ids)
