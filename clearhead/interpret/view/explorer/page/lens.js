@@ -103,7 +103,7 @@ class LensView {
     const { lens: made, row } = this;
     if (!made || !row || !this.probabilities) return;
     const places = Array.from({ length: Math.max(0, last - first) }, (_, index) => first + index);
-    const isTall = made.layers.length <= 9;
+    const hasProbabilities = made.layers.length <= 9;
     const lines = made.layers.map((name, depth) => {
       const cells = places.map((position) => {
         const { text, entry, probability } = this.at(depth, position, 0);
@@ -111,7 +111,7 @@ class LensView {
         const isChosen = depth === this.depth && position === this.position;
         const difference = this.followed?.[depth * row.length + position] ?? NaN;
         const value = this.showsFollowed ? difference / this.largest : probability;
-        const content = this.showsFollowed ? [withSign(difference)] : [tokenNode(text), isTall ? el("small", {}, percent(probability)) : null];
+        const content = this.showsFollowed ? [withSign(difference)] : [tokenNode(text), hasProbabilities ? el("small", {}, percent(probability)) : null];
         const cell = el("td", { "data-depth": depth, "data-position": position, class: `${isTarget && !this.showsFollowed ? "hit" : ""}${isChosen ? " chosen" : ""}` }, ...content);
         cell.style.background = css(value, "linear", this.showsFollowed);
         cell.style.color = inkOn(value, "linear", this.showsFollowed);
@@ -124,7 +124,7 @@ class LensView {
       const target = made.targets?.[position] ?? -1;
       return el("td", {}, target >= 0 ? tokenNode(made.vocabulary[target]) : "");
     });
-    const table = el("table", { class: isTall ? "lens tall" : "lens" },
+    const table = el("table", { class: hasProbabilities ? "lens tall" : "lens" },
       el("caption", { class: "unseen" }, this.showsFollowed ? `the log-probability of ${made.followedName}, after each layer, by position` : "the most probable token after each layer, by position"),
       el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "reads"), ...heads)),
       el("tbody", {}, ...lines.reverse()),
