@@ -385,7 +385,7 @@ class _AttentionComparison:
         return Finding(
             "the axes of the input", "it attends over the batch: it reads [tokens, batch, width]",
             "batch_mixed_into_heads", "q, k, v: [batch, heads, tokens, head_size]",
-            "set batch_first=True; if the layout is intended, check with batch_first=False",
+            "set batch_first=True; if the layout is intended, check it with batch_first=False",
         )  # fmt: skip
 
     def _add_notes(self, convention: CallConvention, assignment: WeightAssignment, steps: Steps) -> None:
