@@ -1,4 +1,4 @@
-"""Attention: out(softmax(query key^T * scale + bias) value) for each head; a function f_b in the equation of `stack`.
+"""Attention: out(softmax(query key^T * scale + bias) value) for each head; a function f_b of the equation in `stack`.
 
 Read `Attention.forward`, `attend` and `weights` first. Legend: B batch, T queries, D width, H heads, E head size.
 """

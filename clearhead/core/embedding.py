@@ -1,4 +1,4 @@
-"""Embedding of token ids and positions: the input x of the first layer. Legend: B batch, T tokens, D width.
+"""Embedding of token ids and positions: the first x of the equation in `stack`. Legend: B batch, T tokens, D width.
 
 Rotary positions are in `attention`, and biases on the scores by distance are in `rare.score_bias`.
 """

@@ -1,4 +1,4 @@
-"""Feed-forward network, a function f_b in the equation of `stack`. Legend: B batch, T tokens, D width, F inner size."""
+"""Feed-forward network, a function f_b of the equation in `stack`. Legend: B batch, T tokens, D width, F inner size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output head: turns the states of the last layer into logits or vectors. Legend: B batch, T tokens, V outputs."""
+"""Output head: logits or vectors from the last x of the equation in `stack`. Legend: B batch, T tokens, V outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm over the last axis: all norms in the equation of `stack`. Legend: D width."""
+"""LayerNorm and RMSNorm over the last axis: all norms of the equation in `stack`. Legend: D width."""
 
 from __future__ import annotations
 

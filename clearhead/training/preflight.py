@@ -269,14 +269,24 @@ def preflight(
         memory_bytes=memory,
         memory_free=memory_free,
         weights=_weights_by_dtype(module),
-        gradient_bytes=sum(size_of(weight) for weight in module.parameters() if weight.requires_grad),
-        forecasts=forecast_memory(module.spec, is_mapped=False) if isinstance(module, Transformer) else (),
+        gradient_bytes=_gradient_bytes(module),
+        forecasts=_forecast_precisions(module),
         cost=saved,
         steps=steps,
         validations=validations,
         seconds=saved.step_seconds * steps + saved.validation_seconds * validations if steps is not None else None,
         limit=settings.seconds,
     )
+
+
+def _gradient_bytes(module: nn.Module) -> int:
+    """Return the size of the gradients of all trained weights, in bytes."""
+    return sum(size_of(weight) for weight in module.parameters() if weight.requires_grad)
+
+
+def _forecast_precisions(module: nn.Module) -> Sequence[MemoryForecast]:
+    """Return the memory that the trained model needs in each precision; empty for modules without a spec."""
+    return forecast_memory(module.spec, is_mapped=False) if isinstance(module, Transformer) else ()
 
 
 def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]:

@@ -25,8 +25,8 @@ ALLOWED = {
     # Bodies of requests, to be typed.
     "clearhead/apps/serve/api/bodies.py": {"json.loads": 1},
     # The libraries of tensors map files that were checked just before.
-    "clearhead/checkpoints/weights/files.py": {"safe_open": 3},
-    "clearhead/checkpoints/hf/files/tensor_files.py": {"safe_open": 1, ".open": 2},
+    "clearhead/checkpoints/weights/files.py": {"safe_open": 3, ".open": 1},
+    "clearhead/checkpoints/hf/files/tensor_files.py": {"safe_open": 1, ".open": 3},
     "clearhead/interpret/view/arrays.py": {"np.load": 1},
     "clearhead/checkpoints/hf/files/from_bin.py": {"torch.load": 1},
     # Text of a run file that was read by the reader, or came from the command line; TOML as JSON, to be typed.
@@ -45,6 +45,7 @@ ALLOWED = {
     "clearhead/apps/cli/texts.py": {"read_text_file": 1},
     "clearhead/apps/cli/outputs.py": {".open": 1},
     "clearhead/apps/lessons/lesson.py": {"read_text_file": 1},
+    "clearhead/base/mapped_files.py": {".open": 1},
     "clearhead/training/data_files.py": {".open": 1},
     "clearhead/apps/recipes/draft.py": {".read_text": 1},
     # What this process wrote: prepared data, pages, pictures, appended metrics, records as JSON.

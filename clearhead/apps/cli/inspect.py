@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from clearhead.checkpoints.reference import ModelReference
+    from clearhead.fast.memory import MemoryForecast
     from clearhead.fast.runner import ModuleBackend
     from clearhead.fast.stored import StorageFormat
     from clearhead.interpret.maps.shapes import ActivationShape
@@ -120,7 +121,6 @@ def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], li
     from clearhead.base.printing import num_parameters
     from clearhead.core import build
     from clearhead.core.extensions.modules import part_lines
-    from clearhead.fast.memory import forecast_memory
     from clearhead.spec.base import tree_lines
     from clearhead.spec.cost import FP32_BYTES, cost_per_token
     from clearhead.spec.describe import decoder_masks, head_summary
@@ -133,11 +133,7 @@ def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], li
     kernels = _attention_kernels(module)
     headers, fault = _read_headers(inspected)
     served, unknown = _report_kernels(spec, headers)
-    has_kernels = not any(entry.backend == "plain" for entry in served if entry.address in ("", "decoder"))
-    if headers is None:
-        forecasts = forecast_memory(spec, is_mapped=False, has_kernels=has_kernels)
-    else:
-        forecasts = forecast_memory(spec, headers.dtypes, is_mapped=headers.is_mapped, has_kernels=has_kernels)
+    forecasts = _forecast_memory(spec, headers, served)
     head = None if spec.head is None else head_summary(spec.head)
     masks = decoder_masks(spec)
     record = {
@@ -173,6 +169,18 @@ def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], li
         *tree_lines(spec, "model"),
     ]
     return record, [*lines, "", "weights", *_weight_lines(parameters)]
+
+
+def _forecast_memory(
+    spec: Model, headers: _WeightHeaders | None, served: Sequence[ModuleBackend]
+) -> Sequence[MemoryForecast]:
+    """Return the memory of a model in each precision; without kernels for the decoder, its KV cache is larger."""
+    from clearhead.fast.memory import forecast_memory
+
+    has_kernels = not any(entry.backend == "plain" for entry in served if entry.address in ("", "decoder"))
+    if headers is None:
+        return forecast_memory(spec, is_mapped=False, has_kernels=has_kernels)
+    return forecast_memory(spec, headers.dtypes, is_mapped=headers.is_mapped, has_kernels=has_kernels)
 
 
 def _shape_text(activation: ActivationShape) -> str:

@@ -13,7 +13,6 @@ from typing import Annotated, Final
 import typer
 
 from clearhead.apps.cli.console import print_message, print_text
-from clearhead.apps.lessons.lesson import find_exercises, read_cells, read_title
 from clearhead.base.commands import make_command, make_install_command
 from clearhead.base.errors import InputError, RunFailure
 
@@ -44,8 +43,10 @@ def learn(
     ends; pictures are written to files. To solve an exercise, edit the file,
     then run --exercise: it runs only the code that this exercise needs.
     Solutions follow the exercises in the file and run without being shown.
-    Jupyter needs two packages: pip install jupyterlab jupytext.
+    Notebooks need two more packages: jupyterlab and jupytext.
     """
+    from clearhead.apps.lessons.lesson import find_exercises, read_cells, read_title
+
     sources = next((folder for folder in _SOURCES if folder.is_dir()), None)
     if sources is None:
         raise InputError("this installation has no lessons: install clearhead from a wheel or its repository")

@@ -48,7 +48,9 @@ def _make_cell(header: str, body: str, line: int) -> Cell:
     """Return a cell from the text after "# %%" in its first line, and the lines below."""
     if "[markdown]" in header:
         return Cell("text", "\n".join(row.removeprefix("#").removeprefix(" ") for row in body.splitlines()), line)
-    return Cell("solution" if '"solution"' in header else "exercise" if '"exercise"' in header else "code", body, line)
+    if '"solution"' in header:
+        return Cell("solution", body, line)
+    return Cell("exercise" if '"exercise"' in header else "code", body, line)
 
 
 def read_title(cells: Sequence[Cell]) -> str:

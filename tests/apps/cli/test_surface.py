@@ -177,7 +177,7 @@ SURFACE = {
     | MACHINE,
     "bench": {"--json"} | MACHINE,
     "inspect": {"--addresses", "--svg", "--force", "--length", "--json"},
-    "learn": {"--out", "--plain"},
+    "learn": {"--exercise", "--out", "--plain"},
     "doctor": {"--json"},
 }
 ARGUMENTS = {

@@ -109,7 +109,7 @@ def test_sizes_out_of_range_are_named(corpus: Corpus) -> None:
         cut_windows(corpus, 7, offset=7)
     with pytest.raises(InputError, match="stride is 8; expected 1 to 7"):
         cut_windows(corpus, 7, stride=8)
-    with pytest.raises(AssertionError, match="only causal windows"):
+    with pytest.raises(AssertionError, match="need causal windows"):
         cut_windows(corpus, 7, with_special=True).labels(corpus, 0)
 
 

@@ -96,5 +96,5 @@ def test_a_momentum_of_another_size_is_refused() -> None:
     muon.step()
     state = muon.state_dict()
     state["state"][0]["momentum"] = torch.zeros(1)
-    with pytest.raises(ValueError, match="other shapes"):
+    with pytest.raises(ValueError, match="another shape"):
         load_optimizer(muon, state)

@@ -68,7 +68,7 @@ VISIT = """async ([links, read]) => {
       facts: all(".facts")[0].textContent,
     }),
     neuron: () => ({ rows: rows(), steps: steps() }),
-    token: () => all(".token-side:first-child .look:first-child b").map(number),
+    token: () => all(".token-side:first-child .look:nth-child(2) b").map(number),
     alignment: () => all(".panel tbody .number").map(number),
     painted: async () => {
       const view = document.getElementById("main").dataset.view;
