@@ -158,7 +158,7 @@ def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], li
     if masks:
         lines.append(f"mask        {' and '.join(masks)}, in the decoder")
     unknown += fault
-    record["served"] = [{"address": each.address, "by": each.backend, "why": each.detail} for each in served]
+    record["served"] = _list_backends(served)
     lines += [f"{forecast.precision:<11} {forecast.summary()}" for forecast in forecasts]
     lines += [
         *inspected.notes,
@@ -181,6 +181,11 @@ def _forecast_memory(
     if headers is None:
         return forecast_memory(spec, is_mapped=False, has_kernels=has_kernels)
     return forecast_memory(spec, headers.dtypes, is_mapped=headers.is_mapped, has_kernels=has_kernels)
+
+
+def _list_backends(served: Sequence[ModuleBackend]) -> list[dict[str, str]]:
+    """Return the kernel of each module as JSON values, with the reason for it."""
+    return [{"address": each.address, "by": each.backend, "why": each.detail} for each in served]
 
 
 def _shape_text(activation: ActivationShape) -> str:
