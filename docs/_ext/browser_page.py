@@ -53,12 +53,13 @@ def refuse_other_specs(model: spec.Model) -> None:
         raise ValueError("model.js computes two stacks of four heads of size 16")
 
 
-def page_html(model: clearhead.Model, examples: Sequence[str]) -> str:
+def page_html(model: clearhead.Model, examples: Sequence[str], home: str = "") -> str:
     """Return the page of a model as one document.
 
     Args:
         model: a translator of the spec of `clearhead demo translate`.
         examples: texts that the page offers.
+        home: the link to the site. "" means a page alone, without a link.
 
     Raises:
         ValueError: the model has another architecture, or the page would be larger than two megabytes.
@@ -76,6 +77,7 @@ def page_html(model: clearhead.Model, examples: Sequence[str]) -> str:
         "source": tokenizers.source.entries(),
         "target": tokenizers.target.entries(),
         "layers": 2,
+        "home": home,
     }
     empty = {
         "title": TITLE,
@@ -93,10 +95,10 @@ def page_html(model: clearhead.Model, examples: Sequence[str]) -> str:
     return page
 
 
-def write_page(model: clearhead.Model, path: Path) -> None:
+def write_page(model: clearhead.Model, path: Path, home: str = "") -> None:
     """Write the page of a model, with a date of each language as an example."""
     offered = make_date_sets(seed=11, train_size=0, valid_per_locale=0, test_per_locale=1).test
-    page = page_html(model, [FIRST, *(pair.source for pair in offered)])
+    page = page_html(model, [FIRST, *(pair.source for pair in offered)], home)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(page, encoding="utf-8")
 
@@ -106,7 +108,7 @@ def add_to_site(app: Sphinx, error: Exception | None) -> None:
     if error is None and app.builder.name == "html":
         import shared  # of the lessons, which are on the path of a build only
 
-        write_page(shared.dates_model(), Path(app.outdir) / "start" / "browser.html")
+        write_page(shared.dates_model(), Path(app.outdir) / "start" / "browser.html", "../index.html")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

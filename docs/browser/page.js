@@ -101,6 +101,8 @@ class Bench {
     /** @type {Set<string>} */
     this.off = new Set();
     this.layers = facts.layers;
+    /** @type {string} link to the site; empty for a page alone */
+    this.home = facts.home;
     this.text = /** @type {HTMLInputElement} */ (el("input", { type: "text", class: "date", "aria-label": "a date", maxlength: MOST, spellcheck: "false", value: this.examples[0] }));
     this.beams = /** @type {HTMLSelectElement} */ (el("select", { "aria-label": "beams" }, ...[1, 2, 3, 5, 8].map((count) => el("option", { value: count, selected: count === 3 }, String(count)))));
     this.output = el("p", { class: "written-date", role: "status" });
@@ -128,7 +130,7 @@ class Bench {
     const heads = el("section", { class: "bench-part bench-rest", "aria-label": "heads" },
       el("div", { class: "bench-row" }, el("h2", {}, "Switch off some of its 24 heads"), this.allOn), this.heads);
     document.body.classList.add("with-bench");
-    document.getElementById("top")?.before(el("nav", { class: "home", "aria-label": "site" }, el("a", { href: "../index.html" }, "← clearhead: Transformers you can see through")));
+    if (this.home) document.getElementById("top")?.before(el("nav", { class: "home", "aria-label": "site" }, el("a", { href: this.home }, "← clearhead: Transformers you can see through")));
     document.getElementById("main")?.before(el("aside", { class: "bench", "aria-label": "text and heads" }, reads, heads));
   }
 

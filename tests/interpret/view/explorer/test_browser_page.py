@@ -42,7 +42,7 @@ def page(model: ch.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     for folder in (DOCS, DOCS / "_ext", DOCS / "lessons"):
         monkeypatch.syspath_prepend(folder)
     path = tmp_path / "browser.html"
-    path.write_text(importlib.import_module("browser_page").page_html(model, TEXTS), encoding="utf-8")
+    path.write_text(importlib.import_module("browser_page").page_html(model, TEXTS, "../index.html"), encoding="utf-8")
     yield path
     for name in MODULES:
         sys.modules.pop(name, None)
@@ -78,6 +78,15 @@ def test_the_pages_of_the_demo_fit_every_window(
         offered = len(tab.locator("nav.views button").all())
         assert offered == (8 if name == "demo" else 7)
         assert not layout_faults(tab, name, screenshots, VIEWS)
+
+
+def test_a_page_alone_has_no_link_to_a_site(model: ch.Model, page: Path, chromium: str, tmp_path: Path) -> None:
+    path = tmp_path / "alone" / "page.html"
+    importlib.import_module("browser_page").write_page(model, path)
+    with browser(chromium) as running:
+        tab = running.new_page()
+        tab.goto(path.as_uri())
+        assert tab.locator(".bench-first").count() == 1 and not tab.locator(".home").count()
 
 
 def test_a_head_that_is_switched_off(model: ch.Model, page: Path, chromium: str) -> None:
