@@ -21,7 +21,7 @@ from tests import hf_models
 from tests.apps.cli.tiny_run import train, write_run_file
 from tests.apps.cli.tiny_tasks import LINES, write_lines, write_questions
 from tests.base.test_commands import EXTENSION
-from tests.house.source import ROOT
+from tests.house.source import ROOT, repository_files
 from tests.training import quick
 
 pytestmark = [
@@ -30,7 +30,9 @@ pytestmark = [
     pytest.mark.skipif(os.name == "nt", reason="the commands are those of a POSIX shell"),
 ]
 
-PAGES = sorted(path for path in (ROOT / "docs").rglob("*.md") if "clearhead " in path.read_text("utf-8"))
+DOCS = [path for path in repository_files() if path.is_relative_to(ROOT / "docs") and path.suffix == ".md"]
+# Without the pages that a build of the site generates.
+PAGES = [path for path in DOCS if "clearhead " in path.read_text("utf-8")]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^(?:    |\.venv/bin/)?(clearhead .*(?:\\\n.*)*)", re.MULTILINE)
 # Training takes two steps of a small model; other commands run as they are written.
