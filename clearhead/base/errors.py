@@ -108,7 +108,7 @@ class Message(str):
         return Message(other, self)
 
     def join(self, messages: Iterable[str]) -> Message:
-        """Return one message of several, with this message as the separator."""
+        """Return several messages as one, with this message between them, like `str.join`."""
         return Message(*[piece for message in messages for piece in (self, message)][1:])
 
     def rename_references(self, rename: Callable[[MessageReference], str | MessageReference]) -> Message:

@@ -412,7 +412,7 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def state_to_save(module: nn.Module) -> dict[str, Tensor]:
-    """Return the weights to save; if all stored matrices have one 16-bit dtype, others get it where no bit is lost."""
+    """Return the weights to save; if all stored matrices share a 16-bit dtype, so do weights that are exact in it."""
     state, kinds = module.state_dict(), set(stored_matrices(module).values())
     if kinds not in ({BF16}, {FP16}):
         return state

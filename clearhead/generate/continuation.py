@@ -436,6 +436,6 @@ def _rules(request: GenerateRequest) -> tuple[object, ...]:
 
 
 def _banned_ids(request: GenerateRequest, logits: Tensor) -> Int[Tensor, " banned"]:
-    """Return the banned ids for which the model has logits, without end tokens."""
+    """Return the banned ids, except end tokens and ids beyond the logits."""
     ids = sorted(index for index in set(request.banned) - {*request.end_ids} if index < logits.shape[1])
     return torch.tensor(ids, dtype=torch.int64, device=logits.device)

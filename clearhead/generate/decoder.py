@@ -274,7 +274,7 @@ class Decoder:
         if self.module.encoder is None or limit is None or self.chat is not None:
             reason = "a decoder continues the end of its prompt"
             if self.module.encoder is not None:
-                reason = "a chat cannot be cut" if limit else "the positions of this model have no limit"
+                reason = "a chat cannot be truncated" if limit else "the positions of this model have no limit"
             raise InputError(
                 argument("truncate") + f" cuts a text at the positions of an encoder, and {reason}: leave it out"
             )

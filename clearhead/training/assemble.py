@@ -509,8 +509,8 @@ def train_run(run_file: RunFile, *, resume: bool = False, progress: TrainingProg
 def _train(run: OpenedRun) -> RunResult:
     """Train in an open run directory.
 
-    The engine is freed when this function returns. If it outlived the process group, PyTorch would join the thread of
-    the group while holding the GIL, for which that thread may wait.
+    The engine is freed when this function returns. Otherwise a deadlock is possible. PyTorch would hold
+    the GIL while it waits for the thread of the process group, and that thread may wait for the GIL.
     """
     assembled = assemble_run(run)
     trainer = assembled.trainer

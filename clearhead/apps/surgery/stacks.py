@@ -194,7 +194,7 @@ def _plan_encoder(module: Transformer, head: spec.Head | None) -> SurgeryPlan:
     for path, node in spec.walk(model.decoder, "decoder"):
         if isinstance(node, spec.RelativeBuckets) and not node.bidirectional:
             origins[f"{rename(path)}.weight"] = Origin(f"{path}.weight", lambda old, _: old.repeat(2, 1))
-            notes = ("score biases for later tokens begin as those for earlier ones at the same distance",)
+            notes = ("score biases for later tokens begin as copies of those for earlier tokens at the same distance",)
     old_head = None if model.head is None else redirect_references(model.head, rename)
     new_head = None if head is None else redirect_references(head, rename)
     whole = model.model_copy(update={"encoder": stack, "decoder": None})

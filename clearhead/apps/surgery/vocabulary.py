@@ -267,7 +267,7 @@ def _change(rows: Sequence[int | None], start: RowInit) -> Change:
         return rows_now
 
     def initial_rows(old: Tensor, drawn: Tensor) -> Tensor:
-        """Return the initial values of the new rows; means are computed in float32 for precision."""
+        """Return the initial values of the new rows: given, drawn, or means of old rows (computed in float32)."""
         if isinstance(start, Tensor) and start.shape[1:] == old.shape[1:]:
             return start
         if isinstance(start, str) and start == "draw":

@@ -60,7 +60,9 @@ class TensorWriter:
     def write(self, name: str, tensor: Tensor) -> None:
         """Write one tensor, with the dtype and shape in the header."""
         start, end = self._ends[name]
-        assert tensor.nbytes == end - start, f"{name} has {tensor.nbytes} bytes, its header {end - start}"
+        assert tensor.nbytes == end - start, (
+            f"{name} has {tensor.nbytes} bytes, but the header of the file declares {end - start}"
+        )
         self._missing.remove(name)
         self._file.seek(self._first + start)
         if tensor.numel():

@@ -36,7 +36,7 @@ def test_the_file_is_that_of_the_library(tmp_path: Path) -> None:
 def test_a_tensor_that_is_missing_or_has_another_size_is_refused(tmp_path: Path) -> None:
     outlines = {"a": torch.ones(3, device="meta"), "b": torch.ones(5, device="meta")}
     with (
-        pytest.raises(AssertionError, match="a has 16 bytes, its header 12"),
+        pytest.raises(AssertionError, match="a has 16 bytes, but the header of the file declares 12"),
         TensorWriter(tmp_path / "x", outlines, {}) as writer,
     ):
         writer.write("a", torch.ones(4))

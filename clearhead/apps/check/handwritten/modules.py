@@ -505,7 +505,7 @@ def _invariances(
 
 
 def _padding(model: HandwrittenModel, ids: Tensor, bound: float, of_source: bool, *, sides: bool) -> Iterator[Finding]:
-    """Compare a padded batch with other padding ids, with no padding, and if `sides` with padding on the left."""
+    """Compare outputs of a padded batch with those for other padding ids, no padding and, if `sides`, left padding."""
     tokens = model.source if of_source else ids
     assert tokens is not None
     real_tokens = slice(None) if of_source else slice(None, -_PADDED)

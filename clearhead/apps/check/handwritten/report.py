@@ -54,7 +54,7 @@ class Finding(Printed):
         return cls(cause=cause, difference=difference, **{**known, **fields})
 
     def lines(self, hint: int = FULL_HINT) -> Iterator[str]:
-        """Yield the finding as lines of text: where (hint 1), also the formula (2), also mistake and fix (3)."""
+        """Yield the finding as lines of text: the position; from hint 2 on the formula, at 3 mistake and fix."""
         yield f"  {'warning' if self.severity == 'warning' else 'where'}       {self.where}"
         if self.difference is not None:
             yield f"  differs by  {_amount(self.difference)}"

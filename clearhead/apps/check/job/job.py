@@ -62,7 +62,7 @@ class DivisionResult:
     is_wrong: bool = False
 
     def __str__(self) -> str:
-        """Return the verdict and the distance, or the reason, in words."""
+        """Return whether the two updates agree and how far they are apart, or why they were not compared."""
         if self.distance is None:
             return self.reason if self.is_wrong else f"not checked: {self.reason}"
         verdict = "DIFFERENT" if self.is_wrong else "the same"
