@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.syntax import Syntax
 
-from clearhead.apps.lessons.lesson import Cell, find_exercises, read_cells, read_title, select_statements
+from clearhead.apps.lessons.lesson import Cell, Exercise, find_exercises, read_cells, read_title, select_statements
 from clearhead.apps.lessons.mathematics import replace_formulas
 from clearhead.base.commands import make_command, quote
 
@@ -43,15 +43,15 @@ class LessonReader:
 
     def __init__(self, path: Path, console: Console | None = None) -> None:
         self.path = path
-        self.cells = read_cells(path)
-        self.exercises = find_exercises(self.cells)
+        self.cells: Sequence[Cell] = read_cells(path)
+        self.exercises: Sequence[Exercise] = find_exercises(self.cells)
         console = console or Console(highlight=False)
         console.width = min(console.width, _WIDTH)
         self.console = console
-        self.num_pictures = 0
+        self.num_pictures: int = 0
         self.is_solved: dict[int, bool] = {}
         # A module of this name, so that `inspect` and dataclasses work on the code of the lesson.
-        self.module = types.ModuleType(path.stem)
+        self.module: types.ModuleType = types.ModuleType(path.stem)
         self.module.__file__ = str(path)
         sys.modules[path.stem] = self.module
         _draw_into_files()
