@@ -48,6 +48,8 @@ CHECKPOINT_SPEED: Final = 2e8
 PLOT_BYTES: Final = 60_000_000
 """Memory of the plots in bytes; the first plot imports matplotlib."""
 
+LARGE_MODEL: Final = 50_000_000
+"""Bytes of weights from which the memory of the trained model is forecast for each precision."""
 _SMALLER_BATCHES: Final = "lower train.batch_tokens and raise train.accumulate instead"
 
 
@@ -285,8 +287,10 @@ def _gradient_bytes(module: nn.Module) -> int:
 
 
 def _forecast_precisions(module: nn.Module) -> Sequence[MemoryForecast]:
-    """Return the memory that the trained model needs in each precision; empty for modules without a spec."""
-    return forecast_memory(module.spec, is_mapped=False) if isinstance(module, Transformer) else ()
+    """Return the memory that the trained model needs in each precision; empty if it is small or has no spec."""
+    if not isinstance(module, Transformer) or weight_bytes(module) < LARGE_MODEL:
+        return ()
+    return forecast_memory(module.spec, is_mapped=False)
 
 
 def disk_forecast(module: nn.Module, settings: TrainSettings) -> tuple[int, int]:

@@ -59,6 +59,9 @@ def test_nothing_is_unpickled_or_executed() -> None:
     sources = [source for source in package_sources() if source.path not in (BIN_READER, LESSON_READER)]
     faults = [fault for source in sources for fault in executions(source)]
     assert not faults, "\n".join(faults)
+    lessons = next(source for source in package_sources() if source.path == LESSON_READER)
+    executed = sorted(fault.partition(" ")[2] for fault in executions(lessons))
+    assert executed == ["compile", "compile", "eval", "exec"]
 
 
 def test_pickled_weights_are_read_in_one_place_and_restricted() -> None:

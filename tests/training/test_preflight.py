@@ -106,7 +106,9 @@ def test_what_fits_passes_and_costs_are_foretold(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
-def test_the_contents_of_memory_are_those_of_a_step(tmp_path: Path, is_frozen: bool) -> None:
+def test_the_contents_of_memory_are_those_of_a_step(
+    tmp_path: Path, is_frozen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = model()
     module.head.requires_grad_(not is_frozen)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -118,6 +120,8 @@ def test_the_contents_of_memory_are_those_of_a_step(tmp_path: Path, is_frozen: b
         return torch.optim.AdamW(trained)
 
     work, settings = Workload(loss, ShuffledTokens()), TrainSettings(run=str(tmp_path), steps=3)
+    assert not preflight(Trial(module, adamw(), work, settings)).forecasts, "a small model fits everywhere"
+    monkeypatch.setattr(module_under_test, "LARGE_MODEL", 0)
     report = preflight(Trial(module, adamw(), work, settings))
     optimizer = adamw()
     loss(module, next(work.batches))[0].backward()
