@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -72,6 +73,7 @@ class MappedFile:
 
 
 _OBSERVED: Final = weakref.WeakSet[MappedFile]()
+_ENDING: Final = threading.Lock()
 
 
 def set_mapped_files(module: object, files: Iterable[MappedFile]) -> None:
@@ -122,6 +124,8 @@ def ending_at_bus_errors() -> Iterator[None]:
 
 
 def _end(number: int) -> None:
+    # Several threads may read the file: the first one ends the process, and the others wait here.
+    _ENDING.acquire()
     altered = next((file.path for file in list(_OBSERVED) if file.is_altered), None)
     if altered is None:
         message = "a mapped file cannot be read: it became shorter, or its disk failed; check the disk and start again"

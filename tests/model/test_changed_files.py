@@ -188,3 +188,40 @@ def test_a_file_that_is_cut_off_while_it_is_read_ends_in_one_message(
     assert CHANGED in done.stderr and done.stderr.count("clearhead: ") == 1, done.stderr
     assert "Traceback" not in done.stderr and done.stdout.strip() == ""
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+THREADS = """
+import ctypes, mmap, os, sys, threading
+from pathlib import Path
+from clearhead.base.mapped_files import MappedFile, ending_at_bus_errors
+
+path = Path(sys.argv[1])
+observed = MappedFile.observe(path)
+with path.open("r+b") as file, ending_at_bus_errors():
+    content = mmap.mmap(file.fileno(), 0)
+    os.truncate(path, 0)
+    address, copy = ctypes.addressof(ctypes.c_char.from_buffer(content)), ctypes.CDLL(None).memcpy
+    start = threading.Barrier(16)
+
+    def read(index):
+        buffer = ctypes.create_string_buffer(1)
+        start.wait()
+        copy(buffer, ctypes.c_void_p(address + index * 4096), ctypes.c_size_t(1))
+
+    threads = [threading.Thread(target=read, args=(index,)) for index in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows refuses to cut off a mapped file")
+def test_threads_that_fail_together_write_one_message(tmp_path: Path) -> None:
+    for _ in range(5):
+        (tmp_path / "weights").write_bytes(bytes(2**16))
+        done = subprocess.run(
+            [sys.executable, "-c", THREADS, str(tmp_path / "weights")],
+            capture_output=True, text=True, check=False, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert done.returncode == 2 and CHANGED in done.stderr and done.stderr.count("\n") == 1, done.stderr

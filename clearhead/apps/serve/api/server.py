@@ -283,6 +283,9 @@ def limit_time(app: ASGIApp) -> ASGIApp:
     """Wrap an application so that slow requests and endless streams end with an error."""
 
     async def answer_in_time(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":  # it lasts as long as the server
+            await app(scope, receive, send)
+            return
         limit, is_stream = asyncio.timeout(SECONDS_TO_ANSWER), False
 
         async def note_start(message: Message) -> None:

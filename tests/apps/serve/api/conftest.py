@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -54,6 +55,7 @@ def running(models: Models, keys: tuple[str, ...]) -> Iterator[str]:
     port = listener.getsockname()[1]
     app = make_application(models, Access(hosts_of("127.0.0.1", port), keys=keys))
     server = Server(app)
+    logging.getLogger("uvicorn").propagate = True  # so that tests can read its records; uvicorn itself prevents it
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     for _ in range(600):

@@ -91,6 +91,18 @@ def test_idle_connections_make_room_for_others(narrow: str, caplog: pytest.LogCa
     assert [record.getMessage()[:23] for record in caplog.records] == ["8 connections are open:"]
 
 
+def test_a_server_lives_longer_than_its_limit_for_an_answer(
+    models: Models, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), monkeypatch.context() as patch:
+        patch.setattr(server, "SECONDS_TO_ANSWER", 0.2)
+        servers = running(models, ())
+        next(servers)
+        time.sleep(0.5)
+        assert next(servers, None) is None, "the server ended"
+    assert not caplog.records
+
+
 def test_while_all_connections_are_busy_others_wait(narrow: str) -> None:
     host = narrow.removeprefix("http://").encode()
     head = b"POST /tokenize HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\n" % host
