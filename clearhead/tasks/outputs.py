@@ -25,7 +25,7 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.data.feed import compute_each, computes_late
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import batches_by_cost, default_batch_tokens, device_of
+from clearhead.generate.batching import batches_by_cost, device_of, read_tokens
 from clearhead.text.long_texts import encode_start, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 
@@ -168,10 +168,10 @@ def batch_outputs(
         total: the number of texts in all blocks, to report progress; None means that there is only one block.
         batch_size: the maximum number of texts in a batch; None means that only `batch_tokens` limits it.
         batch_tokens: the maximum number of padded tokens in a batch; a longer text forms a separate batch. None means
-            `default_batch_tokens`.
+            `read_tokens`.
     """
     module = in_evaluation(module)
-    budget = batch_tokens or default_batch_tokens(module)
+    budget = batch_tokens or read_tokens(module)
 
     def make_batches() -> Iterator[tuple[tuple[BlockT, list[int]], ModelInputs]]:
         for block in blocks:

@@ -29,14 +29,15 @@ from clearhead.data.batches.base import DeviceBatch
 from clearhead.data.feed import compute_each, computes_late
 from clearhead.fast.logits import top_and_log_total
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import batches_by_cost, check_lengths, default_batch_tokens, device_of, pad_ids
+from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, pad_ids, read_tokens
 from clearhead.generate.prefill import check_model
 from clearhead.generate.results import length_normalised
 from clearhead.text.long_texts import LONGEST_PROMPT, refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
 
-# Maximum number of fp32 logits in one batch: 64 MiB, for any vocabulary size.
+# Maximum number of fp32 logits in one batch, for any vocabulary size: 64 MiB, and 512 MiB on a GPU.
 MOST_LOGITS = 2**24
+_MOST_GPU_LOGITS = 2**27
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,7 +73,7 @@ def score_targets(
     length_penalty: float,
     forced: int = 0,
     batch_size: int | None = None,
-    batch_tokens: int = 8192,
+    batch_tokens: int | None = None,
 ) -> list[PairScore]:
     """Return the log-probabilities of each target given its source, in the given order.
 
@@ -84,7 +85,8 @@ def score_targets(
         length_penalty: exponent alpha of the score.
         forced: number of first predicted ids that count with probability 1.
         batch_size: maximum number of pairs in a batch. None means that only the tokens limit it.
-        batch_tokens: maximum number of padded source and target tokens in a batch.
+        batch_tokens: maximum number of padded source and target tokens in a batch. None means 8,192, and `read_tokens`
+            on a GPU.
 
     Raises:
         InputError: the counts differ, a source is empty, or a sequence exceeds the model's positions.
@@ -99,7 +101,8 @@ def score_targets(
     per_token: list[list[float]] = [[] for _ in labels]
     module, device = in_evaluation(module), device_of(module)
     # Every target token needs a row of logits, so a large vocabulary needs smaller batches.
-    budget = max(min(batch_tokens, 2 * MOST_LOGITS // module.num_target_ids), 1)
+    budget = batch_tokens or (read_tokens(module) if computes_late(device) else 8192)
+    budget = max(min(budget, 2 * _most_logits(device) // module.num_target_ids), 1)
     costs = [2 * max(len(source), len(label)) for source, label in zip(sources, labels, strict=True)]
 
     def make_batches() -> Iterator[tuple[list[int], _PairBatch]]:
@@ -118,6 +121,10 @@ def score_targets(
         for i, row in zip(batch, log_probs_BT.tolist(), strict=True):
             per_token[i] = [0.0] * forced + row[forced : len(labels[i])]
     return [PairScore.of(ids, row, length_penalty) for ids, row in zip(labels, per_token, strict=True)]
+
+
+def _most_logits(device: torch.device) -> int:
+    return _MOST_GPU_LOGITS if computes_late(device) else MOST_LOGITS
 
 
 @dataclass(frozen=True)
@@ -229,8 +236,8 @@ def token_log_probabilities(
         spans += windows(number, len(ids), window=window, stride=stride)
     costs = [span.stop - span.start for span in spans]
     module, device = in_evaluation(module), device_of(module)
-    most_states = max(MOST_LOGITS // module.num_target_ids, 1)
-    budget = default_batch_tokens(module) if computes_late(device) else min(2**14, most_states)
+    most_states = max(_most_logits(device) // module.num_target_ids, 1)
+    budget = read_tokens(module) if computes_late(device) else min(2**14, most_states)
 
     def make_batches() -> Iterator[tuple[list[ScoreWindow], _WindowBatch]]:
         for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):

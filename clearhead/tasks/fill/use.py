@@ -23,10 +23,10 @@ from clearhead.base.printing import Printed
 from clearhead.core import Transformer
 from clearhead.data.batches.base import DeviceBatch
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
-from clearhead.data.feed import compute_each
+from clearhead.data.feed import compute_each, computes_late
 from clearhead.data.objectives.build import build_objective
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import batches_by_cost, device_of, pad_ids
+from clearhead.generate.batching import batches_by_cost, device_of, pad_ids, read_tokens
 from clearhead.generate.scoring.result import Measures
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
@@ -82,7 +82,7 @@ def fill(
     top_k: int = 5,
     max_length: int | None = None,
     batch_size: int | None = None,
-    batch_tokens: int = _BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> list[list[list[Filled]]]:
     """Return the most probable vocabulary entries for each blank of each text, best first.
 
@@ -97,7 +97,8 @@ def fill(
         max_length: the maximum length of a text in tokens, special tokens included. The rest of a longer text is not
             read, and its blanks are not filled. None means that only the model limits it.
         batch_size: the maximum number of texts in a batch; None means that only `batch_tokens` limits it.
-        batch_tokens: the maximum number of padded tokens in a batch; a longer text forms a separate batch.
+        batch_tokens: the maximum number of padded tokens in a batch; a longer text forms a separate batch. None means
+            4,096, and `read_tokens` on a GPU.
 
     Returns:
         The candidates for each text and each of its blanks, from left to right.
@@ -113,6 +114,8 @@ def fill(
     most = int(words.ordinary.sum())
     if not 1 <= top_k <= most:
         raise InputError(argument("top_k") + f" is {top_k}; expected 1 to {most}, the entries that can fill a blank")
+    module, device = in_evaluation(module), device_of(module)
+    budget = batch_tokens or (read_tokens(module) if computes_late(device) else _BATCH_TOKENS)
     limit, pad_id = max_input_length(module, max_length), tokenizer.pad_id
     masked_texts, starts, num_cut = list[_MaskedText](), block_starts(len(texts), module), 0
 
@@ -124,13 +127,10 @@ def fill(
                 masked_texts.append(masked)
                 num_cut += is_cut
             lengths = [len(masked.ids) for masked in masked_texts[start:]]
-            for rows in batches_by_cost(
-                lengths, budget=batch_tokens, most_rows=batch_size, before=start, total=len(texts)
-            ):
+            for rows in batches_by_cost(lengths, budget=budget, most_rows=batch_size, before=start, total=len(texts)):
                 batch = [start + row for row in rows]
                 yield batch, _BlankBatch.of([masked_texts[index] for index in batch], pad_id)
 
-    module, device = in_evaluation(module), device_of(module)
     ordinary_V = torch.from_numpy(words.ordinary).to(device)
 
     def run(batch: list[int], blanks: _BlankBatch) -> Sequence[Tensor]:
