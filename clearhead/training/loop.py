@@ -12,8 +12,8 @@ import copy
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Generic, NoReturn
 
@@ -30,6 +30,7 @@ from clearhead.checkpoints.runs.extra_weights import is_snapshot_step, load_rece
 from clearhead.checkpoints.runs.metrics import MetricsRow
 from clearhead.data.batches.base import Batches, BatchT, Loss
 from clearhead.generate.scoring.result import Validation
+from clearhead.training.memory import freeze_objects
 from clearhead.training.optim.optimizers import load_optimizer
 from clearhead.training.optim.schedules import Schedule
 from clearhead.training.optim.weight_averages import average_checkpoints, weights_in_place
@@ -47,7 +48,7 @@ from clearhead.training.random_state import (
     seed_process,
 )
 from clearhead.training.record import FollowerRecord, RunRecord, RunResult, TrainSettings, num_snapshots, planned_steps
-from clearhead.training.step import TrainingSteps
+from clearhead.training.step import StepResult, TrainingSteps
 
 
 @dataclass
@@ -101,10 +102,23 @@ class Trainer(Generic[BatchT]):
             stack.enter_context(preserve_threads())
             stack.enter_context(deterministic_algorithms())
             signals = stack.enter_context(StopSignals(is_alone=self.processes.size == 1))
-            training = _TrainingLoop(self, run, signals)
+            training = _TrainingLoop(stack.enter_context(self._prepare_batches()), run, signals)
             training.resume() if resume else training.start()
             stack.callback(self.progress.end)
+            stack.enter_context(freeze_objects(training.steps.device))
             return training.train()
+
+    @contextlib.contextmanager
+    def _prepare_batches(self) -> Iterator[Trainer[BatchT]]:
+        """Return a context manager with a trainer whose batches a thread makes ahead, if it trains on CUDA."""
+        device = next(self.module.parameters()).device
+        if device.type != "cuda":
+            yield self
+            return
+        from clearhead.data.feed import Prepared
+
+        with contextlib.closing(Prepared(self.batches, device)) as batches:
+            yield replace(self, batches=batches)
 
 
 OTHER_RANDOM_STATES: Final = "random_of_others"
@@ -129,7 +143,7 @@ class _TrainingLoop(Generic[BatchT]):
         self.record = record(run, self.settings, self.engine, num_snapshots=count)
         self.choices: dict[str, Any] = {}
         self.saved_step: int | None = None
-        self.clock = time.monotonic()
+        self.clock = self.lap_began = time.monotonic()
 
     # Starting
 
@@ -198,6 +212,7 @@ class _TrainingLoop(Generic[BatchT]):
         self._announce()
         self.trainer.module.train()
         self._warm_up()
+        self._lap()
         while True:
             reason = self._reason_to_stop()
             if self._validation_is_due(reason is not None):
@@ -272,19 +287,33 @@ class _TrainingLoop(Generic[BatchT]):
     # One step
 
     def _step(self) -> None:
-        began = time.monotonic()
-        step = self.tally.step + 1
-        learning_rate, sums = self.steps.take(step)
-        spent = time.monotonic() - began
+        results = self.steps.take(self.tally.step + 1)
+        self.tally.step += 1
+        self._count(results)
+
+    def _settle(self) -> None:
+        """Wait for the results of all launched steps: what follows reads their numbers or saves their weights."""
+        self._count(self.steps.results(waits=True))
+
+    def _count(self, results: Sequence[StepResult]) -> None:
+        """Count and report the steps whose results are known."""
         tally = self.tally
-        tally.step = step
-        tally.tokens += sums.num_tokens
-        tally.loss_sum += sums.loss
-        tally.loss_count += sums.num_labels
-        tally.window_tokens += sums.num_tokens
-        tally.window_seconds += spent
-        mean = sums.loss / max(1, sums.num_labels)
-        self.trainer.progress.step(StepReport(step, mean, learning_rate, sums.num_tokens, spent, self._seconds()))
+        for result in results:
+            sums, spent = result.sums, self._lap()
+            tally.tokens += sums.num_tokens
+            tally.loss_sum += sums.loss
+            tally.loss_count += sums.num_labels
+            tally.window_tokens += sums.num_tokens
+            tally.window_seconds += spent
+            mean, seconds = sums.loss / max(1, sums.num_labels), self._seconds()
+            self.trainer.progress.step(
+                StepReport(result.step, mean, result.learning_rate, sums.num_tokens, spent, seconds)
+            )
+
+    def _lap(self) -> float:
+        """Return the seconds since the last step, validation or save."""
+        before, self.lap_began = self.lap_began, time.monotonic()
+        return self.lap_began - before
 
     def _last_good(self) -> Path:
         assert self.saved_step is not None, "a run saves before its first step"
@@ -293,6 +322,7 @@ class _TrainingLoop(Generic[BatchT]):
     # Validation
 
     def _validate(self) -> None:
+        self._settle()
         began, step = time.monotonic(), self.tally.step
         self.trainer.progress.begin_validation(step)
         try:
@@ -312,6 +342,7 @@ class _TrainingLoop(Generic[BatchT]):
         self._save(before)
         report = ValidationReport(step, validation.loss, validation.score, is_best, time.monotonic() - began)
         self.trainer.progress.end_validation(report)
+        self._lap()
 
     def _measure(self, weights: Mapping[str, Tensor] | None) -> Validation:
         """Validate the given weights, or those of the module; afterwards restore the random states and the module.
@@ -363,6 +394,7 @@ class _TrainingLoop(Generic[BatchT]):
     # Files of the run
 
     def _write_line(self, validation: Validation | None = None) -> None:
+        self._settle()
         tally = self.tally
         self.record.write_line(
             MetricsRow(
@@ -385,6 +417,7 @@ class _TrainingLoop(Generic[BatchT]):
         Args:
             resumed: the counters and the schedule state that a resumed run starts with. None means the current ones.
         """
+        self._settle()
         tally = self.tally
         tally.seconds = self._seconds()
         saved, schedule = resumed or (tally, self.trainer.schedule.state())
@@ -406,13 +439,16 @@ class _TrainingLoop(Generic[BatchT]):
         self.record.save(files.Checkpoint(tally.step, weights, optimizer, ema, state), tally)
         # A barrier: no process continues or stops before the checkpoint is on the disk.
         self.saved_step = self.processes.broadcast(tally.step)
+        self._lap()
 
     def _keep_snapshot(self) -> None:
+        self._settle()
         assert self.saved_step is not None, "a run saves before its first step"
         weights = self.steps.ema.weights if self.steps.ema is not None else self.trainer.module.state_dict()
         self.record.keep_snapshot(self.tally.step, weights, self.saved_step)
         # A barrier: no process continues before the snapshot is on the disk.
         self.processes.broadcast(self.tally.step)
+        self._lap()
 
     def _leave(self, number: signal.Signals) -> NoReturn:
         if self.saved_step != self.tally.step:
