@@ -92,24 +92,28 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def softmax_gradient(
-    logits_CV: Float[Tensor, "rows vocabulary"],
+    logits_CW: Float[Tensor, "rows columns"],
     labels_C: Int[Tensor, " rows"],
     bias_V: Float[Tensor, " vocabulary"] | None,
     label_smoothing: float,
     soft_cap: float | None,
+    num_entries: int,
     has_gradient: bool,
 ) -> Float[Tensor, " rows"]:
     """Return the loss of each row in nats, and replace the logits by their gradients.
 
     Args:
-        logits_CV: logits without bias and cap.
+        logits_CW: logits without bias and cap, and columns of padding.
         labels_C: vocabulary ids; rows with NO_LABEL have loss and gradients of zero.
         bias_V: numbers to add to the logits. None means no bias.
         label_smoothing: share of the target that is spread evenly over the vocabulary.
         soft_cap: bound on the logits, cap * tanh(logits / cap). None means no bound.
+        num_entries: size of the vocabulary.
         has_gradient: False leaves the logits without a defined value.
     """
-    values_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
+    logits_CV = logits_CW[:, :num_entries]
+    # Always a copy: the compiler writes slower code for steps that change the logits themselves.
+    values_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32), copy=True)
     labels_C1, share = labels_C[:, None], 1.0 - label_smoothing
     rate_C1 = (labels_C1 != NO_LABEL).to(values_CV.dtype)
     if bias_V is not None:
@@ -122,7 +126,7 @@ def softmax_gradient(
     # The maximum is always subtracted: whether it is needed could only be read by the host.
     top_C1 = values_CV.amax(1, keepdim=True)
     losses_C1 = top_C1 - share * values_CV.gather(1, labels_C1.clamp(min=0))
-    even = label_smoothing / values_CV.shape[1]
+    even = label_smoothing / num_entries
     if even:
         losses_C1 = losses_C1 - even * values_CV.sum(1, keepdim=True)
     exp_CV = values_CV.sub_(top_C1).exp_()
@@ -132,9 +136,15 @@ def softmax_gradient(
         gradient_CV = exp_CV.mul_(rate_C1 / total_C1)
         if even:
             gradient_CV.sub_(even * rate_C1)
-        is_label_CV = torch.arange(exp_CV.shape[1], device=exp_CV.device) == labels_C1
+        is_label_CV = torch.arange(num_entries, device=exp_CV.device) == labels_C1
         gradient_CV.add_(is_label_CV, alpha=-share)
-        logits_CV.copy_(gradient_CV if slope_CV is None else gradient_CV.mul_(slope_CV))
+        if slope_CV is not None:
+            gradient_CV.mul_(slope_CV)
+        # Compiled code writes whole rows faster than slices; eager code would need one more pass for the padding.
+        if torch.compiler.is_compiling():
+            logits_CW.copy_(F.pad(gradient_CV, (0, logits_CW.shape[1] - num_entries)))
+        else:
+            logits_CV.copy_(gradient_CV)
     return losses_C1[:, 0]
 
 
@@ -143,10 +153,10 @@ def _compile_softmax_gradient() -> Callable[..., Tensor]:
     """Return the compiled `softmax_gradient`: one graph for any number of rows, for each vocabulary and setting."""
     compiled = torch.compile(softmax_gradient, dynamic=False)
 
-    def run(logits_CV: Tensor, labels_C: Tensor, *options: Any) -> Tensor:
-        for tensor in (logits_CV, labels_C):
+    def run(logits_CW: Tensor, labels_C: Tensor, *options: Any) -> Tensor:
+        for tensor in (logits_CW, labels_C):
             torch._dynamo.mark_dynamic(tensor, 0, hint_override=_TYPICAL_ROWS)
-        return compiled(logits_CV, labels_C, *options)
+        return compiled(logits_CW, labels_C, *options)
 
     return run
 
@@ -174,14 +184,13 @@ def _add_chunks(
     gradient_WD = gradient_V = None
     for states_CD, labels_C in zip(states_PD.split(size), labels_P.split(size), strict=True):
         torch.mm(states_CD, weight_WD.t(), out=logits_CW)
-        logits_CV = logits_CW[:, :entries]
-        loss += run(logits_CV, labels_C, bias_V, setting.label_smoothing, setting.soft_cap, any(needed)).sum()
+        loss += run(logits_CW, labels_C, bias_V, setting.label_smoothing, setting.soft_cap, entries, any(needed)).sum()
         if needed[0]:
             state_gradients.append(setting.rescale(_multiply(logits_CW, weight_WD, dtype)).to(states_ND.dtype))
         if needed[1]:
             gradient_WD = _add(gradient_WD, _multiply(logits_CW.t(), states_CD, dtype))
         if needed[2]:
-            gradient_V = _add(gradient_V, logits_CV.sum(0, dtype=dtype))
+            gradient_V = _add(gradient_V, logits_CW[:, :entries].sum(0, dtype=dtype))
     gradients = (
         torch.cat(state_gradients)[:num_rows] if needed[0] else None,
         None if gradient_WD is None else gradient_WD[:entries],
