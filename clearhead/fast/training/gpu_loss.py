@@ -8,6 +8,7 @@ Legend: N rows (tokens), P rows with padding, C rows of one chunk, D width, V vo
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -54,7 +55,7 @@ def gpu_cross_entropy(
     dtype = torch.get_autocast_dtype(device) if has_autocast else states_ND.dtype
     setting = _LossSetting(label_smoothing, projection.scale, projection.soft_cap, dtype, compiles)
     tensors = (states_ND, projection.weight_VD, projection.bias_V)
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(device, enabled=False) if has_autocast else contextlib.nullcontext():
         if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
             loss: Tensor = _CrossEntropy.apply(*tensors, labels_N, setting)  # type: ignore[no-untyped-call]
             return loss
