@@ -59,10 +59,17 @@ def token_loss(module: nn.Module, batch: Batch, *, label_smoothing: float) -> tu
     model = cast(Transformer, module)
     states_ND, labels_N = labelled_states(model, batch)
     assert model.head is not None, "token loss needs a head over the vocabulary"
+    projection = model.head.projection()
+    if labels_N.device.type != "cpu":
+        from clearhead.fast.training.gpu_loss import CompiledHead, gpu_cross_entropy  # a CPU does not need it
+
+        compiles = isinstance(model.head, CompiledHead)
+        loss = gpu_cross_entropy(states_ND, projection, labels_N, label_smoothing=label_smoothing, compiles=compiles)
+        return loss, batch.num_labels
     loss = fast_cross_entropy(
-        states_ND, model.head.projection(), labels_N, label_smoothing=label_smoothing, plain=projected_cross_entropy
+        states_ND, projection, labels_N, label_smoothing=label_smoothing, plain=projected_cross_entropy
     )
-    return loss, labels_N.numel() if labels_N.device.type == "cpu" else batch.num_labels
+    return loss, labels_N.numel()
 
 
 def mean_token_loss(module: nn.Module, batches: Iterable[Batch], device: torch.device) -> float:

@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.core.head import Projection
+from clearhead.core.head import Head, Projection
 from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 
 ALIGNMENT: Final = 64
@@ -29,6 +29,10 @@ _CHUNK_BYTES: Final = 512 << 20
 # The number of rows for which kernels are compiled. Without it, the batch that comes first would choose the kernels,
 # and a resumed run could round differently.
 _TYPICAL_ROWS: Final = 4096
+
+
+class CompiledHead(Head):
+    """Head of a compiled training tree: on a GPU, the passes over its logits are compiled too."""
 
 
 def gpu_cross_entropy(
@@ -152,7 +156,7 @@ def softmax_gradient(
 @cache
 def _compile_softmax_gradient() -> Callable[..., Tensor]:
     """Return the compiled `softmax_gradient`: one graph for any number of rows, for each vocabulary and setting."""
-    compiled = torch.compile(softmax_gradient, dynamic=False)
+    compiled = torch.compile(softmax_gradient, dynamic=False, options={"deterministic": True})
 
     def run(logits_CW: Tensor, labels_C: Tensor, *options: Any) -> Tensor:
         for tensor in (logits_CW, labels_C):

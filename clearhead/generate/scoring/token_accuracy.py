@@ -84,7 +84,6 @@ def projected_cross_entropy(
     labels_N: Int[Tensor, " rows"],
     *,
     label_smoothing: float = 0.0,
-    compiles: bool = False,
 ) -> Float[Tensor, ""]:
     """Return the summed cross-entropy of a head's last linear map in nats, without building all logits at once.
 
@@ -93,12 +92,11 @@ def projected_cross_entropy(
         projection: the linear map.
         labels_N: vocabulary ids; NO_LABEL for rows without a loss.
         label_smoothing: share of the target that is spread evenly over the vocabulary, at least 0 and below 1.
-        compiles: True compiles the passes over the logits on a GPU.
     """
     if states_ND.device.type != "cpu":
         from clearhead.fast.training.gpu_loss import gpu_cross_entropy  # a computation on a CPU does not need it
 
-        return gpu_cross_entropy(states_ND, projection, labels_N, label_smoothing=label_smoothing, compiles=compiles)
+        return gpu_cross_entropy(states_ND, projection, labels_N, label_smoothing=label_smoothing)
     return linear_cross_entropy(
         states_ND,
         projection.weight_VD,

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,10 @@ from clearhead.core.head import Projection
 from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.batches.base import Batch, find_label_rows
 from clearhead.data.objectives.masking import MaskedLM
+from clearhead.fast.replica import replica
 from clearhead.fast.training import gpu_loss as loss_file
-from clearhead.fast.training.gpu_loss import ALIGNMENT, gpu_cross_entropy
+from clearhead.fast.training.compiled import compile_tree
+from clearhead.fast.training.gpu_loss import ALIGNMENT, gpu_cross_entropy, softmax_gradient
 from clearhead.generate.scoring.token_accuracy import score_batch
 from clearhead.tasks.train import token_loss
 from tests.conftest import ROOT
@@ -208,6 +211,26 @@ def test_a_step_on_meta_reads_nothing(family: str, has_rows: bool) -> None:
         loss.backward()
     assert labels == batch.num_labels
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_head_of_a_compiled_tree_compiles_its_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+
+    def record(*arguments: Any) -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        return softmax_gradient(*arguments)
+
+    monkeypatch.setattr(loss_file, "_compile_softmax_gradient", lambda: record)
+    model, batch = replica(tiny("decoder/post/rotary").to("meta"), is_training=True), token_batch("decoder/").to("meta")
+    for is_compiled in (False, True):
+        if is_compiled:
+            compile_tree(model, full=None, by_layer=False)
+            assert model.decoder is not None
+            model.decoder.run.is_on = False  # the stack itself runs plain
+        token_loss(model, batch, label_smoothing=0.0)[0].backward()
+        with torch.no_grad():
+            token_loss(model, batch, label_smoothing=0.0)
+        assert len(calls) == is_compiled
 
 
 def test_a_batch_of_a_validation_on_meta_reads_nothing() -> None:
