@@ -1,1 +1,1 @@
-"""Decoding in slots of fixed size: buffers on the device, steps that a GPU replays, tokens read one step late."""
+"""Decoding in slots of fixed size on a GPU: the running batch, and the choice of tokens on the device."""
