@@ -67,7 +67,8 @@ def model(name: str, seed: int = 0) -> ch.Transformer:
 
 def request_for(module: ch.Transformer, options: GenerateOptions, count: int = 5, longest: int = 9) -> GenerateRequest:
     sources = some_sources(count, longest=7) if module.encoder is not None else None
-    return GenerateRequest(some_prompts(count, longest=longest), options, EOS, PAD, (PAD, BOS), sources)
+    prompts = some_prompts(count, longest=longest, vocab=module.num_target_ids)
+    return GenerateRequest(prompts, options, EOS, PAD, (PAD, BOS), sources)
 
 
 def ids_of(results: list[list]) -> list[list[tuple[int, ...]]]:
@@ -91,7 +92,7 @@ def test_replays_choose_the_tokens_of_the_running_batch(name: str, made: list[Sl
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_every_option_works_in_a_replay(options: GenerateOptions, made: list[Slots]) -> None:
-    module = tiny_decoder("modern", seed=4, end_bonus=1.0)
+    module = tiny_decoder("modern", seed=4)
     request = request_for(module, options)
     recorded = generate_ids(module, request)
     with pytest.MonkeyPatch.context() as patch:

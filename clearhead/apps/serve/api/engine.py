@@ -410,7 +410,7 @@ class BatchEngine:
     def _new_batch(self) -> RunningBatch:
         """Return an empty batch; on a GPU its slots have room for the rows of a full budget, or for less."""
         limit = self.tree.spec.position_limit or MOST_SLOT_TOKENS
-        tokens = min(limit, MOST_SLOT_TOKENS, (self._gpu_tokens or 0) // GPU_ROWS)
+        tokens = min(limit, MOST_SLOT_TOKENS, (self._gpu_tokens or MOST_TOKENS) // GPU_ROWS)
         sources = tokens if self.tree.encoder is not None else 0
         return running_batch(self.tree, rows=GPU_ROWS, tokens=tokens, sources=sources, needs_every_token=True)
 
