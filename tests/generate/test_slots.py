@@ -161,7 +161,7 @@ def run_batch(
 @pytest.mark.parametrize("is_streaming", [True, False])
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
 def test_rows_join_leave_and_pause_between_replays(kind: str, is_streaming: bool, made: list[Slots]) -> None:
-    module = tiny_decoder("original", seed=4) if kind == "decoder" else tiny_model("modern", seed=6, end_bonus=0.5)
+    module = tiny_decoder("original", seed=4) if kind == "decoder" else tiny_model("modern", seed=6, end_bonus=-9.0)
     draw = random.Random(7)
     arrivals = [draw.randrange(12) for _ in range(9)]
     leaving = {2: arrivals[2] + 3, 6: arrivals[6] + 1}

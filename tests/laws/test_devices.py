@@ -163,8 +163,10 @@ def test_a_replayed_step_has_the_bits_of_an_eager_one(
     """A GPU replays CUDA graphs, in which nothing waits for the device; other devices replay lists of operations."""
     module = tiny(name, max_positions=99).to(device)
     for options in (
-        GenerateOptions(max_new_tokens=12),
-        GenerateOptions(max_new_tokens=12, temperature=1.1, top_k=7, top_p=0.9, repetition_penalty=1.2, seed=3),
+        GenerateOptions(max_new_tokens=12, min_new_tokens=12),
+        GenerateOptions(
+            max_new_tokens=12, min_new_tokens=12, temperature=1.1, top_k=7, top_p=0.9, repetition_penalty=1.2, seed=3
+        ),
     ):
         results = []
         for least in (2, 99):
