@@ -179,7 +179,7 @@ class Slots:
         self.cache = SlotCache(size.rows, size.columns, size.sources, like, twins)
         device = like.device
         self._logits_RV = prepare_tree(self.tree, self.cache)
-        self.chooser = DeviceChooser(size.rows, size.columns, self._logits_RV.shape[1], device)
+        self.chooser = DeviceChooser(size.rows, size.columns + 1, self._logits_RV.shape[1], device)
         self.graphs = Graphs(device)
         is_cuda = device.type == "cuda"
         shape = self.chooser.results.shape
@@ -206,20 +206,20 @@ class Slots:
         return number
 
     def _compute_logits(self) -> None:
-        self.tree.decode(self.chooser.tokens_R[: self.cache.num_rows, None], cache=self.cache)
+        self.tree.decode(self.chooser.tokens[: self.cache.num_rows, None], cache=self.cache)
         self.cache.advance()
 
     def _choose(self) -> None:
         self.chooser.choose(self._logits_RV[: self.cache.num_rows])
 
     def read(self, number: int) -> NDArray[np.float64]:
-        """Wait for a copy, and return `DeviceChooser.results` of its step."""
+        """Wait for a copy, and return `DeviceChooser.results` of its step [R, 4]."""
         event = self._events[number]
         if event is not None:
             event.synchronize()
         results: NDArray[np.float64] = self._ring[number].numpy().copy()
-        self._ring[number][0] = UNREAD
-        if (results[0] == UNREAD).any():
+        self._ring[number][:, 0] = UNREAD
+        if (results[:, 0] == UNREAD).any():
             raise RunFailure("the tokens of a decoding step were read before they were copied: report this error")
         return results
 
@@ -358,7 +358,7 @@ class SlotBatch(RunningBatch):
         if pending is None or self.slots is None:
             return []
         number, copy, arrangement = pending
-        results, progress = self.slots.read(copy), list[SequenceProgress]()
+        results, progress = self.slots.read(copy).T, list[SequenceProgress]()
         tokens, log_probs, ends = results[0], results[1], results[3] != 0
         quiet = arrangement.quiet
         column = np.minimum(number - arrangement.first_steps, self._history.shape[2] - 1)
