@@ -14,6 +14,7 @@ V vocabulary; S ids of a source; P settings of a row; A alternatives.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any, Final
@@ -53,7 +54,7 @@ ChooserKind = frozenset[tuple[str, int]]
 """Processors and samplers that the rows use, each with its number, such as the size of an n-gram or 0."""
 
 # Bits of `SlotProcessors.flags`: banned before and after a token is forced, always or in a range of steps; end tokens.
-_BANNED, _BANNED_LATE, _EARLY, _LATE, _END = 1, 2, 4, 8, 16
+_BANNED, _BANNED_LATE, _EARLY, _LATE, END_FLAG = 1, 2, 4, 8, 16
 
 
 @dataclass(frozen=True)
@@ -219,8 +220,8 @@ def can_choose(chain: Sequence[Processor]) -> bool:
     return _read_chain(chain, 0, []) is not None
 
 
-class SlotProcessors:
-    """Logits processors of all slots, with a buffer of fixed size for each of their inputs.
+class SlotProcessors(ABC):
+    """Base of what chooses tokens in slots: the logits processors of all slots, in buffers of fixed size.
 
     Args:
         rows: number of slots.
@@ -231,6 +232,10 @@ class SlotProcessors:
 
     def __init__(self, rows: int, capacity: int, vocab: int, device: torch.device) -> None:
         self.vocab, self.device = vocab, device
+        self.results: Tensor
+        """Results of a step, fp64 [rows, numbers], of which the host gets a copy; the first column has ids."""
+        self.tokens: Tensor = torch.zeros(rows, dtype=torch.int64, device=device)
+        """Newest token of each slot, int64 [R], which the model reads next."""
         self.ids: Tensor = torch.full((rows, capacity), NO_ID, device=device)
         """Ids of each slot, int64 [R, C], newest last; only current while `reads_ids` is true."""
         self.counts: Tensor = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -275,6 +280,7 @@ class SlotProcessors:
         self.ids.index_copy_(0, slots_K, functional.pad(prompts, (capacity - length, 0), value=NO_ID))
         self._settings.index_copy_(0, slots_K, self._copy(settings, torch.float64))
         self._flags.index_copy_(0, slots_K, torch.stack(flags))
+        self.tokens.index_copy_(0, slots_K, prompts[:, -1])
         self.counts.index_fill_(0, slots_K, 0)
         self._put_sources(sources)
         for table in self._tables:
@@ -294,6 +300,19 @@ class SlotProcessors:
             buffer[: len(slots)].copy_(buffer[slots_K])
         self._kinds = [*(self._kinds[slot] for slot in slots), *[frozenset[Any]()] * (len(self._kinds) - len(slots))]
         self._update_kind()
+
+    def prepare(self) -> None:  # noqa: B027 - most need nothing
+        """Copy what the next step needs to the device; call this before each step."""
+
+    @abstractmethod
+    def choose(self, logits_RV: Float[Tensor, "rows vocab"]) -> None:
+        """Choose the next tokens of the first rows, and write the results into the buffers.
+
+        Launches O(1) operations, reads nothing on the host, and allocates no tensor whose size depends on values.
+
+        Args:
+            logits_RV: fp32 or bf16 logits of the first R slots.
+        """
 
     def process(self, logits_RV: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows vocab"]:
         """Return the logits of the first rows, changed by the processors of each row, without a host read.
@@ -347,7 +366,7 @@ class SlotProcessors:
     def _flags_of(self, rules: _RowRules, end_ids: tuple[int, ...]) -> UInt8[Tensor, " vocab"]:
         flags_V = torch.zeros_like(self._flags[0])
         ends = self._copy([index for index in end_ids if index < self.vocab])
-        for index, bit in [*((processor.index(self.device), bit) for processor, bit in rules.bans), (ends, _END)]:
+        for index, bit in [*((processor.index(self.device), bit) for processor, bit in rules.bans), (ends, END_FLAG)]:
             flags_V |= torch.zeros_like(flags_V).index_fill_(0, index, bit)
         return flags_V
 
@@ -371,7 +390,7 @@ class SlotProcessors:
 
     def _buffers(self) -> list[Tensor]:
         """Return the tensors with an entry for each slot."""
-        return [self.ids, self.counts, self._settings, self._flags, self._sources]
+        return [self.tokens, self.ids, self.counts, self._settings, self._flags, self._sources]
 
     def _copy(self, values: Any, dtype: torch.dtype = torch.int64) -> Tensor:
         """Return values of the host as a tensor on the device, without waiting for the device."""
@@ -395,8 +414,6 @@ class DeviceChooser(SlotProcessors):
 
     def __init__(self, rows: int, capacity: int, vocab: int, device: torch.device) -> None:
         super().__init__(rows, capacity, vocab, device)
-        self.tokens: Tensor = torch.zeros(rows, dtype=torch.int64, device=device)
-        """Newest token of each slot, int64 [R], which the model reads next."""
         self.results: Tensor = torch.zeros(rows, 4, dtype=torch.float64, device=device)
         """Newest token, its log-probability, the sum since joining, and 1 once the row has ended, fp64 [R, 4].
 
@@ -416,7 +433,6 @@ class DeviceChooser(SlotProcessors):
         """Start rows in free slots; their newest tokens are the last ids of `prompts`. See `SlotProcessors.join`."""
         super().join(slots, requests, prompts)
         slots_K = self._copy(slots)
-        self.tokens.index_copy_(0, slots_K, prompts[:, -1])
         self.results.index_fill_(0, slots_K, 0)
         streams = {slot: request.stream for slot, request in zip(slots, requests, strict=True)}
         new = {slot: stream.generator() for slot, stream in streams.items() if stream is not None}
@@ -437,20 +453,14 @@ class DeviceChooser(SlotProcessors):
         self._generators = {new: generators[old] for new, old in enumerate(slots) if old in generators}
 
     def prepare(self) -> None:
-        """Copy the next random numbers to the device if they are used up; call this before each step."""
+        """Copy the next random numbers to the device if they are used up."""
         if self._next_column == 0:
             self._draw_ahead([*self._generators])
         if ("sample", 0) in self.kind:
             self._next_column = (self._next_column + 1) % NUMBERS_AHEAD
 
     def choose(self, logits_RV: Float[Tensor, "rows vocab"]) -> None:
-        """Choose the next token of each of the first rows, and write the results into the buffers.
-
-        Launches O(1) operations, reads nothing on the host, and allocates no tensor whose size depends on values.
-
-        Args:
-            logits_RV: fp32 or bf16 logits of the first R slots.
-        """
+        """Choose the next tokens of the first rows; see `SlotProcessors.choose`."""
         rows, names = len(logits_RV), {name for name, _ in self.kind}
         logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
         log_total_R = logits_RV.logsumexp(1)
@@ -501,7 +511,7 @@ class DeviceChooser(SlotProcessors):
         is_full_R = counts_R >= self._setting("limit", rows)[:, 0]
         # A log-probability of NaN or -inf is not above -inf, and False <= True.
         is_over_R = (log_probs_R > -torch.inf) <= is_full_R
-        is_end_R = self._flags[:rows].gather(1, tokens_R[:, None])[:, 0] & _END
+        is_end_R = self._flags[:rows].gather(1, tokens_R[:, None])[:, 0] & END_FLAG
         results_R4[:, 0].copy_(tokens_R)
         results_R4[:, 1].copy_(log_probs_R)
         results_R4[:, 2].add_(log_probs_R)
@@ -519,7 +529,7 @@ class DeviceChooser(SlotProcessors):
             self._uniform.index_copy_(0, self._copy(slots), self._copy(numbers, torch.float64))
 
     def _buffers(self) -> list[Tensor]:
-        mine = [self.tokens, self.results, self.alternative_ids, self.alternative_log_probs, self._uniform]
+        mine = [self.results, self.alternative_ids, self.alternative_log_probs, self._uniform]
         return [*super()._buffers(), *mine]
 
 
