@@ -41,6 +41,8 @@ A cache is padded to its longest row.
 """
 CHECKED_TOKENS: Final = 64
 """Number of keys after which a cache group looks for rows that have outgrown it."""
+SLOT_DEVICES: Final = ("cuda",)
+"""Kinds of devices on which a batch decodes in slots, by recorded steps."""
 LEAST_FREE_SHARE: Final = 0.25
 """Share of a batch that must be free before others join, since joining copies all keys and values."""
 
@@ -236,8 +238,7 @@ def running_batch(
         sources: maximum number of source tokens of a row; 0 for a decoder-only model.
         needs_every_token: True reports each token of each row. False may report rows without text at their end only.
     """
-    device = next(module.parameters()).device
-    if device.type != "cuda" or not uses_kernels():
+    if next(module.parameters()).device.type not in SLOT_DEVICES or not uses_kernels():
         return RunningBatch(module)
     from clearhead.generate.slots.batch import SlotSize, slot_batch
     from clearhead.generate.slots.beams import BeamBatch

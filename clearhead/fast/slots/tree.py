@@ -71,8 +71,9 @@ class SlotAttention(Attention):
         name = "additive", self.spec.source, self.mask_number, dtype
         if name not in context.shared:
             mask = self.mask(context)
-            zeros = None if mask is None else torch.zeros_like(mask, dtype=dtype)
-            context.shared[name] = None if zeros is None else zeros.masked_fill_(~mask, -torch.inf)
+            if mask is not None:
+                mask = torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, -torch.inf)
+            context.shared[name] = mask
         additive: Tensor | None = context.shared[name]
         return additive
 

@@ -54,6 +54,10 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
         if uses_kernels():
             keep_freed_memory()
             _fuse(tree, precision, recomputes_layers)
+    elif device.type != "mps":
+        from clearhead.fast.training.gpu_attention import fuse_attention  # most machines have no GPU
+
+        fuse_attention(tree)
     for submodule in tree.modules():
         if recomputes_layers and isinstance(submodule, Layer):
             override(submodule, RecomputedLayer)

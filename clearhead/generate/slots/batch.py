@@ -473,8 +473,8 @@ class SlotBatch(RunningBatch):
         assert self.slots is not None
         slots, device = [slot for slot, row in enumerate(self._seats) if row is None][: len(rows)], cache.device
         of_rows = [lengths[row] for row in rows]
-        indices = torch.tensor([rows, slots, of_rows], device=device)
-        self.slots.cache.put(cache, *indices, max(of_rows))
+        rows_K, slots_K, lengths_K = torch.tensor([rows, slots, of_rows], device=device).unbind()
+        self.slots.cache.put(cache, rows_K, slots_K, lengths_K, max(of_rows))
         self.slots.chooser.join(slots, sampling_requests(member), member.ids_RT)
         memory = max((key.shape[2] for key, _ in cache.memory_attention.values()), default=0)
         for sequence, slot, length in zip(member.sequences, slots, of_rows, strict=True):
