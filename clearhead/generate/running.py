@@ -241,9 +241,10 @@ def running_batch(
     if next(module.parameters()).device.type not in SLOT_DEVICES or not uses_kernels():
         return RunningBatch(module)
     from clearhead.generate.slots.batch import SlotSize, slot_batch
+    from clearhead.generate.slots.beams import BeamBatch
 
     size = SlotSize(rows, tokens, sources)
-    return slot_batch(module, size, needs_every_token=needs_every_token) or RunningBatch(module)
+    return slot_batch(BeamBatch, module, size, needs_every_token=needs_every_token) or RunningBatch(module)
 
 
 def _texts_of(member: Member) -> list[int]:

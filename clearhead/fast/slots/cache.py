@@ -9,6 +9,7 @@ Legend: R rows, C columns (tokens), S source tokens, K key/value heads, E head s
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import torch
 from jaxtyping import Int
@@ -27,20 +28,26 @@ class SlotKeys(KeyValues):
     Args:
         cache: the cache; its lengths say where the next key of each row goes.
         buffer: keys and values [2, rows, heads, columns, head_size].
+        other: second buffer for beams, into which a step gathers the keys of each row's parent. None means one beam.
     """
 
-    def __init__(self, cache: SlotCache, buffer: Tensor) -> None:
+    def __init__(self, cache: SlotCache, buffer: Tensor, other: Tensor | None = None) -> None:
         super().__init__()
-        self.cache, self.buffer = cache, buffer
+        self.cache, self.buffer, self.other = cache, buffer, other
 
     def append(self, key_RKSE: NewKeys, value_RKSE: NewKeys) -> tuple[AllKeys, AllKeys]:
         """Write the key and value of each row's new token, and return views of the keys and values in use."""
         assert self.buffer is not None
         rows, keys = self.cache.num_rows, self.cache.num_keys
+        buffer = self.buffer[:, :rows]
+        if self.other is not None:
+            buffer = self.other[:, :rows]
+            held, parents_R = self.buffer[:, :rows, :, :keys], self.cache.parents_R[:rows]
+            torch.index_select(held, 1, parents_R, out=buffer[:, :, :, :keys])
         column = self.cache.lengths_R[:rows, None, None, None].expand_as(key_RKSE)
-        self.buffer[0, :rows].scatter_(2, column, key_RKSE)
-        self.buffer[1, :rows].scatter_(2, column, value_RKSE)
-        return self.buffer[0, :rows, :, :keys], self.buffer[1, :rows, :, :keys]
+        buffer[0].scatter_(2, column, key_RKSE)
+        buffer[1].scatter_(2, column, value_RKSE)
+        return buffer[0, :, :, :keys], buffer[1, :, :, :keys]
 
 
 class SlotCache(Cache):
@@ -55,39 +62,52 @@ class SlotCache(Cache):
         sources: maximum number of source tokens of a row; 0 for a decoder-only model.
         like: a prefilled cache, whose shapes, dtype and device the buffers have.
         twins: attention of the tree that decodes, for each attention of the tree that prefilled `like`.
+        beams: number of adjacent rows that are beams of one sentence and share its source.
     """
 
     def __init__(
-        self, rows: int, columns: int, sources: int, like: IndexedCache, twins: Mapping[nn.Module, nn.Module]
+        self,
+        rows: int,
+        columns: int,
+        sources: int,
+        like: IndexedCache,
+        twins: Mapping[nn.Module, nn.Module],
+        beams: int = 1,
     ) -> None:
         super().__init__()
-        self.rows, self.columns, self.sources = rows, columns, sources
+        self.rows, self.columns, self.sources, self.beams = rows, columns, sources, beams
+        self.turn: int = 0
+        """Number of the buffer that a step reads: 0, or 1 after every other step of beams."""
         self._twins = twins
         device = like.device
         self.lengths_R: Int[Tensor, " rows"] = torch.zeros(rows, dtype=torch.int64, device=device)
         self.index_1C: Int[Tensor, "1 columns"] = torch.arange(columns, device=device)[None]
+        self.parents_R: Int[Tensor, " rows"] = torch.arange(rows, device=device)
+        """The row whose keys each beam continues in the next step."""
         self.tables: dict[object, Tensor] = {}  # constants by position, computed in the first step
         for (attention, depth), entry in like.self_attention.items():
             assert entry.buffer is not None
             two, _, heads, _, size = entry.buffer.shape
             buffer = entry.buffer.new_zeros(two, rows, heads, columns, size)
-            self.self_attention[twins[attention], depth] = SlotKeys(self, buffer)
+            other = torch.zeros_like(buffer) if beams > 1 else None
+            self.self_attention[twins[attention], depth] = SlotKeys(self, buffer, other)
             self.dtype: torch.dtype = buffer.dtype
         self._memories: dict[tuple[nn.Module, int], tuple[Tensor, Tensor]] = {}
-        self._memory_mask_RS = torch.zeros(rows, sources, dtype=torch.bool, device=device)
+        self._memory_mask_RS = torch.zeros(rows // beams, sources, dtype=torch.bool, device=device)
         self._memory_mask_RS[:, :1] = True  # a row without a key would have weights that are not numbers
         for (attention, depth), (key, value) in like.memory_attention.items():
-            shape = (rows, key.shape[1], sources, key.shape[3])
+            shape = (rows // beams, key.shape[1], sources, key.shape[3])
             self._memories[twins[attention], depth] = key.new_zeros(shape), value.new_zeros(shape)
         self.use(rows, columns, sources)
 
     def use(self, rows: int, keys: int, sources: int) -> None:
         """Set the numbers of slots, columns and source tokens that the next steps read."""
         self.num_rows, self.num_keys, self.num_sources = rows, keys, sources
+        sentences = rows // self.beams
         if self._memories:
-            self.memory_mask = self._memory_mask_RS[:rows, :sources]
+            self.memory_mask = self._memory_mask_RS[:sentences, :sources]
         self.memory_attention = {
-            owner: (key[:rows, :, :sources], value[:rows, :, :sources])
+            owner: (key[:sentences, :, :sources], value[:sentences, :, :sources])
             for owner, (key, value) in self._memories.items()
         }
 
@@ -101,6 +121,14 @@ class SlotCache(Cache):
     def advance(self) -> None:
         """Count the tokens that a step has read; the count of a free slot stays below the number of columns."""
         self.lengths_R[: self.num_rows].add_(1).clamp_(max=self.columns - 1)
+
+    def take_turns(self) -> None:
+        """Let the next step of beams read the buffers that the last one has written."""
+        if self.beams > 1:
+            self.turn = 1 - self.turn
+            for entry in self.self_attention.values():
+                assert isinstance(entry, SlotKeys)
+                entry.buffer, entry.other = entry.other, entry.buffer
 
     def put(self, read: IndexedCache, rows: Slots, slots: Slots, lengths: Slots, longest: int) -> None:
         """Copy rows of a prefilled cache, which end together, into slots.
@@ -122,6 +150,7 @@ class SlotCache(Cache):
             buffer[:, slots, :, :longest] = held.gather(3, column).to(buffer.dtype)
         self.lengths_R[slots] = lengths
         if self._memories:
+            rows, slots = rows[:: self.beams] // self.beams, slots[:: self.beams] // self.beams
             mask = read.memory_masks[rows]
             count = min(mask.shape[1], self.sources)
             self._memory_mask_RS[slots] = False
@@ -151,8 +180,7 @@ class SlotCache(Cache):
         for buffer in tensors:
             assert buffer is not None
             buffer[:, :count, :, : self.num_keys] = buffer[:, slots, :, : self.num_keys]
-        for pair in self._memories.values():
-            for states in pair:
-                states[:count] = states[slots]
-        for table in (self.lengths_R, self._memory_mask_RS):
-            table[:count] = table[slots]
+        self.lengths_R[:count] = self.lengths_R[slots]
+        sentences = slots[:: self.beams] // self.beams
+        for states in (*chain.from_iterable(self._memories.values()), self._memory_mask_RS):
+            states[: len(sentences)] = states[sentences]

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from clearhead.fast.stack import PlannedStack, is_altered
 from clearhead.generate.results import GeneratedSequence
 from clearhead.generate.running import Generated, Member, Paused, PrefilledMember, RunningBatch, SequenceProgress
 from clearhead.generate.search.sampling import Sampling
-from clearhead.generate.slots.choosing import DeviceChooser, can_choose, sampling_requests
+from clearhead.generate.slots.choosing import DeviceChooser, SlotProcessors, can_choose, sampling_requests
 from clearhead.spec.registry import Part
 
 LEAST_KEYS: Final = 64
@@ -177,22 +177,29 @@ class Slots:
         like: a prefilled cache of the model.
     """
 
+    beams: int = 1
+    num_extensions: int = 0
+
     def __init__(self, module: Transformer, size: SlotSize, like: IndexedCache) -> None:
         self.size = size
         self.tree = slot_tree(module)
         pairs = zip(module.modules(), self.tree.modules(), strict=True)
         # Without the model itself, which has the slots: a cycle would hold their memory until a collection.
         twins: dict[nn.Module, nn.Module] = {old: new for old, new in pairs if isinstance(old, Attention)}
-        self.cache = SlotCache(size.rows, size.columns, size.sources, like, twins)
+        self.cache = SlotCache(size.rows, size.columns, size.sources, like, twins, self.beams)
         device = like.device
         self.logits_RV = prepare_tree(self.tree, self.cache)
-        self.chooser = DeviceChooser(size.rows, size.columns + 1, self.logits_RV.shape[1], device)
+        self.chooser = self.make_chooser(self.logits_RV.shape[1], device)
         self.graphs = Graphs(device)
         is_cuda = device.type == "cuda"
         shape = self.chooser.results.shape
         self._ring = [torch.full(shape, UNREAD, dtype=torch.float64, pin_memory=is_cuda) for _ in range(RING)]
         self._events = [torch.cuda.Event() if is_cuda else None for _ in range(RING)]
         self._next = 0
+
+    def make_chooser(self, vocab: int, device: torch.device) -> SlotProcessors:
+        """Return what chooses the tokens after each step of the model."""
+        return DeviceChooser(self.size.rows, self.size.columns + 1, vocab, device)
 
     def step(self, rows: int, keys: int, sources: int, *, expected: int) -> int:
         """Launch a step of the first slots and the copy of its results to the host; return the number of the copy.
@@ -203,7 +210,9 @@ class Slots:
         """
         self.cache.use(rows, keys, sources)
         self.chooser.prepare()
-        self.graphs.run(("model", rows, keys, sources), self._compute_logits, expected=expected)
+        turn = self.cache.turn
+        self.graphs.run(("model", rows, keys, sources, turn), self._compute_logits, expected=expected)
+        self.cache.take_turns()
         self.graphs.run(("choice", rows, self.chooser.kind), self._choose, expected=expected)
         number, self._next = self._next, (self._next + 1) % RING
         self._ring[number].copy_(self.chooser.results, non_blocking=True)
@@ -456,7 +465,7 @@ class SlotBatch(RunningBatch):
     def _find_slots(self, like: IndexedCache) -> bool:
         """Return whether the batch has slots; the first call allocates them."""
         if self.slots is None and not REFUSED.is_set():
-            self.slots = _take_idle(self.module, self.size)
+            self.slots = take_idle(self.module, self.size)
             try:
                 self.slots = self.slots or Slots(self.module, self.size, like)
             except torch.OutOfMemoryError as error:
@@ -472,8 +481,12 @@ class SlotBatch(RunningBatch):
         """End the batch; the model keeps its slots for later batches."""
         for row in [row for row in self._seats if row is not None]:
             self._leave(row)
-        slots, self.slots = self.slots, None
-        if slots is not None and isinstance(self.module, SlotOwner):
+        if self.slots is not None:
+            self._keep_idle(self.slots)
+        self.slots = None
+
+    def _keep_idle(self, slots: Slots) -> None:
+        if isinstance(self.module, SlotOwner):
             self.module.idle.append(slots)
 
     def _seat(self, member: Sampling, cache: IndexedCache, rows: list[int], lengths: list[int]) -> None:
@@ -523,19 +536,29 @@ def _extend(member: Sampling, ids: list[int]) -> None:
         stream.skip(len(ids))
 
 
-def _take_idle(module: Transformer, size: SlotSize) -> Slots | None:
-    """Return idle slots of a model that suffice for a size; smaller ones are dropped, to free their memory."""
-    slots: Slots | None = None
-    while isinstance(module, SlotOwner) and slots is None and module.idle:
-        idle: Slots = module.idle.pop()
-        slots = idle if idle.size.holds(size) else None
-    return slots
+def take_idle(module: Transformer, size: SlotSize, beams: int = 1, num_extensions: int = 0) -> Any:
+    """Return idle slots of a model that suffice for a size; smaller ones are dropped, to free their memory.
+
+    Args:
+        module: the model.
+        size: the slots that a batch needs.
+        beams, num_extensions: values of `Slots` that the slots must have.
+    """
+    idle = module.idle if isinstance(module, SlotOwner) else []
+    for slots in [slots for slots in idle if (slots.beams, slots.num_extensions) == (beams, num_extensions)]:
+        idle.remove(slots)
+        if slots.size.holds(size):
+            return slots
+    return None
 
 
-def slot_batch(module: Transformer, size: SlotSize, *, needs_every_token: bool) -> SlotBatch | None:
+def slot_batch(
+    kind: type[SlotBatch], module: Transformer, size: SlotSize, *, needs_every_token: bool
+) -> SlotBatch | None:
     """Return a batch in slots, or None if the model decodes step by step; one line says so.
 
     Args:
+        kind: class of the batch.
         module: the model in evaluation mode.
         size: the slots that the batch needs.
         needs_every_token: as for `SlotBatch`.
@@ -550,7 +573,7 @@ def slot_batch(module: Transformer, size: SlotSize, *, needs_every_token: bool) 
     if isinstance(position, spec.Learned):
         columns = min(columns, position.rows - position.offset)
     sources = bucket(size.sources) if module.encoder is not None else 0
-    return SlotBatch(module, SlotSize(size.rows, columns, sources), needs_every_token=needs_every_token)
+    return kind(module, SlotSize(size.rows, columns, sources), needs_every_token=needs_every_token)
 
 
 @cache
