@@ -19,7 +19,7 @@ from clearhead.fast.slots.graph import REFUSED, Graphs, Recording
 from clearhead.fast.slots.tree import SlotOwner
 from clearhead.generate import running
 from clearhead.generate.continuation import GenerateRequest, RequestStarter, generate_ids, stream_ids
-from clearhead.generate.options import GenerateOptions
+from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.results import Constraint, GeneratedSequence
 from clearhead.generate.running import RunningBatch
 from clearhead.generate.slots.batch import SlotBatch, Slots, SlotSize, bucket, eager_reason
@@ -99,6 +99,18 @@ def test_every_option_works_in_a_replay(options: GenerateOptions, made: list[Slo
         patch.setattr(running, "SLOT_DEVICES", ())
         assert ids_of(recorded) == ids_of(generate_ids(module, request))
     assert made[0].graphs.num_replays > 3
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_translations_run_in_recorded_steps(beams: int, made: list[Slots]) -> None:
+    module = tiny_model("modern", seed=6, end_bonus=-1.0)
+    sources = some_sources(6, longest=7)
+    request = GenerateRequest([[BOS]] * 6, SearchOptions(beam_size=beams), EOS, PAD, (PAD, BOS), sources)
+    recorded = generate_ids(module, request)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "SLOT_DEVICES", ())
+        assert ids_of(recorded) == ids_of(generate_ids(module, request))
+    assert len(made) == 1 and made[0].graphs.num_replays > 3
 
 
 def test_rows_cross_buckets_of_keys_and_of_rows(made: list[Slots]) -> None:

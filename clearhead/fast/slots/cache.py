@@ -145,7 +145,7 @@ class SlotCache(Cache):
         for (attention, depth), entry in read.self_attention.items():
             buffer = self.self_attention[self._twins[attention], depth].buffer
             assert entry.buffer is not None and buffer is not None
-            held = entry.buffer[:, rows]
+            held = entry.buffer[:, rows, :, : read.length]
             column = column_RS[None, :, None, :, None].expand(2, -1, held.shape[2], -1, held.shape[4])
             buffer[:, slots, :, :longest] = held.gather(3, column).to(buffer.dtype)
         self.lengths_R[slots] = lengths

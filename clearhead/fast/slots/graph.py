@@ -86,7 +86,7 @@ class Recording(TorchDispatchMode, Graph):
     """
 
     def __init__(self) -> None:
-        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[Any, Sequence[Any], Mapping[str, Any], Any]] = []
 
     def __torch_dispatch__(

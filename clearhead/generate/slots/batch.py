@@ -45,6 +45,10 @@ LEAST_KEYS: Final = 64
 """Columns that a step reads at least."""
 LEAST_COLUMNS: Final = 32
 """Columns of the smallest bucket. SDPA copies masks whose rows are no multiple of 8."""
+SMALL_TOKENS, SMALL_COLUMNS = 2**14, 256
+"""Slots of up to this number of tokens in all are made larger than a batch needs, so that later ones can use them."""
+MOST_IDLE_TOKENS: Final = 2**17
+"""Tokens of the largest slots that a model keeps for later batches; the memory of larger ones is freed."""
 UNREAD: Final = -1.0
 """Marks results that were read, or not yet copied: no token has this id."""
 RING: Final = 3
@@ -486,7 +490,7 @@ class SlotBatch(RunningBatch):
         self.slots = None
 
     def _keep_idle(self, slots: Slots) -> None:
-        if isinstance(self.module, SlotOwner):
+        if isinstance(self.module, SlotOwner) and slots.size.rows * slots.size.columns <= MOST_IDLE_TOKENS:
             self.module.idle.append(slots)
 
     def _seat(self, member: Sampling, cache: IndexedCache, rows: list[int], lengths: list[int]) -> None:
@@ -569,11 +573,13 @@ def slot_batch(
     if reason or REFUSED.is_set():
         return None
     position = module.spec.decoder and module.spec.decoder.embedding.position
-    columns = bucket(size.columns)
+    rows, columns = size.rows, bucket(size.columns)
+    if power_of_two(rows) * power_of_two(columns) <= SMALL_TOKENS:
+        rows, columns = power_of_two(rows), max(power_of_two(columns), SMALL_COLUMNS)
     if isinstance(position, spec.Learned):
         columns = min(columns, position.rows - position.offset)
     sources = bucket(size.sources) if module.encoder is not None else 0
-    return kind(module, SlotSize(size.rows, columns, sources), needs_every_token=needs_every_token)
+    return kind(module, SlotSize(rows, columns, sources), needs_every_token=needs_every_token)
 
 
 @cache
