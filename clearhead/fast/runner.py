@@ -219,6 +219,10 @@ def _build_tree(module: Transformer, *, in_bf16: bool) -> tuple[Transformer, tup
         if isinstance(submodule, nn.Linear | HeadLinear) and submodule not in planned_modules:
             kind = _kind(submodule, in_bf16) if product is not None else None
             report.append(_backend_of(address, kind, "the kernels do not support it"))
+    if any(weight.is_cuda for weight in tree.parameters()):
+        from clearhead.fast.slots.tree import SlotOwner
+
+        override(tree, SlotOwner).idle = []
     return tree, tuple(report)
 
 

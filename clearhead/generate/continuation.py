@@ -42,7 +42,14 @@ from clearhead.generate.results import (
     Sentence,
     StreamingDecoder,
 )
-from clearhead.generate.running import Generated, PrefilledMember, RunningBatch, SequenceProgress, run_queue
+from clearhead.generate.running import (
+    Generated,
+    PrefilledMember,
+    RunningBatch,
+    SequenceProgress,
+    run_queue,
+    running_batch,
+)
 from clearhead.generate.search.beam import Search, target_limits
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.search.sampling import RandomStream, Sampling, TokenChooser, sequence_seed
@@ -226,8 +233,21 @@ class RequestStarter:
         budget = options.batch_tokens if isinstance(options, SearchOptions) else None
         if most is None and self._is_on_gpu:
             most = max(1, GPU_ROWS // options.num_rows)
-        batch, budget = RunningBatch(self.module), budget or cache_tokens(self.module)
-        yield from run_queue(batch, self._costs(), self._start_groups, budget=budget, most=most)
+        costs, budget = self._costs(), budget or cache_tokens(self.module)
+        batch = self._batch(min(len(costs), most or len(costs), max(1, budget // max(costs, default=1))))
+        try:
+            yield from run_queue(batch, costs, self._start_groups, budget=budget, most=most)
+        finally:
+            batch.close()
+
+    def _batch(self, prompts: int) -> RunningBatch:
+        """Return an empty batch in which this number of prompts can run together."""
+        request, options = self.request, self.request.options
+        if not request.prompts:
+            return RunningBatch(self.module)
+        tokens = max(len(prompt) + limit for prompt, limit in zip(request.prompts, self.limits, strict=True))
+        sources = max(map(len, request.sources or ()), default=0)
+        return running_batch(self.module, rows=prompts * options.num_rows, tokens=tokens, sources=sources)
 
     @property
     def _is_on_gpu(self) -> bool:

@@ -16,11 +16,16 @@ import torch
 import clearhead as ch
 from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.core import Cache
+from clearhead.data.batches.base import Batch
+from clearhead.fast.slots import graph
+from clearhead.generate.continuation import GenerateRequest, RequestStarter
+from clearhead.generate.options import GenerateOptions
+from clearhead.generate.slots.batch import SlotBatch, SlotSize
+from clearhead.tasks.train import token_loss
 from clearhead.training.pending import Pending
 from clearhead.training.step import StepResult, TrainingSteps
-from clearhead.data.batches.base import Batch
-from clearhead.tasks.train import token_loss
 from tests.apps.cli.tiny_run import PAIRS
+from tests.generate.tiny import EOS, PAD, some_prompts, some_sources
 from tests.laws.tiny import MODELS, difference, pad_rows, random_rows, tiny, token_batch
 
 AVAILABLE = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
@@ -206,3 +211,66 @@ def test_late_reads_change_no_bit_on_a_gpu(tmp_path: Path, cuda: torch.device, m
     losses = [[(row.loss, row.valid_loss) for row in read_metrics(run / "metrics.jsonl")] for run in runs]
     states = [ch.load(run, device="cpu", precision="fp32").module.state_dict() for run in runs]
     assert losses[0] == losses[1] and all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+
+
+def decode_in_slots(module: ch.Transformer, options: GenerateOptions) -> tuple[list[tuple], SlotBatch, int]:
+    """Return ids and log-probabilities of rows that decode in slots, their batch and its number of replays."""
+    device = next(module.parameters()).device
+    sources = some_sources(5, longest=7) if module.encoder is not None else None
+    request = GenerateRequest(some_prompts(5, longest=9), options, EOS, PAD, (PAD, EOS), sources)
+    starter = RequestStarter(module, request, [options.max_new_tokens] * 5, with_text=False)
+    batch = SlotBatch(module, SlotSize(8, 64, 32 if sources else 0))
+    with torch.inference_mode():
+        start = starter.start(range(5))
+        rows = list(start.member.sequences)
+        batch.join([start])
+        for _ in range(4):
+            batch.step()
+        assert batch.slots is not None and batch.slots.cache.lengths_R.device == device
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(4):
+                batch.step()
+        finally:
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        while batch.members:
+            batch.step()
+    return [(row.ids, row.log_probabilities) for row in rows], batch, batch.slots.graphs.num_replays
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("encoder/")])
+def test_a_replayed_step_has_the_bits_of_an_eager_one(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU replays CUDA graphs, in which nothing waits for the device; other devices replay lists of operations."""
+    module = tiny(name, max_positions=99).to(device)
+    for options in (
+        GenerateOptions(max_new_tokens=12, min_new_tokens=12),
+        GenerateOptions(
+            max_new_tokens=12, min_new_tokens=12, temperature=1.1, top_k=7, top_p=0.9, repetition_penalty=1.2, seed=3
+        ),
+    ):
+        results = []
+        for least in (2, 99):
+            monkeypatch.setattr(graph, "LEAST_STEPS", least)
+            results.append(decode_in_slots(module, options))
+        assert results[0][0] == results[1][0]
+        assert results[0][2] > 3 and results[1][2] == 0
+
+
+def test_joins_and_recordings_leave_no_memory_behind(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    if device.type != "cuda":
+        pytest.skip("needs a GPU: only its allocator counts bytes")
+    monkeypatch.setattr(graph, "LEAST_STEPS", 2)
+    module = tiny("decoder/pre-grouped/rotary", max_positions=99).to(device)
+    request = GenerateRequest([[1, 5, 6]], GenerateOptions(max_new_tokens=3), EOS, PAD, (PAD, EOS))
+    starter, batch, used = RequestStarter(module, request, [3], with_text=False), SlotBatch(module, SlotSize(4, 64)), []
+    with torch.inference_mode():
+        for _ in range(1000):
+            batch.join([starter.start([0])])
+            while batch.members:
+                batch.step()
+            used.append(torch.cuda.memory_allocated(device))
+    assert used[-1] == used[100]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from clearhead.checkpoints.reference import ModelReference
+    from clearhead.core import Transformer
     from clearhead.fast.memory import MemoryForecast
     from clearhead.fast.runner import ModuleBackend
     from clearhead.fast.stored import StorageFormat
@@ -159,11 +160,13 @@ def _report(inspected: _InspectedModel, length: int) -> tuple[dict[str, Any], li
         lines.append(f"mask        {' and '.join(masks)}, in the decoder")
     unknown += fault
     record["served"] = _list_backends(served)
+    record["decoding"], decoding_lines = _report_decoding(module)
     lines += [f"{forecast.precision:<11} {forecast.summary()}" for forecast in forecasts]
     lines += [
         *inspected.notes,
         *_kernel_lines(kernels),
         *_runner_lines(served),
+        *decoding_lines,
         *unknown,
         "",
         *tree_lines(spec, "model"),
@@ -431,6 +434,18 @@ def _report_kernels(spec: Model, headers: _WeightHeaders | None) -> tuple[list[M
     if multiplies_in_bf16(module):
         lines.append("precision   auto multiplies in bf16 here: last digits depend on the rest of the batch")
     return runner.report(), lines
+
+
+def _report_decoding(module: Transformer) -> tuple[dict[str, str] | None, list[str]]:
+    """Return how a GPU decodes with a model as JSON values, None without a decoder, and as lines."""
+    if module.decoder is None:
+        return None, []
+    from clearhead.fast.native.load import KERNELS, uses_kernels
+    from clearhead.generate.slots.batch import eager_reason
+
+    reason = eager_reason(module) if uses_kernels() else f"{KERNELS}=plain"
+    how = f"step by step: {reason}" if reason else "steps are recorded once and replayed as CUDA graphs"
+    return {"by": "plain" if reason else "graphs", "why": reason}, [f"decoding    on a GPU, {how}"]
 
 
 def _runner_lines(served: Sequence[ModuleBackend]) -> Iterator[str]:

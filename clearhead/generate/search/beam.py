@@ -48,6 +48,9 @@ from clearhead.generate.results import Continuation, Sentence, StopReason, lengt
 from clearhead.generate.running import Generated, Member, SequenceProgress, SurvivingRows
 from clearhead.generate.search.recorder import CUT_OFF, END, FORCED_END, BeamRecorder
 
+EndLogProbs = Callable[[Tensor], Tensor]
+"""Function that returns the log-probability of the end token in some rows, fp32."""
+
 
 def target_limits(module: Transformer, source_lengths: Sequence[int], options: SearchOptions) -> list[int]:
     """Return the maximum length of a hypothesis for each source length.
@@ -151,6 +154,11 @@ def best_extensions(
     return Extensions(sums_MC, ids_MC.gather(1, order_MC), parents_MC)
 
 
+def live_order(is_end_MC: Bool[Tensor, "sentences candidates"], beams: int) -> Int[Tensor, "sentences beams"]:
+    """Return the indices of each sentence's best extensions that do not end, in their order."""
+    return is_end_MC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beams]
+
+
 class Search(Member):
     """Beam search over sentences in a running batch: live hypotheses in tensors, finished ones in lists."""
 
@@ -210,21 +218,24 @@ class Search(Member):
 
     def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[SequenceProgress], SurvivingRows]:
         """Extend every live hypothesis by one token; a sentence fails alone if its logits are not numbers."""
-        before = self.sequences
-        survivors = self._step(logits_RV)
-        alive = set(self.alive)
-        for number, sentence in enumerate(self.sentences):
-            if number not in alive and not sentence.is_done:
-                sentence.candidates, sentence.is_done = self.finished[number].ranked[: self.options.n_best], True
-        update(self.length, max(self.limits), "tokens")
-        return [SequenceProgress(sentence, "", sentence.is_done) for sentence in before], survivors
+        return self.take(*self._extend(logits_RV))
 
-    def _step(self, logits_RV: Float[Tensor, "rows vocab"]) -> SurvivingRows:
-        self.length += 1
-        beams = self.options.beam_size
+    @property
+    def num_extensions(self) -> int:
+        """Number of extensions of each sentence that are examined in a step."""
         # Each of B hypotheses has E end tokens, so (1 + E) * B extensions always include B that do not end. Greedy
         # search needs no rival.
-        count = 1 if beams == 1 else (1 + len(self.ends_E)) * beams
+        beams = self.options.beam_size
+        return 1 if beams == 1 else (1 + len(self.ends_E)) * beams
+
+    def move_to_host(self) -> None:
+        """Keep the hypotheses on the host: from now on `take` gets extensions that were computed elsewhere."""
+        self.sums_MB, self.prefix_RT, self.ends_E = self.sums_MB.cpu(), self.prefix_RT.cpu(), self.ends_E.cpu()
+        self.chain = ()
+
+    def _extend(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[Extensions, EndLogProbs]:
+        """Return the best extensions of each sentence, and a function that returns log-probabilities of the end."""
+        count = self.num_extensions
         banned_X = only_banned(self.chain, self.prefix_RT.shape[1], logits_RV.device)
         if banned_X is None:
             logits_RV = logits_RV.float().log_softmax(1)
@@ -239,15 +250,29 @@ class Search(Member):
         else:
             log_probs_RC, ids_RC, normaliser_R = top_log_probabilities(logits_RV, banned_X, count)
         best = best_extensions(log_probs_RC, ids_RC, self.sums_MB, count)
+        return best, lambda rows_B: unchanged_RV[rows_B, self.eos_id].float() - normaliser_R[rows_B]
+
+    def take(self, best: Extensions, end_log_probs: EndLogProbs) -> tuple[list[SequenceProgress], SurvivingRows]:
+        """Finish hypotheses and sentences after a step, and continue with the live extensions.
+
+        Args:
+            best: the best `num_extensions` extensions of each sentence.
+            end_log_probs: function that returns the log-probability of the end token in some rows.
+        """
+        before, beams = self.sequences, self.options.beam_size
+        self.length += 1
         is_end_MC = (best.ids_MC[..., None] == self.ends_E).any(2) & (best.sums_MC > -torch.inf)
         live = best.first(beams)
         if bool(is_end_MC.any()):
             self._keep_finished(best, is_end_MC[:, :beams])
-            live = best.take(is_end_MC.to(torch.uint8).argsort(dim=1, stable=True)[:, :beams])
-        remaining = self._end_sentences(
-            live, lambda rows_B: unchanged_RV[rows_B, self.eos_id].float() - normaliser_R[rows_B]
-        )
-        return self._advance(live, remaining)
+            live = best.take(live_order(is_end_MC, beams))
+        survivors = self._advance(live, self._end_sentences(live, end_log_probs))
+        alive = set(self.alive)
+        for number, sentence in enumerate(self.sentences):
+            if number not in alive and not sentence.is_done:
+                sentence.candidates, sentence.is_done = self.finished[number].ranked[: self.options.n_best], True
+        update(self.length, max(self.limits), "tokens")
+        return [SequenceProgress(sentence, "", sentence.is_done) for sentence in before], survivors
 
     def _keep_finished(self, best: Extensions, is_end_MB: Bool[Tensor, "sentences beams"]) -> None:
         """Add the extensions that end to the finished hypotheses of their sentences."""
@@ -271,7 +296,7 @@ class Search(Member):
             forced = CUT_OFF if self.open_ended else FORCED_END
             self.recorder.finish((*prefix, last), total, forced if cut_off else END)
 
-    def _end_sentences(self, live: Extensions, end_log_probs: Callable[[Tensor], Tensor]) -> list[int]:
+    def _end_sentences(self, live: Extensions, end_log_probs: EndLogProbs) -> list[int]:
         """Return the batch indices of unfinished sentences; end the others, with cut-off hypotheses or a failure."""
         remaining = []
         for sentence, best_sum in enumerate(live.sums_MC[:, 0].tolist()):
@@ -314,7 +339,7 @@ class Search(Member):
             return finished.count > 0
         return self.options.early_stopping is True and finished.count >= self.options.beam_size
 
-    def _cut_off(self, sentence: int, end_log_probs: Callable[[Tensor], Tensor]) -> None:
+    def _cut_off(self, sentence: int, end_log_probs: EndLogProbs) -> None:
         """Force the end token onto the hypotheses before this step, with its log-probability in each row."""
         rows_B = self._rows_of(sentence)
         totals = (self.sums_MB[sentence] + end_log_probs(rows_B)).tolist()

@@ -47,6 +47,16 @@ def test_what_a_model_costs_comes_first_and_its_weights_last(runs: Runs, capfd: 
     assert "bias=True" not in "".join(lines[tree:weights]), "what is at its default is left out"
 
 
+def test_it_says_how_a_gpu_decodes(
+    runs: Runs, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "decoding    on a GPU, steps are recorded once" in run(capfd, "inspect", str(runs("generate")))
+    assert "decoding  " not in run(capfd, "inspect", str(runs("embed")))
+    monkeypatch.setenv("CLEARHEAD_KERNELS", "plain")
+    record = json.loads(run(capfd, "inspect", str(runs("generate")), "--json").splitlines()[-1])
+    assert record["decoding"] == {"by": "plain", "why": "CLEARHEAD_KERNELS=plain"}
+
+
 def test_products_in_bf16_are_said_by_inspect_alone(
     runs: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

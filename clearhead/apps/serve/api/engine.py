@@ -36,7 +36,7 @@ from clearhead.generate.continuation import GenerateRequest, PromptReader, check
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prefill import CHUNK_TOKENS, Prefixes, can_share
 from clearhead.generate.results import Continuation, GeneratedSequence, Sentence
-from clearhead.generate.running import Generated, Paused, PrefilledMember, RunningBatch, SequenceProgress
+from clearhead.generate.running import Generated, Paused, PrefilledMember, RunningBatch, SequenceProgress, running_batch
 
 MOST_WAITING: Final = 256
 """Maximum number of requests that wait; one more is refused. The prompts of a request wait inside it."""
@@ -46,6 +46,8 @@ RESERVED_TOKENS: Final = 1024
 """Generated tokens of each row for which a job reserves memory; a long job grows by the same number."""
 MOST_PROMPT_TOKENS: Final = 2**13
 """Prompt tokens of all rows of a job; a job that reads more is long from its start."""
+MOST_SLOT_TOKENS: Final = 4096
+"""Tokens of a row that decodes in a slot of fixed size on a GPU; longer rows have a growing cache."""
 MOST_JOB_TOKENS, MOST_SEARCH_TOKENS = 2**17, 2**15
 """Tokens in the cache at which a job ends. A beam search cannot pause, so it has fewer."""
 CHUNK_CHARACTERS: Final = 2**13
@@ -288,7 +290,7 @@ class BatchEngine:
         if shares_prefixes and can_share(tree):
             self.prefixes = Prefixes(min(MOST_SHARED_BYTES, free_memory() // 8))
         self._gpu_tokens = cache_tokens(tree) // 2 if device_of(tree).type != "cpu" else None  # for each budget
-        self._batch = RunningBatch(tree)
+        self._batch = self._new_batch()
         self._changed = _THREAD.changed
         self._waiting: deque[deque[EngineJob]] = deque()  # waiting jobs, one queue per request
         self._calls: deque[EngineCall] = deque()
@@ -405,10 +407,18 @@ class BatchEngine:
         self._fail_batch(error)
         self._hand_over()
 
+    def _new_batch(self) -> RunningBatch:
+        """Return an empty batch; on a GPU its slots have room for the rows of a full budget, or for less."""
+        limit = self.tree.spec.position_limit or MOST_SLOT_TOKENS
+        tokens = min(limit, MOST_SLOT_TOKENS, (self._gpu_tokens or MOST_TOKENS) // GPU_ROWS)
+        sources = tokens if self.tree.encoder is not None else 0
+        return running_batch(self.tree, rows=GPU_ROWS, tokens=tokens, sources=sources, needs_every_token=True)
+
     def _fail_batch(self, error: Exception) -> None:
         reading = {id(job) for job, _ in self._reading}
         failed = [job for job in self._present.values() if id(job) not in reading]
-        self._jobs, self._batch = {}, RunningBatch(self.tree)
+        self._batch.close()
+        self._jobs, self._batch = {}, self._new_batch()
         for job in failed:
             self._end(job, to_client_error(error))
 

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 from clearhead.apps.serve.api import served as served_module
-from clearhead.apps.serve.api.engine import BatchEngine, EndEvent, EngineJob, Event, events
+from clearhead.apps.serve.api.engine import BatchEngine, EndEvent, EngineJob, Event, TokenEvent, events
 from clearhead.apps.serve.api.served import Models, ServedModel
-from clearhead.generate import prefill
+from clearhead.fast.replica import replica
+from clearhead.fast.slots import graph
+from clearhead.generate import prefill, running
 from clearhead.interpret.maps.token_texts import token_texts
 
 PROMPTS = ["a m", "u", "a m u e a", "e e", "m a"]
@@ -83,6 +85,42 @@ def test_translations_that_come_together_are_read_in_one_call(models: Models) ->
     delivered = together(served.engine, jobs)
     texts = [served.tokenizer.decode(event.continuation.ids) for event in delivered if isinstance(event, EndEvent)]
     assert sorted(texts) == sorted(served.model.translate(PROMPTS))
+
+
+def test_a_gpu_serves_from_slots_by_recorded_steps(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The events of each request are the same; requests that arrive later take free slots."""
+    served, replays = models.get("lm"), []
+    expected = [event_values(served.engine, served, number) for number in range(3)]
+    monkeypatch.setattr(running, "SLOT_DEVICES", ("cpu",))
+    monkeypatch.setattr(graph, "LEAST_STEPS", 2)
+    replay = graph.Recording.replay
+    monkeypatch.setattr(graph.Recording, "replay", lambda recording: replays.append(1) or replay(recording))
+    engine = BatchEngine(replica(served.model.module))
+    try:
+        assert [event_values(engine, served, number) for number in range(3)] == expected
+    finally:
+        engine.join()
+    assert len(replays) > 10
+
+
+def event_values(engine: BatchEngine, served: ServedModel, first: int) -> list[set[tuple[int, str, int]]]:
+    """Return the text and token of each event of some prompts that are served together."""
+    values: list[set[tuple[int, str, int]]] = [set() for _ in PROMPTS]
+
+    def note(number: int, deliver: Callable[[Event], None], event: Event) -> None:
+        if isinstance(event, TokenEvent):
+            values[number].add((len(values[number]), event.text, event.token))
+        deliver(event)
+
+    def jobs(deliver: Callable[[Event], None]) -> list[EngineJob]:
+        options = served.model.generate_options(max_new_tokens=9, temperature=0)
+        some = [EngineJob.of_request(engine, served.request(prompt, options)) for prompt in PROMPTS[first:]]
+        for number, job in enumerate(some):
+            job.deliver = partial(note, number, deliver)
+        return some
+
+    together(engine, jobs)
+    return values
 
 
 def test_a_step_wakes_an_event_loop_once(models: Models) -> None:
