@@ -16,10 +16,12 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from clearhead.base.errors import InputError
+from clearhead.fast.native.abi import fits
+from clearhead.fast.native.load import function
 
 GROUP: Final = 32
 LOWEST, HIGHEST = -8, 7
-_CHUNK: Final = 2**17
+_CHUNK: Final = 2**18
 """Number of weights that are searched together, so that their copies stay in the caches."""
 _DIVISORS: Final = tuple(step / 8 for step in range(44, 85))
 """Divisors of the search: the largest magnitude of a group divided by each of them or its negative is a scale."""
@@ -50,11 +52,10 @@ def quantize_groups(weight_NK: Float[Tensor, "rows columns"]) -> tuple[Nibbles, 
     step = _CHUNK // GROUP
     for start in range(0, len(weight_GE), step):
         chunk_GE = weight_GE[start : start + step].float()
-        scale_G1 = _find_scales(chunk_GE)
-        integers_GE = _round_weights(chunk_GE, scale_G1).sub_(LOWEST).to(torch.uint8)
-        halves = integers_GE.view(-1, 2, GROUP // 2)
-        nibbles.view(-1, GROUP // 2)[start : start + step] = halves[:, 0] | halves[:, 1] << 4
+        # The product is NaN if a weight is not finite.
+        scale_G1 = (_find_scales(chunk_GE) + _largest(chunk_GE) * 0.0).half()
         scales.view(-1, 1)[start : start + step] = scale_G1
+        _pack(chunk_GE, scale_G1.float(), nibbles.view(-1, GROUP // 2)[start : start + step])
     if torch.isinf(scales).any():
         raise InputError("a weight is too large for 4 bits, whose scales are fp16: use int8")
     return nibbles, scales
@@ -69,10 +70,17 @@ def widen_groups(nibbles: Nibbles, scales: GroupScales) -> Float[Tensor, "rows c
 
 
 def _find_scales(weight_GE: Tensor) -> Tensor:
-    """Return the fp16 scale of each group."""
-    largest_G1 = torch.linalg.vector_norm(weight_GE, torch.inf, 1, keepdim=True)
+    """Return the fp32 scale of each group of fp32 weights."""
+    divisors = [sign * divisor for divisor in _DIVISORS for sign in (1.0, -1.0)]
+    kernel = function("find_group_scales", pointers=3, numbers=3)
+    if kernel is not None and fits(weight_GE, torch.float32, *weight_GE.shape):
+        scale_G1 = weight_GE.new_empty(len(weight_GE), 1)
+        addresses = weight_GE.data_ptr(), (numbers := torch.tensor(divisors)).data_ptr(), scale_G1.data_ptr()
+        kernel(*addresses, len(weight_GE), len(numbers), _REFINEMENTS)
+        return scale_G1
+    largest_G1 = _largest(weight_GE)
     best_G1, scale_G1 = torch.zeros_like(largest_G1), torch.zeros_like(largest_G1)
-    for divisor in (sign * divisor for divisor in _DIVISORS for sign in (1.0, -1.0)):
+    for divisor in divisors:
         gain_G1, fitted_G1 = _fit_scale(weight_GE, largest_G1 / divisor)
         is_better = gain_G1 > best_G1
         best_G1 = torch.where(is_better, gain_G1, best_G1)
@@ -81,9 +89,21 @@ def _find_scales(weight_GE: Tensor) -> Tensor:
         gain_G1, fitted_G1 = _fit_scale(weight_GE, scale_G1)
         scale_G1 = torch.where(gain_G1 > best_G1, fitted_G1, scale_G1)
         best_G1 = torch.maximum(gain_G1, best_G1)
-    # NaN if a weight is not finite.
-    half_G1: Tensor = (scale_G1 + largest_G1 * 0.0).half()
-    return half_G1
+    return scale_G1
+
+
+def _pack(weight_GE: Tensor, scale_G1: Tensor, nibbles: Tensor) -> None:
+    """Write the nibbles of fp32 weights."""
+    kernel = function("pack_groups", pointers=3, numbers=1)
+    if kernel is not None and fits(weight_GE, torch.float32, *weight_GE.shape):
+        kernel(weight_GE.data_ptr(), scale_G1.data_ptr(), nibbles.data_ptr(), len(weight_GE))
+        return
+    halves = _round_weights(weight_GE, scale_G1).sub_(LOWEST).to(torch.uint8).view(-1, 2, GROUP // 2)
+    torch.bitwise_or(halves[:, 0], halves[:, 1] << 4, out=nibbles)
+
+
+def _largest(weight_GE: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(weight_GE, torch.inf, 1, keepdim=True)
 
 
 def _fit_scale(weight_GE: Tensor, scale_G1: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,7 +116,7 @@ def _fit_scale(weight_GE: Tensor, scale_G1: Tensor) -> tuple[Tensor, Tensor]:
 
 def _round_weights(weight_GE: Tensor, scale_G1: Tensor) -> Tensor:
     """Return the integers of the weights of each group; zeros if the scale is zero or not a number."""
-    inverse_G1 = (1.0 / scale_G1.float()).nan_to_num_(0.0, 0.0, 0.0)
+    inverse_G1 = (1.0 / scale_G1).nan_to_num_(0.0, 0.0, 0.0)
     return (weight_GE * inverse_G1).round_().clamp_(LOWEST, HIGHEST).nan_to_num_(0.0)
 
 

@@ -38,7 +38,7 @@ from clearhead.fast.training.tree import training_tree
 V: Final = 70
 Comparison = tuple[str, float, float]
 """Name of the compared values, their relative error, and the largest error allowed."""
-EXACT, IN_BF16, IN_INT8 = 1e-5, 0.02, 0.06
+EXACT, IN_BF16, IN_INT8, IN_4_BITS = 1e-5, 0.02, 0.06, 0.2
 _FACTORS: Final = 3.4445, -4.7750, 2.0315
 
 
@@ -99,6 +99,7 @@ def compare_nibble_products() -> Iterator[Comparison]:
         for outputs, inputs in ((96, 128), (37, 96)):
             x_MK, weight_NK, bias_N = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
             stored = quantize_groups(weight_NK)
+            yield "groups of weights in 4 bits", relative_error(widen_groups(*stored), weight_NK), IN_4_BITS
             exact = F.linear(_round_rows(x_MK).double(), widen_groups(*stored).double(), bias_N.double())
             yield "layers in 4 bits", relative_error(int4_linear(*stored, bias_N)(x_MK), exact), 1e-3
 

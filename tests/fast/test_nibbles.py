@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from clearhead.base.errors import InputError
+from clearhead.fast.native.load import function
 from clearhead.fast.nibbles import GROUP, quantize_groups, widen_groups
 from clearhead.fast.stored import INT4
 
@@ -74,3 +75,20 @@ def test_rows_are_whole_groups_and_scales_fit_into_16_bits() -> None:
     assert not INT4.holds(torch.Size((3, 65))) and not INT4.holds(torch.Size((2, 3, 64)))
     with pytest.raises(InputError, match="too large for 4 bits, whose scales are fp16: use int8"):
         quantize_groups(torch.full((3, 64), 1e7))
+
+
+@pytest.mark.parametrize("groups", [1, 15, 16, 17, 4096, 5003])
+def test_the_kernels_and_the_plain_form_give_equal_bits(groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(groups)
+    weight = torch.distributions.StudentT(3.0).sample((groups, GROUP)) * torch.rand(groups, 1).pow(8)
+    weight[0] = 0.0
+    if groups > 1:
+        weight[1] = 1e-30 * weight[1]
+        weight[2, 3], weight[3, 4], weight[4, 5] = torch.nan, torch.inf, -torch.inf
+    weights = (weight, weight.bfloat16(), torch.randint(-9, 9, (groups, GROUP)).float())
+    assert function("find_group_scales", pointers=3, numbers=3) is not None, "the compiled kernels are missing"
+    compiled = [quantize_groups(weight) for weight in weights]
+    monkeypatch.setenv("CLEARHEAD_KERNELS", "plain")
+    for fast, plain in zip(compiled, map(quantize_groups, weights), strict=True):
+        assert torch.equal(fast[0], plain[0])
+        assert torch.equal(fast[1].view(torch.int16), plain[1].view(torch.int16))

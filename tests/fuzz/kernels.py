@@ -36,13 +36,13 @@ _MARK = 12345.0
 
 
 def compile_products(folder: Path, levels: Collection[str]) -> dict[str, Path]:
-    """Compile the products of linear layers alone for some levels, in parallel; return the files by level."""
-    source = build.FOLDER / options.INFERENCE / "linear.cpp"
+    """Compile the products of linear layers, and the search for scales, for some levels; return the files by level."""
+    sources = [str(build.FOLDER / options.INFERENCE / name) for name in ("linear.cpp", "group_scales.cpp")]
 
     def compile_level(level: str) -> Path:
         file = folder / f"{level}.so"
         command = options.command("g++", options.INFERENCE, LEVELS[level][1])
-        subprocess.run([*command, "-shared", str(source), "-o", str(file)], check=True, capture_output=True)
+        subprocess.run([*command, "-shared", *sources, "-o", str(file)], check=True, capture_output=True)
         return file
 
     with ThreadPoolExecutor(2) as pool:

@@ -348,6 +348,13 @@ def answer(
     no_answer: Annotated[
         bool, typer.Option("--no-answer", help="Allow an empty answer, if the text has none.")
     ] = False,
+    doc_stride: Annotated[
+        int | None,
+        typer.Option("--doc-stride", min=0, help="The tokens that neighbouring windows share; at most 128 by default."),
+    ] = None,
+    align_to_words: Annotated[
+        bool, typer.Option("--align-to-words", help="Extend answers to whole words, and add scores of equal texts.")
+    ] = False,
     as_json: Annotated[
         bool,
         typer.Option("--json", help="Make the last line of stdout one JSON object; with --file every line."),
@@ -370,7 +377,10 @@ def answer(
     between them. Each line of --json is then {"index", "text", "pair", "answers"}, where "text" is the question.
     """
 
-    options: dict[str, Any] = {"top_k": top_k, "allow_no_answer": no_answer, "batch_size": compute.batch_size}
+    options: dict[str, Any] = {
+        "top_k": top_k, "allow_no_answer": no_answer, "doc_stride": doc_stride, "align_to_words": align_to_words,
+        "batch_size": compute.batch_size,
+    }  # fmt: skip
     if file is not None:
         if question is not None or context is not None or context_file is not None:
             raise InputError("--file has questions and contexts: leave out --question, --context and --context-file")

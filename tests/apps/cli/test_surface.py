@@ -84,7 +84,10 @@ SURFACE = {
     },
     "heads": {"--target", "--pair", "--from", "--to", "--sort", "--json"} | MACHINE,
     "embed": {"--pair", "--similarity", "--json"} | FILES | MACHINE,
-    "answer": {"--question", "--context", "--context-file", "--file", "--top-k", "--no-answer", "--json"}
+    "answer": {
+        "--question", "--context", "--context-file", "--file", "--top-k", "--no-answer", "--doc-stride",
+        "--align-to-words", "--json",
+    }  # fmt: skip
     | FILES
     | MACHINE,
     "evaluate": {

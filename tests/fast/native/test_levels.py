@@ -72,6 +72,18 @@ def test_sums_in_4_bits_are_those_of_each_group_in_their_order_on_every_level(li
             assert torch.equal(product(library, "int4", x, nibbles, scale, bias), exact + bias), (rows, outputs, inputs)
 
 
+def test_scales_of_4_bits_have_the_bits_of_the_plain_form_on_every_level(
+    library: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = torch.distributions.StudentT(3.0).sample((203, 32))
+    weight[7], weight[8, 3], weight[9, 4] = 0.0, torch.nan, torch.inf
+    monkeypatch.setattr(load, "library", lambda kernels="": library)
+    compiled = quantize_groups(weight)
+    monkeypatch.setattr(load, "library", lambda kernels="": None)
+    for fast, plain in zip(compiled, quantize_groups(weight), strict=True):
+        assert torch.equal(fast.view(torch.uint8), plain.view(torch.uint8))
+
+
 def test_rows_from_48_on_take_packed_weights_in_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the test below covers both paths, and wrong packed weights are found before kernels serve."""
     folder, file = tmp_path / "native", tmp_path / "wrong.so"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import clearhead as ch
+from clearhead.apps.cli.main import main
 from clearhead.base.errors import InputError
 from clearhead.tasks.answer.pipeline import Parameters, run
 from clearhead.tasks.answer.use import answer
@@ -54,6 +55,23 @@ def test_the_schema_of_the_server_gives_the_same_answers(tmp_path: Path) -> None
         assert [(item["answer"], item["start"]) for item in listed] == [
             (item["answer"], item["start"]) for item in row["answers"]
         ]
+
+
+def test_the_command_gives_the_same_answers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = write(tmp_path / "bert", "bert")
+    row = next(row for row in RECORD["records"]["bert"] if "doc_stride" in row and row["top_k"] > 1)
+    assert row["answers"] and "max_answer_len" not in row
+    words = [
+        "answer", f"{folder}", "--question", QUESTION, "--context", row["context"], "--top-k", f"{row['top_k']}",
+        "--align-to-words", "--precision", "fp32", *["--no-answer"] * row["handle_impossible_answer"], "--json",
+    ]  # fmt: skip
+    assert main([*words, "--doc-stride", f"{row['doc_stride']}"]) == 0
+    listed = json.loads(capfd.readouterr().out.splitlines()[-1])["answers"]
+    assert [(item["text"], item["start"]) for item in listed] == [
+        (item["answer"], item["start"]) for item in row["answers"]
+    ]
+    assert main([*words, "--doc-stride", "9999"]) == 2
+    assert "--doc-stride must be 0 to" in capfd.readouterr().err
 
 
 def test_a_stride_that_leaves_no_step_is_refused(tmp_path: Path) -> None:

@@ -37,6 +37,11 @@ inline void store(int8_t* to, Vec<float> x) {
 
 inline void store(int16_t* to, Vec<float> x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(to), round_to_int16(x)); }
 
+// Numbers below or above the bounds become the nearer bound; NaN becomes `lowest`.
+inline Vec<float> clamp(Vec<float> x, float lowest, float highest) {
+  return (Vec<float>)_mm256_min_ps(_mm256_max_ps((__m256)x, _mm256_set1_ps(lowest)), _mm256_set1_ps(highest));
+}
+
 inline Vec<float> multiply_add(Vec<float> x, Vec<float> y, Vec<float> z) {
   return (Vec<float>)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
 }

@@ -36,6 +36,11 @@ inline void store(int16_t* to, Vec<float> x) {
   std::memcpy(to, &rounded, sizeof rounded);
 }
 
+// Numbers below or above the bounds become the nearer bound; NaN becomes `lowest`.
+inline Vec<float> clamp(Vec<float> x, float lowest, float highest) {
+  return (Vec<float>)_mm512_min_ps(_mm512_max_ps((__m512)x, _mm512_set1_ps(lowest)), _mm512_set1_ps(highest));
+}
+
 inline Vec<float> multiply_add(Vec<float> x, Vec<float> y, Vec<float> z) {
   return (Vec<float>)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
 }

@@ -25,6 +25,12 @@ inline void store(int16_t* to, Vec<float> x) {
   for (int i = 0; i < WIDTH; ++i) to[i] = int16_t(std::nearbyint(x[i]));
 }
 
+// Numbers below or above the bounds become the nearer bound; NaN becomes `lowest`.
+inline Vec<float> clamp(Vec<float> x, float lowest, float highest) {
+  const Vec<float> above = select(x > lowest, x, broadcast(lowest));
+  return select(above < highest, above, broadcast(highest));
+}
+
 inline Vec<float> multiply_add(Vec<float> x, Vec<float> y, Vec<float> z) { return x * y + z; }
 
 template <typename Number>

@@ -106,8 +106,8 @@ inline Vec<float> exp_series(Vec<float> r) {
   return polynomial(r, 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f, 1.0f, 1.0f);
 }
 
-// Each instruction set adds: load and store of uint16_t, store of int8_t and int16_t, load of int8_t, multiply_add,
-// stream, reduce_add, reduce_add_all, reduce_max, any_set, exp, exp2, reciprocal.
+// Each instruction set adds: load and store of uint16_t, store of int8_t and int16_t, load of int8_t, clamp,
+// multiply_add, stream, reduce_add, reduce_add_all, reduce_max, any_set, exp, exp2, reciprocal.
 
 }  // namespace
 
