@@ -103,7 +103,8 @@ def _pack(weight_GE: Tensor, scale_G1: Tensor, nibbles: Tensor) -> None:
 
 
 def _largest(weight_GE: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(weight_GE, torch.inf, 1, keepdim=True)
+    largest_G1: Tensor = torch.linalg.vector_norm(weight_GE, torch.inf, 1, keepdim=True)
+    return largest_G1
 
 
 def _fit_scale(weight_GE: Tensor, scale_G1: Tensor) -> tuple[Tensor, Tensor]:
