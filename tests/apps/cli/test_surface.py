@@ -84,10 +84,8 @@ SURFACE = {
     },
     "heads": {"--target", "--pair", "--from", "--to", "--sort", "--json"} | MACHINE,
     "embed": {"--pair", "--similarity", "--json"} | FILES | MACHINE,
-    "answer": {
-        "--question", "--context", "--context-file", "--file", "--top-k", "--no-answer", "--doc-stride",
-        "--align-to-words", "--json",
-    }  # fmt: skip
+    "answer": {"--question", "--context", "--context-file", "--file", "--top-k", "--no-answer", "--json"}
+    | {"--doc-stride", "--align-to-words"}
     | FILES
     | MACHINE,
     "evaluate": {
