@@ -21,7 +21,14 @@ from clearhead.base.machine import free_memory, refuse_memory
 from clearhead.core import Transformer
 from clearhead.fast.memory import cache_bytes, cache_dtype, cache_tokens
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import GPU_ROWS, check_lengths, device_of, position_limit, read_tokens
+from clearhead.generate.batching import (
+    CPU_CACHE_TOKENS,
+    GPU_ROWS,
+    check_lengths,
+    device_of,
+    position_limit,
+    read_tokens,
+)
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import (
@@ -233,7 +240,9 @@ class RequestStarter:
         budget = options.batch_tokens if isinstance(options, SearchOptions) else None
         if most is None and self._is_on_gpu:
             most = max(1, GPU_ROWS // options.num_rows)
-        costs, budget = self._costs(), budget or cache_tokens(self.module)
+        if budget is None:
+            budget = cache_tokens(self.module) if self._is_on_gpu else CPU_CACHE_TOKENS
+        costs = self._costs()
         batch = self._batch(min(len(costs), most or len(costs), max(1, budget // max(costs, default=1))))
         try:
             yield from run_queue(batch, costs, self._start_groups, budget=budget, most=most)
