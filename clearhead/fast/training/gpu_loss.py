@@ -161,7 +161,9 @@ def _compile_softmax_gradient() -> Callable[..., Tensor]:
     def run(logits_CW: Tensor, labels_C: Tensor, *options: Any) -> Tensor:
         for tensor in (logits_CW, labels_C):
             torch._dynamo.mark_dynamic(tensor, 0, hint_override=_TYPICAL_ROWS)
-        return compiled(logits_CW, labels_C, *options)
+        # This graph has no parameters whose gradients several processes could send earlier.
+        with torch._dynamo.config.patch(optimize_ddp=False):
+            return compiled(logits_CW, labels_C, *options)
 
     return run
 
