@@ -195,10 +195,9 @@ class _Sums:
         """Compute loss and gradients of all rows, and return the summed loss in nats."""
         num_rows, num_entries = self.losses_N.shape[0], self.weight_VD.shape[0]
         product = self.setting.product_dtype
-        least = _CHUNK_BYTES
-        room = max(least, min(self.weight_VD.numel() * self.dtype.itemsize, _GROUP_BYTES))
+        room = max(_CHUNK_BYTES, min(self.weight_VD.numel() * self.dtype.itemsize, _GROUP_BYTES))
         group = max(1, min(num_rows, room // (num_entries * product.itemsize)))
-        chunk = max(1, min(group, least // (num_entries * self.dtype.itemsize)))
+        chunk = max(1, min(group, _CHUNK_BYTES // (num_entries * self.dtype.itemsize)))
         operand_GV = torch.empty(group, num_entries, dtype=product, device=self.hidden_ND.device)
         # Where sums have the dtype of products, logits stay where the product wrote them.
         buffer_CV = (

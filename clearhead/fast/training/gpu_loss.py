@@ -161,7 +161,9 @@ def _compile_softmax_gradient() -> Callable[..., Tensor]:
     def run(logits_CW: Tensor, labels_C: Tensor, *options: Any) -> Tensor:
         for tensor in (logits_CW, labels_C):
             torch._dynamo.mark_dynamic(tensor, 0, hint_override=_TYPICAL_ROWS)
-        return compiled(logits_CW, labels_C, *options)
+        # This graph has no parameters whose gradients several processes could send earlier.
+        with torch._dynamo.config.patch(optimize_ddp=False):
+            return compiled(logits_CW, labels_C, *options)
 
     return run
 
@@ -181,8 +183,10 @@ def _add_chunks(
     size = _chunk_rows(num_rows, len(weight_WD) * product.itemsize)
     extra = _round_up(max(1, num_rows), size) - num_rows
     # Zeros in place of states without a label: otherwise one that is not finite would reach the gradient of the weight.
-    labelled_ND = setting.rescale(states_ND).masked_fill((labels_N == NO_LABEL)[:, None], 0.0).to(product)
-    states_PD, labels_P = F.pad(labelled_ND, (0, 0, 0, extra)), F.pad(labels_N, (0, extra), value=NO_LABEL)
+    states_PD = setting.rescale(states_ND).masked_fill((labels_N == NO_LABEL)[:, None], 0.0).to(product)
+    labels_P = labels_N
+    if extra:  # padding by nothing is a copy
+        states_PD, labels_P = F.pad(states_PD, (0, 0, 0, extra)), F.pad(labels_N, (0, extra), value=NO_LABEL)
     logits_CW, loss = states_PD.new_empty(size, len(weight_WD)), states_PD.new_zeros((), dtype=dtype)
     run = _compile_softmax_gradient() if setting.compiles and any(needed) else softmax_gradient
     state_gradients: list[Tensor] = []
