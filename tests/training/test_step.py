@@ -206,7 +206,7 @@ def test_a_weight_is_cast_once_per_step(tmp_path: Path, monkeypatch: pytest.Monk
     take, counts = TrainingSteps.take, []
 
     def take_counted(steps: TrainingSteps[Any], step: int) -> Any:
-        with Casts(steps.trainer.module) as casts:
+        with Casts(steps.module) as casts:
             results = take(steps, step)
         counts.append(max(casts.counts.values()))
         return results
