@@ -54,8 +54,13 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
         if uses_kernels():
             keep_freed_memory()
             _fuse(tree, precision, recomputes_layers)
-    elif precision == "bf16":
-        _round_outputs(tree)
+    else:
+        if device.type != "mps":
+            from clearhead.fast.training.gpu_attention import fuse_attention  # most machines have no GPU
+
+            fuse_attention(tree)
+        if precision == "bf16":
+            _round_outputs(tree)
     for submodule in tree.modules():
         if recomputes_layers and isinstance(submodule, Layer):
             override(submodule, RecomputedLayer)
