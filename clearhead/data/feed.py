@@ -1,29 +1,43 @@
 """Batches made ahead of their use: a thread makes the next batches and copies them to a GPU while the GPU computes.
 
-The plain path has no thread: on a CPU it would take processors from the computation.
+`Prepared` feeds a training. `compute_each` feeds predictions, whose results it reads late. On a CPU neither starts a
+thread, because it would take processors from the computation.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice, pairwise
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from clearhead.data.batches.base import Batches, CountedBatch, DeviceBatch
 
 # Number of batches that a thread makes ahead. With two, the thread makes the second while the device copies the first.
 _AHEAD: Final = 2
 
+# Number of results that wait on the device together, such as 64 MiB of float32.
+_MOST_WAITING: Final = 2**24
+
 ItemT = TypeVar("ItemT")
+KeyT = TypeVar("KeyT")
 BatchT = TypeVar("BatchT")
+DeviceBatchT = TypeVar("DeviceBatchT", bound=DeviceBatch)
 CountedT = TypeVar("CountedT", bound=CountedBatch)
+
+KeyedBatches = Iterator[tuple[KeyT, DeviceBatchT]]
+Run = Callable[[KeyT, DeviceBatchT], Sequence[Tensor]]
+_Group = list[tuple[KeyT, Sequence[Tensor]]]
+# A batch, the event of its copy, the position of the source after it, and its number of batches per epoch.
+_Sent = tuple[CountedT, torch.cuda.Event | None, dict[str, Any], int]
 
 
 class Ahead(Generic[ItemT]):
@@ -136,15 +150,17 @@ class DeviceCopies:
                 tensor.record_stream(stream)
         return batch
 
+    def fetch(self, group: _Group[KeyT]) -> tuple[_Group[KeyT], torch.cuda.Event | None]:
+        """Start to copy results to pinned memory; return them on the CPU, and the event after which they are valid."""
+        if self._stream is None:
+            return group, None
 
-@dataclass(frozen=True)
-class _SentBatch(Generic[BatchT]):
-    """A batch on the device, the event of its copy, and the position of the source after it."""
+        def copy(result: Tensor) -> Tensor:
+            pinned = torch.empty(result.shape, dtype=result.dtype, pin_memory=True)
+            return pinned.copy_(result, non_blocking=True)
 
-    batch: BatchT
-    copied: torch.cuda.Event | None
-    state: dict[str, Any]
-    batches_per_epoch: int
+        copies: _Group[KeyT] = [(key, [*map(copy, results)]) for key, results in group]
+        return copies, torch.cuda.current_stream(self.device).record_event()
 
 
 class Prepared(Generic[CountedT]):
@@ -162,7 +178,7 @@ class Prepared(Generic[CountedT]):
     def __init__(self, batches: Batches[CountedT], device: torch.device, ahead: int = _AHEAD) -> None:
         self._batches, self._ahead = batches, ahead
         self._copies = DeviceCopies(device)
-        self._feed: Ahead[_SentBatch[CountedT]] | None = None
+        self._feed: Ahead[_Sent[CountedT]] | None = None
         self._is_behind = False
         self._state, self._batches_per_epoch = batches.state(), batches.batches_per_epoch
 
@@ -182,9 +198,9 @@ class Prepared(Generic[CountedT]):
             if self._feed is None:
                 self._go_back()
                 self._feed = Ahead(partial(_make, self._batches, self._copies), self._ahead)
-            sent = next(self._feed)
-            batch = self._copies.receive(sent.batch, sent.copied)
-            self._state, self._batches_per_epoch = sent.state, sent.batches_per_epoch
+            sent, copied, state, per_epoch = next(self._feed)
+            batch = self._copies.receive(sent, copied)
+            self._state, self._batches_per_epoch = state, per_epoch
         except BaseException:  # also a signal, which may have interrupted the wait
             self.close()
             raise
@@ -219,7 +235,55 @@ class Prepared(Generic[CountedT]):
             self._is_behind = False
 
 
-def _make(batches: Batches[CountedT], copies: DeviceCopies) -> _SentBatch[CountedT]:
-    """Make the next batch of the source, and start its copy."""
-    batch, copied = copies.send(next(batches))
-    return _SentBatch(batch, copied, batches.state(), batches.batches_per_epoch)
+def _make(batches: Batches[CountedT], copies: DeviceCopies) -> _Sent[CountedT]:
+    """Make the next batch of the source, start its copy, and return both with the position of the source after it."""
+    return *copies.send(next(batches)), batches.state(), batches.batches_per_epoch
+
+
+def computes_late(device: torch.device) -> bool:
+    """Return whether a device computes while the host goes on, so that the host should read its results late."""
+    return device.type == "cuda"
+
+
+def compute_each(
+    batches: KeyedBatches[KeyT, DeviceBatchT], run: Run[KeyT, DeviceBatchT], device: torch.device
+) -> Iterator[tuple[KeyT, Sequence[Tensor]]]:
+    """Run a function on batches, and yield the key and the results of each batch, on the CPU and in order.
+
+    On a GPU, a thread makes the next batches, and results stay on the device until many are computed; they are copied
+    together while the device computes the next. On other devices, batches are made and computed in turn.
+
+    Args:
+        batches: an iterator over keys and batches, which may run in another thread.
+        run: a function of a key and its batch on the device. It must not read values of the device.
+        device: the device.
+    """
+    if not computes_late(device):
+        for key, batch in batches:
+            yield key, [result.cpu() for result in run(key, batch.to(device))]
+        return
+    # The host waits for a group after the next one was launched, so that the device is never idle.
+    for (group, copied), _ in pairwise(chain(_launch(batches, run, DeviceCopies(device)), [([], None)])):
+        if copied is not None:
+            copied.synchronize()
+        yield from group
+
+
+def _launch(
+    batches: KeyedBatches[KeyT, DeviceBatchT], run: Run[KeyT, DeviceBatchT], copies: DeviceCopies
+) -> Iterator[tuple[_Group[KeyT], torch.cuda.Event | None]]:
+    """Launch the computation of all batches; yield groups of results for the CPU, and the events of their copies."""
+    waiting: _Group[KeyT] = []
+    for key, batch, copied in _make_ahead((key, *copies.send(batch)) for key, batch in batches):
+        waiting.append((key, run(key, copies.receive(batch, copied))))
+        if sum(result.numel() for _, results in waiting for result in results) >= _MOST_WAITING:
+            yield copies.fetch(waiting)
+            waiting = []
+    yield copies.fetch(waiting)
+
+
+def _make_ahead(items: Iterator[ItemT]) -> Iterator[ItemT]:
+    """Yield items that a thread makes, but for the first: it is not delayed by the start of the thread."""
+    yield from islice(items, 1)
+    with closing(Ahead(items.__next__)) as rest:
+        yield from rest

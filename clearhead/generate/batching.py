@@ -33,7 +33,9 @@ LAYER_ACTIVATIONS: Final = 8
 """Bytes of activations per token for each output of a layer's matrices: an fp32 number and its copy."""
 
 
-def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None) -> Iterator[list[int]]:
+def batches_by_cost(
+    costs: Sequence[int], *, budget: int, most_rows: int | None, before: int = 0, total: int | None = None
+) -> Iterator[list[int]]:
     """Yield lists of indices, costliest first, so that rows * greatest cost stays within the budget.
 
     Inside `capture` or `edit`, the indices keep the order of the sentences: see `batch_costs`.
@@ -42,6 +44,8 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
         costs: cost of each sentence, without padding.
         budget: largest value of rows * greatest cost. A sentence above it gets a batch for itself.
         most_rows: maximum number of sentences in a batch. None means that only the budget limits it.
+        before: number of sentences that were batched before these, to report progress.
+        total: number of sentences in all calls, to report progress. None means those of this call.
     """
     costs = batch_costs(costs)
     order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
@@ -52,7 +56,8 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
             rows = min(rows, most_rows)
         yield order[start : start + rows]
         start = min(start + rows, len(order))
-        update(start, len(order), "examples")
+        most = len(order) if total is None else total
+        update(min(before + start, most), most, "examples")
 
 
 def batch_costs(costs: Sequence[int]) -> Sequence[int]:
