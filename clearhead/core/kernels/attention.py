@@ -25,7 +25,7 @@ SHORT_ON_CPU = 64
 
 def eager_is_better(query_BHTE: Queries, key_BKSE: Keys, bias: Bias | None) -> bool:
     """Return whether the eager kernel is better: for short sequences on a CPU, or for a bias that needs gradients."""
-    if query_BHTE.device.type != "cpu":  # torch.compile would make a graph for each answer about lengths
+    if query_BHTE.device.type != "cpu" or torch.compiler.is_compiling():  # a graph for each answer about lengths
         return bias is not None and bias.requires_grad
     num_queries = query_BHTE.shape[2]
     is_short = max(num_queries, key_BKSE.shape[2]) <= SHORT_ON_CPU and num_queries > 1
