@@ -14,8 +14,8 @@ from tests.conftest import ROOT
 from tests.laws.test_compiled import QUICK
 
 pytestmark = pytest.mark.slow
-BY_LAYER = 5
-"""Graphs of an encoder-decoder that is compiled by layer: first and later layers differ by the masks they find."""
+BY_LAYER = 3
+"""Graphs of an encoder-decoder of two layers each that is compiled by layer: the first of a decoder is another."""
 
 
 def run_job(folder: Path, *arguments: str) -> str:

@@ -78,7 +78,7 @@ def refuse() -> float:
 @pytest.mark.parametrize(
     ("steps", "compiled", "expected", "reason"),
     [
-        (60, lambda: 0.5, False, "it would save about 18 s and take about 9 s"),
+        (60, lambda: 0.5, False, "it would save about 18 s and take about 9.0 s"),
         (61, lambda: 0.5, True, "2 times the speed of eager steps"),
         (61, lambda: 1.5, False, "0.67 times the speed"),
         (61, refuse, False, "a custom module"),

@@ -63,7 +63,7 @@ class CompiledMethod:
     def __init__(self, method: Callable[..., Tensor], *, has_one_shape: bool) -> None:
         self.is_warm, self.has_run, self.is_on = False, False, True
         # Deterministic: kernels are chosen without timing them, so that a resumed run chooses the same.
-        self._run: Callable[..., Tensor] = torch.compile(
+        self._run: Callable[..., Tensor] = torch.compile(  # type: ignore[call-overload] - lacks recompile_limit
             method,
             fullgraph=True,
             dynamic=not has_one_shape,
@@ -75,7 +75,7 @@ class CompiledMethod:
         """Run the method; report a compilation after the first pass."""
         before = count_graphs()
         # Sizes that are equal in the first call, such as rows and tokens, may differ later.
-        with shapes.patch(use_duck_shape=False), config.patch(optimize_ddp=False):
+        with shapes.patch(use_duck_shape=False), config.patch(optimize_ddp=False):  # type: ignore[attr-defined]
             try:
                 y_BTD = self._run(module, *arguments)
             except (exc.TorchDynamoException, exc.FailOnRecompileLimitHit) as error:
