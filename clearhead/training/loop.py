@@ -257,7 +257,9 @@ class _TrainingLoop(Generic[BatchT]):
             if self.settings.compile:
                 from clearhead.training.compilation import compile_graphs  # imports PyTorch's compiler
 
+                began = time.monotonic()
                 compile_graphs(self.trainer.module, self.engine, self.trainer.batches)
+                self.clock += time.monotonic() - began  # a new run compiles before its time begins
             self.trainer.batches.load_state(before)
 
     def _announce(self) -> None:
