@@ -136,7 +136,18 @@ class _TrainingLoop(Generic[BatchT]):
         self.processes = trainer.processes
         self.engine = trainer.engine or TrainingEngine(trainer.module, trainer.loss)
         self.tally = files.Tally()
-        self.steps = TrainingSteps(trainer, self.engine, signals, seconds=self._seconds, last_good=self._last_good)
+        self.steps = TrainingSteps(
+            module=trainer.module,
+            optimizer=trainer.optimizer,
+            schedule=trainer.schedule,
+            batches=trainer.batches,
+            settings=self.settings,
+            processes=self.processes,
+            engine=self.engine,
+            signals=signals,
+            seconds=self._seconds,
+            last_good=self._last_good,
+        )
         self.end_step = planned_steps(self.settings, trainer.batches.batches_per_epoch)
         record = RunRecord if self.processes.is_first else FollowerRecord
         self.num_snapshots = count = num_snapshots(self.settings, trainer.module)
@@ -246,7 +257,9 @@ class _TrainingLoop(Generic[BatchT]):
             if self.settings.compile:
                 from clearhead.training.compilation import compile_graphs  # imports PyTorch's compiler
 
+                began = time.monotonic()
                 compile_graphs(self.trainer.module, self.engine, self.trainer.batches)
+                self.clock += time.monotonic() - began  # a new run compiles before its time begins
             self.trainer.batches.load_state(before)
 
     def _announce(self) -> None:

@@ -26,7 +26,7 @@ class Pending(Generic[ItemT]):
         """Add a step that has been launched.
 
         Args:
-            item: what the host knows about the step.
+            item: the facts about the step that the host knows.
             values: the values that the device computes, which nothing changes later.
         """
         on_cuda = values.device.type == "cuda"

@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic
+from typing import Generic
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from clearhead.base.errors import RunFailure, is_out_of_memory
 from clearhead.base.signals import StopSignals
-from clearhead.data.batches.base import BatchT
+from clearhead.data.batches.base import Batches, BatchT
 from clearhead.training.memory import return_memory
 from clearhead.training.optim.optimizers import (
     gradient_scale,
@@ -22,12 +22,12 @@ from clearhead.training.optim.optimizers import (
     update_on_device,
     updates_on_device,
 )
+from clearhead.training.optim.schedules import Schedule
 from clearhead.training.optim.weight_averages import ExponentialAverage
 from clearhead.training.parallel.engines import AgreedStop, StepSums, TrainingEngine
+from clearhead.training.parallel.processes import Processes
 from clearhead.training.pending import Pending
-
-if TYPE_CHECKING:
-    from clearhead.training.loop import Trainer
+from clearhead.training.record import TrainSettings
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,17 @@ class StepResult:
     sums: StepSums
 
 
+@dataclass
 class TrainingSteps(Generic[BatchT]):
     """Takes the optimizer steps of a run.
 
     Args:
-        trainer: the module, the optimizer, the schedule, the batches and the settings.
+        module: the module that is trained.
+        optimizer: the optimizer of its parameters.
+        schedule: the schedule of the learning rate.
+        batches: the endless training batches.
+        settings: the settings of the run.
+        processes: the processes that train together.
         engine: the engine that computes the loss and its gradients.
         signals: the stop signals of this process.
         seconds: a function that returns the run time in seconds.
@@ -63,24 +69,25 @@ class TrainingSteps(Generic[BatchT]):
         agreed: the stop conditions that all processes agreed on in the last step.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer[BatchT],
-        engine: TrainingEngine[BatchT],
-        signals: StopSignals,
-        *,
-        seconds: Callable[[], float],
-        last_good: Callable[[], Path],
-    ) -> None:
-        self.trainer, self.settings, self.engine, self.signals = trainer, trainer.settings, engine, signals
-        self.parameters = [parameter for parameter in trainer.module.parameters() if parameter.requires_grad]
-        self.ema = ExponentialAverage(trainer.module, self.settings.ema) if self.settings.ema is not None else None
-        self.agreed = AgreedStop()
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    batches: Batches[BatchT]
+    settings: TrainSettings
+    processes: Processes
+    engine: TrainingEngine[BatchT]
+    signals: StopSignals
+    seconds: Callable[[], float]
+    last_good: Callable[[], Path]
+
+    def __post_init__(self) -> None:
+        self.parameters = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         self.device = self.parameters[0].device
-        self.reads_late = updates_on_device(trainer.optimizer, self.device)
+        self.reads_late = updates_on_device(self.optimizer, self.device)
+        self.ema = ExponentialAverage(self.module, self.settings.ema) if self.settings.ema is not None else None
+        self.agreed = AgreedStop()
         self._pending = Pending[StepResult]()
         self._has_failed = torch.zeros((), dtype=torch.bool, device=self.device)
-        self._seconds, self._last_good = seconds, last_good
 
     def take(self, step: int) -> list[StepResult]:
         """Take one step, and return the results of the steps whose values the host knows now.
@@ -124,7 +131,7 @@ class TrainingSteps(Generic[BatchT]):
         for result, (*losses, norm) in self._pending.ready(waits=waits):
             sums = StepSums()
             _add_losses(sums, losses)
-            joined = StepSums.of(self.trainer.processes.all_gather_rows(sums.row()))
+            joined = StepSums.of(self.processes.all_gather_rows(sums.row()))
             result.sums.loss, result.sums.not_finite = joined.loss, joined.not_finite
             self._check_loss(result.step, result.sums)
             self._check_norm(result.step, norm)
@@ -133,8 +140,8 @@ class TrainingSteps(Generic[BatchT]):
 
     def set_learning_rate(self, step: int) -> float:
         """Set the learning rate of a step in the optimizer, and return it."""
-        learning_rate = self.trainer.schedule(step)
-        set_learning_rate(self.trainer.optimizer, learning_rate)
+        learning_rate = self.schedule(step)
+        set_learning_rate(self.optimizer, learning_rate)
         return learning_rate
 
     def _accumulate_gradients(self, step: int) -> tuple[Tensor, StepSums]:
@@ -144,11 +151,11 @@ class TrainingSteps(Generic[BatchT]):
             The loss of each batch, on the device, and the sums of the step without the losses.
         """
         accumulate, losses, sums = self.settings.accumulate, list[Tensor](), StepSums()
-        self.trainer.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         # Autocast forgets the weights that it has cast when the outermost context ends.
         with torch.autocast(self.device.type, enabled=False):
             for index in range(accumulate):
-                batch = next(self.trainer.batches)
+                batch = next(self.batches)
                 try:
                     with self.precision():
                         loss, labels = self.engine.loss(batch, is_last=index == accumulate - 1)
@@ -160,7 +167,7 @@ class TrainingSteps(Generic[BatchT]):
                         raise
                     raise RunFailure(
                         f"Memory ran out at step {step}, on a batch of {batch.num_tokens} tokens: use smaller batches "
-                        f"and accumulate more of them. The last good checkpoint is {self._last_good()}."
+                        f"and accumulate more of them. The last good checkpoint is {self.last_good()}."
                     ) from error
         return torch.stack(losses), sums
 
@@ -171,17 +178,17 @@ class TrainingSteps(Generic[BatchT]):
     def _update(self, step: int, divisor: Tensor | None = None) -> None:
         """Update the weights and their average; with a divisor, the fused optimizer divides the gradients by it."""
         if divisor is None:
-            self.trainer.optimizer.step()
+            self.optimizer.step()
         else:
-            update_on_device(self.trainer.optimizer, divisor=divisor, has_failed=self._has_failed)
+            update_on_device(self.optimizer, divisor=divisor, has_failed=self._has_failed)
         if self.ema is not None:
-            self.ema.update(self.trainer.module)
+            self.ema.update(self.module)
         return_memory(step, self.device, self.settings.precision)
 
     def _agree(self, sums: StepSums) -> StepSums:
         """Return the sums of a step over all processes, and let the processes agree on stop signal and run time."""
-        row = [*sums.row(), float(self.signals.received or 0), self._seconds()]
-        rows = self.trainer.processes.all_gather_rows(row)
+        row = [*sums.row(), float(self.signals.received or 0), self.seconds()]
+        rows = self.processes.all_gather_rows(row)
         self.agreed = AgreedStop.of(rows)
         return StepSums.of(rows)
 
@@ -207,7 +214,7 @@ class TrainingSteps(Generic[BatchT]):
         """
         return RunFailure(
             f"The {what} at {where}, so training stopped before the weights were updated; the last good checkpoint "
-            f"is {self._last_good()}. A lower learning rate, a longer warmup or gradient clipping usually helps."
+            f"is {self.last_good()}. A lower learning rate, a longer warmup or gradient clipping usually helps."
         )
 
 

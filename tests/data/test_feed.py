@@ -43,6 +43,9 @@ class Plan:
     def num_sizes(self) -> int:
         return 1
 
+    def has_one_length(self) -> bool:
+        return True
+
 
 def make_batch(rows: np.ndarray[Any, Any], epoch: int, index: int) -> Batch:
     ids = torch.from_numpy(rows)[None]

@@ -6,6 +6,7 @@ They run on the CPU too, so that the laws themselves are tested where there is n
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import clearhead as ch
 from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.core import Cache
+from clearhead.data import feed
 from clearhead.data.batches.base import Batch
 from clearhead.fast.slots import graph
 from clearhead.fast.training.tree import training_tree
@@ -28,8 +30,11 @@ from clearhead.training.pending import Pending
 from clearhead.training.random_state import deterministic_algorithms
 from clearhead.training.step import StepResult, TrainingSteps
 from tests.apps.cli.tiny_run import PAIRS
+from tests.data.test_feed import epochs
 from tests.generate.tiny import EOS, PAD, some_prompts, some_sources
 from tests.laws.tiny import MODELS, difference, pad_rows, random_rows, tiny, token_batch
+from tests.tasks.labelled_models import character_tokenizer
+from tests.tasks.test_late_predictions import PREDICTIONS, close
 
 AVAILABLE = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
 NAMES = [name for name in MODELS if name.split("/")[2] in ("rotary", "buckets")]
@@ -317,3 +322,34 @@ def test_joins_and_recordings_leave_no_memory_behind(device: torch.device, monke
                 batch.step()
             used.append(torch.cuda.memory_allocated(device))
     assert used[-1] == used[100]
+
+
+def test_batches_made_ahead_are_those_of_the_source(device: torch.device) -> None:
+    plain, ahead = epochs(), feed.Prepared(epochs(), device)
+    for _ in range(20):
+        expected, actual = next(plain).tensors(), next(ahead).tensors()
+        assert expected.keys() == actual.keys() and {tensor.device.type for tensor in actual.values()} == {device.type}
+        assert all(torch.equal(actual[name].cpu(), tensor) for name, tensor in expected.items())
+        assert ahead.state() == plain.state()
+    ahead.close()
+
+
+@pytest.mark.parametrize("predict", PREDICTIONS)
+def test_predictions_are_those_of_the_cpu_and_no_batch_waits(
+    predict: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = feed._launch
+
+    def forbid_waits(batches: Any, run: Any, copies: Any) -> Any:
+        def run_without_waits(key: Any, batch: Any) -> Any:
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return run(key, batch)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+        return launch(batches, run_without_waits, copies)
+
+    expected = predict(character_tokenizer(), lambda module: module)
+    monkeypatch.setattr(feed, "_launch", forbid_waits)
+    assert close(predict(character_tokenizer(), lambda module: copy.deepcopy(module).to(device)), expected, NEAR)

@@ -8,24 +8,34 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import adam
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from clearhead.base.errors import RunFailure
+from clearhead.base.signals import StopSignals
 from clearhead.checkpoints.runs import checkpoint as files
 from clearhead.checkpoints.runs.metrics import MetricsRow, read_metrics
+from clearhead.fast.training.tree import training_tree
+from clearhead.tasks.train import token_loss
 from clearhead.training import step as training_step
 from clearhead.training.loop import Trainer
 from clearhead.training.optim.optimizers import build_optimizer, gradient_scale, scale_gradients
+from clearhead.training.parallel.engines import TrainingEngine
+from clearhead.training.parallel.processes import Processes
 from clearhead.training.pending import Pending
+from clearhead.training.record import TrainSettings
 from clearhead.training.step import TrainingSteps
-from tests.laws.host_reads import count_host_reads
-from tests.training.small import Tokens, equal_states, recorder, small_trainer, sum_loss, validation
+from tests.laws.host_reads import count_host_reads, refuse_host_reads
+from tests.laws.tiny import MODELS, tiny, token_batch
+from tests.training.small import Falling, Tokens, equal_states, recorder, small_trainer, sum_loss, validation
+from tests.training.test_loop import OneBatch
 
 
 def fused_trainer(run: Path, **changes: Any) -> Trainer[Tokens]:
@@ -206,7 +216,7 @@ def test_a_weight_is_cast_once_per_step(tmp_path: Path, monkeypatch: pytest.Monk
     take, counts = TrainingSteps.take, []
 
     def take_counted(steps: TrainingSteps[Any], step: int) -> Any:
-        with Casts(steps.trainer.module) as casts:
+        with Casts(steps.module) as casts:
             results = take(steps, step)
         counts.append(max(casts.counts.values()))
         return results
@@ -247,3 +257,33 @@ def test_the_built_optimizer_is_fused(tmp_path: Path) -> None:
         optimizer = build_optimizer(small_trainer(tmp_path).module, kind=kind, learning_rate=0.1)  # type: ignore[arg-type]
         assert training_step.updates_on_device(optimizer, torch.device("cuda")) is is_late
         assert not training_step.updates_on_device(optimizer, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "/pre-grouped/" in name])
+def test_a_whole_step_runs_on_meta(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of meta take the branches of a GPU, and every host read raises."""
+    monkeypatch.setattr(adam, "_device_dtype_check_for_fused", lambda *_: None)
+    # The kernel of the update has no form for meta.
+    monkeypatch.setattr(torch, "_fused_adamw_", lambda *_, **named: None)
+    monkeypatch.setattr(training_step, "updates_on_device", lambda *_: True)
+    monkeypatch.setattr(Pending, "push", lambda self, item, values: None)
+    tree = training_tree(tiny(name).to("meta"), "fp32")
+    batch = token_batch(name).to("meta")
+    optimizer = torch.optim.AdamW(tree.parameters(), fused=True)
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1, device="meta")
+    steps = TrainingSteps(
+        module=tree,
+        optimizer=optimizer,
+        schedule=Falling(),
+        batches=OneBatch([batch]),  # type: ignore[arg-type]
+        settings=TrainSettings(run=str(tmp_path), steps=3, accumulate=2, clip=1.0, ema=0.9),
+        processes=Processes(),
+        engine=TrainingEngine(tree, partial(token_loss, label_smoothing=0.1)),
+        signals=StopSignals(),
+        seconds=lambda: 0.0,
+        last_good=lambda: tmp_path,
+    )
+    steps.device = torch.device("cuda")  # autocast does not know meta
+    steps.take(1)  # also copies tables of positions to the device, once
+    with refuse_host_reads():
+        assert steps.take(2) == []

@@ -27,7 +27,7 @@ class MetricsRow:
         seconds: the wall-clock time in seconds since the run began, over all resumptions.
         loss: the mean training loss per label since the previous line, in nats.
         learning_rate: the schedule's learning rate at this step.
-        tokens_per_second: the training speed since the previous line, without validation.
+        tokens_per_second: the training speed since the previous line, without validations and saves.
         valid_loss: the mean validation loss per label, in nats. None means that this step was not validated.
         valid_score: the validation score. None means that this step was not validated or has no score.
     """

@@ -21,12 +21,14 @@ from torch.fx.experimental import _config as shapes
 from clearhead.base.errors import InputError
 from clearhead.base.hooks import is_watching
 from clearhead.base.progress import message
+from clearhead.core.attention import Attention
 from clearhead.core.context import Context
 from clearhead.core.head import Head
 from clearhead.core.shapes import States
 from clearhead.core.stack import Layer, Stack
 from clearhead.fast.replica import override, plain_type
 from clearhead.fast.training.gpu_loss import CompiledHead
+from clearhead.fast.training.tree import RecomputedLayer
 
 
 class NotCompiled(InputError):
@@ -63,7 +65,7 @@ class CompiledMethod:
     def __init__(self, method: Callable[..., Tensor], *, has_one_shape: bool) -> None:
         self.is_warm, self.has_run, self.is_on = False, False, True
         # Deterministic: kernels are chosen without timing them, so that a resumed run chooses the same.
-        self._run: Callable[..., Tensor] = torch.compile(
+        self._run: Callable[..., Tensor] = torch.compile(  # type: ignore[call-overload]
             method,
             fullgraph=True,
             dynamic=not has_one_shape,
@@ -75,7 +77,7 @@ class CompiledMethod:
         """Run the method; report a compilation after the first pass."""
         before = count_graphs()
         # Sizes that are equal in the first call, such as rows and tokens, may differ later.
-        with shapes.patch(use_duck_shape=False), config.patch(optimize_ddp=False):
+        with shapes.patch(use_duck_shape=False), config.patch(optimize_ddp=False):  # type: ignore[attr-defined]
             try:
                 y_BTD = self._run(module, *arguments)
             except (exc.TorchDynamoException, exc.FailOnRecompileLimitHit) as error:
@@ -145,10 +147,13 @@ class UniformStack(Stack):
         run: the compiled method of the stack or of its layers.
         full: the shape of a full batch. Shorter rows, and rows with a mask that full batches lack, run plain. None
             means that the graph serves all shapes.
+        attentions: the attentions whose masks and rotations are computed before the layers, because a recomputed or
+            separately compiled layer cannot share them with the others.
     """
 
     run: CompiledMethod
     full: FullBatch | None
+    attentions: tuple[Attention, ...]
 
     def continue_from(self, depth: int, x_BTD: States, context: Context) -> States:
         """Run the layers, and return the states of the rows without the padding, whose gradients are 0."""
@@ -163,6 +168,11 @@ class UniformStack(Stack):
         else:
             rows = max(full.rows, LEAST_ROWS)
         context = pad_context(context, batch, rows)
+        for attention in self.attentions:
+            if not context.masking.is_only_causal(attention.spec.mask):
+                attention.mask(context)
+            if attention.spec.position is not None:
+                attention.angles(attention.spec.position, context)
         if rows == batch:
             return super().continue_from(depth, x_BTD, context)
         return super().continue_from(depth, _pad_rows(x_BTD, rows), context)[:batch]
@@ -242,6 +252,9 @@ def compile_tree(tree: nn.Module, *, full: FullBatch | None, by_layer: bool) -> 
             override(stack, CompiledStack).run = run
         uniform = override(stack, UniformStack)
         uniform.run, uniform.full = run, full
+        shares_late = not by_layer and not any(isinstance(layer, RecomputedLayer) for layer in stack.layers)
+        attentions = [module for module in stack.layers.modules() if isinstance(module, Attention)]
+        uniform.attentions = () if shares_late else tuple(attentions)
 
 
 def is_ready(tree: nn.Module) -> bool:

@@ -121,8 +121,9 @@ def _round_outputs(tree: nn.Module) -> None:
     """Let the input of several linear layers be rounded once, in place of once by each of them."""
     for module in tree.modules():
         # Without a norm in front, only branches may round: the stream itself must keep its precision.
-        is_rounded = isinstance(module, Branch) or (isinstance(module, Step) and isinstance(module.pre, Norm))
-        if is_rounded and not is_altered(module):
+        if not isinstance(module, Branch | Step) or is_altered(module):
+            continue
+        if isinstance(module, Branch) or isinstance(module.pre, Norm):
             override(module.pre, RoundedOutput)
     encoder, decoder = (getattr(tree, name, None) for name in ("encoder", "decoder"))
     if encoder is not None and decoder is not None:

@@ -286,7 +286,9 @@ def gradient_scale(
     """Return the norm of all gradients and the number that divides them in the update, without reading either.
 
     Args:
-        parameters, factor, max_norm: as for `scale_gradients`, which changes the gradients at once.
+        parameters: the parameters of the gradients; parameters without a gradient are skipped.
+        factor: the positive factor that turns the gradient of a summed loss into that of a mean.
+        max_norm: the maximum total norm. None means no clipping.
 
     Returns:
         The total norm after scaling and before clipping, in fp64, and the divisor for `update_on_device`, in fp32.

@@ -44,7 +44,7 @@ class StepReport:
         loss: the mean training loss per label of this step, in nats.
         learning_rate: the learning rate of this step.
         tokens: the number of source and target tokens of this step.
-        step_seconds: the time of this step in seconds.
+        step_seconds: the time since the step before in seconds, without validations and saves.
         seconds: the wall-clock time of the run so far, in seconds.
     """
 

@@ -19,7 +19,7 @@ from clearhead.base.printing import human_bytes
 from clearhead.base.progress import message
 from clearhead.checkpoints.runs.manifest import sha256_of
 from clearhead.core.extensions.files import parts_options
-from clearhead.training.assemble import AssembledRun, assemble_run, forecast, open_training
+from clearhead.training.assemble import AssembledRun, BuiltModel, assemble_run, forecast, open_training
 from clearhead.training.data_files import describe_files
 from clearhead.training.loop import Trainer
 from clearhead.training.parallel.agreement import check_divisible
@@ -129,7 +129,7 @@ def examine(file: Path, folder: Path, *, steps: int | None, kills: int) -> Check
         validations, saving = number // validate_every, report.checkpoint_bytes / CHECKPOINT_SPEED
         one_run = number * report.cost.step_seconds + validations * report.cost.validation_seconds + SAVES * saving
         seconds = (kills + 7) * start_seconds + 3 * one_run
-        overrides = _overrides(run_file, job.model.precision, save_every, seconds)
+        overrides = _overrides(run_file, job.model, save_every, seconds)
         if validate_every != usual:
             overrides.append(f"train.validate_every={validate_every}")
         if 2 * report.disk_bytes > report.disk_free:
@@ -162,12 +162,14 @@ def _steps(requested_steps: int | None, report: Preflight) -> tuple[int, int]:
     return number, max(1, save_every)
 
 
-def _overrides(run_file: RunFile, precision: str, save_every: int, seconds: float) -> list[str]:
-    """Return the run-file changes for the check: they leave every training step the same, and fix the precision."""
+def _overrides(run_file: RunFile, model: BuiltModel, save_every: int, seconds: float) -> list[str]:
+    """Return the run-file changes for the check: they leave every training step the same, and fix measured choices."""
     train = run_file.train
     changes = [f"train.save_every={save_every}", f"train.keep={max(train.keep, SAVES + 2)}", "train.tracker=none"]
     if train.precision == "auto":
-        changes.append(f"train.precision={precision}")
+        changes.append(f"train.precision={model.precision}")
+    if train.compile == "auto":
+        changes.append(f"train.compile={'true' if model.compiles else 'false'}")
     if train.early_stop is not None:
         changes.append(f"train.early_stop.patience={_PATIENCE}")
     # A process must end by itself if the check was killed and could not end it.

@@ -128,9 +128,9 @@ def _distance(job: CheckedJob, run: Path, whole: Path) -> DivisionResult:
 
 
 def without_dropout(job: CheckedJob) -> list[str]:
-    """Return the changes to the run file that switch dropout off and set fp32."""
+    """Return the changes to the run file that switch dropout and compilation off and set fp32."""
     run_file = load_run_file(job.file)
-    changes = ["train.precision=fp32"]
+    changes = ["train.precision=fp32", "train.compile=false"]
     if run_file.lora is not None:
         changes.append("lora.dropout=0.0")
     if run_file.model.spec is None:
