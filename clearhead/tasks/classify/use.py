@@ -42,8 +42,8 @@ from clearhead.tasks.outputs import (
     Sides,
     check_finite,
     max_input_length,
-    pooled_outputs,
     pool_texts,
+    pooled_outputs,
     split_pairs,
 )
 from clearhead.tasks.use import collate_texts
