@@ -250,8 +250,8 @@ def compute_each(
 ) -> Iterator[tuple[KeyT, Sequence[Tensor]]]:
     """Run a function on batches, and yield the key and the results of each batch, on the CPU and in order.
 
-    On a GPU, a thread makes the next batches, and results stay on the device until many are computed; they are copied
-    together while the device computes the next. On other devices, batches are made and computed in turn.
+    On a GPU, a thread makes the next batches. Results stay on the device until many are computed, and are copied
+    together while the device goes on. On other devices, batches are made and computed in turn.
 
     Args:
         batches: an iterator over keys and batches, which may run in another thread.

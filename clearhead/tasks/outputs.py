@@ -217,7 +217,7 @@ def pooled_outputs(
     return _put_in_order(outputs, len(sides[0]), width)
 
 
-def pooled_text_outputs(
+def pool_texts(
     module: Transformer,
     collator: InputCollator,
     tokenizer: Tokenizer,

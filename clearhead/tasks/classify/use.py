@@ -42,8 +42,8 @@ from clearhead.tasks.outputs import (
     Sides,
     check_finite,
     max_input_length,
+    pool_texts,
     pooled_outputs,
-    pooled_text_outputs,
     split_pairs,
 )
 from clearhead.tasks.use import collate_texts
@@ -99,7 +99,7 @@ def classify(
     if not texts:
         return []
     check_paired(record, is_paired=len(split_pairs(texts)) == 2)
-    logits_NL, is_cut = pooled_text_outputs(
+    logits_NL, is_cut = pool_texts(
         module,
         InputCollator.of(module.spec, tokenizer, record.repeats),
         tokenizer,

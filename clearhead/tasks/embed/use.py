@@ -24,7 +24,7 @@ from clearhead.tasks.embed.batches import positive_groups
 from clearhead.tasks.evaluate.metrics import pearson, spearman
 from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 from clearhead.tasks.evaluate.retrieval import check_pairs, recall_at
-from clearhead.tasks.outputs import max_input_length, pooled_text_outputs
+from clearhead.tasks.outputs import max_input_length, pool_texts
 from clearhead.tasks.use import pairs_of
 from clearhead.text.tokenizer import Tokenizer
 
@@ -64,7 +64,7 @@ def embed(
     read: Any = texts
     if prompt:
         read = [prompt + text if isinstance(text, str) else (prompt + text[0], *text[1:]) for text in texts]
-    outputs_ND, _ = pooled_text_outputs(
+    outputs_ND, _ = pool_texts(
         module,
         collator,
         tokenizer,
