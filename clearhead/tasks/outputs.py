@@ -20,7 +20,7 @@ from clearhead.data.arrays import fitting_lengths
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import batches_by_cost, default_batch_tokens, device_of
+from clearhead.generate.batching import batches_by_cost, device_of, read_tokens
 from clearhead.text.long_texts import encode_start, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 
@@ -132,7 +132,7 @@ def batch_outputs(
     lengths = [len(ids) + extra for ids in firsts]
     if seconds is not None:
         lengths = [length + len(ids) for length, ids in zip(lengths, seconds, strict=True)]
-    for rows in batches_by_cost(lengths, budget=batch_tokens or default_batch_tokens(module), most_rows=batch_size):
+    for rows in batches_by_cost(lengths, budget=batch_tokens or read_tokens(module), most_rows=batch_size):
         second_rows = None if seconds is None else [seconds[row] for row in rows]
         batch = collator.collate([firsts[row] for row in rows], second_rows)
         with torch.inference_mode(), naming_texts(rows):

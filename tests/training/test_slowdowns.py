@@ -77,3 +77,13 @@ def test_each_setting_is_named_with_its_factor(
     rate = options.get("attention_dropout", 0.0)
     assert all(submodule.dropout.p == rate for submodule in module.modules() if isinstance(submodule, Attention))
     assert all(submodule.recomputes for submodule in module.modules() if isinstance(submodule, RecomputedLayer))
+
+
+def test_attention_that_drops_weights_in_its_kernel_needs_no_eager_one() -> None:
+    """On a GPU attention dropout costs random numbers alone; `meta` takes the branches of a GPU."""
+    hparams = Hyperparameters(family="decoder", layers=1, width=8, heads=2, attention_dropout=0.2)
+    for device, reason in (("meta", "random number"), ("cpu", "eager attention kernel")):
+        plain = build(build_spec(hparams, source_vocab=13, target_vocab=13), device=device)
+        tree = training_tree(plain, "fp32")
+        (suspect,) = slowdowns.find_suspects(SimpleNamespace(module=tree, precision="fp32"))
+        assert reason in suspect.reason
