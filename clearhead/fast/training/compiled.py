@@ -63,7 +63,7 @@ class CompiledMethod:
     def __init__(self, method: Callable[..., Tensor], *, has_one_shape: bool) -> None:
         self.is_warm, self.has_run, self.is_on = False, False, True
         # Deterministic: kernels are chosen without timing them, so that a resumed run chooses the same.
-        self._run: Callable[..., Tensor] = torch.compile(  # type: ignore[call-overload] - lacks recompile_limit
+        self._run: Callable[..., Tensor] = torch.compile(  # type: ignore[call-overload]
             method,
             fullgraph=True,
             dynamic=not has_one_shape,
