@@ -67,12 +67,12 @@ def training_tree(
         if uses_kernels():
             keep_freed_memory()
             _fuse(tree, precision, recomputes_layers)
-    else:
+    elif device.type != "cpu":
         if device.type != "mps":
             from clearhead.fast.training.gpu_attention import fuse_attention  # most machines have no GPU
 
             fuse_attention(tree)
-        if precision == "bf16":
+        if precision == "bf16" and not compiles:  # the compiler fuses the casts
             _round_outputs(tree)
     for submodule in tree.modules():
         if recomputes_layers and isinstance(submodule, Layer):
