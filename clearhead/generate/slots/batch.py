@@ -222,7 +222,7 @@ class Slots:
         self._ring[number].copy_(self.chooser.results, non_blocking=True)
         event = self._events[number]
         if event is not None:
-            event.record()
+            event.record(torch.cuda.current_stream(self.logits_RV.device))
         return number
 
     def _compute_logits(self) -> None:
