@@ -105,7 +105,7 @@ def test_every_option_works_in_a_replay(options: GenerateOptions, made: list[Slo
 def test_translations_run_in_recorded_steps(beams: int, made: list[Slots]) -> None:
     module = tiny_model("modern", seed=6, end_bonus=-1.0)
     sources = some_sources(6, longest=7)
-    request = GenerateRequest([[BOS]] * 6, SearchOptions(beam_size=beams), EOS, PAD, (PAD, BOS), sources)
+    request = GenerateRequest([[BOS]] * 6, SearchOptions(beam_size=beams, min_length=9), EOS, PAD, (PAD, BOS), sources)
     recorded = generate_ids(module, request)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "SLOT_DEVICES", ())
