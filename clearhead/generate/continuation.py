@@ -243,7 +243,7 @@ class RequestStarter:
     def _batch(self, prompts: int) -> RunningBatch:
         """Return an empty batch in which this number of prompts can run together."""
         request, options = self.request, self.request.options
-        if request.recorder is not None or not request.prompts:
+        if not request.prompts:
             return RunningBatch(self.module)
         tokens = max(len(prompt) + limit for prompt, limit in zip(request.prompts, self.limits, strict=True))
         sources = max(map(len, request.sources or ()), default=0)

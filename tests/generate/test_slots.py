@@ -19,8 +19,8 @@ from clearhead.fast.slots.graph import REFUSED, Graphs, Recording
 from clearhead.fast.slots.tree import SlotOwner
 from clearhead.generate import running
 from clearhead.generate.continuation import GenerateRequest, RequestStarter, generate_ids, stream_ids
-from clearhead.generate.options import GenerateOptions
-from clearhead.generate.results import GeneratedSequence
+from clearhead.generate.options import GenerateOptions, SearchOptions
+from clearhead.generate.results import Constraint, GeneratedSequence
 from clearhead.generate.running import RunningBatch
 from clearhead.generate.slots.batch import SlotBatch, Slots, SlotSize, bucket, eager_reason
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, some_sources, tiny_decoder, tiny_model
@@ -99,6 +99,18 @@ def test_every_option_works_in_a_replay(options: GenerateOptions, made: list[Slo
         patch.setattr(running, "SLOT_DEVICES", ())
         assert ids_of(recorded) == ids_of(generate_ids(module, request))
     assert made[0].graphs.num_replays > 3
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_translations_run_in_recorded_steps(beams: int, made: list[Slots]) -> None:
+    module = tiny_model("modern", seed=6, end_bonus=-1.0)
+    sources = some_sources(6, longest=7)
+    request = GenerateRequest([[BOS]] * 6, SearchOptions(beam_size=beams), EOS, PAD, (PAD, BOS), sources)
+    recorded = generate_ids(module, request)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "SLOT_DEVICES", ())
+        assert ids_of(recorded) == ids_of(generate_ids(module, request))
+    assert len(made) == 1 and made[0].graphs.num_replays > 3
 
 
 def test_rows_cross_buckets_of_keys_and_of_rows(made: list[Slots]) -> None:
@@ -192,6 +204,48 @@ def test_a_stream_stops_at_a_stop_text(made: list[Slots]) -> None:
     assert streams[0] == streams[1] and len(made) == 1
 
 
+class Alternating(Constraint):
+    """Allows the even ids, then the odd ids, in turn."""
+
+    failure = None
+
+    def __init__(self) -> None:
+        self.count: int = 0
+
+    def allowed_tokens(self) -> torch.Tensor:
+        return torch.arange(13) % 2 == self.count % 2
+
+    def take(self, token: int) -> None:
+        self.count += 1
+
+
+def test_a_constraint_chooses_with_the_host_after_a_replay(made: list[Slots]) -> None:
+    """Rows with and without a constraint share the step of the model; alternatives are those of the same step."""
+    module = tiny_decoder("modern", seed=4)
+    free = request_for(module, GREEDY, count=2)
+    held = dataclasses.replace(
+        request_for(module, OPTIONS[1], count=3), constraint=Alternating, decode=lambda ids: "a" * len(ids)
+    )
+    results, noted = [], []
+    for running_batch in (RunningBatch(module), SlotBatch(module, SlotSize(16, 64))):
+        rows: list[GeneratedSequence] = []
+        with torch.inference_mode():
+            for request, count in ((free, 2), (held, 3)):
+                limits = [request.options.max_new_tokens] * count
+                starter = RequestStarter(module, request, limits, with_text=request is held)
+                starts = [starter.start([number]) for number in range(count)]
+                rows += [row for start in starts for row in start.member.sequences]
+                rows[0].num_alternatives = 3
+                running_batch.join(starts)
+            while running_batch.members:
+                running_batch.step()
+        results.append([row.ids for row in rows])
+        noted.append([[token for token, _ in best] for best in rows[0].alternatives])
+    assert results[0] == results[1] and noted[0] == noted[1] and len(noted[0]) == len(results[0][0])
+    assert all(token % 2 == place % 2 for ids in results[0][2:] for place, token in enumerate(ids))
+    assert made[0].graphs.num_replays > 3
+
+
 def test_rows_that_need_the_host_run_beside_the_slots(made: list[Slots]) -> None:
     """Beam searches, and rows longer than a slot, decode as in `RunningBatch`."""
     module = tiny_decoder("original", seed=4)
@@ -220,7 +274,7 @@ def record_step(slots: Slots) -> list[tuple]:
     recording = Recording()
     persistent = {
         tensor.untyped_storage().data_ptr()
-        for tensor in (slots.cache.lengths_R, slots.chooser.tokens, slots.chooser.results, slots._logits_RV)
+        for tensor in (slots.cache.lengths_R, slots.chooser.tokens, slots.chooser.results, slots.logits_RV)
     }
     persistent |= {entry.buffer.untyped_storage().data_ptr() for entry in slots.cache.self_attention.values()}
     recording.record(lambda: (slots._compute_logits(), slots._choose()))

@@ -19,7 +19,7 @@ from clearhead.core.context import Cache, Context, Masking
 from clearhead.core.kernels.key_values import AllKeys, KeyValues, NewKeys
 from clearhead.fast.cache import IndexedCache
 
-Slots = Int[Tensor, " some_rows"]
+RowIndices = Int[Tensor, " some_rows"]
 
 
 class SlotKeys(KeyValues):
@@ -130,7 +130,7 @@ class SlotCache(Cache):
                 assert isinstance(entry, SlotKeys)
                 entry.buffer, entry.other = entry.other, entry.buffer
 
-    def put(self, read: IndexedCache, rows: Slots, slots: Slots, lengths: Slots, longest: int) -> None:
+    def put(self, read: IndexedCache, rows: RowIndices, slots: RowIndices, lengths: RowIndices, longest: int) -> None:
         """Copy rows of a prefilled cache, which end together, into slots.
 
         Args:
@@ -145,7 +145,7 @@ class SlotCache(Cache):
         for (attention, depth), entry in read.self_attention.items():
             buffer = self.self_attention[self._twins[attention], depth].buffer
             assert entry.buffer is not None and buffer is not None
-            held = entry.buffer[:, rows]
+            held = entry.buffer[:, rows, :, : read.length]
             column = column_RS[None, :, None, :, None].expand(2, -1, held.shape[2], -1, held.shape[4])
             buffer[:, slots, :, :longest] = held.gather(3, column).to(buffer.dtype)
         self.lengths_R[slots] = lengths
@@ -173,7 +173,7 @@ class SlotCache(Cache):
             copied.memory_mask = self._memory_mask_RS[slot : slot + 1, :num_source].clone()
         return copied
 
-    def move(self, slots: Slots) -> None:
+    def move(self, slots: RowIndices) -> None:
         """Move the rows of these slots into the first slots, in this order."""
         count = len(slots)
         tensors = [entry.buffer for entry in self.self_attention.values()]

@@ -4,7 +4,8 @@ Each sequence occupies a slot: a row of a `SlotCache`. It joins by a copy of its
 between two replays. Model and choice of tokens run on the device. While the device computes a step, the host handles
 the tokens of the step before. So a sequence that has ended computes one token more, which is dropped.
 
-Members that need the host in each step, such as beam searches, run as in `RunningBatch`, beside the slots.
+Members whose choice needs the host, such as texts that follow a JSON schema, use the recorded step of the model, choose
+as in `RunningBatch` and read their tokens at once. Others run as in `RunningBatch`, beside the slots.
 
 Shapes: R rows (slots), V vocabulary.
 """
@@ -44,6 +45,10 @@ LEAST_KEYS: Final = 64
 """Columns that a step reads at least."""
 LEAST_COLUMNS: Final = 32
 """Columns of the smallest bucket. SDPA copies masks whose rows are no multiple of 8."""
+SMALL_TOKENS, SMALL_COLUMNS = 2**14, 256
+"""Slots of up to this number of tokens in all are made larger than a batch needs, so that later ones can use them."""
+MOST_IDLE_TOKENS: Final = 2**17
+"""Tokens of the largest slots that a model keeps for later batches; the memory of larger ones is freed."""
 UNREAD: Final = -1.0
 """Marks results that were read, or not yet copied: no token has this id."""
 RING: Final = 3
@@ -117,6 +122,7 @@ class SlotRow:
         slot: its present slot.
         line: its line in the history of the batch.
         is_quiet: True if its tokens are needed at its end only.
+        is_hosted: True if its member chooses the tokens with the host, such as those that a JSON schema allows.
         is_gone: True if it has left its slot.
     """
 
@@ -129,6 +135,7 @@ class SlotRow:
     slot: int
     line: int
     is_quiet: bool
+    is_hosted: bool
     is_gone: bool = False
 
     @property
@@ -147,13 +154,17 @@ class Arrangement:
     def __init__(self, seats: Sequence[SlotRow | None]) -> None:
         rows = [row for row in seats if row is not None]
         self.rows: dict[int, SlotRow] = {row.slot: row for row in rows}
-        self.loud: dict[int, SlotRow] = {row.slot: row for row in rows if not row.is_quiet}
+        self.loud: dict[int, SlotRow] = {row.slot: row for row in rows if not (row.is_quiet or row.is_hosted)}
         quiet = [row for row in rows if row.is_quiet]
         self.quiet: NDArray[np.int64] = np.array([row.slot for row in quiet], dtype=np.int64)
         self.lines: NDArray[np.int64] = np.array([row.line for row in quiet], dtype=np.int64)
         self.first_steps: NDArray[np.int64] = np.array([row.first_step for row in quiet], dtype=np.int64)
         self.num_slots: int = max(self.rows) + 1
         self.first_step: int = min(row.first_step for row in rows)
+        self.hosted: dict[Sampling, list[SlotRow]] = {}
+        for row in rows:
+            if row.is_hosted:
+                self.hosted.setdefault(row.member, []).append(row)
         self.ahead: int = max(row.num_read - row.first_step for row in rows)
         """Number of tokens of the longest row minus the number of the step."""
         self.last_step: int = max(row.last_step for row in rows)
@@ -181,8 +192,8 @@ class Slots:
         twins: dict[nn.Module, nn.Module] = {old: new for old, new in pairs if isinstance(old, Attention)}
         self.cache = SlotCache(size.rows, size.columns, size.sources, like, twins, self.beams)
         device = like.device
-        self._logits_RV = prepare_tree(self.tree, self.cache)
-        self.chooser = self.make_chooser(self._logits_RV.shape[1], device)
+        self.logits_RV = prepare_tree(self.tree, self.cache)
+        self.chooser = self.make_chooser(self.logits_RV.shape[1], device)
         self.graphs = Graphs(device)
         is_cuda = device.type == "cuda"
         shape = self.chooser.results.shape
@@ -211,7 +222,7 @@ class Slots:
         self._ring[number].copy_(self.chooser.results, non_blocking=True)
         event = self._events[number]
         if event is not None:
-            event.record()
+            event.record(torch.cuda.current_stream(self.logits_RV.device))
         return number
 
     def _compute_logits(self) -> None:
@@ -219,7 +230,7 @@ class Slots:
         self.cache.advance()
 
     def _choose(self) -> None:
-        self.chooser.choose(self._logits_RV[: self.cache.num_rows])
+        self.chooser.choose(self.logits_RV[: self.cache.num_rows])
 
     def read(self, number: int) -> NDArray[np.float64]:
         """Wait for a copy, and return `DeviceChooser.results` of its step [R, 4]."""
@@ -308,9 +319,10 @@ class SlotBatch(RunningBatch):
         count = self._step_number - row.first_step
         if row.is_quiet:
             self._note(row, count)
-        _extend(copied[1], row.sequence.ids[row.num_before :])
+        if not row.is_hosted:
+            _extend(copied[1], row.sequence.ids[row.num_before :])
         cache = self.slots.cache.copy(row.slot, row.num_read + count, row.num_sources)
-        self._leave(row)
+        self.drop(sequence)
         return Paused(copied[1], cache)
 
     @torch.inference_mode()
@@ -319,8 +331,10 @@ class SlotBatch(RunningBatch):
         row = self._row_of(sequence)
         if row is None:
             super().drop(sequence)
-        else:
-            self._leave(row)
+            return
+        if row.is_hosted:
+            row.member.drop(sequence)
+        self._leave(row)
 
     @torch.inference_mode()
     def step(self) -> list[SequenceProgress]:
@@ -329,6 +343,7 @@ class SlotBatch(RunningBatch):
         launched = self._launch()
         progress += self._take(self._pending)
         self._pending = launched
+        progress += self._advance_hosted(launched)
         if self._groups:
             progress += super().step()
         refuse_altered_weights(self.module)
@@ -383,6 +398,25 @@ class SlotBatch(RunningBatch):
         update(number + 1 - min(arrangement.first_step, number), arrangement.most_tokens, "tokens")
         return progress
 
+    def _advance_hosted(self, launched: tuple[int, int, Arrangement] | None) -> list[SequenceProgress]:
+        """Let members choose the tokens of their rows with the host, from the logits of the step that was launched."""
+        progress, slots = list[SequenceProgress](), self.slots
+        if launched is None or slots is None:
+            return progress
+        for member, rows in launched[2].hosted.items():
+            device = slots.logits_RV.device
+            index_K = torch.tensor([row.slot for row in rows if not row.is_gone], dtype=torch.int64, device=device)
+            if len(index_K) == 0:
+                continue
+            done, survivors = member.advance(slots.logits_RV[index_K])
+            progress += done
+            for row in rows:
+                if row.sequence.is_done and not row.is_gone:
+                    self._leave(row)
+            index_K = index_K if survivors.rows is None else index_K[survivors.rows]
+            slots.chooser.tokens.index_copy_(0, index_K, member.tokens[:, 0])
+        return progress
+
     def _add(self, row: SlotRow, token: int, log_probability: float) -> SequenceProgress:
         """Add a token to the sequence of a row; a row that has ended leaves its slot."""
         sequence = row.sequence
@@ -423,9 +457,7 @@ class SlotBatch(RunningBatch):
         rows, size = member.sequences, self.size
         free = self._seats.count(None) if self.slots is not None else size.rows
         memory = max((key.shape[2] for key, _ in cache.memory_attention.values()), default=0)
-        if len(rows) > free or memory > size.sources or cache.scales or not can_choose(member.chooser.chain):
-            return None
-        if any(row.constraint is not None or row.num_alternatives for row in rows):
+        if len(rows) > free or memory > size.sources or cache.scales:
             return None
         lengths = cache.row_lengths
         # The last token of a row is never read.
@@ -458,7 +490,7 @@ class SlotBatch(RunningBatch):
         self.slots = None
 
     def _keep_idle(self, slots: Slots) -> None:
-        if isinstance(self.module, SlotOwner):
+        if isinstance(self.module, SlotOwner) and slots.size.rows * slots.size.columns <= MOST_IDLE_TOKENS:
             self.module.idle.append(slots)
 
     def _seat(self, member: Sampling, cache: IndexedCache, rows: list[int], lengths: list[int]) -> None:
@@ -475,10 +507,15 @@ class SlotBatch(RunningBatch):
         of_rows = [lengths[row] for row in rows]
         rows_K, slots_K, lengths_K = torch.tensor([rows, slots, of_rows], device=device).unbind()
         self.slots.cache.put(cache, rows_K, slots_K, lengths_K, max(of_rows))
-        self.slots.chooser.join(slots, sampling_requests(member), member.ids_RT)
+        is_hosted = not can_choose(member.chooser.chain)
+        is_hosted |= any(row.constraint is not None or row.num_alternatives > 0 for row in member.sequences)
+        if is_hosted:
+            self.slots.chooser.tokens.index_copy_(0, slots_K, member.tokens[:, 0])
+        else:
+            self.slots.chooser.join(slots, sampling_requests(member), member.ids_RT)
         memory = max((key.shape[2] for key, _ in cache.memory_attention.values()), default=0)
         for sequence, slot, length in zip(member.sequences, slots, of_rows, strict=True):
-            is_quiet = sequence.decoder is None and not self.needs_every_token
+            is_quiet = sequence.decoder is None and not (is_hosted or self.needs_every_token)
             row = SlotRow(
                 sequence,
                 member,
@@ -489,6 +526,7 @@ class SlotBatch(RunningBatch):
                 slot,
                 self._free_lines.pop(),
                 is_quiet,
+                is_hosted,
             )
             self._seats[slot] = row
         self._arrangement = None
@@ -535,11 +573,13 @@ def slot_batch(
     if reason or REFUSED.is_set():
         return None
     position = module.spec.decoder and module.spec.decoder.embedding.position
-    columns = bucket(size.columns)
+    rows, columns = size.rows, bucket(size.columns)
+    if power_of_two(rows) * power_of_two(columns) <= SMALL_TOKENS:
+        rows, columns = power_of_two(rows), max(power_of_two(columns), SMALL_COLUMNS)
     if isinstance(position, spec.Learned):
         columns = min(columns, position.rows - position.offset)
     sources = bucket(size.sources) if module.encoder is not None else 0
-    return kind(module, SlotSize(size.rows, columns, sources), needs_every_token=needs_every_token)
+    return kind(module, SlotSize(rows, columns, sources), needs_every_token=needs_every_token)
 
 
 @cache
