@@ -17,7 +17,7 @@ from clearhead.fast.replica import override, replica
 from clearhead.fast.slots import graph
 from clearhead.fast.slots.graph import REFUSED, Graphs, Recording
 from clearhead.fast.slots.tree import SlotOwner
-from clearhead.generate import running
+from clearhead.generate import continuation
 from clearhead.generate.continuation import GenerateRequest, RequestStarter, generate_ids, stream_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.results import Constraint, GeneratedSequence
@@ -48,7 +48,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Slots]]:
         slots.append(new)
 
     monkeypatch.setattr(Slots, "__init__", note)
-    monkeypatch.setattr(running, "SLOT_DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(continuation, "SLOT_DEVICES", ("cpu", "cuda"))
     monkeypatch.setattr(graph, "LEAST_STEPS", 2)
     yield slots
     REFUSED.clear()
@@ -82,7 +82,7 @@ def test_replays_choose_the_tokens_of_the_running_batch(name: str, made: list[Sl
         request = request_for(module, options)
         recorded = generate_ids(module, request)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(running, "SLOT_DEVICES", ())
+            patch.setattr(continuation, "SLOT_DEVICES", ())
             expected = generate_ids(module, request)
         assert ids_of(recorded) == ids_of(expected)
         for one, other in zip(recorded, expected, strict=True):
@@ -96,7 +96,7 @@ def test_every_option_works_in_a_replay(options: GenerateOptions, made: list[Slo
     request = request_for(module, options)
     recorded = generate_ids(module, request)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "SLOT_DEVICES", ())
+        patch.setattr(continuation, "SLOT_DEVICES", ())
         assert ids_of(recorded) == ids_of(generate_ids(module, request))
     assert made[0].graphs.num_replays > 3
 
@@ -108,7 +108,7 @@ def test_translations_run_in_recorded_steps(beams: int, made: list[Slots]) -> No
     request = GenerateRequest([[BOS]] * 6, SearchOptions(beam_size=beams, min_length=9), EOS, PAD, (PAD, BOS), sources)
     recorded = generate_ids(module, request)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "SLOT_DEVICES", ())
+        patch.setattr(continuation, "SLOT_DEVICES", ())
         assert ids_of(recorded) == ids_of(generate_ids(module, request))
     assert len(made) == 1 and made[0].graphs.num_replays > 3
 
@@ -193,7 +193,7 @@ def test_a_stream_stops_at_a_stop_text(made: list[Slots]) -> None:
     streams = []
     for devices in (("cpu",), ()):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(running, "SLOT_DEVICES", devices)
+            patch.setattr(continuation, "SLOT_DEVICES", devices)
             stream, pieces = stream_ids(module, request), []
             while True:
                 try:

@@ -248,8 +248,11 @@ class BeamBatch(SlotBatch):
     def _find_beam_slots(self, search: Search, like: IndexedCache) -> BeamSlots | None:
         """Return the slots of the batch, which the first search allocates; None if they are not for such a search."""
         beams, count = search.options.beam_size, search.num_extensions
+        slots = self._beam_slots
+        if slots is not None and not self._searches and (slots.beams, slots.num_extensions) != (beams, count):
+            self._beam_slots = self._launched = None
         size = replace(self.size, rows=self.size.rows // beams * beams)
-        if self._beam_slots is None and not REFUSED.is_set() and size.rows > 0 and not self._searches:
+        if self._beam_slots is None and not REFUSED.is_set() and size.rows > 0:
             idle: BeamSlots | None = take_idle(self.module, size, beams, count)
             try:
                 self._beam_slots = idle or BeamSlots(self.module, size, like, beams, count)
