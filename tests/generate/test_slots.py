@@ -184,6 +184,24 @@ def test_rows_join_leave_and_pause_between_replays(kind: str, is_streaming: bool
     assert made[0].graphs.num_replays > 3
 
 
+def test_a_pause_loses_no_end_of_another_row() -> None:
+    """A pause reads the last step; the row that it ended is reported even if no row is left."""
+    module, rows = tiny_decoder("original", seed=4, end_bonus=-9.0), []
+    running_batch = SlotBatch(module, SlotSize(2, 64), needs_every_token=True)
+    with torch.inference_mode():
+        for limit in (4, 9):
+            request = GenerateRequest([[BOS, 5]], GREEDY, EOS, PAD, (PAD, BOS))
+            start = RequestStarter(module, request, [limit], with_text=False).start([0])
+            rows += start.member.sequences
+            running_batch.join([start])
+        for _ in range(3):
+            running_batch.step()
+        assert running_batch.pause(rows[1]) is not None
+        assert running_batch.members
+        progress = running_batch.step()
+    assert [event.sequence for event in progress if event.is_done] == [rows[0]] and not running_batch.members
+
+
 def test_a_stream_stops_at_a_stop_text(made: list[DecodingSlots]) -> None:
     module = tiny_decoder("modern", seed=4)
     options = GenerateOptions(max_new_tokens=30, stop=("db",))

@@ -265,11 +265,13 @@ class SlotBatch(RunningBatch):
         self._arrangement: Arrangement | None = None
         self._pending: tuple[int, int, Arrangement] | None = None  # step, copy of its results, rows
         self._unreported: list[SequenceProgress] = []
+        self._unreported_rows: list[SlotRow] = []
 
     @property
     def members(self) -> list[Member]:
-        """The members that have rows."""
-        return [*super().members, *dict.fromkeys(row.member for row in self._seats if row is not None)]
+        """The members that have rows, or rows whose end the next step reports."""
+        rows = [*self._seats, *self._unreported_rows]
+        return [*super().members, *dict.fromkeys(row.member for row in rows if row is not None)]
 
     @property
     def num_rows(self) -> int:
@@ -340,7 +342,7 @@ class SlotBatch(RunningBatch):
     @torch.inference_mode()
     def step(self) -> list[SequenceProgress]:
         """Launch the next step of the slots, and return what the step before has chosen; see `RunningBatch`."""
-        progress, self._unreported = self._unreported, []
+        progress, self._unreported, self._unreported_rows = self._unreported, [], []
         launched = self._launch()
         progress += self._take(self._pending)
         self._pending = launched
@@ -438,6 +440,8 @@ class SlotBatch(RunningBatch):
         """Read the results of the step that was launched last; the next step reports them."""
         pending, self._pending = self._pending, None
         self._unreported += self._take(pending)
+        if pending is not None and self._unreported:
+            self._unreported_rows += pending[2].rows.values()
 
     def _row_of(self, sequence: Generated) -> SlotRow | None:
         return next((row for row in self._seats if row is not None and row.sequence is sequence), None)
