@@ -75,7 +75,7 @@ class CudaGraph(Graph):
                 with capture:
                     step()
             finally:
-                torch.cuda.set_stream(before)  # a capture that fails leaves its own stream behind
+                torch.cuda.set_stream(before)  # a failed capture does not restore the stream
         self._graph.replay()
 
     def replay(self) -> None:

@@ -1,13 +1,14 @@
 """A running batch in slots: steps are recorded once and replayed, and the host reads their tokens one step later.
 
-Each sequence occupies a slot: a row of a `SlotCache`. It joins by a copy of its own keys, and leaves without a copy,
-between two replays. Model and choice of tokens run on the device. While the device computes a step, the host handles
-the tokens of the step before. So a sequence that has ended computes one token more, which is dropped.
+Each sequence occupies a slot: a row of a `SlotCache`. A row joins between two replays, by a copy of its keys. It leaves
+without a copy. Model and choice of tokens run on the device. While the device computes a step, the host handles the
+tokens of the step before. So a sequence that has ended computes one token more, which is dropped.
 
-Members whose choice needs the host, such as texts that follow a JSON schema, use the recorded step of the model, choose
-as in `RunningBatch` and read their tokens at once. Others run as in `RunningBatch`, beside the slots.
+The choice of some rows needs the host, such as that of texts that follow a JSON schema. These rows use the recorded
+step of the model. Then their member chooses as in `RunningBatch` and reads its tokens at once. Members that slots
+cannot hold run as in `RunningBatch` too.
 
-Shapes: R rows (slots), V vocabulary.
+Shapes: R rows (slots), K some of them, V vocabulary.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class Arrangement:
         self.most_tokens: int = max(row.sequence.limit for row in rows)
 
 
-class Slots:
+class DecodingSlots:
     """Tensors of a running batch in slots, with the recordings that use them; one batch at a time has them.
 
     Args:
@@ -256,7 +257,7 @@ class SlotBatch(RunningBatch):
     def __init__(self, module: Transformer, size: SlotSize, *, needs_every_token: bool = False) -> None:
         super().__init__(module)
         self.size, self.needs_every_token = size, needs_every_token
-        self.slots: Slots | None = None
+        self.slots: DecodingSlots | None = None
         self._seats: list[SlotRow | None] = []
         self._free_lines: list[int] = []
         self._history = np.zeros((2, 0, 0))
@@ -365,7 +366,7 @@ class SlotBatch(RunningBatch):
         self._step_number += 1
         return number, copy, arrangement
 
-    def _compact(self, slots: Slots) -> None:
+    def _compact(self, slots: DecodingSlots) -> None:
         """Move the rows into the first slots, if a step of at most half the size then suffices."""
         rows = [row for row in self._seats if row is not None]
         if 2 * power_of_two(len(rows)) > power_of_two(max(row.slot for row in rows) + 1):
@@ -471,7 +472,7 @@ class SlotBatch(RunningBatch):
         if self.slots is None and not REFUSED.is_set():
             self.slots = take_idle(self.module, self.size)
             try:
-                self.slots = self.slots or Slots(self.module, self.size, like)
+                self.slots = self.slots or DecodingSlots(self.module, self.size, like)
             except torch.OutOfMemoryError as error:
                 refuse_recordings(error)
                 return False
@@ -489,7 +490,7 @@ class SlotBatch(RunningBatch):
             self._keep_idle(self.slots)
         self.slots = None
 
-    def _keep_idle(self, slots: Slots) -> None:
+    def _keep_idle(self, slots: DecodingSlots) -> None:
         if isinstance(self.module, SlotOwner) and slots.size.rows * slots.size.columns <= MOST_IDLE_TOKENS:
             self.module.idle.append(slots)
 
@@ -546,7 +547,7 @@ def take_idle(module: Transformer, size: SlotSize, beams: int = 1, num_extension
     Args:
         module: the model.
         size: the slots that a batch needs.
-        beams, num_extensions: values of `Slots` that the slots must have.
+        beams, num_extensions: values of `DecodingSlots` that the slots must have.
     """
     idle = module.idle if isinstance(module, SlotOwner) else []
     for slots in [slots for slots in idle if (slots.beams, slots.num_extensions) == (beams, num_extensions)]:
@@ -565,7 +566,7 @@ def slot_batch(
         kind: class of the batch.
         module: the model in evaluation mode.
         size: the slots that the batch needs.
-        needs_every_token: as for `SlotBatch`.
+        needs_every_token: True reports each token of each row. False reports rows without text at their end only.
     """
     reason = eager_reason(module)
     if reason:

@@ -38,7 +38,15 @@ from clearhead.generate.search.beam import (
     live_order,
     top_changed_log_probabilities,
 )
-from clearhead.generate.slots.batch import LEAST_KEYS, SlotBatch, Slots, SlotSize, bucket, power_of_two, take_idle
+from clearhead.generate.slots.batch import (
+    LEAST_KEYS,
+    DecodingSlots,
+    SlotBatch,
+    SlotSize,
+    bucket,
+    power_of_two,
+    take_idle,
+)
 from clearhead.generate.slots.choosing import END_FLAG, RowRequest, SlotProcessors, can_choose
 
 
@@ -119,11 +127,11 @@ class DeviceBeams(SlotProcessors):
         return [*super()._buffers(), self.parents, self._sums, self._end_ids]
 
 
-class BeamSlots(Slots):
-    """Tensors of beam searches in slots: see `Slots`.
+class BeamSlots(DecodingSlots):
+    """Tensors of beam searches in slots: see `DecodingSlots`.
 
     Args:
-        module, size, like: arguments of `Slots`.
+        module, size, like: arguments of `DecodingSlots`.
         beams, num_extensions: arguments of `DeviceBeams`.
     """
 
