@@ -8,8 +8,8 @@
     chooser.choose(logits_RV)      # or the replay of a graph for this number of rows and this `chooser.kind`
     chooser.results                # fp64 [4, R]: tokens, log-probabilities, their sums, whether the rows have ended
 
-Shapes: R slots, or the first rows of them that are in use; K rows that join; T ids, C ids of a slot at most;
-V vocabulary; S ids of a source.
+Shapes: R slots, or the first of them, which are in use. K rows that join, T their ids, V vocabulary.
+C maximum number of ids of a slot, S ids of a source.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _BANNED, _BANNED_LATE, _EARLY, _LATE, END_FLAG = 1, 2, 4, 8, 16
 
 @dataclass(frozen=True)
 class RowRequest:
-    """How one row chooses its tokens.
+    """Choice of the tokens of one row: logits processors, sampling, end.
 
     Args:
         chain: logits processors. Their lengths count the columns of the ids with which the row joins.
@@ -240,7 +240,7 @@ class SlotProcessors(ABC):
         self._tables: list[BannedSequences] = []
         self._kinds: list[ChooserKind] = [frozenset()] * rows
         self.kind: ChooserKind = frozenset()
-        """What the present rows compute: a graph that was recorded with another kind does not serve them."""
+        """Processors and samplers of the present rows; a graph recorded with another kind does not serve them."""
 
     @property
     def reads_ids(self) -> bool:
