@@ -20,6 +20,7 @@ from clearhead.base.hooks import naming_texts
 from clearhead.base.machine import free_memory, refuse_memory
 from clearhead.core import Transformer
 from clearhead.fast.memory import cache_bytes, cache_dtype, cache_tokens
+from clearhead.fast.native.load import uses_kernels
 from clearhead.fast.replica import in_evaluation
 from clearhead.generate.batching import (
     CPU_CACHE_TOKENS,
@@ -55,7 +56,6 @@ from clearhead.generate.running import (
     RunningBatch,
     SequenceProgress,
     run_queue,
-    running_batch,
 )
 from clearhead.generate.search.beam import Search, target_limits
 from clearhead.generate.search.recorder import BeamRecorder
@@ -65,6 +65,8 @@ LONG_PROMPT: Final = 2**13
 """Prompt length in tokens from which a notice is logged: the time grows with the square of the length."""
 LEAST_COUNTED: Final = 256
 """Prompt length in tokens from which the size of the KV cache is compared with the free memory."""
+SLOT_DEVICES: Final = ("cuda",)
+"""Kinds of devices on which a batch decodes in slots, by recorded steps."""
 _LOGGER: Final = logging.getLogger("clearhead.generate")
 
 
@@ -216,6 +218,27 @@ def _refuse_large_cache(module: Transformer, request: GenerateRequest) -> None:
     needed = request.options.num_rows * len(prompt) * target_token + len(source) * source_token
     subject = f"the KV cache of prompt {number} ({count:,} tokens)"
     refuse_memory(needed, subject, free=free_memory(device_of(module)), advice="shorten it")
+
+
+def running_batch(
+    module: Transformer, *, rows: int, tokens: int, sources: int = 0, needs_every_token: bool = False
+) -> RunningBatch:
+    """Return an empty running batch: in slots, with recorded steps, on a GPU; otherwise with a growing cache.
+
+    Args:
+        module: the model in evaluation mode.
+        rows: number of rows that decode at the same time.
+        tokens: maximum number of tokens of a row, prompt and generated.
+        sources: maximum number of source tokens of a row; 0 for a decoder-only model.
+        needs_every_token: True reports each token of each row. False may report rows without text at their end only.
+    """
+    if next(module.parameters()).device.type not in SLOT_DEVICES or not uses_kernels():
+        return RunningBatch(module)
+    from clearhead.generate.slots.batch import SlotSize, slot_batch
+    from clearhead.generate.slots.beams import BeamBatch
+
+    size = SlotSize(rows, tokens, sources)
+    return slot_batch(BeamBatch, module, size, needs_every_token=needs_every_token) or RunningBatch(module)
 
 
 @dataclass(frozen=True, eq=False)

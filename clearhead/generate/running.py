@@ -28,7 +28,6 @@ from clearhead.base.mapped_files import refuse_altered_weights
 from clearhead.base.progress import update
 from clearhead.core import Cache, Transformer
 from clearhead.fast.cache import IndexedCache, concat_caches, copy_row
-from clearhead.fast.native.load import uses_kernels
 from clearhead.generate.batching import batch_costs
 from clearhead.generate.results import GeneratedSequence, Sentence
 
@@ -41,8 +40,6 @@ A cache is padded to its longest row.
 """
 CHECKED_TOKENS: Final = 64
 """Number of keys after which a cache group looks for rows that have outgrown it."""
-SLOT_DEVICES: Final = ("cuda",)
-"""Kinds of devices on which a batch decodes in slots, by recorded steps."""
 LEAST_FREE_SHARE: Final = 0.25
 """Share of a batch that must be free before others join, since joining copies all keys and values."""
 
@@ -224,27 +221,6 @@ class RunningBatch:
 
     def _drop_empty_groups(self) -> None:
         self._groups = {kind: group for kind, group in self._groups.items() if group.members}
-
-
-def running_batch(
-    module: Transformer, *, rows: int, tokens: int, sources: int = 0, needs_every_token: bool = False
-) -> RunningBatch:
-    """Return an empty running batch: in slots, with recorded steps, on a GPU; otherwise with a growing cache.
-
-    Args:
-        module: the model in evaluation mode.
-        rows: number of rows that decode at the same time.
-        tokens: maximum number of tokens of a row, prompt and generated.
-        sources: maximum number of source tokens of a row; 0 for a decoder-only model.
-        needs_every_token: True reports each token of each row. False may report rows without text at their end only.
-    """
-    if next(module.parameters()).device.type not in SLOT_DEVICES or not uses_kernels():
-        return RunningBatch(module)
-    from clearhead.generate.slots.batch import SlotSize, slot_batch
-    from clearhead.generate.slots.beams import BeamBatch
-
-    size = SlotSize(rows, tokens, sources)
-    return slot_batch(BeamBatch, module, size, needs_every_token=needs_every_token) or RunningBatch(module)
 
 
 def _texts_of(member: Member) -> list[int]:

@@ -110,14 +110,22 @@ def test_continuations_of_prompts_in_slots_are_those_of_the_running_batch() -> N
 
 
 def test_searches_with_other_numbers_of_beams_run_beside_the_slots() -> None:
-    """Slots have one number of beams; a batch that ended gives its slots back."""
-    module, request = request_of("usual", "original")
-    batch = BeamBatch(module, SlotSize(24, 32, 32))
-    run(batch, request)
+    """Slots have one number of beams while a search runs in them; a search after it has ended takes others."""
+    (module, request), (_, other) = request_of("usual", "original"), request_of("least", "original")
+    batch, expected = BeamBatch(module, SlotSize(24, 32, 32)), run(RunningBatch(module), other)
+    with torch.inference_mode():
+        starter = RequestStarter(module, request, check_limits(module, request), with_text=False)
+        batch.join([starter.start([0, 1])])
+        late = RequestStarter(module, other, check_limits(module, other), with_text=False)
+        batch.join([late.start(range(11))])
+        sentences = list(batch.members[0].sequences)
+        while batch.members:
+            batch.step()
+    assert_alike([sentence.candidates for sentence in sentences if isinstance(sentence, Sentence)], expected)
     slots = batch._beam_slots
-    _, other = request_of("until enough", "original")
-    assert_alike(run(batch, other), run(RunningBatch(module), other))
-    assert batch._beam_slots is slots
+    assert slots is not None and slots.beams == 4
+    assert_alike(run(batch, other), expected)
+    assert batch._beam_slots is not None and batch._beam_slots.beams == 3
 
 
 def test_a_sentence_leaves_its_slots_before_it_has_ended() -> None:

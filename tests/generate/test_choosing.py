@@ -182,7 +182,7 @@ def test_a_step_on_meta_reads_nothing_of_the_host() -> None:
             else rule
             for rule in case.chain
         ]
-        request = replace(Peer(case, slot).request(), chain=chain, num_alternatives=3)
+        request = replace(Peer(case, slot).request(), chain=chain)
         chooser.join([slot], [request], torch.tensor([case.prompt], device=device))
     for dtype in (torch.float32, torch.bfloat16):
         logits_RV = torch.empty(len(cases), VOCAB, dtype=dtype, device=device)
@@ -252,7 +252,7 @@ def test_members_of_a_running_batch_join_with_their_streams_and_padding() -> Non
     options = GenerateOptions(temperature=0.9, top_p=0.8, seed=3)
 
     def start() -> Sampling:
-        rows = [GeneratedSequence(0, number, 40, (END,), None, num_alternatives=2) for number in range(3)]
+        rows = [GeneratedSequence(0, number, 40, (END,), None) for number in range(3)]
         ids_RT = torch.tensor([[NO_ID, 4, 5], [6, 7, 8], [NO_ID, NO_ID, 9]])
         chain = [RepetitionPenalty(1.2), NoRepeatNGram(2), BannedIds((END,), stop=3 + 6), ForcedAt(11, 3 + 8)]
         streams = [RandomStream(sequence_seed(1, number, [4])) for number in range(3)]
@@ -273,8 +273,6 @@ def test_members_of_a_running_batch_join_with_their_streams_and_padding() -> Non
         chooser.choose(logits_RV)
         for slot, row in zip((4, 0, 2), rows, strict=True):
             assert chooser.tokens[slot] == row.ids[-1] and chooser.results[slot, 1] == row.log_probabilities[-1]
-            best = [chooser.alternative_ids[slot, :2].tolist(), chooser.alternative_log_probs[slot, :2].tolist()]
-            assert list(zip(*best, strict=True)) == row.alternatives[-1]
             assert bool(chooser.results[slot, 3]) == row.is_done
         if any(row.is_done for row in rows):
             break

@@ -17,12 +17,12 @@ from clearhead.fast.replica import override, replica
 from clearhead.fast.slots import graph
 from clearhead.fast.slots.graph import REFUSED, Graphs, Recording
 from clearhead.fast.slots.tree import SlotOwner
-from clearhead.generate import running
+from clearhead.generate import continuation
 from clearhead.generate.continuation import GenerateRequest, RequestStarter, generate_ids, stream_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.results import Constraint, GeneratedSequence
 from clearhead.generate.running import RunningBatch
-from clearhead.generate.slots.batch import SlotBatch, Slots, SlotSize, bucket, eager_reason
+from clearhead.generate.slots.batch import DecodingSlots, SlotBatch, SlotSize, bucket, eager_reason
 from tests.generate.tiny import BOS, EOS, PAD, some_prompts, some_sources, tiny_decoder, tiny_model
 from tests.laws.host_reads import refuse_host_reads
 from tests.laws.tiny import MODELS, tiny
@@ -38,17 +38,17 @@ OPTIONS = [
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Slots]]:
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[DecodingSlots]]:
     """Decode in slots on the CPU, record steps after two of their kind, and yield all slots that were made."""
-    slots: list[Slots] = []
-    create = Slots.__init__
+    slots: list[DecodingSlots] = []
+    create = DecodingSlots.__init__
 
-    def note(new: Slots, *args: object) -> None:
+    def note(new: DecodingSlots, *args: object) -> None:
         create(new, *args)
         slots.append(new)
 
-    monkeypatch.setattr(Slots, "__init__", note)
-    monkeypatch.setattr(running, "SLOT_DEVICES", ("cpu", "cuda"))
+    monkeypatch.setattr(DecodingSlots, "__init__", note)
+    monkeypatch.setattr(continuation, "SLOT_DEVICES", ("cpu", "cuda"))
     monkeypatch.setattr(graph, "LEAST_STEPS", 2)
     yield slots
     REFUSED.clear()
@@ -76,13 +76,13 @@ def ids_of(results: list[list]) -> list[list[tuple[int, ...]]]:
 
 
 @pytest.mark.parametrize("name", GENERATING)
-def test_replays_choose_the_tokens_of_the_running_batch(name: str, made: list[Slots]) -> None:
+def test_replays_choose_the_tokens_of_the_running_batch(name: str, made: list[DecodingSlots]) -> None:
     module = model(name)
     for options in (OPTIONS[0], OPTIONS[2]):
         request = request_for(module, options)
         recorded = generate_ids(module, request)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(running, "SLOT_DEVICES", ())
+            patch.setattr(continuation, "SLOT_DEVICES", ())
             expected = generate_ids(module, request)
         assert ids_of(recorded) == ids_of(expected)
         for one, other in zip(recorded, expected, strict=True):
@@ -91,29 +91,29 @@ def test_replays_choose_the_tokens_of_the_running_batch(name: str, made: list[Sl
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_every_option_works_in_a_replay(options: GenerateOptions, made: list[Slots]) -> None:
+def test_every_option_works_in_a_replay(options: GenerateOptions, made: list[DecodingSlots]) -> None:
     module = tiny_decoder("modern", seed=4)
     request = request_for(module, options)
     recorded = generate_ids(module, request)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "SLOT_DEVICES", ())
+        patch.setattr(continuation, "SLOT_DEVICES", ())
         assert ids_of(recorded) == ids_of(generate_ids(module, request))
     assert made[0].graphs.num_replays > 3
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_translations_run_in_recorded_steps(beams: int, made: list[Slots]) -> None:
+def test_translations_run_in_recorded_steps(beams: int, made: list[DecodingSlots]) -> None:
     module = tiny_model("modern", seed=6, end_bonus=-1.0)
     sources = some_sources(6, longest=7)
-    request = GenerateRequest([[BOS]] * 6, SearchOptions(beam_size=beams), EOS, PAD, (PAD, BOS), sources)
+    request = GenerateRequest([[BOS]] * 6, SearchOptions(beam_size=beams, min_length=9), EOS, PAD, (PAD, BOS), sources)
     recorded = generate_ids(module, request)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "SLOT_DEVICES", ())
+        patch.setattr(continuation, "SLOT_DEVICES", ())
         assert ids_of(recorded) == ids_of(generate_ids(module, request))
     assert len(made) == 1 and made[0].graphs.num_replays > 3
 
 
-def test_rows_cross_buckets_of_keys_and_of_rows(made: list[Slots]) -> None:
+def test_rows_cross_buckets_of_keys_and_of_rows(made: list[DecodingSlots]) -> None:
     """Prompts of other lengths end one after the other: keys grow over 64 and 96, rows shrink from 8 to 1."""
     module = model("decoder/post/rotary", seed=3)
     prompts = some_prompts(6, longest=30, vocab=23, seed=1)
@@ -172,7 +172,7 @@ def run_batch(
 
 @pytest.mark.parametrize("is_streaming", [True, False])
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_rows_join_leave_and_pause_between_replays(kind: str, is_streaming: bool, made: list[Slots]) -> None:
+def test_rows_join_leave_and_pause_between_replays(kind: str, is_streaming: bool, made: list[DecodingSlots]) -> None:
     module = tiny_decoder("original", seed=4) if kind == "decoder" else tiny_model("modern", seed=6, end_bonus=-9.0)
     draw = random.Random(7)
     arrivals = [draw.randrange(12) for _ in range(9)]
@@ -184,7 +184,25 @@ def test_rows_join_leave_and_pause_between_replays(kind: str, is_streaming: bool
     assert made[0].graphs.num_replays > 3
 
 
-def test_a_stream_stops_at_a_stop_text(made: list[Slots]) -> None:
+def test_a_pause_loses_no_end_of_another_row() -> None:
+    """A pause reads the last step; the row that it ended is reported even if no row is left."""
+    module, rows = tiny_decoder("original", seed=4, end_bonus=-9.0), []
+    running_batch = SlotBatch(module, SlotSize(2, 64), needs_every_token=True)
+    with torch.inference_mode():
+        for limit in (4, 9):
+            request = GenerateRequest([[BOS, 5]], GREEDY, EOS, PAD, (PAD, BOS))
+            start = RequestStarter(module, request, [limit], with_text=False).start([0])
+            rows += start.member.sequences
+            running_batch.join([start])
+        for _ in range(3):
+            running_batch.step()
+        assert running_batch.pause(rows[1]) is not None
+        assert running_batch.members
+        progress = running_batch.step()
+    assert [event.sequence for event in progress if event.is_done] == [rows[0]] and not running_batch.members
+
+
+def test_a_stream_stops_at_a_stop_text(made: list[DecodingSlots]) -> None:
     module = tiny_decoder("modern", seed=4)
     options = GenerateOptions(max_new_tokens=30, stop=("db",))
     request = dataclasses.replace(
@@ -193,7 +211,7 @@ def test_a_stream_stops_at_a_stop_text(made: list[Slots]) -> None:
     streams = []
     for devices in (("cpu",), ()):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(running, "SLOT_DEVICES", devices)
+            patch.setattr(continuation, "SLOT_DEVICES", devices)
             stream, pieces = stream_ids(module, request), []
             while True:
                 try:
@@ -219,7 +237,7 @@ class Alternating(Constraint):
         self.count += 1
 
 
-def test_a_constraint_chooses_with_the_host_after_a_replay(made: list[Slots]) -> None:
+def test_a_constraint_chooses_with_the_host_after_a_replay(made: list[DecodingSlots]) -> None:
     """Rows with and without a constraint share the step of the model; alternatives are those of the same step."""
     module = tiny_decoder("modern", seed=4)
     free = request_for(module, GREEDY, count=2)
@@ -246,7 +264,7 @@ def test_a_constraint_chooses_with_the_host_after_a_replay(made: list[Slots]) ->
     assert made[0].graphs.num_replays > 3
 
 
-def test_rows_that_need_the_host_run_beside_the_slots(made: list[Slots]) -> None:
+def test_rows_that_need_the_host_run_beside_the_slots(made: list[DecodingSlots]) -> None:
     """Beam searches, and rows longer than a slot, decode as in `RunningBatch`."""
     module = tiny_decoder("original", seed=4)
     search = GenerateOptions(max_new_tokens=9, beam_size=3, num_return_sequences=2)
@@ -269,7 +287,7 @@ def test_rows_that_need_the_host_run_beside_the_slots(made: list[Slots]) -> None
             assert [candidate.ids for candidate in sequences[0].candidates] == expected
 
 
-def record_step(slots: Slots) -> list[tuple]:
+def record_step(slots: DecodingSlots) -> list[tuple]:
     """Return the operations of a step with the shapes, strides and, of what persists, the addresses of its tensors."""
     recording = Recording()
     persistent = {
@@ -321,7 +339,7 @@ def test_a_step_never_reads_the_host(name: str) -> None:
     with torch.inference_mode():
         memory = module.encode(ids).memory if module.encoder is not None else None
         module.decode(ids, memory, cache=cache)
-        slots = Slots(module, with_values.size, cache)
+        slots = DecodingSlots(module, with_values.size, cache)
         slots.chooser.kind = with_values.chooser.kind
         slots.cache.use(4, 64, with_values.size.sources)
         slots._compute_logits()  # tables of positions are made in the first step, which is never recorded
@@ -358,7 +376,7 @@ def test_short_texts_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(graphs._graphs) == ["b", "c"] and float(numbers) == 9
 
 
-def test_later_batches_replay_the_recordings_of_earlier_ones(made: list[Slots]) -> None:
+def test_later_batches_replay_the_recordings_of_earlier_ones(made: list[DecodingSlots]) -> None:
     module = replica(tiny_decoder("modern", seed=4))
     override(module, SlotOwner).idle = []
     request = request_for(module, GREEDY)
@@ -371,7 +389,7 @@ def test_later_batches_replay_the_recordings_of_earlier_ones(made: list[Slots]) 
 
 
 def test_too_little_memory_ends_the_use_of_slots(
-    made: list[Slots], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    made: list[DecodingSlots], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     module, tries = tiny_decoder("modern", seed=4), []
 
@@ -381,7 +399,7 @@ def test_too_little_memory_ends_the_use_of_slots(
 
     request = request_for(module, GREEDY)
     expected = ids_of(generate_ids(module, request))
-    monkeypatch.setattr(Slots, "__init__", fail)
+    monkeypatch.setattr(DecodingSlots, "__init__", fail)
     for _ in range(3):
         assert ids_of(generate_ids(module, request)) == expected
     assert len(tries) == 1
@@ -390,7 +408,7 @@ def test_too_little_memory_ends_the_use_of_slots(
     ]
 
 
-def test_models_that_cannot_be_recorded_say_why(made: list[Slots], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_that_cannot_be_recorded_say_why(made: list[DecodingSlots], monkeypatch: pytest.MonkeyPatch) -> None:
     module = tiny_decoder("modern", seed=4)
     assert eager_reason(module) == ""
     with clearhead.capture(module, "decoder.layers.0"):

@@ -23,8 +23,9 @@ from clearhead.data.batches.base import Batch
 from clearhead.fast.slots import graph
 from clearhead.fast.training.tree import training_tree
 from clearhead.generate.continuation import GenerateRequest, RequestStarter
-from clearhead.generate.options import GenerateOptions
+from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.slots.batch import SlotBatch, SlotSize
+from clearhead.generate.slots.beams import BeamBatch
 from clearhead.tasks.train import token_loss
 from clearhead.training.pending import Pending
 from clearhead.training.random_state import deterministic_algorithms
@@ -306,6 +307,47 @@ def test_a_replayed_step_has_the_bits_of_an_eager_one(
             results.append(decode_in_slots(module, options))
         assert results[0][0] == results[1][0]
         assert results[0][2] > 3 and results[1][2] == 0
+
+
+def search_in_slots(module: ch.Transformer, options: SearchOptions, device: torch.device) -> tuple[list, int]:
+    """Return the hypotheses of beam searches in slots, and the number of replays."""
+    sources = some_sources(5, longest=7) if module.encoder is not None else None
+    request = GenerateRequest([[1]] * 5, options, EOS, PAD, (PAD,), sources)
+    starter, batch = RequestStarter(module, request, [12] * 5, with_text=False), BeamBatch(module, SlotSize(20, 64, 32))
+    with torch.inference_mode():
+        start = starter.start(range(5))
+        sentences = list(start.member.sequences)
+        batch.join([start])
+        for _ in range(6):
+            batch.step()
+        if device.type == "cuda":
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            batch.step()
+            batch.step()
+        finally:
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("default")
+        while batch.members:
+            batch.step()
+    slots = batch._beam_slots
+    assert slots is not None
+    found = [[(each.ids, each.log_probability) for each in sentence.candidates] for sentence in sentences]
+    return found, slots.graphs.num_replays
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("encoder-decoder/")])
+def test_a_replayed_step_of_beams_has_the_bits_of_an_eager_one(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys are gathered by parent inside the recorded step; nothing waits for the device."""
+    module = tiny(name, max_positions=99).to(device)
+    options, results = SearchOptions(beam_size=4, n_best=3, max_length=12, min_length=12, no_repeat_ngram_size=3), []
+    for least in (2, 99):
+        monkeypatch.setattr(graph, "LEAST_STEPS", least)
+        results.append(search_in_slots(module, options, device))
+    assert results[0][0] == results[1][0]
+    assert results[0][1] > 3 and results[1][1] == 0
 
 
 def test_joins_and_recordings_leave_no_memory_behind(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:

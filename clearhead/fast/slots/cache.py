@@ -19,7 +19,7 @@ from clearhead.core.context import Cache, Context, Masking
 from clearhead.core.kernels.key_values import AllKeys, KeyValues, NewKeys
 from clearhead.fast.cache import IndexedCache
 
-Slots = Int[Tensor, " some_rows"]
+RowIndices = Int[Tensor, " some_rows"]
 
 
 class SlotKeys(KeyValues):
@@ -130,7 +130,7 @@ class SlotCache(Cache):
                 assert isinstance(entry, SlotKeys)
                 entry.buffer, entry.other = entry.other, entry.buffer
 
-    def put(self, read: IndexedCache, rows: Slots, slots: Slots, lengths: Slots, longest: int) -> None:
+    def put(self, read: IndexedCache, rows: RowIndices, slots: RowIndices, lengths: RowIndices, longest: int) -> None:
         """Copy rows of a prefilled cache, which end together, into slots.
 
         Args:
@@ -173,7 +173,7 @@ class SlotCache(Cache):
             copied.memory_mask = self._memory_mask_RS[slot : slot + 1, :num_source].clone()
         return copied
 
-    def move(self, slots: Slots) -> None:
+    def move(self, slots: RowIndices) -> None:
         """Move the rows of these slots into the first slots, in this order."""
         count = len(slots)
         tensors = [entry.buffer for entry in self.self_attention.values()]

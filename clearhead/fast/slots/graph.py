@@ -66,12 +66,16 @@ class CudaGraph(Graph):
     def record(self, step: Step) -> None:
         """Record a step, then replay it: a capture itself computes nothing."""
         # A collection during the capture could free memory of another graph, which ends the capture with an error.
-        with _CAPTURE, _without_collection():
-            graph = torch.cuda.graph(
+        with _CAPTURE, _without_collection(), torch.cuda.device(self._stream.device):
+            before = torch.cuda.current_stream()
+            capture = torch.cuda.graph(
                 self._graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
             )
-            with graph:
-                step()
+            try:
+                with capture:
+                    step()
+            finally:
+                torch.cuda.set_stream(before)  # a failed capture does not restore the stream
         self._graph.replay()
 
     def replay(self) -> None:

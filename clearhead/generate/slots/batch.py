@@ -1,13 +1,14 @@
 """A running batch in slots: steps are recorded once and replayed, and the host reads their tokens one step later.
 
-Each sequence occupies a slot: a row of a `SlotCache`. It joins by a copy of its own keys, and leaves without a copy,
-between two replays. Model and choice of tokens run on the device. While the device computes a step, the host handles
-the tokens of the step before. So a sequence that has ended computes one token more, which is dropped.
+Each sequence occupies a slot: a row of a `SlotCache`. A row joins between two replays, by a copy of its keys. It leaves
+without a copy. Model and choice of tokens run on the device. While the device computes a step, the host handles the
+tokens of the step before. So a sequence that has ended computes one token more, which is dropped.
 
-Members whose choice needs the host, such as texts that follow a JSON schema, use the recorded step of the model, choose
-as in `RunningBatch` and read their tokens at once. Others run as in `RunningBatch`, beside the slots.
+The choice of some rows needs the host, such as that of texts that follow a JSON schema. These rows use the recorded
+step of the model. Then their member chooses as in `RunningBatch` and reads its tokens at once. Members that slots
+cannot hold run as in `RunningBatch` too.
 
-Shapes: R rows (slots), V vocabulary.
+Shapes: R rows (slots), K some of them, V vocabulary.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class Arrangement:
         self.most_tokens: int = max(row.sequence.limit for row in rows)
 
 
-class Slots:
+class DecodingSlots:
     """Tensors of a running batch in slots, with the recordings that use them; one batch at a time has them.
 
     Args:
@@ -222,7 +223,7 @@ class Slots:
         self._ring[number].copy_(self.chooser.results, non_blocking=True)
         event = self._events[number]
         if event is not None:
-            event.record()
+            event.record(torch.cuda.current_stream(self.logits_RV.device))
         return number
 
     def _compute_logits(self) -> None:
@@ -256,7 +257,7 @@ class SlotBatch(RunningBatch):
     def __init__(self, module: Transformer, size: SlotSize, *, needs_every_token: bool = False) -> None:
         super().__init__(module)
         self.size, self.needs_every_token = size, needs_every_token
-        self.slots: Slots | None = None
+        self.slots: DecodingSlots | None = None
         self._seats: list[SlotRow | None] = []
         self._free_lines: list[int] = []
         self._history = np.zeros((2, 0, 0))
@@ -264,11 +265,13 @@ class SlotBatch(RunningBatch):
         self._arrangement: Arrangement | None = None
         self._pending: tuple[int, int, Arrangement] | None = None  # step, copy of its results, rows
         self._unreported: list[SequenceProgress] = []
+        self._unreported_rows: list[SlotRow] = []
 
     @property
     def members(self) -> list[Member]:
-        """The members that have rows."""
-        return [*super().members, *dict.fromkeys(row.member for row in self._seats if row is not None)]
+        """The members that have rows, or rows whose end the next step reports."""
+        rows = [*self._seats, *self._unreported_rows]
+        return [*super().members, *dict.fromkeys(row.member for row in rows if row is not None)]
 
     @property
     def num_rows(self) -> int:
@@ -339,7 +342,7 @@ class SlotBatch(RunningBatch):
     @torch.inference_mode()
     def step(self) -> list[SequenceProgress]:
         """Launch the next step of the slots, and return what the step before has chosen; see `RunningBatch`."""
-        progress, self._unreported = self._unreported, []
+        progress, self._unreported, self._unreported_rows = self._unreported, [], []
         launched = self._launch()
         progress += self._take(self._pending)
         self._pending = launched
@@ -365,7 +368,7 @@ class SlotBatch(RunningBatch):
         self._step_number += 1
         return number, copy, arrangement
 
-    def _compact(self, slots: Slots) -> None:
+    def _compact(self, slots: DecodingSlots) -> None:
         """Move the rows into the first slots, if a step of at most half the size then suffices."""
         rows = [row for row in self._seats if row is not None]
         if 2 * power_of_two(len(rows)) > power_of_two(max(row.slot for row in rows) + 1):
@@ -437,6 +440,8 @@ class SlotBatch(RunningBatch):
         """Read the results of the step that was launched last; the next step reports them."""
         pending, self._pending = self._pending, None
         self._unreported += self._take(pending)
+        if pending is not None and self._unreported:
+            self._unreported_rows += pending[2].rows.values()
 
     def _row_of(self, sequence: Generated) -> SlotRow | None:
         return next((row for row in self._seats if row is not None and row.sequence is sequence), None)
@@ -471,7 +476,7 @@ class SlotBatch(RunningBatch):
         if self.slots is None and not REFUSED.is_set():
             self.slots = take_idle(self.module, self.size)
             try:
-                self.slots = self.slots or Slots(self.module, self.size, like)
+                self.slots = self.slots or DecodingSlots(self.module, self.size, like)
             except torch.OutOfMemoryError as error:
                 refuse_recordings(error)
                 return False
@@ -489,7 +494,7 @@ class SlotBatch(RunningBatch):
             self._keep_idle(self.slots)
         self.slots = None
 
-    def _keep_idle(self, slots: Slots) -> None:
+    def _keep_idle(self, slots: DecodingSlots) -> None:
         if isinstance(self.module, SlotOwner) and slots.size.rows * slots.size.columns <= MOST_IDLE_TOKENS:
             self.module.idle.append(slots)
 
@@ -546,7 +551,7 @@ def take_idle(module: Transformer, size: SlotSize, beams: int = 1, num_extension
     Args:
         module: the model.
         size: the slots that a batch needs.
-        beams, num_extensions: values of `Slots` that the slots must have.
+        beams, num_extensions: values of `DecodingSlots` that the slots must have.
     """
     idle = module.idle if isinstance(module, SlotOwner) else []
     for slots in [slots for slots in idle if (slots.beams, slots.num_extensions) == (beams, num_extensions)]:
@@ -565,7 +570,7 @@ def slot_batch(
         kind: class of the batch.
         module: the model in evaluation mode.
         size: the slots that the batch needs.
-        needs_every_token: as for `SlotBatch`.
+        needs_every_token: True reports each token of each row. False reports rows without text at their end only.
     """
     reason = eager_reason(module)
     if reason:

@@ -1,11 +1,12 @@
 """Beam search in slots: each step extends the beams on the device, and the host finishes hypotheses one step later.
 
-The beams of a sentence are adjacent slots, a group. A step writes the best extensions of each sentence, continues with
-those that do not end, and gathers the keys of each beam from its parent. `Search` reads the extensions one step later
-and does the rest on the host: finished hypotheses, early stopping, lengths. So a sentence that has ended computes one
-step more, which is dropped.
+The beams of a sentence are adjacent slots, a group. A step writes the best extensions of each sentence and continues
+with those that do not end. The next step gathers the keys of each beam from its parent. `Search` reads the extensions
+one step late, and finishes hypotheses and sentences on the host. So a sentence that has ended computes one more step,
+which is dropped.
 
-Shapes: R rows (slots), M sentences (groups), B beams of a sentence, C extensions of a sentence, V vocabulary, T tokens.
+Shapes: R rows (slots), M sentences (groups), B beams of a sentence, C extensions of a sentence.
+V vocabulary, T tokens, K rows that join.
 """
 
 from __future__ import annotations
@@ -37,7 +38,15 @@ from clearhead.generate.search.beam import (
     live_order,
     top_changed_log_probabilities,
 )
-from clearhead.generate.slots.batch import LEAST_KEYS, SlotBatch, Slots, SlotSize, bucket, power_of_two, take_idle
+from clearhead.generate.slots.batch import (
+    LEAST_KEYS,
+    DecodingSlots,
+    SlotBatch,
+    SlotSize,
+    bucket,
+    power_of_two,
+    take_idle,
+)
 from clearhead.generate.slots.choosing import END_FLAG, RowRequest, SlotProcessors, can_choose
 
 
@@ -50,7 +59,7 @@ class DeviceBeams(SlotProcessors):
         vocab: number of logits of a row.
         device: device of the logits.
         beams: number of beams of a sentence.
-        num_extensions: number of extensions of each sentence in `results`, as `Search.num_extensions`.
+        num_extensions: number of extensions of each sentence in `results`; see `Search.num_extensions`.
     """
 
     def __init__(
@@ -118,12 +127,12 @@ class DeviceBeams(SlotProcessors):
         return [*super()._buffers(), self.parents, self._sums, self._end_ids]
 
 
-class BeamSlots(Slots):
-    """Tensors of beam searches in slots: see `Slots`.
+class BeamSlots(DecodingSlots):
+    """Tensors of beam searches in slots: see `DecodingSlots`.
 
     Args:
-        module, size, like: as for `Slots`.
-        beams, num_extensions: as for `DeviceBeams`.
+        module, size, like: arguments of `DecodingSlots`.
+        beams, num_extensions: arguments of `DeviceBeams`.
     """
 
     chooser: DeviceBeams
@@ -135,7 +144,7 @@ class BeamSlots(Slots):
         super().__init__(module, size, like)
 
     def make_chooser(self, vocab: int, device: torch.device) -> DeviceBeams:
-        """Return what extends the beams after each step of the model."""
+        """Return the object that extends the beams after each step of the model."""
         size, beams = self.size, self.beams
         chooser = DeviceBeams(
             size.rows, size.columns + 1, vocab, device, beams=beams, num_extensions=self.num_extensions
@@ -167,7 +176,7 @@ class BeamBatch(SlotBatch):
     """Running batch in slots whose beam searches run in slots too, if all have the same number of beams.
 
     Args:
-        module, size, needs_every_token: as for `SlotBatch`.
+        module, size, needs_every_token: arguments of `SlotBatch`.
     """
 
     def __init__(self, module: Transformer, size: SlotSize, *, needs_every_token: bool = False) -> None:
@@ -248,8 +257,11 @@ class BeamBatch(SlotBatch):
     def _find_beam_slots(self, search: Search, like: IndexedCache) -> BeamSlots | None:
         """Return the slots of the batch, which the first search allocates; None if they are not for such a search."""
         beams, count = search.options.beam_size, search.num_extensions
+        slots = self._beam_slots
+        if slots is not None and not self._searches and (slots.beams, slots.num_extensions) != (beams, count):
+            self._beam_slots = self._launched = None
         size = replace(self.size, rows=self.size.rows // beams * beams)
-        if self._beam_slots is None and not REFUSED.is_set() and size.rows > 0 and not self._searches:
+        if self._beam_slots is None and not REFUSED.is_set() and size.rows > 0:
             idle: BeamSlots | None = take_idle(self.module, size, beams, count)
             try:
                 self._beam_slots = idle or BeamSlots(self.module, size, like, beams, count)

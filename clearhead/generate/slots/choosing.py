@@ -8,8 +8,8 @@
     chooser.choose(logits_RV)      # or the replay of a graph for this number of rows and this `chooser.kind`
     chooser.results                # fp64 [4, R]: tokens, log-probabilities, their sums, whether the rows have ended
 
-Shapes: R slots, or the first rows of them that are in use; K rows that join; T ids, C ids of a slot at most;
-V vocabulary; S ids of a source; P settings of a row; A alternatives.
+Shapes: R slots, or the first of them, which are in use. K rows that join, T their ids, V vocabulary.
+C maximum number of ids of a slot, S ids of a source.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ from clearhead.generate.search.sampling import RandomStream, Sampling, draw_open
 
 NUMBERS_AHEAD: Final = 64
 """Random numbers of each row on the device; `prepare` copies the next ones after as many steps."""
-MOST_ALTERNATIVES: Final = 20
-"""Largest number of probable tokens that a row may record with each token."""
 ChooserKind = frozenset[tuple[str, int]]
 """Processors and samplers that the rows use, each with its number, such as the size of an n-gram or 0."""
 
@@ -59,7 +57,7 @@ _BANNED, _BANNED_LATE, _EARLY, _LATE, END_FLAG = 1, 2, 4, 8, 16
 
 @dataclass(frozen=True)
 class RowRequest:
-    """How one row chooses its tokens.
+    """Choice of the tokens of one row: logits processors, sampling, end.
 
     Args:
         chain: logits processors. Their lengths count the columns of the ids with which the row joins.
@@ -68,7 +66,6 @@ class RowRequest:
         end_ids: ids that end the row.
         limit: maximum number of tokens that the row may still generate.
         stream: random numbers of the row, from its present position on. None means greedy search.
-        num_alternatives: number of most probable tokens to record with each token, at most `MOST_ALTERNATIVES`.
     """
 
     chain: Sequence[Processor]
@@ -77,7 +74,6 @@ class RowRequest:
     end_ids: tuple[int, ...]
     limit: int
     stream: RandomStream | None = None
-    num_alternatives: int = 0
 
 
 def sampling_requests(member: Sampling) -> list[RowRequest]:
@@ -91,7 +87,6 @@ def sampling_requests(member: Sampling) -> list[RowRequest]:
             row.end_ids,
             row.limit - len(row.ids),
             stream,
-            row.num_alternatives,
         )
         for number, (row, stream) in enumerate(zip(member.sequences, streams, strict=True))
     ]
@@ -127,7 +122,7 @@ class _RowSettings:
     samples: bool = False
     limit: float | int = torch.inf
 
-    def kind(self, bits: set[int], vocab: int, num_alternatives: int) -> ChooserKind:
+    def kind(self, bits: set[int], vocab: int) -> ChooserKind:
         """Return the processors and the sampler that the row uses; `bits` are the flags of its banned ids."""
         uses = {
             ("penalty", 0): self.penalty != 1,
@@ -142,7 +137,6 @@ class _RowSettings:
             ("top_k", min(1 << self.top_k.bit_length(), vocab)): self.top_k > 0,
             ("top_p", 0): self.top_p < 1,
             ("min_p", 0): self.min_p > 0,
-            ("alternatives", 0): num_alternatives > 0,
         }
         return frozenset(use for use, is_used in uses.items() if is_used)
 
@@ -246,7 +240,7 @@ class SlotProcessors(ABC):
         self._tables: list[BannedSequences] = []
         self._kinds: list[ChooserKind] = [frozenset()] * rows
         self.kind: ChooserKind = frozenset()
-        """What the present rows compute: a graph that was recorded with another kind does not serve them."""
+        """Processors and samplers of the present rows; a graph recorded with another kind does not serve them."""
 
     @property
     def reads_ids(self) -> bool:
@@ -276,7 +270,7 @@ class SlotProcessors(ABC):
             settings.append(astuple(row))
             if rules.source is not None:
                 sources[slot] = rules.source.source_RS[request.row]
-            self._kinds[slot] = row.kind({bit for _, bit in rules.bans}, self.vocab, request.num_alternatives)
+            self._kinds[slot] = row.kind({bit for _, bit in rules.bans}, self.vocab)
         self.ids.index_copy_(0, slots_K, functional.pad(prompts, (capacity - length, 0), value=NO_ID))
         self._settings.index_copy_(0, slots_K, self._copy(settings, torch.float64))
         self._flags.index_copy_(0, slots_K, torch.stack(flags))
@@ -402,8 +396,7 @@ class SlotProcessors(ABC):
 class DeviceChooser(SlotProcessors):
     """Chooses the next token of each slot on the device, with equal results to `TokenChooser`; see `SlotProcessors`.
 
-    The buffers `tokens`, `results`, `alternative_ids` and `alternative_log_probs` have fixed addresses. A row that has
-    ended goes on until it leaves.
+    A row that has ended goes on until it leaves.
 
     Args:
         rows: number of slots.
@@ -419,11 +412,6 @@ class DeviceChooser(SlotProcessors):
 
         A row ends with an end token, at its limit, and with a log-probability of NaN or -inf, which is a failure.
         """
-        most = min(MOST_ALTERNATIVES, vocab)
-        self.alternative_ids: Tensor = torch.zeros(rows, most, dtype=torch.int64, device=device)
-        """Most probable ids, best first, int64 [R, A]; only written while a row has asked for alternatives."""
-        self.alternative_log_probs: Tensor = torch.zeros(rows, most, dtype=torch.float32, device=device)
-        """Log-probabilities of `alternative_ids`, fp32 [R, A]."""
         self._uniform = torch.zeros(rows, NUMBERS_AHEAD, dtype=torch.float64, device=device)
         self._column = torch.zeros(1, dtype=torch.int64, device=device)
         self._next_column = 0
@@ -475,10 +463,6 @@ class DeviceChooser(SlotProcessors):
             tokens_R = torch.where(samples_R, tokens_R, best_R)
             is_stuck_R = torch.where(samples_R, is_stuck_R, is_best_stuck_R)
         log_probs_R = logits_RV.gather(1, tokens_R[:, None])[:, 0] - log_total_R
-        if "alternatives" in names:
-            best_RA, ids_RA = logits_RV.topk(self.alternative_ids.shape[1], dim=1)
-            self.alternative_ids[:rows].copy_(ids_RA)
-            self.alternative_log_probs[:rows].copy_(best_RA - log_total_R[:, None])
         self._write(tokens_R, log_probs_R.masked_fill_(is_stuck_R, -torch.inf))
 
     def _draw(
@@ -529,7 +513,7 @@ class DeviceChooser(SlotProcessors):
             self._uniform.index_copy_(0, self._copy(slots), self._copy(numbers, torch.float64))
 
     def _buffers(self) -> list[Tensor]:
-        mine = [self.results, self.alternative_ids, self.alternative_log_probs, self._uniform]
+        mine = [self.results, self._uniform]
         return [*super()._buffers(), *mine]
 
 

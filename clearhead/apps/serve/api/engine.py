@@ -32,11 +32,11 @@ from clearhead.base.progress import Counted, Display, use_display
 from clearhead.core import Transformer
 from clearhead.fast.memory import cache_tokens
 from clearhead.generate.batching import GPU_ROWS, device_of
-from clearhead.generate.continuation import GenerateRequest, PromptReader, check_limits
+from clearhead.generate.continuation import GenerateRequest, PromptReader, check_limits, running_batch
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prefill import CHUNK_TOKENS, Prefixes, can_share
 from clearhead.generate.results import Continuation, GeneratedSequence, Sentence
-from clearhead.generate.running import Generated, Paused, PrefilledMember, RunningBatch, SequenceProgress, running_batch
+from clearhead.generate.running import Generated, Paused, PrefilledMember, RunningBatch, SequenceProgress
 
 MOST_WAITING: Final = 256
 """Maximum number of requests that wait; one more is refused. The prompts of a request wait inside it."""

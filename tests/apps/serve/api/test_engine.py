@@ -18,7 +18,7 @@ from clearhead.apps.serve.api.engine import BatchEngine, EndEvent, EngineJob, Ev
 from clearhead.apps.serve.api.served import Models, ServedModel
 from clearhead.fast.replica import replica
 from clearhead.fast.slots import graph
-from clearhead.generate import prefill, running
+from clearhead.generate import continuation, prefill
 from clearhead.interpret.maps.token_texts import token_texts
 
 PROMPTS = ["a m", "u", "a m u e a", "e e", "m a"]
@@ -91,7 +91,7 @@ def test_a_gpu_serves_from_slots_by_recorded_steps(models: Models, monkeypatch: 
     """The events of each request are the same; requests that arrive later take free slots."""
     served, replays = models.get("lm"), []
     expected = [event_values(served.engine, served, number) for number in range(3)]
-    monkeypatch.setattr(running, "SLOT_DEVICES", ("cpu",))
+    monkeypatch.setattr(continuation, "SLOT_DEVICES", ("cpu",))
     monkeypatch.setattr(graph, "LEAST_STEPS", 2)
     replay = graph.Recording.replay
     monkeypatch.setattr(graph.Recording, "replay", lambda recording: replays.append(1) or replay(recording))
