@@ -57,8 +57,6 @@ norm_place = "pre"
 dropout = 0.0
 positions = "learned"
 bias = false
-embedding_scale = 1.0
-initialization = "normal"
 [train]
 run = "{folder}/run"
 steps = {steps}
