@@ -12,15 +12,15 @@ import copy
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Generic, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from clearhead.base.errors import RunFailure, is_out_of_memory
+from clearhead.base.errors import RunFailure
 from clearhead.base.printing import num_parameters
 from clearhead.base.progress import message, use_display
 from clearhead.base.signals import Interrupted, StopRequested, StopSignals
@@ -30,13 +30,12 @@ from clearhead.checkpoints.runs.extra_weights import is_snapshot_step, load_rece
 from clearhead.checkpoints.runs.metrics import MetricsRow
 from clearhead.data.batches.base import Batches, BatchT, Loss
 from clearhead.generate.scoring.result import Validation
-from clearhead.training.memory import return_memory
-from clearhead.training.optim.optimizers import load_optimizer, scale_gradients
+from clearhead.training.memory import freeze_objects
+from clearhead.training.optim.optimizers import load_optimizer
 from clearhead.training.optim.schedules import Schedule
-from clearhead.training.optim.weight_averages import ExponentialAverage, average_checkpoints, weights_in_place
-from clearhead.training.parallel.engines import AgreedStop, StepSums, TrainingEngine
+from clearhead.training.optim.weight_averages import average_checkpoints, weights_in_place
+from clearhead.training.parallel.engines import AgreedStop, TrainingEngine
 from clearhead.training.parallel.processes import Processes
-from clearhead.training.progress.plots import training_loss_note
 from clearhead.training.progress.reports import RunPlan, StepReport, TrainingProgress, ValidationReport, duration
 from clearhead.training.random_state import (
     deterministic_algorithms,
@@ -49,6 +48,7 @@ from clearhead.training.random_state import (
     seed_process,
 )
 from clearhead.training.record import FollowerRecord, RunRecord, RunResult, TrainSettings, num_snapshots, planned_steps
+from clearhead.training.step import StepResult, TrainingSteps
 
 
 @dataclass
@@ -102,10 +102,23 @@ class Trainer(Generic[BatchT]):
             stack.enter_context(preserve_threads())
             stack.enter_context(deterministic_algorithms())
             signals = stack.enter_context(StopSignals(is_alone=self.processes.size == 1))
-            training = _TrainingLoop(self, run, signals)
+            training = _TrainingLoop(stack.enter_context(self._prepare_batches()), run, signals)
             training.resume() if resume else training.start()
             stack.callback(self.progress.end)
+            stack.enter_context(freeze_objects(training.steps.device))
             return training.train()
+
+    @contextlib.contextmanager
+    def _prepare_batches(self) -> Iterator[Trainer[BatchT]]:
+        """Return a context manager with a trainer whose batches a thread makes ahead, if it trains on CUDA."""
+        device = next(self.module.parameters()).device
+        if device.type != "cuda":
+            yield self
+            return
+        from clearhead.data.feed import Prepared
+
+        with contextlib.closing(Prepared(self.batches, device)) as batches:
+            yield replace(self, batches=batches)
 
 
 OTHER_RANDOM_STATES: Final = "random_of_others"
@@ -122,18 +135,15 @@ class _TrainingLoop(Generic[BatchT]):
         self.signals = signals
         self.processes = trainer.processes
         self.engine = trainer.engine or TrainingEngine(trainer.module, trainer.loss)
-        self.agreed = AgreedStop()
         self.tally = files.Tally()
-        self.parameters = [parameter for parameter in trainer.module.parameters() if parameter.requires_grad]
+        self.steps = TrainingSteps(trainer, self.engine, signals, seconds=self._seconds, last_good=self._last_good)
         self.end_step = planned_steps(self.settings, trainer.batches.batches_per_epoch)
-        note = training_loss_note(trainer.module, self.settings.label_smoothing)
         record = RunRecord if self.processes.is_first else FollowerRecord
         self.num_snapshots = count = num_snapshots(self.settings, trainer.module)
-        self.record = record(run, self.settings, self.engine, num_snapshots=count, note=note)
-        self.ema = ExponentialAverage(trainer.module, self.settings.ema) if self.settings.ema is not None else None
+        self.record = record(run, self.settings, self.engine, num_snapshots=count)
         self.choices: dict[str, Any] = {}
         self.saved_step: int | None = None
-        self.clock = time.monotonic()
+        self.clock = self.lap_began = time.monotonic()
 
     # Starting
 
@@ -154,7 +164,7 @@ class _TrainingLoop(Generic[BatchT]):
         with files.convert_foreign_errors(folder):
             self._restore(saved)
         self.clock = time.monotonic() - self.tally.seconds
-        self.agreed = AgreedStop(seconds=self.tally.seconds)
+        self.steps.agreed = AgreedStop(seconds=self.tally.seconds)
         self.saved_step = self.tally.step
         self.record.go_back(self.tally)
         # Last, because the code above may draw random numbers.
@@ -170,15 +180,15 @@ class _TrainingLoop(Generic[BatchT]):
             message(changes)
         parts.module.load_state_dict(saved.weights)
         load_optimizer(parts.optimizer, saved.optimizer)
-        if self.ema is not None:
+        if self.steps.ema is not None:
             assert saved.ema is not None, "the checkpoint has no weight average: the run was started without train.ema"
-            self.ema.load(saved.ema, state["ema_updates"])
+            self.steps.ema.load(saved.ema, state["ema_updates"])
         parts.schedule.load_state(state["schedule"])
         parts.batches.load_state(state["batches"])
         self.tally = files.Tally(**state["tally"])
         if self.tally.step:
             # A run that has ended takes no further step, but may save again.
-            self._set_learning_rate(self.tally.step)
+            self.steps.set_learning_rate(self.tally.step)
         self._restore_random_state(state)
 
     def _restore_random_state(self, state: Mapping[str, Any]) -> None:
@@ -202,6 +212,7 @@ class _TrainingLoop(Generic[BatchT]):
         self._announce()
         self.trainer.module.train()
         self._warm_up()
+        self._lap()
         while True:
             reason = self._reason_to_stop()
             if self._validation_is_due(reason is not None):
@@ -222,11 +233,11 @@ class _TrainingLoop(Generic[BatchT]):
     @property
     def _signal(self) -> signal.Signals | None:
         """The stop signal that all processes have agreed on, or None."""
-        return self.signals.received if self.processes.size == 1 else self.agreed.signal
+        return self.signals.received if self.processes.size == 1 else self.steps.agreed.signal
 
     def _warm_up(self) -> None:
         """Let the engine make its first pass on the next batch, without any effect on the run."""
-        with preserve_random_state(), self._precision():
+        with preserve_random_state(), self.steps.precision():
             if self.processes.size > 1:
                 before = self.trainer.batches.state()
                 self.engine.warm_up(next(self.trainer.batches))
@@ -250,7 +261,7 @@ class _TrainingLoop(Generic[BatchT]):
         tally, early = self.tally, self.settings.early_stop
         if self.end_step is not None and tally.step >= self.end_step:
             return "the only step is done" if self.end_step == 1 else f"all {self.end_step:,} steps are done"
-        seconds = self._seconds() if self.processes.size == 1 else self.agreed.seconds
+        seconds = self._seconds() if self.processes.size == 1 else self.steps.agreed.seconds
         if self.settings.seconds is not None and seconds >= self.settings.seconds and tally.step > 0:
             return f"the time limit of {duration(self.settings.seconds)} is reached"
         if early is not None and tally.misses >= early.patience:
@@ -276,74 +287,33 @@ class _TrainingLoop(Generic[BatchT]):
     # One step
 
     def _step(self) -> None:
-        began = time.monotonic()
-        step, parts = self.tally.step + 1, self.trainer
-        learning_rate = self._set_learning_rate(step)
-        sums = self._agree(self._accumulate_gradients(step))
-        if not math.isfinite(sums.loss):
-            where = f" in batch {sums.not_finite} of {self.settings.accumulate}" if self.settings.accumulate > 1 else ""
-            raise self._not_finite(f"loss became {sums.loss}", f"step {step}{where}")
-        scale = self.engine.divisor / max(1, sums.num_labels)
-        norm = scale_gradients(self.parameters, scale, max_norm=self.settings.clip)
-        if not math.isfinite(norm):
-            raise self._not_finite(f"norm of the gradient became {norm}", f"step {step}")
-        parts.optimizer.step()
-        if self.ema is not None:
-            self.ema.update(parts.module)
-        return_memory(step, self.parameters[0].device, self.settings.precision)
-        spent = time.monotonic() - began
+        results = self.steps.take(self.tally.step + 1)
+        self.tally.step += 1
+        self._count(results)
+
+    def _settle(self) -> None:
+        """Wait for the results of all launched steps: what follows reads their numbers or saves their weights."""
+        self._count(self.steps.results(waits=True))
+
+    def _count(self, results: Sequence[StepResult]) -> None:
+        """Count and report the steps whose results are known."""
         tally = self.tally
-        tally.step = step
-        tally.tokens += sums.num_tokens
-        tally.loss_sum += sums.loss
-        tally.loss_count += sums.num_labels
-        tally.window_tokens += sums.num_tokens
-        tally.window_seconds += spent
-        mean = sums.loss / max(1, sums.num_labels)
-        parts.progress.step(StepReport(step, mean, learning_rate, sums.num_tokens, spent, self._seconds()))
+        for result in results:
+            sums, spent = result.sums, self._lap()
+            tally.tokens += sums.num_tokens
+            tally.loss_sum += sums.loss
+            tally.loss_count += sums.num_labels
+            tally.window_tokens += sums.num_tokens
+            tally.window_seconds += spent
+            mean, seconds = sums.loss / max(1, sums.num_labels), self._seconds()
+            self.trainer.progress.step(
+                StepReport(result.step, mean, result.learning_rate, sums.num_tokens, spent, seconds)
+            )
 
-    def _set_learning_rate(self, step: int) -> float:
-        """Set the learning rate of a step in the optimizer, and return it."""
-        learning_rate = self.trainer.schedule(step)
-        for group in self.trainer.optimizer.param_groups:
-            group["lr"] = learning_rate
-        return learning_rate
-
-    def _accumulate_gradients(self, step: int) -> StepSums:
-        """Accumulate the gradients of the summed loss over the batches of one step, and return the sums of the step."""
-        parts, accumulate = self.trainer, self.settings.accumulate
-        parts.optimizer.zero_grad(set_to_none=True)
-        sums = StepSums()
-        for index in range(accumulate):
-            batch = next(parts.batches)
-            try:
-                with self._precision():
-                    loss, labels = self.engine.loss(batch, is_last=index == accumulate - 1)
-                sums.add(float(loss.detach()), labels, batch.num_tokens, index + 1)
-                loss.backward()
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                raise RunFailure(
-                    f"Memory ran out at step {step}, on a batch of {batch.num_tokens} tokens: use smaller batches and "
-                    f"accumulate more of them. The last good checkpoint is {self._last_good()}."
-                ) from error
-        return sums
-
-    def _agree(self, sums: StepSums) -> StepSums:
-        """Return the sums of a step over all processes, and let the processes agree on stop signal and run time."""
-        rows = self.processes.all_gather_rows([*sums.row(), float(self.signals.received or 0), self._seconds()])
-        self.agreed = AgreedStop.of(rows)
-        return StepSums.of(rows)
-
-    def _precision(self) -> contextlib.AbstractContextManager[object]:
-        return torch.autocast(self.parameters[0].device.type, torch.bfloat16, self.settings.precision == "bf16")
-
-    def _not_finite(self, what: str, where: str) -> RunFailure:
-        return RunFailure(
-            f"The {what} at {where}, so training stopped before the weights were updated; the last good checkpoint "
-            f"is {self._last_good()}. A lower learning rate, a longer warmup or gradient clipping usually helps."
-        )
+    def _lap(self) -> float:
+        """Return the seconds since the last step, validation or save."""
+        before, self.lap_began = self.lap_began, time.monotonic()
+        return self.lap_began - before
 
     def _last_good(self) -> Path:
         assert self.saved_step is not None, "a run saves before its first step"
@@ -352,14 +322,15 @@ class _TrainingLoop(Generic[BatchT]):
     # Validation
 
     def _validate(self) -> None:
+        self._settle()
         began, step = time.monotonic(), self.tally.step
         self.trainer.progress.begin_validation(step)
         try:
-            validation = self._measure(self.ema.weights if self.ema is not None else None)
+            validation = self._measure(self.steps.ema.weights if self.steps.ema is not None else None)
         except StopRequested:
             return
         if not math.isfinite(validation.loss):
-            raise self._not_finite(f"validation loss became {validation.loss}", f"step {step}")
+            raise self.steps.not_finite(f"validation loss became {validation.loss}", f"step {step}")
         before = None
         if step % self.settings.validate_every:
             # Due only because the run ends here: a longer resumed run continues as if this validation had not run.
@@ -371,6 +342,7 @@ class _TrainingLoop(Generic[BatchT]):
         self._save(before)
         report = ValidationReport(step, validation.loss, validation.score, is_best, time.monotonic() - began)
         self.trainer.progress.end_validation(report)
+        self._lap()
 
     def _measure(self, weights: Mapping[str, Tensor] | None) -> Validation:
         """Validate the given weights, or those of the module; afterwards restore the random states and the module.
@@ -385,7 +357,7 @@ class _TrainingLoop(Generic[BatchT]):
         with preserve_random_state(), in_place, self.engine.whole_weights(), torch.no_grad():
             module.eval()
             try:
-                with abandoning, self._precision():
+                with abandoning, self.steps.precision():
                     validation = self.trainer.validate(module)
             except StopRequested:
                 pass
@@ -397,7 +369,7 @@ class _TrainingLoop(Generic[BatchT]):
         """Return the validation of the first process; raise StopRequested if any process has not finished."""
         gathered = self.processes.all_gather((validation, int(self.signals.received or 0)))
         number = max(number for _, number in gathered)
-        self.agreed = AgreedStop(self.agreed.seconds, signal.Signals(number) if number else None)
+        self.steps.agreed = AgreedStop(self.steps.agreed.seconds, signal.Signals(number) if number else None)
         validations = [validation for validation, _ in gathered if validation is not None]
         if len(validations) < len(gathered):
             raise StopRequested
@@ -422,6 +394,7 @@ class _TrainingLoop(Generic[BatchT]):
     # Files of the run
 
     def _write_line(self, validation: Validation | None = None) -> None:
+        self._settle()
         tally = self.tally
         self.record.write_line(
             MetricsRow(
@@ -444,6 +417,7 @@ class _TrainingLoop(Generic[BatchT]):
         Args:
             resumed: the counters and the schedule state that a resumed run starts with. None means the current ones.
         """
+        self._settle()
         tally = self.tally
         tally.seconds = self._seconds()
         saved, schedule = resumed or (tally, self.trainer.schedule.state())
@@ -459,19 +433,22 @@ class _TrainingLoop(Generic[BatchT]):
             "environment": self._environment(),
         }
         ema = None
-        if self.ema is not None:
-            ema, state["ema_updates"] = self.ema.weights, self.ema.num_updates
+        if self.steps.ema is not None:
+            ema, state["ema_updates"] = self.steps.ema.weights, self.steps.ema.num_updates
         weights, optimizer = self.trainer.module.state_dict(), self.trainer.optimizer.state_dict()
         self.record.save(files.Checkpoint(tally.step, weights, optimizer, ema, state), tally)
         # A barrier: no process continues or stops before the checkpoint is on the disk.
         self.saved_step = self.processes.broadcast(tally.step)
+        self._lap()
 
     def _keep_snapshot(self) -> None:
+        self._settle()
         assert self.saved_step is not None, "a run saves before its first step"
-        weights = self.ema.weights if self.ema is not None else self.trainer.module.state_dict()
+        weights = self.steps.ema.weights if self.steps.ema is not None else self.trainer.module.state_dict()
         self.record.keep_snapshot(self.tally.step, weights, self.saved_step)
         # A barrier: no process continues before the snapshot is on the disk.
         self.processes.broadcast(self.tally.step)
+        self._lap()
 
     def _leave(self, number: signal.Signals) -> NoReturn:
         if self.saved_step != self.tally.step:

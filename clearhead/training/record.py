@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -28,7 +29,7 @@ from clearhead.checkpoints.runs.metrics import MetricsLog, MetricsRow
 from clearhead.data.sources.run_file_tables import Count
 from clearhead.generate.scoring.result import Validation
 from clearhead.training.parallel.engines import TrainingEngine
-from clearhead.training.progress.plots import Plotter
+from clearhead.training.progress.plots import Plotter, training_loss_note
 from clearhead.training.runfile.sections import Train
 
 STARTUP_SECONDS: Final = 10.0
@@ -131,19 +132,23 @@ class RunRecord:
         settings: the settings of the run.
         engine: the training engine, which writes the tensors of a checkpoint.
         num_snapshots: the number of snapshots to keep.
-        note: a sentence below the title of the loss plot.
     """
 
-    def __init__(
-        self, run: Path, settings: TrainSettings, engine: TrainingEngine[Any], *, num_snapshots: int, note: str
-    ) -> None:
+    def __init__(self, run: Path, settings: TrainSettings, engine: TrainingEngine[Any], *, num_snapshots: int) -> None:
         self.run = run
         self._num_snapshots = num_snapshots
         self._settings = settings
         self._engine = engine
         self._log = MetricsLog(run)
-        self._plotter = Plotter(run / "plots", note=note) if settings.plots else None
         self._rows: list[MetricsRow] = []
+
+    @cached_property
+    def _plotter(self) -> Plotter | None:
+        """The plotter of the metrics, made at the first line. None means that the run has no plots."""
+        if not self._settings.plots:
+            return None
+        note = training_loss_note(self._engine.module, self._settings.label_smoothing)
+        return Plotter(self.run / "plots", note=note)
 
     def begin(self) -> None:
         """Remove the files of an earlier start of this run that took no step."""

@@ -448,7 +448,12 @@ def _split_optimizer(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     for index, parameter in state["state"].items():
         values[index] = {name: value for name, value in parameter.items() if not isinstance(value, Tensor)}
         tensors |= {f"{index}.{name}": value for name, value in parameter.items() if isinstance(value, Tensor)}
-    return {"state": values, "param_groups": state["param_groups"]}, tensors
+    # On CUDA, the learning rate is a tensor.
+    groups = [
+        {key: value.item() if isinstance(value, Tensor) else value for key, value in group.items()}
+        for group in state["param_groups"]
+    ]
+    return {"state": values, "param_groups": groups}, tensors
 
 
 def _join_optimizer(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -55,11 +55,27 @@ DeviceBatchT = TypeVar("DeviceBatchT", bound="DeviceBatch")
 class DeviceBatch:
     """A batch whose tensors move to a device together."""
 
-    def to(self: DeviceBatchT, device: torch.device | str) -> DeviceBatchT:
-        """Return the same batch with its tensors on a device."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the batch, by field."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+    def to(self: DeviceBatchT, device: torch.device | str, *, non_blocking: bool = False) -> DeviceBatchT:
+        """Return the same batch with its tensors on a device.
+
+        Args:
+            device: the device.
+            non_blocking: True to return before the copy has ended; it needs tensors in pinned memory.
+        """
+        moved: dict[str, Any] = {
+            name: value.to(device, non_blocking=non_blocking) for name, value in self.tensors().items()
+        }
         return replace(self, **moved)
+
+    def pin_memory(self: DeviceBatchT) -> DeviceBatchT:
+        """Return the same batch with its tensors in pinned memory, from which a GPU copies without waiting."""
+        pinned: dict[str, Any] = {name: value.pin_memory() for name, value in self.tensors().items()}
+        return replace(self, **pinned)
 
 
 @dataclass(frozen=True)

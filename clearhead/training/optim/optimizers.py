@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from clearhead.base.errors import InputError
@@ -61,16 +61,19 @@ def build_optimizer(
     others = [parameter for parameter in module.parameters() if parameter.requires_grad and id(parameter) not in known]
     if not matrices and not others:
         raise InputError("the model has no parameter that requires a gradient; unfreeze some before training")
+    fused = _can_fuse(matrices + others)
+    rate: float | Tensor = learning_rate
+    if kind != "muon" and fused and (matrices or others)[0].device.type == "cuda":
+        rate = torch.tensor(learning_rate, dtype=torch.float32, device=(matrices or others)[0].device)
     groups = [
-        {"params": parameters, "lr": learning_rate, "weight_decay": decay, "matrices": parameters is matrices}
+        {"params": parameters, "lr": rate, "weight_decay": decay, "matrices": parameters is matrices}
         for parameters, decay in ((matrices, weight_decay), (others, 0.0))
         if parameters
     ]
     if kind == "muon":
         return _without_compiler(Muon)(groups, betas=betas, eps=eps)
     family = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
-    fused = _can_fuse(matrices + others)
-    return _without_compiler(family)(groups, lr=learning_rate, betas=betas, eps=eps, fused=fused)
+    return _without_compiler(family)(groups, lr=rate, betas=betas, eps=eps, fused=fused)
 
 
 @functools.cache
@@ -82,6 +85,15 @@ def _without_compiler(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.
     names = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
     return type(kind.__name__, (kind,), {**methods, "step": torch.no_grad()(methods["step"])})
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all groups; on CUDA, fused optimizers have it in a tensor of the device."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
@@ -259,12 +271,56 @@ def scale_gradients(parameters: Iterable[nn.Parameter], factor: float, *, max_no
     Source: arXiv 1211.5063, section 3.2 (clipping by the norm).
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    total = torch.nn.utils.get_total_norm(gradients)
-    # With sharded gradients, each process has only a part of the norm.
-    norm = float(total.full_tensor() if hasattr(total, "full_tensor") else total) * factor
+    norm = float(_total_norm(gradients)) * factor
     if not math.isfinite(norm):
         return norm
     if max_norm is not None and norm > max_norm:
         factor *= max_norm / norm
     torch._foreach_mul_(gradients, factor)
     return norm
+
+
+def gradient_scale(
+    parameters: Iterable[nn.Parameter], factor: float, *, max_norm: float | None
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """Return the norm of all gradients and the number that divides them in the update, without reading either.
+
+    Args:
+        parameters, factor, max_norm: as for `scale_gradients`, which changes the gradients at once.
+
+    Returns:
+        The total norm after scaling and before clipping, in fp64, and the divisor for `update_on_device`, in fp32.
+    """
+    norm = _total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]).double() * factor
+    excess = torch.ones_like(norm) if max_norm is None else (norm / max_norm).clamp_min(1.0)
+    return norm, (excess / factor).float()
+
+
+def updates_on_device(optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
+    """Return whether an optimizer divides gradients and skips updates by tensors of a device other than the CPU.
+
+    PyTorch's fused optimizers do, such as Adam and AdamW; Muon does not.
+    """
+    return device.type == "cuda" and bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def update_on_device(
+    optimizer: torch.optim.Optimizer, *, divisor: Float[Tensor, ""], has_failed: Bool[Tensor, ""]
+) -> None:
+    """Update parameters by a fused optimizer, which divides the gradients and skips the update of a failed step.
+
+    Args:
+        optimizer: an optimizer that `updates_on_device` accepts.
+        divisor: the number that divides all gradients, in fp32.
+        has_failed: True leaves parameters, moments and step counts unchanged.
+    """
+    # The protocol between PyTorch's gradient scaler and its fused optimizers.
+    optimizer.grad_scale, optimizer.found_inf = divisor, has_failed.float()  # type: ignore[attr-defined]
+    optimizer.step()
+
+
+def _total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all gradients; with sharded gradients, each process has only a part of it."""
+    total = torch.nn.utils.get_total_norm(gradients)
+    whole: Tensor = total.full_tensor() if hasattr(total, "full_tensor") else total
+    return whole

@@ -43,11 +43,16 @@ class ExponentialAverage:
         """Update the average with the current weights of the module."""
         self.num_updates += 1
         decay = min(self.decay, (1 + self.num_updates) / (10 + self.num_updates))
+        pairs: dict[type, list[tuple[Tensor, Tensor]]] = {}
         for name, value in module.state_dict().items():
             if value.is_floating_point():
-                self.weights[name].lerp_(value, 1.0 - decay)
+                # Sharded and whole tensors cannot be in one list.
+                pairs.setdefault(type(value), []).append((self.weights[name], value))
             else:
                 self.weights[name].copy_(value)
+        for alike in pairs.values():
+            averages, weights = map(list, zip(*alike, strict=True))
+            torch._foreach_lerp_(averages, weights, 1.0 - decay)
 
     def load(self, weights: Mapping[str, Tensor], num_updates: int) -> None:
         """Restore a stored average; raises KeyError or RuntimeError if it belongs to another model."""

@@ -6,22 +6,23 @@ import contextlib
 import math
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from clearhead.checkpoints.runs.checkpoint import Checkpoint, load_checkpoint, read_checked_state
 from clearhead.checkpoints.weights.files import load_tensors, save_tensors
-from clearhead.data.batches.base import Batch, Batches, BatchT, Loss
+from clearhead.data.batches.base import Batch, Batches, BatchT, DeviceBatch, Loss
 from clearhead.training.parallel.processes import Processes
 from clearhead.training.parallel.world import Process
 
 
 @dataclass(frozen=True)
-class RankBatch(Generic[BatchT]):
+class RankBatch(DeviceBatch, Generic[BatchT]):
     """The rows of a batch that one process computes.
 
     Args:
@@ -37,6 +38,22 @@ class RankBatch(Generic[BatchT]):
     def num_tokens(self) -> int:
         """The number of source and target tokens in the rows; 0 if the rows do not contribute to the loss."""
         return self.batch.num_tokens if self.counts else 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the rows, by field."""
+        rows: Any = self.batch
+        tensors: dict[str, Tensor] = rows.tensors()
+        return tensors
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> RankBatch[BatchT]:
+        """Return the same rows on a device; the arguments are those of `DeviceBatch.to`."""
+        rows: Any = self.batch
+        return replace(self, batch=rows.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> RankBatch[BatchT]:
+        """Return the same rows in pinned memory."""
+        rows: Any = self.batch
+        return replace(self, batch=rows.pin_memory())
 
 
 def take_rank_rows(batch: BatchT, process: Process) -> RankBatch[BatchT]:

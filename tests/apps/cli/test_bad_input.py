@@ -140,7 +140,7 @@ def test_a_failed_start_does_not_block_the_next_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a failure before the first checkpoint, nor one before the first step."""
-    from clearhead.training import loop
+    from clearhead.training import loop, step
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -151,7 +151,7 @@ def test_a_failed_start_does_not_block_the_next_one(
         assert main(["train", str(file), "train.steps=2"]) == 1
     assert not (tmp_path / "run").exists()
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "scale_gradients", full)
+        patched.setattr(step, "scale_gradients", full)
         assert main(["train", str(file), "train.steps=2"]) == 1
     assert (tmp_path / "run").exists()
     capfd.readouterr()

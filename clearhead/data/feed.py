@@ -1,0 +1,225 @@
+"""Batches made ahead of their use: a thread makes the next batches and copies them to a GPU while the GPU computes.
+
+The plain path has no thread: on a CPU it would take processors from the computation.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Final, Generic, TypeVar
+
+import torch
+
+from clearhead.data.batches.base import Batches, CountedBatch, DeviceBatch
+
+# Number of batches that a thread makes ahead. With two, the thread makes the second while the device copies the first.
+_AHEAD: Final = 2
+
+ItemT = TypeVar("ItemT")
+BatchT = TypeVar("BatchT")
+CountedT = TypeVar("CountedT", bound=CountedBatch)
+
+
+class Ahead(Generic[ItemT]):
+    """Iterator whose items a thread makes ahead of their use.
+
+    The thread ends after `close`, after an error of `make`, when the iterator is no longer used, and when the program
+    ends. It runs in the context of the caller, so messages reach the same display.
+
+    Args:
+        make: the function that returns the next item. Its errors are raised by `next`; StopIteration ends the items.
+        ahead: the maximum number of items that are made before they are taken, at least 1.
+    """
+
+    def __init__(self, make: Callable[[], ItemT], ahead: int = _AHEAD) -> None:
+        self._items: SimpleQueue[tuple[ItemT | None, BaseException | None]] = SimpleQueue()
+        self._room = threading.Semaphore(ahead)
+        self._error: BaseException | None = None
+        stopped = threading.Event()
+        # Neither the thread nor the finalizer refers to this object: otherwise it would never be collected.
+        work = partial(copy_context().run, _fill, make, self._items, self._room, stopped)
+        thread = threading.Thread(target=work, name="clearhead feed", daemon=True)
+        self._end = weakref.finalize(self, _stop, thread, self._room, stopped)
+        thread.start()
+
+    def __iter__(self) -> Iterator[ItemT]:
+        return self
+
+    def __next__(self) -> ItemT:
+        """Return the next item, and wait for it if it is not made yet.
+
+        Raises:
+            StopIteration: the items have ended, or the iterator is closed.
+        """
+        if not self._end.alive:
+            raise StopIteration
+        if self._error is not None:
+            raise self._error
+        item, self._error = self._items.get()
+        if self._error is not None:
+            raise self._error
+        self._room.release()
+        assert item is not None, "an item without an error was made"
+        return item
+
+    def close(self) -> None:
+        """End the thread, after the item that it is making."""
+        self._end()
+
+
+def _fill(
+    make: Callable[[], ItemT],
+    items: SimpleQueue[tuple[ItemT | None, BaseException | None]],
+    room: threading.Semaphore,
+    stopped: threading.Event,
+) -> None:
+    """Make items while there is room, until the iterator is closed or an error ends the items."""
+    error = None
+    while error is None:
+        room.acquire()
+        if stopped.is_set():
+            return
+        item = None
+        try:
+            item = make()
+        except BaseException as raised:  # noqa: BLE001 the thread that takes the items raises it
+            error = raised
+        items.put((item, error))
+
+
+def _stop(thread: threading.Thread, room: threading.Semaphore, stopped: threading.Event) -> None:
+    stopped.set()
+    room.release()
+    # The garbage collector may call this function in any thread, or before the thread was started.
+    if thread.is_alive() and thread is not threading.current_thread():
+        thread.join()
+
+
+class DeviceCopies:
+    """Copies batches to a device; to a GPU from pinned memory on a separate stream, without waiting.
+
+    Args:
+        device: the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device: torch.device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def send(self, batch: BatchT) -> tuple[BatchT, torch.cuda.Event | None]:
+        """Return a batch on the device, and the event of its copy, which may still run.
+
+        Args:
+            batch: the batch; one that is no `DeviceBatch` is returned unchanged.
+        """
+        if not isinstance(batch, DeviceBatch):
+            return batch, None
+        if self._stream is None:
+            return batch.to(self.device), None
+        with torch.cuda.stream(self._stream):
+            copied = batch.pin_memory().to(self.device, non_blocking=True)
+            return copied, self._stream.record_event()
+
+    def receive(self, batch: BatchT, copied: torch.cuda.Event | None) -> BatchT:
+        """Return a batch of `send`; the current stream of the device waits for its copy, the host does not."""
+        if copied is not None and isinstance(batch, DeviceBatch):
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(copied)
+            for tensor in batch.tensors().values():
+                # Otherwise the next copy could reuse the memory while the current stream still reads it.
+                tensor.record_stream(stream)
+        return batch
+
+
+@dataclass(frozen=True)
+class _SentBatch(Generic[BatchT]):
+    """A batch on the device, the event of its copy, and the position of the source after it."""
+
+    batch: BatchT
+    copied: torch.cuda.Event | None
+    state: dict[str, Any]
+    batches_per_epoch: int
+
+
+class Prepared(Generic[CountedT]):
+    """Training batches that a thread makes ahead and copies to a device; the same batches in the same order.
+
+    Close it at the end. Use the batches of the source only through this object: they are ahead of its position.
+
+    Args:
+        batches: the source of the batches.
+        device: the device of the returned batches.
+        ahead: the maximum number of batches that are made before they are taken. 0 means the plain source: no thread,
+            and batches that are not copied.
+    """
+
+    def __init__(self, batches: Batches[CountedT], device: torch.device, ahead: int = _AHEAD) -> None:
+        self._batches, self._ahead = batches, ahead
+        self._copies = DeviceCopies(device)
+        self._feed: Ahead[_SentBatch[CountedT]] | None = None
+        self._is_behind = False
+        self._state, self._batches_per_epoch = batches.state(), batches.batches_per_epoch
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """The number of batches in one pass over the data, after the last batch that was taken."""
+        return self._batches_per_epoch if self._ahead else self._batches.batches_per_epoch
+
+    def __iter__(self) -> Iterator[CountedT]:
+        return self
+
+    def __next__(self) -> CountedT:
+        """Return the next batch, on the device; errors of the source are raised here, and end the thread."""
+        if not self._ahead:
+            return next(self._batches)
+        try:
+            if self._feed is None:
+                self._go_back()
+                self._feed = Ahead(partial(_make, self._batches, self._copies), self._ahead)
+            sent = next(self._feed)
+            batch = self._copies.receive(sent.batch, sent.copied)
+            self._state, self._batches_per_epoch = sent.state, sent.batches_per_epoch
+        except BaseException:  # also a signal, which may have interrupted the wait
+            self.close()
+            raise
+        return batch
+
+    def state(self) -> dict[str, Any]:
+        """Return the position after the last batch that was taken, as JSON values."""
+        return self._state if self._ahead else self._batches.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a position that `state` returned; batches that were made ahead are dropped.
+
+        Raises:
+            InputError: the position belongs to other data or to another plan.
+        """
+        self.close()
+        self._batches.load_state(dict(state))
+        self._is_behind = False
+        self._state, self._batches_per_epoch = self._batches.state(), self._batches.batches_per_epoch
+
+    def close(self) -> None:
+        """End the thread, after the batch that it is making; the next batch would start another."""
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            self._is_behind = True
+            feed.close()
+
+    def _go_back(self) -> None:
+        """Return the source to the position after the last batch that was taken, if a closed thread had passed it."""
+        if self._is_behind:
+            self._batches.load_state(self._state)
+            self._is_behind = False
+
+
+def _make(batches: Batches[CountedT], copies: DeviceCopies) -> _SentBatch[CountedT]:
+    """Make the next batch of the source, and start its copy."""
+    batch, copied = copies.send(next(batches))
+    return _SentBatch(batch, copied, batches.state(), batches.batches_per_epoch)
