@@ -18,8 +18,9 @@ import torch
 from pairing import Ratio, Spread
 
 import clearhead
+from clearhead.fast.memory import cache_tokens
 from clearhead.generate.batching import batches_by_cost
-from clearhead.generate.continuation import BATCH_TOKENS, GenerateRequest, generate_ids
+from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions
 
@@ -39,13 +40,12 @@ def main() -> None:
     ends = tuple(draw.sample(ids, len(ids) // SHARE_OF_ENDS))
     options = GenerateOptions(max_new_tokens=LIMIT, temperature=1.0, seed=1)
     request = GenerateRequest(prompts, options, ends[0], 0, config=GenerationConfig(eos_ids=ends))
-    costs = [len(prompt) + LIMIT for prompt in prompts]
+    costs, tree = [len(prompt) + LIMIT for prompt in prompts], model.runner.tree()
     fixed = [
         replace(request, prompts=[prompts[number] for number in batch])
-        for batch in batches_by_cost(costs, budget=BATCH_TOKENS, most_rows=None)
+        for batch in batches_by_cost(costs, budget=cache_tokens(tree), most_rows=None)
     ]
     rates: dict[str, list[float]] = {"fixed batches": [], "running batch": []}
-    tree = model.runner.tree()
     generate_ids(tree, replace(request, prompts=prompts[:2]))
     for _ in range(arguments.rounds):
         for name, requests in (("fixed batches", fixed), ("running batch", [request])):

@@ -333,7 +333,7 @@ def answer_each(
                 return
             # Convert numbers of texts in the window to numbers among all texts.
             rows = range(before, before + len(window))
-            with renaming(partial(_count_from, before)), naming_texts(rows, are_rows=False):
+            with renaming(partial(count_from, before)), naming_texts(rows, are_rows=False):
                 answers = answer(window)
             yield from answers
             before += len(window)
@@ -341,7 +341,8 @@ def answer_each(
     return answer_windows(texts)
 
 
-def _count_from(before: int, reference: MessageReference) -> MessageReference:
+def count_from(before: int, reference: MessageReference) -> MessageReference:
+    """Return a reference of a message with the number of a text among all texts: `before` texts come before these."""
     return replace(reference, number=reference.number + before) if reference.number else reference
 
 

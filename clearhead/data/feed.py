@@ -1,28 +1,37 @@
 """Batches made ahead of their use: a thread makes the next batches and copies them to a GPU while the GPU computes.
 
-The plain path has no thread: on a CPU it would take processors from the computation.
+`Prepared` feeds a training. `compute_each` feeds predictions, whose results it reads late. On a CPU neither starts a
+thread, because it would take processors from the computation.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, islice, pairwise
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeVar
 
 import torch
+from torch import Tensor
 
 from clearhead.data.batches.base import Batches, CountedBatch, DeviceBatch
 
 # Number of batches that a thread makes ahead. With two, the thread makes the second while the device copies the first.
 _AHEAD: Final = 2
 
+# Number of results that wait on the device together, such as 64 MiB of float32.
+_MOST_WAITING: Final = 2**24
+
 ItemT = TypeVar("ItemT")
+KeyT = TypeVar("KeyT")
 BatchT = TypeVar("BatchT")
+DeviceBatchT = TypeVar("DeviceBatchT", bound=DeviceBatch)
 CountedT = TypeVar("CountedT", bound=CountedBatch)
 
 
@@ -223,3 +232,99 @@ def _make(batches: Batches[CountedT], copies: DeviceCopies) -> _SentBatch[Counte
     """Make the next batch of the source, and start its copy."""
     batch, copied = copies.send(next(batches))
     return _SentBatch(batch, copied, batches.state(), batches.batches_per_epoch)
+
+
+def computes_late(device: torch.device) -> bool:
+    """Return whether a device computes while the host goes on, so that the host should read its results late."""
+    return device.type == "cuda"
+
+
+def compute_each(
+    batches: Iterator[tuple[KeyT, DeviceBatchT]],
+    run: Callable[[KeyT, DeviceBatchT], Sequence[Tensor]],
+    device: torch.device,
+) -> Iterator[tuple[KeyT, Sequence[Tensor]]]:
+    """Run a function on batches, and yield the key and the results of each batch, on the CPU and in order.
+
+    On a GPU, a thread makes the next batches, and results stay on the device until many are computed; they are copied
+    together while the device computes the next. On other devices, batches are made and computed in turn.
+
+    Args:
+        batches: an iterator over keys and batches, which may run in another thread.
+        run: a function of a key and its batch on the device. It must not read values of the device.
+        device: the device.
+    """
+    if not computes_late(device):
+        for key, batch in batches:
+            yield key, [result.cpu() for result in run(key, batch.to(device))]
+        return
+    groups: Iterator[tuple[list[tuple[KeyT, int]], HostCopy] | None] = _compute_groups(batches, run, device)
+    # The host waits for a group after the next one was launched, so that the device is never idle.
+    for group, _ in pairwise(chain(groups, [None])):
+        assert group is not None, "only the last group is None"
+        results = iter(group[1].wait())
+        for key, count in group[0]:
+            yield key, [*islice(results, count)]
+
+
+def _compute_groups(
+    batches: Iterator[tuple[KeyT, DeviceBatchT]],
+    run: Callable[[KeyT, DeviceBatchT], Sequence[Tensor]],
+    device: torch.device,
+) -> Iterator[tuple[list[tuple[KeyT, int]], HostCopy]]:
+    """Launch the computation of all batches, and yield groups: keys with numbers of results, and the results' copy."""
+    copies = DeviceCopies(device)
+    keys, waiting = list[tuple[KeyT, int]](), list[Tensor]()
+    for key, batch, copied in _send_each(batches, copies):
+        results = run(key, copies.receive(batch, copied))
+        keys.append((key, len(results)))
+        waiting += results
+        if sum(result.numel() for result in waiting) >= _MOST_WAITING:
+            yield keys, HostCopy(waiting)
+            keys, waiting = [], []
+    if keys:
+        yield keys, HostCopy(waiting)
+
+
+def _send_each(
+    batches: Iterator[tuple[KeyT, DeviceBatchT]], copies: DeviceCopies
+) -> Iterator[tuple[KeyT, DeviceBatchT, torch.cuda.Event | None]]:
+    """Yield batches on the device, with the event of their copy; a thread makes all but the first."""
+    sent = ((key, *copies.send(batch)) for key, batch in batches)
+    yield from islice(sent, 1)
+    feed = Ahead(sent.__next__)
+    try:
+        yield from feed
+    finally:
+        feed.close()
+
+
+class HostCopy:
+    """Copy of tensors of one device to the CPU that has started: one copy for each dtype, into pinned memory.
+
+    Args:
+        tensors: the tensors, at least one.
+    """
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._shapes = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        by_dtype = defaultdict[torch.dtype, list[Tensor]](list)
+        for tensor in tensors:
+            by_dtype[tensor.dtype].append(tensor.flatten())
+        self._flat: dict[torch.dtype, Tensor] = {}
+        for dtype, group in by_dtype.items():
+            joined = torch.cat(group)
+            pinned = torch.empty(joined.shape, dtype=dtype, pin_memory=joined.is_cuda)
+            self._flat[dtype] = pinned.copy_(joined, non_blocking=True)
+        device = tensors[0].device
+        self._copied = torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+    def wait(self) -> list[Tensor]:
+        """Return the tensors on the CPU, after the end of the copy."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        sizes = defaultdict[torch.dtype, list[int]](list)
+        for dtype, shape in self._shapes:
+            sizes[dtype].append(shape.numel())
+        pieces = {dtype: iter(flat.split(sizes[dtype])) for dtype, flat in self._flat.items()}
+        return [next(pieces[dtype]).view(shape) for dtype, shape in self._shapes]

@@ -6,6 +6,7 @@ Shapes: B sentences of a batch, T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import torch
 from jaxtyping import Bool, Int
@@ -13,13 +14,26 @@ from torch import Tensor, nn
 
 from clearhead.base.errors import ContextTooLong, InputError, argument, nth_text
 from clearhead.base.hooks import is_watching
+from clearhead.base.machine import free_memory
 from clearhead.base.progress import update
 from clearhead.core import Transformer
+from clearhead.core.stack import Layer
 from clearhead.generate.options import GenerateOptions
 from clearhead.text.long_texts import LONGEST_PROMPT
 
+CPU_READ_TOKENS: Final = 2048
+GPU_READ_TOKENS: Final = 65_536
+WATCHED_TOKENS: Final = 8192
+"""Maximum number of padded tokens in a batch whose activations are recorded or edited."""
+GPU_ROWS: Final = 256
+"""Maximum number of rows that a GPU decodes together, if the caller sets no batch size."""
+LAYER_ACTIVATIONS: Final = 8
+"""Bytes of activations per token for each output of a layer's matrices: an fp32 number and its copy."""
 
-def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None) -> Iterator[list[int]]:
+
+def batches_by_cost(
+    costs: Sequence[int], *, budget: int, most_rows: int | None, before: int = 0, total: int | None = None
+) -> Iterator[list[int]]:
     """Yield lists of indices, costliest first, so that rows * greatest cost stays within the budget.
 
     Inside `capture` or `edit`, the indices keep the order of the sentences: see `batch_costs`.
@@ -28,6 +42,8 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
         costs: cost of each sentence, without padding.
         budget: largest value of rows * greatest cost. A sentence above it gets a batch for itself.
         most_rows: maximum number of sentences in a batch. None means that only the budget limits it.
+        before: number of sentences that were batched before these, to report progress.
+        total: number of sentences in all calls, to report progress. None means those of this call.
     """
     costs = batch_costs(costs)
     order = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
@@ -38,7 +54,8 @@ def batches_by_cost(costs: Sequence[int], *, budget: int, most_rows: int | None)
             rows = min(rows, most_rows)
         yield order[start : start + rows]
         start = min(start + rows, len(order))
-        update(start, len(order), "examples")
+        most = len(order) if total is None else total
+        update(min(before + start, most), most, "examples")
 
 
 def batch_costs(costs: Sequence[int]) -> Sequence[int]:
@@ -102,13 +119,19 @@ def position_limit(module: Transformer, options: GenerateOptions) -> int | None:
     return module.max_positions
 
 
-def default_batch_tokens(module: nn.Module) -> int:
-    """Return the default number of padded tokens in a batch.
+def read_tokens(module: nn.Module) -> int:
+    """Return the default number of padded tokens that a model reads in one batch.
 
     On a CPU the hidden states of a batch should fit into the caches: MiniLM is 1.4 times as fast with 2,048 tokens as
-    with 8,192.
+    with 8,192. On a GPU a batch has 65,536 tokens, or fewer if the activations of a layer need half the free memory.
     """
-    return 2048 if device_of(module).type == "cpu" else 8192
+    device = device_of(module)
+    if device.type == "cpu":
+        return CPU_READ_TOKENS
+    layers = [layer for layer in module.modules() if isinstance(layer, Layer)]
+    outputs = [sum(weight.shape[-2] for weight in layer.parameters() if weight.dim() > 1) for layer in layers]
+    token_bytes = LAYER_ACTIVATIONS * max(outputs, default=1)
+    return min(GPU_READ_TOKENS, max(1, free_memory(device) // 2 // token_bytes))
 
 
 def device_of(module: nn.Module) -> torch.device:

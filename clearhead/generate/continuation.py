@@ -19,9 +19,9 @@ from clearhead.base.errors import InputError, argument
 from clearhead.base.hooks import naming_texts
 from clearhead.base.machine import free_memory, refuse_memory
 from clearhead.core import Transformer
-from clearhead.fast.memory import cache_bytes, cache_dtype
+from clearhead.fast.memory import cache_bytes, cache_dtype, cache_tokens
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import check_lengths, device_of, position_limit
+from clearhead.generate.batching import GPU_ROWS, check_lengths, device_of, position_limit, read_tokens
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import (
@@ -47,8 +47,6 @@ from clearhead.generate.search.beam import Search, target_limits
 from clearhead.generate.search.recorder import BeamRecorder
 from clearhead.generate.search.sampling import RandomStream, Sampling, TokenChooser, sequence_seed
 
-# Maximum number of tokens in the KV cache of one batch, including the tokens that may still be generated.
-BATCH_TOKENS = 8192
 LONG_PROMPT: Final = 2**13
 """Prompt length in tokens from which a notice is logged: the time grows with the square of the length."""
 LEAST_COUNTED: Final = 256
@@ -224,11 +222,16 @@ class RequestStarter:
 
     def run(self) -> Iterator[list[SequenceProgress]]:
         """Generate for all prompts in one running batch; yield the progress of the sequences after each step."""
-        options, budget = self.request.options, BATCH_TOKENS
-        if isinstance(options, SearchOptions):
-            budget = options.batch_tokens
-        batch = RunningBatch(self.module)
-        yield from run_queue(batch, self._costs(), self._start_groups, budget=budget, most=options.batch_size)
+        options, most = self.request.options, self.request.options.batch_size
+        budget = options.batch_tokens if isinstance(options, SearchOptions) else None
+        if most is None and self._is_on_gpu:
+            most = max(1, GPU_ROWS // options.num_rows)
+        batch, budget = RunningBatch(self.module), budget or cache_tokens(self.module)
+        yield from run_queue(batch, self._costs(), self._start_groups, budget=budget, most=most)
+
+    @property
+    def _is_on_gpu(self) -> bool:
+        return device_of(self.module).type != "cpu"
 
     def start(self, numbers: Sequence[int]) -> PrefilledMember:
         """Read some prompts and start them as one member of a batch.
@@ -284,9 +287,12 @@ class RequestStarter:
         return PrefilledMember(Sampling(rows, prefill.ids, chooser, streams, kind), prefill.cache, prefill.logits)
 
     def _costs(self) -> list[int]:
-        """Return each prompt's cost for batching: rows times source tokens (translation) or most cached tokens."""
+        """Return each prompt's cost for batching: rows times source tokens (translation) or most cached tokens.
+
+        A translation counts its cached tokens too if the memory of a GPU is the budget.
+        """
         request, rows = self.request, self.request.options.num_rows
-        if isinstance(request.options, SearchOptions):
+        if isinstance(request.options, SearchOptions) and (request.options.batch_tokens or not self._is_on_gpu):
             return [rows * len(source) for source in request.sources or ()]
         costs = [rows * (len(prompt) + limit) for prompt, limit in zip(request.prompts, self.limits, strict=True)]
         if request.sources is not None:
@@ -299,7 +305,15 @@ class RequestStarter:
         for number in numbers:
             rules = self.request.config.rules_of(len(self.request.prompts[number]), self.limits[number])
             groups.setdefault(rules, []).append(number)
-        return [self.start(group) for group in groups.values()]
+        return [self.start(some) for group in groups.values() for some in self._split_reading(group)]
+
+    def _split_reading(self, numbers: list[int]) -> list[list[int]]:
+        """Split prompts so that a GPU, whose memory holds more keys than activations, reads some of them at a time."""
+        if not self._is_on_gpu:
+            return [numbers]
+        texts = [*self.request.prompts, *(self.request.sources or ())]
+        rows = max(1, read_tokens(self.module) // max(map(len, texts)))
+        return [numbers[start : start + rows] for start in range(0, len(numbers), rows)]
 
     def _rows(self, numbers: Sequence[int]) -> list[GeneratedSequence]:
         """Return the sequences of some prompts; the sequences of a prompt are adjacent."""

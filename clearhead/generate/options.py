@@ -200,7 +200,9 @@ class SearchOptions(DecodingOptions):
         None, Option("Maximum tokens of a translation; by default twice the source plus ten", 1)
     )
     min_length: int = declare(0, Option("Minimum tokens of a translation"))
-    batch_tokens: int = declare(8192, Option("Maximum padded source tokens of a batch, times beams", 1))
+    batch_tokens: int | None = declare(
+        None, Option("Maximum padded source tokens of a batch, times beams; by default 8192, or a GPU's memory", 1)
+    )
     early_stopping: bool | None = declare(
         None,
         Option(

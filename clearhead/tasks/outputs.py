@@ -5,7 +5,10 @@ Shape suffixes: B texts of a batch, N texts, D width of an output.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -13,19 +16,23 @@ from jaxtyping import Bool, Float
 from numpy import ndarray
 from torch import Tensor
 
-from clearhead.base.errors import InputError, RunFailure, nth_text
-from clearhead.base.hooks import naming_texts
+from clearhead.base.arguments import count_from
+from clearhead.base.errors import InputError, RunFailure, nth_text, renaming
+from clearhead.base.hooks import is_watching, naming_texts
 from clearhead.core import Transformer
 from clearhead.data.arrays import fitting_lengths
 from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import Ids, InputCollator, ModelInputs
+from clearhead.data.feed import compute_each, computes_late
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import batches_by_cost, default_batch_tokens, device_of
+from clearhead.generate.batching import batches_by_cost, device_of, read_tokens
 from clearhead.text.long_texts import encode_start, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
 
 # Maximum number of tokens that is read of a text if neither the model nor its training has a limit.
 LONGEST_INPUT = 4096
+BLOCK: Final = 4096
+"""The number of texts that are tokenized and sorted together on a GPU."""
 
 Sides = list[list[Ids]]
 """The ids of single texts, or of the first and of the second texts of pairs, without special tokens."""
@@ -88,13 +95,18 @@ def encode_sides(
     Raises:
         InputError: texts and pairs are mixed, or a text cannot be tokenized.
     """
-    columns = split_pairs(texts)
+    sides, is_cut = _encode_columns(tokenizer, split_pairs(texts), max_length)
+    warn_of_long_texts(int(is_cut.sum()), max_length)
+    return sides, is_cut
+
+
+def _encode_columns(
+    tokenizer: Tokenizer, columns: Sequence[Sequence[str]], max_length: int
+) -> tuple[Sides, Bool[ndarray, " texts"]]:
     room = max_length - tokenizer.special_tokens.num_added(paired=len(columns) == 2)
     encoded = [encode_start(tokenizer, column, room) for column in columns]
     sides, is_cut = truncate([list(ids) for ids, _ in encoded], room)
-    is_cut |= np.any([flags for _, flags in encoded], axis=0)
-    warn_of_long_texts(int(is_cut.sum()), max_length)
-    return sides, is_cut
+    return sides, is_cut | np.any([flags for _, flags in encoded], axis=0)
 
 
 def run_batch(module: Transformer, batch: Batch | ModelInputs) -> Float[Tensor, "batch *outputs"]:
@@ -105,39 +117,77 @@ def run_batch(module: Transformer, batch: Batch | ModelInputs) -> Float[Tensor, 
     return logits
 
 
+@dataclass(frozen=True)
+class TextBlock:
+    """Ids of some texts, which are sorted by length into batches together.
+
+    Args:
+        sides: the ids of single texts, or of both texts of pairs, without special tokens.
+        numbers: the number of each text, from 0.
+    """
+
+    sides: Sequence[Sequence[Ids]]
+    numbers: Sequence[int]
+
+
+BlockT = TypeVar("BlockT", bound=TextBlock)
+
+
+def block_starts(count: int, module: Transformer) -> range:
+    """Return the first text of each block of texts that are tokenized together; the step is the size of a block.
+
+    On a GPU the next block is tokenized while the device computes. Elsewhere, and inside `capture` or `edit`, all texts
+    are one block.
+
+    Args:
+        count: the number of texts.
+        module: the model.
+    """
+    is_divided = computes_late(device_of(module)) and not is_watching()
+    return range(0, count, BLOCK if is_divided else max(1, count))
+
+
 def batch_outputs(
     module: Transformer,
     collator: InputCollator,
-    firsts: Sequence[Ids],
-    seconds: Sequence[Ids] | None = None,
+    blocks: Iterable[BlockT],
     *,
+    total: int | None = None,
     batch_size: int | None = None,
     batch_tokens: int | None = None,
-) -> Iterator[tuple[list[int], Float[Tensor, "batch *outputs"]]]:
-    """Yield batches of outputs: the indices of the texts in the batch, and their logits in float32 on the CPU.
+) -> Iterator[tuple[BlockT, list[int], Float[Tensor, "batch *outputs"]]]:
+    """Yield the outputs of batches: block, indices of the texts in the block, and their logits in float32 on the CPU.
 
-    The longest texts come first. While activations are captured or edited, the texts keep their order.
+    The longest texts of a block come first. While activations are captured or edited, the texts keep their order. On a
+    GPU, blocks and batches are made in a thread, and outputs are read late: see `compute_each`.
 
     Args:
         module: the model; in training mode, a replica in evaluation mode runs in its place.
         collator: the collator of the model's inputs.
-        firsts: the ids of each text, or of the first text of each pair, without special tokens.
-        seconds: the ids of the second text of each pair; None means single texts.
+        blocks: the ids of the texts.
+        total: the number of texts in all blocks, to report progress; None means that there is only one block.
         batch_size: the maximum number of texts in a batch; None means that only `batch_tokens` limits it.
         batch_tokens: the maximum number of padded tokens in a batch; a longer text forms a separate batch. None means
             `read_tokens`.
     """
     module = in_evaluation(module)
-    extra, device = collator.special_tokens.num_added(paired=seconds is not None), device_of(module)
-    lengths = [len(ids) + extra for ids in firsts]
-    if seconds is not None:
-        lengths = [length + len(ids) for length, ids in zip(lengths, seconds, strict=True)]
-    for rows in batches_by_cost(lengths, budget=batch_tokens or default_batch_tokens(module), most_rows=batch_size):
-        second_rows = None if seconds is None else [seconds[row] for row in rows]
-        batch = collator.collate([firsts[row] for row in rows], second_rows)
-        with torch.inference_mode(), naming_texts(rows):
-            logits = run_batch(module, batch.to(device)).float().cpu()
-        yield rows, logits
+    budget = batch_tokens or read_tokens(module)
+
+    def make_batches() -> Iterator[tuple[tuple[BlockT, list[int]], ModelInputs]]:
+        for block in blocks:
+            extra = collator.special_tokens.num_added(paired=len(block.sides) == 2)
+            lengths = [sum(map(len, ids)) + extra for ids in zip(*block.sides, strict=True)]
+            before = block.numbers[0] if block.numbers else 0
+            for rows in batches_by_cost(lengths, budget=budget, most_rows=batch_size, before=before, total=total):
+                yield (block, rows), collator.collate(*([side[row] for row in rows] for side in block.sides))
+
+    def run(key: tuple[BlockT, list[int]], batch: ModelInputs) -> tuple[Tensor]:
+        block, rows = key
+        with torch.inference_mode(), naming_texts(block.numbers[row] for row in rows):
+            return (run_batch(module, batch).float(),)
+
+    for (block, rows), (logits,) in compute_each(make_batches(), run, device_of(module)):
+        yield block, rows, logits
 
 
 def pooled_outputs(
@@ -157,10 +207,64 @@ def pooled_outputs(
         sides: the ids of single texts, or of both texts of pairs.
         width: the width of an output vector.
     """
-    found_ND = torch.zeros(len(sides[0]), width)
-    for rows, out_BD in batch_outputs(module, collator, *sides, batch_size=batch_size, batch_tokens=batch_tokens):
-        found_ND[rows] = out_BD
-    return found_ND
+    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    return _pool_blocks(module, collator, [TextBlock(sides, range(len(sides[0])))], len(sides[0]), width=width, **sizes)
+
+
+def pooled_text_outputs(
+    module: Transformer,
+    collator: InputCollator,
+    tokenizer: Tokenizer,
+    texts: Sequence[str] | Sequence[tuple[str, str]],
+    *,
+    max_length: int,
+    width: int,
+    check: Callable[[Sides], None] | None = None,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
+) -> tuple[Float[Tensor, "texts width"], Bool[ndarray, " texts"]]:
+    """Tokenize texts or pairs; return an output vector for each, and a mask of the truncated ones. Warn of these.
+
+    Args:
+        module, collator, width, batch_size, batch_tokens: the arguments of `pooled_outputs`.
+        tokenizer, texts, max_length: the arguments of `encode_sides`.
+        check: a function that refuses ids, such as those of an empty text.
+
+    Raises:
+        InputError: texts and pairs are mixed, a text cannot be tokenized, or `check` refuses it.
+    """
+    columns, starts = split_pairs(texts), block_starts(len(texts), module)
+    is_cut_N = np.zeros(len(texts), dtype=bool)
+
+    def encode_blocks() -> Iterator[TextBlock]:
+        for start in starts:
+            span = slice(start, start + starts.step)
+            with renaming(partial(count_from, start)):
+                sides, is_cut_N[span] = _encode_columns(tokenizer, [column[span] for column in columns], max_length)
+                if check is not None:
+                    check(sides)
+            yield TextBlock(sides, range(start, start + len(sides[0])))
+
+    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    outputs_ND = _pool_blocks(module, collator, encode_blocks(), len(texts), width=width, **sizes)
+    warn_of_long_texts(int(is_cut_N.sum()), max_length)
+    return outputs_ND, is_cut_N
+
+
+def _pool_blocks(
+    module: Transformer,
+    collator: InputCollator,
+    blocks: Iterable[TextBlock],
+    total: int,
+    *,
+    width: int,
+    **sizes: int | None,
+) -> Float[Tensor, "texts width"]:
+    """Return the output vectors of all texts of some blocks, in order."""
+    outputs_ND = torch.zeros(total, width)
+    for block, rows, out_BD in batch_outputs(module, collator, blocks, total=total, **sizes):
+        outputs_ND[[block.numbers[row] for row in rows]] = out_BD
+    return outputs_ND
 
 
 def check_finite(outputs: Float[Tensor, "*shape"]) -> None:
@@ -169,7 +273,16 @@ def check_finite(outputs: Float[Tensor, "*shape"]) -> None:
     Raises:
         RunFailure: an output is not finite.
     """
-    if not bool(torch.isfinite(outputs).all()):
+    refuse_not_finite(bool(torch.isfinite(outputs).all()))
+
+
+def refuse_not_finite(is_finite: bool) -> None:
+    """Raise an error unless all outputs are finite.
+
+    Raises:
+        RunFailure: an output is not finite.
+    """
+    if not is_finite:
         raise RunFailure(
             "the model's outputs are not finite: its weights are damaged or too large for this precision, or training "
             "diverged; try precision='fp32'"

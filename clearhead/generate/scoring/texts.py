@@ -25,16 +25,19 @@ from clearhead.base.errors import InputError, nth_text
 from clearhead.base.hooks import naming_texts
 from clearhead.base.printing import Printed
 from clearhead.core import Transformer
+from clearhead.data.batches.base import DeviceBatch
+from clearhead.data.feed import compute_each, computes_late
 from clearhead.fast.logits import top_and_log_total
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, pad_ids
+from clearhead.generate.batching import batches_by_cost, check_lengths, device_of, pad_ids, read_tokens
 from clearhead.generate.prefill import check_model
 from clearhead.generate.results import length_normalised
 from clearhead.text.long_texts import LONGEST_PROMPT, refuse_enormous
 from clearhead.text.tokenizer import Tokenizer
 
-# Maximum number of fp32 logits in one batch: 64 MiB, for any vocabulary size.
+# Maximum number of fp32 logits in one batch, for any vocabulary size: 64 MiB, and 512 MiB on a GPU.
 MOST_LOGITS = 2**24
+_MOST_GPU_LOGITS = 2**27
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,7 +73,7 @@ def score_targets(
     length_penalty: float,
     forced: int = 0,
     batch_size: int | None = None,
-    batch_tokens: int = 8192,
+    batch_tokens: int | None = None,
 ) -> list[PairScore]:
     """Return the log-probabilities of each target given its source, in the given order.
 
@@ -82,7 +85,8 @@ def score_targets(
         length_penalty: exponent alpha of the score.
         forced: number of first predicted ids that count with probability 1.
         batch_size: maximum number of pairs in a batch. None means that only the tokens limit it.
-        batch_tokens: maximum number of padded source and target tokens in a batch.
+        batch_tokens: maximum number of padded source and target tokens in a batch. None means 8,192, and `read_tokens`
+            on a GPU.
 
     Raises:
         InputError: the counts differ, a source is empty, or a sequence exceeds the model's positions.
@@ -97,35 +101,50 @@ def score_targets(
     per_token: list[list[float]] = [[] for _ in labels]
     module, device = in_evaluation(module), device_of(module)
     # Every target token needs a row of logits, so a large vocabulary needs smaller batches.
-    budget = max(min(batch_tokens, 2 * MOST_LOGITS // module.num_target_ids), 1)
+    budget = batch_tokens or (read_tokens(module) if computes_late(device) else 8192)
+    budget = max(min(budget, 2 * _most_logits(device) // module.num_target_ids), 1)
     costs = [2 * max(len(source), len(label)) for source, label in zip(sources, labels, strict=True)]
 
-    def pad(rows: Sequence[Sequence[int]], batch: Sequence[int]) -> tuple[Tensor, Tensor]:
-        return pad_ids([rows[i] for i in batch], pad_id, device)
-
-    with torch.inference_mode():
+    def make_batches() -> Iterator[tuple[list[int], _PairBatch]]:
         for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
-            ids_BS, mask_BS = pad(sources, batch)
-            labels_BT, mask_BT = pad(labels, batch)
-            target_BT, _ = pad(inputs, batch)
-            with naming_texts(batch):
-                out = module(ids_BS, target_BT, mask=mask_BS, target_mask=mask_BT)
+            rows = ([side[i] for i in batch] for side in (sources, inputs, labels))
+            source, target, label = (pad_ids(side, pad_id, torch.device("cpu")) for side in rows)
+            yield batch, _PairBatch(*source, *target, label[0])
+
+    def run(batch: list[int], pairs: _PairBatch) -> tuple[Tensor]:
+        with torch.inference_mode(), naming_texts(batch):
+            out = module(pairs.ids, pairs.target_ids, mask=pairs.mask, target_mask=pairs.target_mask)
             assert out.logits is not None, "the model must have a head over a vocabulary"
-            for i, row in zip(batch, label_log_probabilities(out.logits, labels_BT, mask_BT), strict=True):
-                per_token[i] = [0.0] * forced + row[forced:]
+            return (_label_log_probabilities(out.logits, pairs.labels),)
+
+    for batch, (log_probs_BT,) in compute_each(make_batches(), run, device):
+        for i, row in zip(batch, log_probs_BT.tolist(), strict=True):
+            per_token[i] = [0.0] * forced + row[forced : len(labels[i])]
     return [PairScore.of(ids, row, length_penalty) for ids, row in zip(labels, per_token, strict=True)]
 
 
-def label_log_probabilities(
-    logits_BTV: Float[Tensor, "batch target vocab"],
-    labels_BT: Int[Tensor, "batch target"],
-    mask_BT: Bool[Tensor, "batch target"],
-) -> list[list[float]]:
-    """Return the log-probability of each real label in fp32, row by row."""
+def _most_logits(device: torch.device) -> int:
+    return _MOST_GPU_LOGITS if computes_late(device) else MOST_LOGITS
+
+
+@dataclass(frozen=True)
+class _PairBatch(DeviceBatch):
+    """Batch of sources, decoder inputs and labels: padded ids, and masks that are True at real tokens."""
+
+    ids: Int[Tensor, "batch source"]
+    mask: Bool[Tensor, "batch source"]
+    target_ids: Int[Tensor, "batch target"]
+    target_mask: Bool[Tensor, "batch target"]
+    labels: Int[Tensor, "batch target"]
+
+
+def _label_log_probabilities(
+    logits_BTV: Float[Tensor, "batch target vocab"], labels_BT: Int[Tensor, "batch target"]
+) -> Float[Tensor, "batch target"]:
+    """Return the log-probability of each label in fp32."""
     logits_BTV = logits_BTV.float()
     log_total_BT = top_and_log_total(logits_BTV.flatten(0, 1), 1)[2].view(labels_BT.shape)
-    chosen_BT = logits_BTV.gather(2, labels_BT[:, :, None])[:, :, 0] - log_total_BT
-    return [row[: int(count)] for row, count in zip(chosen_BT.tolist(), mask_BT.sum(1).tolist(), strict=True)]
+    return logits_BTV.gather(2, labels_BT[:, :, None])[:, :, 0] - log_total_BT
 
 
 TokenIds = Sequence[int] | Integer[ndarray, " _"]
@@ -216,49 +235,72 @@ def token_log_probabilities(
     for number, ids in enumerate(sequences):
         spans += windows(number, len(ids), window=window, stride=stride)
     costs = [span.stop - span.start for span in spans]
-    module, num_outputs = in_evaluation(module), module.num_target_ids
-    budget = max(min(2**14, MOST_LOGITS // num_outputs), 1)
-    for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
-        chosen = [spans[i] for i in batch]
+    module, device = in_evaluation(module), device_of(module)
+    most_states = max(_most_logits(device) // module.num_target_ids, 1)
+    budget = read_tokens(module) if computes_late(device) else min(2**14, most_states)
+
+    def make_batches() -> Iterator[tuple[list[ScoreWindow], _WindowBatch]]:
+        for batch in batches_by_cost(costs, budget=budget, most_rows=batch_size):
+            chosen = [spans[i] for i in batch]
+            yield chosen, _WindowBatch.of(sequences, chosen, pad_id)
+
+    def run(chosen: list[ScoreWindow], batch: _WindowBatch) -> tuple[Tensor]:
         with torch.inference_mode(), naming_texts(span.sequence for span in chosen):
-            log_probs = _score(module, sequences, chosen, pad_id, most_states=max(MOST_LOGITS // num_outputs, 1))
-        yield from zip(chosen, log_probs, strict=True)
+            hidden_BTD = module(batch.ids, mask=batch.mask, head=False).hidden
+            hidden_CD = hidden_BTD.flatten(0, 1)[batch.positions]
+            return (_score_states(module, hidden_CD, batch.labels, most_states),)
+
+    for chosen, (log_probs_C,) in compute_each(make_batches(), run, device):
+        sizes = [span.stop + 1 - span.first for span in chosen]
+        yield from zip(chosen, np.split(log_probs_C.numpy(), np.cumsum(sizes)[:-1]), strict=True)
 
 
-def _score(
-    module: Transformer, sequences: Sequence[TokenIds], spans: list[ScoreWindow], pad_id: int, *, most_states: int
-) -> list[Float[ndarray, " scored"]]:
-    """Return the log-probabilities of the scored tokens of some windows, from one pass of the model."""
-    longest = max(span.stop - span.start for span in spans)
-    ids_BT = np.full((len(spans), longest), pad_id, dtype=np.int64)
-    labels, positions = [], []
-    for row, span in enumerate(spans):
-        ids = sequences[span.sequence]
-        ids_BT[row, : span.stop - span.start] = ids[span.start : span.stop]
-        labels.append(np.asarray(ids[span.first : span.stop + 1], dtype=np.int64))
-        positions.append(row * longest + np.arange(span.first - 1 - span.start, span.stop - span.start))
-    device = device_of(module)
-    # Padding is on the right, where real tokens cannot see it; with a mask, padding is not even read.
-    lengths_B1 = torch.tensor([[span.stop - span.start] for span in spans], device=device)
-    mask_BT = torch.arange(longest, device=device) < lengths_B1
-    mask = None if bool(mask_BT.all()) else mask_BT
-    hidden_BTD = module(torch.from_numpy(ids_BT).to(device), mask=mask, head=False).hidden
-    positions_C = torch.from_numpy(np.concatenate(positions)).to(device)
-    labels_C = torch.from_numpy(np.concatenate(labels)).to(device)
-    log_probs_C = _label_log_probabilities(module, hidden_BTD.flatten(0, 1)[positions_C], labels_C, most_states)
-    return np.split(log_probs_C, np.cumsum([len(of_span) for of_span in labels])[:-1])
+@dataclass(frozen=True)
+class _WindowBatch(DeviceBatch):
+    """Batch of windows: padded ids, and the positions and labels of the scored tokens of all windows.
+
+    Args:
+        ids: the ids, padded on the right, where real tokens cannot see the padding.
+        mask: True at real tokens: with it, padding is not even read. None means no padding.
+        positions: the positions before the scored tokens, counted over all rows.
+        labels: the scored tokens.
+    """
+
+    ids: Int[Tensor, "batch tokens"]
+    mask: Bool[Tensor, "batch tokens"] | None
+    positions: Int[Tensor, " scored"]
+    labels: Int[Tensor, " scored"]
+
+    @classmethod
+    def of(cls, sequences: Sequence[TokenIds], spans: Sequence[ScoreWindow], pad_id: int) -> _WindowBatch:
+        """Return the batch of some windows, on the CPU."""
+        lengths_B = np.array([span.stop - span.start for span in spans])
+        ids_BT = np.full((len(spans), lengths_B.max()), pad_id, dtype=np.int64)
+        labels, positions = [], []
+        for row, span in enumerate(spans):
+            ids = sequences[span.sequence]
+            ids_BT[row, : lengths_B[row]] = ids[span.start : span.stop]
+            labels.append(np.asarray(ids[span.first : span.stop + 1], dtype=np.int64))
+            positions.append(row * ids_BT.shape[1] + np.arange(span.first - 1 - span.start, span.stop - span.start))
+        mask_BT = np.arange(ids_BT.shape[1]) < lengths_B[:, None]
+        return cls(
+            torch.from_numpy(ids_BT),
+            None if mask_BT.all() else torch.from_numpy(mask_BT),
+            torch.from_numpy(np.concatenate(positions)),
+            torch.from_numpy(np.concatenate(labels)),
+        )
 
 
-def _label_log_probabilities(
+def _score_states(
     module: Transformer, hidden_CD: Float[Tensor, "scored width"], labels_C: Int[Tensor, " scored"], most_states: int
-) -> Float[ndarray, " scored"]:
-    """Return the log-probability of each label, computed for a limited number of hidden states at a time."""
+) -> Float[Tensor, " scored"]:
+    """Return the log-probability of each label in fp64, computed for a limited number of hidden states at a time."""
     assert module.head is not None
     log_probs = []
     for some_CD, some_C in zip(hidden_CD.split(most_states), labels_C.split(most_states), strict=True):
         logits_CV = module.head(some_CD[:, None])[:, 0].float()
         log_probs.append(logits_CV.gather(1, some_C[:, None])[:, 0] - top_and_log_total(logits_CV, 1)[2])
-    return torch.cat(log_probs).double().cpu().numpy()
+    return torch.cat(log_probs).double()
 
 
 def _check_windows(

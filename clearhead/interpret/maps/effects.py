@@ -22,7 +22,7 @@ from clearhead.base.errors import InputError, argument
 from clearhead.base.files import refuse_unwritable
 from clearhead.base.printing import Printed
 from clearhead.base.progress import Notify, counter
-from clearhead.generate.batching import default_batch_tokens
+from clearhead.generate.batching import WATCHED_TOKENS, read_tokens
 from clearhead.interpret.maps.hook_points import ActivationContext, capture, edit
 from clearhead.interpret.maps.outcome import ModelOutcome
 from clearhead.interpret.maps.recording import AttentionRecord
@@ -87,7 +87,7 @@ class EffectMeter:
     def split_batches(self, items: range) -> Iterator[range]:
         """Split a range of heads, keys or positions (one batch row each) into ranges that fit into a batch."""
         tokens = max(self.streams.last.ids.shape[1], self.streams.source.ids.shape[1])
-        size = max(1, default_batch_tokens(self.streams.module) // tokens)
+        size = max(1, min(read_tokens(self.streams.module), WATCHED_TOKENS) // tokens)
         for start in range(0, len(items), size):
             yield items[start : start + size]
 

@@ -17,7 +17,7 @@ from clearhead.base.errors import InputError
 from clearhead.core import Sequence as Read
 from clearhead.core import Transformer
 from clearhead.core.attention import Attention
-from clearhead.generate.batching import batches_by_cost, default_batch_tokens, device_of, pad_ids
+from clearhead.generate.batching import WATCHED_TOKENS, batches_by_cost, device_of, pad_ids, read_tokens
 from clearhead.generate.decoder import Decoder, longest_sentence
 from clearhead.generate.results import Hypothesis, StreamingDecoder
 from clearhead.interpret.maps.head_statistics import text_scores
@@ -131,7 +131,7 @@ class WordAligner:
         texts = [""] * len(pairs)
         filled = [number for number, pair in enumerate(pairs) if pair.has_words]
         costs = [len(pairs[number].source) + len(pairs[number].target) for number in filled]
-        for batch in batches_by_cost(costs, budget=default_batch_tokens(self.module), most_rows=None):
+        for batch in batches_by_cost(costs, budget=min(read_tokens(self.module), WATCHED_TOKENS), most_rows=None):
             numbers = [filled[index] for index in batch]
             weights_BTS = self._weights([pairs[number] for number in numbers])
             for number, weights_TS in zip(numbers, weights_BTS, strict=True):

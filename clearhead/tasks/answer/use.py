@@ -38,7 +38,7 @@ from clearhead.tasks.answer.store import (
     window_ids,
 )
 from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
-from clearhead.tasks.outputs import batch_outputs, check_finite, max_input_length
+from clearhead.tasks.outputs import TextBlock, batch_outputs, check_finite, max_input_length
 from clearhead.tasks.use import collate_texts, finite_or_none
 from clearhead.text.long_texts import MOST_CHARACTERS, warn_of_long_texts
 from clearhead.text.spans import Span
@@ -270,8 +270,9 @@ def window_scores(
     Raises:
         RunFailure: the model's outputs are not finite.
     """
-    outputs = batch_outputs(module, collator, questions, contexts, batch_size=batch_size, batch_tokens=batch_tokens)
-    for rows, logits_WT2 in outputs:
+    block = TextBlock([questions, contexts], range(len(contexts)))
+    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    for _, rows, logits_WT2 in batch_outputs(module, collator, [block], **sizes):
         check_finite(logits_WT2)
         for row, logits_T2 in zip(rows, logits_WT2.double(), strict=True):
             no_answer_logits = logits_T2[:1] if collator.has_pair_front else logits_T2.new_full((1, 2), -torch.inf)

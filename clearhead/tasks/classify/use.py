@@ -38,7 +38,14 @@ from clearhead.tasks.evaluate.metrics import (
     spearman,
 )
 from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
-from clearhead.tasks.outputs import Sides, check_finite, encode_sides, max_input_length, pooled_outputs
+from clearhead.tasks.outputs import (
+    Sides,
+    check_finite,
+    max_input_length,
+    pooled_outputs,
+    pooled_text_outputs,
+    split_pairs,
+)
 from clearhead.tasks.use import collate_texts
 from clearhead.text.tokenizer import Tokenizer
 
@@ -91,20 +98,30 @@ def classify(
     labels = check_classifier(module, record)
     if not texts:
         return []
-    sides, is_cut = encode_sides(tokenizer, texts, max_input_length(module, record.max_length))
-    check_paired(record, is_paired=len(sides) == 2)
-    for side in sides:
-        empty = next((number for number, ids in enumerate(side, start=1) if not len(ids)), None)
-        if empty is not None:
-            raise InputError(nth_text(empty) + " is empty; there is nothing to classify: remove it")
-    collator = InputCollator.of(module.spec, tokenizer, record.repeats)
-    logits_NL = pooled_outputs(
-        module, collator, sides, width=labels.num_outputs, batch_size=batch_size, batch_tokens=batch_tokens
+    check_paired(record, is_paired=len(split_pairs(texts)) == 2)
+    logits_NL, is_cut = pooled_text_outputs(
+        module,
+        InputCollator.of(module.spec, tokenizer, record.repeats),
+        tokenizer,
+        texts,
+        max_length=max_input_length(module, record.max_length),
+        width=labels.num_outputs,
+        check=_refuse_empty,
+        batch_size=batch_size,
+        batch_tokens=batch_tokens,
     )
     check_finite(logits_NL)
     return [
         replace(label, is_cut=cut) for label, cut in zip(_predictions(logits_NL, labels), is_cut.tolist(), strict=True)
     ]
+
+
+def _refuse_empty(sides: Sides) -> None:
+    """Refuse texts without tokens; the message names the first of them."""
+    for side in sides:
+        empty = next((number for number, ids in enumerate(side, start=1) if not len(ids)), None)
+        if empty is not None:
+            raise InputError(nth_text(empty) + " is empty; there is nothing to classify: remove it")
 
 
 def check_classifier(module: Transformer, record: TaskRecord) -> LabelSet:

@@ -24,7 +24,7 @@ from clearhead.tasks.embed.batches import positive_groups
 from clearhead.tasks.evaluate.metrics import pearson, spearman
 from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
 from clearhead.tasks.evaluate.retrieval import check_pairs, recall_at
-from clearhead.tasks.outputs import encode_sides, max_input_length, pooled_outputs
+from clearhead.tasks.outputs import max_input_length, pooled_text_outputs
 from clearhead.tasks.use import pairs_of
 from clearhead.text.tokenizer import Tokenizer
 
@@ -64,10 +64,17 @@ def embed(
     read: Any = texts
     if prompt:
         read = [prompt + text if isinstance(text, str) else (prompt + text[0], *text[1:]) for text in texts]
-    sides, _ = encode_sides(tokenizer, read, max_input_length(module, max_length))
-    vectors_ND: Float32[ndarray, "texts width"] = pooled_outputs(
-        module, collator, sides, width=width, batch_size=batch_size, batch_tokens=batch_tokens
-    ).numpy()
+    outputs_ND, _ = pooled_text_outputs(
+        module,
+        collator,
+        tokenizer,
+        read,
+        max_length=max_input_length(module, max_length),
+        width=width,
+        batch_size=batch_size,
+        batch_tokens=batch_tokens,
+    )
+    vectors_ND: Float32[ndarray, "texts width"] = outputs_ND.numpy()
     broken = np.flatnonzero(~np.isfinite(vectors_ND).all(1))
     if len(broken):
         raise RunFailure(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,14 +21,16 @@ from clearhead.base.errors import InputError, argument, at_text, nth_text
 from clearhead.base.hooks import naming_texts
 from clearhead.base.printing import Printed
 from clearhead.core import Transformer
+from clearhead.data.batches.base import DeviceBatch
 from clearhead.data.batches.inputs import InputCollator, ModelInputs
+from clearhead.data.feed import compute_each, computes_late
 from clearhead.data.objectives.build import build_objective
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import batches_by_cost, device_of, pad_ids
+from clearhead.generate.batching import batches_by_cost, device_of, pad_ids, read_tokens
 from clearhead.generate.scoring.result import Measures
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
-from clearhead.tasks.outputs import check_finite, max_input_length
+from clearhead.tasks.outputs import block_starts, max_input_length, refuse_not_finite
 from clearhead.tasks.use import collate_texts, corpus_of, measure_hidden_tokens, noise_of, refuse_pair
 from clearhead.text.long_texts import CHARACTERS_PER_TOKEN, warn_of_long_texts
 from clearhead.text.tokenizer import Tokenizer
@@ -80,7 +82,7 @@ def fill(
     top_k: int = 5,
     max_length: int | None = None,
     batch_size: int | None = None,
-    batch_tokens: int = _BATCH_TOKENS,
+    batch_tokens: int | None = None,
 ) -> list[list[list[Filled]]]:
     """Return the most probable vocabulary entries for each blank of each text, best first.
 
@@ -95,7 +97,8 @@ def fill(
         max_length: the maximum length of a text in tokens, special tokens included. The rest of a longer text is not
             read, and its blanks are not filled. None means that only the model limits it.
         batch_size: the maximum number of texts in a batch; None means that only `batch_tokens` limits it.
-        batch_tokens: the maximum number of padded tokens in a batch; a longer text forms a separate batch.
+        batch_tokens: the maximum number of padded tokens in a batch; a longer text forms a separate batch. None means
+            4,096, and `read_tokens` on a GPU.
 
     Returns:
         The candidates for each text and each of its blanks, from left to right.
@@ -111,26 +114,38 @@ def fill(
     most = int(words.ordinary.sum())
     if not 1 <= top_k <= most:
         raise InputError(argument("top_k") + f" is {top_k}; expected 1 to {most}, the entries that can fill a blank")
-    limit = max_input_length(module, max_length)
-    masked_texts, num_cut = [], 0
-    for number, text in enumerate(texts, start=1):
-        masked, is_cut = _read_start(text, number, tokenizer, words, limit)
-        masked_texts.append(masked)
-        num_cut += is_cut
-    warn_of_long_texts(num_cut, limit)
-    lengths = [len(masked.ids) for masked in masked_texts]
+    module, device = in_evaluation(module), device_of(module)
+    budget = batch_tokens or (read_tokens(module) if computes_late(device) else _BATCH_TOKENS)
+    limit, pad_id = max_input_length(module, max_length), tokenizer.pad_id
+    masked_texts, starts, num_cut = list[_MaskedText](), block_starts(len(texts), module), 0
+
+    def make_batches() -> Iterator[tuple[list[int], _BlankBatch]]:
+        nonlocal num_cut
+        for start in starts:
+            for number, text in enumerate(texts[start : start + starts.step], start=start + 1):
+                masked, is_cut = _read_start(text, number, tokenizer, words, limit)
+                masked_texts.append(masked)
+                num_cut += is_cut
+            lengths = [len(masked.ids) for masked in masked_texts[start:]]
+            for rows in batches_by_cost(lengths, budget=budget, most_rows=batch_size, before=start, total=len(texts)):
+                batch = [start + row for row in rows]
+                yield batch, _BlankBatch.of([masked_texts[index] for index in batch], pad_id)
+
+    ordinary_V = torch.from_numpy(words.ordinary).to(device)
+
+    def run(batch: list[int], blanks: _BlankBatch) -> Sequence[Tensor]:
+        with torch.inference_mode(), naming_texts(batch):
+            return _best_candidates(module, blanks, ordinary_V, top_k)
+
     candidates: list[list[list[Filled]]] = [[] for _ in texts]
-    module = in_evaluation(module)
-    with torch.inference_mode():
-        for batch in batches_by_cost(lengths, budget=batch_tokens, most_rows=batch_size):
-            batch_texts = [masked_texts[index] for index in batch]
-            sizes = [len(masked.places) for masked in batch_texts]
-            with naming_texts(batch):
-                best = _best_candidates(module, batch_texts, tokenizer.pad_id, torch.from_numpy(words.ordinary), top_k)
-            best_by_text = zip(*(tensor_NK.split(sizes) for tensor_NK in best), strict=True)
-            for index, (probabilities_NK, ids_NK) in zip(batch, best_by_text, strict=True):
-                best_of_text = probabilities_NK.tolist(), ids_NK.tolist()
-                candidates[index] = _answers(texts[index], masked_texts[index], best_of_text, tokenizer, words)
+    for batch, (is_finite, *best) in compute_each(make_batches(), run, device):
+        refuse_not_finite(bool(is_finite))
+        sizes = [len(masked_texts[index].places) for index in batch]
+        best_by_text = zip(*(tensor_NK.split(sizes) for tensor_NK in best), strict=True)
+        for index, (probabilities_NK, ids_NK) in zip(batch, best_by_text, strict=True):
+            best_of_text = probabilities_NK.tolist(), ids_NK.tolist()
+            candidates[index] = _answers(texts[index], masked_texts[index], best_of_text, tokenizer, words)
+    warn_of_long_texts(num_cut, limit)
     return candidates
 
 
@@ -223,27 +238,36 @@ def _mask_blanks(text: str, number: int, tokenizer: Tokenizer, words: WordBounda
     return _MaskedText([*masked_ids, *ids[token:], *framing.suffix], mask_places, spans)
 
 
+@dataclass(frozen=True)
+class _BlankBatch(DeviceBatch):
+    """Batch of masked texts: padded ids, their mask, and the row and the position of each blank, text by text."""
+
+    ids: Int[Tensor, "batch tokens"]
+    mask: Bool[Tensor, "batch tokens"]
+    rows: Int[Tensor, " blanks"]
+    places: Int[Tensor, " blanks"]
+
+    @classmethod
+    def of(cls, masked_texts: Sequence[_MaskedText], pad_id: int) -> _BlankBatch:
+        """Return the batch of some masked texts, on the CPU."""
+        ids_BT, mask_BT = pad_ids([masked.ids for masked in masked_texts], pad_id, torch.device("cpu"))
+        rows = [row for row, masked in enumerate(masked_texts) for _ in masked.places]
+        places = [position for masked in masked_texts for position in masked.places]
+        return cls(ids_BT, mask_BT, torch.tensor(rows), torch.tensor(places))
+
+
 def _best_candidates(
-    module: Transformer,
-    masked_texts: Sequence[_MaskedText],
-    pad_id: int,
-    ordinary_V: Bool[Tensor, " vocabulary"],
-    count: int,
-) -> tuple[Float[Tensor, "blanks count"], Int[Tensor, "blanks count"]]:
-    """Return the probabilities and ids of the best candidates for all blanks, text by text."""
-    device = device_of(module)
-    ids_BT, mask_BT = pad_ids([masked.ids for masked in masked_texts], pad_id, device)
-    hidden_BTD = module(ids_BT, mask=mask_BT, head=False).hidden
-    row_N = torch.tensor([row for row, masked in enumerate(masked_texts) for _ in masked.places], device=device)
-    place_N = torch.tensor([position for masked in masked_texts for position in masked.places], device=device)
+    module: Transformer, batch: _BlankBatch, ordinary_V: Bool[Tensor, " vocabulary"], count: int
+) -> tuple[Bool[Tensor, ""], Float[Tensor, "blanks count"], Int[Tensor, "blanks count"]]:
+    """Return whether all logits are finite, and the probabilities and ids of the best candidates for all blanks."""
+    hidden_BTD = module(batch.ids, mask=batch.mask, head=False).hidden
     assert module.head is not None, "a model that fills blanks has a head"
-    logits_NV = module.head(hidden_BTD[row_N, place_N][:, None])[:, 0].float()
-    check_finite(logits_NV)
+    logits_NV = module.head(hidden_BTD[batch.rows, batch.places][:, None])[:, 0].float()
     probabilities_NV = logits_NV.softmax(dim=1)
     # Embedding tables may have padding rows after the vocabulary.
-    candidates_V = F.pad(ordinary_V, (0, logits_NV.shape[1] - len(ordinary_V))).to(device)
+    candidates_V = F.pad(ordinary_V, (0, logits_NV.shape[1] - len(ordinary_V)))
     probabilities_NK, ids_NK = probabilities_NV.masked_fill(~candidates_V, -1.0).topk(count, dim=1)
-    return probabilities_NK.cpu(), ids_NK.cpu()
+    return torch.isfinite(logits_NV).all(), probabilities_NK, ids_NK
 
 
 def _answers(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from clearhead.base.errors import InputError, nth_text
-from clearhead.base.hooks import naming_texts
 from clearhead.base.printing import Printed
 from clearhead.base.progress import message
 from clearhead.core import Transformer
@@ -31,7 +30,7 @@ from clearhead.generate.scoring.result import Measures, f1_table, percent
 from clearhead.spec.tasks.record import TaskRecord
 from clearhead.tasks.evaluate.metrics import F1Counts
 from clearhead.tasks.evaluate.options import EvaluatedModel, EvaluateOptions
-from clearhead.tasks.outputs import batch_outputs, check_finite, max_input_length
+from clearhead.tasks.outputs import TextBlock, batch_outputs, block_starts, check_finite, max_input_length
 from clearhead.tasks.tag.data import DATA
 from clearhead.tasks.tag.splitting import NO_WORD, WordSplitter, chunk_sentences
 from clearhead.tasks.tag.store import names_of, prepare_tagged, tags_of
@@ -145,26 +144,45 @@ def tag_words(
     collator = InputCollator.of(module.spec, tokenizer)
     room = max_length - collator.special_tokens.num_added()
     ends = np.cumsum([0, *map(len, sentences)])
-    chunks = chunk_sentences(sentences, tokenizer, room=room)
+    starts = block_starts(len(sentences), module)
     tags_W = np.full(ends[-1], fallback, dtype=np.int64)
     probabilities_W = np.zeros(ends[-1])
-    # Index of the sentence of each chunk, found by its last word.
-    numbers = [int(np.searchsorted(ends, max(words), side="right")) - 1 for words in chunks.words]
-    with naming_texts(numbers, are_rows=False):
-        for words_N, logits_NL in word_logits(
-            module, collator, chunks.ids, chunks.words, batch_size=batch_size, batch_tokens=batch_tokens
-        ):
-            best = logits_NL.double().softmax(1).max(1)
-            tags_W[words_N], probabilities_W[words_N] = best.indices.numpy(), best.values.numpy()
+
+    def chunk_blocks() -> Iterator[WordBlock]:
+        for start in starts:
+            chunks = chunk_sentences(sentences[start : start + starts.step], tokenizer, room=room)
+            # Number of the sentence of each chunk, found by its last word.
+            lasts = ends[start] + [max(words) for words in chunks.words]
+            numbers = np.searchsorted(ends, lasts, side="right") - 1
+            yield WordBlock([chunks.ids], numbers.tolist(), chunks.words, int(ends[start]))
+
+    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    total = len(sentences) if len(starts) > 1 else None
+    for words_N, logits_NL in word_logits(module, collator, chunk_blocks(), total=total, **sizes):
+        best = logits_NL.double().softmax(1).max(1)
+        tags_W[words_N], probabilities_W[words_N] = best.indices.numpy(), best.values.numpy()
     return [WordTags(tags_W[start:end], probabilities_W[start:end]) for start, end in itertools.pairwise(ends)]
+
+
+@dataclass(frozen=True)
+class WordBlock(TextBlock):
+    """Chunks of some sentences, with the words of their ids.
+
+    Args:
+        words: the word of each id of each chunk, if the id is the first token of a word; else NO_WORD.
+        first_word: the number of the first word of these sentences; `words` are counted from it.
+    """
+
+    words: Sequence[Ids]
+    first_word: int = 0
 
 
 def word_logits(
     module: Transformer,
     collator: InputCollator,
-    ids: Sequence[Ids],
-    words: Sequence[Ids],
+    blocks: Iterable[WordBlock],
     *,
+    total: int | None = None,
     batch_size: int | None = None,
     batch_tokens: int | None = None,
 ) -> Iterator[tuple[Int64[ndarray, " words"], Float[Tensor, "words tags"]]]:
@@ -174,21 +192,21 @@ def word_logits(
         module: a model whose head gives each token one output per tag. If it is in training mode, a replica in
             evaluation mode runs in its place.
         collator: the collator of the model's inputs.
-        ids: the ids of each chunk, without special tokens.
-        words: the word of each id, if the id is the first token of a word; else NO_WORD.
-        batch_size, batch_tokens: the limits of a batch, see `batch_outputs`.
+        blocks: the chunks of the sentences.
+        total, batch_size, batch_tokens: the arguments of `batch_outputs`.
 
     Raises:
         RunFailure: the model's outputs are not finite.
     """
-    for rows, logits_BTL in batch_outputs(module, collator, ids, batch_size=batch_size, batch_tokens=batch_tokens):
-        words_N = np.concatenate([words[row] for row in rows]).astype(np.int64)
+    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    for block, rows, logits_BTL in batch_outputs(module, collator, blocks, total=total, **sizes):
+        words_N = np.concatenate([block.words[row] for row in rows]).astype(np.int64)
         row_logits = zip(rows, logits_BTL[:, collator.front :], strict=True)
-        logits_NL = torch.cat([logits_TL[: len(words[row])] for row, logits_TL in row_logits])
+        logits_NL = torch.cat([logits_TL[: len(block.words[row])] for row, logits_TL in row_logits])
         is_word_N = words_N != NO_WORD
         logits_NL = logits_NL[torch.from_numpy(is_word_N)]
         check_finite(logits_NL)
-        yield words_N[is_word_N], logits_NL
+        yield block.first_word + words_N[is_word_N], logits_NL
 
 
 def check_tagger(module: Transformer, record: TaskRecord) -> TagSet:
@@ -400,14 +418,10 @@ def measure_store(
     expected_W = np.array(store.ragged_rows("tag").ids, dtype=np.int64)
     predicted_W = np.full_like(expected_W, tags_of(store).fallback)
     total, count = 0.0, 0
-    for words_N, logits_NL in word_logits(
-        module,
-        InputCollator.of(module.spec, tokenizer),
-        [chunks[row] for row in range(len(store))],
-        [words[row] for row in range(len(store))],
-        batch_size=batch_size,
-        batch_tokens=batch_tokens,
-    ):
+    rows = range(len(store))
+    block = WordBlock([[chunks[row] for row in rows]], rows, [words[row] for row in rows])
+    sizes = {"batch_size": batch_size, "batch_tokens": batch_tokens}
+    for words_N, logits_NL in word_logits(module, InputCollator.of(module.spec, tokenizer), [block], **sizes):
         total += float(F.cross_entropy(logits_NL, torch.from_numpy(expected_W[words_N]), reduction="sum"))
         count += len(words_N)
         predicted_W[words_N] = logits_NL.argmax(1).numpy()

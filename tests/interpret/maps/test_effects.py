@@ -119,7 +119,7 @@ def test_batches_of_any_size_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         return torch.tensor(heads), EffectMeter(whole_run.streams, outcome, whole_run.records).key_effects(entry, 1)
 
     together = measure()
-    monkeypatch.setattr(effects, "default_batch_tokens", lambda module: 1)
+    monkeypatch.setattr(effects, "read_tokens", lambda module: 1)
     for alone, many in zip(measure(), together, strict=True):
         assert difference(alone, many) <= 1e-12
 
@@ -293,7 +293,7 @@ def test_batches_of_any_size_agree_and_the_same_text_changes_nothing(monkeypatch
     streams, heads = whole.streams(), whole.heads()
     assert reports[-1][0] == reports[-1][1] and reports == sorted(reports)
     assert (streams["decoder"][:, 3:] == 0).all(), "a causal model does not see what comes behind the position"
-    monkeypatch.setattr(effects, "default_batch_tokens", lambda module: 1)
+    monkeypatch.setattr(effects, "read_tokens", lambda module: 1)
     alone = Patcher(EffectMeter(here.streams, outcome, here.records), there.streams, pairs)
     assert torch.allclose(alone.streams()["decoder"], streams["decoder"], atol=1e-6)
     assert [effect.change for effect in alone.heads()] == pytest.approx([effect.change for effect in heads], abs=1e-6)

@@ -30,6 +30,8 @@ from clearhead.base.errors import RunFailure
 from clearhead.base.machine import free_memory
 from clearhead.base.progress import Counted, Display, use_display
 from clearhead.core import Transformer
+from clearhead.fast.memory import cache_tokens
+from clearhead.generate.batching import GPU_ROWS, device_of
 from clearhead.generate.continuation import GenerateRequest, PromptReader, check_limits
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.prefill import CHUNK_TOKENS, Prefixes, can_share
@@ -39,7 +41,7 @@ from clearhead.generate.running import Generated, Paused, PrefilledMember, Runni
 MOST_WAITING: Final = 256
 """Maximum number of requests that wait; one more is refused. The prompts of a request wait inside it."""
 MOST_ROWS, MOST_TOKENS = 64, 2**16
-"""Budget of jobs that begin, and budget of long jobs: rows, and tokens in the cache."""
+"""Budget of jobs that begin, and budget of long jobs, on a CPU: rows, and tokens in the cache."""
 RESERVED_TOKENS: Final = 1024
 """Generated tokens of each row for which a job reserves memory; a long job grows by the same number."""
 MOST_PROMPT_TOKENS: Final = 2**13
@@ -285,6 +287,7 @@ class BatchEngine:
         self.prefixes: Prefixes | None = None
         if shares_prefixes and can_share(tree):
             self.prefixes = Prefixes(min(MOST_SHARED_BYTES, free_memory() // 8))
+        self._gpu_tokens = cache_tokens(tree) // 2 if device_of(tree).type != "cpu" else None  # for each budget
         self._batch = RunningBatch(tree)
         self._changed = _THREAD.changed
         self._waiting: deque[deque[EngineJob]] = deque()  # waiting jobs, one queue per request
@@ -457,7 +460,12 @@ class BatchEngine:
         """Return True if the rows and tokens of a waiting job fit into its budget. The first job always fits."""
         others = [other for other in self._present.values() if other.is_long == job.needs_growth]
         rows, tokens = sum(other.num_rows for other in others), sum(other.cost for other in others)
-        return not others or (rows + job.num_rows <= MOST_ROWS and tokens + job.cost <= MOST_TOKENS)
+        return not others or self._has_room(rows + job.num_rows, tokens + job.cost)
+
+    def _has_room(self, rows: int, tokens: int) -> bool:
+        """Return True if these rows and cached tokens are within one budget of the device."""
+        most = (MOST_ROWS, MOST_TOKENS) if self._gpu_tokens is None else (GPU_ROWS, self._gpu_tokens)
+        return rows <= most[0] and tokens <= most[1]
 
     def _share_growth(self) -> None:
         """Run the oldest long jobs that fit into the budget of long jobs, and pause the other long jobs."""
@@ -465,7 +473,7 @@ class BatchEngine:
         for job in [job for job in self._present.values() if job.needs_growth]:
             is_first = not rows
             rows, tokens = rows + job.num_rows, tokens + job.cost
-            if is_first or (rows <= MOST_ROWS and tokens <= MOST_TOKENS):
+            if is_first or self._has_room(rows, tokens):
                 job.is_long = True
                 paused, job.paused = job.paused, []
                 self._batch.resume(paused)

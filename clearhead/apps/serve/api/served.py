@@ -13,7 +13,7 @@ import torch
 from clearhead.apps.serve.api.engine import BatchEngine
 from clearhead.apps.serve.page_computations import Runs
 from clearhead.base.errors import ContextTooLong, InputError, did_you_mean
-from clearhead.generate.batching import batches_by_cost, default_batch_tokens, pad_ids
+from clearhead.generate.batching import batches_by_cost, pad_ids, read_tokens
 from clearhead.generate.continuation import GenerateRequest
 from clearhead.generate.options import GenerateOptions
 from clearhead.interpret.maps.map_inputs import ReadKwargs
@@ -203,7 +203,7 @@ class ServedModel:
             raise ContextTooLong(f"a prompt has {longest} tokens, but the model has {most} positions: shorten it")
         scored_texts: dict[int, ScoredText] = {}
         with torch.inference_mode():
-            for batch in batches_by_cost([*map(len, prompts)], budget=default_batch_tokens(module), most_rows=None):
+            for batch in batches_by_cost([*map(len, prompts)], budget=read_tokens(module), most_rows=None):
                 some = [prompts[number] for number in batch]
                 ids, mask = pad_ids(some, self.tokenizer.pad_id, torch.device("cpu"))
                 hidden = module(ids, mask=None if bool(mask.all()) else mask, head=False).hidden

@@ -120,7 +120,7 @@ def test_many_texts_are_scored_in_bounded_batches(models: Models, monkeypatch: p
         sizes.append(ids.numel())
         return states(ids, **options)
 
-    monkeypatch.setattr(served_module, "default_batch_tokens", lambda module: 12)
+    monkeypatch.setattr(served_module, "read_tokens", lambda module: 12)
     monkeypatch.setattr(served.model.tree, "forward", count_scores)
     again = served.score(prompts, 2)
     assert len(sizes) > 1 and max(sizes) <= 12
