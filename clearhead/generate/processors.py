@@ -3,17 +3,19 @@
 Each processor is a frozen dataclass. It is called with the logits and the ids so far, and returns new logits. Order and
 results equal those of the transformers library, including ties, so settings can be copied from there.
 
+A number of a processor, such as its penalty, may be a tensor with a number for each row.
+
 Shapes: R rows, T prompt and generated tokens, S source tokens, V vocabulary, K remaining rows, N size of an n-gram.
-W windows of that size, C candidates of a row, X banned ids.
+W windows of that size, C candidates of a row, X banned ids, L length of the longest banned sequence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional
 
@@ -70,12 +72,12 @@ class RepetitionPenalty:
     """Makes ids that have occurred less likely: divides positive logits and multiplies negative ones.
 
     Args:
-        penalty: factor above 0. 1 changes nothing; larger values discourage repetition more.
+        penalty: factor above 0. 1 changes nothing; larger values discourage repetition more. A tensor is fp32 [R, 1].
 
     Source: arXiv 1909.05858, section 4.1, in the form that also lowers negative logits.
     """
 
-    penalty: float | int
+    penalty: float | int | Float[Tensor, "rows 1"]
 
     def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
@@ -140,6 +142,7 @@ class BannedIds:
     ids: Int[Tensor, " banned"] | tuple[int, ...]
     start: int = 0
     stop: int | None = None
+    _on_device: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
@@ -148,10 +151,17 @@ class BannedIds:
 
     def at_length(self, length: int, device: torch.device) -> Int[Tensor, " banned"]:
         """Return the ids that may not follow a sequence of `length` ids."""
-        is_banned = self.start <= length and (self.stop is None or length < self.stop)
-        if is_banned and isinstance(self.ids, Tensor):
+        if self.start <= length and (self.stop is None or length < self.stop):
+            return self.index(device)
+        return torch.empty(0, dtype=torch.int64, device=device)
+
+    def index(self, device: torch.device) -> Int[Tensor, " banned"]:
+        """Return the ids as a tensor; it is copied to the device once."""
+        if isinstance(self.ids, Tensor):
             return self.ids
-        return torch.tensor(self.ids if is_banned else (), dtype=torch.int64, device=device)
+        if device not in self._on_device:
+            self._on_device[device] = torch.tensor(self.ids, dtype=torch.int64, device=device)
+        return self._on_device[device]
 
 
 @dataclass(frozen=True)
@@ -159,10 +169,10 @@ class Temperature:
     """Divides all logits by the temperature: below 1 it sharpens the distribution, above 1 it flattens it.
 
     Args:
-        temperature: divisor above 0.
+        temperature: divisor above 0. A tensor is fp32 [R, 1].
     """
 
-    temperature: float | int
+    temperature: float | int | Float[Tensor, "rows 1"]
 
     def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
@@ -174,17 +184,22 @@ class TopK:
     """Keeps the k most probable ids, and all ids tied with the last of them.
 
     Args:
-        count: k, at least 1.
+        count: k, at least 1; the largest k if `counts_R1` has a smaller one for some rows.
+        counts_R1: k of each row, int64; 0 leaves the row unchanged. None means that all rows have the same k.
 
     Source: arXiv 1805.04833, section 5.
     """
 
     count: int
+    counts_R1: Int[Tensor, "rows 1"] | None = None
 
     def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
         top_RC = logits_RV.topk(min(self.count, logits_RV.shape[1]), dim=1).values
-        return logits_RV.masked_fill(logits_RV < top_RC[:, -1:], -torch.inf)
+        if self.counts_R1 is None:
+            return logits_RV.masked_fill(logits_RV < top_RC[:, -1:], -torch.inf)
+        last_R1 = top_RC.gather(1, (self.counts_R1 - 1).clamp(0, top_RC.shape[1] - 1))
+        return logits_RV.masked_fill((logits_RV < last_R1) & (self.counts_R1 > 0), -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -192,17 +207,19 @@ class TopP:
     """Keeps the smallest set of most probable ids whose total probability reaches p; ties are broken arbitrarily.
 
     Args:
-        share: p, above 0 and at most 1.
+        share: p, above 0 and at most 1. A tensor is fp64 [R, 1]; 2 leaves a row unchanged.
 
     Source: arXiv 1904.09751, section 3.1.
     """
 
-    share: float | int
+    share: float | int | Float[Tensor, "rows 1"]
 
     def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
         sorted_RV, order_RV = logits_RV.sort(dim=1)
-        removed_RV = sorted_RV.softmax(1).cumsum(1) <= 1.0 - self.share
+        rest = 1.0 - self.share
+        rest = rest.to(logits_RV.dtype) if isinstance(rest, Tensor) else rest
+        removed_RV = sorted_RV.softmax(1).cumsum(1) <= rest
         removed_RV[:, -1] = False
         return logits_RV.masked_fill(removed_RV.scatter(1, order_RV, removed_RV), -torch.inf)
 
@@ -212,12 +229,12 @@ class MinP:
     """Keeps the ids whose probability is at least a given share of the largest probability.
 
     Args:
-        share: minimum share of the largest probability, from 0 to 1.
+        share: minimum share of the largest probability, from 0 to 1. A tensor is fp32 [R, 1].
 
     Source: arXiv 2407.01082, section 3.
     """
 
-    share: float | int
+    share: float | int | Float[Tensor, "rows 1"]
 
     def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
@@ -241,9 +258,7 @@ class ForcedAt:
         """Return the changed logits."""
         if ids_RT.shape[1] != self.length:
             return logits_RV
-        forced_RV = torch.full_like(logits_RV, -torch.inf)
-        forced_RV[:, self.index] = 0.0
-        return forced_RV
+        return force(logits_RV, torch.full((1, 1), self.index, device=logits_RV.device))
 
 
 @dataclass(frozen=True)
@@ -255,16 +270,30 @@ class BannedSequences:
     """
 
     sequences: tuple[tuple[int, ...], ...]
+    _on_device: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __call__(self, logits_RV: Logits, ids_RT: RowIds) -> Logits:
         """Return the changed logits."""
-        banned_RV = torch.zeros_like(logits_RV, dtype=torch.bool)
-        for sequence in self.sequences:
-            size = len(sequence) - 1
-            if size <= ids_RT.shape[1]:
-                before_X = torch.tensor(sequence[:-1], device=ids_RT.device)
-                banned_RV[:, sequence[-1]] |= (ids_RT[:, ids_RT.shape[1] - size :] == before_X).all(1)
-        return logits_RV.masked_fill(banned_RV, -torch.inf)
+        table_XL = self.table(ids_RT.device)
+        before_XL, size = table_XL[:, :-1], table_XL.shape[1] - 1
+        newest_RL = functional.pad(ids_RT, (max(size - ids_RT.shape[1], 0), 0), value=NO_ID)[:, -size:]
+        matches_RX = ((before_XL == newest_RL[:, None]) | (before_XL == NO_ID)).all(2)
+        return _ban_where(logits_RV, matches_RX, table_XL[:, -1])
+
+    def table(self, device: torch.device) -> Int[Tensor, "banned length"]:
+        """Return the sequences with `NO_ID` in front of the shorter ones; the table is copied to the device once."""
+        if device not in self._on_device:
+            longest = max(map(len, self.sequences))
+            rows = [[NO_ID] * (longest - len(sequence)) + [*sequence] for sequence in self.sequences]
+            self._on_device[device] = torch.tensor(rows, device=device)
+        return self._on_device[device]
+
+
+def force(logits_RV: Logits, forced_R1: Int[Tensor, "#rows 1"]) -> Logits:
+    """Return logits that give the forced id of each row probability 1; `NO_ID` leaves a row unchanged."""
+    columns_V = torch.arange(logits_RV.shape[1], device=logits_RV.device)
+    only_RV = torch.zeros_like(logits_RV).masked_fill(columns_V != forced_R1, -torch.inf)
+    return torch.where(forced_R1 == NO_ID, logits_RV, only_RV)
 
 
 def repetition_processors(
@@ -328,11 +357,18 @@ def _ban_completions(logits_RV: Logits, known_RS: Int[Tensor, "rows known"], ids
     """Ban the ids that would complete an n-gram of the known ids."""
     if ids_RT.shape[1] + 1 < size or known_RS.shape[1] < size:
         return logits_RV
-    spare = logits_RV.shape[1]
     newest_RN = ids_RT[:, ids_RT.shape[1] + 1 - size :]
     windows_RWN = known_RS.unfold(1, size, 1)
     matches_RW = (windows_RWN[:, :, :-1] == newest_RN[:, None]).all(dim=2)
-    completing_RW = torch.where(matches_RW, _with_spare(windows_RWN[:, :, -1], spare), spare)
+    return _ban_where(logits_RV, matches_RW, windows_RWN[:, :, -1])
+
+
+def _ban_where(
+    logits_RV: Logits, matches_RW: Bool[Tensor, "rows windows"], last_RW: Int[Tensor, "*#rows windows"]
+) -> Logits:
+    """Ban the last id of each window that matches the newest ids of its row."""
+    spare = logits_RV.shape[1]
+    completing_RW = torch.where(matches_RW, _with_spare(last_RW, spare), spare)
     banned_RV = logits_RV.new_zeros((len(logits_RV), spare + 1), dtype=torch.bool)
     return logits_RV.masked_fill(banned_RV.scatter_(1, completing_RW, True)[:, :spare], -torch.inf)
 

@@ -28,6 +28,7 @@ from clearhead.base.mapped_files import refuse_altered_weights
 from clearhead.base.progress import update
 from clearhead.core import Cache, Transformer
 from clearhead.fast.cache import IndexedCache, concat_caches, copy_row
+from clearhead.fast.native.load import uses_kernels
 from clearhead.generate.batching import batch_costs
 from clearhead.generate.results import GeneratedSequence, Sentence
 
@@ -216,8 +217,32 @@ class RunningBatch:
             group.drop(sequence)
         self._drop_empty_groups()
 
+    def close(self) -> None:
+        """End the batch and give back what it holds besides its groups."""
+
     def _drop_empty_groups(self) -> None:
         self._groups = {kind: group for kind, group in self._groups.items() if group.members}
+
+
+def running_batch(
+    module: Transformer, *, rows: int, tokens: int, sources: int = 0, needs_every_token: bool = False
+) -> RunningBatch:
+    """Return an empty running batch: in slots, with recorded steps, on a GPU; otherwise with a growing cache.
+
+    Args:
+        module: the model in evaluation mode.
+        rows: number of rows that decode at the same time.
+        tokens: maximum number of tokens of a row, prompt and generated.
+        sources: maximum number of source tokens of a row; 0 for a decoder-only model.
+        needs_every_token: True reports each token of each row. False may report rows without text at their end only.
+    """
+    device = next(module.parameters()).device
+    if device.type != "cuda" or not uses_kernels():
+        return RunningBatch(module)
+    from clearhead.generate.slots.batch import SlotSize, slot_batch
+
+    size = SlotSize(rows, tokens, sources)
+    return slot_batch(module, size, needs_every_token=needs_every_token) or RunningBatch(module)
 
 
 def _texts_of(member: Member) -> list[int]:

@@ -48,6 +48,12 @@ def draw(probs_RV: Float[Tensor, "rows vocab"], uniform_R: Float[Tensor, " rows"
     return place_R1[:, 0].clamp_(max=probs_RV.shape[1] - 1)
 
 
+def draw_open(logits_RV: Float[Tensor, "rows vocab"], uniform_R: Float[Tensor, " rows"]) -> Int[Tensor, " rows"]:
+    """Draw one id from the softmax of each row, as `draw` does; -1 if all logits of a row are -inf."""
+    tokens_R = draw(logits_RV.softmax(1), uniform_R)
+    return tokens_R.masked_fill(logits_RV.gather(1, tokens_R[:, None])[:, 0] == -torch.inf, -1)
+
+
 class RandomStream:
     """A stream of uniform random numbers.
 
@@ -56,14 +62,25 @@ class RandomStream:
     """
 
     def __init__(self, seed: SeedSequence) -> None:
-        self._generator = Generator(PCG64(seed))
-        self._ahead: list[float] = []
+        self._seed, self._ahead = seed, list[float]()
+        self.position: int = 0
+        """Number of random numbers that `next` and `skip` have passed."""
 
     def next(self) -> float:
         """Return the next number, from 0 to below 1."""
         if not self._ahead:
-            self._ahead = self._generator.random(_DRAWN_AHEAD)[::-1].tolist()
+            self._ahead = self.generator().random(_DRAWN_AHEAD)[::-1].tolist()
+        self.position += 1
         return self._ahead.pop()
+
+    def skip(self, count: int) -> None:
+        """Pass over the next `count` numbers, such as those that a `generator` has drawn."""
+        self.position += count
+        self._ahead = []
+
+    def generator(self) -> Generator:
+        """Return a generator of the numbers from the present position on; the position stays unchanged."""
+        return Generator(PCG64(self._seed).advance(self.position))
 
 
 def sequence_seed(seed: int | None, number: int, ids: Sequence[int]) -> SeedSequence:
@@ -146,8 +163,7 @@ class TokenChooser:
         tokens_R = draw_tokens(*arguments, divisor=options.divisor, top_k=options.top_k, top_p=top_p, min_p=min_p)
         if tokens_R is None:
             changed_RV = apply([*self.chain, *build_logits_warpers(options)], logits_RV.float(), ids_RT)
-            tokens_R = draw(changed_RV.softmax(1), uniform_R)
-            tokens_R = tokens_R.masked_fill(changed_RV.gather(1, tokens_R[:, None])[:, 0] == -torch.inf, -1)
+            tokens_R = draw_open(changed_RV, uniform_R)
         can_R = tokens_R >= 0
         tokens_R = tokens_R.clamp(min=0)
         return tokens_R, _log_probabilities(logits_RV, tokens_R, can_R)
@@ -161,7 +177,16 @@ def _log_probabilities(
     logits_RV: Float[Tensor, "rows vocab"], tokens_R: Int[Tensor, " rows"], can_R: Bool[Tensor, " rows"]
 ) -> Float[Tensor, " rows"]:
     """Return the log-probability of the token of each row; -inf if no token may follow."""
-    log_total_R = top_and_log_total(logits_RV, 1)[2]
+    return chosen_log_probabilities(logits_RV, top_and_log_total(logits_RV, 1)[2], tokens_R, can_R)
+
+
+def chosen_log_probabilities(
+    logits_RV: Float[Tensor, "rows vocab"],
+    log_total_R: Float[Tensor, " rows"],
+    tokens_R: Int[Tensor, " rows"],
+    can_R: Bool[Tensor, " rows"],
+) -> Float[Tensor, " rows"]:
+    """Return the logit of the token of each row minus `log_total_R`; -inf if no token may follow."""
     chosen_R = logits_RV.gather(1, tokens_R[:, None])[:, 0] - log_total_R
     return chosen_R.where(can_R | log_total_R.isnan(), -torch.inf)
 
@@ -187,7 +212,7 @@ class Sampling(Member):
     ) -> None:
         self._rows = rows
         self.kind: object = kind
-        self._ids_RT, self._chooser, self._streams = ids_RT, chooser, streams
+        self.ids_RT, self.chooser, self.streams = ids_RT, chooser, streams
 
     @property
     def sequences(self) -> Sequence[GeneratedSequence]:
@@ -197,7 +222,7 @@ class Sampling(Member):
     @property
     def tokens(self) -> Int[Tensor, "rows 1"]:
         """The newest token of each row."""
-        return self._ids_RT[:, -1:]
+        return self.ids_RT[:, -1:]
 
     @property
     def num_sentences(self) -> int:
@@ -207,13 +232,13 @@ class Sampling(Member):
     def advance(self, logits_RV: Float[Tensor, "rows vocab"]) -> tuple[list[SequenceProgress], SurvivingRows]:
         """Choose a token for each row; a row whose logits are not numbers fails alone."""
         uniform_R = None
-        if self._streams:
-            uniform_R = torch.tensor([stream.next() for stream in self._streams], dtype=torch.float64)
+        if self.streams:
+            uniform_R = torch.tensor([stream.next() for stream in self.streams], dtype=torch.float64)
             uniform_R = uniform_R.to(logits_RV.device)
-        tokens_R, log_probs_R = self._chooser.choose(
-            logits_RV, self._ids_RT, uniform_R, self._allowed_tokens(logits_RV.device)
+        tokens_R, log_probs_R = self.chooser.choose(
+            logits_RV, self.ids_RT, uniform_R, self._allowed_tokens(logits_RV.device)
         )
-        self._ids_RT = torch.cat([self._ids_RT, tokens_R[:, None]], 1)
+        self.ids_RT = torch.cat([self.ids_RT, tokens_R[:, None]], 1)
         self._note_alternatives(logits_RV)
         update(len(self._rows[0].ids) + 1, max(row.limit for row in self._rows), "tokens")
         progress = []
@@ -246,10 +271,10 @@ class Sampling(Member):
         """Append the rows of another member, if both choose their tokens alike; return whether that was done."""
         if self.kind is None or not isinstance(other, Sampling) or other.kind != self.kind:
             return False
-        length = max(self._ids_RT.shape[1], other._ids_RT.shape[1])
-        both = [functional.pad(ids, (length - ids.shape[1], 0), value=NO_ID) for ids in (self._ids_RT, other._ids_RT)]
-        self._ids_RT = torch.cat(both)
-        self._rows, self._streams = self._rows + other._rows, self._streams + other._streams
+        length = max(self.ids_RT.shape[1], other.ids_RT.shape[1])
+        both = [functional.pad(ids, (length - ids.shape[1], 0), value=NO_ID) for ids in (self.ids_RT, other.ids_RT)]
+        self.ids_RT = torch.cat(both)
+        self._rows, self.streams = self._rows + other._rows, self.streams + other.streams
         return True
 
     def copy_row(self, sequence: Generated) -> tuple[int, Sampling] | None:
@@ -257,18 +282,18 @@ class Sampling(Member):
         index = next((index for index, row in enumerate(self._rows) if row is sequence), None)
         if index is None:
             return None
-        ids_1T, row = self._ids_RT[index : index + 1], self._rows[index]
+        ids_1T, row = self.ids_RT[index : index + 1], self._rows[index]
         if self.kind is not None:
             # Padding comes from members that joined. If rows cannot join, padding belongs to the prompt.
             ids_1T = ids_1T[:, int((ids_1T[0] != NO_ID).int().argmax()) :]
-        chooser = self._chooser.keep(torch.tensor([index], device=ids_1T.device))
-        return index, Sampling([row], ids_1T, chooser, self._streams[index : index + 1], self.kind)
+        chooser = self.chooser.keep(torch.tensor([index], device=ids_1T.device))
+        return index, Sampling([row], ids_1T, chooser, self.streams[index : index + 1], self.kind)
 
     def _keep(self, remaining: list[int]) -> SurvivingRows:
         if len(remaining) == len(self._rows):
             return SurvivingRows()
-        rows_K = torch.tensor(remaining, dtype=torch.int64, device=self._ids_RT.device)
+        rows_K = torch.tensor(remaining, dtype=torch.int64, device=self.ids_RT.device)
         self._rows = [self._rows[index] for index in remaining]
-        self._streams = [self._streams[index] for index in remaining] if self._streams else []
-        self._ids_RT, self._chooser = self._ids_RT[rows_K], self._chooser.keep(rows_K)
+        self.streams = [self.streams[index] for index in remaining] if self.streams else []
+        self.ids_RT, self.chooser = self.ids_RT[rows_K], self.chooser.keep(rows_K)
         return SurvivingRows(rows_K, rows_K)

@@ -1,0 +1,524 @@
+"""A running batch in slots: steps are recorded once and replayed, and the host reads their tokens one step later.
+
+Each sequence occupies a slot: a row of a `SlotCache`. It joins by a copy of its own keys, and leaves without a copy,
+between two replays. Model and choice of tokens run on the device. While the device computes a step, the host handles
+the tokens of the step before. So a sequence that has ended computes one token more, which is dropped.
+
+Members that need the host in each step, such as beam searches, run as in `RunningBatch`, beside the slots.
+
+Shapes: R rows (slots), V vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from clearhead import spec
+from clearhead.base.errors import RunFailure
+from clearhead.base.hooks import are_seen, is_watching
+from clearhead.base.mapped_files import refuse_altered_weights
+from clearhead.base.progress import update
+from clearhead.core import Transformer
+from clearhead.core.attention import Attention
+from clearhead.fast.cache import IndexedCache
+from clearhead.fast.slots.cache import SlotCache
+from clearhead.fast.slots.graph import REFUSED, Graphs, refuse_recordings
+from clearhead.fast.slots.tree import SlotOwner, prepare_tree, slot_tree
+from clearhead.fast.stack import PlannedStack, is_altered
+from clearhead.generate.results import GeneratedSequence
+from clearhead.generate.running import Generated, Member, Paused, PrefilledMember, RunningBatch, SequenceProgress
+from clearhead.generate.search.sampling import Sampling
+from clearhead.generate.slots.choosing import DeviceChooser, can_choose, sampling_requests
+from clearhead.spec.registry import Part
+
+LEAST_KEYS: Final = 64
+"""Columns that a step reads at least."""
+LEAST_COLUMNS: Final = 32
+"""Columns of the smallest bucket. SDPA copies masks whose rows are no multiple of 8."""
+UNREAD: Final = -1.0
+"""Marks results that were read, or not yet copied: no token has this id."""
+RING: Final = 3
+"""Pinned buffers for results: one is written, one is read, and one is between."""
+_LOGGER: Final = logging.getLogger("clearhead.generate")
+
+
+def bucket(count: int) -> int:
+    """Return the least of 32, 48, 64, 96, 128, 192, ... columns that is at least `count`."""
+    size = LEAST_COLUMNS
+    while size < count:
+        size += size // 2 if size & (size - 1) == 0 else size // 3
+    return size
+
+
+def power_of_two(count: int) -> int:
+    """Return the least power of two that is at least `count`."""
+    return 1 << (count - 1).bit_length()
+
+
+def eager_reason(module: Transformer) -> str:
+    """Return why a model decodes step by step instead of in recorded steps; an empty string if it is recorded."""
+    nodes = [node for _, node in spec.walk(module.spec)]
+    if module.decoder is None or module.head is None or module.head.is_pooled:
+        return "it has no decoder with a head over a vocabulary"
+    if any(isinstance(node, spec.MixtureOfExperts) for node in nodes):
+        return "its experts read different numbers of tokens in each step"
+    if any(isinstance(node, spec.DynamicScaling | spec.LongRopeScaling) for node in nodes):
+        return "its RoPE scaling depends on the length of the sequence"
+    if any(isinstance(node, Part) for node in nodes):
+        return "it contains custom modules"
+    if any(map(is_altered, module.modules())):
+        return "one of its modules has another forward method"
+    if isinstance(module.decoder, PlannedStack):
+        return "compiled kernels compute its decoder"
+    if is_watching() or are_seen(module.modules()):
+        return "activations are captured or edited"
+    return ""
+
+
+@dataclass(frozen=True)
+class SlotSize:
+    """Size of the slots of a batch.
+
+    Args:
+        rows: number of slots.
+        columns: maximum number of tokens in a slot.
+        sources: maximum number of source tokens in a slot; 0 for a decoder-only model.
+    """
+
+    rows: int
+    columns: int
+    sources: int = 0
+
+    def holds(self, other: SlotSize) -> bool:
+        """Return whether slots of this size suffice for another size."""
+        return self.rows >= other.rows and self.columns >= other.columns and self.sources >= other.sources
+
+
+@dataclass(eq=False)
+class SlotRow:
+    """A sequence in a slot.
+
+    Args:
+        sequence: the sequence.
+        member: the member that it joined with.
+        num_read: number of tokens in the cache when it joined.
+        num_sources: number of source tokens in the cache.
+        num_before: number of tokens that it had when it joined.
+        first_step: number of the first step that reads the sequence.
+        slot: its present slot.
+        line: its line in the history of the batch.
+        is_quiet: True if its tokens are needed at its end only.
+        is_gone: True if it has left its slot.
+    """
+
+    sequence: GeneratedSequence
+    member: Sampling
+    num_read: int
+    num_sources: int
+    num_before: int
+    first_step: int
+    slot: int
+    line: int
+    is_quiet: bool
+    is_gone: bool = False
+
+    @property
+    def last_step(self) -> int:
+        """Number of the step that chooses the last token that the limit allows, unless the row ends before."""
+        return self.first_step + self.sequence.limit - self.num_before - 1
+
+
+class Arrangement:
+    """The rows of a step by slot, as arrays; it changes only when rows join, leave or move.
+
+    Args:
+        seats: the row of each slot, None for a free slot.
+    """
+
+    def __init__(self, seats: Sequence[SlotRow | None]) -> None:
+        rows = [row for row in seats if row is not None]
+        self.rows: dict[int, SlotRow] = {row.slot: row for row in rows}
+        self.loud: dict[int, SlotRow] = {row.slot: row for row in rows if not row.is_quiet}
+        quiet = [row for row in rows if row.is_quiet]
+        self.quiet: NDArray[np.int64] = np.array([row.slot for row in quiet], dtype=np.int64)
+        self.lines: NDArray[np.int64] = np.array([row.line for row in quiet], dtype=np.int64)
+        self.first_steps: NDArray[np.int64] = np.array([row.first_step for row in quiet], dtype=np.int64)
+        self.num_slots: int = max(self.rows) + 1
+        self.first_step: int = min(row.first_step for row in rows)
+        self.ahead: int = max(row.num_read - row.first_step for row in rows)
+        """Number of tokens of the longest row minus the number of the step."""
+        self.last_step: int = max(row.last_step for row in rows)
+        self.num_sources: int = max(row.num_sources for row in rows)
+        self.most_tokens: int = max(row.sequence.limit for row in rows)
+
+
+class Slots:
+    """Tensors of a running batch in slots, with the recordings that use them; one batch at a time has them.
+
+    Args:
+        module: the model that prefills.
+        size: number of slots, of tokens in a slot, and of source tokens in a slot.
+        like: a prefilled cache of the model.
+    """
+
+    def __init__(self, module: Transformer, size: SlotSize, like: IndexedCache) -> None:
+        self.size = size
+        self.tree = slot_tree(module)
+        pairs = zip(module.modules(), self.tree.modules(), strict=True)
+        # Without the model itself, which has the slots: a cycle would hold their memory until a collection.
+        twins: dict[nn.Module, nn.Module] = {old: new for old, new in pairs if isinstance(old, Attention)}
+        self.cache = SlotCache(size.rows, size.columns, size.sources, like, twins)
+        device = like.device
+        self._logits_RV = prepare_tree(self.tree, self.cache)
+        self.chooser = DeviceChooser(size.rows, size.columns + 1, self._logits_RV.shape[1], device)
+        self.graphs = Graphs(device)
+        is_cuda = device.type == "cuda"
+        shape = self.chooser.results.shape
+        self._ring = [torch.full(shape, UNREAD, dtype=torch.float64, pin_memory=is_cuda) for _ in range(RING)]
+        self._events = [torch.cuda.Event() if is_cuda else None for _ in range(RING)]
+        self._next = 0
+
+    def step(self, rows: int, keys: int, sources: int, *, expected: int) -> int:
+        """Launch a step of the first slots and the copy of its results to the host; return the number of the copy.
+
+        Args:
+            rows, keys, sources: numbers of slots, columns and source tokens that the step reads.
+            expected: number of steps expected to follow.
+        """
+        self.cache.use(rows, keys, sources)
+        self.chooser.prepare()
+        self.graphs.run(("model", rows, keys, sources), self._compute_logits, expected=expected)
+        self.graphs.run(("choice", rows, self.chooser.kind), self._choose, expected=expected)
+        number, self._next = self._next, (self._next + 1) % RING
+        self._ring[number].copy_(self.chooser.results, non_blocking=True)
+        event = self._events[number]
+        if event is not None:
+            event.record()
+        return number
+
+    def _compute_logits(self) -> None:
+        self.tree.decode(self.chooser.tokens[: self.cache.num_rows, None], cache=self.cache)
+        self.cache.advance()
+
+    def _choose(self) -> None:
+        self.chooser.choose(self._logits_RV[: self.cache.num_rows])
+
+    def read(self, number: int) -> NDArray[np.float64]:
+        """Wait for a copy, and return `DeviceChooser.results` of its step [R, 4]."""
+        event = self._events[number]
+        if event is not None:
+            event.synchronize()
+        results: NDArray[np.float64] = self._ring[number].numpy().copy()
+        self._ring[number][:, 0] = UNREAD
+        if (results[:, 0] == UNREAD).any():
+            raise RunFailure("the tokens of a decoding step were read before they were copied: report this error")
+        return results
+
+
+class SlotBatch(RunningBatch):
+    """Running batch whose sampled and greedy rows decode in slots; see `RunningBatch` for the methods.
+
+    Args:
+        module: the model in evaluation mode, for which `eager_reason` is empty.
+        size: the slots that the batch needs.
+        needs_every_token: True reports each token of each row. False reports rows without text at their end only.
+    """
+
+    def __init__(self, module: Transformer, size: SlotSize, *, needs_every_token: bool = False) -> None:
+        super().__init__(module)
+        self.size, self.needs_every_token = size, needs_every_token
+        self.slots: Slots | None = None
+        self._seats: list[SlotRow | None] = []
+        self._free_lines: list[int] = []
+        self._history = np.zeros((2, 0, 0))
+        self._step_number = 0  # number of the next step
+        self._arrangement: Arrangement | None = None
+        self._pending: tuple[int, int, Arrangement] | None = None  # step, copy of its results, rows
+        self._unreported: list[SequenceProgress] = []
+
+    @property
+    def members(self) -> list[Member]:
+        """The members that have rows."""
+        return [*super().members, *dict.fromkeys(row.member for row in self._seats if row is not None)]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows in the slots and in all groups."""
+        in_groups = sum(len(member.tokens) for member in super().members)
+        return in_groups + len(self._seats) - self._seats.count(None)
+
+    @torch.inference_mode()
+    def join(self, prefilled: Sequence[PrefilledMember]) -> list[SequenceProgress]:
+        """Choose the first tokens of new members and add these members to the batch; see `RunningBatch`."""
+        refuse_altered_weights(self.module)
+        progress, others = list[SequenceProgress](), list[PrefilledMember]()
+        for start in prefilled:
+            lengths = self._lengths_to_hold(start)
+            if lengths is None:
+                others.append(start)
+                continue
+            assert isinstance(start.member, Sampling) and isinstance(start.cache, IndexedCache)
+            done, survivors = start.member.advance(start.logits)
+            progress += done
+            if start.member.sequences:
+                rows = range(len(lengths)) if survivors.rows is None else survivors.rows.tolist()
+                self._seat(start.member, start.cache, list(rows), lengths)
+        return progress + (super().join(others) if others else [])
+
+    @torch.inference_mode()
+    def resume(self, paused: Sequence[PrefilledMember | Paused]) -> None:
+        """Add paused or prefilled members that have already chosen a token to the batch."""
+        others = list[PrefilledMember | Paused]()
+        for start in paused:
+            lengths = self._lengths_to_hold(start)
+            if lengths is None:
+                others.append(start)
+                continue
+            assert isinstance(start.member, Sampling) and isinstance(start.cache, IndexedCache)
+            self._seat(start.member, start.cache, list(range(len(lengths))), lengths)
+        super().resume(others)
+
+    @torch.inference_mode()
+    def pause(self, sequence: Generated) -> Paused | None:
+        """Take a sequence out with its keys and values; return None if it is not in the batch or not separable."""
+        self._catch_up()
+        row = self._row_of(sequence)
+        if row is None or self.slots is None:
+            return super().pause(sequence)
+        copied = row.member.copy_row(row.sequence)
+        assert copied is not None
+        count = self._step_number - row.first_step
+        if row.is_quiet:
+            self._note(row, count)
+        _extend(copied[1], row.sequence.ids[row.num_before :])
+        cache = self.slots.cache.copy(row.slot, row.num_read + count, row.num_sources)
+        self._leave(row)
+        return Paused(copied[1], cache)
+
+    @torch.inference_mode()
+    def drop(self, sequence: Generated) -> None:
+        """Remove an unfinished sequence and its rows from the batch."""
+        row = self._row_of(sequence)
+        if row is None:
+            super().drop(sequence)
+        else:
+            self._leave(row)
+
+    @torch.inference_mode()
+    def step(self) -> list[SequenceProgress]:
+        """Launch the next step of the slots, and return what the step before has chosen; see `RunningBatch`."""
+        progress, self._unreported = self._unreported, []
+        launched = self._launch()
+        progress += self._take(self._pending)
+        self._pending = launched
+        if self._groups:
+            progress += super().step()
+        refuse_altered_weights(self.module)
+        return progress
+
+    def _launch(self) -> tuple[int, int, Arrangement] | None:
+        """Launch a step; return its number, the number of the copy of its results, and its rows."""
+        slots = self.slots
+        if slots is None or not any(self._seats):
+            return None
+        if self._arrangement is None:
+            self._compact(slots)
+            self._arrangement = Arrangement(self._seats)
+        arrangement, number = self._arrangement, self._step_number
+        rows = min(power_of_two(arrangement.num_slots), slots.size.rows)
+        keys = min(max(bucket(number + arrangement.ahead + 1), LEAST_KEYS), slots.size.columns)
+        sources = min(bucket(arrangement.num_sources), slots.size.sources)
+        copy = slots.step(rows, keys, sources, expected=arrangement.last_step - number + 1)
+        self._step_number += 1
+        return number, copy, arrangement
+
+    def _compact(self, slots: Slots) -> None:
+        """Move the rows into the first slots, if a step of at most half the size then suffices."""
+        rows = [row for row in self._seats if row is not None]
+        if 2 * power_of_two(len(rows)) > power_of_two(max(row.slot for row in rows) + 1):
+            return
+        order = [row.slot for row in rows]
+        slots.cache.move(torch.tensor(order, device=slots.cache.lengths_R.device))
+        slots.chooser.move(order)
+        self._seats = [*rows, *[None] * (len(self._seats) - len(rows))]
+        for slot, row in enumerate(rows):
+            row.slot = slot
+
+    def _take(self, pending: tuple[int, int, Arrangement] | None) -> list[SequenceProgress]:
+        """Give the results of a step to its rows, and return their progress."""
+        if pending is None or self.slots is None:
+            return []
+        number, copy, arrangement = pending
+        results, progress = self.slots.read(copy).T, list[SequenceProgress]()
+        tokens, log_probs, ends = results[0], results[1], results[3] != 0
+        quiet = arrangement.quiet
+        column = np.minimum(number - arrangement.first_steps, self._history.shape[2] - 1)
+        self._history[:, arrangement.lines, column] = results[:2, quiet]
+        for slot in quiet[ends[quiet] | ~np.isfinite(log_probs[quiet])].tolist():
+            row = arrangement.rows[slot]
+            if not row.is_gone:
+                self._note(row, number - row.first_step)
+                progress.append(self._add(row, int(tokens[slot]), float(log_probs[slot])))
+        for slot, row in arrangement.loud.items():
+            if not row.is_gone:
+                progress.append(self._add(row, int(tokens[slot]), float(log_probs[slot])))
+        update(number + 1 - min(arrangement.first_step, number), arrangement.most_tokens, "tokens")
+        return progress
+
+    def _add(self, row: SlotRow, token: int, log_probability: float) -> SequenceProgress:
+        """Add a token to the sequence of a row; a row that has ended leaves its slot."""
+        sequence = row.sequence
+        text = sequence.take(token, log_probability)
+        if sequence.is_done:
+            self._leave(row)
+        return SequenceProgress(sequence, text, sequence.is_done)
+
+    def _note(self, row: SlotRow, count: int) -> None:
+        """Add the first tokens that a quiet row has chosen in its slot to its sequence, `count` in all."""
+        tokens, log_probs = self._history[:, row.line, :count]
+        sequence = row.sequence
+        sequence.ids += tokens.astype(np.int64).tolist()
+        sequence.log_probabilities += log_probs.tolist()
+        sequence.log_probability = float(np.cumsum([sequence.log_probability, *log_probs])[-1])
+
+    def _catch_up(self) -> None:
+        """Read the results of the step that was launched last; the next step reports them."""
+        pending, self._pending = self._pending, None
+        self._unreported += self._take(pending)
+
+    def _row_of(self, sequence: Generated) -> SlotRow | None:
+        return next((row for row in self._seats if row is not None and row.sequence is sequence), None)
+
+    def _leave(self, row: SlotRow) -> None:
+        """Free the slot of a row."""
+        assert self.slots is not None
+        row.is_gone = True
+        self._seats[row.slot] = self._arrangement = None
+        self._free_lines.append(row.line)
+        self.slots.chooser.leave([row.slot])
+
+    def _lengths_to_hold(self, start: PrefilledMember | Paused) -> list[int] | None:
+        """Return the number of cached tokens of each row of a member; None if slots cannot hold its rows."""
+        member, cache = start.member, start.cache
+        if not isinstance(member, Sampling) or not isinstance(cache, IndexedCache) or not cache.is_separable:
+            return None
+        rows, size = member.sequences, self.size
+        free = self._seats.count(None) if self.slots is not None else size.rows
+        memory = max((key.shape[2] for key, _ in cache.memory_attention.values()), default=0)
+        if len(rows) > free or memory > size.sources or cache.scales or not can_choose(member.chooser.chain):
+            return None
+        if any(row.constraint is not None or row.num_alternatives for row in rows):
+            return None
+        lengths = cache.row_lengths
+        # The last token of a row is never read.
+        needed = [length + row.limit - max(len(row.ids), 1) for length, row in zip(lengths, rows, strict=True)]
+        if max(needed) > size.columns or not self._find_slots(cache):
+            return None
+        return lengths
+
+    def _find_slots(self, like: IndexedCache) -> bool:
+        """Return whether the batch has slots; the first call allocates them."""
+        if self.slots is None and not REFUSED.is_set():
+            self.slots = _take_idle(self.module, self.size)
+            try:
+                self.slots = self.slots or Slots(self.module, self.size, like)
+            except torch.OutOfMemoryError as error:
+                refuse_recordings(error)
+                return False
+            self.size = self.slots.size
+            self._seats = [None] * self.size.rows
+            self._free_lines = list(range(self.size.rows))
+            self._history = np.zeros((2, self.size.rows, self.size.columns))
+        return self.slots is not None
+
+    def close(self) -> None:
+        """End the batch; the model keeps its slots for later batches."""
+        for row in [row for row in self._seats if row is not None]:
+            self._leave(row)
+        slots, self.slots = self.slots, None
+        if slots is not None and isinstance(self.module, SlotOwner):
+            self.module.idle.append(slots)
+
+    def _seat(self, member: Sampling, cache: IndexedCache, rows: list[int], lengths: list[int]) -> None:
+        """Copy the rows of a member into free slots.
+
+        Args:
+            member: the member, whose sequences have not ended.
+            cache: its cache, which may have rows of other sequences too.
+            rows: the row of the cache of each sequence.
+            lengths: number of cached tokens of each row of the cache.
+        """
+        assert self.slots is not None
+        slots, device = [slot for slot, row in enumerate(self._seats) if row is None][: len(rows)], cache.device
+        of_rows = [lengths[row] for row in rows]
+        indices = torch.tensor([rows, slots, of_rows], device=device)
+        self.slots.cache.put(cache, *indices, max(of_rows))
+        self.slots.chooser.join(slots, sampling_requests(member), member.ids_RT)
+        memory = max((key.shape[2] for key, _ in cache.memory_attention.values()), default=0)
+        for sequence, slot, length in zip(member.sequences, slots, of_rows, strict=True):
+            is_quiet = sequence.decoder is None and not self.needs_every_token
+            row = SlotRow(
+                sequence,
+                member,
+                length,
+                memory,
+                len(sequence.ids),
+                self._step_number,
+                slot,
+                self._free_lines.pop(),
+                is_quiet,
+            )
+            self._seats[slot] = row
+        self._arrangement = None
+
+
+def _extend(member: Sampling, ids: list[int]) -> None:
+    """Append tokens to the only row of a member, which a slot has chosen."""
+    new_1T = torch.tensor([ids], dtype=torch.int64, device=member.ids_RT.device)
+    member.ids_RT = torch.cat([member.ids_RT, new_1T], 1)
+    for stream in member.streams:
+        stream.skip(len(ids))
+
+
+def _take_idle(module: Transformer, size: SlotSize) -> Slots | None:
+    """Return idle slots of a model that suffice for a size; smaller ones are dropped, to free their memory."""
+    slots: Slots | None = None
+    while isinstance(module, SlotOwner) and slots is None and module.idle:
+        idle: Slots = module.idle.pop()
+        slots = idle if idle.size.holds(size) else None
+    return slots
+
+
+def slot_batch(module: Transformer, size: SlotSize, *, needs_every_token: bool) -> SlotBatch | None:
+    """Return a batch in slots, or None if the model decodes step by step; one line says so.
+
+    Args:
+        module: the model in evaluation mode.
+        size: the slots that the batch needs.
+        needs_every_token: as for `SlotBatch`.
+    """
+    reason = eager_reason(module)
+    if reason:
+        _report_eager(reason)
+    if reason or REFUSED.is_set():
+        return None
+    position = module.spec.decoder and module.spec.decoder.embedding.position
+    columns = bucket(size.columns)
+    if isinstance(position, spec.Learned):
+        columns = min(columns, position.rows - position.offset)
+    sources = bucket(size.sources) if module.encoder is not None else 0
+    return SlotBatch(module, SlotSize(size.rows, columns, sources), needs_every_token=needs_every_token)
+
+
+@cache
+def _report_eager(reason: str) -> None:
+    _LOGGER.info("decoding runs step by step, not in CUDA graphs: %s", reason)
