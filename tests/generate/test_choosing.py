@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from clearhead.fast.slots.graph import Recording
 from clearhead.generate.options import GenerateOptions
 from clearhead.generate.processors import (
     NO_ID,
@@ -139,7 +139,7 @@ def assert_step(chooser: DeviceChooser, peers: dict[int, Peer], logits_RV: Tenso
         is_open = log_probability > -torch.inf  # else the row fails, whatever its token
         assert not is_open or (actual[0], chooser.tokens[slot]) == (token, token), (slot, peer.case)
         assert actual[1] == log_probability or (actual[1] != actual[1] and log_probability != log_probability)
-        assert actual[2] == peer.total or actual[3] == 1
+        assert actual[2] == peer.total or not peer.total > -torch.inf
 
 
 def test_rows_with_all_options_choose_as_each_alone() -> None:
@@ -167,3 +167,125 @@ def test_rows_with_all_options_choose_as_each_alone() -> None:
         chooser.prepare()
         chooser.choose(logits_RV)
         assert_step(chooser, peers, logits_RV)
+
+
+def test_a_step_on_meta_reads_nothing_of_the_host() -> None:
+    """Tensors of `meta` have no values, so nothing can depend on them."""
+    cases, device = some_cases(), torch.device("meta")
+    chooser = DeviceChooser(len(cases), CAPACITY, VOCAB, device)
+    for slot, case in enumerate(cases):
+        chain = [
+            NoSourceNGram(rule.size, rule.source_RS.to(device))
+            if isinstance(rule, NoSourceNGram)
+            else BannedIds(rule.ids.to(device))
+            if isinstance(rule, BannedIds) and isinstance(rule.ids, Tensor)
+            else rule
+            for rule in case.chain
+        ]
+        request = replace(Peer(case, slot).request(), chain=chain, num_alternatives=3)
+        chooser.join([slot], [request], torch.tensor([case.prompt], device=device))
+    for dtype in (torch.float32, torch.bfloat16):
+        logits_RV = torch.empty(len(cases), VOCAB, dtype=dtype, device=device)
+        with refuse_host_reads():
+            chooser.choose(logits_RV)
+
+
+def start_all(cases: Sequence[Case]) -> tuple[DeviceChooser, dict[int, Peer]]:
+    """Return a chooser with all cases."""
+    chooser = DeviceChooser(len(cases), CAPACITY, VOCAB, torch.device("cpu"))
+    peers = {slot: Peer(case, slot) for slot, case in enumerate(cases)}
+    for slot, peer in peers.items():
+        join_alone(chooser, slot, peer)
+    return chooser, peers
+
+
+def test_a_recording_replayed_on_new_logits_chooses_as_each_row_alone() -> None:
+    """Random numbers, counts, ids and ends go on from replay to replay."""
+    cases = [case for case in some_cases(1) if case.options is not None or case.chain][:20]
+    chooser, peers = start_all(cases)
+    logits_RV, recording = torch.empty(len(cases), VOCAB), Recording()
+    for step in range(70):
+        logits_RV.copy_(some_logits(len(cases), step))
+        chooser.prepare()
+        if step == 1:
+            recording.record(lambda: chooser.choose(logits_RV))
+        elif step == 0:
+            chooser.choose(logits_RV)
+        else:
+            recording.replay()
+        assert_step(chooser, peers, logits_RV)
+
+
+def num_operations(chooser: DeviceChooser, logits_RV: Tensor) -> int:
+    """Return the number of operations of a step that compute something: views do not."""
+    recording = Recording()
+    recording.record(lambda: chooser.choose(logits_RV))
+    views = {"slice", "select", "unsqueeze", "view", "unfold", "lift_fresh", "promote_types"}
+    return sum(func.overloadpacket.__name__ not in views for func, *_ in recording.calls)
+
+
+def test_the_number_of_operations_does_not_depend_on_the_rows() -> None:
+    """Two rows of each case are as many operations as one; greedy search needs few."""
+    several, more, greedy = some_cases(), some_cases() * 2, [Case((3,), [])]
+    counts = [num_operations(start_all(cases)[0], some_logits(len(cases), 0)) for cases in (several, more, greedy)]
+    assert counts[0] == counts[1] < 250 and counts[2] <= 18, counts
+
+
+def test_rows_end_at_an_end_token_at_the_limit_and_without_a_number() -> None:
+    """The end stays; the sum counts each token."""
+    chooser = DeviceChooser(4, CAPACITY, VOCAB, torch.device("cpu"))
+    requests = [RowRequest([], 0, None, (END, 10**6), limit) for limit in (9, 2, 9, 9)]
+    chooser.join([0, 1, 2, 3], requests, torch.full((4, 1), 3))
+    ends = []
+    for step in range(4):
+        logits_RV = torch.zeros(4, VOCAB).index_fill_(1, torch.tensor([5]), 1.0)
+        logits_RV[0, END] = 2.0 if step == 2 else 0.0
+        logits_RV[2, 7] = torch.nan if step == 1 else 0.0
+        chooser.choose(logits_RV)
+        ends.append(chooser.results[:, 3].tolist())
+        assert chooser.results[3, 2] == pytest.approx(float(logits_RV.log_softmax(1)[3, 5]) * (step + 1))
+    assert ends == [[0, 0, 0, 0], [0, 1, 1, 0], [1, 1, 1, 0], [1, 1, 1, 0]]
+
+
+def test_members_of_a_running_batch_join_with_their_streams_and_padding() -> None:
+    """A member that has chosen tokens goes on in slots with the same texts as without them."""
+    options = GenerateOptions(temperature=0.9, top_p=0.8, seed=3)
+
+    def start() -> Sampling:
+        rows = [GeneratedSequence(0, number, 40, (END,), None, num_alternatives=2) for number in range(3)]
+        ids_RT = torch.tensor([[NO_ID, 4, 5], [6, 7, 8], [NO_ID, NO_ID, 9]])
+        chain = [RepetitionPenalty(1.2), NoRepeatNGram(2), BannedIds((END,), stop=3 + 6), ForcedAt(11, 3 + 8)]
+        streams = [RandomStream(sequence_seed(1, number, [4])) for number in range(3)]
+        return Sampling(rows, ids_RT, TokenChooser(chain, options), streams)
+
+    plain, member = start(), start()
+    for step in range(3):
+        plain.advance(some_logits(3, step))
+        member.advance(some_logits(3, step))
+    chooser = DeviceChooser(5, CAPACITY, VOCAB, torch.device("cpu"))
+    assert can_choose(member.chooser.chain)
+    chooser.join([4, 0, 2], sampling_requests(member), member.ids_RT)
+    for step in range(3, 9):
+        logits_RV = some_logits(5, step)
+        rows = list(plain.sequences)
+        plain.advance(logits_RV[[4, 0, 2]])
+        chooser.prepare()
+        chooser.choose(logits_RV)
+        for slot, row in zip((4, 0, 2), rows, strict=True):
+            assert chooser.tokens[slot] == row.ids[-1] and chooser.results[slot, 1] == row.log_probabilities[-1]
+            best = [chooser.alternative_ids[slot, :2].tolist(), chooser.alternative_log_probs[slot, :2].tolist()]
+            assert list(zip(*best, strict=True)) == row.alternatives[-1]
+            assert bool(chooser.results[slot, 3]) == row.is_done
+        if any(row.is_done for row in rows):
+            break
+    assert step >= 6
+
+
+def test_chains_that_a_row_has_no_settings_for_are_named() -> None:
+    """Three forced ids, or two n-grams, run elsewhere; two ranges of bans without a forced id do not conflict."""
+    assert not can_choose([ForcedAt(1, 5), ForcedAt(2, 6), ForcedAt(3, 7)])
+    assert not can_choose([NoRepeatNGram(2), NoRepeatNGram(3)])
+    assert not can_choose([BannedIds((1,), 1, 2), BannedIds((2,), 2, 3), BannedIds((3,), 4, 5)])
+    assert can_choose([BannedIds((1,), 0, 2), BannedIds((2,), 2, 3)])
+    assert not can_choose([BannedIds((1,), 0, 2), BannedIds((2,), 2, 3), ForcedAt(3, 7)])
+    assert not can_choose([lambda logits_RV, ids_RT: logits_RV])

@@ -177,16 +177,7 @@ def _log_probabilities(
     logits_RV: Float[Tensor, "rows vocab"], tokens_R: Int[Tensor, " rows"], can_R: Bool[Tensor, " rows"]
 ) -> Float[Tensor, " rows"]:
     """Return the log-probability of the token of each row; -inf if no token may follow."""
-    return chosen_log_probabilities(logits_RV, top_and_log_total(logits_RV, 1)[2], tokens_R, can_R)
-
-
-def chosen_log_probabilities(
-    logits_RV: Float[Tensor, "rows vocab"],
-    log_total_R: Float[Tensor, " rows"],
-    tokens_R: Int[Tensor, " rows"],
-    can_R: Bool[Tensor, " rows"],
-) -> Float[Tensor, " rows"]:
-    """Return the logit of the token of each row minus `log_total_R`; -inf if no token may follow."""
+    log_total_R = top_and_log_total(logits_RV, 1)[2]
     chosen_R = logits_RV.gather(1, tokens_R[:, None])[:, 0] - log_total_R
     return chosen_R.where(can_R | log_total_R.isnan(), -torch.inf)
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import numpy
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt8
 from numpy.random import Generator
 from torch import Tensor
 from torch.nn import functional
@@ -43,7 +43,7 @@ from clearhead.generate.processors import (
     apply,
     force,
 )
-from clearhead.generate.search.sampling import RandomStream, Sampling, chosen_log_probabilities, draw_open
+from clearhead.generate.search.sampling import RandomStream, Sampling, draw_open
 
 NUMBERS_AHEAD: Final = 64
 """Random numbers of each row on the device; `prepare` copies the next ones after as many steps."""
@@ -133,9 +133,9 @@ class _RowSettings:
             ("ngram", self.ngram): self.ngram > 0,
             ("source_ngram", self.source_ngram): self.source_ngram > 0,
             ("sequences", self.sequences): self.sequences >= 0,
-            ("early", 0): not bits.isdisjoint({_BANNED, _EARLY}),
+            ("early", int(_EARLY in bits)): not bits.isdisjoint({_BANNED, _EARLY}),
             ("force", 0): self.last_id != NO_ID,
-            ("late", 0): not bits.isdisjoint({_BANNED_LATE, _LATE}),
+            ("late", int(_LATE in bits)): not bits.isdisjoint({_BANNED_LATE, _LATE}),
             ("sample" if self.samples else "greedy", 0): True,
             ("divisor", 0): self.divisor != 1,
             ("top_k", min(1 << self.top_k.bit_length(), vocab)): self.top_k > 0,
@@ -277,6 +277,8 @@ class SlotProcessors:
         self._flags.index_copy_(0, slots_K, torch.stack(flags))
         self.counts.index_fill_(0, slots_K, 0)
         self._put_sources(sources)
+        for table in self._tables:
+            table.table(self.device)  # so that no step copies it
         self._update_kind()
 
     def leave(self, slots: Sequence[int]) -> None:
@@ -302,38 +304,45 @@ class SlotProcessors:
         rows, uses = len(logits_RV), sorted(self.kind)
         ids_RC, names = self.ids[:rows], {name for name, _ in uses}
         if "penalty" in names:
-            logits_RV = RepetitionPenalty(self._setting("penalty", logits_RV))(logits_RV, ids_RC)
+            logits_RV = RepetitionPenalty(self._setting("penalty", rows).to(logits_RV.dtype))(logits_RV, ids_RC)
         for name, number in uses:
             if name in ("ngram", "source_ngram", "sequences"):
-                uses_R1 = self._setting(name, logits_RV) == number
+                uses_R1 = self._setting(name, rows) == number
                 if name == "sequences":
                     logits_RV = self._tables[number](logits_RV, torch.where(uses_R1, ids_RC, NO_ID))
                 else:
                     known_RS = torch.where(uses_R1, ids_RC if name == "ngram" else self._sources[:rows], NO_ID)
                     logits_RV = NoSourceNGram(number, known_RS)(logits_RV, ids_RC)
         if "early" in names:
-            logits_RV = self._ban(logits_RV, "early", _BANNED, _EARLY)
+            logits_RV = self._ban(logits_RV, "early", _BANNED, _EARLY, is_ranged=("early", 1) in uses)
         if "force" in names:
             counts_R1, forced_R1 = self.counts[:rows, None], torch.full((1, 1), NO_ID, device=self.device)
             for name in ("first", "last"):
-                is_due_R1 = self._setting(f"{name}_step", counts_R1) == counts_R1
-                forced_R1 = torch.where(is_due_R1, self._setting(f"{name}_id", counts_R1), forced_R1)
+                is_due_R1 = self._setting(f"{name}_step", rows) == counts_R1
+                forced_R1 = torch.where(is_due_R1, self._setting(f"{name}_id", rows).long(), forced_R1)
             logits_RV = force(logits_RV, forced_R1)
-        return self._ban(logits_RV, "late", _BANNED_LATE, _LATE) if "late" in names else logits_RV
+        if "late" in names:
+            logits_RV = self._ban(logits_RV, "late", _BANNED_LATE, _LATE, is_ranged=("late", 1) in uses)
+        return logits_RV
 
     def _ban(
-        self, logits_RV: Float[Tensor, "rows vocab"], stage: str, always: int, ranged: int
+        self, logits_RV: Float[Tensor, "rows vocab"], stage: str, always: int, ranged: int, *, is_ranged: bool
     ) -> Float[Tensor, "rows vocab"]:
         """Ban the ids with the flag `always`, and those with the flag `ranged` in the steps of their range."""
-        counts_R1 = self.counts[: len(logits_RV), None].double()
-        is_due_R1 = self._setting(f"{stage}_start", counts_R1) <= counts_R1
-        is_due_R1 = is_due_R1 & (counts_R1 < self._setting(f"{stage}_stop", counts_R1))
-        bits_R1 = (is_due_R1 * ranged + always).to(torch.uint8)
-        return logits_RV.masked_fill((self._flags[: len(logits_RV)] & bits_R1) > 0, -torch.inf)
+        flags_RV, counts_R1 = self._flags[: len(logits_RV)], self.counts[: len(logits_RV), None]
+        if not is_ranged:
+            return logits_RV.masked_fill((flags_RV & always > 0), -torch.inf)
+        start_R1, stop_R1 = (
+            self._setting(f"{stage}_start", len(counts_R1)),
+            self._setting(f"{stage}_stop", len(counts_R1)),
+        )
+        is_due_R1 = (start_R1 <= counts_R1) & (counts_R1 < stop_R1)
+        return logits_RV.masked_fill((flags_RV & (is_due_R1.view(torch.uint8) * ranged + always)) > 0, -torch.inf)
 
-    def _setting(self, name: str, like: Tensor) -> Tensor:
-        """Return a setting of the first rows, [R, 1], as many as `like` has and of its dtype."""
-        return self._settings[: len(like), _COLUMNS[name], None].to(like.dtype)
+    def _setting(self, name: str, rows: int) -> Float[Tensor, "rows 1"]:
+        """Return a setting of the first rows, fp64."""
+        column = _COLUMNS[name]
+        return self._settings[:rows, column : column + 1]
 
     def _flags_of(self, rules: _RowRules, end_ids: tuple[int, ...]) -> UInt8[Tensor, " vocab"]:
         flags_V = torch.zeros_like(self._flags[0])
@@ -375,7 +384,7 @@ class DeviceChooser(SlotProcessors):
     """Chooses the next token of each slot on the device, with equal results to `TokenChooser`; see `SlotProcessors`.
 
     The buffers `tokens`, `results`, `alternative_ids` and `alternative_log_probs` have fixed addresses. A row that has
-    ended goes on until it leaves; its sum stays.
+    ended goes on until it leaves.
 
     Args:
         rows: number of slots.
@@ -389,7 +398,7 @@ class DeviceChooser(SlotProcessors):
         self.tokens: Tensor = torch.zeros(rows, dtype=torch.int64, device=device)
         """Newest token of each slot, int64 [R], which the model reads next."""
         self.results: Tensor = torch.zeros(rows, 4, dtype=torch.float64, device=device)
-        """Newest token, its log-probability, their sum since joining, and 1 if the row has ended, fp64 [R, 4].
+        """Newest token, its log-probability, the sum since joining, and 1 once the row has ended, fp64 [R, 4].
 
         A row ends with an end token, at its limit, and with a log-probability of NaN or -inf, which is a failure.
         """
@@ -431,7 +440,8 @@ class DeviceChooser(SlotProcessors):
         """Copy the next random numbers to the device if they are used up; call this before each step."""
         if self._next_column == 0:
             self._draw_ahead([*self._generators])
-        self._next_column = (self._next_column + 1) % NUMBERS_AHEAD
+        if ("sample", 0) in self.kind:
+            self._next_column = (self._next_column + 1) % NUMBERS_AHEAD
 
     def choose(self, logits_RV: Float[Tensor, "rows vocab"]) -> None:
         """Choose the next token of each of the first rows, and write the results into the buffers.
@@ -445,48 +455,60 @@ class DeviceChooser(SlotProcessors):
         logits_RV = logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
         log_total_R = logits_RV.logsumexp(1)
         changed_RV = self.process(logits_RV)
-        best_R, tokens_R = changed_RV.max(1)
-        can_R = best_R != -torch.inf
-        if "sample" in names:
-            uniform_R = self._uniform[:rows].index_select(1, self._column)[:, 0]
-            drawn_R = draw_open(self._warp(changed_RV, names), uniform_R)
-            samples_R = self._setting("samples", changed_RV)[:, 0] > 0
-            can_R = torch.where(samples_R, drawn_R >= 0, can_R)
-            tokens_R = torch.where(samples_R, drawn_R.clamp(min=0), tokens_R)
-        log_probs_R = chosen_log_probabilities(logits_RV, log_total_R, tokens_R, can_R).double()
+        if "sample" not in names:
+            tokens_R, is_stuck_R = _most_probable(changed_RV)
+        else:
+            tokens_R, is_stuck_R = self._draw(changed_RV, names)
+            is_stuck_R = is_stuck_R & ~log_total_R.isnan()
+        if {"sample", "greedy"} <= names:
+            samples_R, (best_R, is_best_stuck_R) = self._setting("samples", rows)[:, 0] > 0, _most_probable(changed_RV)
+            tokens_R = torch.where(samples_R, tokens_R, best_R)
+            is_stuck_R = torch.where(samples_R, is_stuck_R, is_best_stuck_R)
+        log_probs_R = logits_RV.gather(1, tokens_R[:, None])[:, 0] - log_total_R
         if "alternatives" in names:
             best_RA, ids_RA = logits_RV.topk(self.alternative_ids.shape[1], dim=1)
             self.alternative_ids[:rows].copy_(ids_RA)
             self.alternative_log_probs[:rows].copy_(best_RA - log_total_R[:, None])
-        self._write(tokens_R, log_probs_R)
+        self._write(tokens_R, log_probs_R.masked_fill_(is_stuck_R, -torch.inf))
+
+    def _draw(
+        self, logits_RV: Float[Tensor, "rows vocab"], names: set[str]
+    ) -> tuple[Int[Tensor, " rows"], Bool[Tensor, " rows"]]:
+        """Return a token of each row, drawn with its next random number, and whether no token may follow."""
+        uniform_R = self._uniform[: len(logits_RV)].index_select(1, self._column)[:, 0]
+        self._column.add_(1).remainder_(NUMBERS_AHEAD)
+        tokens_R = draw_open(self._warp(logits_RV, names), uniform_R)
+        return tokens_R.clamp(min=0), tokens_R < 0
 
     def _warp(self, logits_RV: Float[Tensor, "rows vocab"], names: set[str]) -> Float[Tensor, "rows vocab"]:
         """Return the logits after the temperature and the filters of each row; a row without them stays unchanged."""
-        chain: list[Processor] = []
+        chain, rows = list[Processor](), len(logits_RV)
         if "divisor" in names:
-            chain.append(Temperature(self._setting("divisor", logits_RV)))
+            chain.append(Temperature(self._setting("divisor", rows).to(logits_RV.dtype)))
         if "top_k" in names:
             most = max(number for name, number in self.kind if name == "top_k")
-            chain.append(TopK(most, self._setting("top_k", logits_RV).long()))
+            chain.append(TopK(most, self._setting("top_k", rows).long()))
         if "top_p" in names:
-            chain.append(TopP(self._settings[: len(logits_RV), _COLUMNS["top_p"], None]))
+            chain.append(TopP(self._setting("top_p", rows)))
         if "min_p" in names:
-            chain.append(MinP(self._setting("min_p", logits_RV)))
-        return apply(chain, logits_RV, self.ids[: len(logits_RV)])
+            chain.append(MinP(self._setting("min_p", rows).to(logits_RV.dtype)))
+        return apply(chain, logits_RV, self.ids[:rows])
 
     def _write(self, tokens_R: Int[Tensor, " rows"], log_probs_R: Float[Tensor, " rows"]) -> None:
         """Write the chosen tokens and what follows from them into the buffers of the first rows."""
         rows = len(tokens_R)
         results_R4, counts_R, ids_RC = self.results[:rows], self.counts[:rows].add_(1), self.ids[:rows]
-        is_end_R = (self._flags[:rows].gather(1, tokens_R[:, None])[:, 0] & _END) > 0
-        is_end_R = is_end_R | (counts_R >= self._settings[:rows, _COLUMNS["limit"]]) | ~log_probs_R.isfinite()
-        was_done_R = results_R4[:, 3] > 0
-        sums_R = results_R4[:, 2] + log_probs_R.masked_fill(was_done_R, 0)
-        results_R4.copy_(torch.stack([tokens_R.double(), log_probs_R, sums_R, (is_end_R | was_done_R).double()], 1))
+        is_full_R = counts_R >= self._setting("limit", rows)[:, 0]
+        # A log-probability of NaN or -inf is not above -inf, and False <= True.
+        is_over_R = (log_probs_R > -torch.inf) <= is_full_R
+        is_end_R = self._flags[:rows].gather(1, tokens_R[:, None])[:, 0] & _END
+        results_R4[:, 0].copy_(tokens_R)
+        results_R4[:, 1].copy_(log_probs_R)
+        results_R4[:, 2].add_(log_probs_R)
+        results_R4[:, 3].logical_or_(is_over_R.logical_or_(is_end_R))
         self.tokens[:rows].copy_(tokens_R)
         if self.reads_ids:
             ids_RC.copy_(torch.cat([ids_RC[:, 1:], tokens_R[:, None]], 1))
-        self._column.add_(1).remainder_(NUMBERS_AHEAD)
 
     def _draw_ahead(self, slots: Sequence[int]) -> None:
         """Copy the random numbers of some slots from the next column to the last one to the device."""
@@ -499,6 +521,14 @@ class DeviceChooser(SlotProcessors):
     def _buffers(self) -> list[Tensor]:
         mine = [self.tokens, self.results, self.alternative_ids, self.alternative_log_probs, self._uniform]
         return [*super()._buffers(), *mine]
+
+
+def _most_probable(
+    logits_RV: Float[Tensor, "rows vocab"],
+) -> tuple[Int[Tensor, " rows"], Bool[Tensor, " rows"]]:
+    """Return the most probable token of each row, and whether no token may follow."""
+    best_R, tokens_R = logits_RV.max(1)
+    return tokens_R, best_R == -torch.inf
 
 
 def _sampling_settings(options: GenerateOptions | None) -> dict[str, Any]:
