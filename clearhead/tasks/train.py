@@ -35,7 +35,12 @@ from clearhead.data.tokenize.tokenizers import (
 )
 from clearhead.fast.training.loss import fast_cross_entropy
 from clearhead.generate.scoring.result import Validation
-from clearhead.generate.scoring.token_accuracy import labelled_states, projected_cross_entropy, score_tokens
+from clearhead.generate.scoring.token_accuracy import (
+    add_on_host,
+    labelled_states,
+    projected_cross_entropy,
+    score_tokens,
+)
 from clearhead.spec.presets.task_heads import token_head
 from clearhead.spec.tasks.record import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -61,17 +66,17 @@ def token_loss(module: nn.Module, batch: Batch, *, label_smoothing: float) -> tu
     loss = fast_cross_entropy(
         states_ND, model.head.projection(), labels_N, label_smoothing=label_smoothing, plain=projected_cross_entropy
     )
-    return loss, labels_N.numel()
+    return loss, labels_N.numel() if labels_N.device.type == "cpu" else batch.num_labels
 
 
 def mean_token_loss(module: nn.Module, batches: Iterable[Batch], device: torch.device) -> float:
     """Return the mean loss per label in nats, without label smoothing."""
-    total, count = 0.0, 0
+    losses, count = [], 0
     for batch in batches:
         loss, labels = token_loss(module, batch.to(device), label_smoothing=0.0)
-        total += float(loss)
+        losses.append(loss.detach())
         count += labels
-    return total / max(1, count)
+    return add_on_host(losses) / max(1, count)
 
 
 StoreT = TypeVar("StoreT", bound=Store)

@@ -20,7 +20,6 @@ NO_LABEL = -100
 
 # A chunk of logits fits into a CPU's last-level cache, which speeds up the passes over it.
 _CHUNK_BYTES = 16 << 20
-_CHUNK_BYTES_GPU = 256 << 20
 # Each matrix product reads the vocabulary matrix or adds to its gradient. If the matrix is larger than a chunk of
 # logits, products take more rows. Their logits then become as large as the matrix, up to this bound.
 _GROUP_BYTES = 128 << 20
@@ -196,7 +195,7 @@ class _Sums:
         """Compute loss and gradients of all rows, and return the summed loss in nats."""
         num_rows, num_entries = self.losses_N.shape[0], self.weight_VD.shape[0]
         product = self.setting.product_dtype
-        least = _CHUNK_BYTES if self.hidden_ND.device.type == "cpu" else _CHUNK_BYTES_GPU
+        least = _CHUNK_BYTES
         room = max(least, min(self.weight_VD.numel() * self.dtype.itemsize, _GROUP_BYTES))
         group = max(1, min(num_rows, room // (num_entries * product.itemsize)))
         chunk = max(1, min(group, least // (num_entries * self.dtype.itemsize)))

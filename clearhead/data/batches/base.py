@@ -29,6 +29,9 @@ from clearhead.text.tokenizer import Tokenizer
 # padding.
 _LEAST_LENGTH_STEP = 2
 
+# GPUs multiply matrices in tiles of this number of rows.
+_LABEL_STEP = 64
+
 
 def padded_length(longest: int, limit: int) -> int:
     """Return the padded length of the rows of a batch, in tokens.
@@ -96,6 +99,8 @@ class Batch(DeviceBatch):
         target_mask: the mask of `target_ids`.
         documents: the document number of each of `ids`. None means that each row is one document.
         segments: the segment number of each of `ids`.
+        label_rows: the indices of the labelled tokens in the flattened `labels`, for batches in which few tokens are
+            labelled; see `find_label_rows`. None means that all tokens count as labelled.
     """
 
     ids: Int64[Tensor, "batch source"]
@@ -108,6 +113,7 @@ class Batch(DeviceBatch):
     target_mask: Bool[Tensor, "batch target"] | None = None
     documents: Int64[Tensor, "batch source"] | None = None
     segments: Int64[Tensor, "batch source"] | None = None
+    label_rows: Int64[Tensor, " labelled"] | None = None
 
     def take_rows(self, rows: slice) -> Batch:
         """Return a batch with only the given rows, padded to the length of the whole batch."""
@@ -115,6 +121,8 @@ class Batch(DeviceBatch):
         cut: dict[str, Any] = {
             name: value[rows] for name, value in values.items() if isinstance(value, Tensor | ndarray)
         }
+        if self.label_rows is not None:
+            cut["label_rows"] = find_label_rows(cut["labels"])
         sides = ((cut["ids"], cut.get("mask")), (cut.get("target_ids"), cut.get("target_mask")))
         tokens = sum(int(ids.numel() if mask is None else mask.sum()) for ids, mask in sides if ids is not None)
         return replace(self, **cut, num_labels=int((cut["labels"] != NO_LABEL).sum()), num_tokens=tokens)
@@ -127,6 +135,17 @@ class Batch(DeviceBatch):
         """
         size = len(self.ids) if most is None else most
         return (self.take_rows(slice(start, start + size)) for start in range(0, len(self.ids), size))
+
+
+def find_label_rows(labels_BT: Int64[Tensor, "batch tokens"]) -> Int64[Tensor, " labelled"]:
+    """Return the indices of the labelled tokens in the flattened labels of a batch on the host.
+
+    A GPU computes outputs at these tokens alone; it could not count them without waiting for the host. Some tokens
+    without a label follow, up to a multiple of 64 or to the size of the batch, so that there are few shapes.
+    """
+    is_labelled_N = labels_BT.flatten().cpu().numpy() != NO_LABEL
+    rows_N, others_N = np.flatnonzero(is_labelled_N), np.flatnonzero(~is_labelled_N)
+    return torch.from_numpy(np.concatenate([rows_N, others_N[: -len(rows_N) % _LABEL_STEP]]))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 from clearhead.data.arrays import Ragged, positions
-from clearhead.data.batches.base import Batch, pad_rows
+from clearhead.data.batches.base import Batch, find_label_rows, pad_rows
 from clearhead.data.objectives.rows import Window, check_share, concat_windows, need_mask_id, sum_rows
 from clearhead.text.tokenizer import Tokenizer
 from clearhead.text.word_starts import word_boundaries
@@ -66,6 +66,7 @@ class MaskedLM:
             num_labels=int(chosen_N.sum()),
             num_tokens=len(rows.ids),
             rows=np.arange(len(windows)),
+            label_rows=find_label_rows(labels.ids),
         )
 
     def _choose(self, rows: Ragged, generator: np.random.Generator) -> Bool[ndarray, " tokens"]:

@@ -31,18 +31,28 @@ def score_tokens(module: nn.Module, batches: Iterable[Batch], device: torch.devi
     assert isinstance(module, Transformer) and module.head is not None, "the model must have a head over a vocabulary"
     projection = module.head.projection()
     rows = max(1, _CHUNK_BYTES // (4 * projection.weight_VD.shape[0]))
-    loss, hits, count = 0.0, 0, 0
+    losses, hits, count = [], [], 0
     for batch in batches:
         states_ND, labels_N = labelled_states(module, batch.to(device))
-        loss += float(projected_cross_entropy(states_ND, projection, labels_N))
+        losses.append(projected_cross_entropy(states_ND, projection, labels_N).detach())
         for states_CD, labels_C in zip(states_ND.split(rows), labels_N.split(rows), strict=True):
-            hits += int((projection.outputs(states_CD).argmax(dim=1) == labels_C).sum())
-        count += len(labels_N)
-    return Validation(loss=loss / max(1, count), score=100 * hits / max(1, count))
+            hits.append((projection.outputs(states_CD).argmax(dim=1) == labels_C).sum())
+        count += batch.num_labels
+    return Validation(loss=add_on_host(losses) / max(1, count), score=100 * add_on_host(hits) / max(1, count))
+
+
+def add_on_host(scalars: list[Tensor]) -> float:
+    """Return the sum of scalars on one device in fp64; the host waits for the device once."""
+    total = 0.0
+    for number in torch.stack(scalars).tolist() if scalars else ():
+        total += number  # in this order: `sum` rounds differently in some versions of Python
+    return total
 
 
 def labelled_states(module: Transformer, batch: Batch) -> tuple[Float[Tensor, "labels width"], Int[Tensor, " labels"]]:
     """Return the inputs of the head's last linear map at the labelled tokens, and the labels.
+
+    On a GPU, tokens without a label are among them, since only the host can count the labels of a batch.
 
     A causal decoder gets no padding mask. Padding is on the right, where real tokens cannot see it, and without a mask
     attention uses its causal kernel.
@@ -50,10 +60,13 @@ def labelled_states(module: Transformer, batch: Batch) -> tuple[Float[Tensor, "l
     mask = None if module.encoder is None else batch.mask
     source = Sequence(batch.ids, mask, batch.segments, documents=batch.documents)
     out = module(source, batch.target_ids, head=False)
-    labels_N = batch.labels.flatten()
-    rows = (labels_N != NO_LABEL).nonzero().squeeze(1)
     assert module.head is not None, "the model must have a head over a vocabulary"
-    return module.head.prepare(select_rows(out.hidden.flatten(0, 1), rows)), labels_N[rows]
+    hidden_ND, labels_N, rows = out.hidden.flatten(0, 1), batch.labels.flatten(), batch.label_rows
+    if labels_N.device.type == "cpu":
+        rows = (labels_N != NO_LABEL).nonzero().squeeze(1)
+    if rows is None:
+        return module.head.prepare(hidden_ND), labels_N
+    return module.head.prepare(select_rows(hidden_ND, rows)), labels_N[rows]
 
 
 def projected_cross_entropy(
@@ -62,8 +75,21 @@ def projected_cross_entropy(
     labels_N: Int[Tensor, " rows"],
     *,
     label_smoothing: float = 0.0,
+    compiles: bool = False,
 ) -> Float[Tensor, ""]:
-    """Return the summed cross-entropy of a head's last linear map in nats, without building all logits at once."""
+    """Return the summed cross-entropy of a head's last linear map in nats, without building all logits at once.
+
+    Args:
+        states_ND: inputs of the linear map.
+        projection: the linear map.
+        labels_N: vocabulary ids; NO_LABEL for rows without a loss.
+        label_smoothing: share of the target that is spread evenly over the vocabulary, at least 0 and below 1.
+        compiles: True compiles the passes over the logits on a GPU.
+    """
+    if states_ND.device.type != "cpu":
+        from clearhead.fast.training.gpu_loss import gpu_cross_entropy  # a computation on a CPU does not need it
+
+        return gpu_cross_entropy(states_ND, projection, labels_N, label_smoothing=label_smoothing, compiles=compiles)
     return linear_cross_entropy(
         states_ND,
         projection.weight_VD,
