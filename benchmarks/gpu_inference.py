@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import os
@@ -26,17 +25,19 @@ STATIC_SECONDS = 60.0
 """Seconds that transformers needs to compile a static cache for one batch size."""
 PEER_BATCH = 256
 FIRST_TOKENS = 20
-STEP_CLASSES = ("clearhead.generate.running:RunningBatch", "clearhead.generate.slots.batch:SlotBatch")
-"""Classes whose method `step` runs the model once for all rows."""
 UNCAPTURED = {"CLEARHEAD_KERNELS": "plain"}
 """Environment in which nothing is captured or compiled."""
 
 
 class StepCount:
-    """Number of decoding steps of the running batches since the last reset."""
+    """Number of decoding steps of the running batches since the last reset.
+
+    A step of a batch that calls the step of its base class counts once.
+    """
 
     def __init__(self) -> None:
         self.number = 0
+        self.is_inside = False
 
     def read(self) -> int:
         """Return the number of steps."""
@@ -55,27 +56,29 @@ class StepCount:
 @contextmanager
 def count_steps(count: StepCount) -> Iterator[None]:
     """Count the steps of every running batch inside the context."""
-    changed = []
-    for name in STEP_CLASSES:
-        module_name, _, class_name = name.partition(":")
-        if importlib.util.find_spec(module_name.rpartition(".")[0]) is None:
-            continue
-        if importlib.util.find_spec(module_name) is None:
-            continue
-        batch_class = getattr(importlib.import_module(module_name), class_name)
-        changed.append((batch_class, batch_class.step))
-        batch_class.step = _counted_step(batch_class.step, count)
+    from clearhead.generate.running import RunningBatch
+    from clearhead.generate.slots.batch import SlotBatch
+
+    before = [(batch_class, batch_class.step) for batch_class in (RunningBatch, SlotBatch)]
+    for batch_class, step in before:
+        batch_class.step = _counted_step(step, count)  # type: ignore[method-assign]
     try:
         yield
     finally:
-        for batch_class, step in changed:
-            batch_class.step = step
+        for batch_class, step in before:
+            batch_class.step = step  # type: ignore[method-assign]
 
 
 def _counted_step(step: Any, count: StepCount) -> Any:
     def counted(self: Any, *arguments: Any, **keys: Any) -> Any:
+        if count.is_inside:
+            return step(self, *arguments, **keys)
         count.number += 1
-        return step(self, *arguments, **keys)
+        count.is_inside = True
+        try:
+            return step(self, *arguments, **keys)
+        finally:
+            count.is_inside = False
 
     return counted
 

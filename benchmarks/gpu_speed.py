@@ -162,7 +162,9 @@ class Record:
         """Run groups in one process, until the deadline at the latest; return the names of the reported cases."""
         command = [sys.executable, str(Path(__file__)), "--settings", json.dumps(self.settings | {"groups": groups})]
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True)
+            # Threads of tiny products on a busy machine would mostly wait for each other.
+            environment = os.environ if self.settings["is_full"] else {**os.environ, "OMP_NUM_THREADS": "1"}
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=environment)
             timer = threading.Timer(max(1.0, self.settings["deadline"] - time.time() + 5), process.kill)
             timer.start()
             assert process.stdout is not None
@@ -275,7 +277,7 @@ def measure(options: argparse.Namespace, folder: str) -> Record:
             "bytes_per_second": 0.0, "flops": 0.0,
         }
     )  # fmt: skip
-    # On a CPU nothing is measured, and one process imports the libraries once.
+    # With tiny sizes nothing is measured, so one process imports the libraries once.
     batches = [["machine", *options.groups]] if not is_full else [["machine"], *([name] for name in options.groups)]
     for groups in batches:
         left = record.settings["deadline"] - time.time()

@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from train_speed import (
 
 import clearhead as ch
 from clearhead.data.batches.base import Batch, count_batch
+from clearhead.data.feed import Prepared
 from clearhead.spec.cost import training_flops
 from clearhead.training.random_state import deterministic_algorithms
 
@@ -41,7 +42,7 @@ RUN_FILE = """
 [task]
 kind = "generate"
 [data]
-train = "{folder}/text.txt"
+train = {{ text = "{folder}/text.txt" }}
 valid = 0.01
 max_length = {length}
 [tokenizer]
@@ -187,8 +188,43 @@ def prepare_ablation(
     return run
 
 
+class ListedBatches:
+    """Batches of a list, in the form that the feed reads.
+
+    Args:
+        batches: the batches of an epoch.
+    """
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self.batches_per_epoch = len(batches)
+        self._batches, self._next = batches, 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._next == self.batches_per_epoch:
+            raise StopIteration
+        self._next += 1
+        return self._batches[self._next - 1]
+
+    def state(self) -> dict[str, Any]:
+        """Return the number of batches that were taken."""
+        return {"next": self._next}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue after the batches that were taken."""
+        self._next = state["next"]
+
+
 def take_from_feed(batches: Sequence[Batch], device: torch.device, step: Step) -> None:
     """Take one step on each batch, while a thread prepares the next ones."""
+    feed = Prepared(ListedBatches(batches), device)
+    try:
+        for batch in feed:
+            step(batch)
+    finally:
+        feed.close()
 
 
 def command_file(bench: Bench, size: DecoderSize, folder: Path, steps: int) -> Path:

@@ -62,7 +62,13 @@ from clearhead.spec.cost import training_flops
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 from clearhead.tasks.train import token_loss
 from clearhead.tasks.translate.train import collate_pairs
-from clearhead.training.optim.optimizers import build_optimizer, scale_gradients
+from clearhead.training.optim.optimizers import (
+    build_optimizer,
+    gradient_scale,
+    scale_gradients,
+    update_on_device,
+    updates_on_device,
+)
 
 LAYERS, WIDTH, HEADS, INNER, DROPOUT, SMOOTHING, CLIP = 4, 128, 4, 256, 0.3, 0.1, 1.0
 # layers, width, heads, rows, tokens of a row, vocabulary
@@ -163,6 +169,7 @@ def our_step(
         compile_tree(module, has_one_shape=has_one_shape, by_layer=False)
     parameters = list(module.parameters())
     rule = build_optimizer(module, kind="adamw", learning_rate=1e-3, weight_decay=0.0, betas=(0.9, 0.98), eps=1e-9)
+    on_device = updates_on_device(rule, parameters[0].device)
 
     def step(batch: Batch) -> None:
         rule.zero_grad(set_to_none=True)
@@ -171,8 +178,12 @@ def our_step(
         if reads_loss:
             loss.item()
         loss.backward()
-        scale_gradients(parameters, 1.0 / labels, max_norm=CLIP)
-        rule.step()
+        if not on_device:
+            scale_gradients(parameters, 1.0 / labels, max_norm=CLIP)
+            rule.step()
+            return
+        norm, divisor = gradient_scale(parameters, 1.0 / labels, max_norm=CLIP)
+        update_on_device(rule, divisor=divisor, has_failed=~norm.isfinite())
 
     return step
 
