@@ -64,6 +64,8 @@ _MAY_DIFFER = """
     run steps epochs seconds planned_minutes parallel timeout activation_checkpointing device threads
     save_every keep snapshots snapshot_megabytes early_stop.patience tracker
 """
+# The keys of [train] whose "auto" a run replaces by its choice, which it stores.
+CHOICES: Final = ("precision", "compile")
 MAY_DIFFER = ["model.parts", *(f"train.{key}" for key in _MAY_DIFFER.split())]  # the spec has a digest of the file
 
 
@@ -73,8 +75,8 @@ class OpenedRun:
 
     Attributes:
         path: the run directory.
-        run_file: the checked run file. In the first process of a resumed run, precision "auto" is replaced by the
-            precision of the run.
+        run_file: the checked run file. In the first process of a resumed run, "auto" of `CHOICES` is replaced by the
+            choice of the run.
         is_resumed: True if the run continues from a checkpoint.
         choices: the automatic choices, such as the precision, that a resumed run has stored; empty for a new run.
         processes: the processes that train together.
@@ -128,10 +130,11 @@ def open_training(run_file: RunFile, *, resume: bool, progress: TrainingProgress
         if processes.is_first:
             # Read without resume too: an existing run is then refused as such, not because of another precision.
             saved = read_choices(run) or {}
-            if run_file.train.precision == "auto" and "precision" in saved:
-                run_file = with_precision(run_file, saved["precision"])
-            # The precision is not known without an undamaged checkpoint; resuming is then refused later.
-            may_differ = MAY_DIFFER if saved else [*MAY_DIFFER, "train.precision"]
+            remembered = {key: saved[key] for key in CHOICES if key in saved}
+            unchosen = [key for key in remembered if getattr(run_file.train, key) == "auto"]
+            run_file = with_choices(run_file, **{key: remembered[key] for key in unchosen})
+            # The choices are not known without an undamaged checkpoint; resuming is then refused later.
+            may_differ = [*MAY_DIFFER, *(f"train.{key}" for key in CHOICES if key not in remembered)]
             directory = stack.enter_context(
                 open_run(run, configuration=to_toml(run_file), resume=resume, may_differ=may_differ)
             )
@@ -187,9 +190,9 @@ def _tracker_config(run_file: RunFile) -> dict[str, object]:
     return {"task": run_file.task.kind, **tables}
 
 
-def with_precision(run_file: RunFile, precision: str) -> RunFile:
-    """Return a copy of a run file whose `[train] precision` is the given precision."""
-    return run_file.model_copy(update={"train": run_file.train.model_copy(update={"precision": precision})})
+def with_choices(run_file: RunFile, **choices: str | bool) -> RunFile:
+    """Return a copy of a run file with the choices of its run in [train], such as its precision."""
+    return run_file.model_copy(update={"train": run_file.train.model_copy(update=choices)})
 
 
 @dataclass(frozen=True)
@@ -271,6 +274,7 @@ class BuiltModel:
         is_sharded: True if the weights are sharded over the processes.
         new: the addresses of the tensors that the initial model does not have.
         precision: the precision of the computation.
+        compiles: True if the training is compiled.
     """
 
     data: PreparedData
@@ -278,6 +282,7 @@ class BuiltModel:
     is_sharded: bool
     new: Sequence[str]
     precision: Literal["fp32", "bf16"]
+    compiles: bool
 
 
 def build_model(data: PreparedData) -> BuiltModel:
@@ -301,7 +306,9 @@ def build_model(data: PreparedData) -> BuiltModel:
     new = _take_weights(data, module, is_sharded=is_sharded)
     if run_file.lora is not None:
         run.progress.message(describe_adaptation(module, adapt(module, **run_file.lora.model_dump(), new=new)))
-    return BuiltModel(data, module, is_sharded, new, _choose_precision(data, module, is_sharded=is_sharded))
+    precision = _choose_precision(data, module, is_sharded=is_sharded)
+    compiles = _choose_compile(data, module, precision, is_sharded=is_sharded)
+    return BuiltModel(data, module, is_sharded, new, precision, compiles)
 
 
 def _take_weights(data: PreparedData, module: Transformer, *, is_sharded: bool) -> list[str]:
@@ -327,6 +334,26 @@ def _choose_precision(data: PreparedData, module: Transformer, *, is_sharded: bo
     return run.processes.broadcast(tried) or choose_precision(train.precision, run.device)
 
 
+def _choose_compile(data: PreparedData, module: Transformer, precision: str, *, is_sharded: bool) -> bool:
+    """Return whether the training is compiled: the choice of a resumed run, or that of the run file or of a trial.
+
+    Raises:
+        InputError: the run must be compiled, and this machine or the model cannot.
+    """
+    run = data.run
+    train = run.run_file.train
+    choice = run.choices.get("compile", False) if run.is_resumed else train.compile
+    if choice is False or (choice == "auto" and run.device.type == "cpu"):
+        return False
+    from clearhead.training.compilation import CompileChoice  # imports PyTorch's compiler
+
+    compile_choice = CompileChoice(module, data.parts, train, precision, run.progress, run.processes.this)
+    if choice is True:
+        compile_choice.check()
+        return True
+    return run.processes.broadcast(run.processes.is_first and compile_choice.decide(is_sharded=is_sharded))
+
+
 def describe_model(model: BuiltModel) -> None:
     """Write the resolved run file, the tokenizers, the spec and the task record into the run directory.
 
@@ -337,7 +364,9 @@ def describe_model(model: BuiltModel) -> None:
     directory, parts = run.directory, data.parts
     if directory is None:
         return
-    directory.write_text(RUN_FILE, to_toml(with_precision(run.run_file, model.precision)))
+    directory.write_text(
+        RUN_FILE, to_toml(with_choices(run.run_file, precision=model.precision, compile=model.compiles))
+    )
     file = directory.path / SPEC_FILE
     if run.is_resumed and file.exists() and Model.from_file(file) != parts.spec:
         raise InputError(f"{file} describes a different model than the run file: restore the original run file")
@@ -362,7 +391,7 @@ def build_trainer(model: BuiltModel) -> Trainer[Any]:
     run, parts = model.data.run, model.data.parts
     train, processes = run.run_file.train, run.processes
     assert train.learning_rate is not None and train.warmup is not None, "fill the defaults of the run file first"
-    tree = training_tree(model.module, model.precision, recomputes_layers=train.activation_checkpointing)
+    tree = _build_tree(model)
     # Before the optimizer: sharding replaces the parameters of the tree.
     engine = None
     if processes.size > 1:
@@ -401,6 +430,26 @@ def build_trainer(model: BuiltModel) -> Trainer[Any]:
     )
 
 
+def _build_tree(model: BuiltModel) -> Transformer:
+    """Return the training tree of a model, with the kernels or the compiled layers of the run."""
+    run = model.data.run
+    recomputes = run.run_file.train.activation_checkpointing
+    if not model.compiles:
+        return training_tree(model.module, model.precision, recomputes_layers=recomputes)
+    from clearhead.training.compilation import full_batch  # imports PyTorch's compiler
+
+    process = run.processes.this
+    full = full_batch(model.data.parts, process)
+    return training_tree(
+        model.module,
+        model.precision,
+        recomputes_layers=recomputes,
+        compiles=True,
+        full=full,
+        by_layer=process.size > 1,
+    )
+
+
 def _settings(model: BuiltModel, steps: int | None) -> TrainSettings:
     """Return the [train] table with resolved values, and the choices that every checkpoint stores."""
     run, parts = model.data.run, model.data.parts
@@ -416,7 +465,8 @@ def _settings(model: BuiltModel, steps: int | None) -> TrainSettings:
     if run.run_file.lora is not None:
         choices[NEW_TENSORS] = " ".join(model.new)
     table = train.model_dump()
-    table |= {"precision": model.precision, "validate_every": in_steps(train.validate_every, steps)}
+    table |= {"precision": model.precision, "compile": model.compiles}
+    table |= {"validate_every": in_steps(train.validate_every, steps)}
     return TrainSettings(**table, best_by=parts.best_by, score_name=parts.score_name, choices=choices)
 
 
@@ -514,8 +564,12 @@ def _train(run: OpenedRun) -> RunResult:
     """
     assembled = assemble_run(run)
     trainer = assembled.trainer
-    if run.is_resumed:
-        warn_of_new_schedule(assembled)
-    else:
-        trainer.validation_seconds = forecast(assembled).cost.validation_seconds
-    return trainer.run(resume=run.is_resumed)
+    try:
+        if run.is_resumed:
+            warn_of_new_schedule(assembled)
+        else:
+            trainer.validation_seconds = forecast(assembled).cost.validation_seconds
+        return trainer.run(resume=run.is_resumed)
+    finally:
+        if assembled.model.compiles:
+            torch.compiler.reset()  # later runs of this process have graphs of their own

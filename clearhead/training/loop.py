@@ -203,7 +203,9 @@ class _TrainingLoop(Generic[BatchT]):
         return environment(self.processes.size, is_sharded=self.engine.is_sharded)
 
     def _choices_here(self) -> dict[str, Any]:
-        return dict(self.settings.choices) | {"precision": self.settings.precision, "threads": torch.get_num_threads()}
+        settings, threads = self.settings, torch.get_num_threads()
+        here = {"compile": settings.compile, "precision": settings.precision, "threads": threads}
+        return dict(settings.choices) | here
 
     # The loop
 
@@ -238,10 +240,14 @@ class _TrainingLoop(Generic[BatchT]):
     def _warm_up(self) -> None:
         """Let the engine make its first pass on the next batch, without any effect on the run."""
         with preserve_random_state(), self.steps.precision():
+            before = self.trainer.batches.state()
             if self.processes.size > 1:
-                before = self.trainer.batches.state()
                 self.engine.warm_up(next(self.trainer.batches))
-                self.trainer.batches.load_state(before)
+            if self.settings.compile:
+                from clearhead.training.compilation import compile_graphs  # imports PyTorch's compiler
+
+                compile_graphs(self.trainer.module, self.engine, self.trainer.batches)
+            self.trainer.batches.load_state(before)
 
     def _announce(self) -> None:
         plan = RunPlan(

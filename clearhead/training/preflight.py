@@ -361,10 +361,14 @@ def measure_step_cost(
     assert not optimizer.state, "the measurement would clear the state of the optimizer: use a new optimizer"
     device, batches_state = device_of(module), work.batches.state()
     limit = TimeLimit(time.perf_counter(), max(seconds, ONCE), is_alone)
-    dry = _DryRun(module, work.loss, device, settings.precision, limit, display)
-    with preserve_random_state(), preserve_threads(), deterministic_algorithms(), _preserve_module(module):
+    dry = DryRun(module, work.loss, device, settings.precision, limit, display)
+    with preserve_random_state(), preserve_threads(), deterministic_algorithms(), preserve_module(module):
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
+        if settings.compile:
+            first = next(work.batches) if work.largest is None else work.largest
+            dry.announce("the time of compiling and of a first pass")
+            display.message(f"compiled    in {duration(dry.time_forward_backward(first))}")
         before = start_peak(device)
         passes, batch, peak = dry.measure_passes(trial, seconds=seconds)
         one_batch = sum(passes) / len(passes) + work.reading_seconds
@@ -381,7 +385,8 @@ def measure_step_cost(
         dry.announce("an update by the optimizer")
         update = dry.time_update_step(optimizer, clip=settings.clip, seconds=seconds)
         memory = max(peak + dry.state_bytes, peak_memory(device)) - before
-        slowdowns = dry.find_slowdowns(batch, passes[-1])
+        # Each trial of another setting would be compiled.
+        slowdowns = [] if settings.compile else dry.find_slowdowns(batch, passes[-1])
     work.batches.load_state(batches_state)
     if settings.ema is not None:
         memory += sum(map(size_of, module.parameters()))
@@ -413,13 +418,13 @@ def faster_precision(
     if batch.num_tokens * count >= LEAST_PRODUCTS:
         rows = take_some_rows(batch, TRIAL_PRODUCTS // count)
         display.message(f"measuring   {rows.num_tokens:,} tokens in fp32 and in bf16")
-        with preserve_random_state(), preserve_threads(), deterministic_algorithms(), _preserve_module(module):
+        with preserve_random_state(), preserve_threads(), deterministic_algorithms(), preserve_module(module):
             if train.threads is not None:
                 torch.set_num_threads(train.threads)
             tries = {}
             for name in ("fp32", "bf16"):
                 tree = training_tree(module, name, recomputes_layers=train.activation_checkpointing)
-                tries[name] = _DryRun(tree, work.loss, device, name, TimeLimit(time.perf_counter(), ONCE))
+                tries[name] = DryRun(tree, work.loss, device, name, TimeLimit(time.perf_counter(), ONCE))
             spent = {
                 name: dry.time_fastest(partial(dry.time_forward_backward, rows), 0.0, warms_up=True)
                 for name, dry in tries.items()
@@ -470,7 +475,7 @@ class TimeLimit:
 
 
 @dataclass
-class _DryRun(Generic[BatchT]):
+class DryRun(Generic[BatchT]):
     """Measures the time and memory of passes, updates and scores, without changing the weights of the module.
 
     Attributes:
@@ -652,7 +657,8 @@ def _sizes(batch: object) -> set[int]:
 
 
 @contextlib.contextmanager
-def _preserve_module(module: nn.Module) -> Iterator[None]:
+def preserve_module(module: nn.Module) -> Iterator[None]:
+    """Return a context manager that restores the gradients, buffers and modes of a module."""
     gradients = [(parameter, parameter.grad) for parameter in module.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     modes = [(submodule, submodule.training) for submodule in module.modules()]

@@ -42,6 +42,7 @@ class TrainSettings(Train):
 
     Args:
         precision: the precision of the computation; never "auto".
+        compile: True if the training is compiled; never "auto".
         validate_every: the number of steps between two validations; never a share.
         log_every: the number of steps between two lines of metrics.
         best_by: the metric that decides which checkpoint is best, unless `early_stop` names one.
@@ -51,6 +52,7 @@ class TrainSettings(Train):
     """
 
     precision: Literal["fp32", "bf16"] = "fp32"
+    compile: bool = False
     validate_every: Count = 500
     log_every: Count = 10
     best_by: Metric = "loss"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
@@ -24,9 +25,11 @@ SHORT_ON_CPU = 64
 
 def eager_is_better(query_BHTE: Queries, key_BKSE: Keys, bias: Bias | None) -> bool:
     """Return whether the eager kernel is better: for short sequences on a CPU, or for a bias that needs gradients."""
+    if query_BHTE.device.type != "cpu" or torch.compiler.is_compiling():  # a graph for each answer about lengths
+        return bias is not None and bias.requires_grad
     num_queries = query_BHTE.shape[2]
     is_short = max(num_queries, key_BKSE.shape[2]) <= SHORT_ON_CPU and num_queries > 1
-    return (is_short and query_BHTE.device.type == "cpu") or (bias is not None and bias.requires_grad)
+    return is_short or (bias is not None and bias.requires_grad)
 
 
 def choose_kernel(
@@ -67,7 +70,7 @@ def fused_attention(
     if bias is not None:
         bias = bias.to(query_BHTE.dtype)  # the kernel does not check, and reads one dtype as the other
         allowed = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-    is_grouped = query_BHTE.shape[1] != key_BKSE.shape[1]
+    is_grouped = True if query_BHTE.shape[1] != key_BKSE.shape[1] else False  # noqa: SIM210 - bool() keeps a symbol
     return F.scaled_dot_product_attention(
         query_BHTE, key_BKSE, value_BKSE, allowed, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
     )

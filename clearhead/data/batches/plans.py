@@ -5,6 +5,7 @@ A plan keeps every batch within a budget of tokens; its order depends only on th
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
@@ -32,6 +33,9 @@ class BatchPlan(Protocol):
 
     def num_sizes(self) -> int:
         """Return the number of different batch sizes (in padded tokens of a stack) in the first epoch."""
+
+    def has_one_length(self) -> bool:
+        """Return whether the batches of the first epoch have one padded length, except at most one batch."""
 
 
 class LengthPlan:
@@ -121,6 +125,11 @@ class LengthPlan:
     def num_sizes(self) -> int:
         """Return the number of different batch sizes (in padded tokens of a stack) in the first epoch."""
         return len({len(rows) * width for rows in self.epoch(0) for width in self._widths(rows)})
+
+    def has_one_length(self) -> bool:
+        """Return whether the batches of the first epoch have one padded length, except at most one batch."""
+        widths = Counter(map(self._widths, self.epoch(0)))
+        return widths.total() - max(widths.values()) <= 1
 
     def widest(self) -> Indices:
         """Return the row numbers of the batch with the most positions, padding included, in the first epoch."""

@@ -307,6 +307,10 @@ class _WindowPlan:
         """Return the number of different batch sizes (in padded tokens) in the first epoch."""
         return self._plan_epoch(0).num_sizes()
 
+    def has_one_length(self) -> bool:
+        """Return whether the batches of the first epoch have one padded length, except at most one batch."""
+        return self._plan_epoch(0).has_one_length()
+
     def _plan_epoch(self, number: int) -> LengthSortedPlan:
         lengths = _block_lengths(*self.layout(number))
         return LengthSortedPlan(lengths, batch_tokens=self._batch_tokens, seed=self._seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from jaxtyping import Float
@@ -28,10 +28,21 @@ from clearhead.fast.training.linear import feed_forward, has_products, is_served
 from clearhead.fast.training.norm import normalize, normalizes
 from clearhead.fast.training.stream import FusedStream, dropout, stream_branches
 
+if TYPE_CHECKING:
+    from clearhead.fast.training.compiled import FullBatch
+
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
-def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = False) -> ModuleT:
+def training_tree(
+    module: ModuleT,
+    precision: str,
+    *,
+    recomputes_layers: bool = False,
+    compiles: bool = False,
+    full: FullBatch | None = None,
+    by_layer: bool = False,
+) -> ModuleT:
     """Return the tree that a run trains: it shares the parameters of the module, which stays unchanged.
 
     Losses equal those of the module up to the order of sums, and gradients up to rounding in the precision of the
@@ -42,12 +53,14 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
         module: the module to train.
         precision: precision of the matrix products, "fp32" or "bf16".
         recomputes_layers: True keeps only the inputs of the layers for the backward pass; the gradients stay the same.
+        compiles: True compiles the plain layers with torch.compile, in place of the CPU's kernels.
+        full, by_layer: arguments of `compile_tree`.
 
     Source for the recomputation: arXiv 1604.06174.
     """
     tree = replica(module, is_training=True)
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-    if device.type == "cpu":
+    if device.type == "cpu" and not compiles:
         for submodule in tree.modules():
             if plain_type(submodule) is nn.Dropout:
                 override(submodule, RandomBitDropout)
@@ -57,6 +70,10 @@ def training_tree(module: ModuleT, precision: str, *, recomputes_layers: bool = 
     for submodule in tree.modules():
         if recomputes_layers and isinstance(submodule, Layer):
             override(submodule, RecomputedLayer)
+    if compiles:
+        from clearhead.fast.training.compiled import compile_tree  # imports PyTorch's compiler
+
+        compile_tree(tree, full=full, by_layer=by_layer)
     return tree
 
 

@@ -163,6 +163,8 @@ class Train(RunFileSection):
     clip: Positive | None = None
     #: The precision of products in training; auto takes the fastest that is safe on this processor.
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    #: Whether layers are compiled by PyTorch (true or false); auto compiles on a GPU if the run becomes shorter.
+    compile: Literal["auto"] | bool = Field(default="auto", description='"auto", true or false')
     #: The engine of several processes: copies of the model (ddp), or shards of its weights (fsdp); auto takes ddp if
     #: the training fits.
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
