@@ -229,9 +229,7 @@ def prepare_command(words: list[str], environment: dict[str, str]) -> Run:
 
     def run() -> None:
         command = [sys.executable, "-m", "clearhead", *words]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, env={**os.environ, **environment}
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
         if done.returncode:
             raise RuntimeError((done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1])
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +94,10 @@ class Bench:
         """Print the figures of a side, or the reason why it has none (`skipped` or `failure`)."""
         self.write(json.dumps({"case": case, "side": side, **figures}))
 
+    def note(self, case: str, text: str) -> None:
+        """Print a sentence below the table of a case."""
+        self.write(json.dumps({"case": case, "side": "", "note": text}))
+
     def leave_out(self, name: str, reason: str) -> None:
         """Report once that a library or a file is missing."""
         if name not in self.reported:
@@ -176,18 +179,3 @@ def clear_memory() -> None:
     torch.compiler.reset()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-@contextlib.contextmanager
-def set_environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables inside the context."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

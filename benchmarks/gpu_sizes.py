@@ -86,8 +86,8 @@ class Sizes:
         translations: the sentences and beams of each translation case.
         captions: the number of texts to embed.
         caption_batches: the batch sizes of embedding; None means batches by tokens.
+        translation_layers: the layers of each stack in translation training.
         translation_steps: the steps of a turn of translation training.
-        compiler: the backend of torch.compile.
         demo: the words after `clearhead` that run the demo; empty means that it is left out.
     """
 
@@ -102,8 +102,8 @@ class Sizes:
     translations: tuple[tuple[int, int], ...]
     captions: int
     caption_batches: tuple[int | None, ...]
+    translation_layers: int
     translation_steps: int
-    compiler: str
     demo: tuple[str, ...]
 
 
@@ -115,17 +115,17 @@ FULL = Sizes(
     gpt2=ModelSize(12, 768, 12, 50_257, 1024), marian=ModelSize(6, 512, 8, 32_000, 512),
     minilm=ModelSize(6, 384, 12, 30_522, 512), new_tokens=128, long_prompt=1000,
     decode_rows=(1, 8, 64, 256), sampled_rows=(1, 256), translations=((1, 1), (64, 1), (64, 4)), captions=20_000,
-    caption_batches=(256, None), translation_steps=20, compiler="inductor", demo=("demo",),
+    caption_batches=(256, None), translation_layers=4, translation_steps=20, demo=("demo",),
 )  # fmt: skip
 TINY = Sizes(
     decoders={
-        "124M": DecoderSize(2, 32, 2, 4, 32, 512, 509, steps=2, command_steps=24),
+        "124M": DecoderSize(1, 32, 2, 4, 32, 512, 509, steps=2, command_steps=24),
         "10.7M": DecoderSize(1, 16, 2, 4, 16, 65, 65, steps=2, command_steps=24),
     },
-    gpt2=ModelSize(2, 32, 2, 300, 128), marian=ModelSize(1, 32, 2, 1_100, 64),
-    minilm=ModelSize(1, 32, 2, 300, 64), new_tokens=4, long_prompt=40, decode_rows=(1, 4),
-    sampled_rows=(1,), translations=((1, 1), (4, 2)), captions=40, caption_batches=(16, None), translation_steps=2,
-    compiler="eager", demo=(),
+    gpt2=ModelSize(1, 32, 2, 300, 128), marian=ModelSize(1, 32, 2, 1_100, 64),
+    minilm=ModelSize(1, 32, 2, 300, 64), new_tokens=4, long_prompt=40, decode_rows=(4,),
+    sampled_rows=(1,), translations=((4, 2),), captions=40, caption_batches=(16, None), translation_layers=1,
+    translation_steps=1, demo=(),
 )  # fmt: skip
 """Sizes of a CPU: they run the same code within seconds and measure nothing."""
 

@@ -65,7 +65,11 @@ GROUPS = {
     "demo": Group(60, ("demo",)),
 }
 """Groups in the order in which they run."""
+COMMANDS = ("first", "demo")
+"""Groups that only run commands of clearhead, which tiny sizes make no shorter."""
 MATRIX_SIZE = 8192
+TINY_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+"""Environment of tiny sizes, for which threads would mostly wait for each other."""
 LARGEST_LINE = 100
 
 
@@ -103,6 +107,9 @@ def run_groups(settings: dict[str, Any]) -> None:
         settings["is_slow"], settings["bytes_per_second"], settings["flops"], write,
     )  # fmt: skip
 
+    if not settings["is_full"]:
+        trace_only()
+
     def measure_small() -> None:
         measure_steps(bench, "10.7M")
         measure_command(bench, "10.7M")
@@ -125,6 +132,18 @@ def run_groups(settings: dict[str, Any]) -> None:
         with report_failure(bench, name, "group"):
             work[name]()
         clear_memory()
+
+
+def trace_only() -> None:
+    """Let torch.compile trace graphs in this process without generating code for them, which takes half a minute."""
+    import torch
+
+    compile_function = torch.compile
+
+    def trace(function: Any, *, fullgraph: bool = False, dynamic: bool | None = None, **_: Any) -> Any:
+        return compile_function(function, fullgraph=fullgraph, dynamic=dynamic, backend="eager")
+
+    torch.compile = trace  # type: ignore[assignment]
 
 
 def measure_machine(bench: Any) -> None:
@@ -156,14 +175,14 @@ class Record:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings
         self.cases: dict[str, dict[str, dict[str, Any]]] = {}
+        self.notes: dict[str, list[str]] = {}
         self.skipped: list[str] = []
 
     def run(self, groups: Sequence[str]) -> list[str]:
         """Run groups in one process, until the deadline at the latest; return the names of the reported cases."""
         command = [sys.executable, str(Path(__file__)), "--settings", json.dumps(self.settings | {"groups": groups})]
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
-            # Threads of tiny products on a busy machine would mostly wait for each other.
-            environment = os.environ if self.settings["is_full"] else {**os.environ, "OMP_NUM_THREADS": "1"}
+            environment = os.environ if self.settings["is_full"] else {**os.environ, **TINY_ENVIRONMENT}
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env=environment)
             timer = threading.Timer(max(1.0, self.settings["deadline"] - time.time() + 5), process.kill)
             timer.start()
@@ -184,7 +203,10 @@ class Record:
         if not case or "skipped" in figures:
             self.skipped.append(f"{case} {side}: {figures['skipped']}".strip())
             return ""
-        self.cases.setdefault(case, {})[side] = figures
+        if "note" in figures:
+            self.notes.setdefault(case, []).append(figures["note"])
+        else:
+            self.cases.setdefault(case, {})[side] = figures
         return str(case)
 
     def rate(self, case: str, side: str) -> float | None:
@@ -234,7 +256,7 @@ def format_case(record: Record, case: str) -> str:
             f"{_count(figures, 'copies', 1):>7} {f'{busy:.0%}' if busy else '':>5} "
             f"{figures.get('peak_bytes', 0) / 1e6:6,.0f} MB {figures['ready_seconds']:5.1f} s"
         )
-    return "\n".join([*lines, *format_details(sides)])
+    return "\n".join([*lines, *format_details(sides), *(f"    {note}" for note in record.notes.get(case, ()))])
 
 
 def _count(figures: dict[str, Any], name: str, digits: int) -> str:
@@ -313,7 +335,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nanogpt", type=Path, help="a checkout of nanoGPT")
     parser.add_argument("--data", type=Path, help="the folder multi30k-bpe; default: generated sentences")
-    parser.add_argument("--groups", nargs="+", choices=list(GROUPS), default=list(GROUPS), help="default: all")
+    parser.add_argument("--groups", nargs="+", choices=list(GROUPS), help="default: all; on a CPU not first and demo")
     parser.add_argument("--seconds", type=float, default=480.0, help="seconds after which nothing is measured")
     parser.add_argument("--slow", action="store_true", help="also measure transformers with a compiled static cache")
     parser.add_argument("--device", choices=["cuda", "cpu"], help="default: the GPU if there is one")
@@ -325,6 +347,7 @@ def main() -> None:
         run_groups(json.loads(options.settings))
         return
     options.device = options.device or find_device()
+    options.groups = options.groups or [name for name in GROUPS if name not in COMMANDS or options.device != "cpu"]
     with tempfile.TemporaryDirectory() as folder:
         record = measure(options, folder)
     checked = [record.check_target(target) for target in TARGETS]
@@ -334,7 +357,8 @@ def main() -> None:
         print("\nskipped:\n" + "\n".join(record.skipped), file=sys.stderr)
     if options.json:
         facts = record.cases.pop("machine", {})
-        print(json.dumps({"machine": facts, "cases": record.cases, "targets": checked, "skipped": record.skipped}))
+        report = {"machine": facts, "cases": record.cases, "notes": record.notes, "targets": checked}
+        print(json.dumps(report | {"skipped": record.skipped}))
 
 
 if __name__ == "__main__":

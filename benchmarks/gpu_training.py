@@ -18,7 +18,7 @@ import torch
 from gpu_counts import Run, count_work
 from gpu_models import write_sentence_pairs, write_training_text
 from gpu_sides import Bench, Case, Side, measure_case, report_failure
-from gpu_sizes import DecoderSize
+from gpu_sizes import COMMAND_SIDE, STEP_SIDE, DecoderSize
 from torch.nn import functional as F
 from train_speed import (
     SMOOTHING,
@@ -35,6 +35,7 @@ from train_speed import (
 import clearhead as ch
 from clearhead.data.batches.base import Batch, count_batch
 from clearhead.data.feed import Prepared
+from clearhead.fast.training.compiled import count_graphs
 from clearhead.spec.cost import training_flops
 from clearhead.training.random_state import deterministic_algorithms
 
@@ -69,6 +70,7 @@ clip = 1.0
 precision = "bf16"
 device = "{device}"
 validate_every = {steps}
+compile = {compiles}
 
 """
 COMPILE_SECONDS = 45.0
@@ -78,6 +80,7 @@ ABLATION_STEPS = 8
 def measure_steps(bench: Bench, name: str) -> None:
     """Measure the training step of a decoder, eager and compiled, beside nanoGPT."""
     size, device = bench.sizes.decoders[name], bench.device.type
+    shape = size.rows, size.length
     spec = decoder_spec(size.layers, size.width, size.heads, size.length, size.vocabulary)
     batches = [random_batch(size.rows, size.length, size.vocabulary).to(bench.device) for _ in range(2)]
     operations = training_flops(spec, count_batch(batches[0])) / batches[0].num_tokens
@@ -95,9 +98,12 @@ def measure_steps(bench: Bench, name: str) -> None:
 
     sides = [
         side("clearhead eager", partial(our_step, spec, "bf16", 0.0, device)),
-        side("clearhead compiled", partial(our_step, spec, "bf16", 0.0, device, compiles=True), COMPILE_SECONDS),
+        side(STEP_SIDE, partial(our_step, spec, "bf16", 0.0, device, compiles=True, shape=shape), COMPILE_SECONDS),
         side("clearhead compiled, plain loss", partial(plain_loss_step, spec, bench), COMPILE_SECONDS),
     ]
+    if bench.is_slow:
+        make = partial(plain_loss_step, spec, bench, is_deterministic=True)
+        sides.append(side("clearhead compiled, plain loss, deterministic choice of kernels", make, COMPILE_SECONDS))
     if bench.nanogpt is None:
         bench.leave_out("nanoGPT", "left out: name a checkout with --nanogpt DIR")
     else:
@@ -107,13 +113,19 @@ def measure_steps(bench: Bench, name: str) -> None:
             n_embd=size.width, dropout=0.0, bias=False,
         )  # fmt: skip
         for label, kind, seconds in (("eager", "bf16", 5.0), ("compiled", "bf16 compiled", COMPILE_SECONDS)):
-            make = partial(nanogpt_step, peer, config, kind, device, bench.sizes.compiler)
+            make = partial(nanogpt_step, peer, config, kind, device)
             sides.append(side(f"nanoGPT {label}", make, seconds))
     measure_case(bench, case, sides)
 
 
-def plain_loss_step(spec: ch.spec.Model, bench: Bench) -> Step:
-    """Return a step of the plain core, compiled as a whole with the plain loss over all logits."""
+def plain_loss_step(spec: ch.spec.Model, bench: Bench, *, is_deterministic: bool = False) -> Step:
+    """Return a step of the plain core, compiled as a whole with the plain loss over all logits.
+
+    Args:
+        spec: the spec of the model.
+        bench: the settings.
+        is_deterministic: True if the compiler chooses kernels without timing them, as a run does.
+    """
     module = ch.build(spec).to(bench.device)
 
     def loss_of(ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -121,7 +133,7 @@ def plain_loss_step(spec: ch.spec.Model, bench: Bench) -> Step:
         assert logits is not None
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
-    called = torch.compile(loss_of, backend=bench.sizes.compiler)
+    called = torch.compile(loss_of, options={"deterministic": True} if is_deterministic else None)
     return plain_step(
         module, lambda batch: called(batch.ids, batch.labels), in_bf16=True, fused=True, device=bench.device.type
     )
@@ -171,9 +183,9 @@ def prepare_ablation(
         is_deterministic: True for deterministic algorithms, as a run uses them.
         compiles: True for compiled stacks.
     """
-    vocabulary, device = vocabulary or size.vocabulary, bench.device
+    vocabulary, device, shape = vocabulary or size.vocabulary, bench.device, (size.rows, size.length)
     spec = decoder_spec(size.layers, size.width, size.heads, size.length, vocabulary)
-    step = our_step(spec, "bf16", 0.0, device.type, compiles=compiles, reads_loss=reads_loss)
+    step = our_step(spec, "bf16", 0.0, device.type, compiles=compiles, shape=shape, reads_loss=reads_loss)
     on_host = [random_batch(size.rows, size.length, vocabulary) for _ in range(steps)]
     on_device = [batch.to(device) for batch in on_host]
 
@@ -246,7 +258,7 @@ def command_file(bench: Bench, size: DecoderSize, folder: Path, steps: int) -> P
 def measure_command(bench: Bench, name: str) -> None:
     """Measure `clearhead train` by the times in its metrics, without the first and the last line."""
     size, case = bench.sizes.decoders[name], f"command-{name}"
-    with report_failure(bench, case, "clearhead train"):
+    with report_failure(bench, case, COMMAND_SIDE):
         file = command_file(bench, size, bench.folder / case, size.command_steps)
         began = time.perf_counter()
         command = [sys.executable, "-m", "clearhead", "train", str(file)]
@@ -262,7 +274,7 @@ def measure_command(bench: Bench, name: str) -> None:
             "ready_seconds": time.perf_counter() - began - seconds,
         }  # fmt: skip
         figures |= count_command(bench, size, steps) if bench.seconds_left() > 20 else {}
-        bench.report(case, "clearhead train", **figures)
+        bench.report(case, COMMAND_SIDE, **figures)
 
 
 def count_command(bench: Bench, size: DecoderSize, steps: int) -> dict[str, Any]:
@@ -294,18 +306,21 @@ def measure_translation(bench: Bench, data: Path | None) -> None:
         data.mkdir()
         write_sentence_pairs(data, 29_000 if device.type != "cpu" else 200)
     arguments = argparse.Namespace(data=data, steps=steps, batch_tokens=4096 if device.type != "cpu" else 256)
-    work = translation(arguments)
+    work = translation(arguments, bench.sizes.translation_layers)
     batches = [batch.to(device) for batch in work.batches[:steps]]
     tokens = sum(batch.num_tokens for batch in batches)
     operations = sum(training_flops(work.spec, count_batch(batch)) for batch in batches)
     limit = bench.flops / operations * tokens if bench.flops else None
 
     def prepare(*, compiles: bool) -> Run:
-        step = our_step(work.spec, "bf16", SMOOTHING, device.type, compiles=compiles, has_one_shape=False)
+        step = our_step(work.spec, "bf16", SMOOTHING, device.type, compiles=compiles)
         return lambda: [step(batch) for batch in batches]
 
     sides = [
         Side("clearhead eager", partial(prepare, compiles=False)),
-        Side("clearhead compiled", partial(prepare, compiles=True), COMPILE_SECONDS),
+        Side(STEP_SIDE, partial(prepare, compiles=True), COMPILE_SECONDS),
     ]
+    before = count_graphs()
     measure_case(bench, Case("train-translate", "tokens", tokens, steps, limit), sides)
+    shapes = len({tuple(batch.ids.shape) for batch in batches})
+    bench.note("train-translate", f"{count_graphs() - before} graphs for {shapes} shapes")

@@ -159,14 +159,25 @@ def our_step(
     device: str = "cpu",
     *,
     compiles: bool = False,
-    has_one_shape: bool = True,
+    shape: tuple[int, int] | None = None,
     reads_loss: bool = False,
 ) -> Step:
+    """Return the step of clearhead, which a run takes too.
+
+    Args:
+        spec: the spec of the model.
+        precision: the precision of the matrix products.
+        smoothing: the label smoothing.
+        device: the device that computes.
+        compiles: True to compile the stacks.
+        shape: the rows and the tokens of every batch, for a graph of one shape. None compiles for all shapes.
+        reads_loss: True if the host reads the loss before the backward pass.
+    """
     module = training_tree(ch.build(spec).to(device), precision)
     if compiles:
-        from clearhead.fast.training.compiled import compile_tree
+        from clearhead.fast.training.compiled import FullBatch, compile_tree
 
-        compile_tree(module, has_one_shape=has_one_shape, by_layer=False)
+        compile_tree(module, full=None if shape is None else FullBatch(*shape, has_mask=False), by_layer=False)
     parameters = list(module.parameters())
     rule = build_optimizer(module, kind="adamw", learning_rate=1e-3, weight_decay=0.0, betas=(0.9, 0.98), eps=1e-9)
     on_device = updates_on_device(rule, parameters[0].device)
@@ -204,7 +215,7 @@ def plain_step(
     return step
 
 
-def translation(args: argparse.Namespace) -> Work:
+def translation(args: argparse.Namespace, layers: int = LAYERS) -> Work:
     source = parallel_files(args.data / "train.en", args.data / "train.de")
     tokenizers = load_or_train_tokenizers(source, kind="split", vocab_size=20_000, joint=True)
     store = prepare_pairs(source, tokenizers, max_length=128, max_ratio=None, training=True)
@@ -212,7 +223,7 @@ def translation(args: argparse.Namespace) -> Work:
     batches = [collate_pairs(store, rows, tokenizers) for rows in plan[: args.steps + 1]]
     vocab = tokenizers.source.vocab_size
     hparams = Hyperparameters(
-        layers=LAYERS, width=WIDTH, heads=HEADS, feedforward=INNER, dropout=DROPOUT, final_norm=True
+        layers=layers, width=WIDTH, heads=HEADS, feedforward=INNER, dropout=DROPOUT, final_norm=True
     )
     spec = build_spec(hparams, source_vocab=vocab, target_vocab=vocab)
     sides = {f"clearhead {name}": partial(our_step, spec, name, SMOOTHING) for name in ("fp32", "bf16")}
@@ -269,10 +280,10 @@ def load_nanogpt(folder: Path) -> Any:
     return importlib.import_module("model")
 
 
-def nanogpt_step(peer: Any, config: Any, name: str, device: str = "cpu", backend: str = "inductor") -> Step:
+def nanogpt_step(peer: Any, config: Any, name: str, device: str = "cpu") -> Step:
     with contextlib.redirect_stdout(io.StringIO()):
         module = peer.GPT(config).to(device)
-    called = torch.compile(module, backend=backend) if name == "bf16 compiled" else module
+    called = torch.compile(module) if name == "bf16 compiled" else module
     fused = name == "bf16 compiled" or device != "cpu"
     return plain_step(module, peer_of(called), in_bf16=name != "fp32", fused=fused, device=device)
 
