@@ -17,7 +17,6 @@ from typing import Any
 from gpu_counts import Run
 from gpu_models import make_captions, make_prompts, make_sources, write_gpt2, write_marian, write_minilm
 from gpu_sides import Bench, Case, Side, measure_case, report_failure
-from gpu_sizes import ModelSize
 from inference_cases import TARGET, Job, read_tokens
 from inference_sides import SIDES
 
@@ -196,8 +195,8 @@ def measure_first_answer(bench: Bench) -> None:
     """Measure a fresh process that answers one prompt, by default and with eager steps."""
     folder = str(write_gpt2(bench.folder / "gpt2", bench.sizes.gpt2))
     words = [
-        "generate", folder, "--prompt", make_prompts("decode-1", 1)[0], "--max-new-tokens", str(FIRST_TOKENS), "--temperature", "0",
-        "--device", bench.device.type,
+        "generate", folder, "--prompt", make_prompts("decode-1", 1)[0], "--max-new-tokens", str(FIRST_TOKENS),
+        "--greedy", "--device", bench.device.type,
     ]  # fmt: skip
     sides = [
         Side("clearhead", partial(prepare_command, words, {}), 40.0, is_profiled=False),

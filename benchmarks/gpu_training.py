@@ -36,6 +36,7 @@ import clearhead as ch
 from clearhead.data.batches.base import Batch, count_batch
 from clearhead.data.feed import Prepared
 from clearhead.fast.training.compiled import count_graphs
+from clearhead.fast.training.compiler import find_obstacle
 from clearhead.spec.cost import training_flops
 from clearhead.training.random_state import deterministic_algorithms
 
@@ -240,7 +241,12 @@ def take_from_feed(batches: Sequence[Batch], device: torch.device, step: Step) -
 
 
 def command_file(bench: Bench, size: DecoderSize, folder: Path, steps: int) -> Path:
-    """Write the text and the run file of `clearhead train` for a decoder; return the path of the run file."""
+    """Write the text and the run file of `clearhead train` for a decoder; return the path of the run file.
+
+    The run is compiled if the machine has a GPU and can compile.
+    """
+    module = ch.build(decoder_spec(1, size.width, size.heads, size.length, size.vocabulary))
+    compiles = bench.device.type != "cpu" and not find_obstacle(module, bench.device)
     folder.mkdir(parents=True)
     has_words = size.command_vocabulary >= 256
     write_training_text(folder / "text.txt", size.command_vocabulary, 8 * size.rows * size.length)
@@ -248,7 +254,7 @@ def command_file(bench: Bench, size: DecoderSize, folder: Path, steps: int) -> P
         folder=folder, length=size.length, kind="word" if has_words else "character",
         vocabulary=f"vocab_size = {size.command_vocabulary}" if has_words else "", layers=size.layers,
         width=size.width, heads=size.heads, steps=steps, batch_tokens=size.rows * size.length,
-        device=bench.device.type, compiles=str(bench.device.type != "cpu").lower(),
+        device=bench.device.type, compiles=str(compiles).lower(),
     )  # fmt: skip
     file = folder / "run.toml"
     file.write_text(text, encoding="utf-8")
@@ -273,8 +279,16 @@ def measure_command(bench: Bench, name: str) -> None:
             "unit": "tokens", "amount": tokens, "seconds": [seconds], "steps": steps, "limit": None,
             "ready_seconds": time.perf_counter() - began - seconds,
         }  # fmt: skip
+        bench.note(case, compile_line(bench, done.stderr + done.stdout))
         figures |= count_command(bench, size, steps) if bench.seconds_left() > 20 else {}
         bench.report(case, COMMAND_SIDE, **figures)
+
+
+def compile_line(bench: Bench, output: str) -> str:
+    """Return the line of a run about compiling, or the reason why the machine cannot compile."""
+    lines = [line.strip() for line in output.splitlines() if "compile" in line]
+    reason = "a CPU" if bench.device.type == "cpu" else find_obstacle(torch.nn.Identity(), bench.device)
+    return lines[-1] if lines else f"eager: {reason}" if reason else "compiled"
 
 
 def count_command(bench: Bench, size: DecoderSize, steps: int) -> dict[str, Any]:
