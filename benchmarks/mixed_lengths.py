@@ -18,8 +18,7 @@ import torch
 from pairing import Ratio, Spread
 
 import clearhead
-from clearhead.fast.memory import cache_tokens
-from clearhead.generate.batching import batches_by_cost
+from clearhead.generate.batching import CPU_CACHE_TOKENS, batches_by_cost
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions
@@ -43,7 +42,7 @@ def main() -> None:
     costs, tree = [len(prompt) + LIMIT for prompt in prompts], model.runner.tree()
     fixed = [
         replace(request, prompts=[prompts[number] for number in batch])
-        for batch in batches_by_cost(costs, budget=cache_tokens(tree), most_rows=None)
+        for batch in batches_by_cost(costs, budget=CPU_CACHE_TOKENS, most_rows=None)
     ]
     rates: dict[str, list[float]] = {"fixed batches": [], "running batch": []}
     generate_ids(tree, replace(request, prompts=prompts[:2]))

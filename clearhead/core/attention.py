@@ -175,8 +175,8 @@ def attention_weights(scores: Scores, mask: MayAttend | None, sink: Float[Tensor
     if mask is None:
         return weights
     empty = ~mask.any(dim=-1, keepdim=True)
-    # Skip the fill if no row is empty. Not under torch.compile: the test would break the graph.
-    is_needed = torch.compiler.is_compiling() or bool(empty.any())
+    # Skip the fill if no row is empty. Not under torch.compile, nor on a GPU: the test breaks the graph, or waits.
+    is_needed = torch.compiler.is_compiling() or weights.device.type != "cpu" or bool(empty.any())
     return weights.masked_fill(empty, 0.0) if is_needed else weights
 
 

@@ -22,7 +22,6 @@ OVERHEAD: Final = 1.1
 """Peak memory of a load relative to the weights that it copies, without the tensors in transit."""
 IN_TRANSIT: Final = 2
 """Number of file tensors that a load holds at the same time, in addition to the weights."""
-CPU_CACHE_TOKENS: Final = 8192
 MOST_CACHE_TOKENS: Final = 2**20
 CACHE_ROOM: Final = 2
 """Memory of a growing KV cache relative to its tokens: a full buffer is replaced by one of twice the length."""
@@ -159,14 +158,11 @@ def cache_dtype(module: Transformer) -> torch.dtype:
 
 
 def cache_tokens(module: Transformer) -> int:
-    """Return the default maximum number of tokens in the KV cache of a batch, including tokens to be generated.
+    """Return the default maximum number of tokens in the KV cache of a batch on a GPU, including tokens to come.
 
-    On a CPU the keys and values of a batch should fit into the caches of the processor. On a GPU they may take half of
-    the free memory, with the room that growing buffers keep, and at most 2^20 tokens.
+    Keys and values may take half of the free memory, with the room that growing buffers keep, and at most 2^20 tokens.
     """
     device = next((weight.device for weight in module.parameters()), torch.device("cpu"))
-    if device.type == "cpu":
-        return CPU_CACHE_TOKENS
     token_bytes = CACHE_ROOM * sum(cache_bytes(module.spec, cache_dtype(module)))
     return min(MOST_CACHE_TOKENS, max(1, machine.free_memory(device) // 2 // max(1, token_bytes)))
 

@@ -21,6 +21,8 @@ from clearhead.core.stack import Layer
 from clearhead.generate.options import GenerateOptions
 from clearhead.text.long_texts import LONGEST_PROMPT
 
+CPU_CACHE_TOKENS: Final = 8192
+"""Default maximum number of tokens in the KV cache of a batch on a CPU, including tokens to come."""
 CPU_READ_TOKENS: Final = 2048
 GPU_READ_TOKENS: Final = 65_536
 WATCHED_TOKENS: Final = 8192

@@ -21,7 +21,14 @@ from clearhead.base.machine import free_memory, refuse_memory
 from clearhead.core import Transformer
 from clearhead.fast.memory import cache_bytes, cache_dtype, cache_tokens
 from clearhead.fast.replica import in_evaluation
-from clearhead.generate.batching import GPU_ROWS, check_lengths, device_of, position_limit, read_tokens
+from clearhead.generate.batching import (
+    CPU_CACHE_TOKENS,
+    GPU_ROWS,
+    check_lengths,
+    device_of,
+    position_limit,
+    read_tokens,
+)
 from clearhead.generate.generation_config import GenerationConfig
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.prefill import (
@@ -226,7 +233,9 @@ class RequestStarter:
         budget = options.batch_tokens if isinstance(options, SearchOptions) else None
         if most is None and self._is_on_gpu:
             most = max(1, GPU_ROWS // options.num_rows)
-        batch, budget = RunningBatch(self.module), budget or cache_tokens(self.module)
+        if budget is None:
+            budget = cache_tokens(self.module) if self._is_on_gpu else CPU_CACHE_TOKENS
+        batch = RunningBatch(self.module)
         yield from run_queue(batch, self._costs(), self._start_groups, budget=budget, most=most)
 
     @property

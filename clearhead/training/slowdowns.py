@@ -91,9 +91,15 @@ def _attention_dropout(passes: Passes) -> Suspect | None:
     rates = sorted({attention.dropout.p for attention in dropped})
     setting = f"model.attention_dropout = {' and '.join(map('{:g}'.format, rates))}"
     reason = "each attention weight needs a random number"
-    if not all(isinstance(attention, FusedAttention) and not needs_weights(attention) for attention in dropped):
+    if not all(_drops_in_kernel(attention) for attention in dropped):
         reason = "it needs the eager attention kernel, which builds all attention weights"
     return Suspect(setting, f"{reason}; 0 avoids it", [attention.dropout for attention in dropped], "p", 0.0)
+
+
+def _drops_in_kernel(attention: Attention) -> bool:
+    """Return whether an attention in training mode drops weights inside a fused kernel of the CPU or the GPU."""
+    is_on_cpu = isinstance(attention, FusedAttention) and not needs_weights(attention)
+    return is_on_cpu or attention.kernel()[0] == "fused"
 
 
 def _recomputation(passes: Passes) -> Suspect | None:

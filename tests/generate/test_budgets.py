@@ -13,7 +13,7 @@ from clearhead.core import Transformer, build
 from clearhead.fast import memory
 from clearhead.fast.memory import cache_bytes, cache_tokens
 from clearhead.generate import batching, continuation
-from clearhead.generate.batching import read_tokens
+from clearhead.generate.batching import CPU_CACHE_TOKENS, read_tokens
 from clearhead.generate.continuation import GenerateRequest, generate_ids
 from clearhead.generate.options import GenerateOptions, SearchOptions
 from clearhead.generate.results import Continuation
@@ -49,7 +49,7 @@ def use_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def test_a_cpu_has_the_budgets_of_its_caches() -> None:
     module = tiny_decoder("modern", seed=1)
-    assert (cache_tokens(module), read_tokens(module)) == (8192, 2048)
+    assert (CPU_CACHE_TOKENS, read_tokens(module)) == (8192, 2048)
 
 
 def test_a_gpu_has_half_of_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_a_gpu_has_half_of_its_free_memory(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_large_budget_takes_one_step_for_each_token(monkeypatch: pytest.MonkeyPatch, steps: list[int]) -> None:
     """256 prompts of 32 tokens with 200 new ones: a budget of 8,192 runs 35 of them at a time, in 1,592 steps."""
-    monkeypatch.setattr(continuation, "cache_tokens", lambda module: 2**20)
+    monkeypatch.setattr(continuation, "CPU_CACHE_TOKENS", 2**20)
     module, prompts = tiny_decoder("modern", seed=1, positions=256), [[BOS, *[3 + n % 7] * 31] for n in range(256)]
     generate_ids(module, GenerateRequest(prompts, GenerateOptions(max_new_tokens=200), EOS, PAD, banned=(EOS,)))
     assert steps == [256] * 199

@@ -125,7 +125,7 @@ def test_a_sequence_does_not_depend_on_its_batch(kind: str, monkeypatch: pytest.
             assert result.ids == plain_loop(module, prompt, options, number)[0]
     assert_same(generate(module, prompts[::-1], options)[::-1], together)
     assert_same([some[:1] for some in together], generate(module, prompts, SAMPLING))
-    monkeypatch.setattr(continuation, "cache_tokens", lambda module: 100)
+    monkeypatch.setattr(continuation, "CPU_CACHE_TOKENS", 100)
     assert_same(generate(module, prompts, dataclasses.replace(options, batch_size=2)), together)
 
 

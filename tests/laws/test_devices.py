@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import clearhead as ch
 from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.core import Cache
+from clearhead.fast.training.tree import training_tree
+from clearhead.training.random_state import deterministic_algorithms
 from tests.apps.cli.tiny_run import PAIRS
 from tests.laws.tiny import MODELS, difference, pad_rows, random_rows, tiny
 
@@ -85,6 +88,46 @@ def test_gradients_are_those_of_the_cpu(name: str, device: torch.device) -> None
         float((gradients[1][key] - gradient).abs().max()) <= 10 * NEAR * largest
         for key, gradient in gradients[0].items()
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_training_tree_computes_the_gradients_of_the_cpu(name: str, device: torch.device) -> None:
+    """On a GPU its attention is fused: with trained biases, masks, grouped keys, and rows without a key."""
+    module = tiny(name)
+    arguments = inputs(module, torch.device("cpu"))
+    real = arguments.get("target_mask", arguments["mask"])
+    gradients = []
+    for target in (torch.device("cpu"), device):
+        module.to(target).zero_grad()
+        tree = training_tree(module, "fp32") if gradients else module
+        tree(**inputs_like(arguments, target)).hidden[real.to(target)].square().sum().backward()
+        gradients.append([each.grad.cpu() for each in module.parameters() if each.grad is not None])
+    largest = max(float(gradient.abs().max()) for gradient in gradients[0])
+    assert len(gradients[0]) == len(gradients[1]) > 10
+    assert all(difference_to(*pair) <= 10 * NEAR * largest for pair in zip(*gradients, strict=True))
+
+
+def difference_to(gradient: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest absolute difference of two gradients."""
+    return float((gradient - other).abs().max())
+
+
+@pytest.mark.skipif(not AVAILABLE["cuda"], reason="needs a GPU: there is no cuda here")
+@pytest.mark.parametrize("name", MODELS)
+def test_a_training_step_of_a_gpu_waits_for_nothing_and_stores_no_weights(name: str) -> None:
+    """Only the kernels that never store the attention weights are allowed, and a host read is an error."""
+    device = torch.device("cuda")
+    module = tiny(name, head_size=16, dropout=0.1).to(device)
+    tree, arguments = training_tree(module, "bf16"), inputs_like(inputs(module, torch.device("cpu")), device)
+    kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    try:
+        for mode in ("default", "error"):  # tables are copied to the device in the first step
+            torch.cuda.set_sync_debug_mode(mode)
+            with torch.autocast("cuda", torch.bfloat16), sdpa_kernel(kernels), deterministic_algorithms():
+                tree(**arguments).hidden.square().mean().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.isfinite(each.grad).all() for each in module.parameters() if each.grad is not None)
 
 
 def train_model(folder: Path, device: torch.device, steps: int) -> ch.TrainResult:

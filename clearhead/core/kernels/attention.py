@@ -53,7 +53,7 @@ def choose_kernel(
 
 def fused_attention(
     query_BHTE: Queries, key_BKSE: Keys, value_BKSE: Keys, mask: Bool[Tensor, "#batch #heads #queries keys"] | None,
-    bias: Bias | None = None, *, scale: float, is_causal: bool = False,
+    bias: Bias | None = None, *, scale: float, is_causal: bool = False, dropout: float = 0.0,
 ) -> Queries:  # fmt: skip
     """Return softmax(query key^T * scale + bias) value by PyTorch's fused kernel, which never stores the weights.
 
@@ -63,6 +63,7 @@ def fused_attention(
         bias: bias added to the scores; None means no bias.
         scale: factor on the products of queries and keys.
         is_causal: True = a causal mask, which is not stored and halves the work.
+        dropout: probability that a weight is dropped; above 0 on a GPU only.
 
     Source: arXiv 2205.14135, algorithm 1.
     """
@@ -70,7 +71,31 @@ def fused_attention(
     if bias is not None:
         bias = bias.to(query_BHTE.dtype)  # the kernel does not check, and reads one dtype as the other
         allowed = bias if mask is None else bias.masked_fill(~mask, float("-inf"))
-    is_grouped = True if query_BHTE.shape[1] != key_BKSE.shape[1] else False  # noqa: SIM210 - bool() keeps a symbol
-    return F.scaled_dot_product_attention(
-        query_BHTE, key_BKSE, value_BKSE, allowed, is_causal=is_causal, scale=scale, enable_gqa=is_grouped
-    )
+    heads, groups = query_BHTE.shape[1], query_BHTE.shape[1] // key_BKSE.shape[1]
+    is_on_gpu = query_BHTE.device.type != "cpu"
+    if is_on_gpu and allowed is not None and allowed.stride(-1) != 1:
+        allowed = allowed.contiguous()  # a GPU's fast kernels need the keys of a query side by side
+    if is_on_gpu and groups > 1 and (allowed is not None or value_BKSE.dtype == torch.float32):
+        query_BHTE, key_BKSE, value_BKSE, allowed = ungroup(query_BHTE, key_BKSE, value_BKSE, allowed, is_causal)
+    mixed = F.scaled_dot_product_attention(
+        query_BHTE, key_BKSE, value_BKSE, allowed, dropout, is_causal, scale=scale,
+        enable_gqa=True if query_BHTE.shape[1] != key_BKSE.shape[1] else False,  # noqa: SIM210 - bool() keeps a symbol
+    )  # fmt: skip
+    return mixed if mixed.shape[1] == heads else mixed.unflatten(2, (groups, -1)).flatten(1, 2)
+
+
+def ungroup(
+    query_BHTE: Queries, key_BKSE: Keys, value_BKSE: Keys, allowed: Tensor | None, is_causal: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return inputs with equally many heads: a GPU's fast kernels know no shared heads with a mask or in fp32.
+
+    If all queries see the same keys, the query heads that share a key head become queries of one head. Otherwise keys
+    and values are repeated. Source: arXiv 2305.13245, section 2.2.
+    """
+    heads, groups = key_BKSE.shape[1], query_BHTE.shape[1] // key_BKSE.shape[1]
+    is_shared = not is_causal and (allowed is None or allowed.shape[1] == allowed.shape[2] == 1)
+    if is_shared or (allowed is not None and query_BHTE.shape[2] == 1):
+        if allowed is not None and allowed.shape[1] > 1:
+            allowed = allowed.unflatten(1, (heads, groups)).flatten(2, 3)
+        return query_BHTE.unflatten(1, (heads, groups)).flatten(2, 3), key_BKSE, value_BKSE, allowed
+    return query_BHTE, key_BKSE.repeat_interleave(groups, 1), value_BKSE.repeat_interleave(groups, 1), allowed

@@ -23,6 +23,18 @@ Frequencies = Float[Tensor, " pairs"]
 Cosines = Float[Tensor, "#batch 1 queries half"]
 
 
+_NUMBERS: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
+
+
+def device_numbers(numbers: tuple[float, ...], device: torch.device) -> Float[Tensor, " numbers"]:
+    """Return numbers as a tensor of a device, which is copied there once, since each copy waits for a GPU."""
+    if torch.compiler.is_compiling():
+        return torch.tensor(numbers, dtype=torch.float32, device=device)
+    if (numbers, device) not in _NUMBERS:
+        _NUMBERS[numbers, device] = torch.tensor(numbers, dtype=torch.float32, device=device)
+    return _NUMBERS[numbers, device]
+
+
 def token_positions(
     mask: Bool[Tensor, "batch keys"] | None, documents: KeyPosition | None, num_keys: int, device: torch.device
 ) -> KeyPosition:
@@ -102,14 +114,14 @@ def rotary_frequencies(
         case spec.BandScaling() as scaling:
             return _by_band(1.0 / period_P, scaling), 1.0
         case spec.YarnScaling() as scaling:
-            kept_P = 1 - _ramp(rotary.theta, size, scaling).to(device)
+            kept_P = 1 - _ramp(rotary.theta, size, scaling, device)
             divided_P = 1.0 / (scaling.factor * period_P)
             return divided_P * (1 - kept_P) + 1.0 / period_P * kept_P, scaling.magnitude
         case spec.LongRopeScaling() as scaling:
             assert length_BT is not None
             is_long_BT1 = (length_BT > scaling.original_length)[..., None]
-            long_P = torch.tensor(scaling.long_factor, dtype=torch.float32, device=device)
-            short_P = torch.tensor(scaling.short_factor, dtype=torch.float32, device=device)
+            long_P = device_numbers(tuple(scaling.long_factor), device)
+            short_P = device_numbers(tuple(scaling.short_factor), device)
             return 1.0 / (torch.where(is_long_BT1, long_P, short_P) * period_P), scaling.magnitude
         case spec.DynamicScaling(factor=factor, original_length=original):
             assert length_BT is not None
@@ -127,7 +139,7 @@ def _by_band(frequency_P: Frequencies, scaling: spec.BandScaling) -> Frequencies
     return (1 - kept_P) * frequency_P / scaling.factor + kept_P * frequency_P
 
 
-def _ramp(theta: float, size: int, scaling: spec.YarnScaling) -> Frequencies:
+def _ramp(theta: float, size: int, scaling: spec.YarnScaling, device: torch.device) -> Frequencies:
     """Return YaRN's interpolation weight of each pair: 0 keeps its frequency, 1 divides it by the factor."""
     rotations, betas = scaling.original_length / (2 * math.pi), (scaling.beta_fast, scaling.beta_slow)
     first, last = (size * math.log(rotations / beta) / (2 * math.log(theta)) for beta in betas)
@@ -135,7 +147,7 @@ def _ramp(theta: float, size: int, scaling: spec.YarnScaling) -> Frequencies:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, size - 1)
     last = last + 0.001 if first == last else last  # a ramp of no length would divide by zero
-    return ((torch.arange(size // 2, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
+    return ((torch.arange(size // 2, dtype=torch.float32, device=device) - first) / (last - first)).clamp(0, 1)
 
 
 def rotate(
@@ -156,7 +168,7 @@ def alibi_bias(
     If `alibi.rounding` is "bfloat16", the bias is slope times key position, which gives causal attention the same
     softmax. Slope, position and product are then rounded to bfloat16, as in the training of such models.
     """
-    slope = torch.tensor(alibi.head_slopes(num_heads)).to(key_position.device)
+    slope = device_numbers(alibi.head_slopes(num_heads), key_position.device)
     if alibi.rounding == "bfloat16":
         bias = (slope.bfloat16()[:, None] * key_position[:, None, :].bfloat16()).float()
         return bias[:, :, None].expand(-1, -1, query_position.shape[1], -1)

@@ -16,13 +16,13 @@ def total_lengths(rotary: spec.Rotary, context: Context) -> Int[Tensor, "batch q
     """Return the total length of each token's sequence; None if the RoPE scaling does not depend on the length.
 
     Raises:
-        InputError: a sequence in a cache without `total_length` exceeds the original length; or a sequence exceeds
-            its total length.
+        InputError: a sequence exceeds its total length, or the original length in a cache without `total_length`.
     """
     if not isinstance(rotary.scaling, spec.DynamicScaling | spec.LongRopeScaling):
         return None
     length_BS = sequence_lengths(context.key_position, context.masking.documents)
-    longest, original = int(length_BS.max()) if length_BS.numel() else 0, rotary.scaling.original_length
+    is_limited = length_BS.numel() > 0 and (context.cache or context.total_length) is not None
+    longest, original = int(length_BS.max()) if is_limited else 0, rotary.scaling.original_length
     if context.total_length is not None:
         total_B1 = torch.as_tensor(context.total_length, device=length_BS.device).reshape(-1, 1)
         if bool((length_BS > total_B1).any()):

@@ -67,6 +67,10 @@ def training_tree(
         if uses_kernels():
             keep_freed_memory()
             _fuse(tree, precision, recomputes_layers)
+    elif device.type != "mps":
+        from clearhead.fast.training.gpu_attention import fuse_attention  # most machines have no GPU
+
+        fuse_attention(tree)
     for submodule in tree.modules():
         if recomputes_layers and isinstance(submodule, Layer):
             override(submodule, RecomputedLayer)
