@@ -21,6 +21,7 @@ from clearhead.data.batches.base import Batch
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import LengthSortedPlan, training_batches
 from clearhead.data.batches.text import window_epoch, window_view
+from clearhead.data.feed import compute_each
 from clearhead.data.objectives.build import build_objective
 from clearhead.data.sources.run_file_tables import Form
 from clearhead.data.sources.tables import WHOLE, Share, TableSource
@@ -35,12 +36,7 @@ from clearhead.data.tokenize.tokenizers import (
 )
 from clearhead.fast.training.loss import fast_cross_entropy
 from clearhead.generate.scoring.result import Validation
-from clearhead.generate.scoring.token_accuracy import (
-    add_on_host,
-    labelled_states,
-    projected_cross_entropy,
-    score_tokens,
-)
+from clearhead.generate.scoring.token_accuracy import labelled_states, projected_cross_entropy, score_tokens
 from clearhead.spec.presets.task_heads import token_head
 from clearhead.spec.tasks.record import Noise, TaskRecord
 from clearhead.text.pair import TokenizerPair
@@ -63,20 +59,30 @@ def token_loss(module: nn.Module, batch: Batch, *, label_smoothing: float) -> tu
     model = cast(Transformer, module)
     states_ND, labels_N = labelled_states(model, batch)
     assert model.head is not None, "token loss needs a head over the vocabulary"
+    projection = model.head.projection()
+    if labels_N.device.type != "cpu":
+        from clearhead.fast.training.gpu_loss import CompiledHead, gpu_cross_entropy  # a CPU does not need it
+
+        compiles = isinstance(model.head, CompiledHead)
+        loss = gpu_cross_entropy(states_ND, projection, labels_N, label_smoothing=label_smoothing, compiles=compiles)
+        return loss, batch.num_labels
     loss = fast_cross_entropy(
-        states_ND, model.head.projection(), labels_N, label_smoothing=label_smoothing, plain=projected_cross_entropy
+        states_ND, projection, labels_N, label_smoothing=label_smoothing, plain=projected_cross_entropy
     )
-    return loss, labels_N.numel() if labels_N.device.type == "cpu" else batch.num_labels
+    return loss, labels_N.numel()
 
 
 def mean_token_loss(module: nn.Module, batches: Iterable[Batch], device: torch.device) -> float:
     """Return the mean loss per label in nats, without label smoothing."""
-    losses, count = [], 0
-    for batch in batches:
-        loss, labels = token_loss(module, batch.to(device), label_smoothing=0.0)
-        losses.append(loss.detach())
-        count += labels
-    return add_on_host(losses) / max(1, count)
+    total, count = 0.0, 0
+
+    def run(_: int, batch: Batch) -> tuple[Tensor]:
+        return (token_loss(module, batch, label_smoothing=0.0)[0],)
+
+    for num_labels, (loss,) in compute_each(((batch.num_labels, batch) for batch in batches), run, device):
+        total += float(loss)
+        count += num_labels
+    return total / max(1, count)
 
 
 StoreT = TypeVar("StoreT", bound=Store)

@@ -5,6 +5,8 @@ They run on the CPU too, so that the laws themselves are tested where there is n
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +16,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import clearhead as ch
 from clearhead.checkpoints.runs.metrics import read_metrics
 from clearhead.core import Cache
+from clearhead.data.batches.base import Batch
 from clearhead.fast.training.tree import training_tree
+from clearhead.tasks.train import token_loss
 from clearhead.training.random_state import deterministic_algorithms
 from tests.apps.cli.tiny_run import PAIRS
-from tests.laws.tiny import MODELS, difference, pad_rows, random_rows, tiny
+from tests.laws.tiny import MODELS, difference, pad_rows, random_rows, tiny, token_batch
 
 AVAILABLE = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
 NAMES = [name for name in MODELS if name.split("/")[2] in ("rotary", "buckets")]
@@ -128,6 +132,42 @@ def test_a_training_step_of_a_gpu_waits_for_nothing_and_stores_no_weights(name: 
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert all(torch.isfinite(each.grad).all() for each in module.parameters() if each.grad is not None)
+
+
+def test_the_loss_of_tokens_is_that_of_the_cpu_and_waits_for_nothing(name: str, device: torch.device) -> None:
+    """The first step on a GPU may still wait: libraries allocate their memory in it."""
+    module, batch = tiny(name), token_batch(name)
+    expected = loss_and_gradients(module, batch)
+    module, batch = module.to(device), batch.to(device)
+    loss_and_gradients(module, batch)
+    with forbid_waiting(device):
+        actual = loss_and_gradients(module, batch)
+    largest = max(float(gradient.abs().max()) for gradient in expected[1:])
+    assert abs(float(actual[0]) / float(expected[0]) - 1.0) <= NEAR
+    assert all(
+        float((a.cpu() - b).abs().max()) <= 10 * NEAR * largest for a, b in zip(actual[1:], expected[1:], strict=True)
+    )
+
+
+@contextlib.contextmanager
+def forbid_waiting(device: torch.device) -> Iterator[None]:
+    """Return a context manager in which an operation that makes the host wait for a CUDA device raises an error."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def loss_and_gradients(module: ch.Transformer, batch: Batch) -> list[torch.Tensor]:
+    module.zero_grad()
+    loss, labels = token_loss(module, batch, label_smoothing=0.1)
+    loss.backward()
+    assert labels == batch.num_labels
+    return [loss.detach(), *(weight.grad.clone() for weight in module.parameters() if weight.grad is not None)]
 
 
 def train_model(folder: Path, device: torch.device, steps: int) -> ch.TrainResult:

@@ -9,11 +9,14 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from clearhead import spec
 from clearhead.core import Cache, Output, Transformer, build
+from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
+from clearhead.data.batches.base import Batch, find_label_rows
 from clearhead.spec.presets.hyperparameters import Hyperparameters, build_spec
 
 VOCAB, TARGET_VOCAB, MAX_POSITIONS = 29, 23, 17
@@ -117,3 +120,14 @@ def pad_rows(rows: Iterable[Tensor], side: str, length: int, filler: int = 0) ->
 
 def random_rows(vocab: int, lengths: tuple[int, ...] = (7, 11, 3, 1, 5)) -> list[Tensor]:
     return [torch.randint(vocab, (length,)) for length in lengths]
+
+
+def token_batch(name: str) -> Batch:
+    """Return a padded batch for the model of a name, with a label at each real token of its last stack."""
+    vocab = VOCAB if name.startswith("encoder/") else TARGET_VOCAB
+    mask = torch.arange(7) < torch.tensor([7, 5, 3])[:, None]
+    labels = torch.randint(vocab, (3, 7)).masked_fill(~mask, NO_LABEL)
+    sides = {"target_ids": torch.randint(vocab, (3, 7)), "target_mask": mask} if name.count("-decoder") else {}
+    counts = {"num_labels": int(mask.sum()), "num_tokens": 30}
+    ids, rows = torch.randint(vocab, (3, 7)), find_label_rows(labels)
+    return Batch(ids, mask, labels, **counts, rows=np.arange(3), label_rows=rows, **sides)

@@ -22,9 +22,11 @@ from clearhead.base.errors import InputError
 from clearhead.base.hooks import is_watching
 from clearhead.base.progress import message
 from clearhead.core.context import Context
+from clearhead.core.head import Head
 from clearhead.core.shapes import States
 from clearhead.core.stack import Layer, Stack
 from clearhead.fast.replica import override, plain_type
+from clearhead.fast.training.gpu_loss import CompiledHead
 
 
 class NotCompiled(InputError):
@@ -219,7 +221,7 @@ def _pad_rows(tensor: Tensor, rows: int) -> Tensor:
 
 
 def compile_tree(tree: nn.Module, *, full: FullBatch | None, by_layer: bool) -> None:
-    """Compile the stacks of a training tree, or their layers, at their first call with gradients.
+    """Compile the stacks of a training tree or their layers, and its loss on a GPU, at their first call with gradients.
 
     Args:
         tree: the training tree, with recomputed layers in place, before its weights are sharded.
@@ -227,6 +229,8 @@ def compile_tree(tree: nn.Module, *, full: FullBatch | None, by_layer: bool) -> 
         by_layer: True compiles the layers one by one: several processes then exchange the gradients of one layer
             during the backward pass of another.
     """
+    for head in [module for module in tree.modules() if isinstance(module, Head)]:
+        override(head, CompiledHead)
     for stack in [module for module in tree.modules() if isinstance(module, Stack)]:
         if by_layer:
             # All layers of a stack have the same method; equal layers share its graphs.

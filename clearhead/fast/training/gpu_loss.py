@@ -8,6 +8,7 @@ Legend: N rows (tokens), P rows with padding, C rows of one chunk, D width, V vo
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from clearhead.core.head import Projection
+from clearhead.core.head import Head, Projection
 from clearhead.core.kernels.linear_cross_entropy import NO_LABEL
 
 ALIGNMENT: Final = 64
@@ -28,6 +29,10 @@ _CHUNK_BYTES: Final = 512 << 20
 # The number of rows for which kernels are compiled. Without it, the batch that comes first would choose the kernels,
 # and a resumed run could round differently.
 _TYPICAL_ROWS: Final = 4096
+
+
+class CompiledHead(Head):
+    """Head of a compiled training tree: on a GPU, the passes over its logits are compiled too."""
 
 
 def gpu_cross_entropy(
@@ -54,7 +59,7 @@ def gpu_cross_entropy(
     dtype = torch.get_autocast_dtype(device) if has_autocast else states_ND.dtype
     setting = _LossSetting(label_smoothing, projection.scale, projection.soft_cap, dtype, compiles)
     tensors = (states_ND, projection.weight_VD, projection.bias_V)
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(device, enabled=False) if has_autocast else contextlib.nullcontext():
         if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
             loss: Tensor = _CrossEntropy.apply(*tensors, labels_N, setting)  # type: ignore[no-untyped-call]
             return loss
@@ -151,7 +156,7 @@ def softmax_gradient(
 @cache
 def _compile_softmax_gradient() -> Callable[..., Tensor]:
     """Return the compiled `softmax_gradient`: one graph for any number of rows, for each vocabulary and setting."""
-    compiled = torch.compile(softmax_gradient, dynamic=False)
+    compiled = torch.compile(softmax_gradient, dynamic=False, options={"deterministic": True})
 
     def run(logits_CW: Tensor, labels_C: Tensor, *options: Any) -> Tensor:
         for tensor in (logits_CW, labels_C):

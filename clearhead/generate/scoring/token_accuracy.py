@@ -15,6 +15,7 @@ from clearhead.core import Sequence, Transformer
 from clearhead.core.head import Projection
 from clearhead.core.kernels.linear_cross_entropy import NO_LABEL, linear_cross_entropy, select_rows
 from clearhead.data.batches.base import Batch
+from clearhead.data.feed import compute_each
 from clearhead.generate.scoring.result import Validation
 
 _CHUNK_BYTES = 64 << 20
@@ -29,24 +30,32 @@ def score_tokens(module: nn.Module, batches: Iterable[Batch], device: torch.devi
         device: device of the module.
     """
     assert isinstance(module, Transformer) and module.head is not None, "the model must have a head over a vocabulary"
+    model, total, num_hits, count = module, 0.0, 0, 0
+
+    def run(_: int, batch: Batch) -> tuple[Tensor, Tensor]:
+        return score_batch(model, batch)
+
+    for num_labels, (loss, hits) in compute_each(((batch.num_labels, batch) for batch in batches), run, device):
+        total += float(loss)
+        num_hits += int(hits)
+        count += num_labels
+    return Validation(loss=total / max(1, count), score=100 * num_hits / max(1, count))
+
+
+def score_batch(module: Transformer, batch: Batch) -> tuple[Float[Tensor, ""], Int[Tensor, ""]]:
+    """Return the summed loss of the labels in nats, and the number of labels that the model ranks first.
+
+    Args:
+        module: a Transformer with a head over the vocabulary, in evaluation mode.
+        batch: the ids and labels, on the device of the module.
+    """
+    assert module.head is not None, "the model must have a head over a vocabulary"
     projection = module.head.projection()
     rows = max(1, _CHUNK_BYTES // (4 * projection.weight_VD.shape[0]))
-    losses, hits, count = [], [], 0
-    for batch in batches:
-        states_ND, labels_N = labelled_states(module, batch.to(device))
-        losses.append(projected_cross_entropy(states_ND, projection, labels_N).detach())
-        for states_CD, labels_C in zip(states_ND.split(rows), labels_N.split(rows), strict=True):
-            hits.append((projection.outputs(states_CD).argmax(dim=1) == labels_C).sum())
-        count += batch.num_labels
-    return Validation(loss=add_on_host(losses) / max(1, count), score=100 * add_on_host(hits) / max(1, count))
-
-
-def add_on_host(scalars: list[Tensor]) -> float:
-    """Return the sum of scalars on one device in fp64; the host waits for the device once."""
-    total = 0.0
-    for number in torch.stack(scalars).tolist() if scalars else ():
-        total += number  # in this order: `sum` rounds differently in some versions of Python
-    return total
+    states_ND, labels_N = labelled_states(module, batch)
+    chunks = zip(states_ND.split(rows), labels_N.split(rows), strict=True)
+    hits = [(projection.outputs(states_CD).argmax(dim=1) == labels_C).sum() for states_CD, labels_C in chunks]
+    return projected_cross_entropy(states_ND, projection, labels_N), torch.stack(hits).sum()
 
 
 def labelled_states(module: Transformer, batch: Batch) -> tuple[Float[Tensor, "labels width"], Int[Tensor, " labels"]]:
@@ -75,7 +84,6 @@ def projected_cross_entropy(
     labels_N: Int[Tensor, " rows"],
     *,
     label_smoothing: float = 0.0,
-    compiles: bool = False,
 ) -> Float[Tensor, ""]:
     """Return the summed cross-entropy of a head's last linear map in nats, without building all logits at once.
 
@@ -84,12 +92,11 @@ def projected_cross_entropy(
         projection: the linear map.
         labels_N: vocabulary ids; NO_LABEL for rows without a loss.
         label_smoothing: share of the target that is spread evenly over the vocabulary, at least 0 and below 1.
-        compiles: True compiles the passes over the logits on a GPU.
     """
     if states_ND.device.type != "cpu":
         from clearhead.fast.training.gpu_loss import gpu_cross_entropy  # a computation on a CPU does not need it
 
-        return gpu_cross_entropy(states_ND, projection, labels_N, label_smoothing=label_smoothing, compiles=compiles)
+        return gpu_cross_entropy(states_ND, projection, labels_N, label_smoothing=label_smoothing)
     return linear_cross_entropy(
         states_ND,
         projection.weight_VD,

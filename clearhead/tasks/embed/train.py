@@ -15,8 +15,10 @@ from torch.nn import functional as F
 
 from clearhead.base.errors import InputError
 from clearhead.core import Transformer
+from clearhead.data.arrays import Indices
 from clearhead.data.batches.inputs import InputCollator
 from clearhead.data.batches.plans import training_batches
+from clearhead.data.feed import compute_each
 from clearhead.data.stores.store import Store
 from clearhead.generate.scoring.result import Validation
 from clearhead.spec import Model
@@ -105,16 +107,21 @@ class Training(PairTraining):
         def validate(module: nn.Module) -> Validation:
             total, count = 0.0, 0
             rows, firsts, seconds = [], [], []
-            for pairs in plan.epoch(0):
-                batch = collate_contrastive(store, pairs, groups, collator)
-                (loss, labels), first_ND, second_ND = batch_loss(
-                    module, batch.to(self.setup.device), temperature=self.temperature, start=collator.start
+
+            def run(pairs: Indices, batch: ContrastiveBatch) -> tuple[Tensor, Tensor, Tensor]:
+                (loss, _), first_ND, second_ND = batch_loss(
+                    module, batch, temperature=self.temperature, start=collator.start
                 )
+                return loss, first_ND.float(), second_ND.float()
+
+            batches = (collate_contrastive(store, pairs, groups, collator) for pairs in plan.epoch(0))
+            keyed = ((batch.rows, batch) for batch in batches)
+            for pairs, (loss, first_ND, second_ND) in compute_each(keyed, run, self.setup.device):
                 total += float(loss)
-                count += labels
-                rows.append(batch.rows)
-                firsts.append(first_ND.float().cpu().numpy())
-                seconds.append(second_ND.float().cpu().numpy())
+                count += len(pairs)
+                rows.append(pairs)
+                firsts.append(first_ND.numpy())
+                seconds.append(second_ND.numpy())
             all_rows = np.concatenate(rows)
             chosen = np.argsort(all_rows)[evenly_spaced(len(store), _MOST_CHOICES)]
             chosen_firsts, chosen_seconds = np.concatenate(firsts)[chosen], np.concatenate(seconds)[chosen]
