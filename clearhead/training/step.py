@@ -79,7 +79,7 @@ class TrainingSteps(Generic[BatchT]):
         self.device = self.parameters[0].device
         self.reads_late = updates_on_device(trainer.optimizer, self.device)
         self._pending = Pending[StepResult]()
-        self._has_failed = torch.tensor(False)
+        self._has_failed = torch.zeros((), dtype=torch.bool, device=self.device)
         self._seconds, self._last_good = seconds, last_good
 
     def take(self, step: int) -> list[StepResult]:
@@ -106,7 +106,7 @@ class TrainingSteps(Generic[BatchT]):
         sums = self._agree(sums)
         norm, divisor = gradient_scale(self.parameters, self._factor(sums), max_norm=self.settings.clip)
         values = torch.cat([losses.double(), norm[None]])
-        self._has_failed = self._has_failed.to(values.device) | ~values.isfinite().all()
+        self._has_failed = self._has_failed | ~values.isfinite().all()
         self._update(step, divisor)
         self._pending.push(StepResult(step, rate, sums), values)
         return self.results(waits=False)

@@ -6,8 +6,9 @@ They run on the CPU too, so that the laws themselves are tested where there is n
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,9 @@ from clearhead.core import Cache
 from clearhead.data.batches.base import Batch
 from clearhead.fast.training.tree import training_tree
 from clearhead.tasks.train import token_loss
+from clearhead.training.pending import Pending
 from clearhead.training.random_state import deterministic_algorithms
+from clearhead.training.step import StepResult, TrainingSteps
 from tests.apps.cli.tiny_run import PAIRS
 from tests.laws.tiny import MODELS, difference, pad_rows, random_rows, tiny, token_batch
 
@@ -205,3 +208,43 @@ def test_a_run_resumes_exactly_and_serves_every_device(tmp_path: Path, device: t
     assert models[0].translate(texts, beam_size=3) == models[1].translate(texts, beam_size=3)
     maps = [model.attention("a m u", "u a").weights("decoder.memory", layer=0, head=1) for model in models]
     assert abs(maps[0] - maps[1]).max() <= NEAR
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    """Return the CUDA device; skip the test if this machine has none."""
+    if not AVAILABLE["cuda"]:
+        pytest.skip("needs a GPU: there is no cuda here")
+    return torch.device("cuda")
+
+
+@pytest.mark.usefixtures("quick_trainings")
+def test_a_training_step_never_waits_for_the_gpu(
+    tmp_path: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, steps = TrainingSteps.take, list[int]()
+
+    def take_without_waiting(training: TrainingSteps[Any], step: int) -> list[StepResult]:
+        # The first steps also make the kernels and the optimizer state.
+        torch.cuda.set_sync_debug_mode("error" if step > 2 else "default")
+        try:
+            return take(training, step)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            steps.append(step)
+
+    monkeypatch.setattr(TrainingSteps, "take", take_without_waiting)
+    train_model(tmp_path, cuda, 6)
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.usefixtures("quick_trainings")
+def test_late_reads_change_no_bit_on_a_gpu(tmp_path: Path, cuda: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    train_model(tmp_path / "late", cuda, 6)
+    ready: Callable[..., Any] = Pending.ready
+    monkeypatch.setattr(Pending, "ready", lambda self, *, waits: ready(self, waits=True))
+    train_model(tmp_path / "at-once", cuda, 6)
+    runs = [tmp_path / name for name in ("late", "at-once")]
+    losses = [[(row.loss, row.valid_loss) for row in read_metrics(run / "metrics.jsonl")] for run in runs]
+    states = [ch.load(run, device="cpu", precision="fp32").module.state_dict() for run in runs]
+    assert losses[0] == losses[1] and all(torch.equal(value, states[1][key]) for key, value in states[0].items())

@@ -67,10 +67,13 @@ def training_tree(
         if uses_kernels():
             keep_freed_memory()
             _fuse(tree, precision, recomputes_layers)
-    elif device.type != "mps":
-        from clearhead.fast.training.gpu_attention import fuse_attention  # most machines have no GPU
+    else:
+        if device.type != "mps":
+            from clearhead.fast.training.gpu_attention import fuse_attention  # most machines have no GPU
 
-        fuse_attention(tree)
+            fuse_attention(tree)
+        if precision == "bf16":
+            _round_outputs(tree)
     for submodule in tree.modules():
         if recomputes_layers and isinstance(submodule, Layer):
             override(submodule, RecomputedLayer)
@@ -90,10 +93,7 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
             override(module, FloatLinear)
     if precision != "bf16" or not has_fast_bf16(torch.device("cpu")):
         return
-    for module in modules:
-        # Without a norm in front, only branches may round: the stream itself must keep its precision.
-        if isinstance(module, Branch | Step) and (isinstance(module, Branch) or isinstance(module.pre, Norm)):
-            override(module.pre, RoundedOutput)
+    _round_outputs(tree)
     stacks: list[Stack | None] = [getattr(tree, name, None) for name in ("encoder", "decoder")]
     encoder, decoder = stacks
     if has_products():
@@ -115,6 +115,16 @@ def _fuse(tree: nn.Module, precision: str, recomputes_layers: bool) -> None:
                 fused = override(stack, FusedStream)
                 fused.branches, fused.is_memory = branches, stack is encoder and decoder is not None
                 fused.watched_modules = *stack.layers.modules(), stack.final_norm
+
+
+def _round_outputs(tree: nn.Module) -> None:
+    """Let the input of several linear layers be rounded once, in place of once by each of them."""
+    for module in tree.modules():
+        # Without a norm in front, only branches may round: the stream itself must keep its precision.
+        is_rounded = isinstance(module, Branch) or (isinstance(module, Step) and isinstance(module.pre, Norm))
+        if is_rounded and not is_altered(module):
+            override(module.pre, RoundedOutput)
+    encoder, decoder = (getattr(tree, name, None) for name in ("encoder", "decoder"))
     if encoder is not None and decoder is not None:
         override(encoder.final_norm, RoundedOutput)
 
@@ -141,7 +151,7 @@ class RoundedOutput(nn.Module):
     def forward(self, x_D: Vectors) -> Vectors:
         """Return the output; if gradients are computed under autocast, it is rounded to bf16."""
         normed_D: Tensor = super().forward(x_D)
-        is_rounded = torch.is_autocast_enabled("cpu") and torch.is_grad_enabled()
+        is_rounded = torch.is_autocast_enabled("cpu" if x_D.is_cpu else "cuda") and torch.is_grad_enabled()
         return normed_D.to(torch.bfloat16) if is_rounded else normed_D
 
 

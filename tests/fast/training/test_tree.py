@@ -157,3 +157,18 @@ def test_a_tree_on_a_cpu_keeps_the_memory_that_its_steps_free(
     monkeypatch.setenv("CLEARHEAD_KERNELS", "plain")
     training_tree(model, "fp32")
     assert len(calls) == 1
+
+
+def test_a_gpu_rounds_the_input_of_several_layers_once(model: Transformer) -> None:
+    """On meta, the tree of a GPU: in bf16 each branch reads a rounded input; in fp32 nothing is rounded."""
+    model.to("meta")
+    trees = [training_tree(model, precision) for precision in ("fp32", "bf16")]
+    rounding = [[m for m in tree.modules() if isinstance(m, tree_module.RoundedOutput)] for tree in trees]
+    assert not rounding[0] and len(rounding[1]) >= 10
+    before = torch.is_autocast_enabled("cuda")
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        dtypes = {module(torch.ones(3, 32, device="meta")).dtype for module in rounding[1]}
+    finally:
+        torch.set_autocast_enabled("cuda", before)
+    assert dtypes == {torch.bfloat16}

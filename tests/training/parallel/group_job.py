@@ -3,8 +3,9 @@
     python -m tests.training.parallel.group_job FOLDER
 
 FOLDER/trainings.json is a list of trainings, each an object with name, size, file, changes and resume. `is_watched`
-captures activations during validation, and `is_blind` treats separate folders as a shared one. All processes are forked
-from one that has imported the library, so that it is imported once. Each writes its result to FOLDER/NAME.RANK.json.
+captures activations during validation, `is_blind` treats separate folders as a shared one, and `reads_late` reads the
+losses one step late, as on CUDA. All processes are forked from one that has imported the library, so that it is
+imported once. Each writes its result to FOLDER/NAME.RANK.json.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from clearhead.training import assemble
+from clearhead.training import assemble, step
 from clearhead.training.parallel import agreement, meeting
 from clearhead.training.runfile.read import load_run_file
 from tests.training.parallel.groups import watch_validations
@@ -68,6 +69,8 @@ def train(training: dict[str, Any], rank: int) -> dict[str, Any]:
     with Communication() as communication, pytest.MonkeyPatch.context() as watching:
         if training.get("is_blind"):
             watching.setattr(assemble, "refuse_sharing", lambda blind, run: None)
+        if training.get("reads_late"):
+            watching.setattr(step, "updates_on_device", lambda *_: True)
         seen = watch_validations(watching) if training.get("is_watched") else {}
         result = assemble.train_run(
             load_run_file(Path(training["file"]), changes), resume=training.get("resume", False), progress=shown

@@ -146,6 +146,8 @@ def groups(alone: tuple[Path, dict[str, Recorder]]) -> Groups:
         ),
         training("turned", "generate", 2, "train.run=parts-ddp", folders=boxes[::-1], resume=True),
         training("other-data", "generate", 2, folders=[str(folder), str(folder / "elsewhere")]),
+        training("late-ddp", "translate", 2, "train.parallel=ddp", "train.ema=0.9", reads_late=True),
+        training("late-fsdp", "translate", 2, "train.parallel=fsdp", "train.ema=0.9", reads_late=True),
         training("small", "generate", 4, "train.batch_tokens=39"),
         training("lonely", "generate", 2, absent=[1], arrival=1.0),
         training("watched", "translate", 2, *WATCHED, "train.parallel=fsdp", is_watched=True),
@@ -220,6 +222,15 @@ def test_gradients_are_added_up_once_for_each_update(groups: Groups, family: str
     if family != "translate":
         counts = groups.result(f"{family}-fsdp-2")["communication"]
         assert counts["_reduce_scatter_base_.default"] == passes * (3 if family == "generate" else 2), counts
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp"])
+def test_losses_that_are_read_late_are_those_of_one_process(
+    alone: tuple[Path, dict[str, Recorder]], groups: Groups, engine: str
+) -> None:
+    expected, result = alone[1]["translate"], groups.result(f"late-{engine}")
+    assert result["losses"] == pytest.approx([step.loss for step in expected.steps], rel=2e-5)
+    assert result["tokens"] == [step.tokens for step in expected.steps]
 
 
 @pytest.mark.parametrize(("engine", "size"), RESUMED)
